@@ -35,6 +35,8 @@
 #              and docs/results.md; an hour, goes on where it was stopped
 # make league  one method of each family at half of the cost, on five tasks, into benchmarks/results/ and docs/league.md; about
 #              an hour of two cores, goes on where it was stopped
+# make grpo    ways to choose prompts and rollouts in GRPO, beside plain GRPO at equal tokens, into benchmarks/results/ and
+#              docs/rl.md; needs the extra trl, and an hour of two cores; goes on where it was stopped
 # make reproduce
 #              the tables and figures of the papers, into benchmarks/results/reproduce/ and docs/reproduce.md; up to
 #              three hours, goes on where it was stopped
@@ -47,7 +49,7 @@ RESULTS := benchmarks/results
 VERSIONS := 2.11.0 2.15.0
 SMOKE := tests/library tests/reference tests/conformance tests/property
 
-.PHONY: demo test verify versions check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further ada-selection league reproduce clean
+.PHONY: demo test verify versions check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further ada-selection league grpo reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -185,6 +187,9 @@ ada-selection: .venv/installed
 
 league: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.league --page docs/league.md --top docs/results.md
+
+grpo: .venv/for-verify
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.grpo --page docs/rl.md
 
 reproduce: .venv/installed
 	$(BIN)/thresher reproduce all --work runs/$@ --results $(RESULTS)/$@ --page docs/$@.md

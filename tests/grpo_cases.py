@@ -105,7 +105,12 @@ def on_ranks(folder: Path) -> None:
         "rows": [picks.rows_trained, picks.rows],
         "policies": [],
     }
-    choices = {"greso": (rl.Greso(PROMPTS), {}), "thompson": (rl.Thompson(PROMPTS), {}), "rollouts": (None, {"rollouts": 2})}
+    choices = {
+        "greso": (rl.Greso(PROMPTS), {}),
+        "thompson": (rl.Thompson(PROMPTS), {}),
+        "rollouts": (None, {"rollouts": 2}),
+        "refill": (None, {"refill": True}),
+    }
     for name, (policy, more) in choices.items():
         thresher.trl.attach(made := trainer(folder / "out", **settings), policy, **more)
         own = weights(trained(made))

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 EASY_REWARD, HARD_REWARD = 0.98, 0.11
@@ -228,13 +229,13 @@ class Preflight(NamedTuple):
     Attributes:
         dead: Share of the prompts whose rollouts all have the same reward, [0, 1]. Skipping leaves them out where their
             advantages are exactly 0, as those of rewards of 0 and 1 are.
-        easy: Share of the prompts that are dead with a mean reward of 0.5 or more, [0, 1].
-        hard: Share of the prompts that are dead with a smaller one, [0, 1].
-        dead_with: Share that would be dead with 2, 4, ... rollouts, by their number, for rewards of 0 and 1; else empty.
+        easy: Share of the prompts that are dead with a mean reward of `middle` or more, [0, 1].
+        hard: Share of the prompts that are dead with a smaller one or none, [0, 1].
+        dead_with: Share that would be dead with 2, 4, ... of these rollouts, by their number.
 
     Example:
-        >>> preflight(torch.tensor([[0.5, 0.5]]))
-        Preflight(dead=1.0, easy=1.0, hard=0.0, dead_with={})
+        >>> preflight([[0.5, 0.5]])
+        Preflight(dead=1.0, easy=1.0, hard=0.0, dead_with={2: 1.0})
     """
 
     dead: float
@@ -243,37 +244,45 @@ class Preflight(NamedTuple):
     dead_with: dict[int, float]
 
 
-def preflight(rewards: Tensor) -> Preflight:
+def preflight(rewards: ArrayLike | Tensor, *, middle: float = 0.5) -> Preflight:
     """Returns how many prompts teach nothing, from the rewards of a few rollouts of each of some prompts.
 
     Args:
         rewards: Rewards, shape (P, G), G >= 2; NaN where there is none.
+        middle: Mean reward from which on a prompt that teaches nothing is easy; else it is hard. Default: 0.5, for rewards
+            in [0, 1].
 
     Raises:
         ValueError: `rewards` have another shape.
 
     Example:
-        >>> found = preflight(torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]]))
-        >>> found.dead, found.easy, {number: round(share, 3) for number, share in found.dead_with.items()}
+        >>> found = preflight([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
+        >>> found.dead, found.easy, found.dead_with
         (0.5, 0.5, {2: 0.75, 4: 0.5})
     """
-    if rewards.dim() != 2 or rewards.shape[1] < 2 or not len(rewards):
-        raise ValueError(f"preflight: `rewards` must have shape (P, G), P >= 1 and G >= 2, got {tuple(rewards.shape)}")
-    rewards = rewards.double()
-    dead, mean = ~has_signal(rewards), rewards.nanmean(1)
-    easy, hard = dead & (mean >= 0.5), dead & ~(mean >= 0.5)
-    counted = ((rewards == 0) | (rewards == 1)).all()
-    group, right = rewards.shape[1], rewards.sum(1)
+    found = torch.as_tensor(rewards, dtype=torch.float64, device="cpu")
+    if found.dim() != 2 or found.shape[1] < 2 or not len(found):
+        raise ValueError(f"preflight: `rewards` must have shape (P, G), P >= 1 and G >= 2, got {tuple(found.shape)}")
+    dead, mean = ~has_signal(found), found.nanmean(1)
+    easy = dead & (mean >= middle)
+    sizes = [2**power for power in range(1, found.shape[1].bit_length()) if 2**power <= found.shape[1]]
+    shares = [float(one.double().mean()) for one in (dead, easy, dead & ~easy)]
+    return Preflight(shares[0], shares[1], shares[2], {size: round(_dead_with(found, size), 12) for size in sizes})
 
-    def all_of(kind: Tensor, number: int) -> Tensor:
-        """The chance that `number` of the group, drawn without replacement, are all of a kind of which there are `kind`."""
-        places = torch.arange(number, dtype=torch.float64)
-        return ((kind.unsqueeze(1) - places).clamp(min=0) / (group - places)).prod(1)
 
-    sizes = [2**power for power in range(1, group.bit_length()) if 2**power <= group] if counted else []
-    dead_with = {number: float((all_of(right, number) + all_of(group - right, number)).mean()) for number in sizes}
-    shares = [float(one.double().mean()) for one in (dead, easy, hard)]
-    return Preflight(shares[0], shares[1], shares[2], dead_with)
+def _dead_with(rewards: Tensor, size: int) -> float:
+    """Returns the mean chance that so many rollouts of a prompt, drawn without replacement, have no two different rewards."""
+    group, none = rewards.shape[1], rewards.isnan().sum(1)
+
+    def all_among(count: Tensor) -> Tensor:
+        places = torch.arange(size, dtype=torch.float64)
+        return ((count.unsqueeze(-1) - places).clamp(min=0) / (group - places)).prod(-1)
+
+    # A draw is dead if all of it has one value or no reward. Draws without any reward would count once for each value.
+    equal = (rewards.unsqueeze(2) == rewards.unsqueeze(1)).sum(2)
+    nothing = all_among(none).unsqueeze(1)
+    of_values = torch.where(equal > 0, (all_among(equal + none.unsqueeze(1)) - nothing) / equal.clamp(min=1), 0.0)
+    return float((of_values.sum(1) + nothing.squeeze(1)).mean())
 
 
 class Uniform:

@@ -4,14 +4,15 @@ Five methods of the trainer are wrapped, and each calls the trainer's own.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from thresher.rl import choose_rollouts, group_advantages, has_signal
+from thresher.rl import Uniform, choose_rollouts, group_advantages, has_signal
 from thresher.warning import warn
 
 RIGHT_PADDED = frozenset(
@@ -37,15 +38,15 @@ STATE = "thresher_prompts.pt"
 
 
 class Picks:
-    """What a selection has done by now.
+    """What a selection has done since this process began.
 
     Attributes:
         groups: Number of groups of rollouts that were made.
         groups_with_signal: Number of them whose rewards differ.
         tokens_generated: Number of tokens that were generated, on this rank.
-        rows: Number of rows of the batches of the loss, on this rank.
+        rows: Number of rows of the batches of the loss, on this rank; with several iterations, each counts.
         rows_trained: Number of them that were trained on.
-        tokens_trained: Number of tokens of completions that were trained on.
+        tokens_trained: Number of tokens of completions in these rows.
 
     Example:
         >>> picks = Picks()
@@ -78,7 +79,7 @@ def _of(part: int, whole: int) -> str:
     return f"{part:,} of {whole:,} ({100 * part / max(1, whole):.0f} %)"
 
 
-def attach(trainer: Any, policy: Any = None, *, rollouts: int | None = None) -> Picks:
+def attach(trainer: Any, policy: Any = None, *, rollouts: int | None = None, refill: bool = False, cap: float = 3) -> Picks:
     """Attaches a selection to a GRPOTrainer, whose script stays as it is.
 
     A group of rollouts whose rewards are all equal has advantages of 0, and no gradient. Its rows are left out of the forward
@@ -91,6 +92,11 @@ def attach(trainer: Any, policy: Any = None, *, rollouts: int | None = None) -> 
             Default: the prompts of the trainer's loader.
         rollouts: Number of rollouts of each group that are trained on, those whose rewards vary most (PODS, arXiv:2504.13818),
             2 or more; it changes what is trained on. Default: all.
+        refill: Whether further prompts get rollouts until the batch is full of groups with a signal (dynamic sampling of
+            DAPO, arXiv:2503.14476). A step learns more, and generates more: count tokens. Without a policy, the prompts come in
+            random order. Default: False.
+        cap: Number of groups that a step may generate, as a multiple of its batch, 1 or more. If fewer of them have a signal
+            than fill the batch, it stays smaller. Default: 3.
 
     Returns:
         What was picked by now; `summary` says it in words.
@@ -98,7 +104,7 @@ def attach(trainer: Any, policy: Any = None, *, rollouts: int | None = None) -> 
     Raises:
         TypeError: `trainer` is no GRPOTrainer, or the policy is a class or lacks a method.
         ValueError: A setting of the trainer gives a gradient to rows without an advantage, or lets rows depend on each other;
-            or the policy is of another dataset, or `rollouts` is out of its range.
+            or the policy is of another dataset, or `rollouts` or `cap` is out of its range.
         RuntimeError: While it trains: a group holds different prompts, or a batch has entries that are not known.
     """
     if not all(hasattr(trainer, name) for name in ("_prepare_inputs", "_generate_and_score_completions", "_calculate_rewards")):
@@ -107,8 +113,12 @@ def attach(trainer: Any, policy: Any = None, *, rollouts: int | None = None) -> 
         raise ValueError("thresher.trl.attach: the trainer has a selection already")
     _check_trainer(trainer)
     _check_choice(trainer, policy, rollouts)
+    if refill:
+        _check_refill(trainer, cap)
+        policy = Uniform(len(trainer.train_dataset), seed=trainer.args.seed) if policy is None else policy
     trainer.__class__ = type(f"Selected{type(trainer).__name__}", (Selection, type(trainer)), {})
     trainer._policy, trainer._rollouts, trainer._picks = policy, rollouts, Picks()
+    trainer._cap = cap if refill else None
     return trainer._picks
 
 
@@ -164,11 +174,24 @@ def _check_choice(trainer: Any, policy: Any, rollouts: int | None) -> None:
         )
 
 
+def _check_refill(trainer: Any, cap: float) -> None:
+    if not cap >= 1:
+        raise ValueError(f"thresher.trl.attach: `cap` must be 1 or more, got {cap!r}")
+    rows = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+    if rows % trainer.num_generations:
+        raise ValueError(
+            f"thresher.trl.attach: `refill` needs whole groups on each rank; {rows} rows of a generation "
+            "(per_device_train_batch_size x steps_per_generation) are no multiple of "
+            f"num_generations={trainer.num_generations}"
+        )
+
+
 class Selection:
     """The methods of a GRPOTrainer that `attach` puts before the trainer's own."""
 
     _policy: Any
     _rollouts: int | None
+    _cap: float | None
     _picks: Picks
     _rewards: Tensor
 
@@ -189,16 +212,23 @@ class Selection:
         return inputs
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """Makes rollouts of the prompts of the policy, and keeps some of each group."""
+        """Makes rollouts of the prompts of the policy, keeps some of each group, and refills the batch."""
         own: Any = self
         make = super()._generate_and_score_completions  # pyright: ignore[reportAttributeAccessIssue]
         if not own.model.training:
             return make(inputs)
+        wanted = len(inputs) * own.accelerator.num_processes // own.num_generations
+        made, signal = self._made(make, inputs, wanted)
+        return made if self._cap is None else self._refilled(make, made, signal, wanted, self._cap)
+
+    def _made(self, make: Any, inputs: Any, count: int) -> tuple[dict[str, Any], Tensor]:
+        """Returns rollouts of so many prompts, those of this rank, and which groups of all ranks have a signal."""
+        own: Any = self
         world, rank, group = own.accelerator.num_processes, own.accelerator.process_index, own.num_generations
         ids: list[int] = []
         if self._policy is not None:
             # Every rank draws the same prompts and takes its part: what the loader has read ahead is not used.
-            ids = list(self._policy.propose(len(inputs) * world // group))
+            ids = list(self._policy.propose(count))
             rows = [own.train_dataset[number] for number in ids for _ in range(group)]
             inputs = rows[rank * len(rows) // world : (rank + 1) * len(rows) // world]
         made = make(inputs)
@@ -208,7 +238,32 @@ class Selection:
         self._picks.groups_with_signal += int(signal.sum())
         if self._policy is not None:
             self._policy.observe(ids, rewards.double().cpu())
-        return made if self._rollouts is None else self._of_some_rollouts(made, rewards, self._rollouts)
+        return (made if self._rollouts is None else self._of_some_rollouts(made, rewards, self._rollouts)), signal
+
+    def _refilled(self, make: Any, made: dict[str, Any], signal: Tensor, wanted: int, cap: float) -> dict[str, Any]:
+        """Returns as many rows as `made` has, of groups with a signal as far as there are; further prompts are asked for."""
+        own: Any = self
+        world, rank = own.accelerator.num_processes, own.accelerator.process_index
+        size, most, asked = self._rollouts or own.num_generations, int(cap * wanted) // world * world, wanted
+        full, with_signal, without = wanted // world * size, [], []
+        while True:
+            here = signal.view(world, -1)[rank].repeat_interleave(size)
+            with_signal.append(_rows(made, here))
+            without.append(_rows(made, ~here))
+            held = sum(len(part["advantages"]) for part in with_signal) // size
+            # The rank that has found least decides, so that all generate equally often.
+            least = int(own.accelerator.gather(torch.tensor([held], device=own.accelerator.device)).min()) * world
+            if least >= wanted or asked >= most:
+                break
+            # As many as fill the batch at the share of groups that had a signal by now, a multiple of the ranks.
+            further = -(-(wanted - least) * asked // max(least, 1))
+            further = min(-(-further // world) * world, wanted, most - asked)
+            asked += further
+            made, signal = self._made(make, None, further)
+        found = _joined([*with_signal, *without])
+        found = {name: value[:full] if isinstance(value, Tensor) and value.dim() else value for name, value in found.items()}
+        found["num_items_in_batch"] = own.accelerator.gather(_counted(found).sum()).sum()
+        return found
 
     def _of_some_rollouts(self, made: Any, rewards: Tensor, count: int) -> Any:
         """Returns the rollouts of each group whose rewards vary most, with the advantages among them."""
@@ -219,7 +274,7 @@ class Selection:
         advantages = group_advantages(kept) if own.scale_rewards == "group" else kept - kept.mean(1, keepdim=True)
         rows = chosen + torch.arange(len(rewards), device=chosen.device).unsqueeze(1) * group
         rows = rows.view(world, -1)[rank] - rank * (len(rewards) // world) * group
-        found = {name: value[rows] if isinstance(value, Tensor) and value.dim() else value for name, value in made.items()}
+        found = _rows(made, rows)
         found["advantages"] = advantages.view(world, -1)[rank].to(made["advantages"])
         found["num_items_in_batch"] = own.accelerator.gather(_counted(found).sum()).sum()
         return found
@@ -278,6 +333,26 @@ def _rows_to_keep(inputs: Mapping[str, Tensor], accelerator: Any) -> Tensor:
     count = max(1, int(accelerator.gather(signal.sum().unsqueeze(0)).max()))
     others = _counted(inputs).sum(1).argsort(stable=True)  # those without an advantage that are needed: the shortest
     return torch.cat((signal.nonzero().flatten(), others[~signal[others]]))[:count].sort().values
+
+
+def _rows(batch: Mapping[str, Any], which: Tensor) -> dict[str, Any]:
+    """Returns rows of a batch of the loss, by number or by mask."""
+    return {name: value[which] if isinstance(value, Tensor) and value.dim() else value for name, value in batch.items()}
+
+
+def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns one batch of several: prompts are padded at their left, completions at their right, and masks with 0."""
+    found = dict(parts[0])
+    for name, value in parts[0].items():
+        if isinstance(value, Tensor) and value.dim():
+            width = max(part[name].shape[-1] for part in parts)
+            found[name] = torch.cat([part[name] if value.dim() == 1 else _padded(part[name], width, name) for part in parts])
+    return found
+
+
+def _padded(rows: Tensor, width: int, name: str) -> Tensor:
+    more = width - rows.shape[1]
+    return functional.pad(rows, (0, more) if name in RIGHT_PADDED else (more, 0))
 
 
 def _counted(inputs: Mapping[str, Any]) -> Tensor:

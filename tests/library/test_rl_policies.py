@@ -1,7 +1,9 @@
 """Policies of prompts: their draws, what they learn of rewards, and their states; and what is told before a training."""
 
 import itertools
+from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -69,19 +71,21 @@ def test_thompson_is_the_discounted_posterior():
     assert {sure.propose(1)[0] for _ in range(20)} == {0}
 
 
-@given(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=4, max_size=4), min_size=1, max_size=6))
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.3, 1.0, NAN]), min_size=4, max_size=4), min_size=1, max_size=6))
 def test_preflight_is_the_share_of_subsets_without_a_difference(rewards):
-    found = rl.preflight(torch.tensor(rewards))
+    found = rl.preflight(rewards)
     for number in (2, 4):
-        shares = [[len(set(some)) == 1 for some in itertools.combinations(row, number)] for row in rewards]
-        expected = sum(sum(one) / len(one) for one in shares) / len(shares)
-        assert found.dead_with[number] == pytest.approx(expected)
+        subsets = [[set(some) for some in itertools.combinations(row, number)] for row in rewards]
+        shares = [fmean(len({value for value in some if value == value}) < 2 for some in of) for of in subsets]
+        assert found.dead_with[number] == pytest.approx(fmean(shares))
     assert found.dead == pytest.approx(found.dead_with[4]) == pytest.approx(found.easy + found.hard)
 
 
-def test_preflight_of_other_rewards():
-    found = rl.preflight(torch.tensor([[0.3, 0.3], [0.1, 0.4], [NAN, NAN]]))
-    assert found.dead == pytest.approx(2 / 3) and found.dead_with == {}
+def test_preflight_takes_lists_and_arrays_and_rewards_of_any_range():
+    rewards = [[3.0, 3.0], [0.0, 4.0], [-1.0, -1.0], [NAN, NAN]]
+    assert rl.preflight(rewards) == rl.preflight(np.array(rewards)) == rl.preflight(torch.tensor(rewards))
+    assert rl.preflight(rewards, middle=2.0)[:3] == (0.75, 0.25, 0.5)
+    assert rl.preflight([[1, 1], [0, 1]]).dead == 0.5
 
 
 def test_what_is_refused():

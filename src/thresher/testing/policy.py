@@ -26,6 +26,7 @@ def check_policy(make: Callable[[int], Any], *, prompts: int = 12) -> None:
         prompts: Number of prompts that the policy is asked about, 1 or more. Default: 12.
 
     Raises:
+        TypeError: `make` is a policy.
         ContractError: A promise is broken; the message names it.
 
     Example:
@@ -39,6 +40,10 @@ def check_policy(make: Callable[[int], Any], *, prompts: int = 12) -> None:
         ...
         thresher.testing.check.ContractError: First: propose(4) must return 4 ids, whole numbers in [0, 1), got [0, 1, 2, 3]
     """
+    if hasattr(make, "propose") and not isinstance(make, type):
+        raise TypeError(
+            f"check_policy: `make` makes new policies; give the class {type(make).__name__}, not one of its policies"
+        )
     with rng.undisturbed(CPU):
         first, other = make(prompts), make(prompts)
         name = type(first).__name__

@@ -82,6 +82,33 @@ def test_some_rollouts_of_each_group(tmp_path):
     assert weights(made).isfinite().all()
 
 
+@pytest.mark.parametrize("settings", [{}, {"rollouts": 2}, {"policy": rl.Greso(PROMPTS)}], ids=lambda one: next(iter(one), ""))
+def test_a_batch_is_refilled_with_groups_that_have_a_signal(settings, tmp_path):
+    plain, made = trainer(tmp_path), trainer(tmp_path)
+    without, picks = thresher.trl.attach(plain), thresher.trl.attach(made, refill=True, cap=20, **settings)
+    batches, prepare = [], made._prepare_inputs
+    made._prepare_inputs = lambda given: batches.append(prepare(given)) or batches[-1]
+    trained(plain)
+    trained(made)
+    size = settings.get("rollouts", GROUP)
+    assert picks.rows_trained == picks.rows == 4 * 2 * size and picks.groups > without.groups == 8
+    assert picks.tokens_generated > without.tokens_generated and without.rows_trained < without.rows
+    for batch in batches:
+        assert (batch["advantages"].view(2, size).abs().amax(1) > 0).all() or len(batch["advantages"]) == 2 * size
+        assert (batch["completion_mask"].sum(1) > 0).all() and int(batch["num_items_in_batch"]) == int(
+            batch["completion_mask"].sum()
+        )
+        # Padded at the left: the last token of each prompt is its colon.
+        assert (batch["prompt_ids"][:, -1] == batch["prompt_ids"][0, -1]).all() and (batch["prompt_mask"][:, -1] == 1).all()
+
+
+def test_what_no_prompt_fills_stays_smaller(tmp_path):
+    made = trainer(tmp_path, reward=lambda completions, **_: [0.0] * len(completions))
+    picks = thresher.trl.attach(made, refill=True, cap=2)
+    trained(made)
+    assert (picks.groups, picks.groups_with_signal, picks.rows, picks.rows_trained) == (16, 0, 32, 4)
+
+
 @pytest.mark.parametrize("make", [rl.Greso, rl.Thompson])
 def test_a_training_that_goes_on_is_the_whole_one(make, tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant", "dtype": torch.float32}
@@ -125,7 +152,7 @@ def test_two_ranks_train_as_without_a_selection(tmp_path):
     found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     for one in found:
         assert one["plain - skipping"] < 1e-6 and one["rows"][0] < one["rows"][1]
-        for name in ("greso", "thompson", "rollouts"):
+        for name in ("greso", "thompson", "rollouts", "refill"):
             assert one[f"{name}, ranks differ"] == 0
         assert one["policies"] == found[0]["policies"]
 
@@ -196,6 +223,12 @@ def test_other_refusals(tmp_path):
         thresher.trl.attach(made, object())
     with pytest.raises(ValueError, match="the policy is of 3 prompts, and the dataset has 40"):
         thresher.trl.attach(made, rl.Uniform(3))
+    with pytest.raises(ValueError, match="`cap` must be 1 or more, got 0.5"):
+        thresher.trl.attach(made, refill=True, cap=0.5)
+    uneven = trainer(tmp_path)
+    uneven.args.per_device_train_batch_size = 6  # as two ranks may have it, whose 12 rows are three groups
+    with pytest.raises(ValueError, match="6 rows of a generation .* are no multiple of num_generations=4"):
+        thresher.trl.attach(uneven, refill=True)
     with pytest.raises(ValueError, match=r"`rollouts` must be within \[2, 4\], got 1"):
         thresher.trl.attach(made, rollouts=1)
     with pytest.raises(ValueError, match="scale by rollouts that are left out"):

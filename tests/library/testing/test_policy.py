@@ -86,3 +86,9 @@ class OfRank(rl.Uniform):
 def test_a_broken_promise_is_named(make: Any, broken: str) -> None:
     with pytest.raises(ContractError, match=broken):
         check_policy(make)
+
+
+def test_a_policy_in_place_of_its_class_is_refused() -> None:
+    policy: Any = rl.Greso(4)
+    with pytest.raises(TypeError, match="give the class Greso, not one of its policies"):
+        check_policy(policy)

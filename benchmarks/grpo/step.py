@@ -1,15 +1,12 @@
 """What skipping groups without a signal saves in GRPOTrainer: the time of its training steps, beside plain TRL.
 
-`python -m benchmarks.grpo [--page docs/rl.md]` trains a small model with `thresher.trl.attach` and without, in turns, where
-none, a third and two thirds of the groups have equal rewards. Rewards do not depend on the model, so that the share is exact.
-The time of a step is measured with and without the generation of the rollouts. Needs trl.
+`python -m benchmarks.grpo --time [--page docs/rl.md]` trains a small model with `thresher.trl.attach` and without, in turns.
+In it none, a third and two thirds of the groups have equal rewards. Rewards do not depend on the model, so that the share is
+exact. The time of a step is measured with and without the generation of the rollouts. Needs trl.
 """
 
-import argparse
-import json
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,8 +16,6 @@ import torch
 from benchmarks.marks import between_marks
 from thresher_lab.training.files import markdown_table
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "grpo.json"
 MARKS = "<!-- table of benchmarks.grpo -->", "<!-- end of the table of grpo -->"
 DEAD = {"0": 0, "1/3": 1, "2/3": 2}
 """Number of prompts with equal rewards among three."""
@@ -124,10 +119,6 @@ def ratios(found: Mapping[str, Sequence[tuple[float, float]]], place: int) -> li
     return [own[place] / plain[place] for own, plain in zip(found["skips"], found["plain"], strict=True)]
 
 
-def _range(values: Sequence[float]) -> str:
-    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-
-
 def text(found: Mapping[str, Any]) -> str:
     """Returns the table in Markdown."""
     rows = [
@@ -146,20 +137,6 @@ def text(found: Mapping[str, Any]) -> str:
     return markdown_table(header, rows)
 
 
-def main() -> None:
-    """Measures, and writes the results and the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.grpo", description=main.__doc__)
-    parser.add_argument("--page", type=Path, help="Page in Markdown whose table is written anew. Default: none.")
-    parser.add_argument("--show", action="store_true", help="Measure nothing; write what there is.")
-    given = parser.parse_args()
-    if not given.show:
-        torch.set_num_threads(1)
-        RESULTS.write_text(json.dumps(measured(), indent=1) + "\n")
-    found = json.loads(RESULTS.read_text())
-    if given.page is not None:
-        given.page.write_text(between_marks(given.page.read_text(), *MARKS, text(found)))
-    print(text(found))
-
-
-if __name__ == "__main__":
-    main()
+def with_table(page: str, text: str) -> str:
+    """Returns a page with the table between its marks."""
+    return between_marks(page, *MARKS, text)
