@@ -174,6 +174,7 @@ def _attribution(config: RunConfig, *, loader: SelectedLoader, trained: Trained,
         cost=cost,
         stopwatch=stopwatch,
         timing=timing,
+        why_plain=trained.why_plain,
     )
 
 

@@ -377,7 +377,11 @@ class Trained:
     @property
     def is_plain(self) -> bool:
         """Whether the model turned out not to be traceable, so that its backward pass costs all rows."""
-        return any(part.fallback is not None for part in self._parts)
+        return bool(self.why_plain())
+
+    def why_plain(self) -> str:
+        """Returns why the model could not be traced; "" where it was, or has not been tried."""
+        return next((part.fallback for part in self._parts if part.fallback is not None), "")
 
     def is_plain_anywhere(self, can_score: bool) -> bool:
         """Returns whether the model turned out not to be traceable in any process that trains it; all get the same answer.

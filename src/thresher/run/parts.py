@@ -1,7 +1,7 @@
 """What a run is made of: the options of `attach` with what the checks found, and the parts that share the work."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,6 +133,7 @@ class Parts:
         cost: Where samples and steps are counted.
         stopwatch: Times forward and backward passes.
         timing: Books the time of the training.
+        why_plain: Function that returns why the backward pass costs all rows although rows are chosen; "" where it does not.
     """
 
     config: RunConfig
@@ -147,3 +148,4 @@ class Parts:
     cost: Cost
     stopwatch: Stopwatch
     timing: Timing
+    why_plain: Callable[[], str]

@@ -37,6 +37,7 @@ def facts(
     times: Sequence[Mapping[str, Any]],
     cost: Cost,
     advice: str = "",
+    why_plain: str = "",
 ) -> Facts:
     """Returns what a summary says of a run.
 
@@ -48,12 +49,14 @@ def facts(
         times: Entries of `run.times`.
         cost: Cost of the run by now.
         advice: Sentence about a way to save more time. Default: none.
+        why_plain: Why the model could not be traced, where rows are chosen in the batch. Default: it was.
     """
     found = [("method", as_written(method)), ("epochs", epochs)]
     found.append(("samples", "a stream" if samples is None else f"{samples:,}"))
     if history:
         found += [("last epoch", _epoch(history[-1], samples)), ("time", str(told(times)))]
     found += [("advice", advice)] if advice else []
+    found += [("not traced", f"a backward pass costs all rows that are put forward: {why_plain}")] if why_plain else []
     return [*found, *_costs(cost)]
 
 
@@ -447,6 +450,7 @@ class Run(Uncopied):
             self.times,
             cost,
             self._epochs.in_fewer_steps,
+            self._parts.why_plain(),
         )
 
     def log(self, tracker: Any, *, step: int | None = None, prefix: str = "thresher/") -> None:

@@ -9,6 +9,7 @@ overlap is that of full training: 0 where one waits for the other, 1 where worke
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ def outlook_in(advice: Mapping[str, Any]) -> Outlook:
     Args:
         advice: Result of `advise`.
     """
-    return Outlook(**{name: advice["outlook"][name] for name in ("rho", "before", "gain", "half_share", "waiting")})
+    return Outlook(**{field.name: advice["outlook"][field.name] for field in fields(Outlook)})
 
 
 def _about_input(step: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -375,7 +376,8 @@ def advise(
         pace, signals, rows = probe.forecasts(specs, seconds)
         strata = probe.variance_ratio()
     rows = _with_records(specs, rows, traced=probe.fallback is None)
-    outlook = outlook_of([known[GRADIENT_NORM].numpy() for known in signals if GRADIENT_NORM in known], pace)
+    norms, losses = ([known[name].numpy() for known in signals if name in known] for name in (GRADIENT_NORM, "loss"))
+    outlook = outlook_of(norms, pace, losses)
     advice = {
         "task": task,
         "epochs": epochs,

@@ -7,7 +7,7 @@ budget do, and in the end a comparison. So nothing is called safe here.
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from thresher_lab.advise.advise import RANDOM_HALF, WORTHWHILE, in_percent, outlook_in
+from thresher_lab.advise.advise import RANDOM_HALF, ROUNDS_TO_ZERO, WORTHWHILE, in_percent, outlook_in
 from thresher_lab.advise.budget import BudgetFinding, seeds_agree
 from thresher_lab.advise.forecast import ALIKE, Outlook
 from thresher_lab.advise.variance import about_strata
@@ -65,12 +65,21 @@ def _why(advice: Mapping[str, Any]) -> str:
         return f"the samples are still alike{rho}, as they are before a network has learned: the probe was too short."
     if not worth:
         return "the methods that could save time draw at random here, or were worse than a control where they were measured."
-    saving = f"{worth[0]} could save {in_percent(_row(advice, worth[0])['at_most'])} of the time"
+    saving = _saving(_row(advice, worth[0]))
     if outlook.rho is None:
         return f"{saving}, but the criterion does not show how unlike the samples are."
     if "budget" in advice and answer_of(advice) == "no":
         return f"{saving}, but the training is not finished at this cost."
     return f"the samples are unlike{rho}, and {saving}."
+
+
+def _saving(row: Mapping[str, Any]) -> str:
+    """Returns what a method could save: at the losses of the probe, and at most."""
+    most = f"{row['method']} could save {in_percent(row['at_most'])} of the time"
+    if row["at_most"] - row["saves"] < ROUNDS_TO_ZERO:
+        return most
+    now = f"{in_percent(row['saves'])} of it" if row["saves"] >= ROUNDS_TO_ZERO else "nothing"
+    return f"{most} once all samples are learned, and {now} at the losses of the probe"
 
 
 def _on_the_loss(advice: Mapping[str, Any]) -> list[str]:

@@ -88,12 +88,18 @@ def budget_advice(
 
 
 def next_after_budget(
-    found: Mapping[str, Any], task: str, methods: Sequence[str], *, epochs: int, data: Path | None = None
+    found: Mapping[str, Any],
+    task: str,
+    methods: Sequence[str],
+    *,
+    epochs: int,
+    data: Path | None = None,
+    by_steps: bool = False,
 ) -> str:
     """Returns the command that goes on from short runs, as a shell reads it.
 
-    It compares the shares that are not shown to lose. Where all are, it tries a larger one, or, where that would save next to
-    nothing, it compares them all the same, which measures what is lost.
+    It compares the shares that are not shown to lose, those whose seeds do not agree among them. Where all are, it tries a
+    larger one, or, where that would save next to nothing, it compares them all the same, which measures what is lost.
 
     Args:
         found: Result of `budget_advice`.
@@ -101,12 +107,18 @@ def next_after_budget(
         methods: Recommended methods as on the command line, which are compared, too, but for Winnow, whose share is the budget.
         epochs: Number of epochs of the planned training.
         data: Folder with the data that was given. Default: none.
+        by_steps: Whether only fewer steps save time, so that Winnow leaves out steps. Default: False.
     """
     shares = [loss["share"] for loss in found["losses"]]
-    within = [loss["share"] for loss in found["losses"] if loss["finding"] != "lost"]
+    within = [
+        loss["share"] for loss in found["losses"] if loss["finding"] != "lost" or not seeds_agree(loss, points=found["points"])
+    ]
     if not within and max(shares) <= LARGEST:
         return larger_budget_command(task, max(shares), epochs=epochs, data=data)
     others = [method for method in methods if not method.startswith("winnow")]
+    if by_steps:
+        own = [f"winnow:share={share:g}:spend=steps" for share in within or shares]
+        return next_command(task, own + others, epochs=epochs, data=data)
     return next_command(task, others, epochs=epochs, data=data, budget=within or shares)
 
 

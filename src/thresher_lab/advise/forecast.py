@@ -31,7 +31,7 @@ ALIKE = 0.8
 about 6 %. In short probes it was above on two trainings where Winnow was tied with smaller batches (text 0.99, relief
 0.90), and below on those where it was better (Fashion-MNIST 0.39, ResNet-8 0.73)."""
 FALLING = 0.03
-"""Fall of rho from one epoch of the probe to the next up to which it has settled."""
+"""Fall of rho, and share by which the loss falls, from one epoch of the probe to the next, up to which rho has settled."""
 BY_STEPS = 0.9
 """Time of half a batch, as a share of that of a whole one, from which steps and not samples cost the time."""
 INPUT_BOUND = 0.5
@@ -51,6 +51,7 @@ class Outlook:
             1; None where `rho` is None.
         half_share: Time to compute half a batch, as a share of that of a whole one.
         waiting: Share of a step that is spent waiting for the loader.
+        learned: Share by which the mean loss fell in the last epoch of the probe; None where that is not known.
     """
 
     rho: float | None
@@ -58,11 +59,16 @@ class Outlook:
     gain: float | None
     half_share: float
     waiting: float
+    learned: float | None = None
 
     @property
     def settled(self) -> bool:
-        """Whether rho has stopped falling, so that it says something about the rest of the training."""
-        return self.rho is not None and self.before is not None and self.before - self.rho < FALLING
+        """Whether rho has stopped falling, so that it says something about the rest of the training.
+
+        It stays near 1 before a network has learned anything, too: while the loss still falls, nothing has settled.
+        """
+        known = self.rho is not None and self.before is not None and self.before - self.rho < FALLING
+        return known and (self.learned is None or self.learned < FALLING)
 
     @property
     def alike(self) -> bool:
@@ -85,20 +91,28 @@ class Outlook:
         return asdict(self) | said
 
 
-def outlook_of(norms: Sequence[NDArray[np.float32]], pace: Pace) -> Outlook:
-    """Returns what gradient norms and times say.
+def outlook_of(norms: Sequence[NDArray[np.float32]], pace: Pace, losses: Sequence[NDArray[np.float32]] = ()) -> Outlook:
+    """Returns what gradient norms, losses and times say.
 
     Args:
         norms: Gradient norm of each sample, shape (N,), after each epoch of the probe; values that are not finite do not count.
             Empty where they are not known.
         pace: Times of a step of full training.
+        losses: Loss of each sample after each epoch, as the norms. Default: not known.
     """
+    learned = _fall(losses)
     known = [values[np.isfinite(values)].astype(np.float64) for values in norms]
     if not known or not all(values.any() for values in known):
-        return Outlook(None, None, None, pace.half_share, pace.waiting)
+        return Outlook(None, None, None, pace.half_share, pace.waiting, learned)
     ratio = (pace.backward + pace.optimizer) / max(pace.forward, 1e-12)
     before = evenness(known[-2]) if len(known) > 1 else None
-    return Outlook(evenness(known[-1]), before, best_gain(known[-1], ratio), pace.half_share, pace.waiting)
+    return Outlook(evenness(known[-1]), before, best_gain(known[-1], ratio), pace.half_share, pace.waiting, learned)
+
+
+def _fall(losses: Sequence[NDArray[np.float32]]) -> float | None:
+    """Returns the share by which the mean of the finite losses fell from the last epoch but one; None without two epochs."""
+    before, last = ([float(values[np.isfinite(values)].mean(dtype=np.float64)) for values in losses[-2:]] + [0.0, 0.0])[:2]
+    return (before - last) / abs(before) if len(losses) > 1 and before else None
 
 
 def evenness(norms: NDArray[np.float64]) -> float:

@@ -60,6 +60,7 @@ def _run() -> None:
     from thresher_lab.cli.app import app
 
     warnings.showwarning = _warned
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the profiler of a step complains of memory from before it
     try:
         app()
     except OSError as error:

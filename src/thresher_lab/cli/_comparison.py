@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 
 LEAST_VERDICT = 30
 """Columns that a verdict needs beside the numbers; where there are fewer, it stands below them."""
-GAPS = 2 * 6
+ROOMY = 80
+"""Columns from which numbers stand two apart."""
+GAPS = 2 + 3 * 7
+"""Columns between those of the table, and at its edges."""
 
 CAPTION = """\
-Cost, CPU time and the peak memory of a step are shares of full training; "?" is not known. Controls, at the cost of the \
-method above them: uniform@ trains on a random subset each epoch, shorter@ for fewer epochs, smaller@ with smaller batches, \
-and placebo@ as the method does, with its losses or scores permuted among samples. Intervals are for \
+Cost, CPU time, wall time and the peak memory of a step are shares of full training; "?" is not known. Controls, at the \
+cost of the method above them: uniform@ trains on a random subset each epoch, shorter@ for fewer epochs, smaller@ with \
+smaller batches, and placebo@ as the method does, with its losses or scores permuted among samples. Intervals are for \
 one comparison; verdicts are corrected for their number, and may be open although an interval excludes 0."""
 """Text below the result of a comparison."""
 
-TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime", "step\nmemory")
+TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime", "wall\ntime", "step\nmemory")
 """Headings of the table after that of the metric."""
-NUMBERS = 15, 24, 7, 6, 6
-"""Columns of the numbers in a block."""
 
 
 def print_summary(console: "Console", results: dict[str, Any]) -> None:
@@ -75,7 +76,7 @@ def summary_table(results: dict[str, Any]) -> "Table":
 
 def _table_width(results: dict[str, Any]) -> int:
     cells = [_numbers(row, results) for row in results["summary"]]
-    headings = [len(_metric(results)) + 1, 18, 5, 4, 6]
+    headings = [len(_metric(results)) + 1, 18, 5, 4, 4, 6]
     widths = [max(wide, *(len(row[place]) for row in cells)) for place, wide in enumerate(headings)]
     return _name_width(results) + sum(widths) + LEAST_VERDICT + GAPS
 
@@ -84,12 +85,17 @@ def _blocks(results: dict[str, Any], width: int) -> Iterator[str]:
     """Yields lines: for each method its name, its numbers below each other, and its verdict, wrapped."""
     yield from wrap(_title(results), width)
     unit = ", %" if _whole(results) else ""
-    yield from wrap(f"{_metric(results)}{unit}; difference to full [95 % interval]; cost; CPU time; memory of a step", width)
-    for row in results["summary"]:
+    yield from wrap(
+        f"{_metric(results)}{unit}; difference to full [95 % interval]; cost; CPU time; wall time; memory of a step", width
+    )
+    table = [_numbers(row, results) for row in results["summary"]]
+    gap = 2 if width >= ROOMY else 1
+    widths = [gap + max(map(len, column)) for column in zip(*table, strict=True)]
+    for row, numbers in zip(results["summary"], table, strict=True):
         yield ""
         indent = "  " if row["control_of"] else ""
         yield from wrap(row["method"], width, initial_indent=indent, subsequent_indent=indent + "    ")
-        cells = zip(_numbers(row, results), NUMBERS, strict=True)
+        cells = zip(numbers, widths, strict=True)
         yield (indent + "".join(cell.rjust(wide) for cell, wide in cells)).rstrip()
         yield from wrap(row["verdict"], width, initial_indent=indent + "    ", subsequent_indent=indent + "    ")
 
@@ -123,8 +129,9 @@ def _numbers(row: dict[str, Any], results: dict[str, Any]) -> tuple[str, ...]:
     spread = "" if row["std"] is None else f" ± {show(row['std'])}"
     bounds = "" if row["ci95"] is None else " [{}, {}]".format(*map(signed, row["ci95"]))
     difference = "" if row["difference"] is None else f"{signed(row['difference'])}{bounds}"
-    memory = "?" if row.get("memory_ratio") is None else f"{row['memory_ratio']:.2f}"
-    return f"{show(row['mean'])}{spread}", difference, f"{row['cost_ratio']:.3f}", f"{row['cpu_ratio']:.2f}", memory
+    shares = (row.get(f"{name}_ratio") for name in ("cpu", "wall", "memory"))
+    known = ("?" if share is None else f"{share:.2f}" for share in shares)
+    return f"{show(row['mean'])}{spread}", difference, f"{row['cost_ratio']:.3f}", *known
 
 
 def _forms(whole: bool) -> tuple[Callable[[float], str], Callable[[float], str]]:

@@ -79,7 +79,8 @@ def advise(
     if shares:
         advice["budget"] = budget_advice(training, shares, epochs=epochs, data=data, threads=threads, says=says)
         named = named_methods(advice["worth_trying"], specs)
-        advice["next"] = next_after_budget(advice["budget"], training, named, epochs=epochs, data=data)
+        by_steps = advice["outlook"]["by_steps"]
+        advice["next"] = next_after_budget(advice["budget"], training, named, epochs=epochs, data=data, by_steps=by_steps)
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
     advice["answer"] = answer_of(advice)
     if verbose:

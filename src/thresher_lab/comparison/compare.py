@@ -229,7 +229,8 @@ class ComparedRuns:
         of_full = self.rates.of(FULL_TRAINING.label)
         specs = (FULL_TRAINING, *others)
         self._asked = [Job.of(spec, seed, self.rates.of(spec.label), of_full) for spec in specs for seed in seeds]
-        self._queue = deque(self._asked)
+        # Seed by seed: full training and what it is compared with run at about the same time, under the same load.
+        self._queue = deque(sorted(self._asked, key=lambda job: seeds.index(job.seed)))
         self._done: dict[str, dict[str, Any]] = {}
         self._refused: dict[str, str] = {}
         self._by_name = kinds is not None

@@ -49,18 +49,18 @@ def any_busy(runs: Sequence[RunDict]) -> bool | None:
 
 
 def busy_sentence(runs: Sequence[RunDict]) -> str:
-    """Returns how much the wall times of some runs are worth; "" where no machine is known to have been busy.
+    """Returns how much the times of some runs are worth; "" where no machine is known to have been busy.
 
     Args:
         runs: Runs as in results.json.
 
     Example:
         >>> busy_sentence([{"busy": True}, {"busy": False}, {}])
-        'Wall times were measured on a busy machine: in 1 of 3 runs, its load was above the number of its cores.'
+        'Times, of the CPU too, were measured on a busy machine: in 1 of 3 runs, its load was above its cores.'
     """
     busy = sum(run.get("busy") is True for run in runs)
-    said = f"in {busy} of {len(runs)} runs, its load was above the number of its cores"
-    return f"Wall times were measured on a busy machine: {said}." if busy else ""
+    said = f"in {busy} of {len(runs)} runs, its load was above its cores"
+    return f"Times, of the CPU too, were measured on a busy machine: {said}." if busy else ""
 
 
 def left_out_sentence(one: Mapping[str, str]) -> str:

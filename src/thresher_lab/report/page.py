@@ -98,8 +98,9 @@ COST_MEASURES = {"cost": "cost as counted", "cpu": "CPU time", "wall": "wall tim
 """Labels of the measures of cost by the first part of their key in `summary`."""
 COUNTERS = ("forward", "backward", "refresh", "scoring", "steps")
 """Counts in the table of settings, by their key under `cost`."""
+TIMES = {COST_MEASURES["cpu"], COST_MEASURES["wall"]}
 BUSY_MARK = "†"
-"""Mark at the heading of wall times that were measured on a busy machine, and of the sentence that says so."""
+"""Mark at the headings of times that were measured on a busy machine, and of the sentence that says so."""
 VERDICT_COLUMNS = ("method", "difference to full", *COST_MEASURES.values(), "verdict")
 """Headings of the table of verdicts, without the metric, which is the second."""
 
@@ -324,7 +325,7 @@ def render_page(
         results=results,
         first=bottom_line(results),
         seeds=sorted({run["seed"] for run in results["runs"]}),
-        columns=[f"{column} {BUSY_MARK}" if busy and column == COST_MEASURES["wall"] else column for column in columns],
+        columns=[f"{column} {BUSY_MARK}" if busy and column in TIMES else column for column in columns],
         busy=f"{BUSY_MARK} {busy}" if busy else "",
         margin=margin_text(results, results.get("margin")),
         csv=_csv(results),

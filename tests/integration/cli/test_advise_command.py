@@ -52,12 +52,12 @@ def test_a_task_gives_a_table_words_and_figures(tmp_path):
     assert "Two forward passes save time only while less than" in " ".join(words.split())
 
 
-def test_without_verbose_the_answer_has_five_lines(called):
+def test_without_verbose_the_answer_has_a_few_lines(called):
     done = called("advise", "digits@200", "--methods", "uniform:keep=0.5", "--epochs", "4", "--seconds", "1", "--quiet")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 5 and lines[0].startswith("Can selection help here? ") and lines[1].startswith("Why: ")
-    assert lines[3:] == [
+    assert 5 <= len(lines) <= 7 and lines[0].startswith("Can selection help here? ") and lines[1].startswith("Why: ")
+    assert lines[-2:] == [
         "Next (trains short runs, which show what half of the cost loses here):",
         "thresher advise digits@200 --budget 0.5 --epochs 4",
     ]

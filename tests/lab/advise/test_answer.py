@@ -18,8 +18,9 @@ def record(name=HALF):
     return record_of(spec).as_dict()
 
 
-def advice(outlook=UNLIKE, at_most=0.45, worth=(HALF,), lost=None, finding="free"):
-    row = {"method": HALF, "refused": None, "at_most": at_most, "record": record()}
+def advice(outlook=UNLIKE, at_most=0.45, saves=None, worth=(HALF,), lost=None, finding="free"):
+    row = {"method": HALF, "refused": None, "at_most": at_most, "saves": at_most if saves is None else saves}
+    row |= {"record": record()}
     found = {"outlook": outlook.as_dict(), "methods": [row], "worth_trying": [*worth], "next": "thresher next"}
     if lost is None:
         return found
@@ -59,6 +60,10 @@ def test_of_the_eleven_trainings_those_below_the_margin_are_counted_and_named():
         ({"at_most": 0.01, "worth": ()}, "no", "none of these methods could save 5 % of the time."),
         ({"outlook": Outlook(0.9, 0.99, 1.0, 0.5, 0.0)}, "unknown", "network has learned: the probe was too short."),
         ({"outlook": Outlook(None, None, None, 0.5, 0.0)}, "unknown", "the criterion does not show how unlike the samples"),
+        ({"outlook": Outlook(0.97, 0.98, 1.0, 0.5, 0.0, 0.06)}, "unknown", "network has learned: the probe was too short."),
+        ({"outlook": Outlook(0.97, 0.98, 1.0, 0.5, 0.0, 0.02), "worth": ()}, "no", "the samples are much alike"),
+        ({"saves": 0.1}, "yes", "could save 45 % of the time once all samples are learned, and 10 % of it at the losses of"),
+        ({"saves": -0.1}, "yes", "once all samples are learned, and nothing at the losses of the probe."),
         ({"worth": ()}, "unknown", "draw at random here, or were worse than a control"),
         ({"lost": 0.001}, "yes", "the samples are unlike"),
         ({"lost": 0.008, "finding": "between"}, "unknown", "the samples are unlike"),

@@ -81,7 +81,13 @@ def test_the_next_command_follows_from_the_losses(monkeypatch, lost, full, comma
 
 
 def of_findings(**shares):
-    return {"losses": [{"share": float(share[1:]) / 10**5, "finding": finding} for share, finding in shares.items()]}
+    """A loss of each finding, with which the seeds agree; a share of which they do not has the finding of its mean."""
+    lost = {"free": [0.0, 0.0], "lost": [0.02, 0.02], "split": [0.05, 0.0]}
+    losses = [
+        {"share": float(share[1:]) / 10**5, "finding": "lost" if finding == "split" else finding, "by_seed": lost[finding]}
+        for share, finding in shares.items()
+    ]
+    return {"points": True, "losses": losses}
 
 
 @pytest.mark.parametrize(
@@ -89,6 +95,7 @@ def of_findings(**shares):
     [
         (of_findings(_80000="lost", _50000="lost"), "advise digits --budget 0.9 --epochs 8"),
         (of_findings(_99999="lost", _50000="lost"), "compare digits --methods infobatch --budget 0.99999,0.5 --epochs 8"),
+        (of_findings(_50000="split"), "compare digits --methods infobatch --budget 0.5 --epochs 8"),
         (of_findings(_50001="free", _50002="free"), "compare digits --methods infobatch --budget 0.50001,0.50002 --epochs 8"),
     ],
 )
@@ -96,6 +103,11 @@ def test_the_next_command_can_be_run_for_all_shares(found, expected):
     command = next_after_budget(found, "digits", ["winnow:share=0.5", "infobatch"], epochs=8)
     assert command.startswith(f"thresher {expected}")
     parse_budget(command.split("--budget ")[1].split()[0])
+
+
+def test_where_only_fewer_steps_save_time_winnow_leaves_out_steps():
+    found = next_after_budget(of_findings(_50000="free"), "digits", ["infobatch"], epochs=8, by_steps=True)
+    assert found.startswith("thresher compare digits --methods winnow:share=0.5:spend=steps,infobatch --epochs 8")
 
 
 def test_a_share_with_too_few_rows_a_batch():

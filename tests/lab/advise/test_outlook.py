@@ -68,6 +68,15 @@ def test_norms_that_are_not_known_or_all_0_say_nothing():
     assert outlook_of([unseen, np.ones(3, np.float32)], PACE).before == pytest.approx(4 / 5)
 
 
+def test_while_the_loss_falls_nothing_has_settled():
+    norms, losses = [np.array([1.0, 1.01], np.float32)] * 2, [np.array([2.0, np.nan, 4.0], np.float32)]
+    falls = outlook_of(norms, PACE, [*losses, np.array([2.0, 3.0, 3.0], np.float32)])
+    assert falls.learned == pytest.approx(1 / 9) and not falls.settled and not falls.alike
+    stays = outlook_of(norms, PACE, [*losses, np.array([3.0, 3.0, 2.95], np.float32)])
+    assert stays.settled and stays.alike
+    assert outlook_of(norms, PACE, losses).learned is None
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -83,7 +83,7 @@ def test_each_verdict_is_whole_in_the_blocks_of_a_narrow_terminal():
 
 def test_a_table_where_it_fits():
     results = results_of(controls=False)
-    text = shown(lambda console: print_summary(console, results), 120)
+    text = shown(lambda console: print_summary(console, results), 140)
     assert "fashion-mnist@10000, 20 epochs, 3 seeds, cpu" in text and "[95 % interval]" in text
     assert "─────" in text and "─────" not in shown(lambda console: print_summary(console, results), 80)
     assert summary_table(results).row_count == 3

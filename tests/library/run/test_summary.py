@@ -20,9 +20,11 @@ class Stream(IterableDataset):
         return iter(TensorDataset(torch.randn(N, 3), torch.arange(N) % 2))
 
 
-def attached(method, dataset=None, epochs=4):
+def attached(method, dataset=None, epochs=4, hook=None):
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
+    if hook is not None:
+        model.register_forward_hook(hook)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data = dataset or TensorDataset(torch.randn(N, 3), torch.arange(N) % 2)
     loader = DataLoader(data, 5, shuffle=None if dataset else True)
@@ -67,6 +69,13 @@ def test_after_epochs():
     assert found["sample passes"] == (
         "50.0% fewer, if a backward pass counts as 2 forward passes: forward 40 of 80 samples, backward 40 of 80, 8 steps"
     )
+
+
+@pytest.mark.filterwarnings("ignore:subset_backward. using the plain Linear")
+@pytest.mark.parametrize("hook", [None, lambda *_: None])
+def test_why_a_model_is_not_traced_is_repeated(hook):
+    run = trained(*attached(thresher.SelectiveBackprop(keep=0.4), hook=hook))
+    assert ("all rows that are put forward: module 'model' has hooks" in run.summary()) is (hook is not None)
 
 
 def test_an_unknown_cost_is_printed_as_unknown():
