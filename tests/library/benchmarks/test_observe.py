@@ -63,11 +63,25 @@ def test_the_verdict_follows_from_the_differences(difference, tasks):
 def test_the_page_is_that_of_the_trainings():
     page = (observe.ROOT / "docs" / "observe.md").read_text()
     assert between_marks(page, *MARKS, observe.text(observe.load(RUNS))) == page
+    counts = json.loads(observe.COUNTS.read_text())
+    assert between_marks(page, *observe.MARKS_OF_COUNTS, observe.text_of_counts(counts)) == page
+
+
+def test_wrong_labels_are_counted_below_0_and_by_a_mixture(monkeypatch):
+    rng = np.random.default_rng(0)
+    aum = np.concatenate((rng.normal(-2.0, 0.3, 20), rng.normal(3.0, 1.0, 180), [-0.5]))
+    found = observe.counts(aum)
+    assert found["below 0"] == (aum < 0).mean() and found["mixture"] == pytest.approx(0.1, abs=0.02)
+    small = observe.Problem(lambda: (torch.randn(80, 4), torch.arange(80) % 2), lambda: torch.nn.Linear(4, 2), 2)
+    monkeypatch.setattr(observe, "PROBLEMS", {"small": small})
+    found = observe.counted()
+    assert list(found["small"]) == ["0 %", "5 %", "10 %", "20 %"] and len(found["small"]["5 %"]["mixture"]) == 2
+    assert observe.text_of_counts(found).count("| small |") == 1
 
 
 def test_it_goes_on_where_it_was_stopped(tmp_path, monkeypatch, capsys):
     runs, page = tmp_path / "runs.jsonl", tmp_path / "page.md"
-    page.write_text("\n".join(MARKS))
+    page.write_text("\n".join((*MARKS, *observe.MARKS_OF_COUNTS)))
     runs.write_text("".join(json.dumps({"job": vars(job), "result": dict(one)}) + "\n" for job, one in planted(0.0).items()))
     monkeypatch.setattr("sys.argv", ["observe", "--runs", str(runs), "--page", str(page)])
     observe.main()  # all trainings are there: none begins
