@@ -26,7 +26,7 @@ from thresher_lab.comparison.summary import (
     rates_sentences,
     time_beside_cost,
 )
-from thresher_lab.report import charts
+from thresher_lab.report import charts, class_charts
 from thresher_lab.report import charts as sample_charts
 from thresher_lab.report.charts import INK
 from thresher_lab.report.first_screen import bottom_line
@@ -189,6 +189,20 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
             views_by(
                 charts.metric_curve, {"epoch": "epochs", "cost": "cost as counted", "cpu_s": "CPU time", "wall_s": "wall time"}
             ),
+        ),
+        Chart(
+            "classes",
+            "Of each class",
+            "The accuracy of each class less that of full training, with 95 % intervals over the seeds, paired; not corrected "
+            "for the number of classes. The samples are those of the metric. Of more than 30 classes, those that change most.",
+            single_view(class_charts.change_by_class),
+        ),
+        Chart(
+            "confusion",
+            "Taken for another class",
+            "The share of each class that is taken for each class: of full training as it is, of a method as the difference "
+            "to full training; means of the seeds.",
+            each_method(class_charts.taken_for),
         ),
         Chart(
             "targets",

@@ -243,8 +243,13 @@ class Task:
         def evaluate(model: nn.Module) -> float:
             return self.evaluate(model, test)
 
-        criterion = self.criterion()
-        return Training(model, loader, criterion, optimizer, evaluate, self.schedule, metric=self.metric, classes=self.classes)
+        def predict(model: nn.Module) -> tuple[Tensor, Tensor]:
+            outputs, targets = zip(*outputs_of(model, test), strict=True)
+            return torch.cat(outputs).argmax(1), torch.cat(targets)
+
+        said: dict[str, Any] = {"metric": self.metric, "classes": self.classes}
+        said["predict"] = predict if self.evaluate is accuracy else None
+        return Training(model, loader, self.criterion(), optimizer, evaluate, self.schedule, **said)
 
     def build(self, seed: int) -> nn.Module:
         """Returns the network, whose initial weights depend on `seed` alone; the global random state does not change."""

@@ -29,7 +29,7 @@ from thresher_lab.training.trainable import Training
 
 RETURN_TYPES = {"model": nn.Module, "data": DataLoader, "criterion": None, "optimizer": Optimizer, "evaluate": None}
 """Objects that the function returns, in this order, and their types; None stands for any callable."""
-OPTIONAL_TYPES = {"schedule": None, "metric": str, "classes": (list, tuple), "show": None, "forward": None}
+OPTIONAL_TYPES = {"schedule": None, "metric": str, "classes": (list, tuple), "show": None, "forward": None, "predict": None}
 """Objects that it may return besides; in a tuple the first of them only."""
 IN_WORDS = {"metric": "a text", "classes": "a list of names"}
 """Types that messages name in words of their own."""
@@ -48,7 +48,7 @@ class Script:
     """A function `build(seed)` in a file that returns what a run trains with.
 
     It returns model, data, criterion, optimizer, evaluate and, if wanted, schedule: as a tuple in this order, or as a dict with
-    these names, which may also have metric (a name), classes (a list of names), show and forward (see `Training`).
+    these names, which may also have metric (a name), classes (a list of names), show, forward and predict (see `Training`).
 
     Args:
         path: Path of the file, which is run once per process.

@@ -33,15 +33,20 @@ def build(seed: int) -> dict[str, Any]:
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    # The metric that is compared: a number after each epoch, larger is better (return a loss with a minus sign). Values from
-    # 0 to 1 are shown in percent. The time of the evaluation is not counted.
-    def evaluate(model: nn.Module) -> float:
+    # What the network says of the test samples, and what is right. Reports show each class where "predict" is returned.
+    def predict(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
         device = next(model.parameters()).device
         model.eval()
         with torch.inference_mode():
-            right = model(test[0].to(device)).argmax(1) == test[1].to(device)
+            predicted = model(test[0].to(device)).argmax(1)
         model.train()
-        return right.float().mean().item()
+        return predicted.cpu(), test[1]
+
+    # The metric that is compared: a number after each epoch, larger is better (return a loss with a minus sign). Values from
+    # 0 to 1 are shown in percent. The time of the evaluation is not counted.
+    def evaluate(model: nn.Module) -> float:
+        predicted, right = predict(model)
+        return (predicted == right).float().mean().item()
 
     # Optional: a function from the share of training that is done (0 to 1) to a factor on the learning rate. Do not use a
     # scheduler of your own: in runs with fewer epochs the learning rate must decay within them.
@@ -69,4 +74,5 @@ def build(seed: int) -> dict[str, Any]:
         "metric": "accuracy",
         "classes": [str(digit) for digit in range(10)],
         "show": show,
+        "predict": predict,
     }

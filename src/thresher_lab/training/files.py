@@ -66,6 +66,7 @@ class JsonRun(JsonFile):
         seed: Random seed.
         rate: Factor on the learning rate.
         classes: Names of the classes; None where they have numbers alone.
+        confusion: How often each class is taken for each other one, rows by the right class; None where it is not known.
         history: One entry per epoch.
     """
 
@@ -74,7 +75,15 @@ class JsonRun(JsonFile):
     seed: int
     rate: float = 1.0
     classes: list[str] | None = None
+    confusion: list[list[int]] | None = None
     history: list[Epoch]
+
+    @model_validator(mode="after")
+    def check_confusion(self) -> "JsonRun":
+        """Checks that the counts of the classes are square."""
+        if self.confusion is not None and {len(self.confusion)} != {len(row) for row in self.confusion}:
+            raise ValueError("`confusion` must have as many columns as rows")
+        return self
 
     @model_validator(mode="after")
     def check_lists(self) -> "JsonRun":

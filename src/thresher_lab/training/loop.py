@@ -24,6 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 import thresher
 from thresher.cost import Cost
 from thresher_lab.training.accumulation import GradientSum, Groups
+from thresher_lab.training.confusion import confusion
 from thresher_lab.training.processes import (
     dealt,
     fresh_accelerator,
@@ -276,7 +277,13 @@ class Session:
         times["tracing_s"] = getattr(inside, "tracing_s", 0.0)
         times["step_memory"] = max((peak for one in self.entries if (peak := one.get("step_memory")) is not None), default=None)
         classes = None if self.training.classes is None else list(self.training.classes)
-        return {"metric": self._final_metric(), "classes": classes, "cost": cost, **times, "history": history}
+        found = {"metric": self._final_metric(), "classes": classes, "confusion": self._confusion()}
+        return found | {"cost": cost, **times, "history": history}
+
+    def _confusion(self) -> list[list[int]] | None:
+        """Returns how often each class is taken for each other one; None where the training does not say it."""
+        predict = self.training.predict
+        return of_first(confusion(*predict(self.network)) if predict is not None and own_rank() == 0 else None)
 
     def close(self) -> None:
         """Lets go of a training that was never begun."""

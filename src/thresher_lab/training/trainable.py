@@ -36,6 +36,8 @@ class Training:
         classes: Names of the classes in the order of their numbers. Default None: they have numbers alone.
         show: Function from the id of a sample to what it looks like, see `shown.shown`. Default None: reports have its numbers.
         forward: Function `(model, batch) -> (outputs, targets)`. Default None: batches are pairs of inputs and targets.
+        predict: Function of the trained model that returns the predicted and the right class of each sample that `evaluate`
+            measures, two of shape (T,), so that reports show each class. Default: none.
         accumulate: Number of batches whose gradients are added up before each step of the optimizer. Default: 1.
 
     Example:
@@ -66,6 +68,7 @@ class Training:
     classes: Sequence[str] | None = None
     show: Callable[[int], Any] | None = None
     forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None = None
+    predict: Callable[[nn.Module], tuple[Any, Any]] | None = None
     accumulate: int = 1
 
     def passed(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:

@@ -62,6 +62,7 @@ def figures_of(html):
 def test_every_chart_is_on_the_page_with_its_views():
     results, samples = comparison()
     for run in results["runs"]:
+        run["confusion"] = [[9, 1], [2, 8]]
         for entry in run["history"]:
             entry["weight_loss"] = 1.0
     html = render_page(results, samples)

@@ -193,7 +193,7 @@ def test_names_of_classes_without_known_labels_are_taken_and_it_is_said():
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"clases": ["a"]}, "a dict with model, .* classes, show, forward; got 'clases', too"),
+        ({"clases": ["a"]}, "a dict with model, .* classes, show, forward, predict; got 'clases', too"),
         ({"metric": 3}, "a text as metric; got int"),
         ({"metric": " "}, "a line of 1 to 40 characters as metric; got ' '"),
         ({"metric": "a\nb"}, r"a line of 1 to 40 characters as metric; got 'a\\nb'"),

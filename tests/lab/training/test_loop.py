@@ -81,7 +81,7 @@ def test_a_run_has_the_schema(runs):
     run = runs["kakurenbo"]
     assert set(run) == {
         "method", "settings", "seed", "rate", "control_of", "metric", "cost", "wall_s", "cpu_s", "tracing_s", "history",
-        "device", "busy", "classes", "step_memory",
+        "device", "busy", "classes", "confusion", "step_memory",
     }  # fmt: skip
     assert (run["method"], run["seed"], run["control_of"]) == ("kakurenbo", 1, None)
     assert run["settings"]["max_fraction"] == 0.3
