@@ -331,7 +331,7 @@ class TimeTold(NamedTuple):
         longer = f"at least {longer}" if large and self.longer > 0 else longer
         found = f"{longer if self.is_told_from_full else 'about the same as'} full training would have taken"
         spent = [f"{name} {value:.3g} s" for name, value in self.parts.items() if value >= 0.01 * self.seconds]
-        found += f" ({', '.join(spent)}; forecast {self.full:.3g} s)"
+        found += f" ({', '.join(spent)}; forecast {self.full:.3g} s ± {self.error:.0%})"
         if self.cpu is not None and abs(self.cpu - 1 - self.longer) >= NOISE:
             found += f"; CPU time {abs(self.cpu - 1):.0%} {'more' if self.cpu > 1 else 'less'}"
         return found + (f"; some epochs are left out, because {self.unknown}" if self.unknown else "")
@@ -345,7 +345,7 @@ def told(entries: Iterable[Mapping[str, Any]]) -> TimeTold:
 
     Example:
         >>> print(told([{"seconds": 3.2, "tracing_s": 1.3, "full_seconds": 2.9, "time_error": 0.02}]))
-        10% longer than full training would have taken (steps 1.9 s, tracing 1.3 s; forecast 2.9 s)
+        10% longer than full training would have taken (steps 1.9 s, tracing 1.3 s; forecast 2.9 s ± 2%)
         >>> print(told([]))
         not known: no epoch is over yet
     """

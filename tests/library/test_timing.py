@@ -170,24 +170,24 @@ def entry(seconds, full, **more):
     [
         ([], "not known: no epoch is over yet"),
         ([{"seconds": 1.0, "time_unknown": "the reason"}], "not known: the reason"),
-        ([entry(1.0, 2.0), entry(1.0, 2.0)], "50% shorter than full training would have taken (steps 2 s; forecast 4 s)"),
+        ([entry(1.0, 2.0), entry(1.0, 2.0)], "50% shorter than full training would have taken (steps 2 s; forecast 4 s ± 2%)"),
         (
             [entry(3.2, 2.9, tracing_s=1.3)],
-            "10% longer than full training would have taken (steps 1.9 s, tracing 1.3 s; forecast 2.9 s)",
+            "10% longer than full training would have taken (steps 1.9 s, tracing 1.3 s; forecast 2.9 s ± 2%)",
         ),
-        ([entry(1.01, 1.0)], "about the same as full training would have taken (steps 1.01 s; forecast 1 s)"),
+        ([entry(1.01, 1.0)], "about the same as full training would have taken (steps 1.01 s; forecast 1 s ± 2%)"),
         (
             [entry(1.0, 2.0, cpu_seconds=3.0, full_cpu_seconds=2.0)],
-            "50% shorter than full training would have taken (steps 1 s; forecast 2 s); CPU time 50% more",
+            "50% shorter than full training would have taken (steps 1 s; forecast 2 s ± 2%); CPU time 50% more",
         ),
         (
             [entry(1.0, 2.0), {"seconds": 1.0, "time_unknown": "the reason"}],
-            "50% shorter than full training would have taken (steps 1 s; forecast 2 s); some epochs are left out, because the "
-            "reason",
+            "50% shorter than full training would have taken (steps 1 s; forecast 2 s ± 2%); some epochs are left out, because "
+            "the reason",
         ),
         (
             [entry(1.5, 1.0, attribution_s=0.2)],
-            "at least 50% longer than full training would have taken (steps 1.3 s, attribution 0.2 s; forecast 1 s)",
+            "at least 50% longer than full training would have taken (steps 1.3 s, attribution 0.2 s; forecast 1 s ± 2%)",
         ),
         (
             [entry(1.0, 1.2, attribution_s=0.2) | {"time_error": 0.5}],

@@ -208,12 +208,12 @@ def _about_method(row: Mapping[str, Any], advice: Mapping[str, Any]) -> str:
         longer = f": it takes {in_percent(-row['saves'])} longer than full training" if -row["saves"] >= ROUNDS_TO_ZERO else ""
         return f"{name} saves no time{longer}."
     if row["stage"] == "batch":
-        return f"{name} can save {in_percent(row['saves'])} of the time at most."
+        return f"{name} can save about {in_percent(row['saves'])} of the time."
     forwards = ", which still cost a forward pass" if row["forwarded"] else ""
     does = f"it leaves out {in_percent(row['left_out'])} of the samples of {advice['epochs']} epochs{forwards}"
     if row["at_most"] - row["saves"] < ROUNDS_TO_ZERO:
-        return f"{name} can save {in_percent(row['saves'])} of the time at most: {does}."
-    saving = "saves no time" if row["saves"] < ROUNDS_TO_ZERO else f"can save {in_percent(row['saves'])} of the time"
+        return f"{name} can save about {in_percent(row['saves'])} of the time: {does}."
+    saving = "saves no time" if row["saves"] < ROUNDS_TO_ZERO else f"can save about {in_percent(row['saves'])} of the time"
     return (
         f"{name} {saving}, judged by the losses in the probe: {does}. If all samples were learned, it could save "
         f"{in_percent(row['at_most'])}."

@@ -75,7 +75,7 @@ def _why(advice: Mapping[str, Any]) -> str:
 
 def _saving(row: Mapping[str, Any]) -> str:
     """Returns what a method could save: at the losses of the probe, and at most."""
-    most = f"{row['method']} could save {in_percent(row['at_most'])} of the time"
+    most = f"{row['method']} could save about {in_percent(row['at_most'])} of the time"
     if row["at_most"] - row["saves"] < ROUNDS_TO_ZERO:
         return most
     now = f"{in_percent(row['saves'])} of it" if row["saves"] >= ROUNDS_TO_ZERO else "nothing"

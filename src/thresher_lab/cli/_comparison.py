@@ -28,7 +28,8 @@ CAPTION = """\
 Cost, CPU time, wall time and the peak memory of a step are shares of full training; "?" is not known. Controls, at the \
 cost of the method above them: uniform@ trains on a random subset each epoch, shorter@ for fewer epochs, smaller@ with \
 smaller batches, and placebo@ as the method does, with its losses or scores permuted among samples. Intervals are for \
-one comparison; verdicts are corrected for their number, and may be open although an interval excludes 0."""
+one comparison. Verdicts are corrected for their number, more for controls than for methods, and may be open although an \
+interval excludes 0; "loses" means below full training at all."""
 """Text below the result of a comparison."""
 
 TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime", "wall\ntime", "step\nmemory")
@@ -42,7 +43,7 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
         console: Console to print to, 60 columns wide or more.
         results: Content of results.json.
     """
-    from thresher_lab.comparison.summary import closing, rates_sentences, time_beside_cost
+    from thresher_lab.comparison.summary import busy_sentence, closing, rates_sentences, time_beside_cost
 
     if _table_width(results) <= console.width:
         console.print(summary_table(results))
@@ -50,7 +51,8 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
         for line in _blocks(results, console.width):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         console.print()
-    for sentence in closing(results) + time_beside_cost(results) + rates_sentences(results):
+    busy = [said] if (said := busy_sentence(results["runs"])) else []
+    for sentence in closing(results) + time_beside_cost(results) + rates_sentences(results) + busy:
         console.print(sentence, markup=False, highlight=False)
     console.print(f"\n{CAPTION}\n", markup=False, highlight=False)
 
@@ -173,28 +175,14 @@ def print_dry_run(
     from thresher_lab.comparison.dry_run import dry_run
     from thresher_lab.training.specs import parse_methods, parse_seeds
 
-    found = dry_run(task, parse_methods(methods), parse_seeds(seeds), epochs, out, says=says, **options)
-    console = open_console(to_stderr=json == STANDARD_OUTPUT)
-    for line in dry_run_lines(found):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    given = parse_methods(methods), parse_seeds(seeds)
+    found = dry_run(task, *given, epochs, out, says=says, factors=factors, **options)
+    lines = dry_run_lines(found)
     if most is not None:
-        console.print(
-            f"With --until-decided, up to {most} seeds: at most {most / len(parse_seeds(seeds)):.2g} times as long.",
-            markup=False,
-            highlight=False,
-        )
-    if factors:
-        from thresher_lab.comparison.compare import LOOK_SEEDS
-
-        found["rates"] = {"factors": [*factors], "seeds": [*LOOK_SEEDS], "in_time": False}
-        times = 1 + len(factors) * len(LOOK_SEEDS) / len(parse_seeds(seeds))
-        console.print(
-            f"With --rates, {len(factors)} factors are tried with {len(LOOK_SEEDS)} seeds first. This is not in the time "
-            f"above, which it makes {times:.2g} times as long where nothing is tried yet; and "
-            "finished runs with another rate are not counted as finished here.",
-            markup=False,
-            highlight=False,
-        )
+        lines.append(f"With --until-decided, up to {most} seeds: at most {most / len(given[1]):.2g} times as long.")
+    console = open_console(to_stderr=json == STANDARD_OUTPUT)
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if json is not None:
         write_result(json, found)
 
@@ -213,16 +201,29 @@ def dry_run_lines(found: Mapping[str, Any]) -> list[str]:
     lines += found["left_out"]
     if found["not_estimated"]:
         lines.append(f"Taken to last as long as full training: {', '.join(found['not_estimated'])}.")
-    if not waiting:
-        return [*lines, f"All {len(found['runs'])} runs are finished; the command only writes the report."]
-    finished = len(found["runs"]) - len(waiting)
+    looks, finished = found.get("looks"), len(found["runs"]) - len(waiting)
+    if looks is None and not waiting:
+        return [*lines, f"All {finished} runs are finished; the command only writes the report."]
+    said = _how_long(found, found, len(waiting), finished)
+    if looks is not None:
+        first = _how_long(found, looks, looks["runs"] - looks["finished"], looks["finished"])
+        lines.append(f"First, to choose the rates: {first}")
+        said = (
+            f"Then, if all arms keep the rate of the training: {said} An arm that gets another rate is trained with all seeds."
+        )
     return [
         *lines,
-        f"{_counted(len(waiting), 'run')} to train, {finished} finished: about {_long(found['wall_s'])} with "
-        f"{_counted(found['jobs'], 'process', 'processes')} side by side on a machine of {_counted(found['cores'], 'core')} "
-        f"that does nothing else, {_long(found['cpu_s'])} of CPU time.",
+        said,
         "Controls are at the cost of the finished runs of a method; before there are any, at an estimated cost.",
     ]
+
+
+def _how_long(found: Mapping[str, Any], times: Mapping[str, Any], waiting: int, finished: int) -> str:
+    return (
+        f"{_counted(waiting, 'run')} to train, {finished} finished: about {_long(times['wall_s'])} with "
+        f"{_counted(found['jobs'], 'process', 'processes')} side by side on a machine of {_counted(found['cores'], 'core')} "
+        f"that does nothing else, {_long(times['cpu_s'])} of CPU time."
+    )
 
 
 def _line(label: str, runs: list[Mapping[str, Any]]) -> str:

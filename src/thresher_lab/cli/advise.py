@@ -74,6 +74,8 @@ def advise(
     from thresher_lab.training.specs import parse_methods
 
     shares = [] if budget is None else parse_budget(budget)
+    if shares and methods == ADVISED_METHODS:  # Winnow at the share that is asked for
+        methods = methods.replace("share=0.5", f"share={shares[0]:g}")
     specs = [spec for spec in parse_methods(methods) if spec.name != "full"]
     advice = advise(training, specs, epochs=epochs, data=data, seconds=seconds, threads=threads, says=says)
     if shares:

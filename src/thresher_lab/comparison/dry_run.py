@@ -20,8 +20,8 @@ import torch
 from thresher.methods import requirements_of
 from thresher_lab.advise.pace import Pace, torch_threads
 from thresher_lab.advise.probe import Probe, Says, chooses_in_forward, quietly
-from thresher_lab.comparison.compare import JOBS, ComparedRuns, Watcher, folder_identity
-from thresher_lab.comparison.controls import FULL_TRAINING, Control, Job
+from thresher_lab.comparison.compare import JOBS, LOOK_SEEDS, ComparedRuns, Watcher, folder_identity
+from thresher_lab.comparison.controls import FULL_TRAINING, Control, Job, Rates
 from thresher_lab.comparison.summary import left_out_sentence
 from thresher_lab.comparison.workers import Finished
 from thresher_lab.recipes.running import task_of
@@ -29,10 +29,11 @@ from thresher_lab.tasks.script import errors_placed
 from thresher_lab.training.loop import TEXTBOOK, Clock, rehearse, sizes_of, with_costs
 from thresher_lab.training.processes import number_of_processes
 from thresher_lab.training.specs import Composition, Spec
-from thresher_lab.training.store import ReadOnlyStore
+from thresher_lab.training.store import LOOKS, ReadOnlyStore
 
 PROBE_SECONDS = 20.0
 """Time limit for the epochs of the probe, in seconds."""
+TIMES = "wall_s", "cpu_s"
 BEGIN = """
 import torch, thresher_lab.training.loop, thresher_lab.comparison.workers
 from thresher_lab.training.loop import StepMemory
@@ -177,6 +178,7 @@ def dry_run(
     data: Path | None = None,
     jobs: int | None = None,
     controls: Sequence[Control] | None = None,
+    factors: Sequence[float] = (),
     says: Says = quietly,
 ) -> dict[str, Any]:
     """Returns what `compare` would train, and about how long; nothing is written, and nothing is trained that is kept.
@@ -190,12 +192,14 @@ def dry_run(
         data: Folder with the data, for tasks that take one.
         jobs: Number of processes that train side by side. Default: 2.
         controls: Kinds of controls to train. Default: as in `compare`.
+        factors: Factors on the learning rate that every arm is tried with first. Default: none.
         says: Function that is called with a line about what is done now. Default: none.
 
     Returns:
         Plain values: `runs` with name, label, epochs, seconds (without the start of a process), control and finished; `wall_s`
-        and `cpu_s` of all that is not finished; `jobs`, `cores`, `left_out` (sentences) and `not_estimated` (labels of methods
-        that are taken to last as long as full training).
+        and `cpu_s` of all that is not finished; `jobs`, `cores`, `left_out` (sentences), `not_estimated` (labels of methods
+        that are taken to last as long as full training), and `looks` where rates are tried: the number of runs, how many of
+        them are finished, and the same times of them together.
 
     Raises:
         ValueError: An argument is not possible, or several processes were started to train together.
@@ -203,11 +207,27 @@ def dry_run(
     """
     if number_of_processes() > 1:
         raise ValueError("--dry-run: give the command by itself; it says how long one process or several side by side take")
-    store = ReadOnlyStore(out, folder_identity(task, epochs))
+    identity = folder_identity(task, epochs)
+    store = ReadOnlyStore(out, identity)
     prices = measured_prices(task, methods, epochs, data=data, says=says)
-    found = schedule(store, methods, seeds, epochs, prices, jobs=jobs or JOBS, controls=controls)
+    how: dict[str, Any] = {"jobs": jobs or JOBS, "controls": controls}
+    found = schedule(store, methods, seeds, epochs, prices, **how)
+    looks = [
+        schedule(
+            ReadOnlyStore(out / LOOKS, identity), methods, LOOK_SEEDS, epochs, prices, rates=Rates(everywhere=factor), **how
+        )
+        for factor in factors
+    ]
     labels = {spec.label for spec in methods} - {FULL_TRAINING.label}
-    return found | {"not_estimated": sorted(labels - prices.methods.keys())}
+    found |= {"not_estimated": sorted(labels - prices.methods.keys())}
+    return found | ({"looks": _together(looks)} if looks else {})
+
+
+def _together(looks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the number of runs of several schedules, those that are finished, and their times."""
+    finished = [run["finished"] for one in looks for run in one["runs"]]
+    times = {name: sum(one[name] for one in looks if not all(run["finished"] for run in one["runs"])) for name in TIMES}
+    return {"runs": len(finished), "finished": sum(finished), **times}
 
 
 def schedule(
@@ -219,6 +239,7 @@ def schedule(
     *,
     jobs: int,
     controls: Sequence[Control] | None = None,
+    rates: Rates | None = None,
 ) -> dict[str, Any]:
     """Returns which runs there would be, in which order, and how long they take together; see `dry_run`.
 
@@ -230,6 +251,7 @@ def schedule(
         prices: Seconds of the parts.
         jobs: Number of processes that train side by side.
         controls: Kinds of controls to train. Default: as in `compare`.
+        rates: Factors on the learning rate. Default: 1 for all.
     """
     cores = available_cores()
     crowded = max(1.0, jobs / cores)
@@ -240,7 +262,7 @@ def schedule(
         lambda job: outcome(job, prices),
         crowded * (prices.imports + prices.start),
     )
-    ComparedRuns(store, methods, seeds, controls, notes).work(workers)
+    ComparedRuns(store, methods, seeds, controls, notes, rates).work(workers)
     labels = [FULL_TRAINING.label, *(spec.label for spec in methods)]
     runs = [
         {

@@ -239,7 +239,10 @@ def distribution(losses: NDArray[np.float32]) -> dict[str, Any]:
 def class_labels(dataset: Any) -> NDArray[np.int64] | None:
     """Returns the class of every sample, shape (N,); None if the dataset does not hold classes as whole numbers from 0."""
     tensors = getattr(dataset, "tensors", None)
-    held = tensors[-1] if tensors else getattr(dataset, "targets", None)
+    try:
+        held: Any = tensors[-1] if tensors else thresher.labels_of(dataset)
+    except ValueError:
+        return None
     if isinstance(held, torch.Tensor):
         whole = held.layout is torch.strided and not (held.is_floating_point() or held.is_complex())
         labels = np.asarray(held.cpu()) if whole else np.empty(0)

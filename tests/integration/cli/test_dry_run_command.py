@@ -52,3 +52,19 @@ def test_with_more_seeds_it_may_take_longer(tmp_path, called, priced):
 def test_nothing_is_deleted(tmp_path, called):
     done = called("compare", "digits@200", "--methods", "infobatch", "--epochs", 1, "--out", tmp_path, "--dry-run", "--restart")
     assert done.returncode == 2 and "--dry-run deletes nothing; leave out --restart" in done.stderr
+
+
+def test_the_runs_that_choose_rates_are_counted(tmp_path, called, priced):
+    out = tmp_path / "out"
+    given = ("compare", "digits@200", "--methods", "infobatch", "--epochs", 1, "--seeds", 0, "--controls", "", "--out", out)
+    assert called(*given).returncode == 0
+    done = called(*given, "--rates", "0.5,1", "--dry-run", "--json", tmp_path / "found.json")
+    said = " ".join(done.stdout.split())
+    # Two arms with two factors and two seeds; what is finished at the rate of the training is not tried yet.
+    assert "First, to choose the rates: 8 runs to train, 0 finished: about" in said and "only writes the report" not in said
+    assert "Then, if all arms keep the rate of the training: 0 runs to train, 2 finished" in said
+    looks = json.loads((tmp_path / "found.json").read_text())["looks"]
+    assert (looks["runs"], looks["finished"]) == (8, 0) and looks["cpu_s"] > looks["wall_s"] > 8 * 2
+    assert called(*given, "--rates", "0.5,1").returncode == 0
+    done = called(*given, "--rates", "0.5,1", "--dry-run")
+    assert "First, to choose the rates: 0 runs to train, 8 finished" in " ".join(done.stdout.split())

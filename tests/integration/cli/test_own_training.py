@@ -61,7 +61,7 @@ def test_init_leaves_a_file_alone(template):
     ("before", "after", "line", "said"),
     [
         ("torch.manual_seed(seed)", "torch.manual_sead(seed)", "torch.manual_sead", "AttributeError"),
-        ("right.float().mean().item()", "right.no_such()", "right.no_such()", "AttributeError"),
+        ("(predicted == right).float().mean().item()", "predicted.no_such()", "predicted.no_such()", "AttributeError"),
         ('"optimizer": optimizer,', "", "def build", "must return a dict with .*; got one without optimizer"),
         ("train[i][0]", "train[i]", "train[i]", "AttributeError"),
         ("train[i][0].reshape(8, 8)", "i", "def show", r"show\(0\) must return a PIL image, .* or a text; got int"),

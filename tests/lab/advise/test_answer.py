@@ -32,7 +32,7 @@ def advice(outlook=UNLIKE, at_most=0.45, saves=None, worth=(HALF,), lost=None, f
 def test_before_short_runs_the_answer_is_on_time_and_calls_nothing_safe():
     assert answer_lines(advice()) == [
         "Can selection help here? Yes, it can save time. What it loses is unknown.",
-        "Why: the samples are unlike (rho 0.30; 1 is all alike), and winnow:share=0.5 could save 45 % of the time.",
+        "Why: the samples are unlike (rho 0.30; 1 is all alike), and winnow:share=0.5 could save about 45 % of the time.",
         "Measured elsewhere: for winnow:share=0.5, the interval of the difference to full training reached below the margin "
         "on 7 of 11 trainings, and all of it was below 0 on 5 of them.",
         "Next (trains short runs, which show what half of the cost loses here):",
@@ -62,7 +62,11 @@ def test_of_the_eleven_trainings_those_below_the_margin_are_counted_and_named():
         ({"outlook": Outlook(None, None, None, 0.5, 0.0)}, "unknown", "the criterion does not show how unlike the samples"),
         ({"outlook": Outlook(0.97, 0.98, 1.0, 0.5, 0.0, 0.06)}, "unknown", "network has learned: the probe was too short."),
         ({"outlook": Outlook(0.97, 0.98, 1.0, 0.5, 0.0, 0.02), "worth": ()}, "no", "the samples are much alike"),
-        ({"saves": 0.1}, "yes", "could save 45 % of the time once all samples are learned, and 10 % of it at the losses of"),
+        (
+            {"saves": 0.1},
+            "yes",
+            "could save about 45 % of the time once all samples are learned, and 10 % of it at the losses of",
+        ),
         ({"saves": -0.1}, "yes", "once all samples are learned, and nothing at the losses of the probe."),
         ({"worth": ()}, "unknown", "draw at random here, or were worse than a control"),
         ({"lost": 0.001}, "yes", "the samples are unlike"),
