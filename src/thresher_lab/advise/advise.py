@@ -20,6 +20,7 @@ from thresher_lab.advise.probe import Probe, Says, quietly
 from thresher_lab.advise.variance import about_strata
 from thresher_lab.recipes.running import task_of
 from thresher_lab.tasks.script import errors_placed
+from thresher_lab.training.loop import is_busy
 from thresher_lab.training.samples import EASY
 from thresher_lab.training.specs import Spec
 from thresher_lab.training.store import versions
@@ -358,16 +359,17 @@ def advise(
 
     Returns:
         Plain values: task, epochs, device, versions, probe, step, outlook, losses, trace, break_even_keep, methods, strata (see
-        `variance.VarianceRatio`; None: not known), steps, worth_trying (the best first), next, compare (commands), sentences.
-        The entry of a method has `record`, see `findings.Record`, `saves`, the share of the wall time of full training that it
-        saves with the losses of the probe, and `at_most`, that share if all samples but one were learned; below 0 if slower.
+        `variance.VarianceRatio`; None: not known), steps, busy (whether the load was above the cores), worth_trying (the best
+        first), next, compare (commands), sentences. The entry of a method has `record`, see `findings.Record`, `saves`, the
+        share of the wall time of full training that it saves with the losses of the probe, and `at_most`, that share if all
+        samples but one were learned; below 0 if slower.
 
     Raises:
         ValueError: An argument is out of its range, the training has no batch, or its `evaluate` returns no number.
         FileNotFoundError: The data is missing.
     """
     _check_ranges(epochs, threads, seconds)
-    trainable = task_of(task)
+    trainable, was_busy = task_of(task), is_busy()
     with torch_threads(threads), errors_placed(trainable):
         says("reading the data, and preparing the training")
         training = trainable.training(trainable.load(trainable.find(data)), seed)
@@ -392,6 +394,7 @@ def advise(
         "methods": rows,
         "strata": None if strata is None else strata.as_dict(),
         "steps": epochs * len(training.loader),
+        "busy": was_busy or is_busy(),
     }
     return advice | _recommended(task, specs, rows, outlook, epochs, data) | {"sentences": sentences(advice)}
 

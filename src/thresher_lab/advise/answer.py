@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from thresher_lab.advise.advise import RANDOM_HALF, ROUNDS_TO_ZERO, WORTHWHILE, in_percent, outlook_in
-from thresher_lab.advise.budget import BudgetFinding, seeds_agree
+from thresher_lab.advise.budget import BudgetFinding, seeds_agree, time_sentence
 from thresher_lab.advise.forecast import ALIKE, Outlook
 from thresher_lab.advise.variance import about_strata
 
@@ -40,7 +40,9 @@ def answer_lines(advice: Mapping[str, Any]) -> list[str]:
         advice: Result of `advise`, with the entry `budget` where short runs were trained.
     """
     strata = [about_strata(advice["strata"], advice["steps"])] if advice.get("strata") is not None else []
-    return [_headline(advice), f"Why: {_why(advice)}", *_on_the_loss(advice), *strata, _before_next(advice), advice["next"]]
+    busy = ["The machine was busy, with more work than cores: the times above are rough."] if advice.get("busy") else []
+    said = [_headline(advice), f"Why: {_why(advice)}", *_on_the_loss(advice), *strata, *busy]
+    return [*said, _before_next(advice), advice["next"]]
 
 
 def _headline(advice: Mapping[str, Any]) -> str:
@@ -85,7 +87,7 @@ def _saving(row: Mapping[str, Any]) -> str:
 def _on_the_loss(advice: Mapping[str, Any]) -> list[str]:
     """Returns what is known of the loss: from short runs here, else from other trainings."""
     if "budget" in advice:
-        return list(advice["budget"]["sentences"])
+        return [*advice["budget"]["sentences"], time_sentence(advice["budget"]["times"])]
     outlook = outlook_in(advice)
     if outlook.alike:
         others = "" if outlook.by_steps else f", and so do smaller batches and random samples ({RANDOM_HALF})"

@@ -6,12 +6,13 @@ short runs do.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 from thresher_lab.advise.advise import larger_budget_command, next_command
-from thresher_lab.advise.pace import torch_threads
+from thresher_lab.advise.pace import Pace, torch_threads
 from thresher_lab.advise.probe import Says, quietly
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.loop import train
@@ -151,6 +152,41 @@ def seeds_agree(loss: Mapping[str, Any], *, points: bool) -> bool:
         points: Whether the metric is a share, so that limits are known.
     """
     return not points or all(_finding(100 * lost) == loss["finding"] for lost in loss["by_seed"])
+
+
+def times_at(step: Mapping[str, Any], shares: Sequence[float]) -> list[dict[str, float]]:
+    """Returns what trainings at shares of the cost take, as shares of the time of full training.
+
+    Args:
+        step: `step` of the advice: the measured times.
+        shares: Shares of the cost.
+
+    Returns:
+        For each share: `share`, the time in smaller batches, `batches`, and that of full-size batches in fewer steps, `steps`.
+    """
+    pace = Pace(**{one.name: step[one.name] for one in fields(Pace)})
+    smaller = [pace.step(pace.compute * pace.of_smaller(share), share) / pace.full for share in shares]
+    return [{"share": share, "batches": time, "steps": share} for share, time in zip(shares, smaller, strict=True)]
+
+
+def needs_steps(times: Sequence[Mapping[str, float]]) -> bool:
+    """Returns whether smaller batches save less than half of what they leave out, so that only fewer steps save time.
+
+    Args:
+        times: Result of `times_at`.
+    """
+    return any(1 - one["batches"] < (1 - one["share"]) / 2 for one in times)
+
+
+def time_sentence(times: Sequence[Mapping[str, float]]) -> str:
+    """Returns what the shares take, as a sentence.
+
+    Args:
+        times: Result of `times_at`.
+    """
+    of = "; ".join(f"at {one['share']:g}, {one['batches']:.0%}" for one in times)
+    fewer = ": only full-size batches in fewer steps, spend='steps', save time in proportion" if needs_steps(times) else ""
+    return f"Smaller batches take about this share of the time of full training {of}{fewer}."
 
 
 def budget_sentences(found: Mapping[str, Any]) -> list[str]:

@@ -69,7 +69,7 @@ def advise(
     says("loading torch, for some seconds")
     from thresher_lab.advise.advise import advise, named_methods
     from thresher_lab.advise.answer import answer_lines, answer_of
-    from thresher_lab.advise.budget import budget_advice, next_after_budget
+    from thresher_lab.advise.budget import budget_advice, needs_steps, next_after_budget, times_at
     from thresher_lab.comparison.controls import parse_budget
     from thresher_lab.training.specs import parse_methods
 
@@ -81,7 +81,8 @@ def advise(
     if shares:
         advice["budget"] = budget_advice(training, shares, epochs=epochs, data=data, threads=threads, says=says)
         named = named_methods(advice["worth_trying"], specs)
-        by_steps = advice["outlook"]["by_steps"]
+        advice["budget"]["times"] = times = times_at(advice["step"], shares)
+        by_steps = needs_steps(times)
         advice["next"] = next_after_budget(advice["budget"], training, named, epochs=epochs, data=data, by_steps=by_steps)
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
     advice["answer"] = answer_of(advice)

@@ -396,7 +396,8 @@ def _cost_in_words(row: RowDict, runs: Sequence[Mapping[str, Any]], scores: floa
         said += ", and the CPU time "
     said += f"{row['cpu_ratio']:.2f}{tracing}."
     if row["cost_ratio"] < NO_TIME_SAVED <= row["cpu_ratio"]:
-        said += " So it saved no time here."
+        busy = " as measured on a busy machine" if any(run.get("busy") for run in runs) else ""
+        said += f" So it saved no time here{busy}."
     return f"{said} {NOT_COUNTED}" if apart and scores is not None else said
 
 

@@ -32,7 +32,8 @@ def change_by_class(results: ResultsDict, _: Samples) -> go.Figure | None:
     shown = np.sort(np.argsort(-most, kind="stable")[:MOST_ROWS])[::-1]
     figure = empty_figure("accuracy less full training's, points", "class", height=max(380, 26 * len(shown) + 120))
     figure.add_vline(x=0, line={"color": INK, "width": 1, "dash": "dot"})
-    names = [escaped(class_name(number, results.get("classes"))) for number in shown.tolist()]
+    sizes = full.sum(2).mean(0)
+    names = [f"{escaped(class_name(number, results.get('classes')))} ({sizes[number]:.0f})" for number in shown.tolist()]
     for place, (method, change) in enumerate(changes.items()):
         of = looks(results)[method]
         figure.add_trace(_points(method, of, change[:, shown], names, (place - (len(changes) - 1) / 2) * 0.12))

@@ -194,7 +194,8 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
             "classes",
             "Of each class",
             "The accuracy of each class less that of full training, with 95 % intervals over the seeds, paired; not corrected "
-            "for the number of classes. The samples are those of the metric. Of more than 30 classes, those that change most.",
+            "for the number of classes. The samples are those of the metric, with their number in brackets. Of more than 30 "
+            "classes, those that change most.",
             single_view(class_charts.change_by_class),
         ),
         Chart(

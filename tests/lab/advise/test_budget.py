@@ -4,7 +4,15 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from thresher_lab.advise import budget
-from thresher_lab.advise.budget import budget_advice, budget_sentences, next_after_budget, smaller_losses
+from thresher_lab.advise.budget import (
+    budget_advice,
+    budget_sentences,
+    needs_steps,
+    next_after_budget,
+    smaller_losses,
+    times_at,
+)
+from thresher_lab.advise.pace import Pace
 from thresher_lab.comparison.controls import parse_budget
 from thresher_lab.tasks.base import Data, Task
 
@@ -108,6 +116,16 @@ def test_the_next_command_can_be_run_for_all_shares(found, expected):
 def test_where_only_fewer_steps_save_time_winnow_leaves_out_steps():
     found = next_after_budget(of_findings(_50000="free"), "digits", ["infobatch"], epochs=8, by_steps=True)
     assert found.startswith("thresher compare digits --methods winnow:share=0.5:spend=steps,infobatch --epochs 8")
+
+
+def test_the_time_of_a_share_is_that_of_smaller_batches():
+    quick = Pace(0.0, 1.0, 2.0, 1.0, 0.8, 0.0, half=2.0).as_dict()
+    slow = Pace(0.0, 1.0, 2.0, 1.0, 0.8, 0.0, half=3.9).as_dict()
+    assert [one["batches"] for one in times_at(quick, [0.5, 0.25])] == pytest.approx([0.5, 0.25])
+    assert times_at(slow, [0.5]) == [{"share": 0.5, "batches": pytest.approx(0.975), "steps": 0.5}]
+    assert needs_steps(times_at(slow, [0.5])) and not needs_steps(times_at(quick, [0.5, 0.25]))
+    waits = Pace(10.0, 1.0, 2.0, 1.0, 0.8, 1.0, half=3.9).as_dict()  # samples that are not loaded save the time of loading
+    assert not needs_steps(times_at(waits, [0.5]))
 
 
 def test_a_share_with_too_few_rows_a_batch():

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thresher_lab.comparison.summary import any_busy, busy_sentence, margin_of, summarise
+from thresher_lab.comparison.summary import any_busy, busy_sentence, margin_of, summarise, time_beside_cost
 
 T_2 = 4.302652729911275  # 97.5 % quantile of Student's t with 2 degrees of freedom
 T = {3: T_2, 5: 2.7764451051977987}  # by the number of seeds, one more than the degrees of freedom
@@ -281,3 +281,13 @@ def test_the_default_margin_is_in_proportion_to_the_metric():
     assert margin_of(runs("-mse", [-0.05, -0.056])) == pytest.approx(0.0027, abs=1e-4)
     assert margin_of(runs("score", [120.0])) == 6.0
     assert margin_of(runs("-mse", [0.0])) == margin_of(runs("-mse", [float("-inf")])) == 0.5
+
+
+@pytest.mark.parametrize(("busy", "tail"), [(False, "here."), (True, "here as measured on a busy machine.")])
+def test_a_saving_that_the_clock_does_not_show_is_said(busy, tail):
+    counted = {"forward": 50, "backward": 50, "full_forward": 100, "full_backward": 100, "ratio": 0.5, "scores_ratio": 0.0}
+    run = {"method": "winnow", "control_of": None, "cost": counted, "busy": busy}
+    results = {"runs": [run], "summary": [{"method": "winnow", "control_of": None, "cost_ratio": 0.5, "cpu_ratio": 1.04}]}
+    [said] = time_beside_cost(results)
+    assert said.startswith("winnow: the counted cost is 0.50 of full training, and the CPU time 1.04.")
+    assert f"So it saved no time {tail}" in said

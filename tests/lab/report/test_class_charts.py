@@ -32,12 +32,12 @@ def test_the_accuracy_of_each_class_is_less_full_training_paired_by_seed():
         # The classes stand from below to above, the last one first.
         assert drawn[method].x == pytest.approx([-(one * number + 1) for one in reversed(range(CLASSES))])
         assert drawn[method].error_x.array == pytest.approx([4.303 / 3**0.5] * CLASSES, rel=1e-3)
-        assert list(drawn[method].text) == ["3", "2", "1", "0"]
+        assert list(drawn[method].text) == ["3 (100)", "2 (100)", "1 (100)", "0 (100)"]
 
 
 def test_of_many_classes_those_are_drawn_that_change_most():
     figure = class_charts.change_by_class(with_counts(40), {})
-    assert list(figure.layout.yaxis.ticktext) == [str(number) for number in reversed(range(10, 40))]
+    assert list(figure.layout.yaxis.ticktext) == [f"{number} (100)" for number in reversed(range(10, 40))]
 
 
 def test_what_classes_are_taken_for_is_the_difference_to_full_training():
