@@ -18,7 +18,7 @@ BUDGET = 32_000
 """Tokens that a training generates."""
 SHARES = (0.5, 0.8)
 """Shares of the prompts that teach the base model nothing."""
-RATE, FACTORS, LOOKS, SEEDS = 5e-4, (0.3, 0.6, 1.0, 2.0), 2, 8
+RATE, FACTORS, LOOKS, SEEDS = 5e-4, (0.15, 0.3, 0.6, 1.0, 2.0, 4.0), 2, 8
 """Learning rate of AdamW; factors on it of the look; seeds of the look; seeds that count."""
 
 

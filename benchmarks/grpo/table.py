@@ -1,7 +1,7 @@
 """The tables of the arms: rewards at equal tokens and at equal steps, and tokens until a reward is reached.
 
 What was decided before the first counted training: two tasks, half and 80 % of whose prompts teach the base model nothing;
-seven arms, each at the rate of four that was best on two seeds and prompts that are not counted; eight seeds; 32,000 generated
+seven arms, each at the rate of six that was best on two seeds and prompts that are not counted; eight seeds; 32,000 generated
 tokens. The target is three quarters of what plain GRPO gains on average. Differences are paired by seed, with 95 % intervals.
 """
 
