@@ -371,11 +371,18 @@ def explained_interruptions(folder: Path) -> Iterator[None]:
 
     Raises:
         typer.Exit: With code 130 after Ctrl-C, with code 1 if a run failed.
+        ValueError: A run was refused, or failed by its data; others that are finished are kept.
     """
-    from thresher_lab.comparison.workers import RunError
+    from thresher_lab.comparison.workers import RunError, RunValueError
+    from thresher_lab.training.store import RUNS
 
     try:
         yield
+    except RunValueError as error:
+        if not any((folder / RUNS).glob("*.json")):
+            raise
+        kept = f"Finished runs are kept in {folder}: mend this one, or leave out its seed or method, and the rest goes on"
+        raise ValueError(f"{str(error).rstrip('.')}. {kept}.") from error
     except RunError as error:
         typer.echo(f"{error.__cause__}\nthresher: {error}. Finished runs are kept in {folder}.", err=True)
         raise typer.Exit(1) from None

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from helpers import noted
 from thresher_lab.cli import _progress, demo
-from thresher_lab.cli._comparison import after_a_loss, print_summary, summary_table
+from thresher_lab.cli._comparison import after_a_loss, explained_interruptions, print_summary, summary_table
 from thresher_lab.cli._console import open_console, print_table, targets_table
 from thresher_lab.cli._progress import progress_on
 from thresher_lab.cli.advise import advice_table
@@ -21,6 +21,7 @@ from thresher_lab.cli.recipes import _recipe_table
 from thresher_lab.cli.reproduce import _artefact_table
 from thresher_lab.comparison.controls import Job
 from thresher_lab.comparison.summary import summarise
+from thresher_lab.comparison.workers import RunValueError
 from thresher_lab.training.specs import MethodSpec
 
 CAPTURES = Path(__file__).parent / "captures"
@@ -218,3 +219,18 @@ def test_without_a_terminal_lines_are_as_long_as_columns_says(monkeypatch, colum
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
     assert open_console().width == width
+
+
+def test_of_a_run_that_fails_it_is_said_that_others_are_kept(tmp_path):
+    def fails():
+        with explained_interruptions(tmp_path):
+            raise RunValueError("winnow, seed 5: ValueError: one row")
+
+    with pytest.raises(ValueError, match="^winnow, seed 5: ValueError: one row$"):
+        fails()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "full-seed0.json").write_text("{}")
+    with pytest.raises(
+        ValueError, match=rf"one row. Finished runs are kept in {tmp_path}: mend this one, or leave out its seed"
+    ):
+        fails()
