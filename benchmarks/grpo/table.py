@@ -99,16 +99,16 @@ def _row(name: str, own: Mapping[int, Curve], plain: Mapping[int, Curve]) -> tup
 
 
 def verdict(done: Done) -> str:
-    """Returns what the tables show, a sentence for each arm."""
-    parts = []
+    """Returns a table of how many tasks show that an arm needs fewer generated tokens than plain GRPO, or more."""
+    cells, rows = _cells(done), list[tuple[str, ...]]()
     for name, arm in ARMS.items():
-        found = [tokens_saved(of[name], of[PLAIN], GENERATED) for of in _cells(done).values()] if name != PLAIN else []
-        if not found:
-            continue
+        found = [tokens_saved(of[name], of[PLAIN], GENERATED) for of in cells.values() if name != PLAIN]
         fewer = sum(one is not None and one.high is not None and one.high < 0 for one in found)
-        more = sum(one is None or (one.low is not None and one.low > 0) for one in found)
-        parts.append(f"{arm.text}: fewer in {fewer}, more or not at all in {more}")
-    return f"Tokens generated until the target, of {len(_cells(done))} comparisons: {'; '.join(parts)}; else not told apart."
+        more = sum(one is not None and one.low is not None and one.low > 0 for one in found)
+        missed = sum(one is None for one in found)
+        rows += [(arm.text, *map(str, (fewer, more, missed, len(found) - fewer - more - missed)))] if found else []
+    header = (f"tokens generated to the target, of {len(cells)} tasks", "fewer", "more", "a seed does not reach it", "open")
+    return markdown_table(header, rows)
 
 
 def _cells(done: Done) -> dict[tuple[float, str], dict[str, dict[int, Curve]]]:

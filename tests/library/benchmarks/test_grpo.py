@@ -54,7 +54,7 @@ def test_the_tables_are_those_of_the_seeds_that_all_arms_have():
     text = table.text(done)
     assert text.count("(3 seeds)") == 4 and "| Greso | 91.0 | +10.0 ± 0.0 | -11 ± 0 % |" in text
     assert "| refill (DAPO) | 41.0 | -40.0 ± 0.0 | 0 of 3 seeds reach it; plain: 3 |" in text
-    assert "Greso: fewer in 4, more or not at all in 0" in text and "refill (DAPO): fewer in 0, more or not at all in 4" in text
+    assert "| Greso | 4 | 0 | 0 | 0 |" in text and "| refill (DAPO) | 0 | 0 | 4 | 0 |" in text
     assert next(arms.ready({})) == Job("wrong digits", "plain", 0.5, 0.15, 1000)
     assert table.text({}) == "Not measured yet."
 
