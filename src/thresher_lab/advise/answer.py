@@ -28,6 +28,8 @@ def answer_of(advice: Mapping[str, Any]) -> CanHelp:
     outlook = outlook_in(advice)
     if outlook.alike or not _saves(advice):
         return "no"
+    if "budget" in advice and _of_short_runs(advice) == "no":
+        return "no"
     if _too_short(outlook) or outlook.rho is None or not advice["worth_trying"]:
         return "unknown"
     return "yes" if "budget" not in advice else _of_short_runs(advice)
@@ -63,6 +65,8 @@ def _why(advice: Mapping[str, Any]) -> str:
         return f"the samples are much alike{rho}, so that no choice beats a random one by much{smaller}."
     if not _saves(advice):
         return f"none of these methods could save {in_percent(WORTHWHILE)} of the time."
+    if "budget" in advice and answer_of(advice) == "no" and (_too_short(outlook) or not worth):
+        return "the training is not finished at this cost, as short runs show."
     if _too_short(outlook):
         return f"the samples are still alike{rho}, as they are before a network has learned: the probe was too short."
     if not worth:

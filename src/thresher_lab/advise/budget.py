@@ -29,7 +29,8 @@ SAID_OF_LOSSES: dict[BudgetFinding, str] = {
     "free": "Where that was up to 0.4 points, Winnow lost little or nothing: `thresher compare --budget` shows it.",
     "between": "That is between what was free and what was not elsewhere; `thresher compare --budget` measures it.",
     "lost": (
-        "The training is not finished at this cost: expect a loss, however the samples are chosen. A larger share may be free."
+        "The training is not finished at this cost: expect a loss, however the samples are chosen, often smaller than "
+        "in short runs. A larger share may be free."
     ),
     "unknown": (
         "The metric is no share, so that no limit is known for it; `thresher compare --budget` measures the whole training."

@@ -59,6 +59,7 @@ def main() -> None:
 def _run() -> None:
     from thresher_lab.cli.app import app
 
+    _SAID.clear()
     warnings.showwarning = _warned
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the profiler of a step complains of memory from before it
     try:
@@ -76,10 +77,16 @@ def _run() -> None:
         sys.exit(_complain(f"this command needs {package}, which is not installed: pip install 'thresher[lab]'"))
 
 
+_SAID = set[str]()
+"""Warnings that were printed: a training is made several times, and would say the same each time."""
+
+
 def _warned(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
     """Prints a warning as the other messages of the command; of code with a line to look at, with that line."""
     where = "" if category is UserWarning else f"{filename}:{lineno}: {category.__name__}: "
-    print(f"thresher: {where}{message}", file=sys.stderr)  # noqa: T201
+    if (said := f"{where}{message}") not in _SAID:
+        _SAID.add(said)
+        print(f"thresher: {said}", file=sys.stderr)  # noqa: T201
 
 
 def _complain(message: str) -> int:

@@ -321,6 +321,8 @@ def _with_interval(of: RowDict, whole: bool) -> str:
     return f"{scale * of['difference']:{form}}{unit}{between}"
 
 
+OF_SENSE = 10
+"""Multiple of the margin of a comparison up to which a larger one is proposed."""
 MARGINS = tuple(step * size for size in (0.1, 1.0, 10.0) for step in (1, 1.5, 2, 3, 5, 7))
 """Margins that may be named, in points, smallest first."""
 MOST_LISTED = 12
@@ -614,7 +616,8 @@ def _margin_in_words(row: RowDict, results: Mapping[str, Any]) -> str:
         if row["method"] in methods_without_loss(results["runs"], margin, results.get("looks", 1)):
             size = _in_words(results, margin)
             shown = f"It is shown already that {row['method']} loses no more than {size}"
-            return f"{shown}: use --margin {margin:.4g} if such a loss does not matter."
+            matters = margin > OF_SENSE * results["margin"]  # nobody would call it no loss
+            return f"{shown}." if matters else f"{shown}: use --margin {margin:.4g} if such a loss does not matter."
     return ""
 
 

@@ -248,8 +248,8 @@ def _check_classes(classes: Sequence[Any], labels: NDArray[np.int64] | None, whe
         seen.add(name)
     if labels is None:
         warnings.warn(
-            f"the names in `classes` cannot be shown: the dataset of {where.partition(' must')[0]} holds no class of each "
-            "sample. Give it the attribute `targets`, a list or tensor of whole numbers from 0.",
+            f"the names in `classes` cannot be shown, and batches not stratified: the dataset of {where.partition(' must')[0]} "
+            "holds no class of each sample. Give its class the attribute `targets`, a list or tensor of whole numbers from 0.",
             stacklevel=3,
         )
     elif labels.max() >= len(classes):

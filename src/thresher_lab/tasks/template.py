@@ -48,8 +48,8 @@ def build(seed: int) -> dict[str, Any]:
         predicted, right = predict(model)
         return (predicted == right).float().mean().item()
 
-    # Optional: a function from the share of training that is done (0 to 1) to a factor on the learning rate. Do not use a
-    # scheduler of your own: in runs with fewer epochs the learning rate must decay within them.
+    # Optional: a function from the share of training that is done (0 to 1) to a factor on the rate; the momentum stays.
+    # Do not use a scheduler of your own: in runs with fewer epochs the learning rate must decay within them.
     def schedule(done: float) -> float:
         return 1 - done
 

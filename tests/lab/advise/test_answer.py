@@ -74,6 +74,12 @@ def test_of_the_eleven_trainings_those_below_the_margin_are_counted_and_named():
         ({"lost": 0.008, "finding": "between"}, "unknown", "the samples are unlike"),
         ({"lost": 0.02, "finding": "lost"}, "no", "but the training is not finished at this cost."),
         ({"lost": 2.0, "finding": "unknown"}, "unknown", "the samples are unlike"),
+        (
+            {"lost": 0.2, "finding": "lost", "outlook": Outlook(0.95, None, 1.0, 0.5, 0.0)},
+            "no",
+            "not finished at this cost, as",
+        ),
+        ({"lost": 0.0, "outlook": Outlook(0.95, None, 1.0, 0.5, 0.0)}, "unknown", "the probe was too short."),
     ],
 )
 def test_the_answer_and_why(given, answer, why):

@@ -60,3 +60,12 @@ def test_warnings_and_errors_of_files_are_sentences(capsys, monkeypatch):
         said[1].endswith("FutureWarning: use dtype")
         and said[2] == "thresher: /proc/none/results.json: No such file or directory"
     )
+
+
+def test_a_warning_is_printed_once(capsys):
+    from thresher_lab import cli
+
+    cli._SAID.clear()
+    for text in ("first", "first", "second"):
+        cli._warned(text, UserWarning, "file.py", 3)
+    assert capsys.readouterr().err == "thresher: first\nthresher: second\n"

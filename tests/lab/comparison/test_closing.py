@@ -196,9 +196,13 @@ def test_everything_loses():
 
 
 def test_a_metric_that_is_no_share_has_no_points():
-    results = results_of((0.0, 0.01, 0.005), scale=40, margin=0.01)
+    results = results_of((0.0, 0.01, 0.005), scale=40, margin=0.1)
     [said] = closing(results)
     assert "point" not in said and "use --margin 0." in said
+    [said] = closing(results_of((0.0, 0.01, 0.005), scale=40, margin=0.01))
+    assert (
+        "It is shown already that m loses no more than" in said and "use --margin" not in said
+    )  # 10 times the margin and more
     assert mean(run["metric"]["value"] for run in results["runs"]) > 1
 
 

@@ -185,7 +185,8 @@ def test_a_dict_may_have_more():
 def test_names_of_classes_without_known_labels_are_taken_and_it_is_said():
     made = named(classes=("a", "b"))
     with pytest.warns(
-        UserWarning, match=r"cannot be shown: the dataset of mine.py, line .*: build\(seed\) holds no class .* `targets`"
+        UserWarning,
+        match=r"cannot be shown, and .*: the dataset of mine.py, line .*: build\(seed\) holds no class .* `targets`",
     ):
         assert Script(Path("mine.py"), "build").training(lambda seed: made, 0).classes == ("a", "b")
 
