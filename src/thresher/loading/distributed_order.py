@@ -353,6 +353,7 @@ class SharedOrder:
             staying=self.samples_of(plan) if smaller is None else smaller.rows,
             sizes=smaller,
             consumed_by=partial(self._consumed_by, smaller),
+            least=1 if smaller is not None else sizes.least_of(plan),
         )
 
     def _make(self, plan: HeldPlan, epoch: int, found: StepSizes | None) -> RankOrder | RankBatches | DrawnRows:

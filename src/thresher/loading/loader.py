@@ -54,6 +54,7 @@ class SelectedLoader(OfUser):
         world: Processes that the loader deals out its samples to. Default: there is one.
         keeps: Whether the user has declared that row i of each batch is sample i.
         timing: Books the time of the training. Default: one that nothing reads.
+        least: Least number of rows that the model trains on: 2 where it has BatchNorm. Default: 1.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class SelectedLoader(OfUser):
         world: World = ALONE,
         keeps: bool = False,
         timing: Timing | None = None,
+        least: int = 1,
     ) -> None:
         self.timing = Timing(device or torch.device("cpu")) if timing is None else timing
         self._user, self._samples, self._world = loader, None if kept is None else len(kept), world
@@ -80,7 +82,7 @@ class SelectedLoader(OfUser):
         self._device = device
         self.device = device or torch.device("cpu")
         """Device on which the loop draws random numbers."""
-        self._ids = self.ids = IdBatchSampler(self._order.sizes)
+        self._ids = self.ids = IdBatchSampler(self._order.sizes, least)
         self.unknown_rows = UnknownRows(declared=keeps)
         """Why the rows of batches are not their samples in order, as far as that is known."""
         self._resumed_draws = ResumedDraws(loader.num_workers, stay=loader.persistent_workers)
@@ -139,7 +141,7 @@ class SelectedLoader(OfUser):
         if sizes is not None:
             return sizes.steps
         stream: Any = self._user.dataset
-        samples = len(stream) if self.streams else self._order.samples_of(self.control.held)
+        samples = len(stream) if self.streams else self._ids.served_of(self.control.held, self._order.samples_of(self.control.held))
         # Rows that a batch method keeps of the last, smaller candidate batch count as well.
         full, rest = divmod(samples, self._ids.batch_size)
         rest = 0 if self._ids.drop_last else rest
@@ -183,6 +185,7 @@ class SelectedLoader(OfUser):
         if sizes is not None:
             return np.diff(sizes.ends(sizes.rows)), True
         rows = self._order.samples_of(plan)
+        rows -= 0 if rows % self._ids.batch_size >= self._ids.least_of(plan) else rows % self._ids.batch_size
         return np.diff(np.append(np.arange(0, rows, self._ids.batch_size), rows)), not getattr(self.sizes, "by_batches", False)
 
     def __iter__(self) -> "EpochIterator":

@@ -207,6 +207,7 @@ class UserOrder:
             staying=_known(lambda: self.samples_of(plan)) if smaller is None else smaller.rows,
             drawn=_known(lambda: len(self.sampler)),
             sizes=smaller,
+            least=1 if smaller is not None else sizes.least_of(plan),
         )
 
     def _order_of(self, plan: HeldPlan, place: OrderPlace) -> tuple[Order, int | None]:

@@ -236,6 +236,7 @@ class EpochCursor:
         sizes: Sizes of smaller batches; None for full batches.
         consumed_by: Function of a number of rows that returns how many ids of full training are consumed with them; None where
             that is the number of ids that were drawn.
+        least: Least number of rows of a last batch; one with fewer is left out.
     """
 
     order: Order
@@ -246,6 +247,7 @@ class EpochCursor:
     drawn: int | None = None
     sizes: StepSizes | None = None
     consumed_by: Callable[[int], int] | None = None
+    least: int = 1
 
     def left(self, stayed: int, position: int) -> int | None:
         """Returns the number of ids still to come; None where it is not known.
@@ -277,10 +279,11 @@ class IdBatchSampler(Sampler[list[int]]):
 
     Args:
         sizes: Batch size and `drop_last` of the user's loader, which may change, as attributes of an object.
+        least: Least number of rows that the model trains on: 2 where it has BatchNorm. Default: 1.
     """
 
-    def __init__(self, sizes: Any) -> None:
-        self._sizes = sizes
+    def __init__(self, sizes: Any, least: int = 1) -> None:
+        self._sizes, self._least = sizes, least
         self.size = checked_batch_size(sizes)
         """Batch size when the iteration began."""
         self.on_the_way: deque[tuple[Tensor, int, int, int | None]] = deque()
@@ -305,6 +308,26 @@ class IdBatchSampler(Sampler[list[int]]):
     def drop_last(self) -> bool:
         """Whether the user's loader drops a last batch that is not full, as it is now."""
         return self._sizes.drop_last
+
+    def least_of(self, plan: HeldPlan) -> int:
+        """Returns the least number of rows of the last batch of a plan; it is that of full training where nothing is left out.
+
+        A plan that leaves samples out may end with one row, on which BatchNorm cannot be trained.
+
+        Args:
+            plan: The plan of an epoch.
+        """
+        return 1 if plan.everything else min(self._least, self.batch_size)
+
+    def served_of(self, plan: HeldPlan, rows: int) -> int:
+        """Returns how many rows of a plan come in batches.
+
+        Args:
+            plan: The plan of an epoch.
+            rows: Number of its rows.
+        """
+        rest = rows % self.batch_size
+        return rows - rest if self.drop_last or rest < self.least_of(plan) else rows
 
     def serve(self, cursor: EpochCursor, *, consumed: int = 0, drop_last: bool | None = None) -> None:
         """Prepares the next iteration.
@@ -332,8 +355,11 @@ class IdBatchSampler(Sampler[list[int]]):
         return self.in_batches(self._cursor.left(place.stayed, place.consumed))
 
     def in_batches(self, ids: int | None) -> int | None:
-        """Returns how many of so many further ids come in batches, where a last batch that is not full is dropped."""
-        return ids - ids % self.size if ids is not None and self.drops_last else ids
+        """Returns how many of so many further ids come in batches: a last batch that is not full may be left out."""
+        if ids is None or self._cursor.sizes is not None:
+            return ids
+        rest = ids % self.size
+        return ids - rest if self.drops_last or rest < self._cursor.least else ids
 
     def replay(self) -> Tensor:
         """Draws the ids that an interrupted epoch has consumed, once, and returns those that were trained on."""
@@ -354,7 +380,7 @@ class IdBatchSampler(Sampler[list[int]]):
         stayed = self._stayed + len(self.replay())
         for ids, position in self._pieces:
             # Dropped here and not by the sampler: what is too few after the plan is another number of ids.
-            if self.drops_last and len(ids) < self.size:
+            if len(ids) < (self.size if self.drops_last else self._cursor.least):
                 return
             stayed += len(ids)
             # Workers ask for batches before these are yielded: their ids wait here in the order of the batches.
