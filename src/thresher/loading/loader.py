@@ -141,7 +141,9 @@ class SelectedLoader(OfUser):
         if sizes is not None:
             return sizes.steps
         stream: Any = self._user.dataset
-        samples = len(stream) if self.streams else self._ids.served_of(self.control.held, self._order.samples_of(self.control.held))
+        samples = (
+            len(stream) if self.streams else self._ids.served_of(self.control.held, self._order.samples_of(self.control.held))
+        )
         # Rows that a batch method keeps of the last, smaller candidate batch count as well.
         full, rest = divmod(samples, self._ids.batch_size)
         rest = 0 if self._ids.drop_last else rest

@@ -312,12 +312,13 @@ class IdBatchSampler(Sampler[list[int]]):
     def least_of(self, plan: HeldPlan) -> int:
         """Returns the least number of rows of the last batch of a plan; it is that of full training where nothing is left out.
 
-        A plan that leaves samples out may end with one row, on which BatchNorm cannot be trained.
+        A plan that leaves samples out may end with one row, on which BatchNorm cannot be trained. A plan of one row stays, so
+        that the model says so.
 
         Args:
             plan: The plan of an epoch.
         """
-        return 1 if plan.everything else min(self._least, self.batch_size)
+        return 1 if plan.everything or plan.rows < self._least else min(self._least, self.batch_size)
 
     def served_of(self, plan: HeldPlan, rows: int) -> int:
         """Returns how many rows of a plan come in batches.

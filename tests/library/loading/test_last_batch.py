@@ -58,8 +58,9 @@ def test_other_last_batches_stay(given, sizes):
     assert sizes_of(run, optimizer) == sizes
 
 
-def test_a_plan_of_everything_ends_as_full_training_does():
-    run, optimizer = attached(41, method=thresher.FullData())
+@pytest.mark.parametrize("given", [{"rows": 41, "method": thresher.FullData()}, {"rows": 2}])
+def test_a_plan_of_everything_or_of_one_row_ends_as_full_training_does(given):
+    run, optimizer = attached(**given)
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
         sizes_of(run, optimizer)
 
