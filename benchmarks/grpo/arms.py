@@ -39,7 +39,7 @@ class Arm:
     """A way to choose.
 
     Args:
-        text: What the table says.
+        text: Name of the arm in the table.
         policy: Policy of the number of prompts and a seed. Default: none, the prompts of the loader.
         settings: Further arguments of `thresher.trl.attach`.
         rollouts: Number of rollouts that are generated for a prompt.

@@ -1,8 +1,11 @@
 """The tables of the arms: rewards at equal tokens and at equal steps, and tokens until a reward is reached.
 
 What was decided before the first counted training: two tasks, half and 80 % of whose prompts teach the base model nothing;
-seven arms, each at the rate of six that was best on two seeds and prompts that are not counted; eight seeds; 32,000 generated
-tokens. The target is three quarters of what plain GRPO gains on average. Differences are paired by seed, with 95 % intervals.
+seven arms, each at the rate that was best on two seeds and prompts that are not counted; eight seeds; 32,000 generated tokens.
+The target is three quarters of what plain GRPO gains on average. Differences are paired by seed, with 95 % intervals.
+
+What was changed later: the grid had four rates. After 77 counted trainings a lower and a higher rate were added, because arms
+had their best rate at an edge. Trainings that are not counted choose alone, and one arm got another rate on one task.
 """
 
 from collections.abc import Mapping, Sequence
