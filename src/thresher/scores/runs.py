@@ -136,7 +136,8 @@ def from_run(path: str | os.PathLike[str]) -> Scores:
         labels=target,
         forward=cost.get("forward", int(times_trained.sum())),
         backward=cost.get("backward", int(times_trained.sum())),
-        provenance={"run": path.name} | {name: result[name] for name in ("method", "settings", "seed") if name in result},
+        provenance={"run": path.name}
+        | {name: result[name] for name in ("method", "settings", "seed", "classes") if name in result},
     )
 
 

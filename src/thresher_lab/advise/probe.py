@@ -239,7 +239,9 @@ class Probe:
 
     def variance_ratio(self) -> VarianceRatio | None:
         """Returns the variance of the gradient of stratified batches over that of random ones; None where it is not known."""
-        self._says(f"gradients of {2 * VARIANCE_ROUNDS * ROUND_BATCHES} batches, stratified and random")
+        self._says(
+            f"gradients of {2 * VARIANCE_ROUNDS * ROUND_BATCHES} batches, stratified and random, if the dataset holds classes"
+        )
 
         def backward(batch: Any) -> None:
             self._accelerator.backward(self._loss_of(to_device(batch, self.device)))

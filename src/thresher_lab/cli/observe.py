@@ -32,7 +32,7 @@ def observe(
     quiet: QuietOption = False,
 ) -> None:
     """Train once on everything, and write which samples are hard, forgotten, or likely to have a wrong label."""
-    from thresher_lab.comparison.observing import observed
+    from thresher_lab.comparison.observing import observed, write_table
     from thresher_lab.report.observed import images_of, write_observed
 
     use_device(device)
@@ -45,7 +45,7 @@ def observe(
         training_name, epochs=epochs, seed=seed, data=data, progress=lambda done: says(f"epoch {done} of {epochs} is trained")
     )
     out.mkdir(parents=True, exist_ok=True)
-    found.to_parquet(table)
+    write_table(found, training.classes, table)
     write_observed(
         page,
         found,

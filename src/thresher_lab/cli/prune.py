@@ -1,14 +1,11 @@
 """`thresher prune`: writes the ids of the samples that pruning by a score keeps."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from thresher_lab.cli._console import ForceOption, check_new
-
-if TYPE_CHECKING:
-    from thresher.scores import Scores
 
 
 def prune(
@@ -46,6 +43,7 @@ def prune(
     """Write the ids of a fixed subset of the samples, to train on with any tool."""
     from thresher import Prune
     from thresher import scores as static
+    from thresher_lab.comparison.observing import read_scores
     from thresher_lab.comparison.scoring import check_export, export, kept_of_classes
 
     check_export(out)
@@ -55,7 +53,7 @@ def prune(
     elif scores is not None and from_run is None:
         if not scores.is_file():
             raise ValueError(f"{scores}: no such file; `thresher score --out {scores}` writes one")
-        table = _observed(scores) or static.Scores.load(scores)
+        table = read_scores(scores) or static.Scores.load(scores)
     else:
         raise typer.BadParameter("give either a file of scores or --from-run")
     method = Prune(table, keep=keep, which=which, offset=offset, per_class_floor=per_class_floor)  # pyright: ignore[reportArgumentType]
@@ -64,26 +62,10 @@ def prune(
     typer.echo(f"{out}: {len(kept):,} of {table.samples:,} samples kept, {which} by {table.name}")
     if shares := kept_of_classes(table, kept):
         least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
-        typer.echo(f"share kept per class: from {shares[least]:.0%} (class {least}) to {shares[most]:.0%} (class {most})")
+        typer.echo(f"share kept per class: from {shares[least]:.0%} ({least}) to {shares[most]:.0%} ({most})")
         few = [f"{label} ({share:.0%})" for label, share in shares.items() if share < keep / 2]
         if few:
             typer.echo(
                 f"These classes nearly vanish: {', '.join(few)}. `--per-class-floor {keep / 2:g}` keeps {keep / 2:.0%} of each "
                 "class at least."
             )
-
-
-def _observed(path: Path) -> "Scores | None":
-    """Returns how suspicious the samples of a table of `thresher observe` are; None for another file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from thresher import DataMap
-
-    try:
-        if "suspicion" not in pq.read_schema(path).names:
-            return None
-    except pa.ArrowException:
-        return None
-    table = pq.read_table(path)
-    return DataMap({name: table[name].to_numpy() for name in table.column_names}).scores()

@@ -310,14 +310,15 @@ class ComparedRuns:
                 self._leave_out(asked.label, kind, self._refused[job.key])
 
     def _next(self) -> Job | None:
-        """Returns the next job whose run is not in the store; None where there is none."""
-        while self._queue:
-            job = self._queue.popleft()
-            run = self.store.run(job.key)
-            if run is None:
-                return job
-            self._finish(job, run, reused=True)
-        return None
+        """Returns the next job whose run is not in the store; None where there is none.
+
+        Those in the store come first, so that the time left counts none of them.
+        """
+        while kept := [(job, run) for job in self._queue if (run := self.store.run(job.key)) is not None]:
+            for job, run in kept:
+                self._queue.remove(job)
+                self._finish(job, run, reused=True)
+        return self._queue.popleft() if self._queue else None
 
     def _finish(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
         self._done[job.key] = run

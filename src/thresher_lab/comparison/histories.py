@@ -86,9 +86,10 @@ def _stem_of(run: Path) -> str:
     if not found and (inside := sorted(path.stem for path in (run / RUNS).glob("*.parquet"))):
         raise FileNotFoundError(f"{run} is a comparison; give one of its runs, such as {run / RUNS / inside[0]}")
     if not found:
-        near = nearest_name(given, [name.rpartition("-seed")[0] for name in there])
+        names = list(dict.fromkeys(name.rpartition("-seed")[0] or name for name in there))
+        near = nearest_name(given, names)
         question = f"did you mean {near!r}? There are" if near else "there are"
-        raise FileNotFoundError(f"{run}: no such run of a comparison; {question} {', '.join(there) or 'none'}")
+        raise FileNotFoundError(f"{run}: no such run of a comparison; {question} {', '.join(names) or 'none'}")
     if len({name.rpartition("-seed")[0] or name for name in found}) > 1:
         raise ValueError(f"{run}: several runs begin so: {', '.join(found)}; give more of the name")
     return min(found, key=_seed_of)

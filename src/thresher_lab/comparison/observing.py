@@ -1,13 +1,19 @@
 """Trains a task once, on everything, and returns what was observed of its samples."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 import thresher
 from thresher import DataMap, rng
+from thresher.scores import Scores
+from thresher.scores.table import METADATA
 from thresher_lab.advise.pace import torch_threads
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.loop import fresh_accelerator
@@ -44,6 +50,30 @@ def observed(
     training = trainable.training(trainable.load(trainable.find(data)), seed)
     with torch_threads(threads):
         return _trained(training, epochs, seed, progress), training
+
+
+def write_table(found: DataMap, classes: Sequence[str] | None, path: Path) -> None:
+    """Writes a data map to a Parquet file, with the names of the classes for `thresher prune` in its metadata.
+
+    Args:
+        found: The data map.
+        classes: Names of the classes in the order of their numbers; None: they have numbers alone.
+        path: The file.
+    """
+    names = {} if classes is None else {METADATA: json.dumps({"classes": [*classes]})}
+    pq.write_table(pa.table(found).replace_schema_metadata(names), path)
+
+
+def read_scores(path: Path) -> Scores | None:
+    """Returns how suspicious the samples of a table of `thresher observe` are; None for another file."""
+    try:
+        if "suspicion" not in pq.read_schema(path).names:
+            return None
+    except pa.ArrowException:
+        return None
+    table = pq.read_table(path)
+    found = DataMap({name: table[name].to_numpy() for name in table.column_names}).scores()
+    return replace(found, provenance=json.loads((table.schema.metadata or {}).get(METADATA, b"{}")))
 
 
 def _trained(training: Training, epochs: int, seed: int, progress: Callable[[int], None] | None) -> DataMap:

@@ -20,7 +20,7 @@ from thresher.scores import Scores
 from thresher.selection import share
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.processes import fresh_accelerator
-from thresher_lab.training.samples import class_labels
+from thresher_lab.training.samples import class_labels, class_name
 from thresher_lab.training.store import versions, whole
 from thresher_lab.training.trainable import Trainable, Training
 
@@ -139,7 +139,7 @@ def make_scores(
         clusters = len(set(labels.tolist()))
     made = train_ensemble(trainable, loaded, first, seeds, epochs, parts, WATCHED.get(score), progress=progress)
     provenance = {"task": task, "epochs": epochs, "seeds": seeds, "recipe": trainable.recipe, "versions": versions()}
-    return _score_with(
+    found = _score_with(
         score,
         made,
         provenance,
@@ -148,6 +148,7 @@ def make_scores(
         seed=seed,
         labels=None if labels is None else torch.from_numpy(labels),
     )
+    return found if first.classes is None else replace(found, provenance={**found.provenance, "classes": [*first.classes]})
 
 
 def _check(score: str, *, models: int, epochs: int, window: int) -> None:
@@ -419,10 +420,12 @@ def export(ids: Tensor, path: Path) -> None:
             pq.write_table(pa.table({"id": ids.numpy()}), file)
 
 
-def kept_of_classes(table: Scores, kept: Tensor) -> dict[int, float]:
-    """Returns the share of each class that is kept; empty where the table has no classes."""
+def kept_of_classes(table: Scores, kept: Tensor) -> dict[str, float]:
+    """Returns the share of each class that is kept, by its name where the table has names; empty where it has no classes."""
     if table.labels is None:
         return {}
     classes, counts = table.labels.unique(return_counts=True)
     left = table.labels[torch.isin(table.ids, kept)]
-    return {number: int((left == number).sum()) / n for number, n in zip(classes.tolist(), counts.tolist(), strict=True)}
+    names = [class_name(number, table.provenance.get("classes")) for number in classes.tolist()]
+    shares = [int((left == number).sum()) / n for number, n in zip(classes.tolist(), counts.tolist(), strict=True)]
+    return {f"class {name}" if name.isdigit() else name: share for name, share in zip(names, shares, strict=True)}

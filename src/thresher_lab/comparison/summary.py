@@ -540,7 +540,7 @@ def _cheapest(options: Sequence[RowDict], results: Mapping[str, Any]) -> Conclus
     if known and least > SAVES:
         said.append(f"None of them saves {time} here.")
     if sure:
-        said.append(f"Each of them loses no more than {size}, and none is shown to be better than another.")
+        said.append(f"Each of these {len(options)} loses no more than {size}; none of them is shown to be better than another.")
     else:
         more = _seeds_in_words(pick, seeds) if pick["finding"] == "unclear" else ""
         only = listed(shown)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from thresher import scores
 from thresher.scores import Scores
 from thresher_lab import tasks
 from thresher_lab.cli._console import use_device
+from thresher_lab.cli.observe import observe
 from thresher_lab.cli.prune import prune
 from thresher_lab.cli.score import score
 from thresher_lab.comparison import scoring
@@ -29,8 +31,21 @@ TASK = "digits@128"
 N = 128
 
 app = typer.Typer()
-for command in (score, prune):
+for command in (observe, score, prune):
     app.command()(command)
+
+
+NAMED = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def build(seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(3, 2)
+    data = TensorDataset(torch.randn(40, 3), torch.arange(40) % 2)
+    return {"model": model, "data": DataLoader(data, 8, shuffle=True), "criterion": torch.nn.CrossEntropyLoss(),
+            "optimizer": torch.optim.SGD(model.parameters(), 0.1), "evaluate": lambda model: 0.0, "classes": ["no", "yes"]}
+"""
 
 
 def called(*arguments):
@@ -71,10 +86,28 @@ def test_classes_that_nearly_vanish_are_named(tmp_path):
     Scores(torch.arange(100), values, labels=torch.arange(100) // 50, name="mine").save(tmp_path / "s.parquet")
     done = called("prune", tmp_path / "s.parquet", "--keep", 0.52, "--out", tmp_path / "kept.txt")
     assert done.exit_code == 0 and done.output.splitlines()[-1] == (
-        "These classes nearly vanish: 0 (4%). `--per-class-floor 0.26` keeps 26% of each class at least."
+        "These classes nearly vanish: class 0 (4%). `--per-class-floor 0.26` keeps 26% of each class at least."
     )
     done = called("prune", tmp_path / "s.parquet", "--keep", 0.52, "--per-class-floor", 0.26, "--out", tmp_path / "k.txt")
     assert "vanish" not in done.output
+
+
+def test_classes_are_told_by_name(tmp_path):
+    names = {"classes": ["crops", "roads"]}
+    scores = Scores(torch.arange(100), torch.arange(100.0), labels=torch.arange(100) // 50, provenance=names)
+    scores.save(tmp_path / "s.parquet")
+    said = called("prune", tmp_path / "s.parquet", "--keep", 0.52, "--out", tmp_path / "kept.txt").output
+    assert "share kept per class: from 4% (crops) to 100% (roads)" in said and "nearly vanish: crops (4%)." in said
+
+
+def test_a_training_with_names_gives_them_to_its_scores(tmp_path):
+    (tmp_path / "named.py").write_text(textwrap.dedent(NAMED))
+    script, scored, observed = f"{tmp_path / 'named.py'}:build", tmp_path / "s.parquet", tmp_path / "map"
+    assert called("score", script, "--score", "forgetting", "--models", 2, "--epochs", 1, "--out", scored).exit_code == 0
+    assert called("observe", script, "--epochs", 1, "--out", observed, "-q").exit_code == 0
+    for number, path in enumerate((scored, observed / "map.parquet")):
+        done = called("prune", path, "--keep", 0.5, "--per-class-floor", 0.5, "--out", tmp_path / f"{number}.txt")
+        assert re.search(r"from \d+% \((no|yes)\) to \d+% \((no|yes)\)", done.output), done.output
 
 
 @pytest.mark.parametrize(

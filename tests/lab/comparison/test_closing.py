@@ -66,7 +66,7 @@ def test_of_everything_that_ties_the_cheapest_by_cpu_time():
     assert closing(results) == [
         "Any of these will do: m, smaller batches, fewer epochs and random. The cheapest is fewer epochs (shorter@0.500), "
         "which took 0.49 of the CPU time of full training; m took 0.59, smaller batches 0.55 and random 0.52.",
-        "Each of them loses no more than 0.5 points, and none is shown to be better than another.",
+        "Each of these 4 loses no more than 0.5 points; none of them is shown to be better than another.",
     ]
     assert conclude(results).pick["method"] == "shorter@0.500"
 

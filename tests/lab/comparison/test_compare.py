@@ -203,6 +203,15 @@ def test_a_comparison_that_was_stopped_anywhere_goes_on_to_the_same_results(tmp_
     assert after.items() >= kept.items()
 
 
+def test_runs_that_are_kept_are_told_before_others_are_trained(tmp_path, workers):
+    whole = compared(tmp_path, "kakurenbo", controls=())
+    [lost] = (tmp_path / "runs").glob("full-seed0*.json")
+    lost.unlink()
+    notes = Notes()
+    assert compared(tmp_path, "kakurenbo", controls=(), watcher=notes)["summary"] == whole["summary"]
+    assert [reused for _, reused in notes.over] == [True] * 3 + [False]
+
+
 def test_fewer_kinds_of_controls(tmp_path, workers):
     assert len(compared(tmp_path / "none", "kakurenbo", controls=())["runs"]) == 4
     one = compared(tmp_path / "one", "kakurenbo", controls=("shorter",))

@@ -65,8 +65,8 @@ def test_rules(method, settings, rule):
 
 
 def test_no_such_run_or_sample(folder):
-    with pytest.raises(FileNotFoundError, match="nothing: no such run of a comparison; there are drawn, hiding"):
-        history_of(folder / "nothing", 0)
+    with pytest.raises(FileNotFoundError, match="0000: no such run of a comparison; there are drawn, hiding"):
+        history_of(folder / "0000", 0)
     with pytest.raises(ValueError, match="has no sample 1438; ids are 0 to 1437"):
         history_of(folder / "hiding", 1438)
 
@@ -85,6 +85,8 @@ def test_of_several_seeds_the_lowest_is_read(folder, tmp_path):
         for suffix in (".json", ".parquet"):
             (tmp_path / f"winnow_share=0.5-seed{seed}-0123{suffix}").write_bytes((folder / f"drawn{suffix}").read_bytes())
     assert _stem_of(tmp_path / "winnow") == "winnow_share=0.5-seed2-0123"
+    with pytest.raises(FileNotFoundError, match="there are winnow_share=0.5$"):
+        _stem_of(tmp_path / "nothing")
     assert history_of(tmp_path / "winnow", 3) == history_of(folder / "drawn", 3)
 
 
