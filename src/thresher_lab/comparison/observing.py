@@ -13,11 +13,13 @@ import torch
 import thresher
 from thresher import DataMap, rng
 from thresher.scores import Scores
-from thresher.scores.table import METADATA
 from thresher_lab.advise.pace import torch_threads
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.loop import fresh_accelerator
 from thresher_lab.training.trainable import Training
+
+CLASSES = b"classes"
+"""Key in the metadata of the Parquet file whose value is JSON with the names of the classes."""
 
 
 def observed(
@@ -60,7 +62,7 @@ def write_table(found: DataMap, classes: Sequence[str] | None, path: Path) -> No
         classes: Names of the classes in the order of their numbers; None: they have numbers alone.
         path: The file.
     """
-    names = {} if classes is None else {METADATA: json.dumps({"classes": [*classes]})}
+    names = {} if classes is None else {CLASSES: json.dumps([*classes])}
     pq.write_table(pa.table(found).replace_schema_metadata(names), path)
 
 
@@ -73,7 +75,7 @@ def read_scores(path: Path) -> Scores | None:
         return None
     table = pq.read_table(path)
     found = DataMap({name: table[name].to_numpy() for name in table.column_names}).scores()
-    return replace(found, provenance=json.loads((table.schema.metadata or {}).get(METADATA, b"{}")))
+    return replace(found, provenance={"classes": json.loads((table.schema.metadata or {}).get(CLASSES, b"null"))})
 
 
 def _trained(training: Training, epochs: int, seed: int, progress: Callable[[int], None] | None) -> DataMap:
