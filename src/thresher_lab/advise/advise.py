@@ -96,22 +96,6 @@ def next_command(
     return _command("compare", task, [*arms, *_budget_option(budget)], epochs, data, "--out", folder)
 
 
-def larger_budget_command(task: str, share: float, *, epochs: int, data: Path | None = None) -> str:
-    """Returns the command that tries a budget halfway from a share to the whole cost in short runs.
-
-    Args:
-        task: Name of the training.
-        share: Share of the cost that was too small.
-        epochs: Number of epochs of the planned training.
-        data: Folder with the data that was given. Default: none.
-
-    Example:
-        >>> larger_budget_command("digits", 0.5, epochs=20)
-        'thresher advise digits --budget 0.75 --epochs 20'
-    """
-    return budget_command(task, (1 + share) / 2, epochs=epochs, data=data)
-
-
 def budget_command(task: str, share: float, *, epochs: int, data: Path | None = None) -> str:
     """Returns the command that trains short runs at a share of the cost.
 

@@ -15,8 +15,8 @@ from thresher_lab.advise.variance import about_strata
 CanHelp = Literal["yes", "no", "unknown"]
 
 IN_WORDS: dict[CanHelp, str] = {"yes": "Yes", "no": "No", "unknown": "Unknown"}
-OF_SHORT_RUNS: dict[BudgetFinding, CanHelp] = {"free": "yes", "between": "unknown", "lost": "no", "unknown": "unknown"}
-"""What short runs at a share say on a training whose samples differ."""
+OF_SHORT_RUNS: dict[BudgetFinding, CanHelp] = {"free": "yes", "between": "unknown", "lost": "unknown", "unknown": "unknown"}
+"""What short runs at a share say on a training whose samples differ. Where smaller batches lose, a method may lose less."""
 
 
 def answer_of(advice: Mapping[str, Any]) -> CanHelp:
@@ -27,8 +27,6 @@ def answer_of(advice: Mapping[str, Any]) -> CanHelp:
     """
     outlook = outlook_in(advice)
     if outlook.alike or not _saves(advice):
-        return "no"
-    if "budget" in advice and _of_short_runs(advice) == "no":
         return "no"
     if _too_short(outlook) or outlook.rho is None or not advice["worth_trying"]:
         return "unknown"
@@ -65,8 +63,6 @@ def _why(advice: Mapping[str, Any]) -> str:
         return f"the samples are much alike{rho}, so that no choice beats a random one by much{smaller}."
     if not _saves(advice):
         return f"none of these methods could save {in_percent(WORTHWHILE)} of the time."
-    if "budget" in advice and answer_of(advice) == "no" and (_too_short(outlook) or not worth):
-        return "the training is not finished at this cost, as short runs show."
     if _too_short(outlook):
         return f"the samples are still alike{rho}, as they are before a network has learned: the probe was too short."
     if not worth:
@@ -74,8 +70,6 @@ def _why(advice: Mapping[str, Any]) -> str:
     saving = _saving(_row(advice, worth[0]))
     if outlook.rho is None:
         return f"{saving}, but the criterion does not show how unlike the samples are."
-    if "budget" in advice and answer_of(advice) == "no":
-        return f"{saving}, but the training is not finished at this cost."
     return f"the samples are unlike{rho}, and {saving}."
 
 
@@ -130,7 +124,7 @@ def _of_short_runs(advice: Mapping[str, Any]) -> CanHelp:
         OF_SHORT_RUNS[loss["finding"]] if seeds_agree(loss, points=advice["budget"]["points"]) else "unknown"
         for loss in advice["budget"]["losses"]
     ]
-    return min(found, key=("yes", "unknown", "no").index)
+    return min(found, key=("yes", "unknown").index)
 
 
 def _too_short(outlook: Outlook) -> bool:

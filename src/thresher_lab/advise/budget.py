@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from thresher_lab.advise.advise import larger_budget_command, next_command
+from thresher_lab.advise.advise import next_command
 from thresher_lab.advise.pace import Pace, torch_threads
 from thresher_lab.advise.probe import Says, quietly
 from thresher_lab.recipes.running import task_of
@@ -22,21 +22,21 @@ FREE, NOT_FREE = 0.4, 1.2
 """Losses of smaller batches in short runs, in points, up to which half of the cost lost nothing, and from which it did."""
 
 LARGEST = 0.8
-"""Share of the cost up to which a larger one, halfway to the whole cost, is tried."""
+"""Share of the cost up to which a larger one, halfway to the whole cost, is compared, too."""
 BudgetFinding = Literal["free", "between", "lost", "unknown"]
 """What a loss in short runs is; not known where the metric is no share."""
 SAID_OF_LOSSES: dict[BudgetFinding, str] = {
     "free": "Where that was up to 0.4 points, Winnow lost little or nothing: `thresher compare --budget` shows it.",
-    "between": "That is between what was free and what was not elsewhere; `thresher compare --budget` measures it.",
+    "between": "That is between little (0.4 points) and much (1.2); `thresher compare --budget` measures it.",
     "lost": (
-        "The training is not finished at this cost: expect a loss, however the samples are chosen, often smaller than "
-        "in short runs. A larger share may be free."
+        "That is much (1.2 points or more): elsewhere every way to spend less lost then, Winnow mostly less than smaller "
+        "batches; `thresher compare --budget` measures it."
     ),
     "unknown": (
         "The metric is no share, so that no limit is known for it; `thresher compare --budget` measures the whole training."
     ),
 }
-SEEDS_DIFFER = "The seeds do not agree on whether that is a loss that matters; `thresher compare --budget` measures it."
+SEEDS_DIFFER = "The seeds do not agree whether that is little (0.4) or much (1.2); `thresher compare --budget` measures it."
 """Said in place of the former where a seed by itself shows something else than the mean."""
 
 SEEDS = (0, 1)
@@ -100,8 +100,8 @@ def next_after_budget(
 ) -> str:
     """Returns the command that goes on from short runs, as a shell reads it.
 
-    It compares the shares that are not shown to lose, those whose seeds do not agree among them. Where all are, it tries a
-    larger one, or, where that would save next to nothing, it compares them all the same, which measures what is lost.
+    It compares the shares that are not shown to lose, those whose seeds do not agree among them. Where all are, it compares all
+    and a larger one, unless that would save next to nothing: methods may lose less than smaller batches.
 
     Args:
         found: Result of `budget_advice`.
@@ -115,13 +115,13 @@ def next_after_budget(
     within = [
         loss["share"] for loss in found["losses"] if loss["finding"] != "lost" or not seeds_agree(loss, points=found["points"])
     ]
-    if not within and max(shares) <= LARGEST:
-        return larger_budget_command(task, max(shares), epochs=epochs, data=data)
+    if not within:
+        within = shares if max(shares) > LARGEST else [*shares, (1 + max(shares)) / 2]
     others = [method for method in methods if not method.startswith("winnow")]
     if by_steps:
-        own = [f"winnow:share={share:g}:spend=steps" for share in within or shares]
+        own = [f"winnow:share={share:g}:spend=steps" for share in within]
         return next_command(task, own + others, epochs=epochs, data=data)
-    return next_command(task, others, epochs=epochs, data=data, budget=within or shares)
+    return next_command(task, others, epochs=epochs, data=data, budget=within)
 
 
 def smaller_losses(metric: TrainShort, shares: Sequence[float]) -> dict[str, Any]:
