@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from json import loads as load_json
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -285,14 +286,56 @@ def run_and_print(
     from thresher_lab.training.store import RESULTS
 
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
+    before = found_in(out)
     results = run_with_progress(console, task, methods, seeds, epochs, out, quiet=quiet, **options)
     if own_rank():
         return None
     print_summary(console, results)
+    for sentence in kept_sentences(before, found_in(out)):
+        console.print(f"{sentence}\n", markup=False, highlight=False)
     console.print(f"{write_report(out, options.get('data'))}\n{out / RESULTS}", markup=False, highlight=False, soft_wrap=True)
     if json is not None:
         write_result(json, {name: results[name] for name in ("task", "epochs", "margin", "summary")})
     return results
+
+
+def found_in(folder: Path) -> tuple[set[str], set[str]]:
+    """Returns the names of the finished runs in the folder of a comparison, and the methods that its results show."""
+    from thresher_lab.training.store import RESULTS, RUNS
+
+    runs = {path.stem for path in (folder / RUNS).glob("*.json")}
+    try:
+        rows = load_json((folder / RESULTS).read_text())["summary"]
+        return runs, {row["method"] for row in rows if row["control_of"] is None}
+    except (OSError, ValueError, KeyError, TypeError):  # no results yet, or others than ours: there is nothing to tell of them
+        return runs, set()
+
+
+def kept_sentences(before: tuple[set[str], set[str]], after: tuple[set[str], set[str]]) -> list[str]:
+    """Returns what to know of a folder that held runs before a command: what is not shown any more, and times of then.
+
+    Args:
+        before: Result of `found_in` before the command.
+        after: Result of `found_in` after it.
+
+    Example:
+        >>> kept_sentences(({"rais-seed0-1"}, {"full", "rais"}), ({"rais-seed0-1"}, {"full"}))
+        ['The report no longer shows rais. Its runs are kept: a command that names it, too, shows it again.']
+    """
+    from thresher_lab.comparison.summary import listed
+
+    said = []
+    if gone := sorted(before[1] - after[1]):
+        its, it = ("Its", "it") if len(gone) == 1 else ("Their", "them")
+        said.append(
+            f"The report no longer shows {listed(gone)}. {its} runs are kept: a command that names {it}, too, shows {it} again."
+        )
+    if after[0] - before[0] and any(name.startswith("full-seed") for name in before[0]):
+        said.append(
+            "Full training is of an earlier command: CPU time and wall time compare the machine of then with that of now. For "
+            "times of one moment, give another --out."
+        )
+    return said
 
 
 TRIED_RATES = "0.5,1,2"

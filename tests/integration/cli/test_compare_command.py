@@ -114,6 +114,7 @@ def test_finished_runs_are_not_repeated_and_a_deleted_one_is(finished, called):
     assert set(after) == set(before)
     assert [name for name in after if after[name] != before[name]] == [gone]
     assert done.stdout.count("kept from before") == len(before) - 1
+    assert "Full training is of an earlier command: CPU time and wall time" in " ".join(done.stdout.split())
     again = json.loads((out / "results.json").read_text())
     assert [run["metric"] for run in again["runs"]] == [run["metric"] for run in results["runs"]]
 
@@ -126,6 +127,9 @@ def test_a_folder_takes_more_methods_but_no_other_comparison(finished, called):
     assert "holds another comparison: its epochs is 3, here it is 4; give another folder" in refused.stderr
     more = called(*arguments(out, methods="uniform:keep=0.5", seeds="1"))
     assert more.returncode == 0, more.stderr
+    assert "The report no longer shows infobatch:prune_fraction=0.3 and kakurenbo:tau=0.0. Their runs are kept" in " ".join(
+        more.stdout.split()
+    )
     new = set(written(out)) - set(before)
     assert len(new) == 1 and written(out).items() >= before.items()
 
