@@ -596,8 +596,19 @@ def _undecided(row: RowDict, results: Mapping[str, Any]) -> list[str]:
         return [f"Cannot tell yet with {counted}. Repeat the command with more of them, such as --seeds {more}."]
     spread = _spread(row, results)
     ranges = f": from seed to seed, the difference of {row['method']} to full training ranges over {spread}" if spread else ""
-    said = " ".join(ways)
+    said = " ".join([*_so_far(row, results), *ways])
     return [f"Cannot tell yet{ranges}. {said}"]
+
+
+def _so_far(row: RowDict, results: Mapping[str, Any]) -> list[str]:
+    """Returns what the seeds say of a row that is not decided: that all of them lose, or that no control is as good."""
+    whole = _whole(results)
+    least = -max(_differences(row, results)) * (100 if whole else 1)
+    if least > results["margin"]:
+        return [f"Yet it lost about {_in_words(results, least)} or more with every seed: do not use it as it is."]
+    if row["control_of"] is None and row["against"] and _beats_all(row):
+        return ["Yet it is better than all of its controls."]
+    return []
 
 
 def _seeds_in_words(row: RowDict, seeds: Sequence[int]) -> str:
@@ -605,29 +616,34 @@ def _seeds_in_words(row: RowDict, seeds: Sequence[int]) -> str:
     if needed is None:
         return ""
     more = [seed for seed in range(needed + len(seeds)) if seed not in seeds]
-    how = "" if needed > MOST_LISTED else f" (--seeds {','.join(map(str, [*seeds, *more][:needed]))})"
+    listing = f"--seeds {','.join(map(str, [*seeds, *more][:needed]))}"
+    how = f" ({listing if needed <= MOST_LISTED else f'--until-decided --max-seeds {needed}'})"
     return f"About {needed} seeds{how} would decide on {row['method']} if further ones differ as these {len(seeds)} do."
 
 
 def _margin_in_words(row: RowDict, results: Mapping[str, Any]) -> str:
     """Returns the smallest round margin with which these seeds show no loss of a method; "" where there is none."""
     unit = 1.0 if _whole(results) else max(1e-12, abs(_full(results)["mean"]) / 100)
-    for margin in (size * unit for size in MARGINS if size * unit > results["margin"]):
+    for margin in (size * unit for size in MARGINS if results["margin"] < size * unit <= OF_SENSE * results["margin"]):
         if row["method"] in methods_without_loss(results["runs"], margin, results.get("looks", 1)):
             size = _in_words(results, margin)
             shown = f"It is shown already that {row['method']} loses no more than {size}"
-            matters = margin > OF_SENSE * results["margin"]  # nobody would call it no loss
-            return f"{shown}." if matters else f"{shown}: use --margin {margin:.4g} if such a loss does not matter."
+            return f"{shown}: use --margin {margin:.4g} if such a loss does not matter."
     return ""
 
 
 def _spread(row: RowDict, results: Mapping[str, Any]) -> str | None:
-    values = {run["seed"]: run["metric"]["value"] for run in results["runs"] if run["method"] == "full"}
-    own = [run for run in results["runs"] if run["method"] == row["method"] and run["control_of"] is None]
-    differences = [run["metric"]["value"] - values[run["seed"]] for run in own]
+    differences = _differences(row, results)
     if len(differences) < 2:
         return None
     return _in_words(results, (100 if _whole(results) else 1) * (max(differences) - min(differences)))
+
+
+def _differences(row: RowDict, results: Mapping[str, Any]) -> list[float]:
+    """Returns the differences of the runs of a row to full training, seed by seed."""
+    values = {run["seed"]: run["metric"]["value"] for run in results["runs"] if run["method"] == "full"}
+    own = [run for run in results["runs"] if (run["method"], run["control_of"]) == (row["method"], row["control_of"])]
+    return [run["metric"]["value"] - values[run["seed"]] for run in own]
 
 
 def _full(results: Mapping[str, Any]) -> RowDict:
