@@ -52,9 +52,7 @@ def prune(
         table = static.from_run(from_run)
     elif scores is not None and from_run is None:
         if not scores.is_file():
-            raise ValueError(
-                f"{scores}: no such file; `thresher score --out FILE` or `thresher observe --out FOLDER` writes one"
-            )
+            raise ValueError(f"{scores}: no such file; `thresher score` or `thresher observe` writes one")
         table = read_scores(scores) or static.Scores.load(scores)
     else:
         raise typer.BadParameter("give either a file of scores or --from-run")
