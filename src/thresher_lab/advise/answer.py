@@ -8,15 +8,13 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from thresher_lab.advise.advise import RANDOM_HALF, ROUNDS_TO_ZERO, WORTHWHILE, in_percent, outlook_in
-from thresher_lab.advise.budget import BudgetFinding, seeds_agree, time_sentence
+from thresher_lab.advise.budget import seeds_agree, time_sentence
 from thresher_lab.advise.forecast import ALIKE, Outlook
 from thresher_lab.advise.variance import about_strata
 
 CanHelp = Literal["yes", "no", "unknown"]
 
 IN_WORDS: dict[CanHelp, str] = {"yes": "Yes", "no": "No", "unknown": "Unknown"}
-OF_SHORT_RUNS: dict[BudgetFinding, CanHelp] = {"free": "yes", "between": "unknown", "lost": "unknown", "unknown": "unknown"}
-"""What short runs at a share say on a training whose samples differ. Where smaller batches lose, a method may lose less."""
 
 
 def answer_of(advice: Mapping[str, Any]) -> CanHelp:
@@ -119,12 +117,10 @@ def _before_next(advice: Mapping[str, Any]) -> str:
 
 
 def _of_short_runs(advice: Mapping[str, Any]) -> CanHelp:
-    """Returns what the best of the shares says; one whose seeds do not agree says nothing."""
-    found: list[CanHelp] = [
-        OF_SHORT_RUNS[loss["finding"]] if seeds_agree(loss, points=advice["budget"]["points"]) else "unknown"
-        for loss in advice["budget"]["losses"]
-    ]
-    return min(found, key=("yes", "unknown").index)
+    """Returns what the best of the shares says; a loss says nothing, since a method may lose less than smaller batches."""
+    budget = advice["budget"]
+    free = (loss["finding"] == "free" and seeds_agree(loss, points=budget["points"]) for loss in budget["losses"])
+    return "yes" if any(free) else "unknown"
 
 
 def _too_short(outlook: Outlook) -> bool:

@@ -332,8 +332,8 @@ def kept_sentences(before: tuple[set[str], set[str]], after: tuple[set[str], set
         )
     if after[0] - before[0] and any(name.startswith("full-seed") for name in before[0]):
         said.append(
-            "Full training is of an earlier command: CPU time and wall time compare the machine of then with that of now. For "
-            "times of one moment, give another --out."
+            "Runs of full training are of an earlier command: CPU time and wall time compare the machine of then with that of "
+            "now. For times of one moment, give another --out."
         )
     return said
 

@@ -29,17 +29,8 @@ def why(
     table = Table("epoch", "loss after it", "times trained", box=None, pad_edge=False)
     table.add_column("why not", min_width=20)
     for entry in found.epochs:
-        table.add_row(
-            *map(
-                str,
-                (
-                    entry.epoch,
-                    "not seen yet" if entry.loss == float("-inf") else f"{entry.loss:.4g}",
-                    entry.trained,
-                    entry.rule,
-                ),
-            )
-        )
+        loss = "not seen yet" if entry.loss == float("-inf") else f"{entry.loss:.4g}"
+        table.add_row(str(entry.epoch), loss, str(entry.trained), entry.rule)
     console = open_console()
     console.print(found.title, markup=False, highlight=False)
     print_table(console, table)

@@ -1,4 +1,4 @@
-"""Trains a task once, on everything, and returns what was observed of its samples."""
+"""Trains a task once, on everything, returns what was observed of its samples, and has the file of that."""
 
 import json
 from collections.abc import Callable, Sequence

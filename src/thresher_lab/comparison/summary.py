@@ -592,8 +592,8 @@ def _undecided(row: RowDict, results: Mapping[str, Any]) -> list[str]:
     ways = [way for way in (_seeds_in_words(row, seeds), _margin_in_words(row, results)) if way]
     if not ways:
         more = ",".join(str(seed) for seed in range(max(5, len(seeds) + 3)))
-        counted = f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
-        return [f"Cannot tell yet with {counted}. Repeat the command with more of them, such as --seeds {more}."]
+        said = [f"Cannot tell yet with {len(seeds)} seed{'s' * (len(seeds) > 1)}.", *_so_far(row, results)]
+        return [" ".join([*said, f"Repeat the command with more seeds, such as --seeds {more}."])]
     spread = _spread(row, results)
     ranges = f": from seed to seed, the difference of {row['method']} to full training ranges over {spread}" if spread else ""
     said = " ".join([*_so_far(row, results), *ways])
@@ -602,10 +602,10 @@ def _undecided(row: RowDict, results: Mapping[str, Any]) -> list[str]:
 
 def _so_far(row: RowDict, results: Mapping[str, Any]) -> list[str]:
     """Returns what the seeds say of a row that is not decided: that all of them lose, or that no control is as good."""
-    whole = _whole(results)
-    least = -max(_differences(row, results)) * (100 if whole else 1)
-    if least > results["margin"]:
-        return [f"Yet it lost about {_in_words(results, least)} or more with every seed: do not use it as it is."]
+    differences = _differences(row, results)
+    least = -max(differences) * (100 if _whole(results) else 1)
+    if least > results["margin"] and len(differences) > 1:
+        return [f"Yet it lost about {_in_words(results, least)} or more with every seed."]
     if row["control_of"] is None and row["against"] and _beats_all(row):
         return ["Yet it is better than all of its controls."]
     return []

@@ -114,7 +114,7 @@ def test_finished_runs_are_not_repeated_and_a_deleted_one_is(finished, called):
     assert set(after) == set(before)
     assert [name for name in after if after[name] != before[name]] == [gone]
     assert done.stdout.count("kept from before") == len(before) - 1
-    assert "Full training is of an earlier command: CPU time and wall time" in " ".join(done.stdout.split())
+    assert "Runs of full training are of an earlier command: CPU time and wall time" in " ".join(done.stdout.split())
     again = json.loads((out / "results.json").read_text())
     assert [run["metric"] for run in again["runs"]] == [run["metric"] for run in results["runs"]]
 
