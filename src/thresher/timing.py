@@ -76,13 +76,15 @@ class SmallStep(NamedTuple):
         rows: Share of the rows, in (0, 1).
         wall: Share of the wall time.
         cpu: Share of the CPU time; nan where it was not measured.
-        error: Relative error of these shares, half of a 95 % interval.
+        error: Relative error of the share of the wall time, half of a 95 % interval.
+        cpu_error: Relative error of the share of the CPU time.
     """
 
     rows: float
     wall: float
     cpu: float
     error: float
+    cpu_error: float
 
     def at(self, rows: float, clock: int) -> float:
         """Returns the share of a step's time at another share of the rows; time is a line in the number of rows.
@@ -242,8 +244,9 @@ class Timing:
             if share >= 1 - NOISE or self.small_step is not None:
                 of_full = [self._forecast(clock, share, full, size, loads=loads) for clock in clocks]
                 found |= dict(zip(("full_seconds", "full_cpu_seconds"), of_full, strict=False))
-                error = self.small_step.error if small and self.small_step is not None else NOISE
-                found["time_error"] = error + INDIRECT * spent[ATTRIBUTION][0] / of_full[0]
+                errors = self.small_step[3:] if small and self.small_step is not None else (NOISE, NOISE)
+                for clock, name in zip(clocks, ("time_error", "cpu_time_error"), strict=False):
+                    found[name] = errors[clock] + INDIRECT * spent[ATTRIBUTION][clock] / of_full[clock]
                 del found["time_unknown"]
             else:
                 found["time_unknown"] = (
@@ -263,14 +266,14 @@ class Timing:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             whole, small = ([(begin.elapsed_time(end), 0.0) for (begin, end), _ in some] for some in (whole, small))
-        shares, errors = [math.nan, math.nan], [0.0, 0.0]
+        shares, errors = [math.nan, math.nan], [NOISE, NOISE]
         for clock in clocks:
             of_whole, whole_error = _median_and_error([one[clock] for one in whole])
             of_small, small_error = _median_and_error([one[clock] for one in small])
-            shares[clock], errors[clock] = of_small / of_whole, 2.4 * math.hypot(whole_error, small_error)
+            shares[clock], errors[clock] = of_small / of_whole, max(NOISE, 2.4 * math.hypot(whole_error, small_error))
         some_rows = (rows - self._whole_rows) / max(1, self._batches - self._whole_batches)
         share = some_rows / (self._whole_rows / self._whole_batches)
-        return SmallStep(share, shares[0], shares[1], max(NOISE, *errors)) if share < 1 - NOISE else None
+        return SmallStep(share, *shares, *errors) if share < 1 - NOISE else None
 
     def _forecast(self, clock: int, share: float, full: int, size: int, *, loads: bool) -> float:
         start, load, steps = (self._spent[name][clock] for name in (START, LOADING, STEPS))
@@ -292,7 +295,8 @@ class TimeTold(NamedTuple):
         epochs: Number of epochs for which full training's time is known.
         seconds: Wall time of these epochs.
         full: Wall time that full training would have taken for them.
-        cpu: CPU time of these epochs over that of full training; None where there is an accelerator.
+        cpu: CPU time of these epochs over that of full training; None where there is an accelerator, or where equal steps took
+            too different CPU times to tell.
         error: Relative error of the forecast, half of a 95 % interval.
         parts: Seconds by what they were spent on: the steps, and each own part.
         unknown: Reason why the time of full training is not known in some epoch, a sentence without its full stop; else empty.
@@ -327,11 +331,12 @@ class TimeTold(NamedTuple):
                 f"by {self.error:.0%}, because {why}"
             )
         # Beside so much attribution the loop's own work takes longer, too, which full training would not have paid.
-        longer = f"{abs(self.longer):.0%} {'longer' if self.longer > 0 else 'shorter'} than"
-        longer = f"at least {longer}" if large and self.longer > 0 else longer
-        found = f"{longer if self.is_told_from_full else 'about the same as'} full training would have taken"
+        error, at_least = f"± {self.error * self.seconds / self.full:.0%}", large and self.longer > 0
+        longer = f"at least {self.longer:.0%}" if at_least else f"{abs(self.longer):.0%} {error}"
+        longer += f" {'longer' if self.longer > 0 else 'shorter'} than"
+        found = f"{longer if self.is_told_from_full else f'about the same ({error}) as'} full training would have taken"
         spent = [f"{name} {value:.3g} s" for name, value in self.parts.items() if value >= 0.01 * self.seconds]
-        found += f" ({', '.join(spent)}; forecast {self.full:.3g} s ± {self.error:.0%})"
+        found += f" ({', '.join(spent)}; forecast of full training {self.full:.3g} s)"
         if self.cpu is not None and abs(self.cpu - 1 - self.longer) >= NOISE:
             found += f"; CPU time {abs(self.cpu - 1):.0%} {'more' if self.cpu > 1 else 'less'}"
         return found + (f"; some epochs are left out, because {self.unknown}" if self.unknown else "")
@@ -345,7 +350,7 @@ def told(entries: Iterable[Mapping[str, Any]]) -> TimeTold:
 
     Example:
         >>> print(told([{"seconds": 3.2, "tracing_s": 1.3, "full_seconds": 2.9, "time_error": 0.02}]))
-        10% longer than full training would have taken (steps 1.9 s, tracing 1.3 s; forecast 2.9 s ± 2%)
+        10% ± 2% longer than full training would have taken (steps 1.9 s, tracing 1.3 s; forecast of full training 2.9 s)
         >>> print(told([]))
         not known: no epoch is over yet
     """
@@ -358,6 +363,7 @@ def told(entries: Iterable[Mapping[str, Any]]) -> TimeTold:
     cpu = None
     if known and all(entry.get("full_cpu_seconds") for entry in known):
         cpu = sum(entry["cpu_seconds"] for entry in known) / sum(entry["full_cpu_seconds"] for entry in known)
+        cpu = cpu if max(entry["cpu_time_error"] for entry in known) <= MOST_ERROR else None
     error = max((entry["time_error"] for entry in known), default=0.0)
     unknown = next((entry["time_unknown"] for entry in reversed(entries) if entry.get("time_unknown")), "")
     return TimeTold(len(known), seconds, full, cpu, error, {STEPS: seconds - sum(own.values()), **own}, unknown)

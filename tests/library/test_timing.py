@@ -109,7 +109,7 @@ def test_smaller_batches_take_their_time_from_the_whole_ones(clock):
     rows = small_epoch(made, clock)
     found = made.close(full=120, **CLOSED | {"rows": rows, "small": True})
     assert found["full_seconds"] == pytest.approx(12 * 2.0) and found["seconds"] == pytest.approx(9 * 1.5 + 3 * 2.0)
-    assert made.small_step == SmallStep(rows=0.4, wall=0.75, cpu=0.75, error=timing.NOISE)
+    assert made.small_step == SmallStep(rows=0.4, wall=0.75, cpu=0.75, error=timing.NOISE, cpu_error=timing.NOISE)
     epoch(made, clock, 12 * [(7, 1.75, False)], start=0.0, load=0.0)  # on the line between 4 and 10 rows
     later = made.close(full=120, **CLOSED | {"rows": 84, "small": True})
     assert later["full_seconds"] == pytest.approx(24)
@@ -170,24 +170,36 @@ def entry(seconds, full, **more):
     [
         ([], "not known: no epoch is over yet"),
         ([{"seconds": 1.0, "time_unknown": "the reason"}], "not known: the reason"),
-        ([entry(1.0, 2.0), entry(1.0, 2.0)], "50% shorter than full training would have taken (steps 2 s; forecast 4 s ± 2%)"),
+        (
+            [entry(1.0, 2.0), entry(1.0, 2.0)],
+            "50% ± 1% shorter than full training would have taken (steps 2 s; forecast of full training 4 s)",
+        ),
         (
             [entry(3.2, 2.9, tracing_s=1.3)],
-            "10% longer than full training would have taken (steps 1.9 s, tracing 1.3 s; forecast 2.9 s ± 2%)",
+            "10% ± 2% longer than full training would have taken (steps 1.9 s, tracing 1.3 s; forecast of full training 2.9 s)",
         ),
-        ([entry(1.01, 1.0)], "about the same as full training would have taken (steps 1.01 s; forecast 1 s ± 2%)"),
         (
-            [entry(1.0, 2.0, cpu_seconds=3.0, full_cpu_seconds=2.0)],
-            "50% shorter than full training would have taken (steps 1 s; forecast 2 s ± 2%); CPU time 50% more",
+            [entry(1.01, 1.0)],
+            "about the same (± 2%) as full training would have taken (steps 1.01 s; forecast of full training 1 s)",
+        ),
+        (
+            [entry(1.0, 2.0, cpu_seconds=3.0, full_cpu_seconds=2.0, cpu_time_error=0.1)],
+            "50% ± 1% shorter than full training would have taken (steps 1 s; forecast of full training 2 s); "
+            "CPU time 50% more",
+        ),
+        (
+            [entry(1.0, 2.0, cpu_seconds=3.0, full_cpu_seconds=2.0, cpu_time_error=0.5)],
+            "50% ± 1% shorter than full training would have taken (steps 1 s; forecast of full training 2 s)",
         ),
         (
             [entry(1.0, 2.0), {"seconds": 1.0, "time_unknown": "the reason"}],
-            "50% shorter than full training would have taken (steps 1 s; forecast 2 s ± 2%); some epochs are left out, because "
-            "the reason",
+            "50% ± 1% shorter than full training would have taken (steps 1 s; forecast of full training 2 s); some epochs "
+            "are left out, because the reason",
         ),
         (
             [entry(1.5, 1.0, attribution_s=0.2)],
-            "at least 50% longer than full training would have taken (steps 1.3 s, attribution 0.2 s; forecast 1 s ± 2%)",
+            "at least 50% longer than full training would have taken (steps 1.3 s, attribution 0.2 s; "
+            "forecast of full training 1 s)",
         ),
         (
             [entry(1.0, 1.2, attribution_s=0.2) | {"time_error": 0.5}],
@@ -336,20 +348,20 @@ def test_smaller_batches_that_save_little_are_said_once_with_the_way_out(monkeyp
     little = timing.TimeTold(2, seconds=9.0, full=10.0, cpu=None, error=0.01, parts=parts, unknown="")
     monkeypatch.setattr("thresher.run.epochs.told", lambda _: little)
     run, optimizer = attached(0.5, epochs=5)
-    with pytest.warns(UserWarning, match=r"takes 10% shorter .* full-size batches in 50% of the steps save more") as said:
+    with pytest.warns(UserWarning, match=r"takes 10% ± 1% shorter .* full-size batches in 50% of the steps save more") as said:
         train(run, optimizer, 5)
     assert sum("save more" in str(one.message) for one in said) == 1
 
 
 def test_fewer_rows_than_were_measured_take_a_part_of_that_at_least():
     """A step on .4 of the rows took .2 of the time: the line through both would be below 0 at .2 of the rows."""
-    step = SmallStep(rows=0.4, wall=0.2, cpu=0.2, error=0.02)
+    step = SmallStep(rows=0.4, wall=0.2, cpu=0.2, error=0.02, cpu_error=0.02)
     assert (
         step.at(0.2, 0) == pytest.approx(0.1)
         and step.at(0.4, 0) == pytest.approx(0.2)
         and step.at(0.7, 1) == pytest.approx(0.6)
     )
-    assert SmallStep(rows=0.4, wall=0.7, cpu=0.7, error=0.02).at(0.2, 0) == pytest.approx(0.6)
+    assert SmallStep(rows=0.4, wall=0.7, cpu=0.7, error=0.02, cpu_error=0.02).at(0.2, 0) == pytest.approx(0.6)
 
 
 def test_a_trace_that_came_to_nothing_is_booked_once():
@@ -386,4 +398,27 @@ def test_a_part_of_the_epochs_is_not_the_training():
         *[{"seconds": 0.4, "time_unknown": "too few of them"}] * 7,
     ]
     assert str(told(entries)) == "not known: too few of them"
-    assert str(told(entries[:3])).startswith("160% longer than full training")
+    assert str(told(entries[:3])).startswith("160% ± 13% longer than full training")
+
+
+def test_losses_that_are_written_when_the_loop_has_left_are_attribution(monkeypatch):
+    run, optimizer = attached(thresher.FullData(), epochs=1)
+    accumulator, booked_on = run._epochs._accumulator, []
+    flush = accumulator.flush
+
+    def noted():
+        booked_on.append((run._epochs.timing._now, len(accumulator._waiting)))
+        flush()
+
+    monkeypatch.setattr(accumulator, "flush", noted)
+    train(run, optimizer, 1)
+    assert run.history and sum(waiting for _, waiting in booked_on) > 0
+    assert {name for name, waiting in booked_on if waiting} == {timing.ATTRIBUTION}
+
+
+def test_stratified_batches_are_written_to_the_records_together():
+    """Their plan has an order, like one that draws samples several times, and no sample comes twice."""
+    run, optimizer = attached(thresher.Winnow(0.5), samples=640)
+    train(run, optimizer, 1)
+    assert run._epochs.config.strata is not None
+    assert not run._epochs._accumulator.ids_repeat

@@ -134,6 +134,11 @@ class Planner:
                 f"{name} makes smaller batches, which the batch method would fill up with forward_passes='twice': use "
                 "forward_passes='once', or one of the two methods"
             )
+        if plan.drawn and self._config.strata is not None:
+            raise ValueError(
+                f"{name} draws the order of training, which stratified batches would change: declare "
+                "Requirements(own_order=True)"
+            )
         if plan.drawn and not self._loader.order_is_free:
             raise ValueError(
                 f"{name} draws the order of training, but the loader's sampler has an order of its own: use shuffle=True"
@@ -300,7 +305,7 @@ class Epochs:
         self._records.epoch = self.epoch
         self._active, self._ran_out = True, False
         self.end.begin()
-        self._attributor.begin_epoch(ids_repeat=plan is None or plan.own.drawn or not self._loader.yields_once)
+        self._attributor.begin_epoch(ids_repeat=self._ids_repeat(plan))
         self.position.begin_pass(None if plan is None else self._loader.step_sizes(plan))
         # The scale is set anew in each epoch and holds for steps on losses of the run: between epochs there is nothing to put
         # back.
@@ -309,6 +314,12 @@ class Epochs:
         if self.step_checks is not None:
             self.step_checks.begin_epoch(self._attributor.batches, resumed=resumed)
         return plan, self._place
+
+    def _ids_repeat(self, plan: HeldPlan | None) -> bool:
+        """Whether a sample can come twice in an epoch, which a plan that is only dealt into stratified batches does not do."""
+        if plan is None or not plan.own.drawn:
+            return plan is None or not self._loader.yields_once
+        return self.config.strata is None or self._world.size > 1
 
     def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
         """Returns the rows of a candidate batch that the loop sees."""
@@ -364,11 +375,12 @@ class Epochs:
 
     def on_loop_exit(self, *, exhausted: bool) -> None:
         """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
-        self.timing.end()
+        self.timing.switch(ATTRIBUTION)  # of the losses that were not written yet
         if exhausted:
             self.comparison.compare()
             self._ran_out = True
         self.end.on_loop_exit(exhausted=exhausted)
+        self.timing.end()
         if self._active and self.end.evaluates:
             self._silence.end(complete=False)
             self._take_back()

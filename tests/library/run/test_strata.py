@@ -187,6 +187,20 @@ def test_what_cannot_be_stratified_is_refused(method, settings, message):
         attach(method, **settings)
 
 
+def test_a_method_that_draws_an_order_declares_it():
+    class Undeclared:
+        stage = "epoch"
+
+        def columns(self):
+            return {}
+
+        def plan_epoch(self, records, *, epoch, epochs, generator):
+            return EpochPlan(torch.zeros(10, dtype=torch.int64), drawn=True)
+
+    with pytest.raises(ValueError, match=r"stratified batches would change: declare Requirements\(own_order=True\)"):
+        attach(Undeclared(), stratify="class").plan  # noqa: B018
+
+
 def test_an_order_of_the_users_own_is_refused_or_trained_on_without():
     loader = DataLoader(data(), 10)
     with pytest.raises(ValueError, match="the loader's sampler has an order of its own: use shuffle=True"):
