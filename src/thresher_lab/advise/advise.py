@@ -134,7 +134,9 @@ def sentences(advice: Mapping[str, Any]) -> list[str]:
     """
     step, rows = advice["step"], [row for row in advice["methods"] if row["refused"] is None]
     parts = ", ".join(f"{name} {in_percent(step[name] / step['full'])}" for name in COMPUTING_PARTS)
-    said = [f"A step takes {_milliseconds(step['full'])}: waiting for input {in_percent(step['waiting'])}, {parts}."]
+    on = f" on {advice['threads']} CPU thread{'s' * (advice['threads'] > 1)}" * (advice["device"] == "cpu")
+    waiting = in_percent(step["waiting"])
+    said = [f"A step takes {_milliseconds(step['full'])}{on}: waiting for input {waiting}, {parts}."]
     if step["waiting"] >= INPUT_BOUND:
         said.append(_about_input(step, rows))
     said += [_about_method(row, advice) for row in advice["methods"]]
@@ -342,11 +344,11 @@ def advise(
         says: Function that is called with a line about what is done now, and how long it takes at most. Default: none.
 
     Returns:
-        Plain values: task, epochs, device, versions, probe, step, outlook, losses, trace, break_even_keep, methods, strata (see
-        `variance.VarianceRatio`; None: not known), steps, busy (whether the load was above the cores), worth_trying (the best
-        first), next, compare (commands), sentences. The entry of a method has `record`, see `findings.Record`, `saves`, the
-        share of the wall time of full training that it saves with the losses of the probe, and `at_most`, that share if all
-        samples but one were learned; below 0 if slower.
+        Plain values: task, epochs, device, threads, versions, probe, step, outlook, losses, trace, break_even_keep, methods,
+        strata (see `variance.VarianceRatio`; None: not known), steps, busy (whether the load was above the cores), worth_trying
+        (the best first), next, compare (commands), sentences. The entry of a method has `record`, see `findings.Record`,
+        `saves`, the share of the wall time of full training that it saves with the losses of the probe, and `at_most`, that
+        share if all samples but one were learned; below 0 if slower.
 
     Raises:
         ValueError: An argument is out of its range, the training has no batch, or its `evaluate` returns no number.
@@ -368,6 +370,7 @@ def advise(
         "task": task,
         "epochs": epochs,
         "device": str(probe.device),
+        "threads": threads,
         "versions": versions(),
         "probe": {"samples": probe.seen, "epochs": probe.trained},
         "step": pace.as_dict(),

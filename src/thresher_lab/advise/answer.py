@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from thresher_lab.advise.advise import RANDOM_HALF, ROUNDS_TO_ZERO, WORTHWHILE, in_percent, outlook_in
-from thresher_lab.advise.budget import seeds_agree, time_sentence
+from thresher_lab.advise.budget import needs_steps, seeds_agree, time_sentence, times_at
 from thresher_lab.advise.forecast import ALIKE, Outlook
 from thresher_lab.advise.variance import about_strata
+from thresher_lab.comparison.summary import in_fewer_steps
 
 CanHelp = Literal["yes", "no", "unknown"]
 
@@ -83,7 +84,9 @@ def _saving(row: Mapping[str, Any]) -> str:
 def _on_the_loss(advice: Mapping[str, Any]) -> list[str]:
     """Returns what is known of the loss: from short runs here, else from other trainings."""
     if "budget" in advice:
-        return [*advice["budget"]["sentences"], time_sentence(advice["budget"]["times"])]
+        times = advice["budget"]["times"]
+        fewer = [] if needs_steps(times) else _on_fewer_steps(f"winnow:share={times[0]['share']:g}", times[0], advice)
+        return [*advice["budget"]["sentences"], time_sentence(times), *fewer]
     outlook = outlook_in(advice)
     if outlook.alike:
         others = "" if outlook.by_steps else f", and so do smaller batches and random samples ({RANDOM_HALF})"
@@ -91,7 +94,14 @@ def _on_the_loss(advice: Mapping[str, Any]) -> list[str]:
     if not advice["worth_trying"]:
         return ["A smaller budget without a choice of samples may still do: fewer epochs, or smaller batches."]
     name = advice["worth_trying"][0]
-    return [f"Measured elsewhere: {on_the_interval(name, _row(advice, name)['record'])}"]
+    measured = f"Measured elsewhere: {on_the_interval(name, _row(advice, name)['record'])}"
+    share = _row(advice, name)["settings"].get("share")
+    return [measured, *(_on_fewer_steps(name, times_at(advice["step"], [share])[0], advice) if share else [])]
+
+
+def _on_fewer_steps(name: str, times: Mapping[str, float], advice: Mapping[str, Any]) -> list[str]:
+    said = in_fewer_steps(name, times["share"], 1 - times["batches"], advice["steps"])
+    return [said] if said else []
 
 
 def on_the_interval(name: str, record: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """Progress of a comparison: bars on a terminal, plain lines elsewhere."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -110,13 +111,13 @@ class Remarks(Watcher):
         """Prints which control a method does not have, and why."""
         self._once(left_out_sentence({"method": method, "control": control, "why": why}))
 
-    def warned(self, text: str) -> None:
-        """Prints a warning once, whichever runs it comes from."""
-        self._once(text)
+    def warned(self, text: str, run: str) -> None:
+        """Prints a warning once, with the first of the runs that it comes from; other numbers in it make no other warning."""
+        self._once(f"{text} (first in the run {run})" if run else text, key=re.sub(r"\d+", "0", text))
 
-    def _once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _once(self, text: str, *, key: str = "") -> None:
+        if (key or text) not in self._said:
+            self._said.add(key or text)
             self._print(text)
 
     def _print(self, line: str) -> None:

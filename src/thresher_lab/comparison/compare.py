@@ -55,8 +55,8 @@ class Watcher:
     def left_out(self, method: str, control: Control, why: str) -> None:
         """Is called when a control that was not asked for by name is not trained for a method, with the reason."""
 
-    def warned(self, text: str) -> None:
-        """Is called when something warned in the process of a run, with the warning; writes it to the standard error."""
+    def warned(self, text: str, run: str) -> None:
+        """Is called with a warning in the process of a run, and the name of the run; writes it to the standard error."""
         sys.stderr.write(f"{text}\n")
 
     def dropped(self, job: Job) -> None:
@@ -258,7 +258,7 @@ class ComparedRuns:
             if isinstance(event, Advanced):
                 self.watcher.advanced(event.job, event.epochs, event.metric)
             elif isinstance(event, Warned):
-                self.watcher.warned(event.text)
+                self.watcher.warned(event.text, event.run)
             else:
                 self.store.save_run(event.job.key, event.run)
                 self._finish(event.job, event.run, reused=False)

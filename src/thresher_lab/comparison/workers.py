@@ -76,9 +76,11 @@ class Warned:
 
     Args:
         text: The warning, with its place where that is not in Thresher.
+        run: Name of the run that was trained then; "" where none was.
     """
 
     text: str
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -311,7 +313,7 @@ def _work(connection: Connection, *arguments: Any) -> None:
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         if os.getpid() == owner:
-            send(Warned(warning_text(message, category, filename, lineno)))
+            send(Warned(warning_text(message, category, filename, lineno), outcome.run))
         else:  # a process that loads data has no part in the connection
             usual(message, category, filename, lineno, *rest)
 
@@ -361,6 +363,8 @@ class Trainer:
 
         self._send, self._task, self._epochs = send, task_of(task), epochs
         self._folder, self._samples, self._tracking = folder, samples, tracking
+        self.run = ""
+        """Name of the run that is trained, for messages."""
 
     @cached_property
     def _data(self) -> Any:
@@ -385,6 +389,8 @@ class Trainer:
         from thresher_lab.tasks.script import Script
         from thresher_lab.training.loop import train
 
+        self.run = job.name
+
         def progress(done: int, metric: float) -> None:
             self._send(Advanced(job, done, metric))
 
@@ -393,6 +399,8 @@ class Trainer:
         what |= {"samples_to": self._beside(job, "samples"), "on_end": partial(self._write_shown, job)}
         try:
             with warnings.catch_warnings():
+                # The comparison measures the time, and says what would save more.
+                warnings.filterwarnings("ignore", "The training takes .* than full training would have taken")
                 if job.is_control:  # what Thresher warns of is about settings that the user has not chosen
                     warnings.filterwarnings("ignore", category=UserWarning, module=r"thresher(_lab)?\.")
                 return Finished(job, train(self._task, self._data, job.spec, progress=progress, **what))

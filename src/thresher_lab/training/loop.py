@@ -158,6 +158,10 @@ BETWEEN_SEEDS = 1_000_003
 """Difference of the seeds that processes draw with in the network and in the loading of their samples."""
 
 
+OWN_PARTS = ("planning", "attribution")
+"""What Thresher does beside the loop in a training that leaves no sample out, or random ones."""
+
+
 class Clock:
     """Adds up the wall seconds and CPU seconds of the blocks `with clock.running():`."""
 
@@ -172,6 +176,16 @@ class Clock:
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
         """Restores sums that were saved; later blocks add to them."""
         self.wall_s, self.cpu_s = state_dict["wall_s"], state_dict["cpu_s"]
+
+    def take_out(self, spent: Mapping[str, Any]) -> None:
+        """Takes Thresher's own work of an epoch out of the sums.
+
+        Args:
+            spent: Entry of `run.times`; empty where it is not known.
+        """
+        own = sum(spent.get(f"{part}_s", 0.0) for part in OWN_PARTS)
+        self.wall_s -= own
+        self.cpu_s -= own
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -241,6 +255,8 @@ class Session:
             self.optimizer, self.run, lambda done: rate * training.schedule(self.length.progress(done))
         )
         self.clock, self.recording = Clock(), Recording(self.run, training.loader.dataset, epochs_in=epochs_in)
+        # Full training and smaller batches need no Thresher: their times are those of a plain loop.
+        self._is_plain = spec.name == "full" or (spec.name == "uniform" and spec.batch.get("spend") == "batches")
         self.memory = StepMemory(accelerator.device)
         self.entries: list[dict[str, Any]] = []
         if own_rank():
@@ -254,6 +270,8 @@ class Session:
         for epoch, steps in islice(enumerate(self.length.steps), len(self.entries), None):
             with self.clock.running():
                 self._train_epoch(epoch, steps)
+            if self._is_plain:
+                self.clock.take_out(next((spent for spent in self.run.times if spent["epoch"] == epoch), {}))
             metric = self._end_epoch(epoch)
             if checkpoint is not None:
                 checkpoint.save(parts, own, entries=self.entries)

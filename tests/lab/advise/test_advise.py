@@ -230,6 +230,8 @@ def measured_as(row, **against):
 def advice(pace, rows, fallback=None, outlook=UNLIKE):
     return {
         "epochs": 20,
+        "device": "cpu",
+        "threads": 1,
         "probe": {"epochs": 1.0, "samples": 4},
         "step": pace.as_dict(),
         "outlook": outlook.as_dict(),
@@ -260,7 +262,9 @@ def test_words_on_a_model_that_decides():
     computes = {"uniform:keep=0.3": 7.0, "selective_backprop:keep=0.33:forward_passes=twice": 4.2, "selective_backprop": 7.7}
     found = rows(COMPUTING, computes)
     said = sentences(advice(COMPUTING, found.values(), fallback="it has hooks"))
-    assert said[0] == "A step takes 7000 ms: waiting for input 0 %, forward 29 %, backward 57 %, optimizer 14 %."
+    assert (
+        said[0] == "A step takes 7000 ms on 1 CPU thread: waiting for input 0 %, forward 29 %, backward 57 %, optimizer 14 %."
+    )
     assert not any("input pipeline" in one for one in said)
     text = " ".join(said)
     assert "selective_backprop:keep=0.33 twice can save about 40 % of the time." in text

@@ -1,15 +1,19 @@
 """The answer of `thresher advise`, in the words of every case."""
 
+from dataclasses import replace
+
 import pytest
 
 from thresher_lab.advise.answer import answer_lines, answer_of, on_the_interval
 from thresher_lab.advise.budget import budget_sentences
 from thresher_lab.advise.findings import Measurement, Record, all_measurements, record_of
 from thresher_lab.advise.forecast import Outlook
+from thresher_lab.advise.pace import Pace
 from thresher_lab.training.specs import parse_methods
 
 UNLIKE = Outlook(0.3, 0.31, 1.5, 0.5, 0.0)
 HALF = "winnow:share=0.5"
+PACE = Pace(0.0, 2.0, 4.0, 1.0, 2.0, half=3.6)
 SAFE = ("no loss", "safe", "lost more than the margin", "loses nothing", "lost nothing", "within the margin")
 
 
@@ -20,8 +24,9 @@ def record(name=HALF):
 
 def advice(outlook=UNLIKE, at_most=0.45, saves=None, worth=(HALF,), lost=None, finding="free"):
     row = {"method": HALF, "refused": None, "at_most": at_most, "saves": at_most if saves is None else saves}
-    row |= {"record": record()}
+    row |= {"record": record(), "settings": {"share": 0.5}}
     found = {"outlook": outlook.as_dict(), "methods": [row], "worth_trying": [*worth], "next": "thresher next"}
+    found |= {"step": PACE.as_dict(), "steps": 4000}
     if lost is None:
         return found
     loss = {"share": 0.5, "lost": lost, "by_seed": [lost, lost], "finding": finding}
@@ -105,6 +110,16 @@ def test_where_smaller_batches_save_little_that_is_said():
     )
     assert "The machine was busy" not in " ".join(answer_lines(found))
     assert answer_lines(found | {"busy": True})[-3].startswith("The machine was busy, with more work than cores")
+
+
+@pytest.mark.parametrize(("steps", "loses"), [(4000, "0.2 to 0.3 points"), (400, "3 to 10 points")])
+@pytest.mark.parametrize("lost", [None, 0.003])
+def test_where_smaller_batches_save_less_than_their_part_fewer_steps_are_named(steps, loses, lost):
+    found = advice(lost=lost) | {"step": replace(PACE, half=4.9).as_dict(), "steps": steps}
+    if lost is not None:
+        found["budget"]["times"] = [{"share": 0.5, "batches": 0.7, "steps": 0.5}]
+    [said] = [line for line in answer_lines(found) if "--methods winnow:share=0.5:spend=steps" in line]
+    assert "in full-size batches take about 50% of it" in said and said.endswith(f"as here, that lost {loses} more.")
 
 
 def test_where_seeds_do_not_agree_the_answer_is_unknown():

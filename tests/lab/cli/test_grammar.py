@@ -52,7 +52,7 @@ def test_quiet_says_what_changes_the_meaning_and_nothing_else(capsys):
         watcher.planned(2, 5)
         watcher.started(job)
         watcher.advanced(job, 1, 0.5)
-        watcher.warned("Warning: mind this")
+        watcher.warned("Warning: mind this", "")
         watcher.left_out("winnow", "placebo", "there is nothing to permute")
         watcher.finished(job, {"wall_s": 1.0, "metric": {"name": "accuracy", "value": 1.0}}, reused=False)
     warning, left_out = console.file.getvalue().splitlines()

@@ -143,10 +143,10 @@ def test_without_a_terminal_there_is_a_line_each_minute(monkeypatch):
 def test_a_warning_of_several_runs_is_printed_once():
     def watch(console):
         with progress_on(console) as watcher:
-            for text in ("Warning: [a]", "Warning: b", "Warning: [a]"):
-                watcher.warned(text)
+            for text, run in (("Warning: [a] 1.5", "full, seed 0"), ("Warning: b", ""), ("Warning: [a] 2.5", "full, seed 1")):
+                watcher.warned(text, run)
 
-    assert shown(watch, 120).splitlines() == ["Warning: [a]", "Warning: b"]
+    assert shown(watch, 120).splitlines() == ["Warning: [a] 1.5 (first in the run full, seed 0)", "Warning: b"]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

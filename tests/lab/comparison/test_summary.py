@@ -286,8 +286,9 @@ def test_the_default_margin_is_in_proportion_to_the_metric():
 @pytest.mark.parametrize(("busy", "tail"), [(False, "here."), (True, "here as measured on a busy machine.")])
 def test_a_saving_that_the_clock_does_not_show_is_said(busy, tail):
     counted = {"forward": 50, "backward": 50, "full_forward": 100, "full_backward": 100, "ratio": 0.5, "scores_ratio": 0.0}
-    run = {"method": "winnow", "control_of": None, "cost": counted, "busy": busy}
+    run = {"method": "winnow", "control_of": None, "cost": counted, "busy": busy, "history": [{"steps": 600}] * 4}
     results = {"runs": [run], "summary": [{"method": "winnow", "control_of": None, "cost_ratio": 0.5, "cpu_ratio": 1.04}]}
     [said] = time_beside_cost(results)
     assert said.startswith("winnow: the counted cost is 0.50 of full training, and the CPU time 1.04.")
     assert f"So it saved no time {tail}" in said
+    assert "--methods winnow:spend=steps. In other trainings of at least 1,200 steps, as here, that lost" in said

@@ -451,3 +451,24 @@ def test_several_processes_train_with_data_parallelism_only(few, monkeypatch):
     monkeypatch.setattr(loop, "number_of_processes", lambda: 2)
     with pytest.raises(ValueError, match="2 processes train with DistributedDataParallel .* is configured for Conv2d: choose"):
         loop._network(torch.nn.Conv2d(1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("method", "plain"),
+    [("full", True), ("uniform:keep=0.5:spend=batches", True), ("uniform:keep=0.5", False), ("infobatch", False)],
+)
+def test_times_of_what_needs_no_thresher_are_without_its_work(digits, monkeypatch, method, plain):
+    taken = []
+    monkeypatch.setattr(loop.Clock, "take_out", lambda _, spent: taken.append(spent))
+    [spec] = parse_methods(method)
+    train(*digits, spec, seed=0, epochs=2)
+    assert [spent["epoch"] for spent in taken] == ([0, 1] if plain else [])
+    assert all(spent["attribution_s"] > 0 for spent in taken)
+
+
+def test_own_work_is_taken_out_of_a_clock():
+    clock = loop.Clock()
+    clock.load_state_dict({"wall_s": 4.0, "cpu_s": 3.0})
+    clock.take_out({"epoch": 0, "seconds": 2.0, "planning_s": 0.5, "attribution_s": 0.25})
+    clock.take_out({})
+    assert clock.state_dict() == {"wall_s": 3.25, "cpu_s": 2.25}
