@@ -422,3 +422,17 @@ def test_stratified_batches_are_written_to_the_records_together():
     train(run, optimizer, 1)
     assert run._epochs.config.strata is not None
     assert not run._epochs._accumulator.ids_repeat
+
+
+@pytest.mark.parametrize("share", [0.2, 0.22, 0.3])
+def test_whole_steps_leave_each_other_step_the_rows_that_batchnorm_needs(share):
+    torch.manual_seed(0)
+    x = torch.randn(640, 6)
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), 10, shuffle=True)
+    given_ = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer, "epochs": 2}
+    with pytest.raises(ValueError, match=r"less than the two a batch that BatchNorm needs: the smallest share is 0\.2"):
+        thresher.attach(0.05, **given_)
+    run = thresher.attach(share, **given_)
+    assert min(train(run, optimizer, 1)) == 2

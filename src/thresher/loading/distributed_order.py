@@ -290,25 +290,22 @@ class SharedOrder:
         """Returns the number of rows of this process in an epoch that follows a plan."""
         return self.sizes.rows_of(plan.rows)
 
-    def _sizes_of(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, least: int = 1) -> StepSizes | None:
+    def _sizes_of(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None) -> StepSizes | None:
         """Returns the numbers of the smaller batches of this process; None where an epoch has full batches.
 
         Args:
             plan: The plan of an epoch.
             sizes: Batch size, and whether a last batch that is not full is dropped.
             everything: Number of samples of full training, of all processes; None for those of the order.
-            least: Least number of rows of a step.
         """
         if not plan.own.smaller_batches:
             return None
         full = self.n if everything is None else everything
         staying, everything = self.sizes.rows_of(plan.rows), self.sizes.rows_of(full)
         size, drop_last = sizes.batch_size, sizes.drop_last
-        return smaller_sizes(plan.own, plan.everything, lambda: staying, everything, size, drop_last, least=least)
+        return smaller_sizes(plan.own, plan.everything, lambda: staying, everything, size, drop_last, least=sizes.least)
 
-    def step_sizes(
-        self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1
-    ) -> StepSizes | None:
+    def step_sizes(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int) -> StepSizes | None:
         """Returns the sizes of the smaller batches of this process; rows that are drawn are drawn before they are dealt.
 
         Args:
@@ -316,12 +313,11 @@ class SharedOrder:
             sizes: Batch size, and whether a last batch that is not full is dropped.
             everything: Number of samples of full training, of all processes; None for those of the order.
             seen: Number of samples of the last epoch of a stream: 0.
-            least: Least number of rows of a step.
 
         Raises:
             ValueError: There are too few rows for the steps.
         """
-        found = self._sizes_of(plan, sizes, everything, least)
+        found = self._sizes_of(plan, sizes, everything)
         return None if found is None else replace(found, candidates=found.rows)
 
     # An epoch

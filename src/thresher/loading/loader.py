@@ -158,17 +158,16 @@ class SelectedLoader(OfUser):
         full, rest = divmod(rows, self._ids.batch_size)
         return full + bool(rest and not self._ids.drop_last)
 
-    def step_sizes(self, plan: HeldPlan, *, least: int = 1) -> StepSizes | None:
+    def step_sizes(self, plan: HeldPlan) -> StepSizes | None:
         """Returns the sizes of the smaller batches of a plan; None where an epoch has full batches.
 
         Args:
             plan: The plan of an epoch.
-            least: Least number of rows of a step.
 
         Raises:
             ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
         """
-        return self._order.step_sizes(plan, self._ids, self._samples, self._seen, least=least)
+        return self._order.step_sizes(plan, self._ids, self._samples, self._seen)
 
     def samples_of(self, plan: HeldPlan) -> int:
         """Returns the number of rows that this process has in an epoch that follows a plan."""

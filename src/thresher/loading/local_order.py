@@ -166,9 +166,7 @@ class UserOrder:
         """Returns the generators that the loader draws from."""
         return generators_of(self.sampler, self._loader)
 
-    def step_sizes(
-        self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1
-    ) -> StepSizes | None:
+    def step_sizes(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int) -> StepSizes | None:
         """Returns the sizes of the smaller batches of a plan; None where an epoch has full batches.
 
         Args:
@@ -176,7 +174,6 @@ class UserOrder:
             sizes: Batch size, and whether a last batch that is not full is dropped.
             everything: Number of samples of full training; None for those of the order.
             seen: Number of samples of the last epoch of a stream.
-            least: Least number of rows of a step.
 
         Raises:
             ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
@@ -185,7 +182,7 @@ class UserOrder:
             return None
         everything = self.candidates(seen) if everything is None else everything
         ids, size, drop_last = partial(self.samples_of, plan), sizes.batch_size, sizes.drop_last
-        found = smaller_sizes(plan.own, plan.everything, ids, everything, size, drop_last, least=least)
+        found = smaller_sizes(plan.own, plan.everything, ids, everything, size, drop_last, least=sizes.least)
         return found if found is None or plan.own.keys is None else replace(found, keys=plan.keys)
 
     def cursor(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochCursor:

@@ -283,7 +283,7 @@ class IdBatchSampler(Sampler[list[int]]):
     """
 
     def __init__(self, sizes: Any, least: int = 1) -> None:
-        self._sizes, self._least = sizes, least
+        self._sizes, self.least = sizes, least
         self.size = checked_batch_size(sizes)
         """Batch size when the iteration began."""
         self.on_the_way: deque[tuple[Tensor, int, int, int | None]] = deque()
@@ -318,7 +318,7 @@ class IdBatchSampler(Sampler[list[int]]):
         Args:
             plan: The plan of an epoch.
         """
-        return 1 if plan.everything or plan.rows < self._least else min(self._least, self.batch_size)
+        return 1 if plan.everything or plan.rows < self.least else min(self.least, self.batch_size)
 
     def served_of(self, plan: HeldPlan, rows: int) -> int:
         """Returns how many rows of a plan come in batches.

@@ -136,8 +136,8 @@ def build_run(config: RunConfig) -> Run:
 def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> tuple[SelectedLoader, EpochMethod | OnSubset]:
     """The loader, and the epoch method on the samples that the loader has."""
     own: dict[str, Any] = {"kept": config.kept, "world": config.world, "keeps": config.keeps_rows}
-    # Candidates of a batch method may be gathered to larger batches: theirs are left as they are.
-    own["least"] = least_rows(config.model) if config.batch_method is None else 1
+    # Candidates of a scoring pass may be gathered to larger batches: theirs are left as they are.
+    own["least"] = 1 if config.mode.fills else least_rows(config.model)
     loader = SelectedLoader(config.loader, device=device, timing=timing, **own)
     method = config.epoch_method
     if requirements_of(method).own_order and not loader.order_is_free:
@@ -290,7 +290,7 @@ def _check_batches(parts: Parts, epochs: Epochs) -> None:
         )
     if loader.streams or (config.spend != "batches" and not requires.smaller_batches):
         return
-    sizes = loader.step_sizes(epochs.held, least=least_rows(config.model))
+    sizes = loader.step_sizes(epochs.held)
     for signal in undefined_signals(requires.optional, config.adapter, config.signals):
         warn(_without(config)[signal])
     if config.epochs == 1 and requires.smaller_batches and sizes is not None:

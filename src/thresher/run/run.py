@@ -13,7 +13,7 @@ from thresher.attribution.model import TrackedModel
 from thresher.cost import Cost
 from thresher.loading.uncopied import Uncopied
 from thresher.losses.given import GivenLosses
-from thresher.methods.contract import as_written
+from thresher.methods.contract import as_written, requirements_of
 from thresher.observation import DataMap, map_of
 from thresher.plans import EpochPlan
 from thresher.records import Records
@@ -38,6 +38,8 @@ def facts(
     cost: Cost,
     advice: str = "",
     why_plain: str = "",
+    *,
+    scored: bool = False,
 ) -> Facts:
     """Returns what a summary says of a run.
 
@@ -50,14 +52,20 @@ def facts(
         cost: Cost of the run by now.
         advice: Sentence about a way to save more time. Default: none.
         why_plain: Why the model could not be traced, where rows are chosen in the batch. Default: it was.
+        scored: Whether the method was given scores, which took time before the run. Default: False.
     """
     found = [("method", as_written(method)), ("epochs", epochs)]
     found.append(("samples", "a stream" if samples is None else f"{samples:,}"))
     if history:
-        found += [("last epoch", _epoch(history[-1], samples)), ("time", str(told(times)))]
+        before = "; what the scores took before it is not in it" * scored
+        found += [("last epoch", _epoch(history, samples)), ("time", f"{told(times)}{before}")]
     found += [("advice", advice)] if advice else []
     found += [("not traced", f"a backward pass costs all rows that are put forward: {why_plain}")] if why_plain else []
     return [*found, *_costs(cost)]
+
+
+SAME_SHARE = 0.005
+"""Difference of two shares of the samples that is not told."""
 
 
 def as_text(found: Facts) -> str:
@@ -76,10 +84,12 @@ def _cell(value: str) -> str:
     return f"<td style='text-align:left'>{escape(value)}</td>"
 
 
-def _epoch(entry: Mapping[str, Any], samples: int | None) -> str:
-    parts = []
+def _epoch(history: Sequence[Mapping[str, Any]], samples: int | None) -> str:
+    entry, parts = history[-1], []
     if samples:
-        parts.append(f"planned {entry['kept']:,} samples, {entry['kept'] / samples:.1%}")
+        all_of_them = sum(one["kept"] for one in history) / len(history) / samples
+        also = "" if abs(all_of_them - entry["kept"] / samples) < SAME_SHARE else f" ({all_of_them:.1%} in all epochs)"
+        parts.append(f"planned {entry['kept']:,} samples, {entry['kept'] / samples:.1%}{also}")
     if "steps" in entry:
         parts.append(f"{entry['backward']:,} went backward in {entry['steps']:,} steps")
     if entry.get("lr_scale", 1.0) != 1.0:
@@ -452,6 +462,7 @@ class Run(Uncopied):
             cost,
             self._epochs.in_fewer_steps,
             self._parts.why_plain(),
+            scored=any(requirements_of(one).cost and any(one.cost or ()) for one in self._parts.config.methods),
         )
 
     def log(self, tracker: Any, *, step: int | None = None, prefix: str = "thresher/") -> None:

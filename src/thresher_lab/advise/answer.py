@@ -7,11 +7,10 @@ budget do, and in the end a comparison. So nothing is called safe here.
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from thresher_lab.advise.advise import RANDOM_HALF, ROUNDS_TO_ZERO, WORTHWHILE, in_percent, outlook_in
-from thresher_lab.advise.budget import needs_steps, seeds_agree, time_sentence, times_at
+from thresher_lab.advise.advise import MOST_NAMED, RANDOM_HALF, ROUNDS_TO_ZERO, WORTHWHILE, in_percent, outlook_in
+from thresher_lab.advise.budget import in_fewer_steps, needs_steps, seeds_agree, time_sentence, times_at
 from thresher_lab.advise.forecast import ALIKE, Outlook
 from thresher_lab.advise.variance import about_strata
-from thresher_lab.comparison.summary import in_fewer_steps
 
 CanHelp = Literal["yes", "no", "unknown"]
 
@@ -123,7 +122,8 @@ def on_the_interval(name: str, record: Mapping[str, Any]) -> str:
 def _before_next(advice: Mapping[str, Any]) -> str:
     if "budget" not in advice:
         return "Next (trains short runs, which show what half of the cost loses here):"
-    return "Next:"
+    others = [name for name in advice["worth_trying"][:MOST_NAMED] if not name.startswith("winnow")]
+    return f"Next (trains {', '.join(['Winnow at a budget', *others])} and {'their' if others else 'its'} controls):"
 
 
 def _of_short_runs(advice: Mapping[str, Any]) -> CanHelp:

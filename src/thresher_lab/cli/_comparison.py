@@ -29,8 +29,7 @@ CAPTION = """\
 Cost, CPU time, wall time and the peak memory of a step are shares of full training; "?" is not known. Controls, at the \
 cost of the method above them: uniform@ trains on a random subset each epoch, shorter@ for fewer epochs, smaller@ with \
 smaller batches, and placebo@ as the method does, with its losses or scores permuted among samples. Intervals are for \
-one comparison. Verdicts are corrected for their number, more for controls than for methods, and may be open although an \
-interval excludes 0; "loses" means below full training at all."""
+one comparison, and verdicts for all of them together; "loses" means below full training at all."""
 """Text below the result of a comparison."""
 
 TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime", "wall\ntime", "step\nmemory")
@@ -44,7 +43,13 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
         console: Console to print to, 60 columns wide or more.
         results: Content of results.json.
     """
-    from thresher_lab.comparison.summary import busy_sentence, closing, rates_sentences, time_beside_cost
+    from thresher_lab.comparison.summary import (
+        busy_sentence,
+        closing,
+        open_beside_intervals,
+        rates_sentences,
+        time_beside_cost,
+    )
 
     if _table_width(results) <= console.width:
         console.print(summary_table(results))
@@ -53,7 +58,8 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         console.print()
     busy = [said] if (said := busy_sentence(results["runs"])) else []
-    for sentence in closing(results) + time_beside_cost(results) + rates_sentences(results) + busy:
+    about = open_beside_intervals(results) + time_beside_cost(results) + rates_sentences(results) + busy
+    for sentence in closing(results) + about:
         console.print(sentence, markup=False, highlight=False)
     console.print(f"\n{CAPTION}\n", markup=False, highlight=False)
 
@@ -369,7 +375,10 @@ def after_a_loss(results: Mapping[str, Any], methods: str, given: Mapping[str, A
     loses = f"{listed(names)} {'loses' if len(names) == 1 else 'lose'}"
     if not results.get("rates"):
         texts = [spec.text for spec in parse_methods(methods) if spec.label in names]
-        said, arms = f"{loses} at the learning rate of the training. Another rate may suit fewer samples:", "--methods"
+        said, arms = (
+            f"{loses} at the learning rate of the training. First see whether another one suits fewer samples:",
+            "--methods",
+        )
         value, options = ",".join(texts), {"rates": TRIED_RATES, **options}
     else:
         larger = round((1 + max(row["cost_ratio"] for row in lost)) / 2, 2)

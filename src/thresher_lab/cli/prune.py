@@ -1,5 +1,6 @@
 """`thresher prune`: writes the ids of the samples that pruning by a score keeps."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -59,13 +60,21 @@ def prune(
     method = Prune(table, keep=keep, which=which, offset=offset, per_class_floor=per_class_floor)  # pyright: ignore[reportArgumentType]
     kept = method.kept(table.samples)
     export(kept, out)
-    typer.echo(f"{out}: {len(kept):,} of {table.samples:,} samples kept, {which} by {table.name}")
-    if shares := kept_of_classes(table, kept):
-        least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
-        typer.echo(f"share kept per class: from {shares[least]:.0%} ({least}) to {shares[most]:.0%} ({most})")
-        few = [f"{label} ({share:.0%})" for label, share in shares.items() if share < keep / 2]
-        if few:
-            typer.echo(
-                f"These classes nearly vanish: {', '.join(few)}. `--per-class-floor {keep / 2:g}` keeps {keep / 2:.0%} of each "
-                "class at least."
-            )
+    beyond = len(kept) - max(1, int(keep * table.samples))
+    floor = f", {beyond:,} of them for --per-class-floor, beyond --keep" * (beyond > 0)
+    typer.echo(f"{out}: {len(kept):,} of {table.samples:,} samples kept, {which} by {table.name}{floor}")
+    for line in _of_classes(kept_of_classes(table, kept), keep):
+        typer.echo(line)
+
+
+def _of_classes(shares: Mapping[str, float], keep: float) -> Iterator[str]:
+    """Yields what is kept of the classes, and which of them nearly vanish."""
+    if not shares:
+        return
+    least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+    yield f"share kept per class: from {shares[least]:.0%} ({least}) to {shares[most]:.0%} ({most})"
+    if few := [f"{label} ({share:.0%})" for label, share in shares.items() if share < keep / 2]:
+        yield (
+            f"These classes nearly vanish: {', '.join(few)}. `--per-class-floor {keep / 2:g}` keeps {keep / 2:.0%} of each "
+            "class at least."
+        )

@@ -28,9 +28,13 @@ def why(
         return
     table = Table("epoch", "loss after it", "times trained", box=None, pad_edge=False)
     table.add_column("why not", min_width=20)
+    said = ""
     for entry in found.epochs:
         loss = "not seen yet" if entry.loss == float("-inf") else f"{entry.loss:.4g}"
-        table.add_row(str(entry.epoch), loss, str(entry.trained), entry.rule)
+        table.add_row(
+            str(entry.epoch), loss, str(entry.trained), "as above" if entry.rule and entry.rule == said else entry.rule
+        )
+        said = entry.rule or said
     console = open_console()
     console.print(found.title, markup=False, highlight=False)
     print_table(console, table)

@@ -1,5 +1,6 @@
 """Reads from the files of a run what happened to one sample."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
@@ -80,7 +81,9 @@ def history_of(run: Path, sample: int) -> SampleHistory:
 
 def _stem_of(run: Path) -> str:
     """Returns the name of the run that a path names or begins to name."""
-    given = run.name.removesuffix(".parquet").removesuffix(".json")
+    given = re.sub(
+        r"[^A-Za-z0-9_.@=-]+", "_", run.name.removesuffix(".parquet").removesuffix(".json")
+    )  # a label, as files have it
     there = sorted(path.stem for path in run.parent.glob("*.parquet"))
     found = [given] if given in there else [name for name in there if name.startswith(given)]
     if not found and (inside := sorted(path.stem for path in (run / RUNS).glob("*.parquet"))):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from thresher_lab.advise.budget import in_fewer_steps
 from thresher_lab.comparison.controls import CONTROLS
 from thresher_lab.comparison.statistics import (
     LEAST_SEEDS,
@@ -321,6 +322,8 @@ def _with_interval(of: RowDict, whole: bool) -> str:
     return f"{scale * of['difference']:{form}}{unit}{between}"
 
 
+MOST_OPEN = 3
+"""Number of open verdicts that are named."""
 OF_SENSE = 10
 """Multiple of the margin of a comparison up to which a larger one is proposed."""
 MARGINS = tuple(step * size for size in (0.1, 1.0, 10.0) for step in (1, 1.5, 2, 3, 5, 7))
@@ -387,6 +390,26 @@ def time_beside_cost(results: Mapping[str, Any]) -> list[str]:
     return said
 
 
+def open_beside_intervals(results: Mapping[str, Any]) -> list[str]:
+    """Returns why verdicts are open beside intervals that exclude 0, as a sentence; nothing where there are none.
+
+    Args:
+        results: Content of results.json.
+    """
+    differences = [(row["method"], row) for row in results["summary"] if row.get("finding") is not None]
+    for name, row in list(differences):
+        differences += [(f"{name} against {CONTROLS[kind].words}", found) for kind, found in row["against"].items()]
+    unclear = [(name, one["ci95"]) for name, one in differences if one["finding"] == "unclear" and one["ci95"] is not None]
+    apart = [name for name, (low, high) in unclear if low * high > 0]
+    if not apart:
+        return []
+    more = f" and {len(apart) - MOST_OPEN} more" if len(apart) > MOST_OPEN else ""
+    return [
+        f"The interval excludes 0 and the verdict is open: {', '.join(apart[:MOST_OPEN])}{more}. An interval is for one "
+        "comparison alone; verdicts allow for all that are made here, and need more."
+    ]
+
+
 def _cost_in_words(row: RowDict, runs: Sequence[Mapping[str, Any]], scores: float | None, *, apart: bool) -> str:
     traced = [run["tracing_s"] for run in runs if run.get("tracing_s")]
     tracing = f", of which tracing the model took {max(traced):.1f} s of each run" if traced and apart else ""
@@ -403,35 +426,6 @@ def _cost_in_words(row: RowDict, runs: Sequence[Mapping[str, Any]], scores: floa
         busy = " as measured on a busy machine" if any(run.get("busy") for run in runs) else ""
         said += f" So it saved no time here{busy}."
     return " ".join([said, *[NOT_COUNTED] * (apart and scores is not None), *[fewer] * bool(fewer)])
-
-
-SMALL_PART, ENOUGH_STEPS = 0.8, 1200
-"""Share of what is left out below which smaller batches save little time, and steps from which on fewer of them lose little."""
-
-
-def in_fewer_steps(method: str, share: float, saved: float, steps: int) -> str:
-    """Returns that full-size batches in fewer steps save more time, as a sentence; "" where smaller batches save their part.
-
-    Args:
-        method: Winnow, as on the command line; for any other method the result is "".
-        share: Share of the cost of full training.
-        saved: Share of the time that smaller batches save.
-        steps: Number of steps of full training.
-
-    Example:
-        >>> in_fewer_steps("winnow:share=0.5", 0.5, 0.15, 4000).partition(":")[0]
-        'Smaller batches save little time here; the same samples in full-size batches take about 50% of it'
-        >>> in_fewer_steps("winnow:share=0.5", 0.5, 0.45, 4000)
-        ''
-    """
-    if not method.startswith("winnow") or "spend" in method or "paced" in method or saved >= SMALL_PART * (1 - share):
-        return ""
-    loses = "that lost 0.2 to 0.3 points more" if steps >= ENOUGH_STEPS else "that lost 3 to 10 points more"
-    long = f"{'at least' if steps >= ENOUGH_STEPS else 'fewer than'} {ENOUGH_STEPS:,} steps, as here,"
-    return (
-        f"Smaller batches save little time here; the same samples in full-size batches take about {share:.0%} of it: "
-        f"--methods {method}:spend=steps. In other trainings of {long} {loses}."
-    )
 
 
 def conclude(results: Mapping[str, Any]) -> Conclusion:
@@ -495,8 +489,8 @@ def _without_a_pick(judged: Sequence[RowDict], results: Mapping[str, Any]) -> li
     best = max(judged, key=lambda row: row["difference"])
     return [
         f"Nothing to pick: every method with a verdict loses. The smallest loss is that of {best['method']}, "
-        f"{_amount(results, best)} at {best['cost_ratio']:.3f} of the cost. Try a larger share of the cost, or train on "
-        "everything."
+        f"{_amount(results, best)} at {best['cost_ratio']:.3f} of the cost. Another learning rate or a larger "
+        "share may lose less; else train on everything."
     ]
 
 

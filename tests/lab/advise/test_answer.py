@@ -97,7 +97,9 @@ def test_the_answer_and_why(given, answer, why):
 def test_after_short_runs_their_losses_take_the_place_of_other_trainings():
     lines = answer_lines(advice(lost=0.003))
     assert lines[0] == "Can selection help here? Yes, as far as short runs show."
-    assert lines[2].startswith("At 0.5 of the cost, smaller batches lose 0.30 points of accuracy") and lines[4] == "Next:"
+    assert lines[2].startswith("At 0.5 of the cost, smaller batches lose 0.30 points of accuracy") and lines[4] == (
+        "Next (trains Winnow at a budget and its controls):"
+    )
     assert lines[3] == "Smaller batches take about this share of the time of full training at 0.5, 60%."
 
 

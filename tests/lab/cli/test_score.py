@@ -89,7 +89,9 @@ def test_classes_that_nearly_vanish_are_named(tmp_path):
         "These classes nearly vanish: class 0 (4%). `--per-class-floor 0.26` keeps 26% of each class at least."
     )
     done = called("prune", tmp_path / "s.parquet", "--keep", 0.52, "--per-class-floor", 0.26, "--out", tmp_path / "k.txt")
-    assert "vanish" not in done.output
+    assert "vanish" not in done.output and "52 of 100 samples kept, hard by mine\n" in done.output
+    done = called("prune", tmp_path / "s.parquet", "--keep", 0.3, "--per-class-floor", 0.5, "--out", tmp_path / "more.txt")
+    assert "50 of 100 samples kept, hard by mine, 20 of them for --per-class-floor, beyond --keep" in done.output
 
 
 def test_classes_are_told_by_name(tmp_path):

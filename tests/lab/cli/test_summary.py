@@ -182,7 +182,10 @@ def test_after_a_loss_the_next_command_tries_learning_rates():
     said, command = after_a_loss(
         lost(), "winnow:share=0.5,infobatch", {"epochs": 4, "seeds": "0,1,2", "data": None, "out": "r"}
     )
-    assert said == "winnow:share=0.5 loses at the learning rate of the training. Another rate may suit fewer samples:"
+    assert (
+        said
+        == "winnow:share=0.5 loses at the learning rate of the training. First see whether another one suits fewer samples:"
+    )
     assert command == (
         "thresher compare 'my folder/a.py:build' --methods winnow:share=0.5 --rates 0.5,1,2 --epochs 4 --seeds 0,1,2 --out r"
     )

@@ -1,7 +1,9 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+from thresher_lab.cli.app import app
 from thresher_lab.comparison.histories import _history_from, _skip_reason, _stem_of, history_of, rule_of
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.loop import train
@@ -88,6 +90,7 @@ def test_of_several_seeds_the_lowest_is_read(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="there are winnow_share=0.5$"):
         _stem_of(tmp_path / "nothing")
     assert history_of(tmp_path / "winnow", 3) == history_of(folder / "drawn", 3)
+    assert history_of(tmp_path / "winnow:share=0.5", 3) == history_of(folder / "drawn", 3)  # as tables name it
 
 
 def test_what_the_loader_does_not_give_is_not_told_as_the_rule():
@@ -111,3 +114,10 @@ def test_a_class_has_its_name(folder):
     (folder / "named.parquet").write_bytes((folder / "hiding.parquet").read_bytes())
     number = history_of(folder / "hiding", 3).title.partition("(class ")[2].partition(")")[0]
     assert f"sample 3 (class the {number}) under" in history_of(folder / "named", 3).title
+
+
+def test_a_rule_is_printed_once(folder):
+    rules = [[epoch.rule for epoch in history_of(folder / "drawn", sample).epochs if epoch.rule] for sample in range(60)]
+    often = next(sample for sample, found in enumerate(rules) if len(found) > 1 and len(set(found)) == 1)
+    done = CliRunner().invoke(app, ["why", str(folder / "drawn"), str(often)])
+    assert done.exit_code == 0 and done.output.count("not drawn in its") == 1 and "as above" in done.output

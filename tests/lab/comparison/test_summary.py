@@ -5,7 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thresher_lab.comparison.summary import any_busy, busy_sentence, margin_of, summarise, time_beside_cost
+from thresher_lab.comparison.summary import (
+    any_busy,
+    busy_sentence,
+    margin_of,
+    open_beside_intervals,
+    summarise,
+    time_beside_cost,
+)
 
 T_2 = 4.302652729911275  # 97.5 % quantile of Student's t with 2 degrees of freedom
 T = {3: T_2, 5: 2.7764451051977987}  # by the number of seeds, one more than the degrees of freedom
@@ -146,6 +153,20 @@ def test_it_says_how_many_seeds_would_do():
     row = summarise([*full, *method])[1]
     assert row["finding"] == "unclear" and row["seeds_needed"] == 10  # by any table of t-test power at d = 1, 0.025, 80 %
     assert row["verdict"] == "not enough seeds to tell (about 10 would do)"
+
+
+def test_an_open_verdict_beside_an_interval_without_zero_is_explained():
+    full, method = runs("full", [0.95, 0.95, 0.95, 0.95]), runs("m", [0.948, 0.946, 0.944, 0.9475])
+    others = [one for k in range(9) for one in runs(f"other{k}", [0.95, 0.91, 0.99, 0.94])]
+    alone, among = ({"summary": summarise([*full, *method, *more])} for more in ([], others))
+    row = among["summary"][1]
+    assert row["finding"] == "unclear" and row["ci95"][1] < 0
+    [said] = open_beside_intervals(among)
+    assert said.startswith("The interval excludes 0 and the verdict is open: m. An interval is for one comparison alone")
+    row["against"] = dict.fromkeys(("uniform", "smaller", "shorter"), row)
+    [said] = open_beside_intervals(among)
+    assert "m, m against random, m against smaller batches and 1 more." in said
+    assert open_beside_intervals({"summary": alone["summary"][:1]}) == []
 
 
 def test_more_methods_need_clearer_differences():

@@ -458,12 +458,12 @@ def test_several_processes_train_with_data_parallelism_only(few, monkeypatch):
     [("full", True), ("uniform:keep=0.5:spend=batches", True), ("uniform:keep=0.5", False), ("infobatch", False)],
 )
 def test_times_of_what_needs_no_thresher_are_without_its_work(digits, monkeypatch, method, plain):
-    taken = []
-    monkeypatch.setattr(loop.Clock, "take_out", lambda _, spent: taken.append(spent))
+    calls = []
+    monkeypatch.setattr(loop.Clock, "take_out", lambda _, spent: calls.append(spent))
     [spec] = parse_methods(method)
     train(*digits, spec, seed=0, epochs=2)
-    assert [spent["epoch"] for spent in taken] == ([0, 1] if plain else [])
-    assert all(spent["attribution_s"] > 0 for spent in taken)
+    assert [spent["epoch"] for spent in calls] == ([0, 1] if plain else [])
+    assert all(spent["attribution_s"] > 0 for spent in calls)
 
 
 def test_own_work_is_taken_out_of_a_clock():

@@ -11,6 +11,7 @@ import thresher
 from thresher.cost import Cost
 from thresher.methods.contract import as_written
 from thresher.run.run import as_html, as_text, facts, numbers_of
+from thresher.scores import Scores
 
 N = 40
 
@@ -69,6 +70,18 @@ def test_after_epochs():
     assert found["sample passes"] == (
         "50.0% fewer, if a backward pass counts as 2 forward passes: forward 40 of 80 samples, backward 40 of 80, 8 steps"
     )
+
+
+def test_a_last_epoch_that_is_unlike_the_others_has_their_mean_beside_it():
+    history = [{"kept": 20, "steps": 4, "backward": 20}, {"kept": 40, "steps": 8, "backward": 40}]
+    found = dict(facts("mine", "2 of 2", 40, history, [], Cost()))
+    assert found["last epoch"].startswith("planned 40 samples, 100.0% (75.0% in all epochs); 40 went backward")
+
+
+def test_the_time_of_scores_is_said_to_be_left_out():
+    scores = Scores(torch.arange(40), torch.rand(40, dtype=torch.float64), forward=80, backward=40)
+    run = trained(*attached(thresher.Prune(scores, keep=0.5)), epochs=2)
+    assert "; what the scores took before it is not in it\n" in run.summary()
 
 
 @pytest.mark.filterwarnings("ignore:subset_backward. using the plain Linear")
