@@ -58,7 +58,7 @@ def facts(
     found.append(("samples", "a stream" if samples is None else f"{samples:,}"))
     if history:
         before = "; what the scores took before it is not in it" * scored
-        found += [("last epoch", _epoch(history, samples)), ("time", f"{told(times)}{before}")]
+        found += [("last epoch", _epoch(history, samples, counted=cost.unknown is None)), ("time", f"{told(times)}{before}")]
     found += [("advice", advice)] if advice else []
     found += [("not traced", f"a backward pass costs all rows that are put forward: {why_plain}")] if why_plain else []
     return [*found, *_costs(cost)]
@@ -84,14 +84,15 @@ def _cell(value: str) -> str:
     return f"<td style='text-align:left'>{escape(value)}</td>"
 
 
-def _epoch(history: Sequence[Mapping[str, Any]], samples: int | None) -> str:
+def _epoch(history: Sequence[Mapping[str, Any]], samples: int | None, *, counted: bool) -> str:
     entry, parts = history[-1], []
     if samples:
         all_of_them = sum(one["kept"] for one in history) / len(history) / samples
         also = "" if abs(all_of_them - entry["kept"] / samples) < SAME_SHARE else f" ({all_of_them:.1%} in all epochs)"
         parts.append(f"planned {entry['kept']:,} samples, {entry['kept'] / samples:.1%}{also}")
     if "steps" in entry:
-        parts.append(f"{entry['backward']:,} went backward in {entry['steps']:,} steps")
+        went = f"{entry['backward']:,} went backward in " if counted else ""
+        parts.append(f"{went}{entry['steps']:,} steps")
     if entry.get("lr_scale", 1.0) != 1.0:
         parts.append(f"learning rate times {entry['lr_scale']:.3g}")
     if entry.get("nonfinite"):

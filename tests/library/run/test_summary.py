@@ -97,6 +97,7 @@ def test_an_unknown_cost_is_printed_as_unknown():
         for _ in run.loader:
             optimizer.step()
     assert "unknown after" in run.summary() and "fewer" not in run.summary()
+    assert "last epoch  planned 20 samples, 50.0%; 4 steps\n" in run.summary()
     assert run.cost.to_dict()["ratio"] is None
 
 
