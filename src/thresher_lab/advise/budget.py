@@ -225,7 +225,7 @@ def in_fewer_steps(method: str, share: float, saved: float, steps: int) -> str:
 
     Example:
         >>> in_fewer_steps("winnow:share=0.5", 0.5, 0.15, 4000).partition(":")[0]
-        'Smaller batches save little time here. The same samples in fewer full-size batches take about 50% of the time'
+        'Smaller batches save about 15% of the time, and the same samples in fewer full-size batches 50%'
         >>> in_fewer_steps("winnow:share=0.5", 0.5, 0.45, 4000)
         ''
     """
@@ -234,6 +234,6 @@ def in_fewer_steps(method: str, share: float, saved: float, steps: int) -> str:
     loses = "that lost 0.2 to 0.3 points more" if steps >= ENOUGH_STEPS else "that lost 3 to 10 points more"
     long = f"{'at least' if steps >= ENOUGH_STEPS else 'fewer than'} {ENOUGH_STEPS:,} steps, as here,"
     return (
-        "Smaller batches save little time here. The same samples in fewer full-size batches take about "
-        f"{share:.0%} of the time: --methods {method}:spend=steps. In other trainings of {long} {loses}."
+        f"Smaller batches save about {max(saved, 0.0):.0%} of the time, and the same samples in fewer full-size batches "
+        f"{1 - share:.0%}: --methods {method}:spend=steps. In other trainings of {long} {loses}."
     )

@@ -121,7 +121,7 @@ def test_where_smaller_batches_save_less_than_their_part_fewer_steps_are_named(s
     if lost is not None:
         found["budget"]["times"] = [{"share": 0.5, "batches": 0.7, "steps": 0.5}]
     [said] = [line for line in answer_lines(found) if "--methods winnow:share=0.5:spend=steps" in line]
-    assert "in fewer full-size batches take about 50% of the time" in said and said.endswith(f"as here, that lost {loses} more.")
+    assert "the same samples in fewer full-size batches 50%: --methods" in said and said.endswith(f"as here, that lost {loses} more.")
 
 
 def test_where_seeds_do_not_agree_the_answer_is_unknown():
