@@ -5,6 +5,7 @@ for the forecast: it is made of the loop's own steps, less the own parts that we
 """
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -104,6 +105,11 @@ def _median_and_error(values: Sequence[float]) -> tuple[float, float]:
     median = statistics.median(values)
     spread = 1.4826 * statistics.median(abs(value - median) for value in values)  # the deviation of a normal distribution
     return median, (1.2533 * spread / len(values) ** 0.5 / median if median > 0 else math.inf)
+
+
+def _is_busy() -> bool:
+    """Returns whether more work waits than there are cores, by the load of the last minute, where the system has it."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1)
 
 
 class Timing:
@@ -228,11 +234,18 @@ class Timing:
         """
         self.switch(self._now)
         spent, clocks = self._spent, (0, 1) if self._device.type == "cpu" else (0,)
+        wall, cpu = spent[STEPS]
+        of_cpu = min(1.0, cpu / wall) if wall else 1.0  # other processes had the rest
         for clock in clocks:
             for part, seconds in ((TRACING, tracing_s), (ATTRIBUTION, self.attribution_s)):
-                moved = min(seconds, spent[STEPS][clock])
+                moved = min(seconds * (of_cpu if clock else 1.0), spent[STEPS][clock])
                 spent[STEPS][clock] -= moved
                 spent[part][clock] += moved
+        # A system interrupts a process where it asks for the time, which is in attribution mostly: that is waiting as in steps.
+        waited = spent[ATTRIBUTION][0] - spent[ATTRIBUTION][1] / max(of_cpu, 1e-9) if len(clocks) > 1 else 0.0
+        if waited > 0:
+            spent[ATTRIBUTION][0] -= waited
+            spent[STEPS][0] += waited
         of_run = [sum(spent[name][clock] for name in spent if name != OUTSIDE) for clock in clocks]
         found: dict[str, Any] = {"epoch": epoch, **dict(zip(("seconds", "cpu_seconds"), of_run, strict=False))}
         found |= {f"{name}_s": spent[name][0] for name in PARTS if spent[name][0]}
@@ -254,6 +267,8 @@ class Timing:
                     "their batch to show what these take (an epoch has few batches or few rows, the model is compiled, or "
                     "the run goes on with a saved state)"
                 )
+        if _is_busy():
+            found["busy"] = True
         self.entries.append(found)
         self._restart()
         return found
@@ -300,6 +315,7 @@ class TimeTold(NamedTuple):
         error: Relative error of the forecast, half of a 95 % interval.
         parts: Seconds by what they were spent on: the steps, and each own part.
         unknown: Reason why the time of full training is not known in some epoch, a sentence without its full stop; else empty.
+        busy: Whether the machine had more work than cores at the end of an epoch. Default: False.
     """
 
     epochs: int
@@ -309,6 +325,7 @@ class TimeTold(NamedTuple):
     error: float
     parts: Mapping[str, float]
     unknown: str
+    busy: bool = False
 
     @property
     def longer(self) -> float:
@@ -339,6 +356,7 @@ class TimeTold(NamedTuple):
         found += f" ({', '.join(spent)}; forecast of full training {self.full:.3g} s)"
         if self.cpu is not None and abs(self.cpu - 1 - self.longer) >= NOISE:
             found += f"; CPU time {abs(self.cpu - 1):.0%} {'more' if self.cpu > 1 else 'less'}"
+        found += "; the machine was busy, so that this is rough" * self.busy
         return found + (f"; some epochs are left out, because {self.unknown}" if self.unknown else "")
 
 
@@ -366,7 +384,8 @@ def told(entries: Iterable[Mapping[str, Any]]) -> TimeTold:
         cpu = cpu if max(entry["cpu_time_error"] for entry in known) <= MOST_ERROR else None
     error = max((entry["time_error"] for entry in known), default=0.0)
     unknown = next((entry["time_unknown"] for entry in reversed(entries) if entry.get("time_unknown")), "")
-    return TimeTold(len(known), seconds, full, cpu, error, {STEPS: seconds - sum(own.values()), **own}, unknown)
+    busy = any(entry.get("busy") for entry in known)
+    return TimeTold(len(known), seconds, full, cpu, error, {STEPS: seconds - sum(own.values()), **own}, unknown, busy)
 
 
 class Stopwatch:

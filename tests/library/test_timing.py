@@ -83,6 +83,45 @@ def test_own_parts_are_no_part_of_full_training(clock):
     assert (found["refresh_s"], found["tracing_s"], found["attribution_s"]) == (7, 4, 2)
 
 
+def test_waiting_in_attribution_is_that_of_the_steps(clock, monkeypatch):
+    """A system interrupts a process where it asks for the time: between steps, in attribution."""
+    monkeypatch.setattr(timing.time, "process_time", lambda: cpu.now)
+    cpu = Clock.__new__(Clock)
+    cpu.now = 0.0
+    made = Timing(torch.device("cpu"))
+    made.begin()
+    for _ in range(4):
+        made.asked()
+        made.load()
+        made.switch(timing.ATTRIBUTION)
+        clock(5.0)  # of which it waits for 4.5
+        cpu.now += 0.5
+        made.yielded(10, whole=True)
+        clock(3.0)
+        cpu.now += 3.0
+    made.end()
+    found = made.close(full=40, **CLOSED)
+    assert found["attribution_s"] == pytest.approx(4 * 0.5) and found["seconds"] == 4 * 8
+    assert found["full_seconds"] == pytest.approx(4 * 7.5) and found["full_cpu_seconds"] == pytest.approx(4 * 3)
+
+
+def test_attribution_on_a_busy_machine_takes_its_part_of_the_cpu_time(clock, monkeypatch):
+    made = Timing(torch.device("cpu"))
+    made.attribution_s = 2.0  # of 12 s, half of which other processes had
+    epoch(made, clock, 4 * [(10, 3.0, True)], start=0.0, load=0.0)
+    found = made.close(full=40, **CLOSED)
+    assert found["full_seconds"] == 10 and found["full_cpu_seconds"] == 5
+
+
+def test_a_busy_machine_is_noted(clock, monkeypatch):
+    made = Timing(torch.device("cpu"))
+    for load, busy in ((0.0, False), (1e9, True)):
+        monkeypatch.setattr(timing.os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        epoch(made, clock, 4 * [(10, 3.0, True)])
+        assert made.close(full=40, **CLOSED).get("busy", False) is busy
+    assert told(made.entries).busy and not told(made.entries[:1]).busy
+
+
 def test_a_part_inside_of_a_step_is_taken_out_of_it(clock):
     made = Timing(torch.device("cpu"))
     made.begin()
@@ -195,6 +234,11 @@ def entry(seconds, full, **more):
             [entry(1.0, 2.0), {"seconds": 1.0, "time_unknown": "the reason"}],
             "50% ± 1% shorter than full training would have taken (steps 1 s; forecast of full training 2 s); some epochs "
             "are left out, because the reason",
+        ),
+        (
+            [entry(1.0, 2.0, busy=True)],
+            "50% ± 1% shorter than full training would have taken (steps 1 s; forecast of full training 2 s); the machine was "
+            "busy, so that this is rough",
         ),
         (
             [entry(1.5, 1.0, attribution_s=0.2)],

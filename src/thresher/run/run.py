@@ -414,7 +414,7 @@ class Run(Uncopied):
         have taken; the steps that it was made of leave it open by a share of `time_error`. `time_unknown` is the reason why
         there is no forecast. `planning_s`, `refresh_s`, `scoring_s`, `tracing_s` and `attribution_s` are the seconds that
         Thresher's own work took. `cpu_seconds`, `full_cpu_seconds` and `cpu_time_error` are of CPU time, where there is no
-        accelerator.
+        accelerator. `busy` is there, and True, where the machine had more work than cores at the end of the epoch.
         """
         self._epochs.history  # noqa: B018 - ends an epoch that is over
         return self._epochs.timing.entries

@@ -99,7 +99,13 @@ def _on_the_loss(advice: Mapping[str, Any]) -> list[str]:
 
 
 def _on_fewer_steps(name: str, times: Mapping[str, float], advice: Mapping[str, Any]) -> list[str]:
-    said = in_fewer_steps(name, times["share"], 1 - times["batches"], advice["steps"])
+    step, winnow = (
+        advice["step"],
+        next((row for row in advice["methods"] if row["method"].startswith("winnow") and "compute_s" in row), None),
+    )
+    # A step of full size, and what the method does in it; the choice of rows is nothing beside it.
+    longer = 1.0 if winnow is None else max(1.0, winnow["compute_s"] / step["compute"])
+    said = in_fewer_steps(name, times["share"], 1 - times["batches"], advice["steps"], 1 - times["steps"] * longer)
     return [said] if said else []
 
 
@@ -122,7 +128,8 @@ def on_the_interval(name: str, record: Mapping[str, Any]) -> str:
 def _before_next(advice: Mapping[str, Any]) -> str:
     if "budget" not in advice:
         return "Next (trains short runs, which show what half of the cost loses here):"
-    others = [name for name in advice["worth_trying"][:MOST_NAMED] if not name.startswith("winnow")]
+    named = advice["worth_trying"][:MOST_NAMED]
+    others = [] if any(name.startswith("winnow") for name in named) else named
     return f"Next (trains {', '.join(['Winnow at a budget', *others])} and {'their' if others else 'its'} controls):"
 
 

@@ -106,7 +106,8 @@ def next_after_budget(
     Args:
         found: Result of `budget_advice`.
         task: Name of the training.
-        methods: Recommended methods as on the command line, which are compared, too, but for Winnow, whose share is the budget.
+        methods: Recommended methods as on the command line. They are compared, too, where Winnow, whose share is the budget, is
+            none of them; else the command would take twice as long.
         epochs: Number of epochs of the planned training.
         data: Folder with the data that was given. Default: none.
         by_steps: Whether only fewer steps save time, so that Winnow leaves out steps. Default: False.
@@ -117,7 +118,7 @@ def next_after_budget(
     ]
     if not within:
         within = shares if max(shares) > LARGEST else [*shares, (1 + max(shares)) / 2]
-    others = [method for method in methods if not method.startswith("winnow")]
+    others = [] if any(method.startswith("winnow") for method in methods) else list(methods)
     if by_steps:
         own = [f"winnow:share={share:g}:spend=steps" for share in within]
         return next_command(task, own + others, epochs=epochs, data=data)
@@ -214,7 +215,7 @@ SMALL_PART, ENOUGH_STEPS = 0.8, 1200
 """Share of what is left out below which smaller batches save little time, and steps from which on fewer of them lose little."""
 
 
-def in_fewer_steps(method: str, share: float, saved: float, steps: int) -> str:
+def in_fewer_steps(method: str, share: float, saved: float, steps: int, fewer: float | None = None) -> str:
     """Returns that full-size batches in fewer steps save more time, as a sentence; "" where smaller batches save their part.
 
     Args:
@@ -222,18 +223,22 @@ def in_fewer_steps(method: str, share: float, saved: float, steps: int) -> str:
         share: Share of the cost of full training.
         saved: Share of the time that smaller batches save.
         steps: Number of steps of full training.
+        fewer: Share of the time that fewer steps save. Default: not known.
 
     Example:
-        >>> in_fewer_steps("winnow:share=0.5", 0.5, 0.15, 4000).partition(":")[0]
-        'Smaller batches save about 15% of the time, and the same samples in fewer full-size batches 50%'
+        >>> in_fewer_steps("winnow:share=0.5", 0.5, 0.15, 4000, 0.45).partition(":")[0]
+        'Smaller batches save about 15% of the time, and the same samples in fewer full-size batches about 45%'
         >>> in_fewer_steps("winnow:share=0.5", 0.5, 0.45, 4000)
         ''
     """
     if not method.startswith("winnow") or "spend" in method or "paced" in method or saved >= SMALL_PART * (1 - share):
         return ""
+    if fewer is not None and fewer <= saved:
+        return ""
     loses = "that lost 0.2 to 0.3 points more" if steps >= ENOUGH_STEPS else "that lost 3 to 10 points more"
     long = f"{'at least' if steps >= ENOUGH_STEPS else 'fewer than'} {ENOUGH_STEPS:,} steps, as here,"
     return (
         f"Smaller batches save about {max(saved, 0.0):.0%} of the time, and the same samples in fewer full-size batches "
-        f"{1 - share:.0%}: --methods {method}:spend=steps. In other trainings of {long} {loses}."
+        f"{'more' if fewer is None else f'about {fewer:.0%}'}: --methods {method}:spend=steps. In other trainings of {long} "
+        f"{loses}."
     )

@@ -108,5 +108,6 @@ def about_strata(found: Mapping[str, float] | None, steps: int) -> str:
     )
     if found["high"] >= 1:
         return f"{said}: no clear gain by stratify='class'."
-    worth = f"{said}, as batches {1 / found['ratio']:.1f} times as large would have: attach(..., stratify='class')"
+    way = "attach(method, ..., stratify='class'), and attach(0.5) by itself"
+    worth = f"{said}, as batches {1 / found['ratio']:.1f} times as large would have: {way}"
     return f"{worth}. It helped trainings of up to {SHORT_STEPS:,} steps, and no longer ones; this one has {steps:,}."

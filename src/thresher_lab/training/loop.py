@@ -158,10 +158,6 @@ BETWEEN_SEEDS = 1_000_003
 """Difference of the seeds that processes draw with in the network and in the loading of their samples."""
 
 
-OWN_PARTS = ("planning", "attribution")
-"""What Thresher does beside the loop in a training that leaves no sample out, or random ones."""
-
-
 class Clock:
     """Adds up the wall seconds and CPU seconds of the blocks `with clock.running():`."""
 
@@ -181,11 +177,14 @@ class Clock:
         """Takes Thresher's own work of an epoch out of the sums.
 
         Args:
-            spent: Entry of `run.times`; empty where it is not known.
+            spent: Entry of `run.times` of full training; empty where it is not known.
         """
-        own = sum(spent.get(f"{part}_s", 0.0) for part in OWN_PARTS)
-        self.wall_s -= own
-        self.cpu_s -= own
+        clocks = ("cpu_seconds", "full_cpu_seconds"), ("seconds", "full_seconds")
+        # By CPU time where it is known: it does not depend on what else the machine does.
+        shares = [1 - spent[full] / spent[own] for own, full in clocks if spent.get(full) and spent.get(own)]
+        if shares:
+            self.wall_s -= shares[0] * spent["seconds"]
+            self.cpu_s -= shares[0] * spent.get("cpu_seconds", 0.0)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -255,8 +254,7 @@ class Session:
             self.optimizer, self.run, lambda done: rate * training.schedule(self.length.progress(done))
         )
         self.clock, self.recording = Clock(), Recording(self.run, training.loader.dataset, epochs_in=epochs_in)
-        # Full training and smaller batches need no Thresher: their times are those of a plain loop.
-        self._is_plain = spec.name == "full" or (spec.name == "uniform" and spec.batch.get("spend") == "batches")
+        self._is_plain = spec.name == "full"  # which needs no Thresher: its times are those of a plain loop
         self.memory = StepMemory(accelerator.device)
         self.entries: list[dict[str, Any]] = []
         if own_rank():

@@ -101,15 +101,17 @@ def of_findings(**shares):
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (of_findings(_80000="lost", _50000="lost"), "compare digits --methods infobatch --budget 0.8,0.5,0.9 --epochs 8"),
-        (of_findings(_99999="lost", _50000="lost"), "compare digits --methods infobatch --budget 0.99999,0.5 --epochs 8"),
-        (of_findings(_50000="split"), "compare digits --methods infobatch --budget 0.5 --epochs 8"),
-        (of_findings(_50001="free", _50002="free"), "compare digits --methods infobatch --budget 0.50001,0.50002 --epochs 8"),
+        (of_findings(_80000="lost", _50000="lost"), "compare digits --budget 0.8,0.5,0.9 --epochs 8"),
+        (of_findings(_99999="lost", _50000="lost"), "compare digits --budget 0.99999,0.5 --epochs 8"),
+        (of_findings(_50000="split"), "compare digits --budget 0.5 --epochs 8"),
+        (of_findings(_50001="free", _50002="free"), "compare digits --budget 0.50001,0.50002 --epochs 8"),
     ],
 )
 def test_the_next_command_can_be_run_for_all_shares(found, expected):
     command = next_after_budget(found, "digits", ["winnow:share=0.5", "infobatch"], epochs=8)
     assert command.startswith(f"thresher {expected}")
+    alone = next_after_budget(found, "digits", ["infobatch", "rs2"], epochs=8)
+    assert alone == command.replace("compare digits", "compare digits --methods infobatch,rs2")
     parse_budget(command.split("--budget ")[1].split()[0])
 
 
