@@ -342,7 +342,8 @@ class TimeTold(NamedTuple):
             return f"not known: {self.unknown or 'no epoch is over yet'}"
         large = self.parts[ATTRIBUTION] > LARGE * self.full
         if self.error > MOST_ERROR and not self.is_told_from_full:
-            why = "attributing samples is a large part of such short steps" if large else "equal steps took different times"
+            steps = "attributing samples is a large part of such short steps" if large else "equal steps took different times"
+            why = "the machine was busy" if self.busy else steps
             return (
                 f"not known: it took {self.seconds:.3g} s, and the forecast of full training, {self.full:.3g} s, may be wrong "
                 f"by {self.error:.0%}, because {why}"

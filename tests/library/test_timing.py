@@ -251,6 +251,11 @@ def entry(seconds, full, **more):
             "samples is a large part of such short steps",
         ),
         (
+            [entry(1.0, 1.2) | {"time_error": 0.5, "busy": True}],
+            "not known: it took 1 s, and the forecast of full training, 1.2 s, may be wrong by 50%, because the "
+            "machine was busy",
+        ),
+        (
             [entry(1.0, 1.2) | {"time_error": 0.5}],
             "not known: it took 1 s, and the forecast of full training, 1.2 s, may be wrong by 50%, because equal steps took "
             "different times",
