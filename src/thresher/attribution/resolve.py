@@ -315,6 +315,10 @@ GIVE_IDS = (
     "Give the samples of the rows with ids=run.ids, indexed as you indexed the batch (as it is for flattened rows, beside "
     "repeat= for the number of rows per sample)."
 )
+ITERATE = (
+    "No batch of run.loader was yielded yet: iterate run.loader in place of your own DataLoader. For data that is not of this "
+    "run, such as validation, call it under torch.no_grad()."
+)
 NO_GRAD = "For data that is not of this run, such as validation, call it under torch.no_grad()."
 RETURN_INDEX = "Let the dataset return the index of each sample, and pass the indices of the rows as ids=."
 SAME_ROWS = "Pass outputs and targets of the same rows."
@@ -439,7 +443,9 @@ class _Case:
         """Returns the advice for a loss without known rows."""
         # If the last batch has its loss already, this one is most likely of other data, such as validation.
         batch = self.tracker.latest
-        if batch is None or batch.credited:
+        if batch is None:
+            return ITERATE
+        if batch.credited:
             return NO_GRAD
         if not batch.tensors:  # a collate_fn that leaves samples out, or joins them
             return RETURN_INDEX

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from thresher_lab.advise.advise import MOST_NAMED, RANDOM_HALF, ROUNDS_TO_ZERO, WORTHWHILE, in_percent, outlook_in
 from thresher_lab.advise.budget import in_fewer_steps, needs_steps, seeds_agree, time_sentence, times_at
 from thresher_lab.advise.forecast import ALIKE, Outlook
+from thresher_lab.advise.probe import PROBED_EPOCHS
 from thresher_lab.advise.variance import about_strata
 
 CanHelp = Literal["yes", "no", "unknown"]
@@ -62,13 +63,20 @@ def _why(advice: Mapping[str, Any]) -> str:
     if not _saves(advice):
         return f"none of these methods could save {in_percent(WORTHWHILE)} of the time."
     if _too_short(outlook):
-        return f"the samples are still alike{rho}, as they are before a network has learned: the probe was too short."
+        return f"the samples are still alike{rho}, as they are before a network has learned: {_about_probe(advice)}."
     if not worth:
         return "the methods that could save time draw at random here, or were worse than a control where they were measured."
     saving = _saving(_row(advice, worth[0]))
     if outlook.rho is None:
         return f"{saving}, but the criterion does not show how unlike the samples are."
     return f"the samples are unlike{rho}, and {saving}."
+
+
+def _about_probe(advice: Mapping[str, Any]) -> str:
+    epochs = advice["probe"]["epochs"]
+    if epochs < PROBED_EPOCHS and epochs < advice["epochs"]:
+        return f"the probe of {epochs:.2g} epochs was too short, and --seconds makes it longer"
+    return f"the probe of {epochs:.2g} epoch{'s' * (epochs != 1)} was too short, and a comparison shows it"
 
 
 def _saving(row: Mapping[str, Any]) -> str:

@@ -211,7 +211,7 @@ def budget_sentences(found: Mapping[str, Any]) -> list[str]:
     return said
 
 
-SMALL_PART, ENOUGH_STEPS = 0.8, 1200
+SMALL_PART, ENOUGH_STEPS = 0.7, 1200
 """Share of what is left out below which smaller batches save little time, and steps from which on fewer of them lose little."""
 
 

@@ -8,6 +8,13 @@ import typer
 
 from thresher_lab.cli._console import ForceOption, check_new
 
+KEPT = {
+    "hard": "the hardest by {}, wrong labels among them",
+    "easy": "the easiest by {}",
+    "window": "a window of the hardest by {}",
+}
+"""What each choice keeps, in words."""
+
 
 def prune(
     *,
@@ -44,13 +51,14 @@ def prune(
     """Write the ids of a fixed subset of the samples, to train on with any tool."""
     from thresher import Prune
     from thresher import scores as static
+    from thresher_lab.comparison.histories import run_named
     from thresher_lab.comparison.observing import read_scores
     from thresher_lab.comparison.scoring import check_export, export, kept_of_classes
 
     check_export(out)
     check_new(out, force=force)
     if from_run is not None and scores is None:
-        table = static.from_run(from_run)
+        table = static.from_run(run_named(from_run))
     elif scores is not None and from_run is None:
         if not scores.is_file():
             raise ValueError(f"{scores}: no such file; `thresher score` or `thresher observe` writes one")
@@ -62,7 +70,7 @@ def prune(
     export(kept, out)
     beyond = len(kept) - max(1, int(keep * table.samples))
     floor = f", {beyond:,} of them for --per-class-floor, beyond --keep" * (beyond > 0)
-    typer.echo(f"{out}: {len(kept):,} of {table.samples:,} samples kept, {which} by {table.name}{floor}")
+    typer.echo(f"{out}: {len(kept):,} of {table.samples:,} samples kept: {KEPT[which].format(table.name)}{floor}")
     for line in _of_classes(kept_of_classes(table, kept), keep):
         typer.echo(line)
 
@@ -73,7 +81,7 @@ def _of_classes(shares: Mapping[str, float], keep: float) -> Iterator[str]:
         return
     least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
     yield f"share kept per class: from {shares[least]:.0%} ({least}) to {shares[most]:.0%} ({most})"
-    if few := [f"{label} ({share:.0%})" for label, share in shares.items() if share < keep / 2]:
+    if few := [f"{label} ({share:.0%})" for label, share in shares.items() if share < keep / 4]:
         yield (
             f"These classes nearly vanish: {', '.join(few)}. `--per-class-floor {keep / 2:g}` keeps {keep / 2:.0%} of each "
             "class at least."

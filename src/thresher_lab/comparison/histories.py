@@ -61,8 +61,8 @@ def history_of(run: Path, sample: int) -> SampleHistory:
     """
     import pyarrow.parquet as pq
 
-    stem = _stem_of(run)
-    table, details = run.with_name(f"{stem}.parquet"), run.with_name(f"{stem}.json")
+    run = run_named(run)
+    table, details = run.with_name(f"{run.name}.parquet"), run.with_name(f"{run.name}.json")
     for path in (table, details):
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file of a run. {REMEDY}")
@@ -79,8 +79,16 @@ def history_of(run: Path, sample: int) -> SampleHistory:
     return _history_from(rows[0], run_of)
 
 
-def _stem_of(run: Path) -> str:
-    """Returns the name of the run that a path names or begins to name."""
+def run_named(run: Path) -> Path:
+    """Returns the path of the run, without a suffix, that a path names or begins to name; of several seeds the lowest.
+
+    Args:
+        run: Path of a file of the run, or of the run without a suffix, or the beginning of it.
+
+    Raises:
+        FileNotFoundError: There is no such run; the message lists the runs in the same folder.
+        ValueError: Runs of several methods begin so.
+    """
     given = re.sub(
         r"[^A-Za-z0-9_.@=-]+", "_", run.name.removesuffix(".parquet").removesuffix(".json")
     )  # a label, as files have it
@@ -95,7 +103,7 @@ def _stem_of(run: Path) -> str:
         raise FileNotFoundError(f"{run}: no such run of a comparison; {question} {', '.join(names) or 'none'}")
     if len({name.rpartition("-seed")[0] or name for name in found}) > 1:
         raise ValueError(f"{run}: several runs begin so: {', '.join(found)}; give more of the name")
-    return min(found, key=_seed_of)
+    return run.with_name(min(found, key=_seed_of))
 
 
 def _seed_of(name: str) -> int:

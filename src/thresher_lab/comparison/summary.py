@@ -328,6 +328,8 @@ OF_SENSE = 10
 """Multiple of the margin of a comparison up to which a larger one is proposed."""
 MARGINS = tuple(step * size for size in (0.1, 1.0, 10.0) for step in (1, 1.5, 2, 3, 5, 7))
 """Margins that may be named, in points, smallest first."""
+MOST_SENSIBLE = 30
+"""Number of seeds up to which a command for them is named."""
 MOST_LISTED = 12
 """Number of seeds up to which a sentence lists all of them."""
 APART = 0.1
@@ -386,7 +388,8 @@ def time_beside_cost(results: Mapping[str, Any]) -> list[str]:
         scores = None if None in known else fmean(known)
         apart = abs(row["cpu_ratio"] - row["cost_ratio"] + (scores or 0.0)) > APART
         if apart or (scores or 0.0) >= LEAST_SCORES:
-            said.append(f"{row['method']}: {_cost_in_words(row, runs, scores, apart=apart)}")
+            tried = any("spend=steps" in one["method"] for one in results["summary"])
+            said.append(f"{row['method']}: {_cost_in_words(row, runs, scores, apart=apart, tried=tried)}")
     return said
 
 
@@ -396,9 +399,11 @@ def open_beside_intervals(results: Mapping[str, Any]) -> list[str]:
     Args:
         results: Content of results.json.
     """
-    differences = [(row["method"], row) for row in results["summary"] if row.get("finding") is not None]
-    for name, row in list(differences):
-        differences += [(f"{name} against {CONTROLS[kind].words}", found) for kind, found in row["against"].items()]
+    methods = [row for row in results["summary"] if row["control_of"] is None and row.get("finding") is not None]
+    differences = [(row["method"], row) for row in methods]
+    for row in methods:
+        against = row["against"].items()
+        differences += [(f"{row['method']} against {CONTROLS[kind].words}", found) for kind, found in against]
     unclear = [(name, one["ci95"]) for name, one in differences if one["finding"] == "unclear" and one["ci95"] is not None]
     apart = [name for name, (low, high) in unclear if low * high > 0]
     if not apart:
@@ -410,7 +415,7 @@ def open_beside_intervals(results: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _cost_in_words(row: RowDict, runs: Sequence[Mapping[str, Any]], scores: float | None, *, apart: bool) -> str:
+def _cost_in_words(row: RowDict, runs: Sequence[Mapping[str, Any]], scores: float | None, *, apart: bool, tried: bool) -> str:
     traced = [run["tracing_s"] for run in runs if run.get("tracing_s")]
     tracing = f", of which tracing the model took {max(traced):.1f} s of each run" if traced and apart else ""
     said = f"the counted cost is {row['cost_ratio']:.2f} of full training"
@@ -421,7 +426,7 @@ def _cost_in_words(row: RowDict, runs: Sequence[Mapping[str, Any]], scores: floa
         said += ", and the CPU time "
     said += f"{row['cpu_ratio']:.2f}{tracing}."
     steps = max(sum(entry["steps"] for entry in run["history"]) for run in runs)
-    fewer = in_fewer_steps(row["method"], row["cost_ratio"], 1 - row["cpu_ratio"], steps)
+    fewer = "" if tried else in_fewer_steps(row["method"], row["cost_ratio"], 1 - row["cpu_ratio"], steps)
     if row["cost_ratio"] < NO_TIME_SAVED <= row["cpu_ratio"]:
         busy = " as measured on a busy machine" if any(run.get("busy") for run in runs) else ""
         said += f" So it saved no time here{busy}."
@@ -640,6 +645,11 @@ def _seeds_in_words(row: RowDict, seeds: Sequence[int]) -> str:
     needed = row["seeds_needed"]
     if needed is None:
         return ""
+    if needed > MOST_SENSIBLE:
+        return (
+            f"The seeds of {row['method']} differ too much to decide by more of them: about {needed} would do, by a rough "
+            f"estimate from {len(seeds)}."
+        )
     more = [seed for seed in range(needed + len(seeds)) if seed not in seeds]
     listing = f"--seeds {','.join(map(str, [*seeds, *more][:needed]))}"
     how = f" ({listing if needed <= MOST_LISTED else f'--until-decided --max-seeds {needed}'})"

@@ -26,7 +26,7 @@ def advice(outlook=UNLIKE, at_most=0.45, saves=None, worth=(HALF,), lost=None, f
     row = {"method": HALF, "refused": None, "at_most": at_most, "saves": at_most if saves is None else saves}
     row |= {"record": record(), "settings": {"share": 0.5}, "compute_s": 1.1 * PACE.compute}
     found = {"outlook": outlook.as_dict(), "methods": [row], "worth_trying": [*worth], "next": "thresher next"}
-    found |= {"step": PACE.as_dict(), "steps": 4000}
+    found |= {"step": PACE.as_dict(), "steps": 4000, "epochs": 20, "probe": {"epochs": 3.0}}
     if lost is None:
         return found
     loss = {"share": 0.5, "lost": lost, "by_seed": [lost, lost], "finding": finding}
@@ -64,9 +64,17 @@ def test_of_the_eleven_trainings_those_below_the_margin_are_counted_and_named():
         ({"outlook": Outlook(0.95, 0.95, 1.0, 0.5, 0.0), "worth": ()}, "no", "the samples are much alike (rho 0.95; 1 is all"),
         ({"outlook": Outlook(0.95, 0.95, 1.0, 0.95, 0.0), "worth": ()}, "no", "by much, and smaller batches save no time."),
         ({"at_most": 0.01, "worth": ()}, "no", "none of these methods could save 5 % of the time."),
-        ({"outlook": Outlook(0.9, 0.99, 1.0, 0.5, 0.0)}, "unknown", "network has learned: the probe was too short."),
+        (
+            {"outlook": Outlook(0.9, 0.99, 1.0, 0.5, 0.0)},
+            "unknown",
+            "network has learned: the probe of 3 epochs was too short, and a comparison shows it.",
+        ),
         ({"outlook": Outlook(None, None, None, 0.5, 0.0)}, "unknown", "the criterion does not show how unlike the samples"),
-        ({"outlook": Outlook(0.97, 0.98, 1.0, 0.5, 0.0, 0.06)}, "unknown", "network has learned: the probe was too short."),
+        (
+            {"outlook": Outlook(0.97, 0.98, 1.0, 0.5, 0.0, 0.06)},
+            "unknown",
+            "network has learned: the probe of 3 epochs was too short, and a comparison shows it.",
+        ),
         ({"outlook": Outlook(0.97, 0.98, 1.0, 0.5, 0.0, 0.02), "worth": ()}, "no", "the samples are much alike"),
         (
             {"saves": 0.1},
@@ -79,7 +87,7 @@ def test_of_the_eleven_trainings_those_below_the_margin_are_counted_and_named():
         ({"lost": 0.008, "finding": "between"}, "unknown", "the samples are unlike"),
         ({"lost": 0.02, "finding": "lost"}, "unknown", "the samples are unlike"),
         ({"lost": 2.0, "finding": "unknown"}, "unknown", "the samples are unlike"),
-        ({"lost": 0.0, "outlook": Outlook(0.95, None, 1.0, 0.5, 0.0)}, "unknown", "the probe was too short."),
+        ({"lost": 0.0, "outlook": Outlook(0.95, None, 1.0, 0.5, 0.0)}, "unknown", "the probe of 3 epochs was too short"),
     ],
 )
 def test_the_answer_and_why(given, answer, why):
@@ -117,13 +125,21 @@ def test_where_smaller_batches_save_little_that_is_said():
 @pytest.mark.parametrize(("steps", "loses"), [(4000, "0.2 to 0.3 points"), (400, "3 to 10 points")])
 @pytest.mark.parametrize("lost", [None, 0.003])
 def test_where_smaller_batches_save_less_than_their_part_fewer_steps_are_named(steps, loses, lost):
-    found = advice(lost=lost) | {"step": replace(PACE, half=4.9).as_dict(), "steps": steps}
+    found = advice(lost=lost) | {"step": replace(PACE, half=5.3).as_dict(), "steps": steps}
     if lost is not None:
-        found["budget"]["times"] = [{"share": 0.5, "batches": 0.7, "steps": 0.5}]
+        found["budget"]["times"] = [{"share": 0.5, "batches": 0.75, "steps": 0.5}]
     [said] = [line for line in answer_lines(found) if "--methods winnow:share=0.5:spend=steps" in line]
     assert "the same samples in fewer full-size batches about 45%: --methods" in said and said.endswith(
         f"as here, that lost {loses} more."
     )
+
+
+@pytest.mark.parametrize(
+    ("trained", "planned", "way"), [(0.4, 20, "--seconds makes it longer"), (2.0, 2, "a comparison shows it")]
+)
+def test_a_probe_that_was_too_short_says_what_shows_it(trained, planned, way):
+    found = advice(Outlook(0.9, 0.99, 1.0, 0.5, 0.0)) | {"epochs": planned, "probe": {"epochs": trained}}
+    assert way in answer_lines(found)[1]
 
 
 def test_where_seeds_do_not_agree_the_answer_is_unknown():

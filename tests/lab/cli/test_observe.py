@@ -58,7 +58,7 @@ def test_it_writes_the_table_and_the_page(tmp_path):
     pruned = typer.Typer()
     pruned.command()(prune)
     kept = [str(tmp_path / "map" / "map.parquet"), "--keep", "0.9", "--which", "easy", "--out", str(tmp_path / "kept.txt")]
-    assert "180 of 200 samples kept, easy by suspicion" in CliRunner().invoke(pruned, kept).output
+    assert "180 of 200 samples kept: the easiest by suspicion" in CliRunner().invoke(pruned, kept).output
     assert not {*map(int, (tmp_path / "kept.txt").read_text().split())} & {*found.suspects(20)}
     again = called("--task", TASK, "--out", tmp_path / "map")
     assert again.exit_code == 1 and "is there already" in str(again.exception)

@@ -65,7 +65,7 @@ def test_score_then_prune(tmp_path):
     assert set(table.provenance["versions"]) >= {"thresher", "torch", "python"}
     done = called("prune", out, "--keep", 0.5, "--per-class-floor", 0.3, "--out", kept)
     assert done.exit_code == 0, done.output
-    assert f"{kept}: 64 of 128 samples kept, hard by el2n" in done.output
+    assert f"{kept}: 64 of 128 samples kept: the hardest by el2n, wrong labels among them" in done.output
     shares = re.search(r"share kept per class: from (\d+)% \(class \d\) to (\d+)% \(class \d\)", done.output)
     assert shares and 30 <= int(shares[1]) <= 50 <= int(shares[2])
     ids = [int(line) for line in kept.read_text().splitlines()]
@@ -89,9 +89,14 @@ def test_classes_that_nearly_vanish_are_named(tmp_path):
         "These classes nearly vanish: class 0 (4%). `--per-class-floor 0.26` keeps 26% of each class at least."
     )
     done = called("prune", tmp_path / "s.parquet", "--keep", 0.52, "--per-class-floor", 0.26, "--out", tmp_path / "k.txt")
-    assert "vanish" not in done.output and "52 of 100 samples kept, hard by mine\n" in done.output
+    assert (
+        "vanish" not in done.output and "52 of 100 samples kept: the hardest by mine, wrong labels among them\n" in done.output
+    )
     done = called("prune", tmp_path / "s.parquet", "--keep", 0.3, "--per-class-floor", 0.5, "--out", tmp_path / "more.txt")
-    assert "50 of 100 samples kept, hard by mine, 20 of them for --per-class-floor, beyond --keep" in done.output
+    assert (
+        "50 of 100 samples kept: the hardest by mine, wrong labels among them, 20 of them for --per-class-floor, beyond --keep"
+        in done.output
+    )
 
 
 def test_classes_are_told_by_name(tmp_path):
@@ -244,9 +249,9 @@ def test_a_finished_run_is_exported(tmp_path):
     [spec] = parse_methods("kakurenbo:max_fraction=0.4:tau=0.0")
     run = tmp_path / "run.parquet"
     train(task, task.load(task.find(None)), spec, seed=0, epochs=4, samples_to=run)
-    done = called("prune", "--from-run", run, "--keep", 0.5, "--out", tmp_path / "kept.txt")
+    done = called("prune", "--from-run", tmp_path / "ru", "--keep", 0.5, "--out", tmp_path / "kept.txt")
     assert done.exit_code == 0, done.output
-    assert "64 of 128 samples kept, hard by trained" in done.output
+    assert "64 of 128 samples kept: the hardest by trained, wrong labels among them" in done.output
     trained = pq.read_table(run).column("trained").to_pylist()
     kept = {int(line) for line in (tmp_path / "kept.txt").read_text().split()}
     order = sorted(range(N), key=lambda i: (trained[i], i))

@@ -184,8 +184,10 @@ def test_seeds_are_listed_as_the_option_takes_them():
 
 def test_many_seeds_are_added_by_the_command():
     results = results_of((0.004, 0.0001, 0.0035))
-    results["summary"][1]["seeds_needed"] = 40
-    assert "About 40 seeds (--until-decided --max-seeds 40) would decide on m" in closing(results)[0]
+    results["summary"][1]["seeds_needed"] = 20
+    assert "About 20 seeds (--until-decided --max-seeds 20) would decide on m" in closing(results)[0]
+    results["summary"][1]["seeds_needed"] = 67
+    assert "differ too much to decide by more of them: about 67 would do, by a rough estimate from 3." in closing(results)[0]
 
 
 def test_a_loss_with_every_seed_is_said_before_it_is_shown():

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from thresher_lab.cli.app import app
-from thresher_lab.comparison.histories import _history_from, _skip_reason, _stem_of, history_of, rule_of
+from thresher_lab.comparison.histories import _history_from, _skip_reason, history_of, rule_of, run_named
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.loop import train
 from thresher_lab.training.specs import parse_methods
@@ -86,9 +86,9 @@ def test_of_several_seeds_the_lowest_is_read(folder, tmp_path):
     for seed in (10, 2):
         for suffix in (".json", ".parquet"):
             (tmp_path / f"winnow_share=0.5-seed{seed}-0123{suffix}").write_bytes((folder / f"drawn{suffix}").read_bytes())
-    assert _stem_of(tmp_path / "winnow") == "winnow_share=0.5-seed2-0123"
+    assert run_named(tmp_path / "winnow").name == "winnow_share=0.5-seed2-0123"
     with pytest.raises(FileNotFoundError, match="there are winnow_share=0.5$"):
-        _stem_of(tmp_path / "nothing")
+        run_named(tmp_path / "nothing")
     assert history_of(tmp_path / "winnow", 3) == history_of(folder / "drawn", 3)
     assert history_of(tmp_path / "winnow:share=0.5", 3) == history_of(folder / "drawn", 3)  # as tables name it
 

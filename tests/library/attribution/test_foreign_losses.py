@@ -113,3 +113,17 @@ def test_another_model_alone_is_recorded():
     for x, y in run.loader:
         run.criterion(other(x), y)
     assert run.records["loss"].isfinite().all()
+
+
+def test_a_loop_over_the_loader_of_before_is_told_to_iterate_that_of_the_run():
+    run, _, _ = attached()
+    x, y = torch.randn(8, 5), torch.arange(8) % 3
+    with pytest.raises(
+        thresher.AttributionError, match=r"iterate run\.loader in place of your own DataLoader.*under torch\.no_grad"
+    ):
+        run.criterion(run.model(x), y)
+    for x, y in run.loader:
+        run.criterion(run.model(x), y)
+        with pytest.raises(thresher.AttributionError, match="Nothing was recorded") as error:
+            run.criterion(run.model(torch.randn(8, 5)), torch.arange(8) % 3)
+        assert "iterate run.loader" not in str(error.value)
