@@ -336,10 +336,11 @@ def kept_sentences(before: tuple[set[str], set[str]], after: tuple[set[str], set
         said.append(
             f"The report no longer shows {listed(gone)}. {its} runs are kept: a command that names {it}, too, shows {it} again."
         )
-    if after[0] - before[0] and any(name.startswith("full-seed") for name in before[0]):
+    full, kept = ({name for name in names if name.startswith("full-seed")} for names in (after[0], before[0]))
+    if kept and after[0] - before[0]:
         said.append(
-            "Runs of full training are of an earlier command: CPU time and wall time compare the machine of then with that of "
-            "now. For times of one moment, give another --out."
+            f"{len(kept)} of {len(full)} runs of full training are of an earlier command: their CPU time and wall time are "
+            "of the machine of then. For times of one moment, give another --out."
         )
     return said
 
