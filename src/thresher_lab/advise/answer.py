@@ -4,7 +4,7 @@ The probe shows what time could be saved. What that costs in the metric it does 
 budget do, and in the end a comparison. So nothing is called safe here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from thresher_lab.advise.advise import MOST_NAMED, RANDOM_HALF, ROUNDS_TO_ZERO, WORTHWHILE, in_percent, outlook_in
@@ -50,7 +50,9 @@ def _headline(advice: Mapping[str, Any]) -> str:
     if answer != "yes":
         return f"{said}."
     return (
-        f"{said}, as far as short runs show." if "budget" in advice else f"{said}, it can save time. What it loses is unknown."
+        f"{said}, as far as short runs show. Simpler ways to spend less may do as well."
+        if "budget" in advice
+        else f"{said}, it can save time. What it loses is unknown."
     )
 
 
@@ -92,8 +94,11 @@ def _on_the_loss(advice: Mapping[str, Any]) -> list[str]:
     """Returns what is known of the loss: from short runs here, else from other trainings."""
     if "budget" in advice:
         times = advice["budget"]["times"]
-        fewer = [] if needs_steps(times) else _on_fewer_steps(f"winnow:share={times[0]['share']:g}", times[0], advice)
-        return [*advice["budget"]["sentences"], time_sentence(times), *fewer]
+        return [
+            *advice["budget"]["sentences"],
+            time_sentence(times),
+            *([] if needs_steps(times) else on_fewer_steps(times, advice)),
+        ]
     outlook = outlook_in(advice)
     if outlook.alike:
         others = "" if outlook.by_steps else f", and so do smaller batches and random samples ({RANDOM_HALF})"
@@ -103,17 +108,24 @@ def _on_the_loss(advice: Mapping[str, Any]) -> list[str]:
     name = advice["worth_trying"][0]
     measured = f"Measured elsewhere: {on_the_interval(name, _row(advice, name)['record'])}"
     share = _row(advice, name)["settings"].get("share")
-    return [measured, *(_on_fewer_steps(name, times_at(advice["step"], [share])[0], advice) if share else [])]
+    return [measured, *(on_fewer_steps(times_at(advice["step"], [share]), advice) if name.startswith("winnow") else [])]
 
 
-def _on_fewer_steps(name: str, times: Mapping[str, float], advice: Mapping[str, Any]) -> list[str]:
+def on_fewer_steps(times: Sequence[Mapping[str, float]], advice: Mapping[str, Any]) -> list[str]:
+    """Returns what fewer steps save beside smaller batches, in a sentence; nothing where that is little more.
+
+    Args:
+        times: Result of `budget.times_at`; the first share counts.
+        advice: Result of `advise`.
+    """
+    name, first = f"winnow:share={times[0]['share']:g}", times[0]
     step, winnow = (
         advice["step"],
         next((row for row in advice["methods"] if row["method"].startswith("winnow") and "compute_s" in row), None),
     )
     # A step of full size, and what the method does in it; the choice of rows is nothing beside it.
     longer = 1.0 if winnow is None else max(1.0, winnow["compute_s"] / step["compute"])
-    said = in_fewer_steps(name, times["share"], 1 - times["batches"], advice["steps"], 1 - times["steps"] * longer)
+    said = in_fewer_steps(name, first["share"], 1 - first["batches"], advice["steps"], 1 - first["steps"] * longer)
     return [said] if said else []
 
 

@@ -97,6 +97,7 @@ def next_after_budget(
     epochs: int,
     data: Path | None = None,
     by_steps: bool = False,
+    and_steps: bool = False,
 ) -> str:
     """Returns the command that goes on from short runs, as a shell reads it.
 
@@ -111,6 +112,7 @@ def next_after_budget(
         epochs: Number of epochs of the planned training.
         data: Folder with the data that was given. Default: none.
         by_steps: Whether only fewer steps save time, so that Winnow leaves out steps. Default: False.
+        and_steps: Whether fewer steps save more time, so that Winnow is trained in both ways. Default: False.
     """
     shares = [loss["share"] for loss in found["losses"]]
     within = [
@@ -119,10 +121,8 @@ def next_after_budget(
     if not within:
         within = shares if max(shares) > LARGEST else [*shares, (1 + max(shares)) / 2]
     others = [] if any(method.startswith("winnow") for method in methods) else list(methods)
-    if by_steps:
-        own = [f"winnow:share={share:g}:spend=steps" for share in within]
-        return next_command(task, own + others, epochs=epochs, data=data)
-    return next_command(task, others, epochs=epochs, data=data, budget=within)
+    steps = [f"winnow:share={share:g}:spend=steps" for share in within] if by_steps or and_steps else []
+    return next_command(task, steps + others, epochs=epochs, data=data, budget=[] if by_steps else within)
 
 
 def smaller_losses(metric: TrainShort, shares: Sequence[float]) -> dict[str, Any]:
@@ -226,8 +226,8 @@ def in_fewer_steps(method: str, share: float, saved: float, steps: int, fewer: f
         fewer: Share of the time that fewer steps save. Default: not known.
 
     Example:
-        >>> in_fewer_steps("winnow:share=0.5", 0.5, 0.15, 4000, 0.45).partition(":")[0]
-        'Smaller batches save about 15% of the time, and the same samples in fewer full-size batches about 45%'
+        >>> in_fewer_steps("winnow:share=0.5", 0.5, 0.15, 4000, 0.45).partition(": ")[0]
+        'winnow:share=0.5 saves about 15% of the time in smaller batches, and about 45% in fewer full-size ones'
         >>> in_fewer_steps("winnow:share=0.5", 0.5, 0.45, 4000)
         ''
     """
@@ -237,8 +237,8 @@ def in_fewer_steps(method: str, share: float, saved: float, steps: int, fewer: f
         return ""
     loses = "that lost 0.2 to 0.3 points more" if steps >= ENOUGH_STEPS else "that lost 3 to 10 points more"
     long = f"{'at least' if steps >= ENOUGH_STEPS else 'fewer than'} {ENOUGH_STEPS:,} steps, as here,"
+    more = "more" if fewer is None else f"about {fewer:.0%}"
     return (
-        f"Smaller batches save about {max(saved, 0.0):.0%} of the time, and the same samples in fewer full-size batches "
-        f"{'more' if fewer is None else f'about {fewer:.0%}'}: --methods {method}:spend=steps. In other trainings of {long} "
-        f"{loses}."
+        f"{method} saves about {max(saved, 0.0):.0%} of the time in smaller batches, and {more} in fewer full-size ones: "
+        f"--methods {method}:spend=steps. In other trainings of {long} {loses}."
     )

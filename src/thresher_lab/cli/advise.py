@@ -68,7 +68,7 @@ def advise(
     says = announcer("advise", quiet=quiet)
     says("loading torch, for some seconds")
     from thresher_lab.advise.advise import advise, named_methods
-    from thresher_lab.advise.answer import answer_lines, answer_of
+    from thresher_lab.advise.answer import answer_lines, answer_of, on_fewer_steps
     from thresher_lab.advise.budget import budget_advice, needs_steps, next_after_budget, times_at
     from thresher_lab.comparison.controls import parse_budget
     from thresher_lab.training.specs import parse_methods
@@ -83,7 +83,8 @@ def advise(
         named = named_methods(advice["worth_trying"], specs)
         advice["budget"]["times"] = times = times_at(advice["step"], shares)
         by_steps = needs_steps(times)
-        advice["next"] = next_after_budget(advice["budget"], training, named, epochs=epochs, data=data, by_steps=by_steps)
+        ways = {"by_steps": by_steps, "and_steps": not by_steps and bool(on_fewer_steps(times, advice))}
+        advice["next"] = next_after_budget(advice["budget"], training, named, epochs=epochs, data=data, **ways)
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
     advice["answer"] = answer_of(advice)
     if verbose:

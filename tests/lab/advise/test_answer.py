@@ -104,7 +104,7 @@ def test_the_answer_and_why(given, answer, why):
 
 def test_after_short_runs_their_losses_take_the_place_of_other_trainings():
     lines = answer_lines(advice(lost=0.003))
-    assert lines[0] == "Can selection help here? Yes, as far as short runs show."
+    assert lines[0] == ("Can selection help here? Yes, as far as short runs show. Simpler ways to spend less may do as well.")
     assert lines[2].startswith("At 0.5 of the cost, smaller batches lose 0.30 points of accuracy") and lines[4] == (
         "Next (trains Winnow at a budget and its controls):"
     )
@@ -129,9 +129,7 @@ def test_where_smaller_batches_save_less_than_their_part_fewer_steps_are_named(s
     if lost is not None:
         found["budget"]["times"] = [{"share": 0.5, "batches": 0.75, "steps": 0.5}]
     [said] = [line for line in answer_lines(found) if "--methods winnow:share=0.5:spend=steps" in line]
-    assert "the same samples in fewer full-size batches about 45%: --methods" in said and said.endswith(
-        f"as here, that lost {loses} more."
-    )
+    assert "and about 45% in fewer full-size ones: --methods" in said and said.endswith(f"as here, that lost {loses} more.")
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,8 @@ def test_the_next_command_can_be_run_for_all_shares(found, expected):
 def test_where_only_fewer_steps_save_time_winnow_leaves_out_steps():
     found = next_after_budget(of_findings(_50000="free"), "digits", ["infobatch"], epochs=8, by_steps=True)
     assert found.startswith("thresher compare digits --methods winnow:share=0.5:spend=steps,infobatch --epochs 8")
+    found = next_after_budget(of_findings(_50000="free"), "digits", ["winnow:share=0.5"], epochs=8, and_steps=True)
+    assert found.startswith("thresher compare digits --methods winnow:share=0.5:spend=steps --budget 0.5 --epochs 8")
 
 
 def test_the_time_of_a_share_is_that_of_smaller_batches():
