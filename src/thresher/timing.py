@@ -349,10 +349,12 @@ class TimeTold(NamedTuple):
                 f"by {self.error:.0%}, because {why}"
             )
         # Beside so much attribution the loop's own work takes longer, too, which full training would not have paid.
-        error, at_least = f"± {self.error * self.seconds / self.full:.0%}", large and self.longer > 0
-        longer = f"at least {self.longer:.0%}" if at_least else f"{abs(self.longer):.0%} {error}"
+        error, amount = f"± {self.error * self.seconds / self.full:.0%}", f"{abs(self.longer):.0%}"
+        longer = f"at least {amount}" if large and self.longer > 0 else f"{amount} {error}"
+        longer = f"about {amount}" if self.busy else longer  # the error is that of a machine that does nothing else
         longer += f" {'longer' if self.longer > 0 else 'shorter'} than"
-        found = f"{longer if self.is_told_from_full else f'about the same ({error}) as'} full training would have taken"
+        same = f"about the same{'' if self.busy else f' ({error})'} as"
+        found = f"{longer if self.is_told_from_full else same} full training would have taken"
         spent = [f"{name} {value:.3g} s" for name, value in self.parts.items() if value >= 0.01 * self.seconds]
         found += f" ({', '.join(spent)}; forecast of full training {self.full:.3g} s)"
         if self.cpu is not None and abs(self.cpu - 1 - self.longer) >= NOISE:

@@ -237,7 +237,12 @@ def entry(seconds, full, **more):
         ),
         (
             [entry(1.0, 2.0, busy=True)],
-            "50% ± 1% shorter than full training would have taken (steps 1 s; forecast of full training 2 s); the machine was "
+            "about 50% shorter than full training would have taken (steps 1 s; forecast of full training 2 s); the machine was "
+            "busy, so that this is rough",
+        ),
+        (
+            [entry(1.01, 1.0, busy=True)],
+            "about the same as full training would have taken (steps 1.01 s; forecast of full training 1 s); the machine was "
             "busy, so that this is rough",
         ),
         (
