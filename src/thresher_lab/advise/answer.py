@@ -108,7 +108,7 @@ def _on_the_loss(advice: Mapping[str, Any]) -> list[str]:
     name = advice["worth_trying"][0]
     measured = f"Measured elsewhere: {on_the_interval(name, _row(advice, name)['record'])}"
     share = _row(advice, name)["settings"].get("share")
-    return [measured, *(on_fewer_steps(times_at(advice["step"], [share]), advice) if name.startswith("winnow") else [])]
+    return [measured, *(on_fewer_steps(times_at(advice["step"], [share]), advice) if name == f"winnow:share={share}" else [])]
 
 
 def on_fewer_steps(times: Sequence[Mapping[str, float]], advice: Mapping[str, Any]) -> list[str]:
@@ -118,14 +118,12 @@ def on_fewer_steps(times: Sequence[Mapping[str, float]], advice: Mapping[str, An
         times: Result of `budget.times_at`; the first share counts.
         advice: Result of `advise`.
     """
-    name, first = f"winnow:share={times[0]['share']:g}", times[0]
-    step, winnow = (
-        advice["step"],
-        next((row for row in advice["methods"] if row["method"].startswith("winnow") and "compute_s" in row), None),
-    )
+    first, step = times[0], advice["step"]
+    name, rows = f"winnow:share={first['share']:g}", [row for row in advice["methods"] if "compute_s" in row]
+    saves = next((row["at_most"] for row in rows if row["method"] == name), 1 - first["batches"])
     # A step of full size, and what the method does in it; the choice of rows is nothing beside it.
-    longer = 1.0 if winnow is None else max(1.0, winnow["compute_s"] / step["compute"])
-    said = in_fewer_steps(name, first["share"], 1 - first["batches"], advice["steps"], 1 - first["steps"] * longer)
+    longer = max([1.0, *(row["compute_s"] / step["compute"] for row in rows if row["method"].startswith("winnow"))])
+    said = in_fewer_steps(name, first["share"], saves, advice["steps"], 1 - first["steps"] * longer)
     return [said] if said else []
 
 

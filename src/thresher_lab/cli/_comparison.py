@@ -28,7 +28,8 @@ GAPS = 2 + 3 * 7
 CAPTION = """\
 Cost, CPU time, wall time and the peak memory of a step are shares of full training; "?" is not known. Controls, at the \
 cost of the method above them: uniform@ trains on a random subset each epoch, shorter@ for fewer epochs, smaller@ with \
-smaller batches, and placebo@ as the method does, with its losses or scores permuted among samples. Intervals are for \
+smaller batches, and placebo@ as the method does, with its losses or scores permuted among samples. All but shorter@ run \
+through Thresher: a plain loop of uniform@ and smaller@ takes less time. Intervals are for \
 one comparison, and verdicts for all of them together; "loses" means below full training at all."""
 """Text below the result of a comparison."""
 

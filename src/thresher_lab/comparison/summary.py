@@ -59,8 +59,9 @@ def busy_sentence(runs: Sequence[RunDict]) -> str:
         >>> busy_sentence([{"busy": True}, {"busy": False}, {}])
         'Times, of the CPU too, were measured on a busy machine: in 1 of 3 runs, its load was above its cores.'
     """
-    busy = sum(run.get("busy") is True for run in runs)
-    said = f"in {busy} of {len(runs)} runs, its load was above its cores"
+    each = {run.get("samples", number): run.get("busy") is True for number, run in enumerate(runs)}  # methods share controls
+    busy = sum(each.values())
+    said = f"in {busy} of {len(each)} runs, its load was above its cores"
     return f"Times, of the CPU too, were measured on a busy machine: {said}." if busy else ""
 
 
@@ -388,7 +389,7 @@ def time_beside_cost(results: Mapping[str, Any]) -> list[str]:
         scores = None if None in known else fmean(known)
         apart = abs(row["cpu_ratio"] - row["cost_ratio"] + (scores or 0.0)) > APART
         if apart or (scores or 0.0) >= LEAST_SCORES:
-            tried = any("spend=steps" in one["method"] for one in results["summary"])
+            tried = any(one["method"].startswith("winnow") and "in steps" in one["method"] for one in results["summary"])
             said.append(f"{row['method']}: {_cost_in_words(row, runs, scores, apart=apart, tried=tried)}")
     return said
 

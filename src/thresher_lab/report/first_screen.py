@@ -37,7 +37,9 @@ def snippet(row: Mapping[str, Any], settings: Mapping[str, Any], epochs: int) ->
     kind, _, cost = row["method"].partition("@")
     if row["control_of"] is not None:
         if kind == "shorter":
-            return f"epochs = {max(1, round(float(cost) * epochs))}  # instead of {epochs}, with the schedule fitted to it"
+            wanted, whole = float(cost) * epochs, max(1, round(float(cost) * epochs))
+            rounded = f", rounded from {wanted:.3g}" if abs(wanted - whole) > 0.05 else ""
+            return f"epochs = {whole}  # instead of {epochs}{rounded}, with the schedule fitted to it"
         if kind not in ("uniform", "smaller"):
             return None
         beside = {"spend": "batches"} if kind == "smaller" else {}

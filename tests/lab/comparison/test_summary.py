@@ -289,6 +289,11 @@ def test_wall_times_of_a_busy_machine_are_flagged(runs, busy, said):
     assert said in busy_sentence(runs) and bool(busy_sentence(runs)) is bool(said)
 
 
+def test_runs_that_methods_share_are_counted_once():
+    runs = [{"busy": True, "samples": "a"}, {"busy": True, "samples": "a"}, {"busy": False, "samples": "b"}]
+    assert "in 1 of 2 runs" in busy_sentence(runs)
+
+
 def test_the_default_margin_is_in_proportion_to_the_metric():
     """Half of a unit is nothing for an accuracy in points, and ten times the error of a small regression."""
 
@@ -313,6 +318,6 @@ def test_a_saving_that_the_clock_does_not_show_is_said(busy, tail):
     assert said.startswith("winnow: the counted cost is 0.50 of full training, and the CPU time 1.04.")
     assert f"So it saved no time {tail}" in said
     assert "--methods winnow:spend=steps. In other trainings of at least 1,200 steps, as here, that lost" in said
-    steps = {"method": "winnow:spend=steps", "control_of": None, "cost_ratio": 0.5, "cpu_ratio": 0.52}
+    steps = {"method": "winnow:share=0.5 in steps", "control_of": None, "cost_ratio": 0.5, "cpu_ratio": 0.52}
     both = {"runs": [run, run | {"method": steps["method"]}], "summary": [*results["summary"], steps]}
     assert "spend=steps. In" not in time_beside_cost(both)[0]

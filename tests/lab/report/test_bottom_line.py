@@ -163,7 +163,8 @@ def test_the_code_runs_and_attaches_the_method(row, settings, expected):
 
 
 def test_code_for_fewer_epochs_and_for_scores():
-    assert snippet(row_of("shorter@0.500", "m"), {}, 20).startswith("epochs = 10  # instead of 20")
+    assert snippet(row_of("shorter@0.500", "m"), {}, 20).startswith("epochs = 10  # instead of 20, with")
+    assert "epochs = 8  # instead of 15, rounded from 7.5, with" in str(snippet(row_of("shorter@0.500", "m"), {}, 15))
     code = snippet(row_of("prune:scores=el2n:keep=0.75"), {"scores": "a/el2n.parquet", "keep": 0.75}, 3)
     assert 'thresher.Prune(scores=thresher.scores.Scores.load("a/el2n.parquet")' in code
 
