@@ -136,8 +136,8 @@ def build_run(config: RunConfig) -> Run:
 def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> tuple[SelectedLoader, EpochMethod | OnSubset]:
     """The loader, and the epoch method on the samples that the loader has."""
     own: dict[str, Any] = {"kept": config.kept, "world": config.world, "keeps": config.keeps_rows}
-    # Candidates of a scoring pass may be gathered to larger batches: theirs are left as they are.
-    own["least"] = 1 if config.mode.fills else least_rows(config.model)
+    # Candidates of a batch method may be gathered to larger batches: theirs are left as they are.
+    own["least"] = least_rows(config.model) if config.batch_method is None else 1
     loader = SelectedLoader(config.loader, device=device, timing=timing, **own)
     method = config.epoch_method
     if requirements_of(method).own_order and not loader.order_is_free:
