@@ -348,7 +348,6 @@ class SharedOrder:
             weights=None if plan.own.weights is None else rows.weights,
             staying=self.samples_of(plan) if smaller is None else smaller.rows,
             sizes=smaller,
-            consumed_by=partial(self._consumed_by, smaller),
             least=1 if smaller is not None else sizes.least_of(plan),
         )
 
@@ -376,16 +375,6 @@ class SharedOrder:
         # Each process has drawn it by itself, from records that all of them have gathered.
         agree(self._world, {"the checksum of the order that was drawn": zlib.crc32(ids.tobytes())})
         return lambda begin, end: ids[begin:end]
-
-    def _consumed_by(self, smaller: StepSizes | None, stayed: int) -> int:
-        """Returns how many ids of full training this process has consumed with its first so many rows, 1 or more."""
-        everything = self.candidates(0)
-        everything -= everything % self.sizes.batch_size if self.sizes.drop_last else 0
-        if smaller is not None:
-            return -(-stayed * everything // smaller.rows)
-        if self._kept is None:
-            return min(everything, stayed)
-        return min(everything, -(-self._kept.place_after(stayed * self._world.size) * everything // self.n))
 
 
 def _continued(piece: Piece, total: int) -> Piece:

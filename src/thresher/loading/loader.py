@@ -23,6 +23,7 @@ from thresher.loading.local_order import UserOrder
 from thresher.loading.order import (
     EpochControl,
     EpochCursor,
+    EpochScale,
     IdBatchSampler,
     MapStyleBatches,
     Order,
@@ -168,6 +169,20 @@ class SelectedLoader(OfUser):
             ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
         """
         return self._order.step_sizes(plan, self._ids, self._samples, self._seen)
+
+    def scale_of(self, plan: HeldPlan | None) -> EpochScale:
+        """Returns how far the places of an epoch are.
+
+        Args:
+            plan: The plan of the epoch; None for a stream.
+        """
+        if plan is None:
+            return EpochScale(self.candidates)
+        try:
+            rows = self._ids.served_of(plan, self._order.samples_of(plan))
+        except (TypeError, NotImplementedError):  # a sampler of the user without a length, or with an order that is not known
+            rows = None
+        return EpochScale(self.candidates, rows, self.step_sizes(plan))
 
     def samples_of(self, plan: HeldPlan) -> int:
         """Returns the number of rows that this process has in an epoch that follows a plan."""
@@ -473,8 +488,7 @@ class EpochIterator:
             timing.switch(before)
         # Known when the batch is yielded, so that the last one can be told to accelerate, and the epoch ends with its step.
         self._left = self._sizes.in_batches(left)
-        consumed = self._cursor.consumed_at(drawn, stayed)
-        self._place = OrderPlace(consumed, stayed, zlib.crc32(ids.numpy().tobytes(), self._place.checksum))
+        self._place = OrderPlace(drawn, stayed, zlib.crc32(ids.numpy().tobytes(), self._place.checksum))
         return batch, ids
 
     def _fill(self, row_buffer: RowBuffer) -> None:

@@ -41,6 +41,48 @@ class OrderPlace(NamedTuple):
     checksum: int = 0
 
 
+class EpochScale(NamedTuple):
+    """How far the places of an epoch's order are.
+
+    Attributes:
+        candidates: Number of samples in an epoch of full training; 0 for a stream whose length is not known.
+        rows: Number of rows of the epoch; None if that is not known.
+        sizes: Sizes of smaller batches; None for full batches.
+
+    Example:
+        >>> EpochScale(candidates=100, rows=50).at(OrderPlace(consumed=70, stayed=20))
+        (20, 50)
+        >>> EpochScale(candidates=100).at(OrderPlace(consumed=70, stayed=20))
+        (70, 100)
+    """
+
+    candidates: int = 0
+    rows: int | None = None
+    sizes: StepSizes | None = None
+
+    def at(self, place: OrderPlace) -> tuple[int, int]:
+        """Returns the units of the epoch that are over at a place, and those of the whole epoch, 1 or more.
+
+        Args:
+            place: Place in the order of the epoch.
+        """
+        if self.sizes is not None:
+            return self.sizes.step_after(place.stayed, self.sizes.rows), self.sizes.steps
+        done, of = (place.consumed, self.candidates) if self.rows is None else (place.stayed, self.rows)
+        return min(done, of), max(1, of)
+
+    def samples_at(self, place: OrderPlace) -> int:
+        """Returns how many samples full training would have trained on at a place.
+
+        Args:
+            place: Place in the order of the epoch.
+        """
+        if not self.candidates:
+            return place.consumed
+        done, of = self.at(place)
+        return done * self.candidates // of
+
+
 class EpochControl(Protocol):
     """What a loader asks of the run that it belongs to, and reports to it."""
 
@@ -234,8 +276,6 @@ class EpochCursor:
         staying: Number of ids that stay in the whole epoch; None where it is not known.
         drawn: Number of ids of the whole order; None where it is not known.
         sizes: Sizes of smaller batches; None for full batches.
-        consumed_by: Function of a number of rows that returns how many ids of full training are consumed with them; None where
-            that is the number of ids that were drawn.
         least: Least number of rows of a last batch; one with fewer is left out.
     """
 
@@ -246,7 +286,6 @@ class EpochCursor:
     staying: int | None = None
     drawn: int | None = None
     sizes: StepSizes | None = None
-    consumed_by: Callable[[int], int] | None = None
     least: int = 1
 
     def left(self, stayed: int, position: int) -> int | None:
@@ -259,15 +298,6 @@ class EpochCursor:
         if self.staying is not None:
             return max(0, self.staying - stayed)
         return 0 if self.drawn is not None and position >= self.drawn else None
-
-    def consumed_at(self, drawn: int, stayed: int) -> int:
-        """Returns how many ids of full training were consumed at a place of the epoch's order.
-
-        Args:
-            drawn: Number of ids of the order that were drawn.
-            stayed: Number of these that stayed.
-        """
-        return drawn if self.consumed_by is None else self.consumed_by(stayed)
 
 
 LOOKED_UP = 2**13

@@ -123,7 +123,7 @@ def build_run(config: RunConfig) -> Run:
     loader, method = _data(config, device=device, timing=timing)
     parts = _attribution(config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing)
     # A batch method may ask for the progress of the training, which is known once the epochs are there.
-    selection = _selection(parts, trained=trained, progress=lambda: epochs.progress)
+    selection = _selection(parts, trained=trained, progress=lambda: epochs.clock.progress)
     epochs = _epochs(parts, method=method, selection=selection)
     _check_batches(parts, epochs)
     # Nothing of the user's was changed before this line; nothing is refused after it.

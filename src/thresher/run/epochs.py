@@ -25,10 +25,10 @@ from thresher.passes.consistency import Comparison
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.run.batch_selection import BatchSelection, BeforeForward, InForward
 from thresher.run.checks import NO_FURTHER_PLAN, check_attached_late_enough, has_group, release
+from thresher.run.clock import RunClock
 from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
 from thresher.run.optimizer_steps import StepChecks, StepHooks, parameters_elsewhere
 from thresher.run.parts import Parts
-from thresher.run.schedule import BatchPlace, Position
 from thresher.shards import ALONE, Shard, World, shard_of
 from thresher.timing import (
     ATTRIBUTION,
@@ -231,8 +231,8 @@ class Epochs:
         """Compares the steps with what the run takes them for; None where there are no hooks."""
         self._world = self._records.shard.world
         self._single_process, self._had_group = self._world.size == 1, has_group()
-        self.position = Position(self._loader, self._attributor, self.config.epochs)
-        """How far the training is, for schedules that follow it."""
+        self.clock = RunClock(self._loader, self._attributor, self.config.epochs)
+        """How far the training is."""
         self.epoch = 0
         self._seed = self.config.seed
         self._active = self._resumed = self._warned = False
@@ -306,7 +306,7 @@ class Epochs:
         self._active, self._ran_out = True, False
         self.end.begin()
         self._attributor.begin_epoch(ids_repeat=self._ids_repeat(plan))
-        self.position.begin_pass(None if plan is None else self._loader.step_sizes(plan))
+        self.clock.begin_pass(self._loader.scale_of(plan))
         # The scale is set anew in each epoch and holds for steps on losses of the run: between epochs there is nothing to put
         # back.
         if self.hooks is not None:
@@ -348,7 +348,7 @@ class Epochs:
         self.end.on_batch(last=last)
         # After that call, which asks whether the batch before was credited, and before this batch gets its number.
         number = self._attributor.batches
-        self.position.on_batch(BatchPlace(number, self.epoch, place.consumed, last))
+        consumed = self.clock.on_batch(number, self.epoch, place, last=last)
         # A comparison of the batch before is read now: by then the device has computed its losses.
         if self.comparison.pending:
             self.comparison.compare()
@@ -358,20 +358,11 @@ class Epochs:
         if number == 0 or self._loader.unknown_rows.reason is not None:
             self._passes.check(batch)
         self._attributor.yielded(batch, ids, weights)
-        before, self._place, self._consumed = self._consumed, place, self._consumed_by(place)
+        before, self._place, self._consumed = self._consumed, place, consumed
         self._cost.full_forward += self._consumed - before
         self._cost.full_backward += self._consumed - before
         self.timing.attribution_s += perf_counter() - begin
         self.timing.yielded(len(ids), whole=self.selection.is_whole(len(ids), self._batch_size))
-
-    def _consumed_by(self, place: OrderPlace) -> int:
-        """Returns how many samples full training would have trained on up to a place; a last batch may be dropped."""
-        if self._loader.streams:
-            return place.consumed
-        whole, plan = self._loader.candidates, self._plan
-        if plan is None or not plan.own.drawn:
-            return min(place.consumed, whole)
-        return min(whole, -(-place.stayed * whole // max(1, self._loader.samples_of(plan))))
 
     def on_loop_exit(self, *, exhausted: bool) -> None:
         """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
@@ -379,6 +370,7 @@ class Epochs:
         if exhausted:
             self.comparison.compare()
             self._ran_out = True
+            self.clock.end_epoch(self.epoch)
         self.end.on_loop_exit(exhausted=exhausted)
         self.timing.end()
         if self._active and self.end.evaluates:
@@ -389,9 +381,9 @@ class Epochs:
         """Takes back a pass in which nothing was trained: the same epoch begins with the next one."""
         plan, stage, exhausted = self._plan, self.selection.stage, self.end.state is Pass.OVER
         self.end.forget()
-        self.position.take_back_pass()
+        self.clock.take_back_pass()
         self._resumed, place = self._at_begin
-        back, self._consumed = self._consumed, self._consumed_by(place)
+        back, self._consumed = self._consumed, self._loader.scale_of(plan).samples_at(place)
         self._cost.full_forward -= back - self._consumed
         self._cost.full_backward -= back - self._consumed
         self._active, self._place = self._resumed, place
@@ -411,15 +403,6 @@ class Epochs:
             )
 
     # What the run reports
-
-    @property
-    def progress(self) -> float:
-        """Share of all epochs' candidate samples that are consumed, in [0, 1]."""
-        # No candidates: a dataset smaller than a batch where the last is dropped, or a stream whose length is not known yet.
-        candidates, epochs = self._loader.candidates, self.config.epochs
-        consumed, whole = min(self._consumed, candidates) if self._active else 0, max(1, candidates)
-        epoch, consumed = (self.epoch + 1, 0) if self.end.due else (self.epoch, consumed)
-        return min(1.0, (epoch * whole + consumed) / (epochs * whole))
 
     @property
     def held(self) -> HeldPlan:
@@ -587,10 +570,9 @@ class Epochs:
             self.selection.stage.load_state_dict(state["batch_stage"])
         self.epoch, self._active, self._seed = state["epoch"], state["active"], state["seed"]
         self._place = OrderPlace(state["consumed"], state["stayed"], state["checksum"])
-        self._consumed = self._consumed_by(self._place)
         self._ran_out = state["ran_out"]
         self._resumed = self._active
-        self.position.resume(self.epoch, self._place.consumed)
+        self._consumed = self.clock.resume(self.epoch, self._place, self._loader.scale_of(self._plan))
         self.end.forget()
         # A run that is resumed has the whole steps behind it that the forecast of time needs.
         self._was_timed = any("whole_steps" in entry for entry in self._history)
@@ -625,6 +607,7 @@ class Epochs:
             rest = max(0, self._loader.candidates - self._consumed)
             self._cost.full_forward += rest
             self._cost.full_backward += rest
+        self.clock.end_epoch(self.epoch)
         # From here on no read ends this epoch a second time.
         self.end.forget()
         entry: dict[str, Any] = {"epoch": self.epoch, "complete": complete}

@@ -328,10 +328,10 @@ class Run(Uncopied):
 
     @property
     def progress(self) -> float:
-        """Share of all epochs' candidate samples that are consumed, in [0, 1]."""
+        """Share of full training's samples that is behind the step that was made last, in [0, 1]."""
         if self._epochs.step_checks is not None:
             self._epochs.step_checks.by_progress = True
-        return self._epochs.progress
+        return self._epochs.clock.progress
 
     @property
     def plan(self) -> EpochPlan:

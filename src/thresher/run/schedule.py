@@ -1,125 +1,25 @@
 """Schedules of the learning rate that follow the training, however many steps an epoch turns out to have."""
 
-from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from thresher.attribution.attributor import Attributor
-from thresher.loading.loader import SelectedLoader
-from thresher.loading.smaller_batches import StepSizes
-
-PLACES = 1024
-"""Number of batches whose places are held until their losses are credited."""
+from thresher.run.clock import RunClock
 
 
-class BatchPlace(NamedTuple):
-    """Where a batch lies in the training.
-
-    Attributes:
-        number: Number of the batch, counted from the start of the run.
-        epoch: Number of its epoch.
-        consumed: Number of ids of the epoch's order that are consumed after it.
-        last: Whether it is the last batch of the epoch.
-    """
-
-    number: int
-    epoch: int
-    consumed: int
-    last: bool
-
-
-class Position:
-    """How far the training is: up to the batch that was trained on last, not the one that a prefetcher has already asked for.
-
-    Args:
-        loader: Loader of the run.
-        attributor: Attributor of the run.
-        epochs: Number of epochs of the whole training.
-    """
-
-    def __init__(self, loader: SelectedLoader, attributor: Attributor, epochs: int) -> None:
-        self._loader, self._attributor, self._epochs = loader, attributor, epochs
-        self._places: deque[BatchPlace] = deque(maxlen=PLACES)
-        self._before: BatchPlace | None = None
-        self._first = 0
-        self._sizes: StepSizes | None = None
-
-    def begin_pass(self, sizes: StepSizes | None) -> None:
-        """Notes how the smaller batches of the epoch are made; None where it has full batches."""
-        self._before, self._first, self._sizes = self._reached(), self._attributor.batches, sizes
-
-    def take_back_pass(self) -> None:
-        """Forgets the batches of the pass, in which nothing was trained."""
-        while self._places and self._places[-1].number >= self._first:
-            self._places.pop()
-
-    def on_batch(self, place: BatchPlace) -> None:
-        """Notes a batch that is on its way to the loop."""
-        self._places.append(place)
-
-    def resume(self, epoch: int, consumed: int) -> None:
-        """Goes on at the position of a saved run."""
-        self._places.clear()
-        self._before = BatchPlace(-1, epoch, consumed, last=False)
-
-    @property
-    def full_steps(self) -> int:
-        """Number of batches of full training, in all epochs; 0 where that is not known."""
-        return self._epochs * -(-self._loader.candidates // self._loader.batch_sampler.batch_size)
-
-    def steps(self, total: int) -> int:
-        """Returns the number of steps that full training would have made by now.
-
-        Args:
-            total: Number of steps of full training.
-        """
-        place, full = self._reached(), self.full_steps
-        if place is None:
-            return 0
-        in_epoch = full // self._epochs
-        done = min(place.epoch * in_epoch + self._batches_by(place, in_epoch), full)
-        return done * total // full
-
-    @property
-    def progress(self) -> float:
-        """Share of all epochs' candidate samples that are consumed, in [0, 1]."""
-        place, whole = self._reached(), max(1, self._loader.candidates)  # a stream's length may not be known yet
-        if place is None:
-            return 0.0
-        epoch, consumed = (place.epoch + 1, 0) if place.last else (place.epoch, min(place.consumed, whole))
-        return min(1.0, (epoch * whole + consumed) / (self._epochs * whole))
-
-    def _reached(self) -> BatchPlace | None:
-        """Returns the place of the batch that was trained on last; None where none was."""
-        # Up to the batch that was trained on: behind a prefetcher, the loader is several batches further.
-        trained = self._attributor.newest_trained
-        known = (place for place in reversed(self._places) if trained is None or place.number <= trained)
-        return next(known, self._before)
-
-    def _batches_by(self, place: BatchPlace, in_epoch: int) -> int:
-        """Returns the number of batches of a full epoch that are over at a place."""
-        # Smaller last batches, or rows left out at the end, do not leave an epoch unfinished.
-        if place.last:
-            return in_epoch
-        if self._sizes is not None:
-            return self._sizes.step_after(place.consumed, self._sizes.candidates)
-        return place.consumed // self._loader.batch_sampler.batch_size
-
-
-def followed(epochs: Any) -> Position:
-    """Returns how far the training of a run is, for a schedule that follows it.
+def followed(epochs: Any) -> RunClock:
+    """Returns the clock of a run, for a schedule that follows it.
 
     Args:
         epochs: Epochs of the run.
     """
     if epochs.step_checks is not None:
         epochs.step_checks.paced = True
-    return epochs.position
+    return epochs.clock
 
 
 class PacedLR(LRScheduler):
@@ -127,14 +27,14 @@ class PacedLR(LRScheduler):
 
     Args:
         scheduler: The user's scheduler, before its first step.
-        position: How far the training is.
+        clock: RunClock of the run.
         total: Number of steps of the scheduler in full training.
     """
 
-    def __init__(self, scheduler: LRScheduler, position: Position, total: int) -> None:
+    def __init__(self, scheduler: LRScheduler, clock: RunClock, total: int) -> None:
         # The user's scheduler has set the learning rates already; a second initialisation would set them again.
         self.scheduler, self.total, self.stepped = scheduler, total, 0
-        self._position, self._was_loaded = position, False
+        self._clock, self._was_loaded = clock, False
 
     @property
     def optimizer(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -155,7 +55,7 @@ class PacedLR(LRScheduler):
             raise TypeError(
                 "run.pace: step(epoch) is not supported: the scheduler follows the run. Call step() without arguments."
             )
-        now = self._position.steps(self.total)
+        now = self._clock.steps(self.total)
         if self._was_loaded and now < self.stepped:
             raise RuntimeError(
                 f"run.pace: the schedule was loaded from a state that had made {self.stepped} steps, and the run is only at "
@@ -205,7 +105,7 @@ class PacedLR(LRScheduler):
         return getattr(self.scheduler, name)
 
 
-def paced(scheduler: Any, position: Position, total: Any) -> PacedLR:
+def paced(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
     """Returns a scheduler that follows the training. See `Run.pace`, which describes the arguments.
 
     Raises:
@@ -220,12 +120,12 @@ def paced(scheduler: Any, position: Position, total: Any) -> PacedLR:
             f"{type(scheduler).__name__}"
         )
     name, own = type(scheduler).__name__, getattr(scheduler, "total_steps", None)
-    if not position.full_steps:
+    if not clock.full_steps:
         raise ValueError(
             "run.pace: the loader streams samples without a length, so that it is not known how far the training is. Give the "
             "IterableDataset a __len__, or call the scheduler once per epoch without run.pace."
         )
-    total = own or position.full_steps if total is None else total
+    total = own or clock.full_steps if total is None else total
     if isinstance(total, bool) or not isinstance(total, int) or total < 1:
         raise ValueError(f"run.pace: `total` is the number of steps of full training, 1 or more, got {total!r}")
     if own is not None and total != own:
@@ -238,7 +138,7 @@ def paced(scheduler: Any, position: Position, total: Any) -> PacedLR:
             f"run.pace: {name} has made {scheduler.last_epoch} steps already. Call run.pace before its first step, and load a "
             "saved state into the result of run.pace."
         )
-    return PacedLR(scheduler, position, total)
+    return PacedLR(scheduler, clock, total)
 
 
 def _of_accelerate(scheduler: Any, total: Any) -> Any:
@@ -256,9 +156,7 @@ def _of_accelerate(scheduler: Any, total: Any) -> Any:
 class ProgressLR(LRScheduler):
     """Sets the learning rate as a function of progress: right however many steps an epoch turns out to have.
 
-    It follows the training as `Run.pace` has another scheduler follow it: up to the batch that was trained on last, also where
-    the loader runs ahead of the loop. In a loop that trains on each batch before it asks for the next one, this is
-    `run.progress`.
+    The factor is `fn(run.progress)`, also when the loader runs ahead of the loop.
 
     Args:
         optimizer: Optimizer whose initial learning rates are the base.
@@ -290,14 +188,14 @@ class ProgressLR(LRScheduler):
     def __init__(self, optimizer: Optimizer, run: Any, fn: Callable[[float], float]) -> None:
         if not callable(fn):
             raise TypeError(f"ProgressLR: `fn` must map progress to a factor, got {type(fn).__name__}")
-        self.fn, self._position = fn, followed(run._epochs)
+        self.fn, self._clock = fn, followed(run._epochs)
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | torch.Tensor]:
         """Returns the base learning rates times `fn(progress)`."""
-        factor = self.fn(self._position.progress)
+        factor = self.fn(self._clock.progress)
         return [base * factor for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state without the run and the function, which are given to the new scheduler."""
-        return {key: value for key, value in super().state_dict().items() if key not in {"fn", "_position"}}
+        return {key: value for key, value in super().state_dict().items() if key not in {"fn", "_clock"}}

@@ -34,18 +34,16 @@ def held(plan: EpochPlan, world: Any) -> HeldPlan:
 
 
 def rows_of(world: Any, make: Any, *, batch: int = 7, place: OrderPlace | None = None, drop_last: bool = False) -> Any:
-    """The rows of a rank with their weights, the place after the first of them, and the plan's numbers."""
+    """The rows of a rank with their weights, and the plan's numbers."""
     sampler = DistributedSampler(range(N), world.size, world.rank, seed=5)
     order = SharedOrder(DataLoader(range(N), batch, sampler=sampler, drop_last=drop_last), world)  # pyright: ignore
     plan = held(make(block_of(world)), world)
     sizes = IdBatchSampler(order.sizes)
     found = order.cursor(plan, place or OrderPlace(), sizes, None)
     ids = found.order.take(N)
-    places = [found.consumed_at(k, k) for k in range(1, len(ids) + 1)] if place is None else []
     return (
         ids,
         None if found.weights is None else found.weights(ids.numpy()),
-        places,
         order.samples_of(plan),
         plan.rows,
         plan.refreshing()(0, N),
@@ -67,10 +65,9 @@ def test_what_a_plan_keeps_is_dealt_out_in_the_order_of_the_sampler(size):
     found = on_ranks(size, lambda world: rows_of(world, make))
     kept = [i for i in whole_order() if i % 3]
     padded = [kept[k % len(kept)] for k in range(-(-len(kept) // size) * size)]
-    for rank, (ids, weights, places, samples, count, _) in enumerate(found):
+    for rank, (ids, weights, samples, count, _) in enumerate(found):
         assert ids.tolist() == padded[rank::size] and samples == len(ids) and count == len(kept)
         torch.testing.assert_close(weights, (1 + ids / N).float())
-        assert places == sorted(places) and places[-1] == -(-N // size)
     refreshed = np.concatenate([one[-1] for one in found])
     assert refreshed.tolist() == list(range(0, N, 3))
 
@@ -179,11 +176,11 @@ def test_an_order_that_was_drawn_is_dealt_out_in_the_place_of_that_of_the_sample
 
     found = on_ranks(size, lambda world: rows_of(world, make))
     rows = -(-800 // size)
-    for rank, (ids, weights, places, samples, total, _) in enumerate(found):
+    for rank, (ids, weights, samples, total, _) in enumerate(found):
         whole = torch.cat([drawn, drawn[: rows * size - 800]])
         assert ids.tolist() == whole[rank::size].tolist()
         torch.testing.assert_close(weights, 1 + ids / N)
-        assert places == [*range(1, rows + 1)] and samples == rows and total == 800
+        assert samples == rows and total == 800
 
 
 def test_ranks_that_drew_other_orders_are_refused():

@@ -1,0 +1,109 @@
+"""The clock of a run: which share of full training's samples is behind the step that was made last.
+
+`run.progress`, `ProgressLR`, `Run.pace`, the schedulers of frameworks and the schedules of batch methods all read it. What is
+counted is the work of the epoch itself: after step i of the n steps of an epoch, i / n of the epoch is over, whether the steps
+are those of full training, smaller, or fewer.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from thresher.attribution.attributor import Attributor
+from thresher.loading.loader import SelectedLoader
+from thresher.loading.order import EpochScale, OrderPlace
+
+PLACES = 1024
+"""Number of batches whose places are held until their losses are credited."""
+
+
+class BatchPlace(NamedTuple):
+    """Where a batch lies in the training.
+
+    Attributes:
+        number: Number of the batch, counted from the start of the run.
+        epoch: Number of its epoch.
+        done: Units of the epoch that are over after it.
+        of: Units of the epoch: steps, rows, or ids of the sampler, 1 or more.
+    """
+
+    number: int
+    epoch: int
+    done: int
+    of: int
+
+
+class RunClock:
+    """How far the training is: up to the batch that was trained on last, not the one that a prefetcher has already asked for.
+
+    Args:
+        loader: Loader of the run.
+        attributor: Attributor of the run.
+        epochs: Number of epochs of the whole training.
+    """
+
+    def __init__(self, loader: SelectedLoader, attributor: Attributor, epochs: int) -> None:
+        self._loader, self._attributor, self._epochs = loader, attributor, epochs
+        self._places: deque[BatchPlace] = deque(maxlen=PLACES)
+        self._before = BatchPlace(-1, 0, 0, 1)
+        self._first, self._scale = 0, EpochScale()
+
+    def begin_pass(self, scale: EpochScale) -> None:
+        """Notes how far places in the epoch are."""
+        self._before, self._first, self._scale = self._reached(), self._attributor.batches, scale
+
+    def take_back_pass(self) -> None:
+        """Forgets the batches of the pass, in which nothing was trained."""
+        while self._places and self._places[-1].number >= self._first:
+            self._places.pop()
+
+    def on_batch(self, number: int, epoch: int, place: OrderPlace, *, last: bool) -> int:
+        """Notes a batch that is on its way to the loop, and returns how many samples of full training it completes.
+
+        Args:
+            number: Number of the batch, counted from the start of the run.
+            epoch: Number of its epoch.
+            place: Where the epoch's order goes on after it.
+            last: Whether it is the last batch of the epoch.
+        """
+        # Rows left out at the end of an epoch do not leave it unfinished.
+        self._places.append(BatchPlace(number, epoch, *((1, 1) if last else self._scale.at(place))))
+        return self._scale.samples_at(place)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Ends an epoch with the batch that was yielded last, because the loop left it, or because its end was not known."""
+        yielded = bool(self._places) and self._places[-1].epoch == epoch
+        last = self._places.pop() if yielded else BatchPlace(self._attributor.batches, epoch, 0, 1)
+        self._places.append(last._replace(done=1, of=1))
+
+    def resume(self, epoch: int, place: OrderPlace, scale: EpochScale) -> int:
+        """Goes on at the position of a saved run, and returns how many samples of full training are behind it in its epoch."""
+        self._places.clear()
+        self._before = BatchPlace(-1, epoch, *scale.at(place))
+        return scale.samples_at(place)
+
+    @property
+    def full_steps(self) -> int:
+        """Number of batches of full training, in all epochs; 0 if that is not known."""
+        return self._epochs * -(-self._loader.candidates // self._loader.batch_sampler.batch_size)
+
+    def steps(self, total: int) -> int:
+        """Returns the number of steps that full training would have made by now.
+
+        Args:
+            total: Number of steps of full training.
+        """
+        # Rounded down: full training has made step i when i batches of rows are over, and not yet when a row is missing.
+        epoch, done, of = self._reached()[1:]
+        return min((epoch * of + done) * total // (self._epochs * of), total)
+
+    @property
+    def progress(self) -> float:
+        """Share of full training's samples that is behind the step that was made last, in [0, 1]."""
+        epoch, done, of = self._reached()[1:]
+        return min(1.0, (epoch * of + done) / (self._epochs * of))
+
+    def _reached(self) -> BatchPlace:
+        """Returns the place of the batch that was trained on last."""
+        trained = self._attributor.newest_trained
+        known = (place for place in reversed(self._places) if trained is None or place.number <= trained)
+        return next(known, self._before)
