@@ -93,13 +93,84 @@ def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(full, si
         stream.read = 0
         batches = epoch(run, optimizer)
         assert len(batches) == steps and (not known or len(run.loader) == steps)
-        assert stream.read == (whole if known else n)  # rows that can make no further batch are not waited for
+        assert stream.read == n
         assert all(0 < len(ids) - share * size + 1 < 2 for ids in batches[:full])
         assert all(step * size <= i < (step + 1) * size for step, ids in enumerate(batches) for i in ids)
         kept = sum(map(len, batches))
         assert abs(kept / whole - share) <= 0.01 + 1 / whole and run.history[-1]["selected"] == kept
         assert run.cost.full_forward == run.cost.full_backward == whole * number and run.cost.steps == steps * number
     assert run.cost.forward == run.cost.backward and abs(run.cost.ratio() - share) <= 0.01 + 1 / whole
+
+
+class Hinted(Stream):
+    """A stream that states another length than it has."""
+
+    def __init__(self, stated):
+        super().__init__(96)
+        self.stated = stated
+
+    def __len__(self):
+        return self.stated
+
+
+class Unsized(Stream):
+    """A stream whose length is an error, as of a data pipe."""
+
+    def __len__(self):
+        raise TypeError("the pipe has no valid length")
+
+
+@pytest.mark.parametrize("stated", [16, 40, 41, 90, 200])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(
+    ("method", "more", "kept"),
+    [
+        (0.5, {}, 48),
+        (thresher.SelectiveBackprop(keep=0.5), {}, 96),
+        (thresher.SelectiveBackprop(keep=0.5), {"forward_passes": "twice"}, 48),
+    ],
+)
+def test_the_length_of_a_stream_is_a_hint(stated, drop_last, method, more, kept):
+    run, optimizer = quietly(method, Hinted(stated), drop_last=drop_last, **more)
+    for number in (1, 2):
+        rows = sum(map(len, epoch(run, optimizer)))
+        # By a length that is too large, a share rounds its draws as for a longer training.
+        assert abs(rows - kept) <= (8 if stated == 200 else 0)
+        assert run.cost.full_forward == run.cost.full_backward == 96 * number
+        assert run.history[-1]["complete"] and run.progress == pytest.approx(number / 3)
+
+
+def test_a_stream_that_goes_on_after_its_length_is_left_and_resumed_there():
+    def train(run, optimizer, batches):
+        for (x, y), _ in zip(run.loader, range(batches), strict=False):
+            optimizer.zero_grad()
+            run.criterion(run.model(x), y).backward()
+            optimizer.step()
+            if batches < 12 and run.ids[-1] >= (batches - 1) * B:
+                return copy.deepcopy([run.state_dict(), run.model.state_dict(), optimizer.state_dict()])
+        return run.model.state_dict()
+
+    whole = train(*quietly(0.5, Hinted(40)), 13)
+    for left_at in (5, 8):  # at the length, and behind it
+        states = train(*quietly(0.5, Hinted(40)), left_at)
+        run, optimizer = quietly(0.5, Hinted(40))
+        for part, state in zip((run, run.model, optimizer), states, strict=True):
+            part.load_state_dict(state)
+        assert_same(whole, train(run, optimizer, 13))
+        assert run.cost.full_forward == 96
+
+
+def test_a_stream_whose_length_is_an_error_has_none():
+    run, optimizer = quietly(0.5, Unsized(96))
+    assert sum(map(len, epoch(run, optimizer))) == 48 and run.cost.ratio() == 0.5
+
+
+@pytest.mark.parametrize(("drop_last", "rows"), [(False, 90), (True, 80)])
+def test_workers_that_drop_their_last_batches_are_counted_as_they_come(drop_last, rows):
+    run, optimizer = quietly(0.5, Known(90), workers=2, drop_last=drop_last, epochs=2)
+    for number in (1, 2):
+        epoch(run, optimizer)
+        assert run.cost.full_forward == number * rows and run.cost.ratio() == 0.5
 
 
 def test_the_smaller_parts_of_workers():

@@ -281,7 +281,7 @@ class SharedOrder:
         """Returns the number of ids that this process has in an epoch of full training."""
         return self.sizes.rows_of(self.n)
 
-    def length_of_stream(self) -> None:
+    def length_of_stream(self, seen: int) -> None:
         """Returns None: several processes have no stream."""
 
     # The plan of an epoch

@@ -282,7 +282,7 @@ class SelectedLoader(OfUser):
     ) -> "MapStyleBatches | StreamBatches":
         """Begins the user's loader, and returns the batches that it makes of an epoch."""
         if cursor is None:
-            return StreamBatches(map(self._opened, iter(self._loader)), self._order.length_of_stream())
+            return StreamBatches(map(self._opened, iter(self._loader)), self._order.length_of_stream(self._seen))
         self._ids.serve(cursor, consumed=consumed)
         return MapStyleBatches(begin(self._loader), self._ids, ahead=self.num_workers > 0)
 
@@ -461,8 +461,8 @@ class EpochIterator:
     def _yield(self, batch: Any, ids: Tensor, weights: Tensor | None, *, last: bool) -> None:
         if self._loader.prepared.in_use:
             self._loader.prepared.yielded(len(ids), last=last)
-        if last:
-            self._loader.last_yielded(self._place.consumed + (self._left or 0))
+        if last and not self._loader.streams:
+            self._loader.last_yielded(self._place.consumed)
         if self._cursor.weights is not None:  # of the plan, beside those of a batch method
             own = self._cursor.weights(ids.numpy())
             weights = weights if own is None else own if weights is None else own * weights
@@ -493,7 +493,9 @@ class EpochIterator:
 
     def _fill(self, row_buffer: RowBuffer) -> None:
         """Selects from candidate batches until there is a full batch, or no candidate is left."""
-        while not (row_buffer.full or self._exhausted or self._leaves_nothing(row_buffer)):
+        # A stream is read to its end: it may have more samples than its length.
+        streams = self._loader.streams
+        while not (row_buffer.full or self._exhausted or (not streams and self._leaves_nothing(row_buffer))):
             try:
                 batch, ids = self._next_candidate()
             except StopIteration:
@@ -505,7 +507,7 @@ class EpochIterator:
         self._done = True
         # Workers that are not persistent end here, and not when the loop lets go of its iterator.
         self._candidates = StreamBatches(iter(()))
-        self._loader.last_yielded(self._place.consumed + (self._left or 0))
+        self._loader.last_yielded(self._place.consumed)
         self._loader.prepared.end(whole=True)
         self._control.on_loop_exit(exhausted=True)
 

@@ -233,14 +233,15 @@ class UserOrder:
         return shuffled(self.n, self.sampler.generator)
 
     def candidates(self, seen: int) -> int:
-        """Returns the number of ids per epoch; for a stream without a length `seen`, the number in its last epoch."""
+        """Returns the number of ids per epoch; for a stream `seen`, the number in its last epoch, or its length."""
         if not self.streams:
             return len(self.sampler) if hasattr(self.sampler, "__len__") else self.n
-        return seen if seen or not hasattr(self.dataset, "__len__") else len(self.dataset)  # pyright: ignore[reportArgumentType]
+        return seen or self.length_of_stream(0) or 0
 
-    def length_of_stream(self) -> int | None:
-        """Returns the number of samples of a stream; None where it is not known."""
-        return _known(lambda: len(self.dataset))  # pyright: ignore[reportArgumentType]
+    def length_of_stream(self, seen: int) -> int | None:
+        """Returns the number of samples that a stream with a length is expected to have: `seen`, if its last epoch had any."""
+        length = _known(lambda: len(self.dataset))  # pyright: ignore[reportArgumentType]
+        return length and (seen or length)
 
     def samples_of(self, plan: HeldPlan) -> int:
         """Returns the number of samples in an epoch that follows a plan.

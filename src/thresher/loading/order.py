@@ -77,7 +77,8 @@ class EpochScale(NamedTuple):
         Args:
             place: Place in the order of the epoch.
         """
-        if not self.candidates:
+        # How many samples an order has may be known less well than how many came: a stream or sampler may state another length.
+        if self.rows is None and self.sizes is None:
             return place.consumed
         done, of = self.at(place)
         return done * self.candidates // of
@@ -502,7 +503,7 @@ class StreamBatches:
 
     Args:
         batches: Batches of the loader.
-        length: Number of samples of the stream; None where it is not known.
+        length: Number of samples that the stream is expected to have, which may be wrong; None where it is not known.
     """
 
     def __init__(self, batches: Iterator[Any], length: int | None = None) -> None:
@@ -516,7 +517,7 @@ class StreamBatches:
         """
         batch = next(self._batches)
         begin, self._place = self._place, self._place + rows_of(batch)
-        left = None if self._length is None else max(0, self._length - self._place)
+        left = None if self._length is None or self._place > self._length else self._length - self._place
         return batch, torch.arange(begin, self._place), self._place, self._place, left
 
     def skip(self, consumed: int, look: Callable[[Any, Tensor], None]) -> Tensor:

@@ -5,6 +5,7 @@ row of every group. The rows of a group follow the golden ratio over the batches
 the shares still. The gradient of such a batch varies less than that of a random one (docs/stratified.md).
 """
 
+import reprlib
 from collections.abc import Iterator, Mapping
 from itertools import islice, pairwise
 from typing import Any
@@ -277,13 +278,13 @@ def codes_of(labels: Any) -> NDArray[Any]:
         Numbers, shape (N,), uint8, uint16 or int64.
 
     Raises:
-        ValueError: There are no labels, or they have more than two dimensions.
+        ValueError: There are no labels, they have more than two dimensions, or they are neither numbers nor strings.
 
     Example:
         >>> codes_of(["b", "a", "b"]), codes_of([[0, 1], [0, 2], [0, 1]])
         (array([1, 0, 1], dtype=uint8), array([0, 1, 0], dtype=uint8))
     """
-    values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    values = _values_of(labels)
     if values.ndim not in (1, 2) or not values.size:
         raise ValueError(f"labels must have shape (N,) or (N, columns), with one sample or more, got shape {values.shape}")
     if values.ndim == 1 and values.dtype.kind in "iu" and int(values.max()) - int(values.min()) < LARGEST_KEY:
@@ -292,6 +293,33 @@ def codes_of(labels: Any) -> NDArray[Any]:
     return codes.reshape(-1).astype(np.min_scalar_type(len(kinds) - 1))
 
 
+def _values_of(labels: Any) -> NDArray[Any]:
+    """Returns labels as an array of numbers or strings.
+
+    Raises:
+        ValueError: They are something else, such as dicts or lists of different lengths.
+    """
+    try:
+        values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    except (TypeError, ValueError, RuntimeError):
+        values = np.empty(0, dtype=object)
+    kinds = set(map(type, values.flat)) if values.dtype == object else {values.dtype.type}
+    if len(kinds) != 1 or not issubclass(kinds.pop(), COMPARABLE):
+        raise ValueError(f"labels must be numbers or strings, one or several of each sample, got {reprlib.repr(labels)}")
+    return values
+
+
+def _are_classes(labels: Any, n: int) -> bool:
+    """Whether labels are one number or string of each of n samples, and not the names of their files."""
+    try:
+        values = _values_of(labels) if len(labels) == n > 0 else np.empty(())
+    except (TypeError, ValueError):
+        return False
+    return values.ndim == 1 and not (isinstance(values[0], str | bytes) and len(set(values.flat)) == n)
+
+
+COMPARABLE = (str, bytes, int, float, np.number, np.bool_)
+"""Types of labels that can be sorted into classes."""
 NAMES = ("targets", "labels", "label")
 """Names of attributes, and of columns, that hold the classes of a dataset."""
 
@@ -300,7 +328,8 @@ def labels_of(dataset: Any) -> Any:
     """Returns the classes of the samples of a dataset that holds them: the datasets of torchvision, Hugging Face and others.
 
     Nothing is loaded: the classes are those of an attribute `targets`, `labels` or `label`, of such a column, or of the last
-    tensor of a TensorDataset where it has whole numbers; of the datasets inside of a `Subset` or a `ConcatDataset`, too.
+    tensor of a TensorDataset where it has whole numbers; of the datasets inside of a `Subset` or a `ConcatDataset`, too. What
+    is not one number or string per sample, such as dicts, boxes or the names of files, is no class.
 
     Args:
         dataset: Map-style dataset.
@@ -326,7 +355,7 @@ def labels_of(dataset: Any) -> Any:
     if isinstance(dataset, TensorDataset) and not dataset.tensors[-1].is_floating_point():
         found.append(dataset.tensors[-1])
     for labels in found:
-        if hasattr(labels, "__len__") and len(labels) == len(dataset) and np.ndim(labels) == 1:
+        if _are_classes(labels, len(dataset)):
             return labels
     raise ValueError(
         f"{type(dataset).__name__} has no classes in {', '.join(NAMES)}: pass them yourself, such as "

@@ -125,6 +125,7 @@ class Pass(enum.Enum):
 AFTER = {
     (Pass.RUNNING, "last batch"): Pass.ALL_YIELDED,
     (Pass.RUNNING, "gone"): Pass.LEFT,
+    (Pass.ALL_YIELDED, "batch"): Pass.RUNNING,
     (Pass.ALL_YIELDED, "gone"): Pass.OVER,
     (Pass.RUNNING, "exhausted"): Pass.OVER,
     (Pass.ALL_YIELDED, "exhausted"): Pass.OVER,
@@ -167,8 +168,9 @@ class EpochEnd:
 
     def on_batch(self, *, last: bool) -> None:
         """Notes a batch of the pass, and whether it is the last one."""
+        # A stream may go on after the batch that is the last one by its length.
+        self.state = AFTER.get((self.state, "last batch" if last else "batch"), self.state)
         if last:
-            self.state = AFTER.get((self.state, "last batch"), self.state)
             self._ahead = self._attributor.runs_ahead
         self._note_thread()
 

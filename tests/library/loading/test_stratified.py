@@ -7,8 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
+import thresher
 from thresher import StratifiedBatchSampler, labels_of
 from thresher.loading.stratified import arranged, codes_of, strata_keys
 
@@ -192,3 +194,45 @@ def test_labels_of_a_column_are_found():
 def test_labels_may_be_words_or_columns():
     assert codes_of(["b", "a", "b"]).tolist() == [1, 0, 1]
     assert codes_of(torch.tensor([[0, 1], [1, 0], [0, 1]])).tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [{"cls": i % 3, "bboxes": [[0.1] * 4]} for i in range(40)],
+        [[0.5] * (i % 3) for i in range(40)],
+        [torch.zeros(i % 3, 4) for i in range(40)],
+        [None] * 40,
+        [None, "cat"] * 20,
+        [f"images/{i}.jpg" for i in range(40)],
+        np.array([*([[1], [2, 3]] * 20)], dtype=object),
+    ],
+    ids=["dicts", "lists", "boxes", "None", "some None", "files", "an array of lists"],
+)
+def test_what_is_no_class_of_each_sample_is_no_class(labels):
+    class Boxes(TensorDataset):
+        pass
+
+    data = Boxes(torch.randn(40, 4), torch.arange(40) % 3)
+    data.labels = labels
+    data.tensors = (*data.tensors, torch.zeros(40, 2))  # the last tensor has no classes, either
+    with pytest.raises(ValueError, match="Boxes has no classes"):
+        labels_of(data)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(data, 10, shuffle=True)
+    settings = {"criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer, "epochs": 2, "observe": True}
+    run = thresher.attach(0.5, loader=loader, **settings)
+    for _ in range(2):
+        for x, y, _ in run.loader:
+            run.criterion(run.model(x), y).backward()
+            optimizer.step()
+    assert run.cost.ratio() < 0.8
+    run.detach()
+    if not isinstance(labels[0], str):
+        with pytest.raises(ValueError, match="labels must be numbers or strings, one or several of each sample, got"):
+            thresher.attach(0.5, loader=loader, labels=labels, **settings)
+
+
+def test_words_in_an_array_of_objects_are_classes():
+    assert codes_of(np.array(["b", "a", "b"], dtype=object)).tolist() == [1, 0, 1]
