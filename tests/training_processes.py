@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, Subset, TensorDataset
 
+import clock_cases
 import thresher
 from depth import depth
 from thresher.distributed import world as worlds
@@ -502,6 +504,35 @@ def one_alone(rank: int, size: int) -> dict[str, Any]:
     return found | {"undisturbed": _equal(training.found(), whole)}
 
 
+def clocks(rank: int, size: int) -> list[tuple[clock_cases.Case, clock_cases.Clocks]]:
+    """What the clocks of some trainings said after each step."""
+    found = []
+    for (method, settings), loop in product(CLOCKED, LOOPS):
+        case = clock_cases.Case(method, settings, **loop)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append((case, clock_cases.clocks_of(case, rank, size)))
+    return found
+
+
+CLOCKED: list[tuple[Any, dict[str, Any]]] = [
+    (0.5, {}),
+    (0.5, {"spend": "steps"}),
+    (0.5, {"stratify": None}),
+    ("kakurenbo", {}),
+    (thresher.UniformSubset(keep=0.5), {"spend": "batches"}),
+    (thresher.InfoBatch(), {"stratify": "class"}),
+]
+LOOPS: list[dict[str, Any]] = depth(
+    [{"epochs": 2, "samples": 90}],
+    [
+        {"epochs": epochs, "samples": samples, "drop_last": drop, "accumulate": every, "resume_after": resume}
+        for epochs, samples, drop, every, resume in product((1, 3), (96, 90), (False, True), (1, 3), (None, 3))
+        if resume is None or every == 1
+    ],
+)
+
+
 def left_open(rank: int, size: int) -> dict[str, Any]:
     """Loops whose last epoch is not ended by a step, and what `detach` makes of it; what one process alone may do."""
     found: dict[str, Any] = {}
@@ -545,7 +576,20 @@ def left_open(rank: int, size: int) -> dict[str, Any]:
     return found
 
 
-CASES = (plans, observed, nothing_left_out, prepared, in_the_batch, resumed, resharded, grown, left_open, refusals, one_alone)
+CASES = (
+    plans,
+    observed,
+    nothing_left_out,
+    prepared,
+    in_the_batch,
+    resumed,
+    resharded,
+    grown,
+    left_open,
+    clocks,
+    refusals,
+    one_alone,
+)
 
 
 def run_cases(rank: int, size: int, folder: str, names: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 
 import thresher
 import training_processes as cases
+from clock_cases import assert_right
 from depth import depth
 from made_once import made_once
 from thresher.run.checks import check_attached_late_enough
@@ -140,6 +141,15 @@ two = pytest.mark.parametrize("results", [2], indirect=True)
 
 
 @two
+def test_all_processes_read_one_clock(results):
+    if "clocks" not in results[0]:
+        pytest.skip("read in two processes")
+    for ranks in zip(*of_all(results, "clocks"), strict=True):
+        (case, clocks), *others = ranks
+        assert_right(case, clocks)
+        assert all(other == (case, clocks) for other in others)
+
+
 def test_a_data_map_is_that_of_one_process(results):
     whole = cases.observed(0, 1)
     for one in results:
