@@ -5,7 +5,7 @@ Mislabeled Data using the Area Under the Margin Ranking", NeurIPS 2020, arXiv:20
 Study of Example Forgetting", ICLR 2019, arXiv:1812.05159: forgetting.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thresher.loading.stratified import labels_of
+from thresher.loading.stratified import codes_of, labels_of, same_classes
 from thresher.methods.forgetting import UNSEEN_TURNS, turns
 from thresher.records import NEVER_SEEN, Column, Records
 from thresher.scores.table import Scores
@@ -283,21 +283,30 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isnan(values), np.nan, ranks)
 
 
-def map_of(records: Records, dataset: Any, labels: Any = None) -> DataMap:
+def map_of(records: Records, dataset: Any, labels: Any = None, on_mismatch: Callable[[], None] | None = None) -> DataMap:
     """Returns the table of the records of a run; all processes call it together, and each has the whole table.
 
     Args:
         records: Records with the columns of `OBSERVED`, those of this process's block where there are several.
         dataset: Dataset of the run, which may hold the classes.
-        labels: Classes of the samples, shape (N,). Default: those of the dataset, if it holds any.
+        labels: Classes of the samples, shape (N,). Default: those of the dataset or, if the criterion got others, these.
+        on_mismatch: Function that is called when the criterion got others. Default: none.
     """
     world = records.shard.world
-    columns = {name: records[name].cpu() for name in OBSERVED if name in records}
+    columns = {name: records[name].cpu() for name in (*OBSERVED, "stratum") if name in records}
     if world.size > 1:
         columns = {name: torch.from_numpy(world.join(column.float().numpy())) for name, column in columns.items()}
+    seen = columns.pop("stratum", torch.full((1,), -1)).long().numpy()
     if labels is None:
         with suppress(ValueError):
             labels = labels_of(dataset)
+        held = np.asarray(seen if labels is None else labels)
+        # Words stand for the numbers that the criterion gets.
+        alike = ((held == seen) | (seen < 0)).all() if held.dtype.kind in "biuf" else same_classes(codes_of(held), seen)
+        if not alike and on_mismatch is not None:
+            on_mismatch()
+        if not alike or (labels is None and seen.max() >= 0):
+            labels = np.maximum(seen, -1)
     elif len(labels) != records.shard.n:
         raise ValueError(f"data_map: `labels` must be the class of each of {records.shard.n} samples, got {len(labels)}")
     return data_map(columns, labels)

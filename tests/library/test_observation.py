@@ -2,6 +2,7 @@
 
 import sys
 import types
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -305,3 +306,104 @@ def test_signals_of_the_label_are_those_of_the_softmax():
     assert found["logit_margin"].isfinite().all()
     one = thresher.losses.signals.of_classes(torch.zeros(2, 1), torch.tensor([0, 0]), {"logit_margin"}, n=2)
     assert one["logit_margin"].tolist() == [100.0, 100.0]  # there is no other class
+
+
+# Labels of the dataset that are not those of the criterion
+
+
+class Stored(torch.utils.data.Dataset):
+    """Samples whose stored labels are not always those that are trained on."""
+
+    def __init__(self, held, trained_on):
+        self.targets, self.y = held, torch.as_tensor(trained_on)
+        self.x = torch.randn(len(self.y), 6, generator=torch.Generator().manual_seed(1))
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, i):
+        return self.x[i], self.y[i]
+
+
+def of_stored(method, held, trained_on, *, soft=False, epochs=3, **settings):
+    """A trained run, the batches of its last epoch, and what was warned of the labels."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def mixed(samples):
+        x, y = torch.utils.data.default_collate(samples)
+        return x, 0.3 * F.one_hot(y, 4) + 0.7 * F.one_hot(y.flip(0), 4)
+
+    loader = DataLoader(Stored(held, trained_on), 20, shuffle=True, collate_fn=mixed if soft else None)
+    given_ = {"criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer, "epochs": epochs, **settings}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run = thresher.attach(method, loader=loader, observe=True, **given_)
+        for _ in range(epochs):
+            batches = []
+            for x, y in run.loader:
+                batches.append(run.ids)
+                optimizer.zero_grad()
+                run.criterion(run.model(x), y).backward()
+                optimizer.step()
+        run.data_map()
+        found = run.data_map()
+    return run, found, batches, [one for one in said if "are not those that the criterion gets" in str(one.message)]
+
+
+FINE = torch.arange(200) % 4
+NOISY = torch.where(torch.arange(200) % 50 == 0, (FINE + 1) % 4, FINE)
+
+
+@pytest.mark.parametrize("method", [thresher.FullData(), 0.5, "kakurenbo"])
+@pytest.mark.parametrize(
+    ("held", "trained_on"),
+    [
+        (FINE.tolist(), FINE // 2),
+        (FINE.numpy(), NOISY),
+        (FINE + 1, FINE),
+        ([f"class {i % 4}" for i in range(200)], FINE // 2),
+        ([f"folder/{i % 100}.png" for i in range(200)], FINE),
+        ([f"{i}.png" for i in range(200)], FINE),
+        (None, FINE),
+    ],
+    ids=["grouped", "noisy", "counted from 1", "grouped words", "files", "own files", "none"],
+)
+def test_the_label_is_that_of_the_criterion(method, held, trained_on):
+    _, found, _, said = of_stored(method, held, trained_on)
+    seen = found["times_seen"] > 0
+    assert (found["label"][seen] == trained_on.numpy()[seen]).all() and (found["label"][~seen] == -1).all()
+    told = held is not None and held[0] != "0.png"
+    assert len(said) == told and (not told or said[0].filename == __file__)
+
+
+@pytest.mark.parametrize("held", [FINE.tolist(), [f"class {i % 4}" for i in range(200)], FINE.double()])
+@pytest.mark.parametrize("soft", [False, True])
+def test_labels_that_agree_stay_as_the_dataset_has_them(held, soft):
+    """So do those of which the criterion gets mixtures."""
+    _, found, _, said = of_stored(0.5, held, FINE, soft=soft)
+    assert found["label"].tolist() == list(held) and not said
+    labels = [7] * 200
+    run, *_ = of_stored(0.5, FINE // 2, FINE)
+    assert run.data_map(labels)["label"].tolist() == labels
+
+
+def test_batches_are_stratified_by_what_the_criterion_gets():
+    trained_on = torch.arange(200) // 20 % 2
+    settings = {"stratify": "class", "epochs": 2}
+    _, _, batches, said = of_stored(thresher.FullData(), torch.arange(200) % 3, trained_on, **settings)
+    assert all(abs(int(trained_on[ids].sum()) - 10) < 2 for ids in batches) and len(said) == 1
+    given = {"labels": (torch.arange(200) % 3).tolist(), **settings}
+    _, _, batches, said = of_stored(thresher.FullData(), torch.arange(200) % 3, trained_on, **given)
+    assert all(np.ptp(np.bincount(ids % 3)) < 3 for ids in batches)  # the user's own labels are not questioned
+
+
+def test_more_classes_than_16_bits_are_labels():
+    trained_on = torch.tensor([40_000, 70_000] * 10)
+    model = nn.Embedding(20, 70_001)
+    loader = DataLoader(TensorDataset(torch.arange(20), trained_on), 20)
+    run = thresher.observe(loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+    for x, y in run.loader:
+        run.criterion(run.model(x), y).backward()
+    assert run.data_map()["label"].tolist() == trained_on.tolist()

@@ -318,6 +318,25 @@ def _are_classes(labels: Any, n: int) -> bool:
     return values.ndim == 1 and not (isinstance(values[0], str | bytes) and len(set(values.flat)) == n)
 
 
+def same_classes(codes: NDArray[Any], seen: NDArray[Any]) -> bool:
+    """Returns whether two labellings divide the samples into the same classes, under any names.
+
+    Args:
+        codes: Class of each sample, shape (N,), numbers from 0 on.
+        seen: Other class of each sample, shape (N,), whole numbers; below 0 where it is not known.
+
+    Example:
+        >>> same_classes(np.array([0, 1, 1]), np.array([7, 5, -1])), same_classes(np.array([0, 1, 1]), np.array([7, 5, 7]))
+        (True, False)
+    """
+    names = np.full(int(codes.max(initial=0)) + 1, -1, dtype=np.int64)
+    for part in chunks(len(codes)):
+        known = seen[part] >= 0
+        names[codes[part][known]] = seen[part][known]
+    alike = all(((names[codes[part]] == seen[part]) | (seen[part] < 0)).all() for part in chunks(len(codes)))
+    return alike and len(np.unique(names[names >= 0])) == (names >= 0).sum()
+
+
 COMPARABLE = (str, bytes, int, float, np.number, np.bool_)
 """Types of labels that can be sorted into classes."""
 NAMES = ("targets", "labels", "label")

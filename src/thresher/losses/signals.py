@@ -301,7 +301,9 @@ def as_classes(targets: object, n: int) -> Tensor:
 
 
 def strata(targets: object, n: int, *, of_classes: bool) -> Tensor:
-    """Returns the class of each sample, shape (n,), int64; -1 where samples have no class, or several. It never waits.
+    """Returns the class c of each sample, shape (n,), int64; -1 where samples have no class, or several. It never waits.
+
+    Of probabilities, which may be a mixture of labels, it is -2 - c, so that it is not taken for the label.
 
     Args:
         targets: Targets of the criterion.
@@ -317,7 +319,7 @@ def strata(targets: object, n: int, *, of_classes: bool) -> Tensor:
         if targets.dim() == 1 and not targets.is_floating_point():
             return targets.long()
         if targets.dim() == 2 and targets.is_floating_point():
-            return targets.argmax(1)
+            return -2 - targets.argmax(1)
     return torch.full((n,), -1, device=targets.device if isinstance(targets, Tensor) else None)
 
 

@@ -255,7 +255,8 @@ def _columns(config: RunConfig) -> dict[str, Column]:
         return {}
     columns, batch, adapter = dict(config.epoch_method.columns()), config.batch_method, config.adapter
     shows_classes = adapter is not None and adapter.kind != "values"
-    if config.strata is not None and config.strata.codes is None and shows_classes:
+    strata = config.strata
+    if shows_classes and (config.observe or (strata is not None and (strata.codes is None or strata.on_mismatch is not None))):
         columns.setdefault(STRATUM, STRATUM_COLUMN)
     if config.observe:
         columns = {**OBSERVED, **columns}

@@ -4,6 +4,7 @@ import gc
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -30,10 +31,11 @@ from thresher.plans import EpochPlan
 from thresher.run.batch_selection import by_chance, divides_by_batch, divisible_before
 from thresher.run.optimizer_steps import parts_of
 from thresher.run.parts import RunConfig, SelectionMode
-from thresher.run.strata import Strata, given_codes, order_for
+from thresher.run.strata import OTHER_LABELS, Strata, given_codes, order_for
 from thresher.shards import ALONE, World
 from thresher.subset import SubsetBackward
 from thresher.subset.parallel import check_wrapping, in_several_processes, inside, is_sharded
+from thresher.warning import warn
 
 
 def check_wide(method: Any, forward_passes: str, scoring: Scoring | None, model: Any, signals: Any) -> str:
@@ -284,6 +286,7 @@ def check(given: RunConfig, process_group: Any) -> RunConfig:
     check_free("optimizer", "" if given.optimizer is None else type(given.optimizer).__name__, optimizers_of(given))
     check_free("loader", type(given.loader).__name__, [given.loader])
     adapter = None if given.criterion is None else adapt(given.criterion)
+    given = replace(given, on_mismatch=cache(partial(warn, OTHER_LABELS.format(type(given.loader.dataset).__name__))))
     epoch_method, strata = _strata(given, epoch_method, adapter, world)
     check_spend(given.spend, epoch_method, streams=streams)  # of the method that is trained with, which may be another one
     check_needs(epoch_method, batch_method, adapter, given.model, given.optimizer, given.signals)
@@ -329,7 +332,9 @@ def _strata(
     if not stratified:
         return method, None
     of_values = adapter is not None and adapter.kind == "values" and given.labels is None
-    return method, Strata(None if of_values else given_codes(given.labels, given.loader))
+    of_user = given.labels is not None or isinstance(batches, StratifiedBatchSampler)
+    codes = None if of_values else given_codes(given.labels, given.loader)
+    return method, Strata(codes, None if of_user else given.on_mismatch)
 
 
 def _settings_of(given: RunConfig) -> dict[str, Any]:

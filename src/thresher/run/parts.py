@@ -69,6 +69,7 @@ class RunConfig:
         by_batch: Whether the losses that a batch method kept are divided by the rows of the batch.
         kept: Ids that pruning left, shape (K,), int64; None where there was no pruning.
         strata: Puts plans into stratified order; None where they are in the order of the loader.
+        on_mismatch: Function that warns, once, that the criterion gets other labels than the dataset holds.
     """
 
     method: Any
@@ -101,6 +102,7 @@ class RunConfig:
     by_batch: bool = False
     kept: Tensor | None = None
     strata: Strata | None = None
+    on_mismatch: Callable[[], None] | None = None
 
     @property
     def optional(self) -> Mapping[str, str]:

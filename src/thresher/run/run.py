@@ -363,7 +363,8 @@ class Run(Uncopied):
         In several processes all of them call it together, and each has the whole table.
 
         Args:
-            labels: Classes of the samples, shape (N,): list, array or tensor. Default: those that the dataset holds, if any.
+            labels: Classes of the samples, shape (N,): list, array or tensor. Default: those that the dataset holds, or if the
+                criterion got others, these; -1 for a sample that it did not get.
 
         Raises:
             ValueError: The run does not observe.
@@ -379,7 +380,7 @@ class Run(Uncopied):
         if not self._parts.config.observe:
             raise ValueError("run.data_map: the run does not observe: use thresher.observe(...), or attach(..., observe=True)")
         self._parts.records.shard.world.meet("run.data_map()")
-        return map_of(self.records, self._parts.config.loader.dataset, labels)
+        return map_of(self.records, self._parts.config.loader.dataset, labels, self._parts.config.on_mismatch)
 
     @property
     def trained(self) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from thresher.exact import chunks
-from thresher.loading.stratified import StratifiedBatchSampler, arranged, codes_of, labels_of, strata_keys
+from thresher.loading.stratified import StratifiedBatchSampler, arranged, codes_of, labels_of, same_classes, strata_keys
 from thresher.methods.contract import EpochMethod, as_written, requirements_of
 from thresher.plans import EpochPlan
 from thresher.records import Column
@@ -20,8 +20,13 @@ from thresher.shards import World
 from thresher.warning import warn
 
 STRATUM = "stratum"
-"""Column of the records, and signal, with the class of each sample; -1 where it has none, or several."""
-STRATUM_COLUMN = Column(torch.int16, fill=-1, signal=STRATUM)
+"""Column of the records, and signal, with the class of each sample, as `losses.signals.strata` gives it."""
+STRATUM_COLUMN = Column(torch.int32, fill=-1, signal=STRATUM)
+OTHER_LABELS = (
+    "The labels that {} holds are not those that the criterion gets, as with a `target_transform`, or with labels that "
+    "__getitem__ changes. Stratified batches and run.data_map() have those of the criterion; pass attach(labels=...) or "
+    "data_map(labels=...) for others. This is said once."
+)
 SCORES = ("uncertainty", "loss")
 """Columns by which rows of a class are spread over the batches; the first one that is recorded."""
 
@@ -95,9 +100,12 @@ class Strata:
 
     Args:
         codes: Class of each sample of the dataset, shape (N,), whole numbers; None where the run records it, if there are any.
+        on_mismatch: Function that is called when the criterion gets other classes, which are used then. Default None: the codes
+            are used, whatever the criterion gets.
     """
 
     codes: NDArray[Any] | None = None
+    on_mismatch: Callable[[], None] | None = None
 
     def in_order(
         self, plan: EpochPlan, records: Mapping[str, Tensor], layout: StepLayout, world: World, generator: torch.Generator
@@ -119,7 +127,12 @@ class Strata:
         ids = plan.ids.numpy()
         own = ids - first if first else ids
         ids = world.join(ids)
-        codes = self.codes[ids] if self.codes is not None else _recorded(records, (STRATUM,), own, world)
+        recorded = _recorded(records, (STRATUM,), own, world)
+        codes = recorded if self.codes is None else self.codes[ids]
+        if self.on_mismatch is not None and codes is not None and recorded is not None and not same_classes(codes, recorded):
+            self.on_mismatch()
+            codes = recorded
+        del recorded
         keys = strata_keys(codes, scores := _recorded(records, SCORES, own, world))
         # Drawn before it is known whether there are classes, so that later draws of the plan do not depend on that.
         numbers = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
