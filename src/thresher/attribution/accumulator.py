@@ -170,6 +170,8 @@ class Entry:
     counted = False
     """Whether its samples were counted as trained."""
     written: dict[str, Tensor] | None = None
+    instead: tuple[list[ForwardPass | None], Found, Tensor | None] | None = None
+    """Earlier passes of these rows, whose losses were added to this one; and its signals and rows without them."""
 
     def __init__(
         self, attribution: Attribution, found: Found, call: CallIdentity | None, rows: Tensor | None, backwards: int
@@ -219,6 +221,8 @@ class StepAccumulator:
         self.over: list[Entry] = []
         """Entries of the last step that had losses."""
         self._size = 0
+        self._lost: dict[ForwardPass, int] = {}
+        """Numbers of backward passes that ran before gradients were last set to zero, by forward pass."""
         self.counts, self._uncounted_samples = trained, 0
         self._trained: list[Tensor] = []
         self.doubts: list[Tensor] = []
@@ -236,8 +240,8 @@ class StepAccumulator:
         """Adds the signals of some rows.
 
         A second call for the same rows in a step adds to their loss, as an auxiliary head does. A call with outputs of a later
-        forward pass replaces the loss if a backward pass ran in between. A call with the same outputs and targets, as for a
-        log, is a no-op.
+        forward pass replaces the loss if a backward pass ran in between, or if none reaches the earlier pass before the step.
+        A call with the same outputs and targets, as for a log, is a no-op.
 
         Args:
             attribution: Samples of the rows.
@@ -274,7 +278,10 @@ class StepAccumulator:
         if others:
             origin = origin or self.meter.origin(outputs)
             later = origin is None or all(origin.first >= other.made for other in others)
-            self._add_to(others, entry, again=later and all(entry.backwards > other.backwards for other in others))
+            again = later and all(entry.backwards > other.backwards for other in others)
+            if later and not again:
+                entry.instead = [self._pass_of(other) for other in others], {**entry.values()}, entry.rows
+            self._add_to(others, entry, again=again)
             # Heads of one forward pass share samples, which count once. The number stays on the device until the meter settles.
             if not later and entry.fresh is not None:
                 new = entry.fresh.sum()
@@ -293,8 +300,11 @@ class StepAccumulator:
         # A new forward pass after a backward pass (SAM, PGD, LBFGS) takes the place of the first one. Without a backward pass
         # in between, both losses are trained on, and add up. Signals such as `correct` are those of the first loss.
         if later and more.backwards > same.backwards:
-            same.found, same.rows = more.found, more.rows
+            same.found, same.rows, same.instead = more.found, more.rows, None
         else:
+            if later:
+                earlier = [] if same.instead is None else same.instead[0]
+                same.instead = [*earlier, self._pass_of(same)], more.found, more.rows
             same.found = {**same.values(), "loss": same.values()["loss"] + more.values()["loss"]}
         if later:
             # Before the next line: `calls` is made of the fields that it overwrites.
@@ -303,6 +313,32 @@ class StepAccumulator:
         else:
             same.more += (CreditedCall(more.call, more.made, origin),)
         same.dirty = True
+
+    def _pass_of(self, entry: Entry) -> ForwardPass | None:
+        """Returns the latest forward pass of an entry; None if it is not known."""
+        batch = entry.attribution.batch
+        return entry.origin or (None if batch is None else self.meter.last_pass(batch.number, entry.made))
+
+    def gradients_zeroed(self) -> None:
+        """Notes that gradients were set to zero: the backward passes so far are not part of the next step."""
+        self._lost |= {one: one.backwards for one in map(self._pass_of, self._open) if one is not None}
+
+    def _takes_part(self, one: ForwardPass | None) -> bool:
+        return one is None or one.backwards > self._lost.get(one, 0)
+
+    def _trained_on(self, entries: list[Entry]) -> list[Entry]:
+        """Returns the entries whose gradients are in the step; all of them if backward passes are not seen."""
+        for entry in entries:
+            if entry.instead is not None and not any(map(self._takes_part, entry.instead[0])):
+                _, entry.found, entry.rows = entry.instead
+                entry.dirty = True
+        left_out = [e for e in entries if e.written is None and not self._takes_part(self._pass_of(e))]
+        if len(left_out) < len(entries):
+            for entry in left_out:
+                self._take_back(entry)
+            entries = [entry for entry in entries if entry not in left_out]
+        self._lost.clear()
+        return entries
 
     def _has_credited_call(self, call: CallIdentity, attribution: Attribution) -> bool:
         return any(
@@ -367,6 +403,14 @@ class StepAccumulator:
             self.meter.credited += 1
             self.meter.cost.steps += self._count_steps
 
+    def _take_back(self, entry: Entry) -> None:
+        """Takes back that an entry was counted, because its gradients were never stepped with."""
+        batch = entry.attribution.batch
+        if entry.confirmed and batch is not None:
+            batch.credited_rows -= entry.attribution.layout.n
+            batch.credited = batch.credited_rows > 0
+            self.meter.credited -= not batch.credited
+
     @property
     def credited(self) -> int:
         """Number of batches of which a loss was credited."""
@@ -395,6 +439,8 @@ class StepAccumulator:
         entries, self._open = self._open, []
         # A step without losses keeps the entries of the step before it, so that a log after it is still recognised.
         self.over = entries or self.over
+        if entries and not alive:
+            entries = self._trained_on(entries)
         for entry in entries:
             if not entry.confirmed:
                 self._count(entry)

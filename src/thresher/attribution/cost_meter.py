@@ -100,6 +100,7 @@ class ForwardPass:
         if self.within != -1:
             meter.make_unknown(RECOMPUTED)
         self.name_by_rows()
+        self.backwards += 1
         meter.backwards += 1
         meter.subset_backwards += 1
         meter.whole_backwards += rows == self.rows

@@ -255,7 +255,7 @@ class Epochs:
             optimizer: The user's optimizer.
             model: The user's model; None where there is none.
         """
-        self.hooks = hooks = StepHooks(optimizer, self.step_over, self.trains, self.timing)
+        self.hooks = hooks = StepHooks(optimizer, self.step_over, self.trains, self.timing, self._accumulator.gradients_zeroed)
         self.step_checks = StepChecks(hooks, type(optimizer).__name__, parameters_elsewhere(model, hooks))
 
     # What the loader asks and reports

@@ -60,10 +60,18 @@ class StepHooks:
         stepped: Function that is called after each step that succeeded.
         trains: Function that returns whether the next step trains on a loss of the run; only then the rates are scaled.
         timing: Books the time of the training.
+        gradients_zeroed: Function that is called before gradients are set to zero. Default: nothing.
     """
 
-    def __init__(self, optimizer: Optimizer, stepped: Callable[[], None], trains: Callable[[], bool], timing: Timing) -> None:
-        self._trains, self._timing = trains, timing
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        stepped: Callable[[], None],
+        trains: Callable[[], bool],
+        timing: Timing,
+        gradients_zeroed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._trains, self._timing, self._gradients_zeroed = trains, timing, gradients_zeroed
         self.scale = 1.0
         self.changes = 0
         """How often in this epoch the learning rate of a step was not that of the step before."""
@@ -159,6 +167,11 @@ class StepHooks:
             if not depth:
                 self._restore()
 
+    def zeroed(self, zero: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Sets gradients to zero: what went backward before is not part of the next step."""
+        self._gradients_zeroed()
+        return zero(*args, **kwargs)
+
     def remove(self) -> None:
         """Leaves the optimizer as it was."""
         self._unhook()
@@ -178,26 +191,32 @@ def _hooked(part: Optimizer, hooks: "weakref.ref[StepHooks]") -> Iterator[Callab
     yield part.register_step_pre_hook(before).remove
     yield part.register_step_post_hook(after).remove
     # A post hook does not run where the step raises: the guard around the step restores the rates in any case.
-    step, had_own = part.step, "step" in vars(part)
+    yield _wrapped(part, "step", hooks, StepHooks.guarded)
+    yield _wrapped(part, "zero_grad", hooks, StepHooks.zeroed)
+
+
+def _wrapped(part: Any, name: str, hooks: "weakref.ref[StepHooks]", call: Callable[..., Any]) -> Callable[[], None]:
+    """Has a method of one optimizer called by the hooks, and returns a function that takes that back."""
+    method, had_own = getattr(part, name), name in vars(part)
     holder = weakref.ref(part)
 
-    @wraps(step)
+    @wraps(method)
     def guarded(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
         alive = hooks()
-        return step(*args, **kwargs) if alive is None else alive.guarded(step, *args, **kwargs)
+        return method(*args, **kwargs) if alive is None else call(alive, method, *args, **kwargs)
 
-    part.step = MethodType(guarded, part)
+    setattr(part, name, MethodType(guarded, part))
     guard = weakref.ref(guarded)
 
     def unguard() -> None:
         optimizer, own = holder(), guard()
-        if optimizer is None or own is None or getattr(vars(optimizer).get("step"), "__func__", None) is not own:
+        if optimizer is None or own is None or getattr(vars(optimizer).get(name), "__func__", None) is not own:
             return  # a scheduler has wrapped it since: without its run the guard only passes the call on
-        del optimizer.step
+        delattr(optimizer, name)
         if had_own:
-            optimizer.step = own.__wrapped__  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+            setattr(optimizer, name, own.__wrapped__)  # pyright: ignore[reportFunctionMemberAccess]
 
-    yield unguard
+    return unguard
 
 
 def _remove(hooks: list[Callable[[], None]]) -> None:
