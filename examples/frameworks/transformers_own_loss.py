@@ -1,8 +1,11 @@
-"""A loss that is no cross-entropy.
+"""A loss of your own.
 
 Library: transformers
 State: works with `per_position=`
-Refused: without it: "would train another loss. Give per_position="
+Refused: without it: "has a loss of its own. Give per_position="; other losses: "would train another loss"
+
+The trainer has the loss as in full training, here with class weights. `per_position` gives the same loss by position: it is
+compared with that of the trainer, and divided by what the trainer divides by.
 """
 
 import torch
@@ -10,17 +13,26 @@ from transformers import Trainer
 
 import thresher
 
+class_weights = torch.tensor([1.0, 3.0])
 
-class SelectingTrainer(thresher.transformers.Selection, Trainer):
+
+class WeightedTrainer(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = torch.nn.functional.cross_entropy(outputs.logits, labels, weight=class_weights)
+        return (loss, outputs) if return_outputs else loss
+
+
+class SelectingTrainer(thresher.transformers.Selection, WeightedTrainer):
     pass
 
 
-def smoothed(outputs, labels):  # (losses, which of them count), both of shape (rows, ...)
-    losses = torch.nn.functional.cross_entropy(outputs.logits, labels, label_smoothing=0.1, reduction="none")
-    return losses, labels != -100
+def by_position(outputs, labels):  # (losses, weights or a mask), both of shape (rows, ...)
+    return torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="none"), class_weights[labels]
 
 
 def train(method, model, dataset, args):
-    trainer = SelectingTrainer(model, args, train_dataset=dataset, selection=method, per_position=smoothed)
+    trainer = SelectingTrainer(model, args, train_dataset=dataset, selection=method, per_position=by_position)
     trainer.train()
     return trainer.run

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import distributed
@@ -273,12 +272,17 @@ def check_trainer(trainer: Any) -> None:
             "Methods need the number of epochs, and how many steps an epoch has depends on them: give max_epochs alone.",
         )
     _check_limits(trainer)
-    if any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks):
+    if any(isinstance(callback, callbacks.StochasticWeightAveraging) for callback in trainer.callbacks):
         raise not_supported(
             "The callback StochasticWeightAveraging",
             "Its last pass, for BatchNorm layers, would have the selected samples only, and it replaces the scheduler. Average "
             "the weights with lightning.pytorch.callbacks.WeightAveraging, or with torch.optim.swa_utils after the training.",
         )
+    finders = (callbacks.LearningRateFinder, callbacks.BatchSizeFinder)
+    for kind in map(type, trainer.callbacks):
+        if issubclass(kind, finders) and kind not in finders:
+            what = f"{kind.__name__}, a subclass of {kind.__mro__[1].__name__},"
+            raise not_supported(what, "It may search during the training. Use the callback of Lightning itself, or Tuner.")
 
 
 def _check_limits(trainer: Any) -> None:
@@ -407,7 +411,7 @@ def check_schedulers(trainer: Any) -> None:
                 f"A scheduler with interval='step' and frequency={config.frequency}",
                 "An epoch that is shorter would call it too seldom. Use frequency=1, or interval='epoch'.",
             )
-        if any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks):
+        if any(isinstance(callback, callbacks.GradientAccumulationScheduler) for callback in trainer.callbacks):
             raise not_supported(
                 "A scheduler with interval='step' beside GradientAccumulationScheduler",
                 "How many steps full training makes is not known then. Use Trainer(accumulate_grad_batches=), or "
@@ -509,7 +513,7 @@ class Selection(Callback):
         if stage != "fit":
             return
         check_trainer(trainer)
-        self._run, self._batches, self._saved = None, None, None
+        self._run, self._batches, self._saved, self._searches = None, None, None, False
         source = trainer.fit_loop._data_source
         made = source.dataloader
 
@@ -523,7 +527,7 @@ class Selection(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Keeps the states of the schedulers until these are paced."""
-        if trainer.state.fn != "fit":
+        if trainer.state.fn != "fit" or self._searches:
             return
         if self.state_key not in checkpoint["callbacks"]:
             raise ValueError(
@@ -590,6 +594,12 @@ class Selection(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Puts the states of the schedulers as without pace into the checkpoint, so that it loads without the callback, too."""
         if self.state_key not in checkpoint["callbacks"]:
+            self._searches = True  # only LearningRateFinder and BatchSizeFinder save before the training, to put this back
+            if self._saved is not None:
+                raise not_supported(
+                    "LearningRateFinder or BatchSizeFinder with fit(ckpt_path=...)",
+                    "After its search Lightning would begin with the first epoch: resume without it.",
+                )
             return
         schedulers, paces = checkpoint["lr_schedulers"], []
         for number, config in enumerate(trainer.lr_scheduler_configs):

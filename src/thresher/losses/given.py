@@ -18,22 +18,22 @@ class GivenLosses:
 
     Without `valid` and `total` the scalar is the mean over the samples of their mean losses, each times its weight. Otherwise
     it is sum(v s m) / total, where m is the mean loss of a sample over its valid positions, s their number, v the weight of
-    the sample, and total the sum of s unless it is given.
+    the sample, and total the sum of s unless it is given. With weights of positions, m is the weighted mean and s their sum.
 
     Where only some rows are trained on, they stand for the batch: the scalar is their sum(v s m) / sum(s), times the share of
     the whole batch's positions in `total`. So the scalars of several micro-batches add up to a mean whose shares are those of
     the micro-batches, however many positions the rows have that are kept; and `total` is the number that the loop knows.
     In the same way, the positions of `keep` stand for all that count.
 
-    Nothing waits for a device. What only a device could tell, a `valid` of other numbers than 0 and 1 or a `total` that is not
-    positive, makes the scalar NaN there, and is an error on the CPU.
+    Nothing waits for a device. What only a device could tell, a `valid` below 0 or a `total` that is not positive, makes the
+    scalar NaN there, and is an error on the CPU.
 
     Args:
         losses: Losses by position, shape (rows, ...), with gradient.
-        valid: Mask of the positions that count, or 0 and 1 in any dtype, broadcastable to the shape of `losses`; None where
-            all count.
+        valid: Mask of the positions that count, or their weights, >= 0, in any dtype, broadcastable to the shape of `losses`;
+            None where all count.
         total: Number that the sum of the losses is divided by, > 0: a number or a tensor of shape (); None for the number of
-            valid positions.
+            valid positions, or the sum of their weights.
         keep: Mask of the positions that are trained on, as `valid`; None for all that count.
 
     Raises:
@@ -55,7 +55,7 @@ class GivenLosses:
         self.losses, self._on_device = losses, list[Tensor]()
         self._mask = None if valid is None else self._mask_of(valid, "valid")
         kept = None if keep is None else self._mask_of(keep, "keep")
-        self._kept = kept if kept is None or self._mask is None else kept & self._mask
+        self._kept = kept if kept is None or self._mask is None else self._mask * kept
         self._total = None if total is None else self._checked_total(total)
 
     @property
@@ -76,11 +76,11 @@ class GivenLosses:
     def _mask_of(self, mask: Any, name: str) -> Tensor:
         if not isinstance(mask, Tensor) or mask.is_complex():
             got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-            raise TypeError(f"run.reduce: `{name}` must be a tensor, a mask of bool or numbers 0 and 1, got {got}")
+            raise TypeError(f"run.reduce: `{name}` must be a tensor, a mask of bool or numbers, got {got}")
         if mask.requires_grad:
             raise ValueError(
-                f"run.reduce: `{name}` requires a gradient. It says which positions count, 0 or 1; multiply the losses by "
-                "weights that are learned"
+                f"run.reduce: `{name}` requires a gradient. It says which positions count; multiply the losses by weights that "
+                "are learned"
             )
         if mask.device != self.losses.device:
             raise ValueError(
@@ -91,15 +91,15 @@ class GivenLosses:
         if mask.dtype == torch.bool:
             return mask.expand(self.losses.shape)
         # Reading this flag would wait for a device. It is kept there, and makes the scalar NaN in `_divided` if it is false.
-        known = ((mask == 0) | (mask == 1)).all()
+        weights = mask.to(torch.promote_types(self.losses.dtype, torch.float32))
+        known = ((weights >= 0) & weights.isfinite()).all()
         if not mask.is_cpu:
             self._on_device.append(known)
         elif not known:
             raise ValueError(
-                f"run.reduce: `{name}` has other numbers than 0 and 1. Give a mask such as labels != -100; multiply the losses "
-                "by weights of positions"
+                f"run.reduce: `{name}` has numbers below 0, or not finite. Give a mask such as labels != -100, or weights"
             )
-        return (mask != 0).expand(self.losses.shape)
+        return weights.expand(self.losses.shape)
 
     def _check_shape(self, shape: torch.Size, name: str) -> None:
         known, has = tuple(self.losses.shape), tuple(shape)
@@ -179,7 +179,7 @@ class GivenLosses:
         return (rows.mean(1) * weights.to(rows.dtype)).mean()
 
     def counts(self, layout: RowLayout) -> Tensor | None:
-        """Returns how many positions of each sample are trained on, shape (n,); None where all are.
+        """Returns how many positions of each sample are trained on, or the sum of their weights, shape (n,); None for all.
 
         Args:
             layout: Layout of the rows as samples.
@@ -221,7 +221,7 @@ class GivenLosses:
 
 def _sums(rows: Tensor, mask: Tensor | None) -> Tensor:
     """Returns the sums of losses over the valid positions, shape (n,), in float32 or better."""
-    # Not a product: 0 times an infinite loss, at a position that does not count, would be NaN. Not in half precision: a sum
+    # Not the product alone: 0 times an infinite loss, where it does not count, would be NaN. Not in half precision: a sum
     # of 80,000 would be infinite in float16.
-    counted = rows if mask is None else rows.where(mask, 0)
+    counted = rows if mask is None else rows.where(mask != 0, 0) * mask
     return counted.sum(1, dtype=torch.promote_types(rows.dtype, torch.float32))

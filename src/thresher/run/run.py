@@ -215,10 +215,12 @@ class Run(Uncopied):
             outputs: Outputs of `run.model`, or a part of them, which name the rows. Default: `per_sample_losses` alone.
             targets: Tensors of the batch, which name the rows. Default: none.
             repeat: Number of consecutive rows per id, as in `criterion`. Default: one row per id.
-            valid: Mask of the positions that count, such as `labels != -100`, or numbers 0 and 1, in a shape that fits by
-                broadcasting. A sample without such a position records no loss. Default: all count.
+            valid: Mask of the positions that count, such as `labels != -100`, or their weights, >= 0, such as
+                `class_weights[labels]`, in a shape that fits by broadcasting. A sample without such a position records no
+                loss. Default: all count.
             total: Number > 0, or tensor of shape (), that the sum of the losses is divided by. With the number of valid
-                positions of all micro-batches of a step, their values add up to one mean. Default: that of this call.
+                positions of all micro-batches of a step, their values add up to one mean. Default: that of this call, or the
+                sum of its weights.
             keep: Mask of the positions that are trained on, as `thresher.TokenSelection` chooses them, of a form as `valid`;
                 the loss of a sample is still the mean over all of its positions that count. Default: all that count.
 
@@ -229,7 +231,7 @@ class Run(Uncopied):
         Raises:
             AttributionError: The samples of the rows are not certain; nothing was recorded.
             TypeError: Losses, `valid` or `keep` are no tensor, or `total` is no number.
-            ValueError: Losses have no sample dimension, a mask does not fit them or has other numbers than 0 and 1, `total`
+            ValueError: Losses have no sample dimension, a mask does not fit them or has numbers below 0, `total`
                 is not above 0 (on a device these values are not read, and the result is NaN), or the method needs signals
                 that take `outputs` and `targets`.
 

@@ -43,11 +43,11 @@ def check_settings_of(trainer: Any) -> None:
             f"TrainingArguments(num_train_epochs={args.num_train_epochs})",
             "Methods plan whole epochs: give a whole number, 1 or more.",
         )
-    if trainer.compute_loss_func is not None:
+    if trainer.compute_loss_func is not None and trainer.per_position is None:
         raise unsupported(
-            "Trainer(compute_loss_func=)",
-            "It returns the mean of the losses, and the method needs each of them: give per_position=, a function (outputs, "
-            "labels) -> (losses, valid).",
+            "Trainer(compute_loss_func=) alone",
+            "It returns the mean of the losses, and the method needs each of them, too: give per_position=, a function "
+            "(outputs, labels) -> (losses, valid).",
         )
     for name in ("auto_find_batch_size", "enable_jit_checkpoint", "torch_compile"):
         if getattr(args, name, False):

@@ -18,7 +18,8 @@ PerPosition = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 
 GIVE_LOSSES = (
     "Give per_position=, a function (outputs, labels) -> (losses, valid) of the model's outputs without its own loss: the loss "
-    "of each position and whether it counts, both of shape (rows, ...)."
+    "of each position, and the mask or the weights of those that count, both of shape (rows, ...). With class weights, return "
+    "F.cross_entropy(logits, labels, reduction='none') and class_weights[labels]."
 )
 
 
@@ -130,59 +131,65 @@ def losses_of(model: Any, per_position: PerPosition | None, *, smoothing: float 
     )
 
 
+_OTHER_LOSSES = (
+    "Return losses and valid so that sum(valid * losses) / sum(valid), or / num_items_in_batch, is the loss of the trainer. "
+    "With class weights, valid=class_weights[labels]. Or give the trainer this loss, by compute_loss_func= or its compute_loss."
+)
+_DECODER = "For an encoder with a decoder, the batch must have decoder_input_ids: use DataCollatorForSeq2Seq(tokenizer, model)."
+
 TrainerLoss = Callable[[Any, Any], Tensor]
-"""`(compute_loss_func, num_items_in_batch) -> loss` of a trainer for one batch."""
+"""`(compute_loss_func, num_items_in_batch) -> loss` of a trainer for one batch; its own loss if the function is None."""
 
 
 def divides_by_total(
-    loss: TrainerLoss, losses: Losses, answer: Callable[[], tuple[Any, Tensor]], *, takes_total: bool, scale: int = 1
-) -> bool:
+    loss: TrainerLoss, losses: Losses, answer: Callable[[], tuple[Any, Tensor]], *, takes_total: bool
+) -> bool | None:
     """Compares losses by position with the loss of a trainer, and returns whether this divides by `num_items_in_batch`.
+
+    It is None where no position of the batch counts.
 
     Args:
         loss: Function that computes the loss of the trainer, in evaluation mode, also by a function of its own.
         losses: Losses to compare.
         answer: Function that returns the outputs of the model for inputs with labels, without its own loss, and the labels.
         takes_total: Whether the trainer counts `num_items_in_batch`; some models take it and leave it unread.
-        scale: Number by which the trainer multiplies a loss where it has counted. Default: 1.
 
     Raises:
-        ValueError: The trainer has another loss, or none of these losses.
+        ValueError: The trainer has another loss.
     """
     noted: list[tuple[Tensor, Tensor]] = []
 
-    def plain(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+    def mean(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
         noted.append(losses.by_position(outputs, labels))
         return GivenLosses(*noted[-1]).plain()
 
-    mean = loss(plain, None)
-    if not noted:
-        raise ValueError(
-            "thresher.transformers.Selection: compute_loss of the trainer does not call compute_loss_func, as that of Trainer "
-            f"does, so that nothing would be selected. Call super().compute_loss in it. {GIVE_LOSSES}"
-        )
-    if losses.is_given:
-        return True
+    def divided(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
+        return GivenLosses(*losses.by_position(outputs, labels), num_items_in_batch).plain()
+
+    of_mean = loss(mean, None)
     of_training, valid = noted[0]
-    of_answer, _ = losses.by_position(*answer())
-    own = [loss(None, None)]
-    if takes_total:
-        own.append(loss(None, 2 * valid.sum()) / scale)
-    divides = takes_total and _same(own[1], mean / 2)
-    follows = _same(own[0], mean) and (divides or _same(own[-1], mean))
-    if not (follows and torch.allclose(of_training, of_answer, rtol=1e-4, atol=1e-5)):
+    if not valid.any():
+        return None
+    kind, way_out = "cross-entropy of its positions without labels", f"{GIVE_LOSSES} {_DECODER}"
+    if losses.is_given:
+        kind, way_out = "loss of per_position=", _OTHER_LOSSES
+    total = 2 * valid.sum() if takes_total else None
+    try:
+        own = loss(None, total)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ValueError(f"thresher.transformers.Selection: the trainer has no loss of its own ({error}). {way_out}") from error
+    by_total, by_mean = loss(divided, total), loss(mean, total)
+    divides = takes_total and bool((own - by_total).abs() < (own - by_mean).abs())
+    follows = _same(own, by_total if divides else by_mean)
+    if not losses.is_given:
+        follows = follows and torch.allclose(of_training, losses.by_position(*answer())[0], rtol=1e-4, atol=1e-5)
+    if not follows:
+        divisor = f" ({own.item():.6g} with num_items_in_batch={total:.6g})" if takes_total else ""
         raise ValueError(
-            f"thresher.transformers.Selection: the loss of the trainer is {own[0].item():.6g} on the first batch, and the mean "
-            f"cross-entropy of its positions without labels is {mean.item():.6g}: the selection would train another loss. "
-            f"{GIVE_LOSSES} For an encoder with a decoder, the batch must have decoder_input_ids, as those of "
-            "DataCollatorForSeq2Seq(tokenizer, model=model)."
+            f"thresher.transformers.Selection: the loss of the trainer is {loss(None, None).item():.6g} on a batch{divisor}, "
+            f"and the mean {kind} is {of_mean.item():.6g}: the selection would train another loss. {way_out}"
         )
     return divides
-
-
-def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the inputs of a batch."""
-    return {name: value for name, value in batch.items() if name != "labels"}
 
 
 def without_loss(outputs: Any) -> Any:

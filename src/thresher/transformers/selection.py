@@ -31,7 +31,6 @@ from thresher.transformers.losses import (
     PerPosition,
     divides_by_total,
     losses_of,
-    without_labels,
     without_loss,
 )
 
@@ -79,7 +78,8 @@ class Tokens:
             valid: Marks of the positions that count, same shape.
         """
         with torch.no_grad():
-            reference, _ = losses.by_position(self._reference(**without_labels(inputs)), labels)
+            plain = {name: value for name, value in inputs.items() if name != "labels"}
+            reference, _ = losses.by_position(self._reference(**plain), labels)
         return self._method.chosen(by_position, valid.bool(), reference)
 
 
@@ -117,15 +117,18 @@ class Selection(Base):
     `Run.pace`, and checkpoints have the state of the run beside Trainer's own files. See docs/frameworks.md for what is
     supported.
 
-    The loss is the cross-entropy by position of the model's logits, without the positions with the label -100; with the first
-    batch it is compared with the loss of the model itself, and another loss is refused.
+    The loss is the cross-entropy by position of the model's logits, without the positions with the label -100, or that of
+    `per_position`. With the batches 1, 2, 4, 8, ... of the first epoch it is compared, in evaluation mode, with the loss of the
+    trainer itself, and another loss is refused.
 
     Args:
         args: Arguments of the trainer, as without a selection.
         selection: Method, list of methods or share of the cost, as `thresher.attach` takes it. In the list, or alone, there may
             be a `thresher.TokenSelection`, whose reference model is called with each batch of the training.
         per_position: Function `(outputs, labels) -> (losses, valid)`, for a loss that is no cross-entropy: the loss of each
-            position, shape (rows, ...), and a mask of those that count, of the same shape. Default: cross-entropy.
+            position, shape (rows, ...), and a mask, or the weights, of those that count, of the same shape. Where the batch
+            has no `labels`, they are a dictionary of those that `TrainingArguments(label_names=)` names. Default:
+            cross-entropy.
         selection_settings: Other arguments of `thresher.attach`: `forward_passes`, `scoring`, `signals`,
             `seed`, `on_nonfinite`, `spend` and `collate_keeps_rows`. Default: none.
         kwargs: Arguments of the trainer by name, as without a selection.
@@ -240,7 +243,7 @@ class Selection(Base):
             model=model,
             optimizer=self.optimizer,
             epochs=self._epochs_of(loader),
-            forward=lambda module, batch: losses.pair(module(**without_labels(batch)), batch["labels"]),
+            forward=self._forward,
             device=self.args.device,
             **self.selection_settings,
         )
@@ -275,7 +278,13 @@ class Selection(Base):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Trains on one batch, whose ids are those of the batch that the loader of the run has yielded."""
-        self._ids, self._done = ids_of_batch(self.run, inputs), self._done + 1
+        try:
+            self._ids, self._done = ids_of_batch(self.run, inputs), self._done + 1
+        except AttributionError as error:
+            raise AttributionError(
+                "thresher.transformers.Selection: the rows of the batch are not samples of the dataset. Use a data_collator "
+                "that pads: DataCollatorWithFlattening and SFTConfig(padding_free=True) join samples in one row."
+            ) from error
         try:
             return super().training_step(self.run.model, inputs, num_items_in_batch)
         finally:
@@ -285,13 +294,17 @@ class Selection(Base):
         """Returns the loss: in training that of the selected samples, else that of the trainer."""
         if self._ids is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        if self._divides is None:
+        if self._divides is None or (self.run.epoch == 0 and self._done & (self._done - 1) == 0):  # batches 1, 2, 4, 8, ...
             self._compare(inputs, num_items_in_batch)
-        self.compute_loss_func = partial(self._reduced, inputs)
+        if self._direct:
+            outputs, labels = self._forward(model, inputs)
+            loss = self._reduced(inputs, outputs, labels, num_items_in_batch)
+            return (loss, outputs) if return_outputs else loss
+        own, self.compute_loss_func = self.compute_loss_func, partial(self._reduced, inputs)
         try:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         finally:
-            self.compute_loss_func = None
+            self.compute_loss_func = own
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Saves the states of the optimizer, of the scheduler without its pace, and of the run."""
@@ -373,44 +386,63 @@ class Selection(Base):
         finally:
             self.lr_scheduler = paced
 
+    def _forward(self, module: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Returns the arguments of the criterion; those of `per_position` are the outputs and the labels."""
+        plain, labels = self._parted(batch)
+        return self._losses.pair(module(**plain), labels)
+
+    def _parted(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+        """Returns the inputs of a batch without its labels, and these: a tensor, or those of several names as a dictionary."""
+        names = ["labels"] if "labels" in batch else [name for name in self.label_names if name in batch]
+        if not names:
+            raise ValueError(
+                f"thresher.transformers.Selection: the batch has no `labels`, only {', '.join(batch)}. Name the labels so in "
+                "the dataset or in the data_collator, and say what the loss is where it is no cross-entropy: " + GIVE_LOSSES
+            )
+        labels = {name: batch[name] for name in names}
+        return {name: value for name, value in batch.items() if name not in names}, labels.get("labels", labels)
+
     def _compare(self, inputs: Mapping[str, Any], total: Any) -> None:
         """Finds out whether the loss is divided by the number of positions of the step, and that it is this loss."""
-        if "labels" not in inputs:
-            names = ", ".join(inputs)
-            raise ValueError(
-                f"thresher.transformers.Selection: the batch has no `labels`, only {names}. Name the labels so in the dataset "
-                "or in the data_collator, and say what the loss is where it is no cross-entropy: " + GIVE_LOSSES
-            )
+        (_, labels), own = self._parted(inputs), self.compute_loss_func
         compute, metrics = super().compute_loss, copy.deepcopy(getattr(self, "_metrics", None))
-        scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+        called: list[bool] = []
 
         def loss(function: Any, total: Any) -> Tensor:
-            self.compute_loss_func = function
+            if function is not None and self._direct:
+                return function(*self._forward(self.model, inputs), total)
+            self.compute_loss_func = function or own
             return compute(self.model, {**inputs}, num_items_in_batch=total)
 
         try:
             with own_pass([self.model], devices=[self.args.device]), self.compute_loss_context_manager():
-                self._divides = divides_by_total(
-                    loss,
-                    self._losses,
-                    lambda: (without_loss(self.model(**inputs)), inputs["labels"]),
-                    takes_total=total is not None,
-                    scale=scale,
+                self._direct = False
+                if "labels" in inputs:  # elsewhere Trainer would call the function without labels
+                    loss(lambda *_, **__: called.append(True) or labels.new_zeros((), dtype=torch.float32), None)
+                self._direct = not called
+                if self._direct and self.per_position is None:
+                    raise ValueError(
+                        f"thresher.transformers.Selection: compute_loss of {type(self).__name__} does not call "
+                        f"compute_loss_func, as that of Trainer does, but has a loss of its own. {GIVE_LOSSES}"
+                    )
+                divides = divides_by_total(
+                    loss, self._losses, lambda: (without_loss(self.model(**inputs)), labels), takes_total=total is not None
                 )
+                self._divides = divides if self._divides is None else self._divides
         finally:
-            self.compute_loss_func = None
+            self.compute_loss_func = own
             if metrics is not None:  # of trl's trainers, which note them in every call
                 self._metrics = metrics
 
-    def _reduced(self, inputs: Any, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+    def _reduced(self, inputs: Any, outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
         """Returns the loss of the selected samples, as Trainer calls `compute_loss_func` beside the inputs."""
         losses, valid = self._losses.by_position(outputs, labels)
         made, targets = self._losses.pair(outputs, labels)
-        total = num_items_in_batch if self._divides else None
+        total = None if self._divides is False else num_items_in_batch
         keep = None
         if self._tokens is not None:
             keep = self._tokens.chosen(inputs, labels, self._losses, losses, valid)
-            self.run._parts.cost.add_scores((len(labels), 0))
+            self.run._parts.cost.add_scores((len(losses), 0))
         return self.run.reduce(losses, self._ids, made, targets, valid=valid, total=total, keep=keep)
 
     def _step_is_over(self, control: Any) -> None:

@@ -30,6 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),
 ]
 
+callbacks, Tuner = lightning.pytorch.callbacks, lightning.pytorch.tuner.Tuner
 FULL = -(-N // BATCH)
 METHODS = {
     "infobatch": thresher.InfoBatch(),
@@ -235,6 +236,51 @@ def test_a_second_fit_and_a_validation_after_it():
         made.fit(module, train_loader())
         assert len(selection.run.history) == EPOCHS
     assert made.validate(module, DataLoader(dataset(), batch_size=50), verbose=False)
+
+
+class Tuned(Classifier):
+    """A module whose learning rate and batch size a search can set."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.lr, self.batch_size = 0.05, 4
+
+    def train_dataloader(self):
+        return train_loader(batch_size=self.batch_size)
+
+    def val_dataloader(self):
+        return DataLoader(dataset(), batch_size=50)
+
+
+def searched(search, method, tuner):
+    """A training after a search."""
+    torch.manual_seed(0)
+    module, chosen = Tuned(), [] if method is None else [Selection(method)]
+    made = trainer(*chosen, *([] if tuner else [search()]))
+    if tuner:
+        Tuner(made).lr_find(module, num_training=30)
+    made.fit(module)
+    return module, made
+
+
+@pytest.mark.parametrize(
+    ("search", "tuner"),
+    [
+        (None, True),
+        (lambda: callbacks.LearningRateFinder(num_training_steps=30), False),
+        (lambda: callbacks.BatchSizeFinder(max_trials=4, steps_per_trial=2), False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`weights_only` was not set")
+def test_a_search_before_the_training(search, tuner, tmp_path, monkeypatch):
+    """Searches of Lightning train on all samples, by themselves; the run begins with the training."""
+    monkeypatch.chdir(tmp_path)
+    plain, full = searched(search, None, tuner), searched(search, thresher.FullData(), tuner)
+    assert_same(outcome(*full), outcome(*plain))
+    assert (full[0].lr, full[0].batch_size) == (plain[0].lr, plain[0].batch_size) != (0.05, 4)
+    _, made = searched(search, thresher.UniformSubset(keep=0.5), tuner)
+    (selection,) = [one for one in made.callbacks if isinstance(one, Selection)]
+    assert selection.run.epoch == EPOCHS and selection.run.cost.ratio() < 0.6
 
 
 def test_fast_dev_run():

@@ -57,6 +57,34 @@ def test_averaging_of_weights():
     refused("StochasticWeightAveraging", callbacks=[lightning.pytorch.callbacks.StochasticWeightAveraging(0.1)])
 
 
+class Searching(lightning.pytorch.callbacks.LearningRateFinder):
+    """Searches again and again, as in Lightning's documentation."""
+
+    def on_fit_start(self, *args):
+        pass
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.lr_find(trainer, pl_module)
+
+
+def test_searches_during_the_training():
+    refused(
+        "Searching, a subclass of LearningRateFinder, is not supported. It may search during the training.*Tuner",
+        callbacks=[Searching()],
+    )
+
+
+def test_a_search_before_a_training_that_goes_on(tmp_path):
+    made = fit(Classifier(None), Selection(thresher.InfoBatch()), max_epochs=2)
+    made.save_checkpoint(tmp_path / "saved.ckpt")
+    module = Classifier(None)
+    module.lr = 0.05
+    with pytest.raises(ValueError, match=r"LearningRateFinder or BatchSizeFinder with fit\(ckpt_path=...\) is not supported"):
+        fit(module, Selection(thresher.InfoBatch()), lightning.pytorch.callbacks.LearningRateFinder(),
+            ckpt_path=tmp_path / "saved.ckpt")  # fmt: skip
+    assert not module.batches
+
+
 class Manual(Classifier):
     def __init__(self):
         super().__init__(None)

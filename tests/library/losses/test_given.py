@@ -80,6 +80,30 @@ def test_values_at_positions_that_do_not_count_do_not_matter():
     assert gradient.tolist() == [[0.5, 0.0], [0.0, 0.5]]
 
 
+def test_weights_of_positions():
+    """The value and the gradient are those of a cross-entropy with class weights, of all rows and of some."""
+    torch.manual_seed(0)
+    logits, labels, weight = torch.randn(6, 5, 9, requires_grad=True), torch.randint(5, (6, 9)), torch.rand(5) * 3
+    weight[1], labels[0] = 0.0, 1
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    given = GivenLosses(losses, weight[labels])
+    for chosen in (None, torch.tensor([1, 3, 4])):
+        value, rows = given.value(RowLayout(6), chosen=chosen), slice(None) if chosen is None else chosen
+        expected = F.cross_entropy(logits[rows], labels[rows], weight)
+        torch.testing.assert_close(value, expected)
+        for ours, theirs in zip(
+            torch.autograd.grad(value, logits, retain_graph=True), torch.autograd.grad(expected, logits), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs)
+    assert given.means(RowLayout(6))[0] == NEVER_SEEN
+    torch.testing.assert_close(given.means(RowLayout(6))[2], F.cross_entropy(logits[2:3], labels[2:3], weight).detach())
+    torch.testing.assert_close(GivenLosses(losses, weight[labels], 7).plain(), (losses * weight[labels]).sum() / 7)
+    kept = torch.rand(6, 9) < 0.5
+    torch.testing.assert_close(
+        GivenLosses(losses, weight[labels], keep=kept).plain(), F.cross_entropy(logits, labels.where(kept, -100), weight)
+    )
+
+
 def test_losses_that_are_not_finite_are_not_taken_for_missing_ones():
     given = GivenLosses(torch.tensor([[-torch.inf, 1.0], [torch.nan, 1.0], [2.0, 1.0]]), torch.tensor([1, 0]))
     assert torch.equal(given.means(RowLayout(3)).nan_to_num(7.0), torch.tensor([7.0, 7.0, 2.0]))
@@ -126,8 +150,8 @@ LOSSES = torch.ones(2, 3)
         (LOSSES, torch.ones(4, 3), ValueError, "does not fit"),
         (LOSSES, torch.ones(1, 2, 3), ValueError, "does not fit"),
         (torch.ones(3, 3), torch.ones(3), ValueError, r"per row or per position.*valid\[:, None\]"),
-        (LOSSES, torch.tensor([1, 0, -100]), ValueError, "other numbers than 0 and 1"),
-        (LOSSES, torch.tensor([1.0, 0.5, torch.nan]), ValueError, "other numbers than 0 and 1"),
+        (LOSSES, torch.tensor([1, 0, -100]), ValueError, "`valid` has numbers below 0, or not finite"),
+        (LOSSES, torch.tensor([1.0, 0.5, torch.nan]), ValueError, "`valid` has numbers below 0, or not finite"),
     ],
 )
 def test_losses_and_masks_that_are_refused(losses, valid, error, message):

@@ -40,11 +40,11 @@ def test_losses_of_the_user():
     assert losses_of(nn.Linear(1, 1), losses.by_position).is_given
 
 
-def trainer_loss(logits, *, total, scale=1.0, reads=True):
+def trainer_loss(logits, *, total, scale=1.0):
     """The loss of a trainer, whose logits with labels are LOGITS."""
 
     def loss(function, num_items):
-        if function is not None and reads:
+        if function is not None:
             return function({"logits": logits}, LABELS, num_items_in_batch=num_items)
         value = nn.functional.cross_entropy(LOGITS.mT, LABELS, reduction="sum") * scale
         return value / (num_items if total and num_items is not None else (LABELS != -100).sum())
@@ -65,7 +65,5 @@ def test_the_loss_of_the_trainer(total, takes):
     others = LOGITS + 1e-3 * torch.tensor([1.0, -1.0, 0.0, 0.0])
     with pytest.raises(ValueError, match="decoder_input_ids"):
         divides_by_total(trainer_loss(others, total=total), losses, answer, **settings)
-    with pytest.raises(ValueError, match="does not call compute_loss_func"):
-        divides_by_total(trainer_loss(LOGITS, total=total, reads=False), losses, answer, **settings)
     assert without_loss((1, 2)) == (2,)
     assert without_loss({"loss": 1}) == {"loss": 1}
