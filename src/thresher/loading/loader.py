@@ -494,8 +494,7 @@ class EpochIterator:
     def _fill(self, row_buffer: RowBuffer) -> None:
         """Selects from candidate batches until there is a full batch, or no candidate is left."""
         # A stream is read to its end: it may have more samples than its length.
-        streams = self._loader.streams
-        while not (row_buffer.full or self._exhausted or (not streams and self._leaves_nothing(row_buffer))):
+        while not (row_buffer.full or self._exhausted or (not self._loader.streams and self._leaves_nothing(row_buffer))):
             try:
                 batch, ids = self._next_candidate()
             except StopIteration:

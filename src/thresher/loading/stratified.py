@@ -7,6 +7,7 @@ the shares still. The gradient of such a batch varies less than that of a random
 
 import reprlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice, pairwise
 from typing import Any
 
@@ -304,18 +305,9 @@ def _values_of(labels: Any) -> NDArray[Any]:
     except (TypeError, ValueError, RuntimeError):
         values = np.empty(0, dtype=object)
     kinds = set(map(type, values.flat)) if values.dtype == object else {values.dtype.type}
-    if len(kinds) != 1 or not issubclass(kinds.pop(), COMPARABLE):
+    if len(kinds) != 1 or not issubclass(kinds.pop(), str | bytes | int | float | np.number | np.bool_):
         raise ValueError(f"labels must be numbers or strings, one or several of each sample, got {reprlib.repr(labels)}")
     return values
-
-
-def _are_classes(labels: Any, n: int) -> bool:
-    """Whether labels are one number or string of each of n samples, and not the names of their files."""
-    try:
-        values = _values_of(labels) if len(labels) == n > 0 else np.empty(())
-    except (TypeError, ValueError):
-        return False
-    return values.ndim == 1 and not (isinstance(values[0], str | bytes) and len(set(values.flat)) == n)
 
 
 def same_classes(codes: NDArray[Any], seen: NDArray[Any]) -> bool:
@@ -329,16 +321,12 @@ def same_classes(codes: NDArray[Any], seen: NDArray[Any]) -> bool:
         >>> same_classes(np.array([0, 1, 1]), np.array([7, 5, -1])), same_classes(np.array([0, 1, 1]), np.array([7, 5, 7]))
         (True, False)
     """
-    names = np.full(int(codes.max(initial=0)) + 1, -1, dtype=np.int64)
-    for part in chunks(len(codes)):
-        known = seen[part] >= 0
-        names[codes[part][known]] = seen[part][known]
-    alike = all(((names[codes[part]] == seen[part]) | (seen[part] < 0)).all() for part in chunks(len(codes)))
-    return alike and len(np.unique(names[names >= 0])) == (names >= 0).sum()
+    known, names = seen >= 0, np.full(int(codes.max(initial=0)) + 1, -1, dtype=seen.dtype)
+    names[codes[known]] = seen[known]
+    used = names[names >= 0]
+    return bool((names[codes[known]] == seen[known]).all()) and len(np.unique(used)) == len(used)
 
 
-COMPARABLE = (str, bytes, int, float, np.number, np.bool_)
-"""Types of labels that can be sorted into classes."""
 NAMES = ("targets", "labels", "label")
 """Names of attributes, and of columns, that hold the classes of a dataset."""
 
@@ -374,8 +362,11 @@ def labels_of(dataset: Any) -> Any:
     if isinstance(dataset, TensorDataset) and not dataset.tensors[-1].is_floating_point():
         found.append(dataset.tensors[-1])
     for labels in found:
-        if _are_classes(labels, len(dataset)):
-            return labels
+        with suppress(IndexError, TypeError, ValueError):
+            values = _values_of(labels)
+            # Words that are all different are the names of files.
+            if values.shape == (len(dataset),) and not (isinstance(values[0], str) and len({*values.tolist()}) == len(values)):
+                return labels
     raise ValueError(
         f"{type(dataset).__name__} has no classes in {', '.join(NAMES)}: pass them yourself, such as "
         "labels=[label for _, label in dataset]"

@@ -255,8 +255,7 @@ def _columns(config: RunConfig) -> dict[str, Column]:
         return {}
     columns, batch, adapter = dict(config.epoch_method.columns()), config.batch_method, config.adapter
     shows_classes = adapter is not None and adapter.kind != "values"
-    strata = config.strata
-    if shows_classes and (config.observe or (strata is not None and (strata.codes is None or strata.on_mismatch is not None))):
+    if shows_classes and (config.observe or ((own := config.strata) and (own.codes is None or own.on_mismatch))):
         columns.setdefault(STRATUM, STRATUM_COLUMN)
     if config.observe:
         columns = {**OBSERVED, **columns}

@@ -333,8 +333,8 @@ def _strata(
         return method, None
     of_values = adapter is not None and adapter.kind == "values" and given.labels is None
     of_user = given.labels is not None or isinstance(batches, StratifiedBatchSampler)
-    codes = None if of_values else given_codes(given.labels, given.loader)
-    return method, Strata(codes, None if of_user else given.on_mismatch)
+    on_mismatch = None if of_user else given.on_mismatch
+    return method, Strata(None if of_values else given_codes(given.labels, given.loader), on_mismatch)
 
 
 def _settings_of(given: RunConfig) -> dict[str, Any]:

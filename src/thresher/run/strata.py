@@ -23,9 +23,8 @@ STRATUM = "stratum"
 """Column of the records, and signal, with the class of each sample, as `losses.signals.strata` gives it."""
 STRATUM_COLUMN = Column(torch.int32, fill=-1, signal=STRATUM)
 OTHER_LABELS = (
-    "The labels that {} holds are not those that the criterion gets, as with a `target_transform`, or with labels that "
-    "__getitem__ changes. Stratified batches and run.data_map() have those of the criterion; pass attach(labels=...) or "
-    "data_map(labels=...) for others. This is said once."
+    "The labels that {} holds are not those that the criterion gets, as with a `target_transform`. Stratified batches and "
+    "run.data_map() have those of the criterion, but for attach(labels=...) and data_map(labels=...). This is said once."
 )
 SCORES = ("uncertainty", "loss")
 """Columns by which rows of a class are spread over the batches; the first one that is recorded."""
@@ -132,7 +131,6 @@ class Strata:
         if self.on_mismatch is not None and codes is not None and recorded is not None and not same_classes(codes, recorded):
             self.on_mismatch()
             codes = recorded
-        del recorded
         keys = strata_keys(codes, scores := _recorded(records, SCORES, own, world))
         # Drawn before it is known whether there are classes, so that later draws of the plan do not depend on that.
         numbers = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
@@ -140,7 +138,7 @@ class Strata:
             return plan
         by_score = scores is not None
         # At 10^8 samples each of these columns is hundreds of megabytes.
-        del codes, scores
+        del codes, scores, recorded
         sorted_rows = np.argsort(keys, kind="stable").astype(np.int32 if len(ids) < 2**31 else np.int64)
         if not by_score:  # within a class the order is random
             for stratum in np.split(sorted_rows, np.flatnonzero(np.diff(keys[sorted_rows])) + 1):

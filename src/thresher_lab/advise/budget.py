@@ -75,18 +75,47 @@ def budget_advice(
         FileNotFoundError: The data is missing.
     """
     trainable, short = task_of(task), max(SHORTEST, round(epochs / 4))
-    loaded, names = trainable.load(trainable.find(data)), list[str]()
+    loaded, runs = trainable.load(trainable.find(data)), list[dict[str, Any]]()
 
     def metric(spec: Spec, seed: int) -> float:
-        says(f"training short run {len(names) + 1} of {len(SEEDS) * (1 + len(shares))}, {short} epochs")
-        found = train(trainable, loaded, spec, seed=seed, epochs=short)["metric"]
-        names.append(found["name"])
-        return found["value"]
+        says(f"training short run {len(runs) + 1} of {len(SEEDS) * (1 + len(shares))}, {short} epochs")
+        runs.append(train(trainable, loaded, spec, seed=seed, epochs=short))
+        return runs[-1]["metric"]["value"]
 
     with torch_threads(threads):
-        losses = smaller_losses(metric, shares)
-    found = {"epochs": short, "seeds": list(SEEDS), "metric": names[0], **losses}
+        losses = smaller_losses(metric, shares) | {"equal_seeds": equal_seeds(runs)}
+    found = {"epochs": short, "seeds": list(SEEDS), "metric": runs[0]["metric"]["name"], **losses}
     return found | {"sentences": budget_sentences(found)}
+
+
+def equal_seeds(runs: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Returns the seeds with which full training is one training: its metrics and losses are the same in every epoch.
+
+    Args:
+        runs: Results of `train`; runs of other methods are left out.
+    """
+    groups: dict[str, list[int]] = {}
+    for run in runs:
+        if run.get("method") == "full" and not run["history"][-1].get("nonfinite"):
+            epochs = [(entry.get(run["metric"]["name"]), entry.get("loss_histogram")) for entry in run["history"]]
+            groups.setdefault(repr((run["metric"]["value"], epochs)), []).append(run["seed"])
+    return [seeds for seeds in groups.values() if len(seeds) > 1]
+
+
+def about_equal_seeds(seeds: Sequence[int]) -> str:
+    """Returns what to do about seeds that are one training, in sentences.
+
+    Args:
+        seeds: Entry of `equal_seeds`.
+
+    Example:
+        >>> about_equal_seeds([0, 1]).partition(":")[0]
+        'Seeds 0, 1 are the same training'
+    """
+    return (
+        f"Seeds {', '.join(map(str, seeds))} are the same training: metrics and losses of full training are equal in every "
+        "epoch. They count once. Use `seed` in `build`, as in torch.manual_seed(seed), and set no other there."
+    )
 
 
 def next_after_budget(
@@ -198,6 +227,8 @@ def budget_sentences(found: Mapping[str, Any]) -> list[str]:
         found: Result of `budget_advice`, without the sentences.
     """
     unit, scale = (" points", 100) if found["points"] else ("", 1)
+    if found.get("equal_seeds"):
+        return [about_equal_seeds(seeds) for seeds in found["equal_seeds"]]
     said = []
     for loss in found["losses"]:
         lost = scale * loss["lost"]

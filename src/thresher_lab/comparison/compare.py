@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from thresher_lab.advise.budget import equal_seeds
 from thresher_lab.comparison.controls import (
     CONTROLS,
     FULL_TRAINING,
@@ -146,6 +147,8 @@ def folder_identity(task: str, epochs: int) -> dict[str, Any]:
 def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: float | None, sizes: set[int]) -> dict[str, Any]:
     """Writes results.json, and returns its content."""
     runs, looks = comparison.runs(), comparison.store.looks_with(sizes)
+    alike = equal_seeds(runs)
+    runs = [run for run in runs if not any(run["seed"] in seeds[1:] for seeds in alike)]
     margin = margin_of(runs) if margin is None else margin
     device = ", ".join(sorted({run.pop("device") for run in runs}))
     classes = next(filter(None, [run.pop("classes", None) for run in runs]), None)
@@ -163,6 +166,7 @@ def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: f
         "classes": classes,
         "busy": any_busy(runs),
         "left_out": left_out,
+        "equal_seeds": alike,
         "runs": runs,
         "summary": summarise(runs, margin, looks),
     }
@@ -468,6 +472,6 @@ def compare_until_decided(
     for size in sizes:
         now = [*seeds, *more][:size]
         results = compare(task, methods, now, epochs, out, looks=sizes, **options)
-        if not undecided(results):
+        if results.get("equal_seeds") or not undecided(results):
             break
     return results

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from thresher_lab.advise.budget import in_fewer_steps
+from thresher_lab.advise.budget import about_equal_seeds, in_fewer_steps
 from thresher_lab.comparison.controls import CONTROLS
 from thresher_lab.comparison.statistics import (
     LEAST_SEEDS,
@@ -446,6 +446,8 @@ def conclude(results: Mapping[str, Any]) -> Conclusion:
     rows = [row for row in results["summary"] if row["control_of"] is None and row["difference"] is not None]
     judged = [row for row in rows if row.get("finding") is not None]
     options = _options(judged, results)
+    if results.get("equal_seeds"):
+        return Conclusion(None, [about_equal_seeds(seeds) for seeds in results["equal_seeds"]])
     if not options:
         return Conclusion(None, _without_a_pick(judged, results))
     picked = _cheapest(options, results) if len(options) > 1 else _only(options[0], results)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -238,20 +239,11 @@ def distribution(losses: NDArray[np.float32]) -> dict[str, Any]:
 
 def class_labels(dataset: Any) -> NDArray[np.int64] | None:
     """Returns the class of every sample, shape (N,); None if the dataset does not hold classes as whole numbers from 0."""
-    tensors = getattr(dataset, "tensors", None)
-    try:
-        held: Any = tensors[-1] if tensors else thresher.labels_of(dataset)
-    except ValueError:
-        return None
-    if isinstance(held, torch.Tensor):
-        whole = held.layout is torch.strided and not (held.is_floating_point() or held.is_complex())
-        labels = np.asarray(held.cpu()) if whole else np.empty(0)
-    else:
-        plain = isinstance(held, list | tuple | np.ndarray) and all(isinstance(label, int | np.integer) for label in held)
-        labels = np.asarray(held) if plain else np.empty(0)
-    if labels.ndim != 1 or len(labels) != len(dataset) or not len(labels) or labels.dtype == bool:
-        return None
-    return labels.astype(np.int64) if labels.min() >= 0 and labels.max() < MOST_CLASSES else None
+    with suppress(TypeError, ValueError):
+        labels = np.asarray(thresher.labels_of(dataset))
+        if labels.dtype.kind in "iu" and labels.min() >= 0 and labels.max() < MOST_CLASSES:
+            return labels.astype(np.int64)
+    return None
 
 
 def _to_numpy(column: torch.Tensor) -> NDArray[Any]:

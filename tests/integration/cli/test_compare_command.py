@@ -44,7 +44,7 @@ def finished(tmp_path_factory):
 def test_results_have_the_schema(finished):
     _, _, results = finished
     names = ["task", "epochs", "device", "processes", "versions", "margin", "looks", "rates", "loss_bins", "classes"]
-    names += ["busy", "left_out", "runs", "summary"]
+    names += ["busy", "left_out", "equal_seeds", "runs", "summary"]
     assert list(results) == names
     assert [results[name] for name in names[:4]] == [f"digits@{N}", 3, "cpu", 1]
     assert {"thresher", "torch", "python"} <= set(results["versions"])

@@ -160,3 +160,14 @@ def test_a_planted_training_that_is_not_finished_is_told(monkeypatch):
     inputs = torch.eye(200)
     said = of_planted(monkeypatch, inputs, labels, inputs, labels, lr=1.0)
     assert "That is much (1.2 points or more)" in said
+
+
+def test_of_seeds_that_are_one_training_there_is_no_verdict(monkeypatch):
+    def train(task, data, spec, *, seed, epochs):
+        history = [{"accuracy": 0.8, "loss_histogram": [3, 1]}] * epochs
+        return {"method": spec.label, "seed": seed, "metric": {"name": "accuracy", "value": 0.8}, "history": history}
+
+    monkeypatch.setattr(budget, "train", train)
+    found = budget_advice("digits", [0.5], epochs=8)
+    assert found["equal_seeds"] == [[0, 1]] and len(found["sentences"]) == 1
+    assert found["sentences"][0].startswith("Seeds 0, 1 are the same training")

@@ -6,6 +6,7 @@ import pytest
 from depth import DEEP
 from thresher_lab.comparison import compare as comparison
 from thresher_lab.comparison.compare import Watcher, compare
+from thresher_lab.comparison.summary import closing
 from thresher_lab.comparison.workers import Finished, RunRefusedError, RunValueError
 from thresher_lab.training.folders import sole_use
 from thresher_lab.training.loop import with_costs
@@ -291,3 +292,76 @@ def test_the_folder_is_in_use_until_the_results_are_written(tmp_path, workers):
                 compared(tmp_path, "kakurenbo")
 
     assert compared(tmp_path, "kakurenbo", watcher=Second())["runs"]
+
+
+class InTurn:
+    """Trains jobs in this process, one after the other."""
+
+    def __init__(self, _, *, task, epochs, folder, samples, track, track_to):
+        from thresher_lab.comparison.workers import Trainer
+
+        self._train = Trainer(lambda _: None, task, epochs, folder, samples, {"trackers": track, "track_to": track_to})
+        self._job = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    @property
+    def busy(self):
+        return self._job is not None
+
+    @property
+    def free(self):
+        return self._job is None
+
+    def start(self, job):
+        self._job = job
+
+    def next_event(self):
+        outcome, self._job = self._train(self._job), None
+        assert isinstance(outcome, Finished), outcome
+        return outcome
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def build(seed):
+    torch.manual_seed({seed})
+    x = torch.randn(80, 4)
+    y = (x[:, 0] + torch.randn(80) > 0).long()
+    model = nn.Linear(4, 2)
+    evaluate = lambda m: (m(x).argmax(1) == y).float().mean().item()
+    return dict(model=model, data=DataLoader(TensorDataset(x, y), 8, shuffle=True), criterion=nn.CrossEntropyLoss(),
+                optimizer=torch.optim.SGD(model.parameters(), .05), evaluate=evaluate)
+"""
+
+
+@pytest.mark.parametrize(
+    ("seed", "distinct", "said"),
+    [
+        ("42", [1], ["Seeds 1, 2, 3, 4 are the same training"]),
+        ("seed % 2", [1, 2], ["Seeds 1, 3 are the same training", "Seeds 2, 4 are the same training"]),
+        ("max(seed, 2)", [1, 3, 4], ["Seeds 1, 2 are the same training"]),
+        ("seed", [1, 2, 3, 4], []),
+    ],
+)
+def test_seeds_that_are_one_training_count_once(tmp_path, monkeypatch, seed, distinct, said):
+    path = tmp_path / "own.py"
+    path.write_text(SCRIPT.format(seed=seed))
+    monkeypatch.setattr("thresher_lab.comparison.compare.Workers", InTurn)
+    results = compare(f"{path}:build", parse_methods("uniform"), [1, 2, 3, 4], 2, tmp_path / "out", controls=[])
+    assert sorted({run["seed"] for run in results["runs"]}) == distinct
+    sentences = closing(results)
+    if not said:
+        assert not results["equal_seeds"] and "same training" not in " ".join(sentences)
+        return
+    assert len(sentences) == len(said) and all(map(str.startswith, sentences, said))
+    assert all("Use `seed` in `build`" in sentence for sentence in sentences)
+    if len(distinct) < 3:
+        assert f"not enough seeds to tell: {len(distinct)} of at least 3" in results["summary"][1]["verdict"]
