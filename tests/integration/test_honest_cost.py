@@ -3,6 +3,7 @@
 import copy
 import math
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -37,13 +38,13 @@ class Untraceable(Net):
 class Sample:
     """One training with everything that a loop needs, and the operations of its backward passes."""
 
-    def __init__(self, method, passes: Any = "auto", *, net=None, model=True):
+    def __init__(self, method, passes: Any = "auto", *, net=None, model=True, n=N):
         torch.manual_seed(0)
         self.net = net or Net()
         self.optimizer = torch.optim.SGD(self.net.parameters(), 0.01)
         self.run = thresher.attach(
             method,
-            loader=DataLoader(TensorDataset(torch.randn(N, 2), torch.arange(N) % C), B, shuffle=True),
+            loader=DataLoader(TensorDataset(torch.randn(n, 2), torch.arange(n) % C), B, shuffle=True),
             criterion=nn.CrossEntropyLoss(),
             model=self.net if model else None,
             optimizer=self.optimizer,
@@ -260,6 +261,29 @@ def test_a_loop_without_credited_losses_warns_then_raises():
         forgotten_criterion(at, x, y, 0)
     with pytest.raises(RuntimeError, match="InfoBatch chooses by the losses of samples, and no loss was credited in 2 epochs"):
         iter(at.run.loader)
+
+
+@pytest.mark.parametrize("method", [0.5, "kakurenbo", ONCE], ids=str)
+def test_ten_steps_without_a_loss_are_enough(method):
+    """Known before half of the data was trained on for an epoch: at the step, and refused before the method plans by it."""
+    at = Sample(method, n=12 * B)
+    batches = iter(at.run.loader)
+    for x, y in islice(batches, 9):
+        forgotten_criterion(at, x, y, 0)
+    with pytest.warns(UserWarning, match="no loss was credited in 10 steps. Call run.criterion"):
+        forgotten_criterion(at, *next(batches), 0)
+    for x, y in batches:
+        forgotten_criterion(at, x, y, 0)
+    with pytest.raises(RuntimeError, match="chooses by the losses of samples, and no loss was credited in a whole epoch"):
+        iter(at.run.loader)
+
+
+def test_a_loop_with_losses_is_not_warned():
+    at = Sample(0.5, n=12 * B)
+    for _ in range(2):
+        for x, y in at.run.loader:
+            plain(at, x, y, 0)
+    assert at.run.cost.ratio() == 0.5
 
 
 def test_a_method_without_losses_trains_on_and_its_cost_is_unknown():

@@ -288,7 +288,7 @@ class Winnow:
             unstratified=replace(self, paced=False) if paced else None,
             paced=None if self.paced else "paced=True",
             sharded=True,
-            records=False,
+            records=self.share < 1,
             switches={"optimizer": "lr_scale=1", **({"uncertainty": "score='loss'"} if by_uncertainty else {})},
         )
 

@@ -380,7 +380,7 @@ def attach(
         stratify: "class", batches with each class in its share; None, the loader's order. Default "auto": the method's own.
         labels: Class of each sample, as of `StratifiedBatchSampler`. Default: those of the dataset, or of `run.criterion`.
         collate_keeps_rows: Declaration that row i of each batch is sample i; without it, batches are compared with samples.
-        observe: Whether the run records what `run.data_map` is made of, 12 to 28 bytes a sample more. Default: False.
+        observe: Whether the run records what `run.data_map` is made of, 16 to 32 bytes a sample more. Default: False.
 
     Example:
         >>> loader = DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2), 2)

@@ -19,8 +19,14 @@ def plans_by_losses(method: EpochMethod | OnSubset) -> bool:
     return recorded and requires.records and not requires.full_pass
 
 
+STEPS = 10
+"""Number of steps after which losses of the run should have been seen."""
+
+
 class SilentEpochs:
-    """Warns after the first epoch without a credited loss, and refuses to go on after the second where losses are needed.
+    """Warns after ten steps, or the first epoch, without a credited loss, and refuses to go on if losses are needed.
+
+    After an epoch with ten steps it is certain that the loop computes its losses itself; else two epochs must pass.
 
     Args:
         attributor: Attributor of the run.
@@ -32,21 +38,32 @@ class SilentEpochs:
         self._attributor, self._meter, self._who, self._needed = attributor, attributor.meter, who, needed
         self._since: tuple[int, ...] | None = None
         self._silent = 0
+        self._warned_in_steps = False
         self._way_out = WAY_OUT
 
     def begin(self) -> None:
         """Begins an epoch.
 
         Raises:
-            RuntimeError: No loss was credited in two epochs, and the method needs them.
+            RuntimeError: No loss was credited in two epochs, or in one of ten steps, and the method needs them.
         """
         self._judge()
-        if self._silent > 1 and self._needed():
+        if self._silent > (not self._warned_in_steps) and self._needed():
+            epochs = f"{self._silent} epochs" if self._silent > 1 else "a whole epoch"
             raise RuntimeError(
-                f"{self._who} chooses by the losses of samples, and no loss was credited in {self._silent} epochs. "
-                f"{self._way_out}"
+                f"{self._who} chooses by the losses of samples, and no loss was credited in {epochs}. {self._way_out}"
             )
         self._since = self._seen()
+
+    def step_over(self) -> None:
+        """Notes a step of the optimizer."""
+        steps = self._meter.cost.steps
+        if self._since is None or self._warned_in_steps or steps - self._since[3] != STEPS:
+            return
+        _, credited, passed, *_ = (new - old for new, old in zip(self._seen(), self._since, strict=True))
+        if not credited and passed:
+            self._warn(f"no loss was credited in {STEPS} steps")
+            self._warned_in_steps = True
 
     def begin_again(self, *, steps_are_seen: bool) -> None:
         """Forgets a pass that only looked at some batches: its epoch begins once more.
@@ -82,7 +99,7 @@ class SilentEpochs:
         batches, credited, passed, steps, evaluated = (new - old for new, old in zip(now, before, strict=True))
         # A pass without a batch, as over an empty shard, says nothing about losses.
         if credited or not batches:
-            self._silent = 0
+            self._silent, self._warned_in_steps = 0, False
             return
         self._silent += 1
         # Neither losses nor forward passes of the run were seen: what the loop computes is unknown, and so is its cost.
@@ -90,9 +107,11 @@ class SilentEpochs:
             self._meter.make_unknown(WITHOUT_GRADIENTS if evaluated else UNSEEN)
         if evaluated and not passed:
             self._way_out = ENABLE_GRADIENTS
-        if self._silent == 1 and (passed or steps or evaluated or self._needed()):
-            cost = "" if passed else ", and run.cost is unknown"
-            warn(f"{self._who}: no loss was credited in a whole epoch{cost}. {self._way_out}")
+        if self._silent == 1 and not self._warned_in_steps and (passed or steps or evaluated or self._needed()):
+            self._warn(f"no loss was credited in a whole epoch{'' if passed else ', and run.cost is unknown'}")
+
+    def _warn(self, what: str) -> None:
+        warn(f"{self._who}: {what}. {self._way_out}")
 
 
 WAY_OUT = (

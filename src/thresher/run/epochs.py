@@ -512,6 +512,7 @@ class Epochs:
         self._cost.steps += 1
         self.selection.step_over()
         self._accumulator.end_step()
+        self._silence.step_over()
         self.end.step_over()
         if self.end.state in (Pass.RUNNING, Pass.ALL_YIELDED):  # else the end of the epoch may be in it, which books itself
             self.timing.attribution_s += perf_counter() - begin

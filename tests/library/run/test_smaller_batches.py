@@ -311,7 +311,7 @@ def test_a_pass_for_evaluation_is_told_to_have_some_samples():
             run.model(x)
 
 
-@pytest.mark.parametrize(("paced", "size"), [(True, 8), (False, 4)])
+@pytest.mark.parametrize(("paced", "size"), [(True, 12), (False, 4)])
 def test_records_take_a_few_bytes(paced, size):
     run, optimizer = attached(thresher.Winnow(0.5, paced=paced))
     assert run.records.bytes_per_sample == size
