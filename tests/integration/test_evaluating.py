@@ -127,6 +127,35 @@ def test_an_evaluation_is_no_epoch_and_is_warned_of_once():
     assert [entry["complete"] for entry in run.history] == [True] * EPOCHS
 
 
+def statistics(run, net):
+    """As a loop that measures the mean of its inputs."""
+    return torch.stack([x.mean(0) for x, _ in run.loader]).mean(0)
+
+
+@torch.no_grad()
+def predict(run, net):
+    return [net(x) for x, _ in run.loader]
+
+
+@pytest.mark.filterwarnings("ignore:Epoch 4 begins")
+@pytest.mark.parametrize(
+    "method", [thresher.UniformSubset(keep=0.5), "infobatch", thresher.SelectiveBackprop(keep=0.5)], ids=str
+)
+@pytest.mark.parametrize(
+    "look", [lambda run, net: torch.optim.swa_utils.update_bn(run.loader, net), statistics, predict],
+    ids=["update_bn", "statistics", "predict"],
+)  # fmt: skip
+def test_a_pass_after_the_last_epoch_is_warned_of_at_once(look, method):
+    """No other pass follows that could show it; the model is not called through the run."""
+    run, optimizer = make(method, **({"forward_passes": "twice"} if isinstance(method, thresher.SelectiveBackprop) else {}))
+    net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    for _ in range(EPOCHS):
+        train(run, optimizer)
+    with pytest.warns(UserWarning, match="had only the samples that"):
+        look(run, net)
+    assert (run.epoch, run.cost.full_backward) == (EPOCHS, EPOCHS * N)
+
+
 def test_an_evaluation_of_all_samples_is_not_warned_of():
     run, optimizer = make(thresher.FullData())
     train(run, optimizer)

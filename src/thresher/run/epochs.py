@@ -373,7 +373,9 @@ class Epochs:
             self.clock.end_epoch(self.epoch)
         self.end.on_loop_exit(exhausted=exhausted)
         self.timing.end()
-        if self._active and self.end.evaluates:
+        # After the last epoch no other pass may come that could show that nothing was trained in this one.
+        looks = exhausted and self.epoch >= self.config.epochs and not self.end.trained
+        if self._active and (looks or self.end.evaluates):
             self._silence.end(complete=False)
             self._take_back()
 
