@@ -94,6 +94,29 @@ def test_a_second_loss_of_all_rows_is_named():
     assert len(said) == 1 and said[0].filename == __file__ and run.cost.backward == 128
 
 
+class OfTheBatch(nn.Linear):
+    mixes = False
+
+    def forward(self, x):
+        return super().forward(x) * (x.mean() if self.mixes else 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:subset_backward. using the plain")
+def test_a_model_that_is_called_as_it_is_is_no_second_loss():
+    """The gradient of the batch that was traced came to all rows: that is not why the others cost the whole batch."""
+    run, net, optimizer = attached(ONCE, forward_passes="once", net=OfTheBatch(10, 4), epochs=2)
+
+    def loss(x, y):
+        outputs = run.model(x)
+        value = run.criterion(outputs, y) + (0 if net.mixes else outputs.square().mean())
+        net.mixes = True
+        return value
+
+    with pytest.warns(UserWarning, match="kept 0.50 .* called as it is, .* whole batch: .*mix.* This is said once") as said:
+        train(run, optimizer, loss, epochs=2)
+    assert not any("gradient came" in str(warning.message) for warning in said)
+
+
 def test_batches_that_a_method_leaves_whole_are_no_second_loss():
     """Their gradient reaches all rows, as it should: those before `start`, in a whole epoch and within one."""
     for start in (0.5, 0.6):

@@ -91,6 +91,58 @@ def test_gradients_are_those_of_the_plain_model(name) -> None:
     assert traced(sub) == 1
 
 
+class FewKeys(nn.Module):
+    """Attention of 4 heads that share fewer keys and values, as in language models, or a mask that is shown to every head."""
+
+    def __init__(self, keys: int, *, reshape: bool = True, mask: str = "") -> None:
+        super().__init__()
+        self.keys, self.reshape, self.mask = keys, reshape, mask
+        self.query, self.both, self.head = nn.Linear(4, 16), nn.Linear(4, 8 * keys), nn.Linear(16, 3)
+        self.bias = nn.Parameter(torch.randn(1, 4, 1, 3))
+
+    def forward(self, x):
+        n, t, _ = x.shape
+        query = self.query(x).view(n, t, 4, 4).transpose(1, 2)
+        pair = self.both(x).view(n, t, self.keys, 8).transpose(1, 2)[:, :, None].expand(n, self.keys, 4 // self.keys, t, 8)
+        key, value = (pair.reshape(n, 4, t, 8) if self.reshape else pair[:, 0]).split(4, 3)
+        mask = None
+        if self.mask == "rows":
+            mask = (x[..., 0] > -1)[:, None, None, :].logical_or(torch.eye(t, dtype=torch.bool)).expand(n, 4, t, t)
+        elif self.mask == "positions":
+            mask = self.bias.expand(n, 4, t, t)
+        found = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.head(found.transpose(1, 2).flatten(2))
+
+
+class ExpandedEmbedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.linear = nn.Embedding(11, 6), nn.Linear(6, 6)
+
+    def forward(self, ids):
+        h = self.embed(ids[:, 0])[:, None].expand(-1, 4, -1)
+        return h.tanh() * self.linear(h).sigmoid() + h.softmax(2) * h
+
+
+EXPANDED = {
+    "one key": lambda: FewKeys(1),
+    "one key, not reshaped": lambda: FewKeys(1, reshape=False),
+    "two keys": lambda: FewKeys(2),
+    "one key and a mask of the rows": lambda: FewKeys(1, mask="rows"),
+    "a bias of the positions": lambda: FewKeys(1, mask="positions"),
+    "an embedding": ExpandedEmbedding,
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_values_that_are_expanded(name) -> None:
+    torch.manual_seed(1)
+    sub = wrap(EXPANDED[name]())
+    for rows in ([0, 2], [5], []):
+        same_as_plain(sub, IDS if name == "an embedding" else SEQUENCES, rows=rows)
+    assert sub.fallback is None and traced(sub) == 1
+
+
 def test_a_loss_for_every_pixel() -> None:
     sub, target = wrap(UNet()), torch.randint(0, 2, (6, 8, 8))
 

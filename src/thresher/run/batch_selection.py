@@ -687,7 +687,9 @@ class InForward(BatchSelection):
         # A penalty on the outputs, or a loss of another head, of all rows. Batches that the method left whole do so rightly.
         elif passes and batches and 0 < keep < MOSTLY and whole >= passes - (1 - MOSTLY) * batches:
             why = (
-                f"gradient came to all rows of {whole:,} of {passes:,} backward passes, which therefore cost the whole batch. "
+                f"the model was called as it is, whose backward pass costs the whole batch: {self._trained.why_plain()}."
+                if self._trained.is_plain
+                else f"gradient came to all rows of {whole:,} of {passes:,} backward passes, which thus cost the whole batch. "
                 "Another loss of the outputs has all rows of the batch: compute it by run.criterion or run.reduce, too, or add "
                 "it to the losses that run.reduce gets."
             )

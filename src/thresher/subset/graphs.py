@@ -79,11 +79,16 @@ class Layout:
         if value.stride(self.axis) == 0:
             return value.narrow(self.axis, 0, len(rows) * self.entries(value.shape[self.axis], n))
         parts, axis = self.split(value, n)
+        sizes = [-1 if d == axis else size for d, size in enumerate(parts.shape)]
+        # Other expanded dimensions stay expanded: a copy of them would be the innermost one, which attention kernels misread.
+        for d, stride in enumerate(parts.stride()):
+            parts = parts if stride else parts.narrow(d, 0, min(1, parts.shape[d]))
         order, place, back = _memory_order(parts.stride(), axis)
         if order is None:
             selected = parts.index_select(axis, rows)
         else:
             selected = parts.permute(order).index_select(place, rows).permute(back)
+        selected = selected.expand(sizes)
         return selected if self.per == 1 else selected.flatten(self.axis, self.axis + 1)
 
     def put(self, value: Tensor, rows: Tensor, n: int) -> Tensor:

@@ -71,6 +71,22 @@ def test_an_expanded_tensor_stays_without_memory(layout) -> None:
     assert torch.equal(some, whole[: 2 * layout.per])
 
 
+@pytest.mark.parametrize("layout", [Layout(0), Layout(0, 2), Layout(1), Layout(1, 2, inner=True)])
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_other_expanded_dimensions_stay_expanded(layout, at) -> None:
+    """Strides are those of the whole, as attention kernels need them, and nothing is copied as often as it is shown."""
+    sizes = [3, 3, 1, 2, 5]
+    sizes[layout.axis], sizes[at] = 4 * layout.per, 1
+    whole = torch.arange(float(torch.Size(sizes).numel())).view(sizes)
+    sizes[at] = 7
+    rows = torch.tensor([0, 2, 3])
+    expected = layout.take(whole.expand(sizes).contiguous(), rows, 4)
+    some = layout.take(whole.expand(sizes), rows, 4)
+    assert torch.equal(some, expected) and some.stride(at) == 0 and some.untyped_storage().nbytes() * 7 == expected.nbytes
+    if layout == Layout(0):
+        assert some.stride() == whole.expand(sizes).stride()
+
+
 def test_the_memory_format_is_kept() -> None:
     rows = torch.tensor([0, 2, 3])
     whole = torch.randn(5, 4, 3, 2).to(memory_format=torch.channels_last)
