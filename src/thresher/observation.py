@@ -86,7 +86,7 @@ OBSERVED: Mapping[str, Column] = {
     "loss_sum": Column(torch.float32, signal="loss", merge=added),
     "loss_squares": Column(torch.float32, signal="loss", merge=added_square),
 }
-"""The columns: 28 bytes a sample; 20 where the criterion is known to be of classes, and 12 where it is not. Labels take 4 more."""
+"""The columns: 28 bytes a sample; 20 where the criterion is known to be of classes, 12 where it is not; and 4 for labels."""
 
 HARDER = {"suspicion": 1, "loss": 1, "loss_mean": 1, "variability": 1, "forgetting": 1, "confidence": -1, "aum": -1}
 """Columns that say how hard a sample is, with the sign that makes the harder one the larger."""

@@ -139,7 +139,7 @@ def predict(run, net):
 
 @pytest.mark.filterwarnings("ignore:Epoch 4 begins")
 @pytest.mark.parametrize(
-    "method", [thresher.UniformSubset(keep=0.5), "infobatch", thresher.SelectiveBackprop(keep=0.5)], ids=str
+    "method", [thresher.UniformSubset(keep=0.5), "kakurenbo", thresher.SelectiveBackprop(keep=0.5)], ids=str
 )
 @pytest.mark.parametrize(
     "look", [lambda run, net: torch.optim.swa_utils.update_bn(run.loader, net), statistics, predict],

@@ -239,9 +239,9 @@ def test_states_of_another_method_or_n_are_refused():
     same = Training(METHODS["kakurenbo"], LOADERS["shuffle"]).run
     with pytest.raises(ValueError, match="17 samples.*60"):
         same.load_state_dict(changed(state, n=17))
-    with pytest.raises(ValueError, match="version 0.*version 8"):
+    with pytest.raises(ValueError, match="version 0.*version 9"):
         same.load_state_dict({**state, "version": 0})
-    with pytest.raises(ValueError, match="version 7.*version 8.*the version of thresher that saved it"):
+    with pytest.raises(ValueError, match="version 7.*version 9.*the version of thresher that saved it"):
         same.load_state_dict({**state, "version": 7})
     with pytest.raises(ValueError, match=r"columns \{'loss'"):
         same.load_state_dict({**state, "records": {"loss": state["records"]["loss"]}})

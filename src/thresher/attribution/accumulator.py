@@ -426,6 +426,12 @@ class StepAccumulator:
         """Whether losses were credited since the last step."""
         return bool(self._open)
 
+    @property
+    def waits_for_step(self) -> bool:
+        """Whether losses were credited whose gradients are, or will be, in a step that was not made yet."""
+        passes = map(self._pass_of, self._open)
+        return any(one is None or one not in self._lost or self._takes_part(one) for one in passes)
+
     def has_open(self, batch: YieldedBatch) -> bool:
         """Whether losses of a batch were credited since the last step."""
         return any(entry.attribution.batch is batch for entry in self._open)

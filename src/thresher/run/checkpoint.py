@@ -31,7 +31,7 @@ from thresher.run.parts import Parts
 from thresher.shards import ALONE, Shard, World
 from thresher.warning import warn
 
-VERSION = 8
+VERSION = 9
 """Number of the form of a saved state."""
 
 MARKS = ("ids", "refresh")
@@ -652,6 +652,16 @@ class SavedState:
         ):
             if saved != own:
                 warn(f"load_state_dict: the state was saved with {what}{saved}, this run has {what}{own}")
+        if state["in_step"]:
+            warn(
+                "load_state_dict: the state was saved within a step: losses were credited whose optimizer step was not made "
+                "yet, and gradients are no part of a state. The run goes on after them."
+            )
+        if state["left"]:
+            warn(
+                f"load_state_dict: the state was saved after the loop had left epoch {state['epoch']} by break, return or an "
+                f"exception. The run goes on within epoch {state['epoch']}. A loop that goes on after break begins the next."
+            )
         if not state["ran_out"]:
             warn(
                 f"load_state_dict: the state was saved after the last batch of epoch {state['epoch'] - 1}, when the loop had "

@@ -544,7 +544,8 @@ class Epochs:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the training, as tensors and plain values."""
         self.end.finish(leaves=False)
-        self._saved_left = self._active and self.end.state is Pass.LEFT
+        self._saved_left = self._active and (self.end.state is Pass.LEFT or (self._resumed and self._saved_left))
+        in_step = self.hooks is not None and self._accumulator.waits_for_step
         plan, stage = self.plan_if_any(), self.selection.stage
         self.close_books()
         return {
@@ -552,6 +553,8 @@ class Epochs:
             "seed": self._seed,
             "epoch": self.epoch,
             "active": self._active,
+            "left": self._saved_left,
+            "in_step": in_step,
             "ran_out": self._active or self._ran_out or not self._history[-1:] or not self._history[-1]["complete"],
             **self._place._asdict(),
             "plan": None if plan is None else plan.own.state_dict(),
@@ -574,7 +577,7 @@ class Epochs:
         self.epoch, self._active, self._seed = state["epoch"], state["active"], state["seed"]
         self._place = OrderPlace(state["consumed"], state["stayed"], state["checksum"])
         self._ran_out = state["ran_out"]
-        self._resumed = self._active
+        self._resumed, self._saved_left = self._active, state["left"]
         self._consumed = self.clock.resume(self.epoch, self._place, self._loader.scale_of(self._plan))
         self.end.forget()
         # A run that is resumed has the whole steps behind it that the forecast of time needs.
