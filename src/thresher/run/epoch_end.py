@@ -19,7 +19,7 @@ def plans_by_losses(method: EpochMethod | OnSubset) -> bool:
     return recorded and requires.records and not requires.full_pass
 
 
-STEPS = 10
+SILENT_STEPS = 10
 """Number of steps after which losses of the run should have been seen."""
 
 
@@ -58,11 +58,10 @@ class SilentEpochs:
     def step_over(self) -> None:
         """Notes a step of the optimizer."""
         steps = self._meter.cost.steps
-        if self._since is None or self._warned_in_steps or steps - self._since[3] != STEPS:
+        if self._since is None or self._warned_in_steps or steps - self._since[3] != SILENT_STEPS:
             return
-        _, credited, passed, *_ = (new - old for new, old in zip(self._seen(), self._since, strict=True))
-        if not credited and passed:
-            self._warn(f"no loss was credited in {STEPS} steps")
+        if self._meter.credited == self._since[1] and self._meter.of_loop() > self._since[2]:
+            self._warn(f"no loss was credited in {SILENT_STEPS} steps")
             self._warned_in_steps = True
 
     def begin_again(self, *, steps_are_seen: bool) -> None:

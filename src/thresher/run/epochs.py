@@ -200,6 +200,26 @@ def not_finite(losses: Tensor) -> tuple[int, NDArray[np.int64]]:
     return sum(counts), np.concatenate(first)[:NAMED]
 
 
+def mean_loss(losses: Tensor, world: World = ALONE) -> float | None:
+    """Returns the mean of the finite losses of all ranks, with four digits; None if there is none.
+
+    Args:
+        losses: Last loss of each sample of this rank, shape (n,), on any device; -inf stands for a sample that was never seen.
+        world: Ranks that hold the losses. Default: this process alone.
+
+    Example:
+        >>> mean_loss(torch.tensor([0.5, float("nan"), float("-inf"), 1.5]))
+        1.0
+    """
+    found = torch.zeros(2, dtype=torch.float64, device=losses.device)
+    for piece in losses.split(LOOKED_AT):
+        finite = piece.isfinite()
+        found += torch.stack([torch.where(finite, piece, 0).sum(dtype=torch.float64), finite.sum(dtype=torch.float64)])
+    total, count = world.gather(found.cpu().numpy()).sum(axis=0)
+    # Rounded: the last bits of a sum depend on the number of ranks.
+    return float(f"{total / count:.4g}") if count else None
+
+
 COUNTED = ("forward", "backward", "refresh", "scoring", "steps", "full_forward", "full_backward")
 """Fields of `Cost` that the history gives by epoch."""
 
@@ -667,6 +687,8 @@ class Epochs:
         number, first = not_finite(self._records["loss"])
         count = self._world.total(number)
         self._history[-1]["nonfinite"] = count
+        if (mean := mean_loss(self._records["loss"], self._world)) is not None:
+            self._history[-1]["mean_loss"] = mean
         if not count:
             return
         shard = self._records.shard

@@ -1,0 +1,49 @@
+"""The history has the mean of the recorded losses, beside the loss of the chosen rows that the loop sees."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import thresher
+
+N = 96
+
+
+@pytest.mark.parametrize("method", [thresher.FullData(), "kakurenbo", thresher.SelectiveBackprop(keep=0.25)], ids=str)
+def test_the_mean_over_all_samples(method):
+    torch.manual_seed(0)
+    x = torch.randn(N, 4)
+    y = (x[:, 0] > 0).long()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    run = thresher.attach(
+        method,
+        loader=DataLoader(TensorDataset(x, y), 32, shuffle=True),
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=2,
+    )
+    printed = []
+    for _ in range(2):
+        for inputs, targets in run.loader:
+            loss = run.criterion(run.model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            printed.append(loss.item())
+    expected = F.cross_entropy(model(x), y).item()
+    assert [entry["mean_loss"] for entry in run.history] == pytest.approx([expected] * 2, rel=1e-3)
+    if isinstance(method, thresher.SelectiveBackprop):
+        assert min(printed) > 1.2 * expected
+    logged = {}
+    run.log(lambda numbers, step: logged.update(numbers))
+    assert logged["thresher/mean_loss"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_losses_that_are_not_finite_and_samples_never_seen_do_not_count():
+    from thresher.run.epochs import mean_loss
+
+    assert mean_loss(torch.tensor([-torch.inf, torch.nan, torch.inf])) is None
+    assert mean_loss(torch.tensor([-torch.inf, 2.0, torch.nan, 4.0])) == 3.0
