@@ -42,6 +42,8 @@ from thresher.timing import Timing
 
 Device = torch.device | None
 NOTHING = EpochCursor(order=sequential(0))
+WITH_WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Loaders of users whose persistent workers a run has started; a later run starts its own without drawing their seed."""
 NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
 
 
@@ -236,12 +238,15 @@ class SelectedLoader(OfUser):
         self._begin_with(NONE_WAIT)
         # Random numbers are drawn as by the user's loader: persistent workers draw their seed when they start, which they have
         # done before this epoch in a run without an interruption; then the epoch draws its own, and the sampler comes last.
-        if self._resumes_after_epochs and self.persistent_workers:
+        loader: Any = self._user
+        if self.persistent_workers and (self._resumes_after_epochs or loader in WITH_WORKERS or loader._iterator is not None):
             self._start_workers()
         self._resumes_after_epochs = False
         self._epoch_start = {**rng.capture(self.device, self.generators()), "workers_ran": self._workers_ran}
         candidates = self._candidates(cursor, 0, iter)
         self._workers_ran = self.persistent_workers
+        if self._workers_ran:
+            WITH_WORKERS.add(loader)
         return candidates
 
     def _resume(
