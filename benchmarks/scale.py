@@ -159,7 +159,7 @@ def plans(made: Attached, n: int, rounds: int) -> list[Row]:
     """
     fill(made.run.records)  # losses of few samples that are repeated have many ties
     planner = made.run._epochs._planner
-    side = Side("Kakurenbo", lambda _: planner.plan(1, 0, timed=False), limit=MOST_PLAN if n >= N else None)
+    side = Side("Kakurenbo", lambda _: planner.plan(1, 0), limit=MOST_PLAN if n >= N else None)
     return compare(randperm(n), [side], pairs=rounds)
 
 

@@ -79,7 +79,7 @@ class Cost:
         Returns:
             The fields of the class by name; `ratio`, the cost with 2 forwards a backward; and `measured_ratio`, the cost with
             the measured `backward_to_forward`. What is not known is None. The time that was saved is not in the counts: small
-            batches take more time per sample. `run.summary()` and `run.times` have it.
+            batches take more time per sample. `thresher compare` measures it.
 
         Example:
             >>> cost = Cost(forward=100, backward=50, steps=10, full_forward=100, full_backward=100, backward_to_forward=1.0)

@@ -42,6 +42,7 @@ FLOORS = (
         "shards",
         "permutation",
         "cost",
+        "stopwatch",
         "timing",
         "rng",
         "warning",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from thresher.cost import Cost
-from thresher.timing import Stopwatch
+from thresher.stopwatch import Stopwatch
 
 
 class Clock:

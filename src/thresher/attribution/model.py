@@ -13,8 +13,9 @@ from torch import nn
 from thresher.attribution.cost_meter import TRANSFORMED, Meter, in_transform, next_node
 from thresher.attribution.tracker import RowTracker
 from thresher.loading.trees import leaves
+from thresher.stopwatch import Stopwatch
 from thresher.subset.module import SubsetBackward
-from thresher.timing import Stopwatch, Timing
+from thresher.timing import Timing
 
 
 class TrackedModel(nn.Module):
@@ -79,9 +80,9 @@ class TrackedModel(nn.Module):
         # Before the call: a model may change its inputs in place, and the nodes of the pass are those made after this number.
         inputs, first = tracker.look_inputs((args, kwargs)), next_node()
         call, own["_counted_by"].subset = own["_called"], None  # of a call of the model itself, or of one that failed
-        timed = timer.running and module.training
+        measures = timer.running and module.training
         calls = perf_counter()
-        outputs = timer.forward(lambda: call(*args, **kwargs)) if timed else call(*args, **kwargs)
+        outputs = timer.forward(lambda: call(*args, **kwargs)) if measures else call(*args, **kwargs)
         called = perf_counter()
         tracker.remember_outputs(outputs, inputs)
         if inputs.rows is not None and not inputs.refuse:

@@ -35,7 +35,6 @@ class PackedPlan:
         share: Share of the ids that the epoch trains on.
         width: Number of candidates per drawn row.
         note: Sentence that the user must know.
-        timed: Whether a few of the smaller batches are whole, so that the time of full training is known.
         lots: Reproducible draw that the plan consists of; not saved.
 
     Example:
@@ -55,25 +54,23 @@ class PackedPlan:
     share: float
     width: float
     note: str
-    timed: bool = False
     lots: Lots | None = None
 
     @staticmethod
-    def of(plan: EpochPlan, shard: Shard, *, timed: bool = False) -> "PackedPlan":
+    def of(plan: EpochPlan, shard: Shard) -> "PackedPlan":
         """Returns a plan with bitmasks in place of ids.
 
         Args:
             plan: The plan, already checked by `EpochPlan.check`.
             shard: Shard of the plan.
-            timed: Whether a few of its smaller batches are whole. Default: False.
         """
         # Ids that were drawn have an order and come more than once, which a bitmask cannot hold.
-        block, names = range(shard.first, shard.last), {field.name for field in fields(PackedPlan)} - {"timed"}
-        values: dict[str, Any] = {name: getattr(plan, name) for name in names}
+        block = range(shard.first, shard.last)
+        values: dict[str, Any] = {field.name: getattr(plan, field.name) for field in fields(PackedPlan)}
         for name in ("refresh",) if plan.drawn else ("ids", "refresh"):
             if values[name] is not None:
                 values[name] = torch.from_numpy(packed(values[name].numpy(), block))
-        return PackedPlan(**values, timed=timed)
+        return PackedPlan(**values)
 
     def unpacked(self, shard: Shard) -> EpochPlan:
         """Returns the plan with ids in place of bitmasks.
@@ -85,7 +82,7 @@ class PackedPlan:
             TypeError: A tensor has the wrong dtype.
             ValueError: A bitmask does not have one bit per sample of the shard, or a number is out of range.
         """
-        values: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in ("lots", "timed")}
+        values: dict[str, Any] = {name: value for name, value in vars(self).items() if name != "lots"}
         for name in ("refresh",) if self.drawn else ("ids", "refresh"):
             bits = values[name]
             if bits is None:

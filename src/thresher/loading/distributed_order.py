@@ -238,7 +238,7 @@ class DrawnRows:
         return self._sizes.rows
 
     def take(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Returns the ids of rows from one number to another, those of whole steps; fewer where they end."""
+        """Returns the ids of rows from one number to another, at which steps end; fewer where the rows end."""
         # Steps are drawn whole; the ranks then take every W-th row, and so have the same number of rows.
         first, last = (int(np.searchsorted(self._ends, min(row, self._sizes.rows))) for row in (begin, end))
         parts = [self._drawn.take(step)[self._world.rank :: self._world.size] for step in range(first, last)]

@@ -38,7 +38,7 @@ from thresher.loading.smaller_batches import StepSizes
 from thresher.loading.trees import to_device
 from thresher.loading.worker_draws import NotedBatch, NotedCollate, ResumedDraws, begin_noted
 from thresher.shards import ALONE, World
-from thresher.timing import Timing
+from thresher.timing import ATTRIBUTION, LOADING, Timing
 
 Device = torch.device | None
 NOTHING = EpochCursor(order=sequential(0))
@@ -71,7 +71,7 @@ class SelectedLoader(OfUser):
         timing: Timing | None = None,
         least: int = 1,
     ) -> None:
-        self.timing = Timing(device or torch.device("cpu")) if timing is None else timing
+        self.timing = timing or Timing()
         self._user, self._samples, self._world = loader, None if kept is None else len(kept), world
         self._control: EpochControl | None = None
         self.row_buffer: RowBuffer | None = None
@@ -211,7 +211,7 @@ class SelectedLoader(OfUser):
             raise RuntimeError(
                 "run.loader was closed by run.detach(). Iterate your own DataLoader, or attach again and use its run.loader."
             )
-        self.timing.begin()
+        self.timing.switch(LOADING)  # workers start
         if self._settings is not None:
             self._settings.check()
         self.stop()
@@ -443,7 +443,7 @@ class EpochIterator:
                 "this pass over run.loader was ended by a newer one; iterate the newer one. To read the data within an epoch, "
                 "as for statistics or an evaluation, use a DataLoader of your own."
             )
-        self._loader.timing.asked()
+        self._loader.timing.switch(ATTRIBUTION)
         row_buffer = self._loader.row_buffer
         if row_buffer is None:
             try:
@@ -483,7 +483,7 @@ class EpochIterator:
 
     def _next_candidate(self) -> tuple[Any, Tensor]:
         timing, on_host = self._loader.timing, self._loader.device.type == "cpu"
-        before = timing.load()
+        before = timing.switch(LOADING)
         batch, ids, drawn, stayed, left = self._candidates.take()
         if on_host:
             timing.switch(before)

@@ -1,7 +1,6 @@
 """Smaller batches: the rows of an epoch, dealt over as many steps as full training has."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -10,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher.distributed.plan import PackedPlan
-from thresher.timing import whole_steps
 
 ByIds = Callable[[NDArray[np.int64]], Tensor]
 """Function of ids of samples, shape (n,), that returns a number of each, shape (n,), float32."""
@@ -40,16 +38,14 @@ class StepSizes:
         steps: Number of steps, 1 or more.
         rows: Number of rows of all steps together, at least `steps`.
         candidates: Number of ids of the epoch's order that the rows are drawn from, at least `rows`.
-        whole: Numbers of the steps that train on all rows of a batch of full training, ascending; they show what it would take.
-        batch_size: Number of rows of such a step.
         keys: Function of ids, shape (n,), that returns numbers of these samples, shape (n,), float32: of the candidates of a
             step, those with the smallest keys are its rows. None where all candidates are.
 
     Example:
         >>> import torch
-        >>> sizes = StepSizes(steps=4, rows=14, candidates=20, whole=(1,), batch_size=5)
-        >>> list(sizes.parts(14)), list(sizes.parts(20)), list(sizes.parts(14, first=sizes.step_after(8, 14)))
-        ([3, 5, 3, 3], [5, 5, 5, 5], [3, 3])
+        >>> sizes = StepSizes(steps=4, rows=14, candidates=20)
+        >>> list(sizes.parts(14)), list(sizes.parts(20)), list(sizes.parts(14, first=sizes.step_after(10, 14)))
+        ([3, 4, 3, 4], [5, 5, 5, 5], [4])
         >>> keys = torch.tensor([5.0, 4, 3, 2, 1, 0, 9, 8])
         >>> StepSizes(steps=3, rows=4, candidates=8, keys=keys.__getitem__).draw(torch.tensor([7, 0, 6]), 2)
         tensor([7, 0])
@@ -58,21 +54,17 @@ class StepSizes:
     steps: int
     rows: int
     candidates: int
-    whole: tuple[int, ...] = ()
-    batch_size: int = 0
     keys: ByIds | None = None
 
     def before(self, step: int, total: int) -> int:
-        """Returns the part of a number that the steps before one have; other than whole steps, they differ by one at most.
+        """Returns the part of a number that the steps before one have; the parts of the steps differ by one at most.
 
         Args:
             step: Number of the step.
             total: The number: `rows` or `candidates`.
         """
-        whole = bisect_left(self.whole, step)
         # Integer arithmetic: every process and every resumed run cuts the same parts.
-        rest = total - len(self.whole) * self.batch_size
-        return whole * self.batch_size + (step - whole) * rest // (self.steps - len(self.whole))
+        return step * total // self.steps
 
     def ends(self, total: int) -> NDArray[np.int64]:
         """Returns where the part of each step in a number ends, with a 0 before them, shape (steps + 1,).
@@ -80,10 +72,7 @@ class StepSizes:
         Args:
             total: The number: `rows` or `candidates`.
         """
-        steps = np.arange(self.steps + 1, dtype=np.int64)
-        whole = np.searchsorted(self.whole, steps)
-        rest = total - len(self.whole) * self.batch_size
-        return whole * self.batch_size + (steps - whole) * rest // (self.steps - len(self.whole))
+        return np.arange(self.steps + 1, dtype=np.int64) * total // self.steps
 
     def parts(self, total: int, first: int = 0) -> Iterator[int]:
         """Yields the part of a number that each step has.
@@ -99,13 +88,13 @@ class StepSizes:
             begin = end
 
     def step_after(self, part: int, total: int) -> int:
-        """Returns the number of the step that follows the first part of a number, which is that of whole steps.
+        """Returns the number of the step that follows the first part of a number, which ends with a step.
 
         Args:
             part: The part.
             total: The number: `rows` or `candidates`.
         """
-        return bisect_left(range(self.steps + 1), part, key=lambda step: self.before(step, total))
+        return min(-(-part * self.steps // max(1, total)), self.steps + 1)
 
     def step_at(self, rows: int) -> int:
         """Returns the number of the step that follows the first so many rows.
@@ -114,7 +103,7 @@ class StepSizes:
             rows: Number of rows.
 
         Raises:
-            ValueError: The rows are not those of whole steps, as those of other batch sizes.
+            ValueError: No step ends with these rows, as with those of another batch size.
         """
         step = self.step_after(rows, self.rows)
         if self.before(step, self.rows) != rows:
@@ -208,6 +197,4 @@ def smaller_sizes(
             "Give the loader larger batches, or raise the share."
         )
     candidates = rows if plan.keys is None else min(staying, round(plan.width * rows))
-    # At most half of the rows are in whole steps, and the others leave enough for every step.
-    spare = min(rows // 2, rows - least * steps) // batch_size
-    return StepSizes(steps, rows, candidates, whole_steps(steps, spare) if plan.timed else (), batch_size)
+    return StepSizes(steps, rows, candidates)

@@ -38,7 +38,8 @@ from thresher.run.parts import Parts, RunConfig, SelectionMode
 from thresher.run.run import Run
 from thresher.run.strata import STRATUM, STRATUM_COLUMN
 from thresher.shards import World
-from thresher.timing import SPREAD_OVER, WHOLE_STEPS, Stopwatch, Timing, whole_steps
+from thresher.stopwatch import Stopwatch
+from thresher.timing import Timing
 from thresher.warning import warn
 
 LONG_EPOCH = 100
@@ -119,7 +120,7 @@ def build_run(config: RunConfig) -> Run:
             of an epoch would have too few rows.
     """
     device = _device(config)
-    trained, timing = Trained(config.model, subset=config.mode.is_in_forward), Timing(device or torch.device("cpu"))
+    trained, timing = Trained(config.model, subset=config.mode.is_in_forward), Timing()
     loader, method = _data(config, device=device, timing=timing)
     parts = _attribution(config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing)
     # A batch method may ask for the progress of the training, which is known once the epochs are there.
@@ -186,10 +187,7 @@ def _selection(parts: Parts, *, trained: Trained, progress: Callable[[], float])
     method = config.on_stream or config.batch_method
     if method is None:
         return BatchSelection(parts)
-    steps = -(-parts.loader.candidates // parts.loader.batch_sampler.batch_size) or SPREAD_OVER
-    # Batches that are filled up are all whole; a compiled model would have to be compiled once more for whole ones.
-    whole = () if mode.fills or trained.is_compiled else whole_steps(steps, WHOLE_STEPS)
-    stage = BatchStage(method, seed=config.seed, rank=config.world.rank, whole_steps=whole, progress=progress)
+    stage = BatchStage(method, seed=config.seed, rank=config.world.rank, progress=progress)
     scoring = config.scoring or Scoring()
     if not mode.is_in_forward:
         return BeforeForward(parts, stage, scoring, fills=mode.fills)

@@ -1,6 +1,6 @@
 """How a batch method chooses the rows of a batch: before the loop sees the batch, or in the loop's own forward pass."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -201,7 +201,6 @@ class BatchStage:
         method: The method.
         seed: Random seed of its draws.
         rank: Number of this process among those that train together, whose batches have draws of their own. Default: 0.
-        whole_steps: Numbers of the steps that keep all rows, so that the time of full training is known. Default: none.
         progress: Function that returns the share of the training that is done, in [0, 1]. Default: it is not known.
     """
 
@@ -211,11 +210,9 @@ class BatchStage:
         *,
         seed: int,
         rank: int = 0,
-        whole_steps: Collection[int] = (),
         progress: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._whole_steps, self._progress = frozenset(whole_steps), progress
-        self.method, self.seed, self._rank = method, seed, rank
+        self.method, self.seed, self._rank, self._progress = method, seed, rank, progress
         self.requires = requirements_of(method)
         self.state = method.init_state()
         self.step = 0
@@ -255,16 +252,9 @@ class BatchStage:
         return torch.Generator().manual_seed(self._seeds[1][place])
 
     @property
-    def is_whole_step(self) -> bool:
-        """Whether the next batch keeps all rows, so that the time of a step of full training is known."""
-        return self.step in self._whole_steps
-
-    @property
     def keeps_all(self) -> bool:
-        """Whether the next batch is trained whole: for that reason, or because the method does not choose at this point."""
-        if self.is_whole_step or not self.requires.active:
-            return self.is_whole_step
-        return not self.method.active(self._progress(), self.step)  # pyright: ignore[reportAttributeAccessIssue]
+        """Whether the next batch is trained whole, because the method does not choose at this point of the training."""
+        return self.requires.active and not self.method.active(self._progress(), self.step)  # pyright: ignore[reportAttributeAccessIssue]
 
     def whole(self, n: int, device: torch.device) -> BatchPlan:
         """Returns a plan with every row of a batch."""
@@ -365,16 +355,6 @@ class Trained:
         return sum(part.tracing_s for part in self._parts)
 
     @property
-    def is_compiled(self) -> bool:
-        """Whether the backward pass is compiled, and the model itself would have to be compiled once more."""
-        return any(part.compiles for part in self._parts)
-
-    def train_whole(self, whole: bool) -> None:
-        """Has the next forward passes call the model itself, whose backward pass costs all rows, or not."""
-        for part in self._parts:
-            part.train_whole = whole
-
-    @property
     def is_plain(self) -> bool:
         """Whether the model turned out not to be traceable, so that its backward pass costs all rows."""
         return bool(self.why_plain())
@@ -435,8 +415,6 @@ class BatchSelection:
     """How it turned out, for the saved state: "once", "twice", or None without a batch method."""
     scores = False
     """Whether own passes of the trained model compute the losses that rows are chosen by."""
-    is_small = False
-    """Whether the loop's steps train on some rows of the batches of full training only."""
     tracing_s = 0.0
     """Seconds of the loop's steps that tracing the model has taken."""
     gives_up: Callable[[], bool] | None = None
@@ -449,10 +427,6 @@ class BatchSelection:
         self.loss: MeasureLoss = parts.reader.measuring()  # the criterion's own function: this is called in every step
         """Computes the criterion of the rows that are trained on, and the signals of all."""
         self._dimension = LossDimension()
-
-    def is_whole(self, n: int, batch_size: int) -> bool:
-        """Whether the step of a batch of n rows, which was just yielded, is one of full training."""
-        return n >= batch_size
 
     def reduced(
         self,
@@ -533,21 +507,12 @@ class InForward(BatchSelection):
         self._may_be_foreign = False
         self._passed_back = 0, 0
         self._share = 1.0
-        self._warned = self._compared = self._trains_whole = False
-
-    @property
-    def is_small(self) -> bool:
-        """Whether the backward pass costs the chosen rows only."""
-        return not self._trained.is_plain
+        self._warned = self._compared = False
 
     @property
     def tracing_s(self) -> float:
         """Seconds that tracing has taken in the loop's forward passes."""
         return self._trained.tracing_s
-
-    def is_whole(self, n: int, batch_size: int) -> bool:
-        """Whether the batch just yielded is trained whole, by the model itself."""
-        return n >= batch_size and self._trains_whole
 
     def watch(self, value: Tensor) -> None:
         """Times the backward pass, which runs on the chosen rows only where the model was traced."""
@@ -572,9 +537,7 @@ class InForward(BatchSelection):
         if self._parts.config.by_batch:
             factor = part_of_divisor(criterion, targets, layout, plan.rows, joint_weights(plan, weights), weights)
         weights, k = joint_weights(plan, weights), len(plan.rows)
-        # A step that trains the model itself has the plain loss of the whole batch, so that its time is that of full training.
-        if k < layout.n or not self._trains_whole:
-            outputs, targets = (take_samples(tree, plan, layout) for tree in (outputs, targets))
+        outputs, targets = (take_samples(tree, plan, layout) for tree in (outputs, targets))
         self._parts.timing.attribution_s += perf_counter() - begin
         small, alone = RowLayout(k, layout.repeat), None
         # A loss whose value for a row depends on the other rows (contrastive, in-batch negatives) would be another one for the
@@ -718,9 +681,7 @@ class InForward(BatchSelection):
         self._may_be_foreign = False
 
     def batch_yielded(self, number: int) -> None:
-        """Forgets the choices of batches that are not in use any more, and has the model train a whole step by itself."""
-        self._trains_whole = self._stage.is_whole_step
-        self._trained.train_whole(self._trains_whole)
+        """Forgets the choices of batches that are not in use any more."""
         # A prefetcher asks for batches before the loss of an earlier one is computed.
         first = number - BATCHES_AHEAD
         self._chosen_in_step = [one for one in self._chosen_in_step if one[0] is not None and one[0][0] > first]
@@ -738,7 +699,7 @@ class BeforeForward(BatchSelection):
 
     def __init__(self, parts: Parts, stage: BatchStage, scoring: Scoring, *, fills: bool) -> None:
         super().__init__(parts, stage)
-        self._stage, self._scoring, self.fills, self.is_small = stage, scoring, fills, not fills
+        self._stage, self._scoring, self.fills = stage, scoring, fills
         self.forward_passes = "twice" if fills else "once"
         self._known_losses = None if scoring.losses is None else scoring.losses.to(parts.device)
         self.scores = bool(stage.requires.signals) and scoring.losses is None and scoring.model is None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from thresher.losses.base import Criterion
 from thresher.run.epochs import Epochs
-from thresher.timing import Stopwatch
+from thresher.stopwatch import Stopwatch
 
 
 class CreditedCriterion(nn.Module):
@@ -90,7 +90,7 @@ class CreditedCriterion(nn.Module):
         return self._adapter.value(outputs, targets) if value is None else self.watched(value, outputs)
 
     def watched(self, value: Tensor, outputs: Any) -> Tensor:
-        """Returns a loss that was credited, whose backward pass is timed, and which is compared once.
+        """Returns a loss that was credited, whose backward pass is measured, and which is compared once.
 
         Args:
             value: The loss, shape ().

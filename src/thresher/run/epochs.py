@@ -20,7 +20,6 @@ from thresher.exact import exact_mean
 from thresher.loading.order import OrderPlace, PieceOrder, TensorOrder, check_begins, sequential
 from thresher.methods._adapted import OnStream, OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of, way_around
-from thresher.methods.full import FullData
 from thresher.passes.consistency import Comparison
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.run.batch_selection import BatchSelection, BeforeForward, InForward
@@ -30,22 +29,8 @@ from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
 from thresher.run.optimizer_steps import StepChecks, StepHooks, parameters_elsewhere
 from thresher.run.parts import Parts
 from thresher.shards import ALONE, Shard, World, shard_of
-from thresher.timing import (
-    ATTRIBUTION,
-    MOST_ERROR,
-    PLANNING,
-    REFRESH,
-    SCORING_PASS,
-    SECONDS_TO_WARN,
-    STEPS,
-    TRACING,
-    TimeTold,
-    told,
-)
+from thresher.timing import ATTRIBUTION, OUTSIDE, PLANNING, REFRESH, SCORING_PASS, STEPS
 from thresher.warning import warn
-
-ENOUGH_STEPS = 1200
-"""Least number of steps of full training from which full-size batches in fewer steps lose little more than smaller batches."""
 
 
 class Planner:
@@ -62,13 +47,12 @@ class Planner:
         self._loader, self._records, self._passes = parts.loader, parts.records, parts.passes
         self._warned_of: set[str] = set()
 
-    def plan(self, epoch: int, seed: int, *, timed: bool) -> HeldPlan:
+    def plan(self, epoch: int, seed: int) -> HeldPlan:
         """Returns the plan of an epoch.
 
         Args:
             epoch: Number of the epoch.
             seed: Random seed of the run.
-            timed: Whether smaller batches have a few whole ones among them.
 
         Raises:
             TypeError: The method returned no plan.
@@ -80,11 +64,10 @@ class Planner:
         plan = self._checked(plan, shard_of(known))
         if self._gathers:
             plan = part_of_plan(plan, shard)
-        timed = timed and plan.smaller_batches
         if self._config.strata is not None:
-            layout = lambda one: self._loader.rows_of_steps(self.hold(PackedPlan.of(one, shard, timed=timed)))  # noqa: E731
+            layout = lambda one: self._loader.rows_of_steps(self.hold(PackedPlan.of(one, shard)))  # noqa: E731
             plan = self._config.strata.in_order(plan, self._records, layout, shard.world, generator)
-        held = self.hold(PackedPlan.of(plan, shard, timed=timed))
+        held = self.hold(PackedPlan.of(plan, shard))
         self._records.remember(plan.remember)
         if plan.note and plan.note not in self._warned_of:
             self._warned_of.add(plan.note)
@@ -238,7 +221,7 @@ class Epochs:
         self.selection, self._selection_attached = selection, selection
         self._attributor, self._accumulator, self._passes = parts.attributor, parts.accumulator, parts.passes
         self._records, self._cost, self.timing = parts.records, parts.cost, parts.timing
-        self._timed_from = self._cost.full_forward, self._cost.backward, selection.tracing_s
+        self._traced_s = selection.tracing_s
         self.comparison = Comparison(self._passes, self._accumulator)
         """Compares the losses of own passes with those of the loop."""
         by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
@@ -258,13 +241,10 @@ class Epochs:
         self._active = self._resumed = self._warned = False
         self._ran_out = True
         self._place, self._consumed = OrderPlace(), 0
-        self._batch_size = self._loader.batch_sampler.batch_size
-        self._was_timed = False
-        """Whether an epoch of smaller batches is over, the first of which has whole steps for the forecast of time."""
         self._plan: HeldPlan | None = None
         self._history: list[dict[str, Any]] = []
         self._booked = dict.fromkeys(COUNTED, 0)
-        self._warned_of_length = self._warned_of_evaluation = self._warned_of_time = self._saved_left = False
+        self._warned_of_length = self._warned_of_evaluation = self._saved_left = False
         self._at_begin = False, OrderPlace()
         self.end = EpochEnd(parts, self._end_epoch, single_process=self._single_process)
 
@@ -382,7 +362,7 @@ class Epochs:
         self._cost.full_forward += self._consumed - before
         self._cost.full_backward += self._consumed - before
         self.timing.attribution_s += perf_counter() - begin
-        self.timing.yielded(len(ids), whole=self.selection.is_whole(len(ids), self._batch_size))
+        self.timing.switch(STEPS)
 
     def on_loop_exit(self, *, exhausted: bool) -> None:
         """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
@@ -392,7 +372,7 @@ class Epochs:
             self._ran_out = True
             self.clock.end_epoch(self.epoch)
         self.end.on_loop_exit(exhausted=exhausted)
-        self.timing.end()
+        self.timing.switch(OUTSIDE)
         # After the last epoch no other pass may come that could show that nothing was trained in this one.
         looks = exhausted and self.epoch >= self.config.epochs and not self.end.trained
         if self._active and (looks or self.end.evaluates):
@@ -453,8 +433,7 @@ class Epochs:
         if self._plan is None and not self._loader.streams:
             self._settle()
             before = self.timing.switch(PLANNING)
-            # A few smaller batches of the first epoch are whole, so that the time of full training is measured and not guessed.
-            self._plan = self._planner.plan(self.epoch, self._seed, timed=not self._was_timed)
+            self._plan = self._planner.plan(self.epoch, self._seed)
             self.timing.switch(before)
         return self._plan
 
@@ -473,51 +452,11 @@ class Epochs:
         counted = asdict(self._cost)
         self._history[-1] |= {name: counted[name] - self._booked[name] for name in COUNTED}
         self._booked = {name: counted[name] for name in COUNTED}
-        self._book_time()
+        traced_before, self._traced_s = self._traced_s, self.selection.tracing_s
+        self.timing.close(epoch=self._history[-1]["epoch"], tracing_s=self._traced_s - traced_before)
         if self.step_checks is not None:
             last = self._history[-1]
             self.step_checks.check_steps(last["epoch"], last["steps"], last["backward"], last.get("lr_scale", 1.0))
-
-    def _book_time(self) -> None:
-        """Notes the time of the epoch that is over, and says once that selection costs more time than it saves."""
-        (full, rows, tracing), cost = self._timed_from, self._cost
-        self._timed_from = cost.full_forward, cost.backward, self.selection.tracing_s
-        self.timing.close(
-            epoch=self._history[-1]["epoch"],
-            full=cost.full_forward - full,
-            rows=None if cost.unknown else cost.backward - rows,
-            loads=self.selection.fills is not None,
-            size=self._loader.batch_sampler.batch_size,
-            small=self.selection.is_small or "whole_steps" in self._history[-1],
-            tracing_s=self.selection.tracing_s - tracing,
-        )
-        saves, epochs = self.selection.stage is not None or not isinstance(self._method, FullData), len(self.timing.entries)
-        # Said at doubling intervals, since a short training is judged by noise; asked again, since a longer one may be judged
-        # better.
-        if self._warned_of_time or not saves or epochs < 2 or epochs & (epochs - 1):  # after 2, 4, 8, ... epochs
-            return
-        time = told(self.timing.entries)
-        sure, rather = time.epochs and time.seconds >= SECONDS_TO_WARN and time.is_told_from_full, self.in_fewer_steps
-        if sure and (time.longer > 0 or rather):
-            self._warned_of_time = True
-            warn(f"The training takes {time}. {rather or _why_slower(time)} This is said once.")
-
-    @property
-    def in_fewer_steps(self) -> str:
-        """A way to save more time, as a sentence, where smaller batches save less than half of what they leave out."""
-        entry, time = self._history[-1] if self._history else {}, told(self.timing.entries)
-        requires, whole = requirements_of(self._method), self._loader.candidates
-        steps = self.config.epochs * -(-whole // self._loader.batch_sampler.batch_size)
-        possible = "whole_steps" in entry and (requires.paced is not None or requires.stratify is not None)
-        if not possible or steps < ENOUGH_STEPS or not time.epochs or time.error > MOST_ERROR:
-            return ""
-        share = entry["kept"] / (whole * self._world.size)
-        if -time.longer > (1 - share) / 2:
-            return ""
-        return (
-            f"Smaller batches save little here; full-size batches in {share:.0%} of the steps save more: "
-            f"attach({share:.2g}, spend='steps'), with run.pace for schedules that count steps."
-        )
 
     def trains(self) -> bool:
         """Returns whether the next step trains on a loss of the run, so that its learning rate is scaled.
@@ -540,7 +479,7 @@ class Epochs:
             self.timing.attribution_s += perf_counter() - begin
         # A loop that keeps its iterator may evaluate next, which is no time of the training.
         if self.end.state is Pass.ALL_YIELDED:  # the loop may keep the iterator, and do something else first
-            self.timing.end()
+            self.timing.switch(OUTSIDE)
 
     def detach(self) -> None:
         """Takes the hooks off the optimizer, and lets other runs have it and the loader."""
@@ -600,17 +539,15 @@ class Epochs:
         self._resumed, self._saved_left = self._active, state["left"]
         self._consumed = self.clock.resume(self.epoch, self._place, self._loader.scale_of(self._plan))
         self.end.forget()
-        # A run that is resumed has the whole steps behind it that the forecast of time needs.
-        self._was_timed = any("whole_steps" in entry for entry in self._history)
         self._booked = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
         self.timing.forget()
-        self._timed_from = self._cost.full_forward, self._cost.backward, self.selection.tracing_s
+        self._traced_s = self.selection.tracing_s
 
     def _switch(self, selection: BatchSelection) -> None:
         if selection is not self.selection:
             self.selection = selection
             # What the former selection has traced is booked; the other one may not have traced at all.
-            self._timed_from = (*self._timed_from[:2], selection.tracing_s)
+            self._traced_s = selection.tracing_s
             self._loader.select_before_loop(selection.fills, by_chance=selection.by_chance)
 
     def _end_epoch(self, complete: bool) -> None:
@@ -645,8 +582,6 @@ class Epochs:
                 "lr_scale": plan.own.lr_scale,
                 **plan.own.facts,
             }
-            if sizes is not None:
-                entry["whole_steps"], self._was_timed = len(sizes.whole), True
         else:
             entry |= {"lr_scale": requirements_of(self._method).stream_lr_scale}
         if stage is not None:
@@ -699,21 +634,6 @@ class Epochs:
         if not self._warned:
             self._warned = True
             warn(f"{message}; they are kept for training and not scored. This is said once.")
-
-
-def _why_slower(time: TimeTold) -> str:
-    """Returns what makes a training slower than full training by most, as it was measured, and what to do; whole sentences."""
-    causes = {**time.parts, STEPS: time.parts[STEPS] - time.full}
-    cause = max(causes, key=lambda name: causes[name])
-    ways = {
-        STEPS: "Fewer rows make its steps hardly shorter: larger batches, or full training for fewer epochs, are better here.",
-        PLANNING: "Planning the epochs takes the most: use a method that plans each batch.",
-        REFRESH: "The refresh takes the most: use a method without one.",
-        SCORING_PASS: "Scoring takes the most: use forward_passes='once', or a cheaper scoring=Scoring(...).",
-        TRACING: "Tracing the model takes the most. It is done once, so that a longer training makes up for it.",
-        ATTRIBUTION: "Attributing samples takes the most, since the steps are so short: use larger batches.",
-    }
-    return ways[cause]
 
 
 def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset, plan: HeldPlan | None) -> str | None:

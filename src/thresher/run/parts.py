@@ -22,7 +22,8 @@ from thresher.passes.own import OwnPasses
 from thresher.records import Records
 from thresher.run.strata import Strata
 from thresher.shards import ALONE, World
-from thresher.timing import Stopwatch, Timing
+from thresher.stopwatch import Stopwatch
+from thresher.timing import Timing
 
 
 class SelectionMode(enum.Enum):

@@ -14,6 +14,7 @@ from thresher.cost import Cost
 from thresher.loading.uncopied import Uncopied
 from thresher.losses.given import GivenLosses
 from thresher.methods.contract import as_written, requirements_of
+from thresher.methods.full import FullData
 from thresher.observation import DataMap, map_of
 from thresher.plans import EpochPlan
 from thresher.records import Records
@@ -22,7 +23,7 @@ from thresher.run.criterion import CreditedCriterion
 from thresher.run.epochs import Epochs
 from thresher.run.parts import Parts
 from thresher.run.schedule import PacedLR, followed, paced
-from thresher.timing import told
+from thresher.timing import time_by_part
 from thresher.warning import warn
 
 Facts = list[tuple[str, str]]
@@ -36,10 +37,10 @@ def facts(
     history: Sequence[Mapping[str, Any]],
     times: Sequence[Mapping[str, Any]],
     cost: Cost,
-    advice: str = "",
     why_plain: str = "",
     *,
     scored: bool = False,
+    on_device: bool = False,
 ) -> Facts:
     """Returns what a summary says of a run.
 
@@ -50,16 +51,19 @@ def facts(
         history: Entries of `run.history`.
         times: Entries of `run.times`.
         cost: Cost of the run by now.
-        advice: Sentence about a way to save more time. Default: none.
         why_plain: Why the model could not be traced, where rows are chosen in the batch. Default: it was.
         scored: Whether the method was given scores, which took time before the run. Default: False.
+        on_device: Whether the model is on an accelerator, which the clock of the host does not wait for. Default: False.
     """
     found = [("method", as_written(method)), ("epochs", epochs)]
     found.append(("samples", "a stream" if samples is None else f"{samples:,}"))
     if history:
-        before = "; what the scores took before it is not in it" * scored
-        found += [("last epoch", _epoch(history, samples, counted=cost.unknown is None)), ("time", f"{told(times)}{before}")]
-    found += [("advice", advice)] if advice else []
+        found.append(("last epoch", _epoch(history, samples, counted=cost.unknown is None)))
+    if times:
+        notes = "; time of the host" * on_device + "; what the scores took before it is not in it" * scored
+        found.append(("time", time_by_part(times) + notes))
+    if times and not isinstance(method, FullData):
+        found.append(("saving", "thresher compare measures it: it trains with this method and in full"))
     found += [("not traced", f"a backward pass costs all rows that are put forward: {why_plain}")] if why_plain else []
     return [*found, *_costs(cost)]
 
@@ -411,13 +415,11 @@ class Run(Uncopied):
 
     @property
     def times(self) -> list[dict[str, Any]]:
-        """What is known of the time of each epoch that this process has ended, one entry per epoch; it is not saved.
+        """The time of each epoch that this process has ended, one entry per epoch; it is not saved.
 
-        `seconds` is the wall time of the loop over `run.loader`, and `full_seconds` the forecast of what full training would
-        have taken; the steps that it was made of leave it open by a share of `time_error`. `time_unknown` is the reason why
-        there is no forecast. `planning_s`, `refresh_s`, `scoring_s`, `tracing_s` and `attribution_s` are the seconds that
-        Thresher's own work took. `cpu_seconds`, `full_cpu_seconds` and `cpu_time_error` are of CPU time, where there is no
-        accelerator. `busy` is there, and True, where the machine had more work than cores at the end of the epoch.
+        `seconds` is the wall time of the loop over `run.loader`. `loading_s` and `steps_s` are the seconds of it that the loop
+        waited for batches and trained; `planning_s`, `refresh_s`, `scoring_s`, `tracing_s` and `attribution_s` those of
+        Thresher's own work. On an accelerator, the parts are what the host spent: it does not wait for the work that it queues.
         """
         self._epochs.history  # noqa: B018 - ends an epoch that is over
         return self._epochs.timing.entries
@@ -434,9 +436,8 @@ class Run(Uncopied):
     def summary(self) -> str:
         """Returns a few lines about the run: its method, the last epoch that is over, its time and its sample passes.
 
-        The time is the wall time of the loop over `run.loader`, beside a forecast of full training: the same steps without
-        Thresher's own parts, as many as full training has. Where steps train on fewer rows than those of full training, up to
-        8 steps of the first epoch train on all rows of their batch, and show how long these take.
+        The time is the wall time of the loop over `run.loader`, and the parts that it went to. What full training takes is
+        measured by training in full, as `thresher compare` does.
 
         Example:
             >>> import torch, thresher
@@ -464,9 +465,9 @@ class Run(Uncopied):
             history,
             self.times,
             cost,
-            self._epochs.in_fewer_steps,
             self._parts.why_plain(),
             scored=any(requirements_of(one).cost and any(one.cost or ()) for one in self._parts.config.methods),
+            on_device=self._parts.device.type != "cpu",
         )
 
     def log(self, tracker: Any, *, step: int | None = None, prefix: str = "thresher/") -> None:

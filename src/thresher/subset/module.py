@@ -143,7 +143,6 @@ class SubsetBackward(nn.Module):
         compilations: Number of graphs that were compiled.
         tracing_s: Seconds that tracing and compiling have taken.
         meter: Counter of the samples that go backward; None where nothing counts them.
-        train_whole: Whether calls go to the user's model, whose backward pass costs the whole batch. Default: False.
 
     Example:
         >>> import torch
@@ -165,7 +164,6 @@ class SubsetBackward(nn.Module):
         self.strict = strict
         self.fallback: str | None = None
         self.meter: RowMeter | None = None
-        self.train_whole = False
         self.compilations, self.tracing_s = 0, 0.0
         self._options = options
         self.__dict__["_plain"] = plain  # not a part: the state_dict has no second name for a parameter
@@ -186,7 +184,7 @@ class SubsetBackward(nn.Module):
         Raises:
             RuntimeError: The call is under a `torch.func` transform, or the model cannot be traced and `strict` is True.
         """
-        if self.train_whole or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._call_plain(*args, **kwargs)
         if _transforms() is not None or torch.autograd.forward_ad._current_level >= 0:
             raise RuntimeError("subset_backward: torch.func transforms are not supported; call the model itself (.wrapped)")
@@ -202,11 +200,6 @@ class SubsetBackward(nn.Module):
             call.meter = self.meter.subset_pass(call.n)
         outputs = SubsetFunction.apply(call, *differentiated)
         return call.graphs.rebuild(list(outputs))
-
-    @property
-    def compiles(self) -> bool:
-        """Whether Inductor compiles the graphs."""
-        return self._options is not None
 
     def _call_plain(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model, compiled where the graphs are."""
@@ -322,7 +315,7 @@ class SubsetBackward(nn.Module):
                 logger.warning(
                     "subset_backward: tracing %s took %.1f s%s. It is done once for each kind of call: the first batch, and "
                     "the first one of another length, wait for it. `tracing_s` of the model has the sum. This is said once.",
-                    type(self.wrapped).__name__, took, " with compiling" if self.compiles else "",
+                    type(self.wrapped).__name__, took, " with compiling" if self._options is not None else "",
                 )  # fmt: skip
         self._traces.setdefault(key, []).append(graphs)
         if len(self._traces) > MAX_TRACES:

@@ -179,10 +179,7 @@ class Probe:
         torch.manual_seed(self._seed)
         refusals = {spec.label: self.refusal(spec) for spec in specs}
         possible = [spec for spec in specs if refusals[spec.label] is None]
-        with warnings.catch_warnings():
-            # What a run says of its time is about the probe here, and not about the training that is asked about.
-            warnings.filterwarnings("ignore", "The training takes .* than full training would have taken")
-            signals = self.first_epochs(possible, seconds)
+        signals = self.first_epochs(possible, seconds)
         self.hold_still(possible)
         refusals |= {spec.label: self._refused_in_steps(spec) for spec in possible}
         possible = [spec for spec in possible if refusals[spec.label] is None]

@@ -399,8 +399,6 @@ class Trainer:
         what |= {"samples_to": self._beside(job, "samples"), "on_end": partial(self._write_shown, job)}
         try:
             with warnings.catch_warnings():
-                # The comparison measures the time, and says what would save more.
-                warnings.filterwarnings("ignore", "The training takes .* than full training would have taken")
                 if job.is_control:  # what Thresher warns of is about settings that the user has not chosen
                     warnings.filterwarnings("ignore", category=UserWarning, module=r"thresher(_lab)?\.")
                 return Finished(job, train(self._task, self._data, job.spec, progress=progress, **what))

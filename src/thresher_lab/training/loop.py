@@ -177,14 +177,13 @@ class Clock:
         """Takes Thresher's own work of an epoch out of the sums.
 
         Args:
-            spent: Entry of `run.times` of full training; empty where it is not known.
+            spent: Entry of `run.times` of full training; empty if there is none.
         """
-        clocks = ("cpu_seconds", "full_cpu_seconds"), ("seconds", "full_seconds")
-        # By CPU time where it is known: it does not depend on what else the machine does.
-        shares = [1 - spent[full] / spent[own] for own, full in clocks if spent.get(full) and spent.get(own)]
-        if shares:
-            self.wall_s -= shares[0] * spent["seconds"]
-            self.cpu_s -= shares[0] * spent.get("cpu_seconds", 0.0)
+        if spent:
+            seconds = spent["seconds"] - spent["loading_s"] - spent["steps_s"]
+            # It runs on one thread, and waits for other processes as long as the rest of the training does.
+            self.cpu_s -= seconds * min(1.0, self.cpu_s / self.wall_s)
+            self.wall_s -= seconds
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -469,9 +469,10 @@ def test_times_of_what_needs_no_thresher_are_without_its_work(digits, monkeypatc
 def test_own_work_is_taken_out_of_a_clock():
     clock = loop.Clock()
     clock.load_state_dict({"wall_s": 4.0, "cpu_s": 3.0})
-    clock.take_out({"epoch": 0, "seconds": 2.0, "full_seconds": 0.5, "cpu_seconds": 1.0, "full_cpu_seconds": 0.75})
-    assert clock.state_dict() == {"wall_s": 3.5, "cpu_s": 2.75}  # by CPU time: it waited for other processes
-    clock.take_out({"epoch": 1, "seconds": 2.0, "full_seconds": 1.5})  # on an accelerator
-    clock.take_out({"epoch": 2, "seconds": 2.0, "time_unknown": "not counted"})
+    clock.take_out({"epoch": 0, "seconds": 2.0, "loading_s": 0.25, "steps_s": 0.75})
+    assert clock.state_dict() == {"wall_s": 3.0, "cpu_s": 2.25}  # it waited for other processes like the rest
+    clock.load_state_dict({"wall_s": 2.0, "cpu_s": 4.0})
+    clock.take_out({"epoch": 1, "seconds": 2.0, "loading_s": 0.0, "steps_s": 1.5})  # of several threads it had one
+    assert clock.state_dict() == {"wall_s": 1.5, "cpu_s": 3.5}
     clock.take_out({})
-    assert clock.state_dict() == {"wall_s": 3.0, "cpu_s": 2.75}
+    assert clock.state_dict() == {"wall_s": 1.5, "cpu_s": 3.5}

@@ -1,11 +1,9 @@
 """What docs/results.md quotes from the comparisons is what the committed results say."""
 
 import copy
-import json
 
 import pytest
-from benchmarks import pages, time_told
-from benchmarks.marks import between_marks
+from benchmarks import pages
 
 
 @pytest.fixture
@@ -36,10 +34,3 @@ def test_those_that_fell_short_come_first(found):
     assert findings == sorted(findings, key=pages.FINDINGS.index) and {"loses", "no loss"} <= set(findings)
     losing = [one.row["difference"] for one in pages.entries(found) if one.row["finding"] == "loses"]
     assert losing == sorted(losing)
-
-
-def test_the_told_times_are_those_of_the_results():
-    result = json.loads((pages.RESULTS / "time-told.json").read_text())
-    page = pages.PAGE.read_text()
-    assert between_marks(page, *time_told.MARKS, time_told.written(result)) == page
-    assert result["goal"] == time_told.judged(result["cells"]) and result["goal"]["met"]

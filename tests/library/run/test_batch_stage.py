@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher import BatchPlan
@@ -205,22 +203,3 @@ def test_its_state_is_a_copy():
     assert (other.step, other.seed, other.state["steps"].item(), other.candidates) == (1, 3, 1, 4)
     assert other.facts()["selected"] == 1
     assert thresher.BatchPlan is BatchPlan
-
-
-def test_batches_that_are_filled_up_need_no_whole_steps():
-    """All of their steps are whole: none of them may keep rows that the method leaves out."""
-    data = TensorDataset(torch.randn(3200, 3), torch.arange(3200) % 2)
-    run = thresher.attach(
-        thresher.RandomBackprop(keep=0.1),
-        loader=DataLoader(data, 100),
-        criterion=nn.CrossEntropyLoss(),
-        model=(net := nn.Linear(3, 2)),
-        optimizer=(optimizer := torch.optim.SGD(net.parameters(), 0.1)),
-        epochs=1,
-        forward_passes="twice",
-    )
-    for x, y in run.loader:
-        run.criterion(run.model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert (run.cost.steps, run.cost.backward) == (4, 320)

@@ -12,7 +12,7 @@ import thresher
 from thresher.run.optimizer_steps import StepHooks
 from thresher.timing import Timing
 
-TIMING = Timing(torch.device("cpu"))
+TIMING = Timing()
 
 
 class Recorder(torch.optim.SGD):

@@ -221,29 +221,6 @@ def test_a_stream_has_no_order():
         attach(thresher.Winnow(0.5), DataLoader(Stream(), 10))
 
 
-@pytest.mark.parametrize(
-    ("entry", "advises"),
-    [
-        ({"seconds": 9.0, "full_seconds": 10.0, "time_error": 0.01}, True),
-        ({"seconds": 7.0, "full_seconds": 10.0, "time_error": 0.01}, False),
-        ({"seconds": 9.0, "full_seconds": 10.0, "time_error": 0.5}, False),
-        ({"seconds": 9.0, "full_seconds": None, "time_unknown": "nothing was timed"}, False),
-    ],
-)
-@pytest.mark.parametrize("epochs", [200, 20])
-def test_where_smaller_batches_save_little_fewer_steps_are_named(entry, advises, epochs):
-    torch.manual_seed(0)
-    model = nn.Linear(4, 5)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    loader = DataLoader(data(), 10, shuffle=True)
-    run = thresher.attach(0.5, loader=loader, model=model, optimizer=optimizer, criterion=CRITERION, epochs=epochs)
-    trained(run, optimizer)
-    assert run.history  # the books of the epoch are closed
-    run._epochs.timing.entries[:] = [entry]
-    said = "full-size batches in 50% of the steps save more: attach(0.5, spend='steps'), with run.pace"
-    assert (said in run.summary()) == (advises and epochs == 200)
-
-
 @pytest.mark.parametrize("method", [thresher.FullData(), thresher.Winnow(0.5)])
 def test_samples_without_one_class_each_are_trained_on(method):
     """Many classes a sample, numbers, and losses that the loop computes: rows are stratified by what is known."""

@@ -1,5 +1,6 @@
 """What a run says of itself."""
 
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -64,9 +65,8 @@ def test_after_epochs():
     found = {name.strip(): value.strip() for name, value in lines_of(run).items()}
     assert found["epochs"] == "2 of 4 are over"
     assert found["last epoch"] == "planned 20 samples, 50.0%; 20 went backward in 4 steps"
-    assert any(
-        words in found["time"] for words in ("than full training would have", "about the same as full", "may be wrong by")
-    )
+    assert re.fullmatch(r"\S+ s \(.*steps \S+ s, .*\)", found["time"])
+    assert found["saving"] == "thresher compare measures it: it trains with this method and in full"
     assert found["sample passes"] == (
         "50.0% fewer, if a backward pass counts as 2 forward passes: forward 40 of 80 samples, backward 40 of 80, 8 steps"
     )
@@ -76,6 +76,12 @@ def test_a_last_epoch_that_is_unlike_the_others_has_their_mean_beside_it():
     history = [{"kept": 20, "steps": 4, "backward": 20}, {"kept": 40, "steps": 8, "backward": 40}]
     found = dict(facts("mine", "2 of 2", 40, history, [], Cost()))
     assert found["last epoch"].startswith("planned 40 samples, 100.0% (75.0% in all epochs); 40 went backward")
+
+
+def test_nothing_is_saved_by_full_training_and_a_device_is_not_waited_for():
+    entry, times = {"kept": 40, "steps": 8, "backward": 40}, [{"seconds": 2.0, "steps_s": 2.0}]
+    found = dict(facts(thresher.FullData(), "1 of 2", 40, [entry], times, Cost(), on_device=True))
+    assert found["time"] == "2 s (steps 2 s); time of the host" and "saving" not in found
 
 
 def test_the_time_of_scores_is_said_to_be_left_out():
@@ -167,7 +173,7 @@ def test_each_tracker_gets_the_numbers_of_the_last_epoch(kind):
     run.log(tracker, step=70, prefix="")
     assert tracker.seen["thresher/kept", 1] == 20 and tracker.seen["thresher/run/ratio", 1] == 0.5
     assert tracker.seen["kept", 70] == 20 and tracker.seen["run/steps", 70] == 8
-    assert tracker.seen["thresher/seconds", 1] > 0 and tracker.seen["thresher/full_seconds", 1] > 0
+    assert tracker.seen["thresher/seconds", 1] > 0 and tracker.seen["thresher/steps_s", 1] > 0
     assert all(isinstance(value, int | float) and not isinstance(value, bool) for value in tracker.seen.values())
 
 

@@ -1,0 +1,80 @@
+"""The ratio of backward time to forward time, measured in the first steps of a training."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thresher.cost import Cost
+
+
+class Stopwatch:
+    """Measures the ratio of backward time to forward time in the first steps, without waiting for the device.
+
+    On the CPU it reads the process time; on CUDA it records events, which are read when the ratio is asked for.
+
+    Args:
+        device: Device of the model.
+    """
+
+    WARM_UP = 2
+    STEPS = 12
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pairs: list[list[Any]] = []
+        self._shares: dict[int, float] = {}
+        self.running = True
+        """Whether more steps are to be measured."""
+
+    def _now(self) -> Any:
+        if self._device.type != "cuda":
+            return time.process_time()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def forward(self, call: Callable[[], Any]) -> Any:
+        """Runs a forward pass of the training, notes when it began and ended, and returns its result."""
+        begin = self._now()
+        result = call()
+        self._pairs.append([begin, self._now()])
+        self.running = len(self._pairs) < self.WARM_UP + self.STEPS
+        return result
+
+    def watch(self, loss: torch.Tensor, share: float = 1.0) -> None:
+        """Notes when the backward pass of `loss` begins and ends; it runs on a `share` of the rows."""
+        if not self._pairs or len(self._pairs[-1]) != 2 or not loss.requires_grad:
+            return
+        pair = self._pairs[-1]
+        self._shares[id(pair)] = share
+
+        def started(_: torch.Tensor) -> None:
+            if len(pair) == 2:
+                pair.append(self._now())
+                torch.autograd.Variable._execution_engine.queue_callback(lambda: pair.append(self._now()))
+
+        loss.register_hook(started)
+
+    def ratio(self) -> float | None:
+        """Returns the median of backward time over forward time; None before three steps were measured."""
+        ratios = []
+        for pair in self._pairs[self.WARM_UP :]:
+            if len(pair) != 4:
+                continue
+            if self._device.type == "cuda":
+                if not pair[3].query():
+                    continue
+                forward, backward = pair[0].elapsed_time(pair[1]), pair[2].elapsed_time(pair[3])
+            else:
+                forward, backward = pair[1] - pair[0], pair[3] - pair[2]
+            share = self._shares.get(id(pair), 1.0)
+            if forward > 0 and share > 0:
+                ratios.append(backward / forward / share)
+        return statistics.median(ratios) if len(ratios) >= 3 else None
+
+    def update(self, cost: Cost) -> None:
+        """Writes the measured ratio to a cost; an earlier ratio stays while none is measured."""
+        cost.backward_to_forward = self.ratio() or cost.backward_to_forward
