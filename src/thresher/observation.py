@@ -98,13 +98,14 @@ OF_ANY_LOSS = ("loss_sum", "loss_squares")
 class DataMap(Mapping[str, NDArray[Any]]):
     """The table of what a run has observed: a mapping from the name of a column to its values, shape (N,).
 
-    The columns are those that the loss defines. `id`, int64: the position in the dataset. `times_seen`: number of batches
-    in which the sample had a loss; a sample that a sampler puts into one batch twice counts once. `loss`: the last one. Of a criterion of classes or labels, over all times that the sample was seen: `confidence`
-    and `variability`, the mean and the standard deviation of the probability of its label, [0, 1]; `aum`, the mean of the logit
-    of its label less the largest other logit; `forgetting`, how often a right prediction became wrong; `learned_at`, the time,
-    counted from 1, from which on the prediction was always right, 0 where the last one was wrong. Of other losses: `loss_mean`
-    and `loss_spread`. `suspicion`, [0, 1]: the likelier the label is wrong, the larger: 1 - confidence, or the share of samples
-    with a smaller mean loss. `label`: the class, where it is known. A sample that was never seen has NaN, and 0 of all counts.
+    The columns are those that the loss defines. `id`, int64: the position in the dataset. `times_seen`: number of batches in
+    which the sample had a loss; a sample that a sampler puts into one batch twice counts once. `loss`: the last one. Of a
+    criterion of classes or labels, over all times that the sample was seen: `confidence` and `variability`, the mean and the
+    standard deviation of the probability of its label, [0, 1]; `aum`, the mean of the logit of its label less the largest other
+    logit; `forgetting`, how often a right prediction became wrong; `learned_at`, the time, counted from 1, from which on the
+    prediction was always right, 0 where the last one was wrong. Of other losses: `loss_mean` and `loss_spread`. `suspicion`,
+    [0, 1]: the likelier the label is wrong, the larger: 1 - confidence, or the share of samples with a smaller mean loss.
+    `label`: the class, where it is known. A sample that was never seen has NaN, and 0 of all counts.
 
     Args:
         columns: The columns by name, each of shape (N,).
