@@ -75,17 +75,13 @@ class StepSizes:
         return np.arange(self.steps + 1, dtype=np.int64) * total // self.steps
 
     def parts(self, total: int, first: int = 0) -> Iterator[int]:
-        """Yields the part of a number that each step has.
+        """Returns the part of a number that each step has, step by step.
 
         Args:
             total: The number: `rows` or `candidates`.
             first: Number of the first step. Default: 0.
         """
-        begin = self.before(first, total)
-        for step in range(first, self.steps):
-            end = self.before(step + 1, total)
-            yield end - begin
-            begin = end
+        return (self.before(step + 1, total) - self.before(step, total) for step in range(first, self.steps))
 
     def step_after(self, part: int, total: int) -> int:
         """Returns the number of the step that follows the first part of a number, which ends with a step.
