@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
+import thresher
 from depth import depth
 from subset_cases import (
     Calls,
@@ -31,6 +33,32 @@ ROWS = torch.tensor([1, 4, 5])
 def perceptron(dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
+
+
+class Statistics:
+    calls = 0
+
+
+def test_a_forward_that_counts_its_calls_counts_those_of_the_loop() -> None:
+    model = Calls(lambda m, x: (setattr(m.statistics, "calls", m.statistics.calls + 1), m.linear(x))[1]).double()
+    model.statistics = Statistics()
+    loader = DataLoader(TensorDataset(numbers(40, 6), torch.arange(40) % 6), 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run = thresher.attach(
+        thresher.SelectiveBackprop(keep=0.5),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=1,
+        forward_passes="once",
+    )
+    with pytest.warns(UserWarning, match=r"using the plain Calls.*its forward changes model\.statistics\.calls"):
+        for x, y in run.loader:
+            optimizer.zero_grad()
+            run.criterion(run.model(x), y).backward()
+            optimizer.step()
+    assert model.statistics.calls == 5
 
 
 def test_dropout_rates_and_modes_are_noticed_when_they_change() -> None:

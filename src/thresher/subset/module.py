@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from thresher.subset.compilers import compiled, given, lacks_compiler
+from thresher.subset.effects import effects_undone
 from thresher.subset.function import Call, RowMeter, SubsetFunction
 from thresher.subset.graphs import (
     Graphs,
@@ -72,12 +73,14 @@ def subset_backward(
     plain model is used, a warning says why once, and `fallback` has the reason.
 
     What a trace cannot see: variables that libraries read, values deep inside objects (of an object in an attribute, its own
-    numbers are seen), the contents of long lists and large arrays, files and clocks, and what the forward does beside its
-    result, such as appending to a list in an object, printing or logging. Therefore outputs and buffers are compared with those
-    of the model in calls 1, 2, 4, 8 and so on, and then in every 256th call of each trace. Where they differ, a warning says so
-    and the plain model is used from then on; up to 255 calls before it may have used the former value. Each comparison calls
-    the forward of the model once more, with some samples of the batch, and leaves random states, buffers and gradients as they
-    are, but its other effects happen. A forward that changes variables which a trace can see is not traced at all.
+    numbers are seen), the contents of long lists and large arrays, files and clocks. Therefore outputs and buffers are compared
+    with those of the model in calls 1, 2, 4, 8 and so on, and then in every 256th call of each trace. Where they differ, a
+    warning says so and the plain model is used from then on; up to 255 calls before it may have used the former value.
+
+    To trace and to compare calls the forward of the model once more, and calls of a traced model do not run its Python code. A
+    forward that changes Python objects, such as a counter, is therefore not traced: a warning names what it changes, which is
+    put back, so that it changes once per call of yours. Not seen are effects on globals that it does not name, on objects of
+    libraries, such as iterators, on more than 64 MiB of arrays, and on the world outside, such as printing.
 
     Args:
         model: Any module whose args and kwargs may hold tensors in nested structures and that returns a tensor, tuple, dict or
@@ -293,18 +296,13 @@ class SubsetBackward(nn.Module):
         started = time.perf_counter()
         try:
             # Tracing runs the forward once more: what it does to globals must not happen twice.
-            with settings.outside.restored() as changed:
+            with settings.outside.kept():
                 graphs = self._trace(tensors, rebuild, sizes, varying)
-            if changed:
-                raise HasEffects(f"its forward changes the variable {changed[0]!r}, which a traced graph does not repeat")
-        # Not remembered as refused: the fault is in the values of this batch, and another one may be traced.
-        except Unclear:
+        # Not remembered as refused: the fault is in the values of this batch, or may be gone in the next call.
+        except (Unclear, HasEffects):
             raise
         except Unsupported as reason:
             self._refused[key] = reason
-            self._effects += isinstance(reason, HasEffects)
-            if self._effects >= ATTEMPTS:
-                self._stopped = reason
             raise
         finally:
             took = time.perf_counter() - started
@@ -327,12 +325,15 @@ class SubsetBackward(nn.Module):
 
         Raises:
             Outdated: They differ; no graphs of the model are used from now on.
+            HasEffects: The forward changes something that it did not change when it was traced.
         """
         from thresher.subset.verify import differs
 
         checked = graphs.examined or graphs
         checked.calls = graphs.calls
-        if differs(self.wrapped, checked, settings.tensors(checked), tensors, rebuild):
+        with settings.outside.kept(), effects_undone(self.wrapped.named_modules()):
+            outdated = differs(self.wrapped, checked, settings.tensors(checked), tensors, rebuild)
+        if outdated:
             self._stopped = Outdated(
                 f"in call {graphs.calls} of the traced model its outputs differ from the model's. Its forward reads something "
                 "that changed and cannot be seen from outside, so results since the last comparison may be wrong (calls 1, 2, "
@@ -377,6 +378,10 @@ class SubsetBackward(nn.Module):
         if self.strict:
             raise RuntimeError(f"subset_backward: {name} cannot be used with strict=True: {reason}") from reason
         self.fallback = str(reason)
+        if isinstance(reason, HasEffects):
+            self._traces.clear()  # an effect that a comparison shows was missing in the graphs
+            self._effects += 1
+            self._stopped = reason if self._effects >= ATTEMPTS else None
         self._warn(
             Unsupported if isinstance(reason, Unclear) else type(reason),
             f"using the plain {name}, whose gradients are right but whose backward pass costs the whole batch however few rows "

@@ -2,10 +2,9 @@
 
 import contextlib
 import inspect
-import sys
 import types
 from argparse import Namespace
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from operator import eq, is_
@@ -19,6 +18,7 @@ from torch.jit import ScriptModule
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
+from thresher.subset.effects import CONTAINERS, effects_undone, is_library, slots_of
 from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported, own_attributes
 from thresher.subset.parallel import check_wrapping, in_several_processes
 
@@ -174,9 +174,6 @@ def autocast(tensors: list[Tensor]) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
-LIBRARIES = frozenset({"torch", "numpy", "thresher", *sys.stdlib_module_names})
-"""Packages whose own variables do not change what a forward computes."""
-CONTAINERS = (list, dict, set, deque)
 LONGEST = 64
 """Number of members up to which a container is compared in every call."""
 
@@ -221,21 +218,20 @@ class Variables:
         return None
 
     @contextlib.contextmanager
-    def restored(self) -> Iterator[list[str]]:
-        """Restores the variables when the block ends, and yields a list that then holds the names of the changed ones."""
-        changed: list[str] = []
-        try:
-            yield changed
-        finally:
-            for space, name, value in self._fixed:
-                if _read(space, name) is not value:
-                    changed.append(name)
-                    _write(space, name, value)
-            for space, name, value, members in self._open:
-                if _read(space, name) is not value or not _same(_members(value), members):
-                    changed.append(name)
-                    _write(space, name, value)
-                    _refill(value, members)
+    def kept(self) -> Iterator[None]:
+        """Restores the variables when the block ends.
+
+        Raises:
+            HasEffects: The block changed one.
+        """
+        with effects_undone((name, value) for _, name, value, _ in self._open) as changed:
+            try:
+                yield
+            finally:
+                for space, name, value, *_ in (*self._fixed, *self._open):
+                    if _read(space, name) is not value:
+                        changed.append(name)
+                        _write(space, name, value)
 
     def _follow(self, function: Any, kind: type | None) -> None:
         """Finds the variables of a function and of the functions that it may call.
@@ -245,7 +241,7 @@ class Variables:
             kind: Class whose methods it may call.
         """
         function = inspect.unwrap(getattr(function, "__func__", function))
-        if type(function) is not types.FunctionType or id(function) in self._seen or _is_library(function.__module__):
+        if type(function) is not types.FunctionType or id(function) in self._seen or is_library(function.__module__):
             return
         self._seen.add(id(function))
         names = _names(function.__code__)
@@ -261,7 +257,7 @@ class Variables:
     def _add(self, space: Any, name: str, names: set[str]) -> None:
         value = _read(space, name)
         if isinstance(value, types.ModuleType):
-            if not _is_library(value.__name__):
+            if not is_library(value.__name__):
                 for member in names & set(vars(value)):
                     if not isinstance(vars(value)[member], types.ModuleType):
                         self._add(vars(value), member, names)
@@ -271,15 +267,11 @@ class Variables:
                 self._follow(vars(value).get("forward"), None)
                 self._follow(vars(value).get("backward"), None)
             return
-        library = isinstance(value, nn.Module) or _is_library(getattr(type(value), "__module__", None) or "")
+        library = isinstance(value, nn.Module) or is_library(getattr(type(value), "__module__", None) or "")
         if library and not isinstance(value, (*CONSTANT_TYPES, *CONTAINERS, Tensor, types.SimpleNamespace)):
             return
         self._follow(value, None)
         self._found[id(space), name] = space, name
-
-
-def _is_library(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in LIBRARIES - {"__main__"}
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -319,11 +311,7 @@ def _same(now: Any, before: Any) -> bool:
         return type(now) is type(before) is int and now == before
     if isinstance(now, dict):
         return all(name in before and member is before[name] for name, member in now.items())
-    return all(map(_is, now, before))
-
-
-def _is(a: Any, b: Any) -> bool:
-    return a is b
+    return all(map(is_, now, before))
 
 
 def _by_identity(members: Any) -> Any:
@@ -331,17 +319,6 @@ def _by_identity(members: Any) -> Any:
         return members
     values = members.items() if isinstance(members, dict) else enumerate(members)
     return tuple((name, value if isinstance(value, CONSTANT_TYPES) else id(value)) for name, value in values)
-
-
-def _refill(value: Any, members: Any) -> None:
-    """Restores the members of a container or an object."""
-    if isinstance(members, int):
-        return
-    if not isinstance(value, CONTAINERS):
-        value.__dict__.update(members)
-        return
-    value.clear()
-    (value.update if isinstance(value, dict | set) else value.extend)(members)
 
 
 TABLES = ("_modules", "_parameters", "_buffers")
@@ -550,10 +527,5 @@ def _attributes(value: Any) -> Iterable[Any]:
     inside = getattr(value, "__dict__", None)
     if inside is not None:
         return inside.values()
-    names = (name for kind in type(value).__mro__ for name in _slots(kind))
+    names = (name for kind in type(value).__mro__ for name in slots_of(kind))
     return (getattr(value, name, None) for name in names)
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)

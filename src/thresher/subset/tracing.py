@@ -3,9 +3,7 @@
 This module is imported when the first module is traced, because it loads torch's compiler.
 """
 
-import collections
 import contextlib
-import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -21,20 +19,17 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from thresher import rng
 from thresher.loading.trees import leaves, map_leaves
+from thresher.subset.effects import effects_undone
 from thresher.subset.graphs import (
     CONSTANT_TYPES,
     Graphs,
-    HasEffects,
     Joint,
     LeafIndex,
     TracedSizes,
     Unsupported,
     assemble,
     aten,
-    own_attributes,
 )
-
-CONTAINER_TYPES = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
 
 
 class FlatModule(nn.Module):
@@ -131,7 +126,7 @@ def trace_joint(
     symbols = [sizes.symbol, *sizes.free]
     flat = FlatModule(module, rebuild)
     flat.training = module.training  # not train(): parts of the module may be in another mode
-    guarded = (_attributes_restored(module), _no_random_numbers(), _compiling_flag_set(), _parts_not_compiled())
+    guarded = (effects_undone(module.named_modules()), _no_random_numbers(), _compiling_flag_set(), _parts_not_compiled())
     with contextlib.ExitStack() as stack, torch.enable_grad():
         for context in guarded:
             stack.enter_context(context)
@@ -271,66 +266,6 @@ def _no_random_numbers() -> Iterator[None]:
     same = before["python"] == after["python"] and before["numpy"][2:] == after["numpy"][2:]
     if not (same and torch.equal(before["numpy"][1], after["numpy"][1]) and torch.equal(before["torch"], after["torch"])):
         raise Unsupported("its forward draws random numbers outside the graph, as random.random() does")
-
-
-@contextlib.contextmanager
-def _attributes_restored(module: nn.Module) -> Iterator[None]:
-    """Restores the attributes of all modules after the forward; a traced graph could not repeat an assignment.
-
-    Raises:
-        Unsupported: The forward assigned an attribute.
-    """
-    parts = list(module.modules())
-    before = {part: dict(part.__dict__) for part in parts}
-    containers = {
-        part: {name: copy.copy(value) for name, value in own_attributes(part) if type(value) in CONTAINER_TYPES}
-        for part in parts
-    }
-    tables: list[Any] = [registry for part in parts for registry in (part._parameters, part._buffers)]
-    copies = [dict(registry) for registry in tables]
-    changed: list[str] = []
-    try:
-        yield
-    finally:
-        for registry, members in zip(tables, copies, strict=True):
-            registry.clear()  # where a module has two names, tracing leaves its own tensors in it
-            registry.update(members)
-        names = {part: name or "model" for name, part in module.named_modules()}
-        for part, attributes in before.items():
-            own = names.get(part, "?")
-            changed += [f"{own}.{name}" for name in _restore_attributes(part, attributes)]
-            changed += [f"{own}.{name}" for name in _restore_containers(part, containers[part])]
-    if changed:
-        raise HasEffects(f"its forward assigns {', '.join(sorted(changed)[:3])}, which a traced graph does not repeat")
-
-
-def _restore_attributes(part: nn.Module, attributes: dict[str, Any]) -> list[str]:
-    """Restores the attributes of one module, and returns the names of those that the forward had assigned."""
-    now, changed = part.__dict__, []
-    for name in [n for n in {**attributes, **now} if attributes.get(n, LeafIndex) is not now.get(n, LeafIndex)]:
-        if not (isinstance(part, nn.RNNBase) and name.startswith("_flat_weight")):  # lists of its own parameters
-            changed.append(name)
-        if name in attributes:
-            now[name] = attributes[name]
-        else:
-            del now[name]
-    return changed
-
-
-def _restore_containers(part: nn.Module, containers: dict[str, Any]) -> list[str]:
-    """Restores the lists, dicts and sets of one module, and returns the names of those that the forward had changed."""
-    now, changed = part.__dict__, []
-    for name, members in containers.items():
-        if _member_identities(now[name]) != _member_identities(members):
-            now[name] = members
-            if not isinstance(part, nn.RNNBase):
-                changed.append(name)
-    return changed
-
-
-def _member_identities(container: Any) -> list[int]:
-    members = itertools.chain(container, container.values()) if isinstance(container, dict) else container
-    return [id(member) for member in members]
 
 
 # The graph of forward and backward together

@@ -20,6 +20,7 @@ from thresher.attribution.rows import AttributionError
 from thresher.loading.trees import leaves
 from thresher.methods.full import FullData
 from thresher.methods.token_selection import TokenSelection
+from thresher.passes.attributes import Attributes
 from thresher.passes.engine import own_pass
 from thresher.run.attach import attach
 from thresher.run.run import Run
@@ -415,7 +416,8 @@ class Selection(Base):
             return compute(self.model, {**inputs}, num_items_in_batch=total)
 
         try:
-            with own_pass([self.model], devices=[self.args.device]), self.compute_loss_context_manager():
+            checked = own_pass([self.model], devices=[self.args.device])
+            with checked, Attributes(self.model).in_place(), self.compute_loss_context_manager():
                 self._direct = False
                 if "labels" in inputs:  # elsewhere Trainer would call the function without labels
                     loss(lambda *_, **__: called.append(True) or labels.new_zeros((), dtype=torch.float32), None)

@@ -1,5 +1,7 @@
 """Trainer trains on a choice of samples, as a plain loop with `thresher.attach` does."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,6 +29,26 @@ def test_full_data_changes_nothing(causal, accumulate, tmp_path):
     assert_same(found[1], found[0])
     assert made.lr_scheduler.get_last_lr() == [0, 0]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("method", [None, "full_data", "uniform_subset"])
+def test_the_model_notices_only_the_passes_that_train(method, tmp_path):
+    net = model(causal=True)
+
+    class Counting(type(net)):
+        calls = 0
+
+        @functools.wraps(type(net).forward)  # Trainer gives it the inputs that its signature names
+        def forward(self, *args, **kwargs):
+            self.calls += 1
+            return super().forward(*args, **kwargs)
+
+    Counting.__name__ = type(net).__name__  # transformers chooses the loss by it
+    net.__class__ = Counting
+    method = {"full_data": thresher.FullData(), "uniform_subset": thresher.UniformSubset(0.5)}.get(method)
+    made = trainer(tmp_path, method, True, net=net)
+    made.train()
+    assert net.calls == made.state.global_step > 0
 
 
 def by_hand(folder, method, accumulate):

@@ -1,0 +1,128 @@
+"""Effects of a forward pass on Python objects: a pass that the loop must not notice takes them back."""
+
+import contextlib
+import sys
+from argparse import Namespace
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from thresher.subset.graphs import CONSTANT_TYPES, REGISTRIES, HasEffects, LeafIndex
+
+LIBRARIES = frozenset({"torch", "numpy", "thresher", *sys.stdlib_module_names})
+"""Packages whose own variables do not change what a forward computes."""
+CONTAINERS = (list, dict, set, deque)
+ARRAYS = (Tensor, np.ndarray)
+MOST_OBJECTS = 2**16
+"""Number of objects that are looked at, and of members up to which a container is restored."""
+MOST_BYTES = 2**26
+"""Size of all arrays and tensors that are restored."""
+TENSOR_TABLES = ("_parameters", "_buffers", "_flat_weights", "_flat_weight_refs")
+"""Attributes of modules in which tracing may leave its own tensors; they are restored without being effects."""
+
+
+def is_library(module: str | None) -> bool:
+    """Checks whether a module belongs to a package that is no model's own code."""
+    return (module or "").partition(".")[0] in LIBRARIES - {"__main__"}
+
+
+def slots_of(kind: type) -> tuple[str, ...]:
+    """Returns the names of the slots of a class, without those of its bases."""
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+@contextlib.contextmanager
+def effects_undone(objects: Iterable[tuple[str, Any]]) -> Iterator[list[str]]:
+    """Restores objects, and those inside of them, when the block ends; yields a list for names of what changed besides.
+
+    Attributes, class attributes, containers, arrays and tensors are restored in place. Parameters, and objects of libraries
+    such as files and iterators, are not.
+
+    Args:
+        objects: Names and objects, such as `named_modules()` of a model.
+
+    Raises:
+        HasEffects: Something changed.
+    """
+    held, changed = _snapshot(objects), list[str]()
+    try:
+        yield changed
+    finally:
+        for label, store, before in held:
+            if keys := _restore(store, before):
+                names = [f"{label}{key}" for key in keys] if label.endswith(".") else [label]
+                changed += [name for name in names if name.rpartition(".")[2] not in TENSOR_TABLES]
+        # Even if the block failed, for tracing fails if it meets what it has left in a container.
+        if changed and not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            raise HasEffects(f"its forward changes {', '.join(sorted(changed)[:3])}, which a traced graph does not repeat")
+
+
+def _snapshot(objects: Iterable[tuple[str, Any]]) -> list[tuple[str, Any, dict[Any, Any]]]:
+    """Returns everything that can change, with its contents, nearest first."""
+    ahead, found, seen, room = deque(objects), [], set[int](), MOST_BYTES
+    while ahead and len(found) < MOST_OBJECTS:
+        for label, store in _stores(*ahead.popleft()):
+            size = store.nbytes if isinstance(store, ARRAYS) else 0
+            if id(store) in seen or size > room:
+                continue
+            seen.add(id(store))
+            room -= size
+            found.append((label, store, contents := _contents(store)))
+            if not (isinstance(store, ARRAYS) or label.rpartition(".")[2] in TENSOR_TABLES):
+                inside = ((f"{label}{key}" if label.endswith(".") else label, value) for key, value in contents.items())
+                ahead.extend(pair for pair in inside if not isinstance(pair[1], CONSTANT_TYPES))
+    return found
+
+
+def _stores(label: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what holds the contents of an object, with a label, which ends with a dot if these are attributes."""
+    kind = type(thing)
+    array = kind is np.ndarray or (kind is Tensor and not (thing.requires_grad or thing.is_meta or thing.is_sparse))
+    if array or (isinstance(thing, (*CONTAINERS, tuple)) and len(thing) <= MOST_OBJECTS):
+        yield label, thing
+    own = [base for base in kind.__mro__ if not is_library(base.__module__)]
+    if kind.__module__.partition(".")[0] != "thresher" and (own or isinstance(thing, SimpleNamespace | Namespace | nn.Module)):
+        if hasattr(thing, "__dict__"):
+            yield f"{label or 'model'}.", vars(thing)
+        if any(map(slots_of, own)):
+            yield f"{label}.", thing
+        yield from ((f"{base.__name__}.", base) for base in own)
+
+
+def _contents(store: Any) -> dict[Any, Any]:
+    if isinstance(store, ARRAYS):
+        return {"": store.clone() if isinstance(store, Tensor) else store.copy()}
+    if isinstance(store, dict):
+        return {key: value for key, value in dict.items(store) if key not in REGISTRIES or key in TENSOR_TABLES}
+    if isinstance(store, type):
+        return {name: value for name, value in vars(store).items() if not name.startswith("__")}
+    if isinstance(store, (*CONTAINERS, tuple)):
+        return dict(enumerate(store))
+    return {name: getattr(store, name, None) for base in type(store).__mro__ for name in slots_of(base)}
+
+
+def _restore(store: Any, before: dict[Any, Any]) -> list[Any]:
+    """Restores the contents of an object, and returns the keys of those that had changed."""
+    kind: Any = type(store)
+    if isinstance(store, ARRAYS):
+        old = before[""]
+        same = bool(((store == old) | ((store != store) & (old != old))).all())
+        if not same:
+            store[...] = old
+        return [] if same else [""]
+    now = _contents(store)
+    keys = [key for key in {**before, **now} if before.get(key, LeafIndex) is not now.get(key, LeafIndex)]
+    if keys and isinstance(store, CONTAINERS) and not isinstance(store, dict):
+        store.clear()
+        (store.update if isinstance(store, set) else store.extend)(before.values())
+        return keys
+    owner: Any = type if isinstance(store, type) else object
+    put, drop = (kind.__setitem__, kind.__delitem__) if isinstance(store, dict) else (owner.__setattr__, owner.__delattr__)
+    for key in keys:
+        put(store, key, before[key]) if key in before else drop(store, key)
+    return keys
