@@ -221,7 +221,7 @@ class Epochs:
         self.selection, self._selection_attached = selection, selection
         self._attributor, self._accumulator, self._passes = parts.attributor, parts.accumulator, parts.passes
         self._records, self._cost, self.timing = parts.records, parts.cost, parts.timing
-        self._traced_s = selection.tracing_s
+        self._traced_s = self._selection_attached.tracing_s
         self.comparison = Comparison(self._passes, self._accumulator)
         """Compares the losses of own passes with those of the loop."""
         by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
@@ -435,6 +435,8 @@ class Epochs:
             before = self.timing.switch(PLANNING)
             self._plan = self._planner.plan(self.epoch, self._seed)
             self.timing.switch(before)
+            if not self._active:  # the length of the next epoch depends on it, which frameworks ask for before it begins
+                self._switch(self.selection.at_epoch_start(can_score=self.comparison.can_choose))
         return self._plan
 
     @property
@@ -452,7 +454,7 @@ class Epochs:
         counted = asdict(self._cost)
         self._history[-1] |= {name: counted[name] - self._booked[name] for name in COUNTED}
         self._booked = {name: counted[name] for name in COUNTED}
-        traced_before, self._traced_s = self._traced_s, self.selection.tracing_s
+        traced_before, self._traced_s = self._traced_s, self._selection_attached.tracing_s
         self.timing.close(epoch=self._history[-1]["epoch"], tracing_s=self._traced_s - traced_before)
         if self.step_checks is not None:
             last = self._history[-1]
@@ -541,13 +543,11 @@ class Epochs:
         self.end.forget()
         self._booked = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
         self.timing.forget()
-        self._traced_s = self.selection.tracing_s
+        self._traced_s = self._selection_attached.tracing_s
 
     def _switch(self, selection: BatchSelection) -> None:
         if selection is not self.selection:
             self.selection = selection
-            # What the former selection has traced is booked; the other one may not have traced at all.
-            self._traced_s = selection.tracing_s
             self._loader.select_before_loop(selection.fills, by_chance=selection.by_chance)
 
     def _end_epoch(self, complete: bool) -> None:

@@ -266,3 +266,32 @@ def test_rows_that_are_no_samples(collator, tmp_path):
         AttributionError, match="rows of the batch are not samples.*Use a data_collator that pads: DataCollatorWithFlattening"
     ):
         made.train()
+
+
+class Plain(thresher.transformers.Selection, transformers.Trainer):
+    pass
+
+
+class Untraceable(nn.Module):
+    """A model that reads a value, so it can't be traced: SelectiveBackprop scores in passes of its own from epoch 2 on."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x, labels=None):
+        logits = self.head(x)
+        logits = logits * 1.0 if logits.sum().item() < torch.inf else logits
+        return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_model_that_cannot_be_traced_trains_with_fewer_batches_from_the_second_epoch_on(tmp_path):
+    torch.manual_seed(0)
+    data = [{"x": x, "labels": int(x[0] > 0)} for x in torch.randn(96, 8)]
+    settings = {"per_device_train_batch_size": 16, "num_train_epochs": 3}
+    method = thresher.SelectiveBackprop(keep=0.5)
+    made = trainer(tmp_path, method, of=Plain, net=Untraceable(), with_train_dataset=data, **settings)
+    made.train()
+    assert [entry["steps"] for entry in made.run.history] == [6, 3, 3]
+    assert made.state.global_step == 12 and made.lr_scheduler.get_last_lr() == [0]
