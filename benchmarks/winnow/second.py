@@ -10,6 +10,11 @@ What was decided before the first counted training:
   fewer epochs on five, at no more CPU time.
 - The second version becomes the default if it is shown to be better than the first one on two tasks, and worse on none.
 - Full training in stratified batches against full training is told first, whatever it is.
+
+The arms in `WRONG_CLOCK` were trained twice. From 177a8d9 to 3ab5281 (2026-11-25) the learning rate moved at half speed within
+each epoch of stratified batches or of fewer steps. Those trainings are kept in a file of their own. They had the rows and steps
+of the new ones, and the machine of full training, so CPU times are theirs. All arms of the characters were trained again,
+because the fonts of the first trainings were not recorded.
 """
 
 import argparse
@@ -17,7 +22,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -41,9 +46,14 @@ BETTER_FOR_DEFAULT = 2
 BEGIN, END = "<!-- tables of benchmarks.winnow.second -->", "<!-- end of the second tables -->"
 GAINS = "<!-- table of stratified full training -->", "<!-- end of the stratified table -->"
 FIRST_TABLE = "<!-- first table of benchmarks.winnow -->", "<!-- end of the first table -->"
-"""Marks of the page with the tables, of the page about stratified batches, and of the README."""
+CHANGES = "<!-- table of the wrong clock -->", "<!-- end of the table of the wrong clock -->"
+"""Marks of the page with the tables, of the page about stratified batches, of the README, and of the table of changes."""
 
 PACED: Mapping[str, Any] = {"lr_scale": 1.0, "paced": True}
+
+
+SAME_TIME = "fewer epochs, same time"
+"""Full training for as many epochs as take the CPU time of the second version at half of the cost."""
 
 
 def _paced(share: float, **batch: Any) -> Spec:
@@ -59,6 +69,7 @@ ARMS: Sequence[Arm] = (
     Arm("smaller, stratified", lambda share: MethodSpec("uniform", {"keep": share}, {"spend": "batches", "stratify": "class"})),
     Arm("in fewer steps", partial(_paced, spend="steps")),
     Arm("fewer epochs", lambda _: FULL_TRAINING, shorter=True),
+    Arm(SAME_TIME, lambda _: FULL_TRAINING, shorter=True),
     Arm("second version, rate of full training", _paced, rate_of="full"),
     Arm(
         "second version, that rate x share^0.25",
@@ -69,6 +80,17 @@ ARMS: Sequence[Arm] = (
 )
 """All arms. Those with `rate_of` have no look at the rates."""
 AT_FULL_COST = ("full", "full, stratified")
+WRONG_CLOCK = (
+    "second version",
+    "smaller, stratified",
+    "in fewer steps",
+    "second version, rate of full training",
+    "second version, that rate x share^0.25",
+    "second version, placebo",
+)
+"""Arms whose first trainings had a learning rate of another place in the training."""
+ROOT = Path(__file__).resolve().parents[2]
+RUNS, EARLIER_RUNS = (ROOT / "benchmarks" / "results" / f"winnow-second-{name}.jsonl" for name in ("runs", "wrong-clock-runs"))
 EVERYWHERE = tuple(arm.name for arm in ARMS if "placebo" not in arm.name)
 LENGTHS = ("full", "full, stratified", "second version", "smaller batches", "in fewer steps", "fewer epochs")
 OTHER_SHARES = ("first version", "second version", "smaller batches", "in fewer steps")
@@ -127,13 +149,50 @@ TITLES = {
 
 def planned() -> Iterator[tuple[str, Arm, float]]:
     """Yields each task with each arm and share that is trained: first the seven tasks at half of the cost."""
-    by_name = {arm.name: arm for arm in ARMS}
+    by_name, shares = {arm.name: arm for arm in ARMS}, dict.fromkeys(AT_FULL_COST, 1.0)
     for tasks, names in ((SEVEN, EVERYWHERE), (ONE_OF_LENGTHS, LENGTHS)):
         for task in tasks:
-            yield from ((task, by_name[name], 1.0 if name in AT_FULL_COST else 0.5) for name in names)
+            share_of = {**shares, SAME_TIME: time_shares()[task]}
+            yield from ((task, by_name[name], share_of.get(name, 0.5)) for name in names)
     for task in AT_OTHER_SHARES:
         yield task, by_name["second version, placebo"], 0.5
         yield from ((task, by_name[name], share) for share in (0.35, 0.7) for name in OTHER_SHARES)
+
+
+@cache
+def earlier() -> dict[Job, dict[str, Any]]:
+    """Returns the trainings that were made again."""
+    return load(EARLIER_RUNS)
+
+
+@cache
+def time_shares() -> dict[str, float]:
+    """Returns the CPU time of the second version at half of the cost as a share of full training's, by task."""
+    again = {job.task for job in earlier() if job.arm == "full"}
+    shares: dict[str, float] = {}
+    for task in (*SEVEN, *ONE_OF_LENGTHS):
+        full = _times(earlier() if task in again else load(RUNS), task, "full", 1.0)
+        second = _times(earlier(), task, "second version", 0.5)
+        shares[task] = round(fmean(second[seed] / full[seed] for seed in SEEDS), 2)
+    return shares
+
+
+def _times(done: Done, task: str, arm: str, share: float) -> dict[int, float]:
+    return {job.seed: one["cpu_s"] for job, one in done.items() if (job.task, job.arm, job.share) == (task, arm, share)}
+
+
+def timed(done: Done) -> Done:
+    """Returns the trainings with the CPU times of those that they took the place of, on the machine of full training."""
+    again = {job.task for job in earlier() if job.arm == "full"}
+    times = {(job.task, job.arm, job.share, job.seed): one["cpu_s"] for job, one in earlier().items() if job.task not in again}
+    keys = {job: (job.task, job.arm, job.share, job.seed) for job in done}
+    return {job: {**one, "cpu_s": times.get(keys[job], one["cpu_s"])} for job, one in done.items()}
+
+
+def with_the_wrong_clock(done: Done) -> Done:
+    """Returns the trainings as they were before some of them were made again."""
+    again = {(job.task, job.arm) for job in earlier()}
+    return {job: one for job, one in done.items() if (job.task, job.arm) not in again} | earlier()
 
 
 def ready(done: Done) -> Iterator[Job]:
@@ -162,7 +221,8 @@ def rows_of(done: Done, task: str, share: float) -> dict[str, list[Mapping[str, 
     """Returns the counted trainings of each arm of which all are done, by seed."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for of_task, arm, at in planned():
-        if of_task != task or at not in (share, 1.0):
+        own = at in (share, 1.0) if arm.name != SAME_TIME else share == 0.5
+        if of_task != task or not own:
             continue
         factor = factor_of(done, task, arm, at)
         jobs = [] if factor is None else [Job(task, arm.name, at, factor, seed) for seed in SEEDS]
@@ -205,6 +265,8 @@ def verdict(done: Done) -> dict[str, Any]:
         "better than smaller batches": better_on(rows, "second version", "smaller batches"),
         "better than the first version": better_on(rows, "second version", "first version"),
         "worse than the first version": better_on(rows, "first version", "second version"),
+        "better than fewer epochs in the same time": better_on(rows, "second version", SAME_TIME),
+        "worse than fewer epochs in the same time": better_on(rows, SAME_TIME, "second version"),
         "in fewer steps better than fewer epochs": better_on(rows, "in fewer steps", "fewer epochs"),
         "in fewer steps at no more CPU time": cheaper,
     }
@@ -222,14 +284,27 @@ def verdict(done: Done) -> dict[str, Any]:
 
 
 def results(done: Done) -> dict[str, Any]:
-    """Returns all rows, and the verdict on the goal."""
-    tables = {
+    """Returns all rows and the verdict on the goal, now and with the wrong clock."""
+    before = with_the_wrong_clock(done)
+    return {
+        "verdict": verdict(done),
+        "trainings": len(done),
+        "seeds": len(SEEDS),
+        "tables": tables(done),
+        "time_shares": time_shares(),
+        "with_the_wrong_clock": {"verdict": verdict(before), "tables": tables(before)},
+    }
+
+
+def tables(done: Done) -> dict[str, Any]:
+    """Returns the rows of all tables, by task and share."""
+    return {
         f"{task} at {share:g}": {
             arm: {
                 "factor": trainings[0]["factor"],
                 "metric": fmean(one["metric"] for one in trainings),
                 "cost": fmean(one["cost"]["ratio"] for one in trainings),
-                "cpu": cpu_share(rows, arm),
+                "cpu": cpu_share(rows, arm) if arm != SAME_TIME else None,
                 "to_full": _as_dict(difference(rows, arm, "full")) if arm != "full" else None,
                 "second_minus": _as_dict(difference(rows, "second version", arm)) if arm != "second version" else None,
             }
@@ -239,7 +314,6 @@ def results(done: Done) -> dict[str, Any]:
         for task in (*SEVEN, *ONE_OF_LENGTHS)
         if "full" in (rows := rows_of(done, task, share)) and len(rows) > 2
     }
-    return {"verdict": verdict(done), "trainings": len(done), "seeds": len(SEEDS), "tables": tables}
 
 
 def _as_dict(paired: Paired | None) -> dict[str, Any] | None:
@@ -264,10 +338,19 @@ def gains(done: Done) -> str:
 
 
 def first_table(done: Done) -> str:
-    """Returns the table of the README: what half of the cost loses on the seven tasks, spent in three ways."""
-    arms = ("second version", "smaller batches", "fewer epochs")
+    """Returns the table of the README: what half of the cost loses on the seven tasks, and fewer epochs in Winnow's time."""
+    arms = ("second version", "smaller batches", "fewer epochs", SAME_TIME)
     rows = [(TITLES[task], *(_to_full(done, task, arm) for arm in arms)) for task in SEVEN]
     return markdown_table(("task", "Winnow", *arms[1:]), rows)
+
+
+def changes(done: Done) -> str:
+    """Returns the table of what the right clock changed: the differences to full training on the seven tasks."""
+    before = with_the_wrong_clock(done)
+    arms = ("second version", "in fewer steps", "smaller, stratified")
+    rows = [(TITLES[task], *(_to_full(of, task, arm) for arm in arms for of in (before, done))) for task in SEVEN]
+    header = [f"{arm}, {clock} clock" for arm in arms for clock in ("wrong", "right")]
+    return markdown_table(("task", *header), rows)
 
 
 def _to_full(done: Done, task: str, arm: str) -> str:
@@ -280,7 +363,7 @@ def _table(rows: Mapping[str, list[Mapping[str, Any]]]) -> str:
             arm,
             f"x {trainings[0]['factor']:g}",
             f"{fmean(one['cost']['ratio'] for one in trainings):.3f}",
-            f"{cpu_share(rows, arm):.2f}",
+            f"{cpu_share(rows, arm):.2f}" if arm != SAME_TIME else "",
             f"{fmean(one['metric'] for one in trainings):.2f}",
             "" if arm == "full" else said(difference(rows, arm, "full")),
             "" if arm == "second version" else said(difference(rows, "second version", arm)),
@@ -305,7 +388,9 @@ def goal_in_words(found: Mapping[str, Any]) -> str:
         f"{n['better than the first version']} ({BETTER_THAN_FIRST_ON}) and worse on {n['worse than the first version']}: it "
         f"{default}. In fewer steps it is shown to be better than fewer epochs on "
         f"{n['in fewer steps better than fewer epochs']} ({BETTER_IN_STEPS_ON}), at no more CPU time on "
-        f"{n['in fewer steps at no more CPU time']}."
+        f"{n['in fewer steps at no more CPU time']}. Beside the goal: in the CPU time of the second version, fewer epochs are "
+        f"shown to be worse than it on {n['better than fewer epochs in the same time']} tasks, and better on "
+        f"{n['worse than fewer epochs in the same time']}."
     )
 
 
@@ -314,7 +399,7 @@ def main(run_one: Callable[[Job], dict[str, Any]] = run) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.winnow.second", description=main.__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2.")
     parser.add_argument("--minutes", type=float, help="Minutes after which no further training begins. Default: no limit.")
-    parser.add_argument("--runs", type=Path, default=Path("benchmarks/results/winnow-second-runs.jsonl"), help="Trainings.")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="Trainings.")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/winnow-second.json"), help="Results.")
     parser.add_argument("--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none.")
     parser.add_argument("--stratified", type=Path, help="Page whose table of full training is written anew. Default: none.")
@@ -322,11 +407,16 @@ def main(run_one: Callable[[Job], dict[str, Any]] = run) -> None:
     parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
     given = parser.parse_args()
     end = time.monotonic() + (0 if given.show else 60 * (given.minutes or float("inf")))
-    done = (
+    done = timed(
         load(given.runs) if given.show else run_missing(ready, run_one, given.runs, given.jobs, lambda: time.monotonic() > end)
     )
     given.results.write_text(json.dumps(results(done), indent=1) + "\n")
-    parts = (given.page, (BEGIN, END), text), (given.stratified, GAINS, gains), (given.readme, FIRST_TABLE, first_table)
+    parts = (
+        (given.page, (BEGIN, END), text),
+        (given.page, CHANGES, changes),
+        (given.stratified, GAINS, gains),
+        (given.readme, FIRST_TABLE, first_table),
+    )
     for page, marks, written in parts:
         if page is not None:
             page.write_text(between_marks(page.read_text(), *marks, written(done)))
