@@ -52,7 +52,7 @@ def points_of(tables: Mapping[str, Any], task: str, arm: str) -> list[tuple[floa
         arm: Name of the way.
     """
     shares = (0.5,) if arm == "full" else SHARES
-    rows = [tables[f"{task} at {share:g}"].get(arm) for share in shares]
+    rows = [tables.get(f"{task} at {share:g}", {}).get(arm) for share in shares]
     return [(row["cpu"], row["metric"]) for row in rows if row is not None]
 
 

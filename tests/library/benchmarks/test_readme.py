@@ -45,10 +45,7 @@ def test_winnow_at_half_of_the_cost():
         task: rows["second version"]["metric"] - rows["second version, rate of full training"]["metric"]
         for task, rows in tables.items()
     }
-    assert said(r"at that of full training it lost ([\d.]+) points more on text, and no more") == [
-        round(more.pop("text-10"), 1)
-    ]
-    assert max(more.values()) <= 1e-9
+    assert said(r"at that of full training it lost at most ([\d.]+) points more") == [round(max(more.values()), 1)]
     assert said(r"The trainings took ([\d.]+) to ([\d.]+) of the CPU time") == [
         round(choose(rows["second version"]["cpu"] for rows in tables.values()), 2) for choose in (min, max)
     ]
