@@ -107,7 +107,8 @@ def test_what_was_trained_again_is_what_had_the_wrong_clock():
         for job in before
         if not job.looks and job.share in (0.5, 1.0) and "placebo" not in job.arm
     }
-    assert {arm for task, arm, _ in again if task != "characters"} == {arm for arm in second.WRONG_CLOCK if "placebo" not in arm}
+    touched = {arm for arm in second.WRONG_CLOCK if "placebo" not in arm}
+    assert {arm for task, arm, _ in again if task != "characters"} == touched
     assert again <= {(job.task, job.arm, job.share) for job in done}
     timed = second.timed(done)
     places = {(job.task, job.arm, job.share, job.seed): one for job, one in timed.items()}
