@@ -112,9 +112,11 @@ def test_what_was_trained_again_is_what_had_the_wrong_clock():
     assert again <= {(job.task, job.arm, job.share) for job in done}
     timed = second.timed(done)
     places = {(job.task, job.arm, job.share, job.seed): one for job, one in timed.items()}
-    for job, one in before.items():
-        if job.task != "characters" and (job.task, job.arm, job.share, job.seed) in places:
-            assert places[job.task, job.arm, job.share, job.seed]["cpu_s"] == one["cpu_s"]
+    for job in before:
+        place = job.task, job.arm, job.share, job.seed
+        if job.task != "characters" and place in places:
+            same = [one["cpu_s"] for other, one in before.items() if (other.task, other.arm, other.share, other.seed) == place]
+            assert places[place]["cpu_s"] in same
     old = json.loads(figure.RESULTS.read_text())["with_the_wrong_clock"]
     assert round(old["tables"]["relief at 0.5"]["second version"]["to_full"]["mean"], 2) == -1.69
     assert len(old["verdict"]["loses little"]) == 4
