@@ -71,16 +71,17 @@ class EpochScale(NamedTuple):
         done, of = (place.consumed, self.candidates) if self.rows is None else (place.stayed, self.rows)
         return min(done, of), max(1, of)
 
-    def samples_at(self, place: OrderPlace) -> int:
+    def samples_at(self, place: OrderPlace, units: tuple[int, int]) -> int:
         """Returns how many samples full training would have trained on at a place.
 
         Args:
             place: Place in the order of the epoch.
+            units: Result of `at` for the place.
         """
         # How many samples an order has may be known less well than how many came: a stream or sampler may state another length.
         if self.rows is None and self.sizes is None:
             return place.consumed
-        done, of = self.at(place)
+        done, of = units
         return done * self.candidates // of
 
 

@@ -66,8 +66,9 @@ class RunClock:
             last: Whether it is the last batch of the epoch.
         """
         # Rows left out at the end of an epoch do not leave it unfinished.
-        self._places.append(BatchPlace(number, epoch, *((1, 1) if last else self._scale.at(place))))
-        return self._scale.samples_at(place)
+        units = self._scale.at(place)
+        self._places.append(BatchPlace(number, epoch, *((1, 1) if last else units)))
+        return self._scale.samples_at(place, units)
 
     def end_epoch(self, epoch: int) -> None:
         """Ends an epoch with the batch that was yielded last, because the loop left it, or because its end was not known."""
@@ -78,8 +79,9 @@ class RunClock:
     def resume(self, epoch: int, place: OrderPlace, scale: EpochScale) -> int:
         """Goes on at the position of a saved run, and returns how many samples of full training are behind it in its epoch."""
         self._places.clear()
-        self._before = BatchPlace(-1, epoch, *scale.at(place))
-        return scale.samples_at(place)
+        units = scale.at(place)
+        self._before = BatchPlace(-1, epoch, *units)
+        return scale.samples_at(place, units)
 
     @property
     def full_steps(self) -> int:

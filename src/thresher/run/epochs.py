@@ -385,7 +385,8 @@ class Epochs:
         self.end.forget()
         self.clock.take_back_pass()
         self._resumed, place = self._at_begin
-        back, self._consumed = self._consumed, self._loader.scale_of(plan).samples_at(place)
+        scale = self._loader.scale_of(plan)
+        back, self._consumed = self._consumed, scale.samples_at(place, scale.at(place))
         self._cost.full_forward -= back - self._consumed
         self._cost.full_backward -= back - self._consumed
         self._active, self._place = self._resumed, place
