@@ -18,7 +18,7 @@ from torch import Tensor
 from thresher.loading.stratified import codes_of, labels_of, same_classes
 from thresher.methods.forgetting import UNSEEN_TURNS, turns
 from thresher.records import NEVER_SEEN, Column, Records
-from thresher.scores.table import Scores
+from thresher.score_table import Scores
 
 MOST_SEEN = torch.iinfo(torch.int16).max
 OPTIONAL = frozenset({"label_probability", "logit_margin", "correct"})

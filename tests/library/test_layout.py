@@ -1,6 +1,9 @@
 """The layout is the architecture: a room imports from the rooms below it only, and never in a circle."""
 
 import ast
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +40,7 @@ FLOORS = (
         "plans",
         "records",
         "schedules",
+        "score_table",
         "selection",
         "exact",
         "shards",
@@ -111,6 +115,31 @@ def test_imports_follow_the_floors(module):
         if not beside and HEIGHT[room] >= HEIGHT[own]:
             wrong.append(other)
     assert not wrong, f"{module} imports {', '.join(wrong)}, which is not below {own}"
+
+
+@pytest.mark.parametrize("module", sorted(module for module in MODULES if module.startswith("methods.")))
+def test_a_method_imports_the_vocabulary_only(module):
+    """And neither the passes, the scores and the run, nor private modules of torch."""
+    others = {other for other in imported(MODULES[module]) if room_of(other) not in {*VOCABULARY, "methods"}}
+    assert others <= {"losses.signals"}
+    assert "torch._" not in MODULES[module].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("uses", "unneeded"),
+    [
+        ("thresher.attach, thresher.observe, thresher.scores, thresher.testing", ("thresher.subset",)),
+        (
+            "[thresher.methods.load(name) for name in thresher.methods.names()]",
+            ("thresher.subset", "thresher.passes", "thresher.scores", "thresher.run"),
+        ),
+    ],
+)
+def test_what_is_loaded_on_first_use(uses, unneeded):
+    code = f"import json, sys, thresher; {uses}; print(json.dumps(sorted(sys.modules)))"
+    loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert "thresher" in loaded
+    assert not [module for module in loaded if f"{module}.".startswith(tuple(f"{name}." for name in unneeded))]
 
 
 PUBLIC = {"__init__", "losses.signals", "methods"} | {name for name, home in thresher._HOME.items() if home == "thresher"}

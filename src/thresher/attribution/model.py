@@ -12,9 +12,9 @@ from torch import nn
 
 from thresher.attribution.cost_meter import TRANSFORMED, Meter, in_transform, next_node
 from thresher.attribution.tracker import RowTracker
+from thresher.distributed.wrappers import plain_module
 from thresher.loading.trees import leaves
 from thresher.stopwatch import Stopwatch
-from thresher.subset.module import SubsetBackward
 from thresher.timing import Timing
 
 
@@ -153,7 +153,7 @@ class TrackedModel(nn.Module):
 
     def _users_own(self) -> Any:
         """The user's model itself, without the wrapper of `subset_backward`."""
-        return self.module.wrapped if isinstance(self.module, SubsetBackward) else self.module
+        return plain_module(self.module)
 
     def __repr__(self) -> str:
         return f"TrackedModel({self.module!r})"

@@ -15,6 +15,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from thresher import rng
+from thresher.distributed.wrappers import trains_inside
 from thresher.loading.loader import SelectedLoader
 from thresher.loading.settings import OfUser
 from thresher.methods.full import FullData
@@ -22,7 +23,6 @@ from thresher.run.attach import attach, method_of
 from thresher.run.checks import has_group, split_by_stage
 from thresher.run.run import Run
 from thresher.run.schedule import PacedLR
-from thresher.subset.parallel import trains_inside
 
 
 class EpochBatches(OfUser):

@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+REGISTRIES = frozenset(nn.Module().__dict__) - {"training"}
+"""Names of the attributes that every module has."""
+
 
 def attributes_of(tree: Any) -> tuple[str, ...]:
     """Returns the names of the attributes that hold the parts of an object; nothing for modules, classes and functions."""
@@ -20,6 +23,11 @@ def attributes_of(tree: Any) -> tuple[str, ...]:
     if not hasattr(tree, "__dict__") or isinstance(tree, nn.Module | FunctionType | ModuleType):
         return ()
     return tuple(vars(tree))
+
+
+def own_attributes(part: nn.Module) -> list[tuple[str, Any]]:
+    """Returns the names and values of the attributes that a module has beyond those of every `nn.Module`."""
+    return [(name, value) for name, value in part.__dict__.items() if name not in REGISTRIES]
 
 
 def leaves(tree: Any, *, objects: bool = True) -> list[Tensor]:

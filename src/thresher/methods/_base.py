@@ -22,7 +22,7 @@ from thresher.losses.signals import rows_in_order
 from thresher.methods.contract import Requirements, State
 from thresher.permutation import Permutation
 from thresher.plans import BatchPlan, EpochPlan
-from thresher.scores import Scores
+from thresher.score_table import Scores
 from thresher.selection import Values, share
 from thresher.shards import Shard
 

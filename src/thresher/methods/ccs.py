@@ -20,7 +20,7 @@ from torch import Tensor
 from thresher import rng
 from thresher.methods._base import check_keep, checked_scores, loaded
 from thresher.methods.contract import Card, Requirements
-from thresher.scores.table import Scores
+from thresher.score_table import Scores
 from thresher.selection import Values, ids_of, on_host, share
 
 

@@ -31,7 +31,7 @@ from thresher.methods._base import (
 )
 from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
-from thresher.scores import Scores
+from thresher.score_table import Scores
 
 
 def drawn_in_chunks(own: Tensor, pairs: Tensor | None, sizes: list[int], lots: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thresher.methods._base import checked_scores, loaded
 from thresher.methods.contract import Card, Requirements
-from thresher.scores.table import Scores
+from thresher.score_table import Scores
 from thresher.selection import Values, ids_of, on_host, share
 
 Which = Literal["hard", "easy", "window"]
@@ -118,7 +118,7 @@ class Prune:
     Example:
         >>> import torch
         >>> from thresher import Prune
-        >>> from thresher.scores import Scores
+        >>> from thresher.score_table import Scores
         >>> scores = Scores(torch.arange(4), torch.tensor([0.1, 0.9, 0.5, 0.2], dtype=torch.float64))
         >>> Prune(scores, keep=0.5).kept(4)
         tensor([1, 2])

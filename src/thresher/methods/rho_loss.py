@@ -20,7 +20,7 @@ from torch import Tensor
 from thresher.methods._base import KeepLargest, check_known, checked_scores, loaded, table_of, with_irreducible
 from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
-from thresher.scores import Scores
+from thresher.score_table import Scores
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class RhoLoss(KeepLargest):
     Example:
         >>> import torch
         >>> from thresher import RhoLoss
-        >>> from thresher.scores import Scores
+        >>> from thresher.score_table import Scores
         >>> method = RhoLoss(Scores(torch.arange(3), torch.tensor([0.1, 0.8, 0.1], dtype=torch.float64)), keep=0.34)
         >>> signals = {"id": torch.arange(3), "loss": torch.tensor([0.2, 0.9, 0.7])}
         >>> method.plan_batch(signals, method.init_state(), step=0, generator=torch.Generator())[0].rows

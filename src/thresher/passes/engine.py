@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from thresher import rng
 from thresher.attribution.resolve import layout_of
 from thresher.attribution.rows import RowLayout
+from thresher.distributed.wrappers import SubsetModule
 from thresher.loading.trees import to_device
 from thresher.losses.signals import as_classes
-from thresher.subset.module import SubsetBackward
 
 
 class LastLinear:
@@ -181,7 +181,7 @@ def own_pass(
     """
     parts = [part for model in models for part in model.modules()]
     # `modules()` of the wrapper gives the parts of the user's model, but not that model, whose mode is put back, too.
-    parts += [part.wrapped for part in parts if isinstance(part, SubsetBackward)]
+    parts += [part.wrapped for part in parts if isinstance(part, SubsetModule)]
     modes = [(part, part.training) for part in parts]
     generators, devices = list(generators), list(devices)
     with ExitStack() as stack:

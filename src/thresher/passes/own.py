@@ -16,6 +16,7 @@ from thresher.attribution.model import TrackedModel
 from thresher.attribution.resolve import layout_of
 from thresher.attribution.rows import AttributionError, RowLayout
 from thresher.cost import Cost
+from thresher.distributed.wrappers import averages, data_parallel, inside, plain_module
 from thresher.loading.collate_check import UnknownRows
 from thresher.loading.order import Order
 from thresher.loading.row_buffer import rows_of
@@ -34,8 +35,6 @@ from thresher.passes.engine import (
 )
 from thresher.passes.scoring import Scoring
 from thresher.records import Records
-from thresher.subset.module import SubsetBackward
-from thresher.subset.parallel import averages, data_parallel, inside
 
 BufferPlace = tuple[nn.Module, str]
 Copies = list[tuple[nn.Module, str, Tensor]]
@@ -264,9 +263,8 @@ class OwnPasses:
             AttributionError: The rows of a batch are not its samples in order.
             ValueError: Labels are asked for, and the targets are no classes.
         """
-        criterion, module = self._reader.criterion, self.module
+        criterion, module = self._reader.criterion, self._plain_module
         assert criterion is not None
-        module = module.wrapped if isinstance(module, SubsetBackward) else module
         found: dict[str, list[Tensor]] = {name: [] for name in names}
         self._share_buffers()
         with self._pass(module):
@@ -357,7 +355,7 @@ class OwnPasses:
 
     @property
     def _plain_module(self) -> nn.Module:
-        return self.module.wrapped if isinstance(self.module, SubsetBackward) else self.module
+        return plain_module(self.module)
 
     def watch_forward(self, begins: Callable[[torch.dtype | None], None] | None) -> None:
         """Sets the function that gets the autocast dtype when a forward pass of the loop begins; None removes it."""

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from thresher.distributed.wrappers import inside
 from thresher.loading.collate_check import UnknownRows, checked
 from thresher.loading.samplers import check_iteration
 from thresher.loading.settings import KEPT_SETTINGS
 from thresher.passes.engine import Answer, Forward, answers, device_of_model, labels_or_none, own_pass, plain_forward
-from thresher.subset.parallel import inside
 
 Models = nn.Module | Sequence[nn.Module]
 BATCH_SIZE = 64

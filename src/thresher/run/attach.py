@@ -31,7 +31,7 @@ from thresher.passes.engine import Forward, device_of_model
 from thresher.passes.own import OwnPasses
 from thresher.passes.scoring import Scoring
 from thresher.records import NEVER_SEEN, Column, Records
-from thresher.run.batch_selection import BatchSelection, BatchStage, BeforeForward, InForward, Trained
+from thresher.run.batch_selection import BatchSelection, BatchStage, BeforeForward, Trained
 from thresher.run.checks import check, claim, least_rows, optimizers_of, undefined_signals
 from thresher.run.epochs import Epochs
 from thresher.run.parts import Parts, RunConfig, SelectionMode
@@ -191,6 +191,8 @@ def _selection(parts: Parts, *, trained: Trained, progress: Callable[[], float])
     scoring = config.scoring or Scoring()
     if not mode.is_in_forward:
         return BeforeForward(parts, stage, scoring, fills=mode.fills)
+    from thresher.run.in_forward import InForward  # loads `thresher.subset`, which no other selection needs
+
     falls_back = mode is SelectionMode.IN_FORWARD_AT_FIRST
     return InForward(parts, stage, trained, BeforeForward(parts, stage, scoring, fills=True) if falls_back else None)
 

@@ -1,100 +1,34 @@
-"""How a batch method chooses the rows of a batch: before the loop sees the batch, or in the loop's own forward pass."""
+"""How a batch method chooses the rows of a batch: what all ways share, and the choice before the loop sees the batch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
 from thresher import rng
-from thresher.attribution.attributor import BATCHES_AHEAD, MeasureLoss
+from thresher.attribution.attributor import MeasureLoss
 from thresher.attribution.cost_meter import Meter
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.attribution.tracker import LossDimension
 from thresher.cost import break_even
-from thresher.loading.row_buffer import is_per_sample, take_rows
-from thresher.loading.trees import leaves, map_where
+from thresher.distributed.wrappers import CallInside, SubsetModule, averages, data_parallel, inside
 from thresher.losses.base import Criterion
 from thresher.losses.given import GivenLosses
-from thresher.losses.signals import batch_loss, narrow
+from thresher.losses.signals import batch_loss
 from thresher.methods.contract import BatchMethod, requirements_of, way_around
 from thresher.passes.scoring import Scoring
 from thresher.plans import BatchPlan
 from thresher.records import NEVER_SEEN
 from thresher.run.parts import Parts
-from thresher.subset import SubsetBackward, kept_rows, subset_backward
-from thresher.subset.compilers import compiled_like, given
-from thresher.subset.parallel import CallInside, averages, data_parallel, inside
 from thresher.warning import warn
-
-
-def gradient_of_nothing(outputs: Any) -> Tensor:
-    """Returns 0, with a gradient of 0 for everything that outputs depend on: other processes wait for that."""
-    return torch.stack([leaf.flatten()[:0].sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
-
-
-def take_samples(tree: Any, plan: BatchPlan, layout: RowLayout) -> Any:
-    """Takes the rows of some samples of every tensor that has all of them, and their items of every list of samples."""
-
-    def take(part: Any) -> Any:
-        if not isinstance(part, Tensor):
-            return take_rows([part], plan.rows)[0] if is_per_sample(part, layout.n) else part
-        per = len(part) // layout.n if part.dim() else 0
-        if not per or len(part) != layout.n * per or per not in (1, layout.repeat or per):
-            return part
-        return kept_rows(part, plan.rows.to(part.device, non_blocking=True), layout.n, drawn=plan.drawn)
-
-    return map_where(take, tree, lambda part: isinstance(part, Tensor) or is_per_sample(part, layout.n))
 
 
 def without_ignored(found: dict[str, Tensor]) -> dict[str, Tensor]:
     """Signals to choose by: a sample all of whose labels are ignored has nothing to teach, rather than no loss yet."""
     return {**found, "loss": torch.where(found["loss"] == NEVER_SEEN, 0.0, found["loss"])}
 
-
-def times(value: Tensor, factor: Tensor | float | None) -> Tensor:
-    """Returns a loss times a factor, in the dtype of the loss; None for a factor of 1."""
-    return value if factor is None else value * (factor.to(value.dtype) if isinstance(factor, Tensor) else factor)
-
-
-def joint_weights(plan: BatchPlan, weights: Tensor | None) -> Tensor | None:
-    """Weights of the chosen rows, from the epoch's plan and the batch's."""
-    if weights is None:
-        return plan.weights
-    weights = weights.index_select(0, plan.rows)
-    return weights if plan.weights is None else weights * plan.weights
-
-
-def kept_losses_only(method: object, criterion: Any) -> str:
-    """Returns the message for a criterion that leaves the losses unreduced, of which only the kept rows would be there."""
-    return (
-        f"{type(method).__name__} keeps some rows of a batch after the loop's own forward pass, and criterion {criterion!r} "
-        "has reduction='none': the loop would get the losses of the kept rows alone, and tensors of the loop, such as weights "
-        "or masks, have the rows of the whole batch. Use reduction='mean'; or attach(forward_passes='twice'), with which "
-        "run.loader yields the kept rows alone; or compute the losses in the loop and call run.reduce(losses, outputs=...)."
-    )
-
-
-def not_by_rows(error: Exception, criterion: Any, kept: int, of: int) -> Exception:
-    """Returns the error for a criterion that takes the whole batch and does not take the kept rows of it.
-
-    It is the same error where that has another cause, or names the criterion and what to do already.
-    """
-    if isinstance(error, torch.OutOfMemoryError) or str(error).startswith(f"criterion {criterion!r}"):
-        return error
-    return ValueError(
-        f"criterion {criterion!r} could be computed for the {of} samples of a batch, and not for {kept} of them: {error}. With "
-        "forward_passes='once' it gets the kept rows of outputs and targets, of every tensor whose first dimension is the "
-        "samples'. Let the first dimension of all of them be the samples', and transpose within the criterion where it needs "
-        "another order, as nn.CTCLoss does; or use attach(forward_passes='twice'); or compute the losses in the loop and call "
-        "run.reduce(losses, ids=run.ids)."
-    )
-
-
-MOSTLY = 0.9
-"""Share of the backward passes, and of the rows of one, from which on they are nearly all."""
 
 FEW = 8
 """Number of rows for which a method is asked how many it keeps."""
@@ -113,31 +47,6 @@ def by_chance(method: Any) -> bool:
 def divisible_before(criterion: Criterion | None) -> bool:
     """Returns whether a weight that all rows of a batch have becomes a factor on its loss."""
     return criterion is None or not (criterion.class_weights or criterion.reduction == "sum")
-
-
-def part_of_divisor(
-    criterion: Criterion, targets: Any, layout: RowLayout, rows: Tensor, weights: Tensor | None, of_batch: Tensor | None
-) -> Tensor | float:
-    """Returns the part of some samples in what the scalar of their batch is divided by.
-
-    The scalar of these samples times this part is their sum over the divisor of the batch.
-
-    Args:
-        criterion: The user's criterion per sample.
-        targets: Targets of the batch.
-        layout: Layout of the rows of the batch as samples.
-        rows: Numbers of the samples, shape (k,), int64.
-        weights: Weights of these samples, shape (k,), float; None where all are 1.
-        of_batch: Weights of all samples of the batch, shape (n,), float; None where all are 1.
-    """
-    if criterion.reduction == "sum":
-        return 1.0
-    shares = criterion.shares(torch.empty(layout.n, 1, device=rows.device), targets)
-    kept = shares.index_select(0, rows)
-    if criterion.class_weights:  # then weights are part of the divisor, too
-        kept = kept if weights is None else kept * weights
-        shares = shares if of_batch is None else shares * of_batch
-    return kept.sum() / shares.sum()
 
 
 class UnevenLabels:
@@ -334,11 +243,17 @@ class Trained:
             model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper would compile the backward pass of all rows
         self.module, self.call = model, None
         self._parallel, self._averages = data_parallel(model), averages(model)
-        self._parts = [] if model is None else [part for part in model.modules() if isinstance(part, SubsetBackward)]
+        self._parts = [] if model is None else [part for part in model.modules() if isinstance(part, SubsetModule)]
         self._whole = _innermost(model)
-        if self._parts and model is not as_given and given(as_given).options is not None:
-            warn(COMPILED_AROUND)
-        if model is None or self._parts or not subset:
+        if model is None or not subset:
+            return
+        # Loaded here, as it loads torch's compiler: other runs need neither.
+        from thresher.subset import subset_backward
+        from thresher.subset.compilers import compiled_like, given
+
+        if self._parts:
+            if model is not as_given and given(as_given).options is not None:
+                warn(COMPILED_AROUND)
             return
         # A model that torch.compile returned is compiled inside of the wrapper; one in DistributedDataParallel is wrapped
         # inside of it, so that gradients are still reduced.
@@ -396,7 +311,7 @@ class Trained:
 
 def _innermost(model: nn.Module | None) -> nn.Module | None:
     """Returns what is inside of wrappers around a whole model, down to that of `subset_backward`."""
-    while model is not None and not isinstance(model, SubsetBackward):
+    while model is not None and not isinstance(model, SubsetModule):
         model = getattr(model, "_orig_mod", getattr(model, "module", None))
     return model
 
@@ -413,6 +328,10 @@ class BatchSelection:
     """Whether the loader fills chosen rows up to full batches; None where it yields the batches as they are."""
     forward_passes: str | None = None
     """How it turned out, for the saved state: "once", "twice", or None without a batch method."""
+    by_loop = False
+    """Whether the losses of the loop's own forward pass choose the rows."""
+    instead: "BatchSelection | None" = None
+    """Selection that takes over if the model turns out not to be traceable; None if there is no other."""
     scores = False
     """Whether own passes of the trained model compute the losses that rows are chosen by."""
     tracing_s = 0.0
@@ -483,208 +402,6 @@ class BatchSelection:
             keep: Share of the rows that the method chose in the last epoch, in the batches in which it chose.
             batches: Number of these batches.
         """
-
-
-class InForward(BatchSelection):
-    """A batch method chooses by the losses of the loop's own forward pass; the criterion keeps the chosen rows.
-
-    Args:
-        parts: Parts of the run.
-        stage: The batch method at work.
-        trained: The model, whose backward pass costs the chosen rows only where it was traced.
-        instead: Takes over where the model turned out not to be traceable; None: nothing does.
-    """
-
-    forward_passes = "once"
-
-    def __init__(self, parts: Parts, stage: BatchStage, trained: Trained, instead: BatchSelection | None) -> None:
-        super().__init__(parts, stage)
-        self._stage, self._trained, self.instead = stage, trained, instead
-        self.loss = self._loss_of_chosen
-        self.gives_up = None if instead is None else lambda: trained.is_plain
-        self._chosen_in_step: list[tuple[Any, BatchPlan, Tensor | None]] = []
-        self._before_step: dict[str, Any] = {}
-        self._may_be_foreign = False
-        self._passed_back = 0, 0
-        self._share = 1.0
-        self._warned = self._compared = False
-
-    @property
-    def tracing_s(self) -> float:
-        """Seconds that tracing has taken in the loop's forward passes."""
-        return self._trained.tracing_s
-
-    def watch(self, value: Tensor) -> None:
-        """Times the backward pass, which runs on the chosen rows only where the model was traced."""
-        self._parts.stopwatch.watch(value, 1.0 if self._trained.is_plain else self._share)
-
-    def _loss_of_chosen(
-        self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Any
-    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        reader, layout = self._parts.reader, attribution.layout
-        criterion = reader.criterion
-        assert criterion is not None
-        # The loop would multiply the losses of the kept rows with weights of all rows.
-        if criterion.keeps_positions:
-            raise ValueError(kept_losses_only(self._stage.method, criterion.own))
-        # Choosing takes time that full training does not take; the criterion itself does.
-        begin = perf_counter()
-        all_count = attribution.all_count and criterion.ignores_negatives_of(targets)
-        found = reader.signals(outputs, targets, layout, reader.chosen_by, all_count=all_count)
-        # A sample all of whose labels are ignored has a loss of NEVER_SEEN, which a method takes for "not seen yet".
-        plan, factor = self._choose_rows(attribution, found if all_count else without_ignored(found))
-        # Before the rows are taken: the divisor is that of the targets of the whole batch.
-        if self._parts.config.by_batch:
-            factor = part_of_divisor(criterion, targets, layout, plan.rows, joint_weights(plan, weights), weights)
-        weights, k = joint_weights(plan, weights), len(plan.rows)
-        outputs, targets = (take_samples(tree, plan, layout) for tree in (outputs, targets))
-        self._parts.timing.attribution_s += perf_counter() - begin
-        small, alone = RowLayout(k, layout.repeat), None
-        # A loss whose value for a row depends on the other rows (contrastive, in-batch negatives) would be another one for the
-        # kept rows; the first step shows it.
-        to_compare = not self._compared and 0 < k < layout.n
-        try:
-            if to_compare:
-                alone = criterion.signals_alone(outputs, targets, small)
-            # Other processes wait in the backward pass for gradients of every parameter.
-            if not k:
-                value = gradient_of_nothing(outputs)
-            elif weights is None:
-                value = criterion.value(outputs, targets)
-            else:
-                value = criterion.measure(outputs, targets, small, weights=weights, wanted=set()).value
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise not_by_rows(error, criterion.own, k, layout.n) from error
-        if to_compare:
-            self._compare(alone, found["loss"].index_select(0, plan.rows))
-        return times(value, factor), narrow(found), plan.rows
-
-    def _factor(self, k: int) -> Tensor | None:
-        """Returns the factor of a mean over k rows, so that the mean over the processes is that over the rows of all of them.
-
-        None where processes keep equally many rows.
-        """
-        several = self._world.size > 1 and self.by_chance
-        return self._world.share_of_mean(k, self._parts.device) if several else None
-
-    def reduced(
-        self,
-        given: GivenLosses,
-        outputs: Any,
-        targets: Any,
-        attribution: Attribution,
-        weights: Tensor | None,
-        _weights_over_n: Tensor | None,
-    ) -> tuple[Any, ...]:
-        """Averages losses that the loop computed itself over the chosen rows, and reads the signals of all."""
-        layout = attribution.layout
-        found = self._beside(given, layout, outputs[1], targets, self._parts.reader.chosen_by)
-        plan, factor = self._choose_rows(attribution, found if given.all_count else without_ignored(found))
-        value = given.value(layout, joint_weights(plan, weights), plan.rows)
-        if self._parts.config.by_batch:
-            factor = given.part(layout, plan.rows)
-        elif given.has_total:
-            factor = None
-        return times(value, factor), narrow(found), plan.rows
-
-    def _compare(self, alone: Tensor | None, losses: Tensor) -> None:
-        """Compares once the losses of the chosen rows by themselves with those that they had in the whole batch.
-
-        Raises:
-            ValueError: They differ, so that the loss of a sample depends on the rest of its batch.
-        """
-        criterion = self._parts.reader.criterion
-        assert criterion is not None
-        if alone is not None:
-            exact = losses.dtype in (torch.float32, torch.float64)
-            if not torch.allclose(alone.to(losses.dtype), losses, rtol=1e-3 if exact else 0.05, atol=1e-4, equal_nan=True):
-                raise ValueError(
-                    f"criterion {criterion.own!r} gives samples other losses when it is called with {len(losses)} samples of "
-                    "the batch than with the whole batch: the loss of a sample depends on the other samples, as in a "
-                    "contrastive loss. forward_passes='once' trains on the kept rows and would compute another loss. Use "
-                    "forward_passes='twice', or compute the losses of the whole batch yourself and call "
-                    "run.reduce(losses, outputs=...)."
-                )
-        self._compared = True
-
-    def _choose_rows(self, attribution: Attribution, found: Mapping[str, Tensor]) -> tuple[BatchPlan, Tensor | None]:
-        """Asks the method about some rows; the same answer for a second loss of the same rows in a step.
-
-        Returns:
-            The plan, and the factor of `_factor`.
-        """
-        trains_own = self._parts.attributor.trains_model
-        if trains_own:
-            self._discard_foreign()
-        # A second criterion for the same rows, as of an auxiliary head, keeps the same rows; the key of given ids is None, and
-        # asks anew.
-        chosen = next((one for one in self._chosen_in_step if one[0] is not None and one[0] == attribution.key), None)
-        if chosen is None:
-            ids, device = attribution.ids, self._parts.device
-            if not (trains_own or self._chosen_in_step):
-                self._before_step = self._stage.state_dict()
-            self._may_be_foreign = not trains_own
-            plan = self._stage.whole(len(ids), device) if self._stage.keeps_all else self._stage.plan(ids, found)
-            chosen = attribution.key, plan, self._factor(len(plan.rows))
-            self._chosen_in_step.append(chosen)
-        _, plan, factor = chosen
-        self._share = len(plan.rows) / attribution.layout.n
-        return plan, factor
-
-    def at_epoch_start(self, *, can_score: bool) -> BatchSelection:
-        """Returns the selection that takes over where the model turned out not to be traceable, else itself."""
-        return self.instead if self.instead is not None and self._trained.is_plain_anywhere(can_score) else self
-
-    def warn_if_in_vain(self, keep: float, batches: int) -> None:
-        """Warns once where the backward pass costs the whole batch for a reason that lies in the loop."""
-        meter, before = self._parts.attributor.meter, self._passed_back
-        self._passed_back = now = meter.subset_backwards, meter.whole_backwards
-        passes, whole = now[0] - before[0], now[1] - before[1]
-        if self._warned or self._trained.module is None or meter.cost.unknown is not None:
-            return
-        if meter.elsewhere:
-            why = (
-                f"the outputs of {meter.elsewhere:,} samples did not come from run.model, so that their backward pass costs "
-                "the whole batch. Call run.model(inputs) in the loop instead of the model itself."
-            )
-        # A penalty on the outputs, or a loss of another head, of all rows. Batches that the method left whole do so rightly.
-        elif passes and batches and 0 < keep < MOSTLY and whole >= passes - (1 - MOSTLY) * batches:
-            why = (
-                f"the model was called as it is, whose backward pass costs the whole batch: {self._trained.why_plain()}."
-                if self._trained.is_plain
-                else f"gradient came to all rows of {whole:,} of {passes:,} backward passes, which thus cost the whole batch. "
-                "Another loss of the outputs has all rows of the batch: compute it by run.criterion or run.reduce, too, or add "
-                "it to the losses that run.reduce gets."
-            )
-        else:
-            return
-        self._warned = True
-        warn(
-            f"{type(self._stage.method).__name__} kept {keep:.2f} of the samples in the loop's own forward pass, and {why} "
-            "This is said once."
-        )
-
-    def step_over(self) -> None:
-        """Forgets the choices of the optimizer step that is over."""
-        self._chosen_in_step.clear()
-        self._may_be_foreign = False
-
-    def _discard_foreign(self) -> None:
-        """Takes back choices of this step by the losses of another model, and what the method learned by them.
-
-        That they are another model's shows when the first loss of the run's own model is credited: until then, a loop may well
-        compute the outputs without `run.model`.
-        """
-        if self._may_be_foreign and self._chosen_in_step:
-            self._stage.load_state_dict(self._before_step)
-            self._chosen_in_step.clear()
-        self._may_be_foreign = False
-
-    def batch_yielded(self, number: int) -> None:
-        """Forgets the choices of batches that are not in use any more."""
-        # A prefetcher asks for batches before the loss of an earlier one is computed.
-        first = number - BATCHES_AHEAD
-        self._chosen_in_step = [one for one in self._chosen_in_step if one[0] is not None and one[0][0] > first]
 
 
 class BeforeForward(BatchSelection):

@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset
 
 from thresher import selection
 from thresher.distributed.world import ProcessWorld, agree, sampler_facts
+from thresher.distributed.wrappers import SubsetModule, check_wrapping, in_several_processes, inside, is_sharded
 from thresher.loading.distributed_order import SharedOrder
 from thresher.loading.local_order import UserOrder
 from thresher.loading.samplers import check_loader, check_shared, inner_sampler
@@ -33,8 +34,6 @@ from thresher.run.optimizer_steps import parts_of
 from thresher.run.parts import RunConfig, SelectionMode
 from thresher.run.strata import OTHER_LABELS, Strata, given_codes, order_for
 from thresher.shards import ALONE, World
-from thresher.subset import SubsetBackward
-from thresher.subset.parallel import check_wrapping, in_several_processes, inside, is_sharded
 from thresher.warning import warn
 
 
@@ -382,7 +381,7 @@ def check_wrappers(model: nn.Module, mode: SelectionMode, who: str) -> None:
     Raises:
         ValueError: The model is in wrappers of several processes in an order that does not allow it.
     """
-    if mode.is_in_forward and not any(isinstance(part, SubsetBackward) for part in model.modules()):
+    if mode.is_in_forward and not any(isinstance(part, SubsetModule) for part in model.modules()):
         check_wrapping(inside(model))
     if who and is_sharded(model):
         raise ValueError(

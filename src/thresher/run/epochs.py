@@ -22,7 +22,7 @@ from thresher.methods._adapted import OnStream, OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of, way_around
 from thresher.passes.consistency import Comparison
 from thresher.plans import BatchPlan, EpochPlan
-from thresher.run.batch_selection import BatchSelection, BeforeForward, InForward
+from thresher.run.batch_selection import BatchSelection, BeforeForward
 from thresher.run.checks import NO_FURTHER_PLAN, check_attached_late_enough, has_group, release
 from thresher.run.clock import RunClock
 from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
@@ -225,7 +225,7 @@ class Epochs:
         self.comparison = Comparison(self._passes, self._accumulator)
         """Compares the losses of own passes with those of the loop."""
         by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
-        needs_losses = lambda: by_losses or isinstance(self.selection, InForward)  # noqa: E731
+        needs_losses = lambda: by_losses or self.selection.by_loop  # noqa: E731
         self._silence = SilentEpochs(self._attributor, title_of(who), needs_losses)
         self._planner = Planner(parts, method, fills=lambda: self.selection.fills)
         self.hooks: StepHooks | None = None
@@ -501,7 +501,7 @@ class Epochs:
     @property
     def may_switch(self) -> bool:
         """Whether the selection may change by itself, as with forward_passes="auto"."""
-        return isinstance(self._selection_attached, InForward) and self._selection_attached.instead is not None
+        return self._selection_attached.instead is not None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the training, as tensors and plain values."""
@@ -531,7 +531,7 @@ class Epochs:
         self._plan = None if state["plan"] is None else self._planner.hold(PackedPlan(**state["plan"]))
         # A model that could not be traced may be traceable where the run goes on, and the other way round: the state decides.
         attached = self._selection_attached
-        if isinstance(attached, InForward) and attached.instead is not None:
+        if attached.instead is not None:
             self._switch(attached if state["passes"] == "once" else attached.instead)
         self.selection.step_over()
         if self.selection.stage is not None:

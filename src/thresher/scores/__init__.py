@@ -3,6 +3,7 @@
 Larger is harder everywhere: `Prune(which="hard")` keeps the largest scores.
 """
 
+from thresher.score_table import Scores
 from thresher.scores._common import class_probabilities, sample_features
 from thresher.scores.aum import aum
 from thresher.scores.d2 import d2
@@ -16,7 +17,6 @@ from thresher.scores.irreducible import irreducible
 from thresher.scores.memorisation import memorisation
 from thresher.scores.prototypes import prototypes
 from thresher.scores.runs import forgotten_in, from_run
-from thresher.scores.table import Scores
 from thresher.scores.tdds import tdds
 
 __all__ = [

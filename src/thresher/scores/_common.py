@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from thresher._version import __version__
 from thresher.passes.engine import Answer, Forward, feature_rows, plain_forward
 from thresher.passes.scan import Models, Seen, as_list, scan
-from thresher.scores.table import Scores
+from thresher.score_table import Scores
 
 PassCounts = tuple[int, int]
 """Numbers of samples that went through a forward and through a backward pass."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thresher.score_table import Scores
 from thresher.scores._common import PassCounts, checked_history, of_history
-from thresher.scores.table import Scores
 
 
 def margins(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thresher.scores.table import Scores
+from thresher.score_table import Scores
 
 BLOCK = 1024
 """Number of samples whose distances to all others are in memory at a time."""

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from thresher.passes.engine import Answer, Forward
 from thresher.passes.scan import Models, as_list, scan
+from thresher.score_table import Scores
 from thresher.scores._common import PassCounts, scored
-from thresher.scores.table import Scores
 
 DisagreementKind = Literal["entropy", "mutual_information", "variation_ratio"]
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from thresher import rng
+from thresher.score_table import Scores
 from thresher.scores._common import PassCounts, checked_history, checked_window, of_history
-from thresher.scores.table import Scores
 
 ANCHORS = 10
 """Number of highest scored samples whose mean probability is the anchor of the draw."""

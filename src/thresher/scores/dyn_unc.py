@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thresher.score_table import Scores
 from thresher.scores._common import PassCounts, checked_history, checked_window, of_history
-from thresher.scores.table import Scores
 
 
 def window_deviations(history: Tensor, window: int) -> Tensor:

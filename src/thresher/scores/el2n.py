@@ -15,8 +15,8 @@ from thresher.losses.adapters import adapt
 from thresher.passes.engine import Answer, Forward
 from thresher.passes.scan import Models, scan
 from thresher.records import NEVER_SEEN
+from thresher.score_table import Scores
 from thresher.scores._common import PassCounts, or_nan, scored
-from thresher.scores.table import Scores
 
 
 def error_norms(answer: Answer) -> Tensor:

@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from thresher.score_table import Scores
 from thresher.scores._common import PassCounts
-from thresher.scores.table import Scores
 
 NeverLearned = Literal["presentations", "infinite", "zero"]
 

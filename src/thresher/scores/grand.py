@@ -19,8 +19,8 @@ from thresher.losses.adapters import adapt
 from thresher.losses.base import Criterion
 from thresher.passes.engine import Answer, Forward, feature_rows, plain_forward
 from thresher.passes.scan import Models, as_list, scan
+from thresher.score_table import Scores
 from thresher.scores._common import PassCounts, or_nan, scored
-from thresher.scores.table import Scores
 
 
 def last_layer(errors: Tensor, feature: Tensor, *, bias: bool = True) -> Tensor:

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 from thresher.losses.adapters import adapt
 from thresher.passes.engine import Answer, Forward
 from thresher.passes.scan import Models, Seen, as_list, scan
+from thresher.score_table import Scores
 from thresher.scores._common import PassCounts, or_nan, scored
 from thresher.scores.memorisation import membership
-from thresher.scores.table import Scores
 
 
 def irreducible(

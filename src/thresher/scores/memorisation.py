@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from thresher.losses.adapters import adapt
 from thresher.passes.engine import Answer, Forward
 from thresher.passes.scan import Models, Seen, as_list, scan
+from thresher.score_table import Scores
 from thresher.scores._common import PassCounts, scored
-from thresher.scores.table import Scores
 
 
 def membership(name: str, trained_on: Sequence[Tensor], models: int, n: int) -> Tensor:

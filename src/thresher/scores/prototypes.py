@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from thresher import rng
 from thresher.passes.engine import Answer, Forward
 from thresher.passes.scan import Seen, scan
+from thresher.score_table import Scores
 from thresher.scores._common import PassCounts, or_nan, sample_features, scored
-from thresher.scores.table import Scores
 
 STARTS = 10
 """Number of starts of k-means, of which the best result is used."""

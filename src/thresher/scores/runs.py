@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from thresher.cost import Cost
+from thresher.score_table import Scores, pyarrow
 from thresher.scores.forgetting import NeverLearned, events_in_turns, score_of_never_learned
-from thresher.scores.table import Scores, pyarrow
 
 
 class FinishedRun(Protocol):

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from thresher.score_table import Scores
 from thresher.scores._common import PassCounts, checked_history, checked_window, of_history
-from thresher.scores.table import Scores
 
 
 def movements(probabilities: Tensor) -> Tensor:

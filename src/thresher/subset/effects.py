@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from thresher.subset.graphs import CONSTANT_TYPES, REGISTRIES, HasEffects, LeafIndex
+from thresher.loading.trees import REGISTRIES
+from thresher.subset.graphs import CONSTANT_TYPES, HasEffects, LeafIndex
 
 LIBRARIES = frozenset({"torch", "numpy", "thresher", *sys.stdlib_module_names})
 """Packages whose own variables do not change what a forward computes."""

@@ -1,4 +1,4 @@
-"""The forward and backward graph of a traced module, how they are assembled, and where the samples are in its values."""
+"""The forward and backward graph of a traced module, and where the samples are in its values."""
 
 import enum
 import functools
@@ -6,22 +6,11 @@ import operator
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
-from torch._functorch._aot_autograd.descriptors import (
-    BufferAOTInput,
-    GradAOTOutput,
-    InputMutationAOTOutput,
-    ParamAOTInput,
-    PlainAOTInput,
-    PlainAOTOutput,
-    TangentAOTInput,
-)
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.graph import _BoxedCodeGen
+from torch import Tensor, fx
 
 from thresher.loading.trees import leaves, map_leaves
 
@@ -158,8 +147,6 @@ class Taker:
 
 
 aten: Any = torch.ops.aten
-REGISTRIES = frozenset(nn.Module().__dict__) - {"training"}
-"""Names of the attributes that every module has."""
 CONSTANT_TYPES = (
     *(bool, int, float, complex, str, bytes, type(None), type, range, enum.Enum, np.generic),
     *(types.FunctionType, types.BuiltinFunctionType, torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -359,121 +346,9 @@ def guards_hold(guards: list[Any], sizes: dict[Any, int]) -> bool:
     return min(sizes.values()) > 1 and all(bool(guard.subs(sizes)) for guard in guards)
 
 
-def own_attributes(part: nn.Module) -> list[tuple[str, Any]]:
-    """Returns the names and values of the attributes that a module has beyond those of every `nn.Module`."""
-    return [(name, value) for name, value in part.__dict__.items() if name not in REGISTRIES]
-
-
-prims: Any = torch.ops.prims
-
-
-class TracedSizes(NamedTuple):
-    """The symbolic sizes of a trace; the attributes are those of `Graphs`."""
-
-    guards: list[Any]
-    symbol: Any
-    first: int
-    shared: dict[int, int | None]
-    rows: int
-    lengths: tuple[int, ...]
-    free: dict[Any, list[tuple[int, int]]]
-    fixed: dict[tuple[int, int], int]
-
-
-class Joint(NamedTuple):
-    """A traced module before its forward and backward are two graphs.
-
-    Attributes:
-        graph: Graph of forward and backward together, whose nodes have descriptors.
-        returned: Structure that the module returns, with a `LeafIndex` in place of each tensor.
-        num_forward: Number of values that the forward returns before those that it saves.
-        sizes: Symbolic sizes.
-        mode: Mode of the tensors without data that the module was traced with.
-    """
-
-    graph: fx.GraphModule
-    returned: Any
-    num_forward: int
-    sizes: TracedSizes
-    mode: FakeTensorMode
-
-
-def assemble(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Graphs:
-    """Reads from the descriptors of a trace what each argument and result of its graphs is.
-
-    Args:
-        joint: Traced module.
-        forward: Forward part of its graph.
-        backward: Backward part of its graph.
-
-    Raises:
-        Unsupported: The module changes inputs or parameters in place, returns something other than new tensors, or draws
-            random numbers in its backward pass.
-    """
-    num_forward, symbol = joint.num_forward, joint.sizes.symbol
-    # First of all: a random draw that no gradient needs must not have the model refused for drawing in its backward pass.
-    drop_unused(backward)
-    descriptors = _output_of(joint.graph).meta["desc"]
-    inputs = [node for node in joint.graph.graph.nodes if node.op == "placeholder"]
-    sources = {node.name: _source(node.meta["desc"]) for node in inputs}
-    tangents = {node.name: node.meta["desc"].output.idx for node in inputs if isinstance(node.meta["desc"], TangentAOTInput)}
-    mutated = _mutated_buffers(descriptors[:num_forward])
-    saved_names = [getattr(value, "name", None) for value in returned_nodes(forward)]
-    arguments = [node for node in backward.graph.nodes if node.op == "placeholder"]
-    gradients = returned_nodes(backward)
-    reached = _outputs_reached(backward, tangents)
-    graphs = Graphs(
-        forward=_boxed(forward),
-        backward=_boxed(backward),
-        forward_module=forward,
-        backward_module=backward,
-        inputs=[sources[node.name] for node in forward.graph.nodes if node.op == "placeholder"],
-        mutated=mutated,
-        outputs=[],
-        returned=joint.returned,
-        differentiable=[tangents[node.name] for node in arguments if node.name in tangents],
-        saved=[
-            SavedValue(position, counts=_counts_rows(returned_nodes(forward)[position], node))
-            for node, position in ((n, saved_names.index(n.name)) for n in arguments if n.name not in tangents)
-        ],
-        grads=[
-            _source(descriptor.grad_of) if isinstance(descriptor, GradAOTOutput) and value is not None else None
-            for descriptor, value in zip(descriptors[num_forward:], gradients, strict=True)
-        ],
-        grad_layouts=[layouts_of(value, symbol) if isinstance(value, fx.Node) else None for value in gradients],
-        grads_of=[reached.get(value, set()) for value in gradients],
-        num_forward=num_forward,
-        **joint.sizes._asdict(),
-    )
-    graphs.layouts = {node: layouts_of(node, symbol) for node in forward.graph.nodes if node.op != "output"}
-    return graphs
-
-
-def place_rows(graphs: Graphs) -> None:
-    """Fills in where the samples are in outputs and saved values, from the layouts of the graph's nodes.
-
-    Args:
-        graphs: Graphs whose `layouts` are complete.
-
-    Raises:
-        Unsupported: A saved value follows the batch, but not as whole rows.
-    """
-    nodes = returned_nodes(graphs.forward_module)
-    graphs.outputs = [graphs.layouts[node] for node in nodes[len(graphs.mutated) : graphs.num_forward]]
-    for saved in graphs.saved:
-        found = graphs.layouts[nodes[saved.index]]
-        if isinstance(found, Unsupported):
-            raise found
-        if isinstance(found, Layout):
-            saved.layout = found
-            saved.counts = saved.counts and found == Layout(0)
-        elif found is not None:
-            saved.follows = True
-
-
 def returned_nodes(module: fx.GraphModule) -> list[Any]:
     """Returns the nodes whose values a graph returns, in order."""
-    returned: Any = _output_of(module).args[0]
+    returned: Any = output_node(module).args[0]
     return list(returned)
 
 
@@ -488,149 +363,6 @@ def is_random(node: fx.Node) -> bool:
     return seeded or str(node.target).startswith(("prims.inductor_rand", "prims.inductor_seed"))
 
 
-def _output_of(module: fx.GraphModule) -> fx.Node:
+def output_node(module: fx.GraphModule) -> fx.Node:
+    """Returns the node of what a graph returns."""
     return next(iter(reversed(module.graph.nodes)))
-
-
-# Arguments and results
-
-
-def _source(descriptor: Any) -> tuple[str, Any] | None:
-    # What was traced is `FlatModule`, which holds the user's module as `inner`; names are those within the user's module.
-    if isinstance(descriptor, ParamAOTInput):
-        return "param", descriptor.target.removeprefix("inner.")
-    if isinstance(descriptor, BufferAOTInput):
-        return "buffer", descriptor.target.removeprefix("inner.")
-    if isinstance(descriptor, PlainAOTInput):
-        return "leaf", descriptor.idx
-    return None
-
-
-def _mutated_buffers(descriptors: list[Any]) -> list[str]:
-    """Returns the names of the buffers that the forward updates.
-
-    Args:
-        descriptors: Descriptors of the values that the forward graph returns, without those that it saves.
-
-    Raises:
-        Unsupported: The forward updates something else, or returns something other than new tensors.
-    """
-    mutated, outputs = [], {}
-    for position, descriptor in enumerate(descriptors):
-        if isinstance(descriptor, InputMutationAOTOutput) and isinstance(descriptor.mutated_input, BufferAOTInput):
-            mutated.append(descriptor.mutated_input.target.removeprefix("inner."))
-        elif isinstance(descriptor, PlainAOTOutput):
-            outputs[descriptor.idx] = position
-        else:
-            raise Unsupported("its forward changes its inputs or parameters in place")
-    if sorted(outputs.values()) != list(range(len(mutated), len(mutated) + len(outputs))):
-        raise Unsupported("it returns something other than new tensors")
-    return mutated
-
-
-def _outputs_reached(backward: fx.GraphModule, tangents: dict[str, int]) -> dict[Any, set[int]]:
-    """Returns for each node of the backward graph the positions of the outputs on whose gradients it depends.
-
-    Raises:
-        Unsupported: The backward pass draws random numbers.
-    """
-    reached: dict[Any, set[int]] = {}
-    for node in backward.graph.nodes:
-        if node.name in tangents:
-            reached[node] = {tangents[node.name]}
-        else:
-            reached[node] = set().union(*(reached[source] for source in node.all_input_nodes))
-        if is_random(node):
-            raise Unsupported(f"its backward pass draws random numbers ({node.target}), as dropout inside a checkpoint does")
-    return reached
-
-
-def _counts_rows(source: Any, argument: fx.Node) -> bool:
-    """Checks whether a saved value is `arange(n)` that only selects the row of the batch, as in `logits[arange(n), lengths]`.
-
-    Args:
-        source: Node of the forward graph that makes the value.
-        argument: Placeholder of the backward graph that takes it.
-    """
-    while source.target in (aten._to_copy.default, prims.convert_element_type.default):
-        source = cast(fx.Node, source.args[0])
-    starts_at_zero = (
-        source.target is aten.arange.default
-        or (source.target is aten.arange.start and source.args[0] == 0)
-        or (source.target is prims.iota.default and (source.kwargs["start"], source.kwargs["step"]) == (0, 1))
-    )
-    # In any other place the numbers are values: the kept rows must then have the numbers that they had in the batch.
-    return starts_at_zero and all(
-        user.target in (aten.index.Tensor, aten.index_put.default)
-        and cast(Any, user.args[1])[0] is argument
-        and [*cast(Any, user.args[1]), *user.args[2:], user.args[0]].count(argument) == 1
-        for user in argument.users
-    )
-
-
-# Layouts
-
-
-def layouts_of(node: fx.Node, symbol: Any) -> Any:
-    """Returns the layout of a tensor, or the number of entries per sample of a size.
-
-    Args:
-        node: Node of a graph.
-        symbol: Symbol of the batch size.
-
-    Returns:
-        The layout or number; None for a value that does not follow the batch; an `Unsupported` for one that cannot be
-        described; a tuple for several results.
-    """
-    value = node.meta.get("val")
-    if isinstance(value, tuple | list):
-        return tuple(_layout_of_value(item, symbol, node) for item in value)
-    return _layout_of_value(value, symbol, node)
-
-
-def _layout_of_value(value: Any, symbol: Any, node: fx.Node) -> Any:
-    if isinstance(value, torch.SymInt):
-        return _multiple(value, symbol) if _follows_batch(value, symbol) else None
-    if not isinstance(value, FakeTensor):
-        return None
-    axes = [d for d, size in enumerate(value.shape) if _follows_batch(size, symbol)]
-    if not axes:
-        return None
-    if len(axes) > 1:
-        return Unsupported(f"{node.target} gives a tensor with the batch in two dimensions")
-    per = _multiple(value.shape[axes[0]], symbol)
-    return per if isinstance(per, Unsupported) else Layout(axes[0], per)
-
-
-def _follows_batch(size: Any, symbol: Any) -> bool:
-    return isinstance(size, torch.SymInt) and size.node.expr.has(symbol)
-
-
-def _multiple(size: Any, symbol: Any) -> Any:
-    per = size.node.expr / symbol
-    if per.is_Integer:
-        return int(per)
-    if not per.has(symbol) and per.is_integer:
-        return 0
-    return Unsupported(f"a size is {size.node.expr}, which is not a whole number of rows per sample")
-
-
-# Graphs as functions
-
-
-def drop_unused(backward: fx.GraphModule) -> None:
-    """Removes everything that no gradient needs: unused random draws, and saved values that only those read."""
-    backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-    for node in backward.graph.find_nodes(op="placeholder"):
-        if not node.users and not node.name.startswith("tangents"):
-            backward.graph.erase_node(node)
-
-
-def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """Returns the graph as a function of a list that it empties, so that saved values are freed right after their use."""
-    for node in module.graph.nodes:
-        if node.target is aten.view.default:  # fewer rows may have other strides than the traced ones
-            node.target = aten.reshape.default
-    module.graph.set_codegen(_BoxedCodeGen())
-    module.recompile()
-    return module.forward

@@ -29,20 +29,16 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy
 
+from thresher.subset.assembly import Joint, assemble, drop_unused, layouts_of, place_rows
 from thresher.subset.graphs import (
     MOST_SIZES,
     Graphs,
-    Joint,
     Layout,
     Unsupported,
-    assemble,
     aten,
-    drop_unused,
     guards_hold,
     is_getitem,
     is_random,
-    layouts_of,
-    place_rows,
     returned_nodes,
 )
 from thresher.subset.mixing import choose_row_count, run_on_few_rows, trial, trial_arguments

@@ -14,8 +14,9 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from thresher import rng
+from thresher.subset.assembly import place_rows
 from thresher.subset.function import run_backward
-from thresher.subset.graphs import Graphs, Layout, Unclear, Unsupported, aten, is_getitem, is_random, place_rows
+from thresher.subset.graphs import Graphs, Layout, Unclear, Unsupported, aten, is_getitem, is_random
 
 CHANGED = 1
 """Position of the row that is changed."""

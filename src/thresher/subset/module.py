@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from thresher.distributed.wrappers import SubsetModule, check_wrapping
 from thresher.subset.compilers import compiled, given, lacks_compiler
 from thresher.subset.effects import effects_undone
 from thresher.subset.function import Call, RowMeter, SubsetFunction
@@ -25,7 +26,6 @@ from thresher.subset.graphs import (
     Unsupported,
     flatten_tensors,
 )
-from thresher.subset.parallel import check_wrapping
 from thresher.subset.trace_key import (
     EVERY,
     FREE_TRACES,
@@ -130,7 +130,7 @@ def _around(model: nn.Module, strict: bool, wanted: bool | None) -> "SubsetBackw
     return made
 
 
-class SubsetBackward(nn.Module):
+class SubsetBackward(SubsetModule):
     """The user's model with another backward pass; `subset_backward` makes it.
 
     Args:

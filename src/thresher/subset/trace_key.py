@@ -18,9 +18,10 @@ from torch.jit import ScriptModule
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
+from thresher.distributed.wrappers import check_wrapping, in_several_processes
+from thresher.loading.trees import own_attributes
 from thresher.subset.effects import CONTAINERS, effects_undone, is_library, slots_of
-from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported, own_attributes
-from thresher.subset.parallel import check_wrapping, in_several_processes
+from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported
 
 FREE_TRACES = 8
 """Number of traces that each module gets at once."""

@@ -19,17 +19,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from thresher import rng
 from thresher.loading.trees import leaves, map_leaves
+from thresher.subset.assembly import Joint, TracedSizes, assemble
 from thresher.subset.effects import effects_undone
-from thresher.subset.graphs import (
-    CONSTANT_TYPES,
-    Graphs,
-    Joint,
-    LeafIndex,
-    TracedSizes,
-    Unsupported,
-    assemble,
-    aten,
-)
+from thresher.subset.graphs import CONSTANT_TYPES, Graphs, LeafIndex, Unsupported, aten
 
 
 class FlatModule(nn.Module):

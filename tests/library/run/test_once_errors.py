@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher.run.batch_selection import not_by_rows
+from thresher.run.in_forward import not_by_rows
 
 N, B, T, C = 32, 16, 6, 5
 Y = torch.arange(3 * N).view(N, 3) % (C - 1) + 1

@@ -11,8 +11,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from subset_cases import numbers, traced
+from thresher.distributed.wrappers import CallInside, data_parallel, in_several_processes, inside, is_sharded
 from thresher.subset import subset_backward
-from thresher.subset.parallel import CallInside, data_parallel, in_several_processes, inside, is_sharded
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 X = numbers(7, 6, dtype=torch.float32)

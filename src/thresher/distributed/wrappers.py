@@ -1,5 +1,6 @@
-"""Wrappers that train a model in several processes: `subset_backward` belongs inside of them, and own passes use the inside.
+"""Wrappers of models: that of `subset_backward`, and those that train in several processes, which belong around it.
 
+Own passes use what is inside of a wrapper for several processes.
 `DistributedDataParallel` averages gradients by hooks of the parameters, and `fully_shard` gathers parameters by hooks of the
 modules that it shards. A traced graph calls no hook of a module, so the graph must be of what is inside of these modules.
 """
@@ -24,6 +25,27 @@ FLAT = (
     "sharded by FullyShardedDataParallel, which is not supported: it makes one flat tensor of the parameters of a module. Use "
     "torch.distributed.fsdp.fully_shard(thresher.subset_backward(module))"
 )
+
+
+class SubsetModule(nn.Module):
+    """Base class of the result of `subset_backward`, so that it is recognized without loading the tracer.
+
+    Attributes:
+        wrapped: The user's model.
+        fallback: Reason why the last call used the plain model; None if it did not.
+        tracing_s: Seconds that tracing and compiling have taken.
+        meter: Counter of the samples that go backward; None if nothing counts them.
+    """
+
+    wrapped: nn.Module
+    fallback: str | None
+    tracing_s: float
+    meter: Any
+
+
+def plain_module(model: nn.Module) -> nn.Module:
+    """Returns the model inside of `subset_backward`; any other model itself."""
+    return model.wrapped if isinstance(model, SubsetModule) else model
 
 
 def check_wrapping(model: nn.Module) -> None:
