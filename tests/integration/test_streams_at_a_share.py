@@ -1,7 +1,6 @@
 """A budget on a stream: a uniform share of each batch, with the steps of full training."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from depth import depth
 from helpers import assert_same
 
 N, B = 61, 8
-SAID = "Winnow draws uniformly inside each batch of a stream, which has no epoch to plan. The rows that it leaves out"
 
 
 class Stream(IterableDataset):
@@ -51,12 +49,6 @@ def attached(method, stream=None, *, features=None, epochs=3, batch_size=B, drop
     return thresher.attach(method, loader=loader, **arguments), optimizer
 
 
-def quietly(*arguments, **settings):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Winnow draws uniformly inside each batch of a stream")
-        return attached(*arguments, **settings)
-
-
 def epoch(run, optimizer):
     """Trains for an epoch; returns the ids of its batches."""
     found = []
@@ -68,15 +60,12 @@ def epoch(run, optimizer):
     return found
 
 
-@pytest.mark.parametrize("method", [0.5, "50%", thresher.Winnow(0.5, lr_scale=0.7, paced=False)])
-def test_it_is_said_once_that_the_draw_is_uniform(method):
-    with pytest.warns(UserWarning, match=SAID) as said:
-        run, optimizer = attached(method, epochs=1)
-    assert len(said) == 1 and said[0].filename == __file__
+@pytest.mark.parametrize("method", [0.5, "50%", thresher.UniformRows(0.5)])
+def test_a_share_is_drawn_uniformly_from_each_batch(method):
+    run, optimizer = attached(method, epochs=1)
     batches = epoch(run, optimizer)
     assert [len(ids) for ids in batches] == [4] * 7 + [2]
-    assert isinstance(run.method, thresher.Winnow) and run.history[0]["selected"] == 30
-    assert run.history[0]["lr_scale"] == (0.7 if isinstance(method, thresher.Winnow) else 0.5**0.25)
+    assert run.method == thresher.UniformRows(0.5) and run.history[0]["selected"] == 30 and run.history[0]["lr_scale"] == 1
 
 
 @settings(max_examples=depth(12, 150))
@@ -87,7 +76,7 @@ def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(full, si
     share = data.draw(st.integers(max(10, -(-100 // size)), 99)) / 100
     drop_last, known, epochs = data.draw(st.booleans()), data.draw(st.booleans()), data.draw(st.sampled_from([1, 2, 5]))
     stream = (Known if known else Stream)(n)
-    run, optimizer = quietly(share, stream, epochs=epochs, batch_size=size, drop_last=drop_last)
+    run, optimizer = attached(share, stream, epochs=epochs, batch_size=size, drop_last=drop_last)
     steps, whole = (full, full * size) if drop_last else (-(-n // size), n)
     for number in range(1, epochs + 1):
         stream.read = 0
@@ -131,7 +120,7 @@ class Unsized(Stream):
     ],
 )
 def test_the_length_of_a_stream_is_a_hint(stated, drop_last, method, more, kept):
-    run, optimizer = quietly(method, Hinted(stated), drop_last=drop_last, **more)
+    run, optimizer = attached(method, Hinted(stated), drop_last=drop_last, **more)
     for number in (1, 2):
         rows = sum(map(len, epoch(run, optimizer)))
         # By a length that is too large, a share rounds its draws as for a longer training.
@@ -150,10 +139,10 @@ def test_a_stream_that_goes_on_after_its_length_is_left_and_resumed_there():
                 return copy.deepcopy([run.state_dict(), run.model.state_dict(), optimizer.state_dict()])
         return run.model.state_dict()
 
-    whole = train(*quietly(0.5, Hinted(40)), 13)
+    whole = train(*attached(0.5, Hinted(40)), 13)
     for left_at in (5, 8):  # at the length, and behind it
-        states = train(*quietly(0.5, Hinted(40)), left_at)
-        run, optimizer = quietly(0.5, Hinted(40))
+        states = train(*attached(0.5, Hinted(40)), left_at)
+        run, optimizer = attached(0.5, Hinted(40))
         for part, state in zip((run, run.model, optimizer), states, strict=True):
             part.load_state_dict(state)
         assert_same(whole, train(run, optimizer, 13))
@@ -161,20 +150,20 @@ def test_a_stream_that_goes_on_after_its_length_is_left_and_resumed_there():
 
 
 def test_a_stream_whose_length_is_an_error_has_none():
-    run, optimizer = quietly(0.5, Unsized(96))
+    run, optimizer = attached(0.5, Unsized(96))
     assert sum(map(len, epoch(run, optimizer))) == 48 and run.cost.ratio() == 0.5
 
 
 @pytest.mark.parametrize(("drop_last", "rows"), [(False, 90), (True, 80)])
 def test_workers_that_drop_their_last_batches_are_counted_as_they_come(drop_last, rows):
-    run, optimizer = quietly(0.5, Known(90), workers=2, drop_last=drop_last, epochs=2)
+    run, optimizer = attached(0.5, Known(90), workers=2, drop_last=drop_last, epochs=2)
     for number in (1, 2):
         epoch(run, optimizer)
         assert run.cost.full_forward == number * rows and run.cost.ratio() == 0.5
 
 
 def test_the_smaller_parts_of_workers():
-    run, optimizer = quietly(0.5, workers=2)
+    run, optimizer = attached(0.5, workers=2)
     sizes = [len(ids) for ids in epoch(run, optimizer)]  # 31 and 30 samples: full batches in turn, then one of 7 and one of 6
     assert len(sizes) == 8 and sum(sizes) == 30 and run.cost.full_forward == N
 
@@ -183,7 +172,7 @@ def test_the_draw_is_the_runs_own():
     """It follows the seed of `attach`, changes from epoch to epoch, and draws nothing from the global random state."""
     found = []
     for seed in (0, 0, 1):
-        run, optimizer = quietly(thresher.Winnow(0.5, lr_scale=1, paced=False), seed=seed)
+        run, optimizer = attached(0.5, seed=seed)
         torch.manual_seed(5)
         found.append([epoch(run, optimizer) for _ in range(2)])
         own = torch.get_rng_state()
@@ -214,36 +203,25 @@ def test_share_1_is_the_unattached_loop_bit_for_bit(kind, features):
     assert run.cost.ratio() == 1 and run.cost.steps == 24
 
 
-def test_the_learning_rate_is_scaled_in_each_step():
-    rates = []
-    run, optimizer = quietly(thresher.Winnow(0.5, lr_scale=0.25, paced=False))
-    step = optimizer.step
-    optimizer.register_step_pre_hook(lambda one, *_: rates.append(one.param_groups[0]["lr"]))
-    for x, y in run.loader:
-        run.criterion(run.model(x), y).backward()
-        step()
-    assert rates == [0.025] * 8 and optimizer.param_groups[0]["lr"] == 0.1
-
-
 def test_a_last_batch_under_batch_norm_has_two_rows():
-    run, optimizer = quietly(0.25, Stream(19), features=[nn.BatchNorm1d(8)])
+    run, optimizer = attached(0.25, Stream(19), features=[nn.BatchNorm1d(8)])
     assert [[len(ids) for ids in epoch(run, optimizer)] for _ in range(3)] == [[2, 2, 2]] * 3
 
 
 def test_a_pass_for_evaluation_is_told_to_have_some_samples():
-    run, _ = quietly(0.5)
-    with torch.no_grad(), pytest.warns(UserWarning, match="only the samples that Winnow keeps"):
+    run, _ = attached(0.5)
+    with torch.no_grad(), pytest.warns(UserWarning, match="only the samples that UniformRows keeps"):
         for x, _ in run.loader:
             run.model(x)
 
 
 def test_a_regression_and_losses_of_the_loop_need_no_signals():
-    run, optimizer = quietly(0.5, criterion=nn.MSELoss())
+    run, optimizer = attached(0.5, criterion=nn.MSELoss())
     for x, _ in run.loader:
         run.criterion(run.model(x)[:, 0], x[:, 0]).backward()
         optimizer.step()
     assert run.cost.backward == 30 and not len(run.records)
-    run, optimizer = quietly(0.5, criterion=None)
+    run, optimizer = attached(0.5, criterion=None)
     for x, _ in run.loader:
         run.reduce((run.model(x)[:, 0] - x[:, 0]).square()).backward()
         optimizer.step()
@@ -271,30 +249,26 @@ def test_too_few_rows_are_refused_with_the_smallest_share(share, features, messa
     with pytest.raises(ValueError, match=message):
         thresher.attach(share, loader=loader, **settings)
     assert not optimizer._optimizer_step_pre_hooks
-    with pytest.warns(UserWarning, match=SAID):
-        thresher.attach(0.125 if features is None else 0.25, loader=loader, **settings)
+    thresher.attach(0.125 if features is None else 0.25, loader=loader, **settings)
 
 
 def test_other_methods_and_lists_are_refused_with_the_way_out():
-    message = r"Stream, an IterableDataset: its samples have no ids.* A share alone, as in attach\(0\.5, \.\.\.\)"
-    for method in (thresher.UniformSubset(0.5), [thresher.Winnow(0.5, paced=False), thresher.SelectiveBackprop(keep=0.5)]):
+    message = (
+        r"Stream, an IterableDataset: its samples have no ids.* A share itself, as in attach\(0\.5, .* UniformRows\(0\.5\)"
+    )
+    for method in (thresher.Winnow(0.5), [thresher.UniformSubset(0.5), thresher.SelectiveBackprop(keep=0.5)]):
         with pytest.raises(TypeError, match=message):
             attached(method)
 
 
-def test_ways_to_spend():
-    said = "`spend`: Winnow draws the rows of smaller batches step by step and cannot take fewer steps"
-    with pytest.raises(ValueError, match=said):
-        attached(0.5, spend="steps")
+@pytest.mark.parametrize("spend", ["steps", "batches"])
+@pytest.mark.parametrize("method", [0.5, thresher.RandomBackprop(keep=0.5)])
+def test_there_is_no_plan_to_spend(method, spend):
     with pytest.raises(
         ValueError, match="`spend`: `loader` iterates over an IterableDataset, which has no epoch plan to spend"
     ):
-        attached(thresher.RandomBackprop(keep=0.5), spend="batches")
-    run, optimizer = quietly(0.5, spend="batches")
-    assert len(epoch(run, optimizer)) == 8 and run.cost.backward == 30
+        attached(method, spend=spend)
 
 
-def test_the_rate_needs_an_optimizer():
-    with pytest.raises(ValueError, match=r"Winnow scales the learning rate: .* or use Winnow\(lr_scale=1\)"):
-        attached(0.5, optimizer=None)
-    quietly(thresher.Winnow(0.5, lr_scale=1, paced=False), optimizer=None)
+def test_no_optimizer_is_needed():
+    attached(0.5, optimizer=None)

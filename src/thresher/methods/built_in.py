@@ -41,4 +41,5 @@ from thresher.methods.small_loss import SmallLoss as SmallLoss
 from thresher.methods.threshold_keep import ThresholdKeep as ThresholdKeep
 from thresher.methods.ucb import Ucb as Ucb
 from thresher.methods.uniform import UniformSubset as UniformSubset
+from thresher.methods.uniform_rows import UniformRows as UniformRows
 from thresher.methods.winnow import Winnow as Winnow

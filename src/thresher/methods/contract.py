@@ -85,9 +85,6 @@ class Requirements:
             is stopped. False where the columns are only to be looked at. Default True.
         smaller_batches: Whether plans spend the budget in smaller batches (`EpochPlan(smaller_batches=True)`), so that `attach`
             checks that there is a row for each step. Default False.
-        stream_share: Share of each batch, (0, 1], that an epoch method trains on where the loader streams and there is no epoch
-            to plan; the rows are drawn uniformly. Default None: the method needs a map-style dataset.
-        stream_lr_scale: With `stream_share`, factor on the learning rate of each step, > 0. Default 1.
         stratify: Whether batches of the rows of a plan are to be stratified: "class", or None, for the order of the loader.
             Default None.
         unstratified: With `stratify`, method that takes its place where the order of training is not free. Default None: none.
@@ -121,8 +118,6 @@ class Requirements:
     cost: bool = False
     records: bool = True
     smaller_batches: bool = False
-    stream_share: float | None = None
-    stream_lr_scale: float = 1.0
     stratify: Literal["class"] | None = None
     unstratified: Any = field(default=None, hash=False)
     paced: str | None = None
@@ -307,14 +302,8 @@ def check_declaration(method: Any) -> None:
     kind, requires = type(method), requirements_of(method)
     if not isinstance(requires, Requirements):
         raise TypeError(f"{kind.__name__}.requires must be a thresher.Requirements, got {type(requires).__name__}")
-    kept, factor = requires.stream_share, requires.stream_lr_scale
     if requires.divide not in ("kept", "batch"):
         raise ValueError(f"{kind.__name__} declares Requirements(divide={requires.divide!r}): it must be 'kept' or 'batch'")
-    if not (kept is None or 0 < kept <= 1) or not 0 < factor < float("inf"):
-        raise ValueError(
-            f"{kind.__name__} declares Requirements(stream_share={kept}, stream_lr_scale={factor}): the share must be within "
-            "(0, 1], and the factor must be a positive number"
-        )
     for function in sorted(CONTRACT_FUNCTIONS[method.stage] & {one.name for one in fields(Requirements)}):
         declared, defined = bool(getattr(requires, function)), hasattr(kind, function)
         if declared and not defined:

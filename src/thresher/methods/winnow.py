@@ -282,8 +282,6 @@ class Winnow:
             optimizer=self._factor != 1,
             optional={"uncertainty": without},
             smaller_batches=self.share < 1,
-            stream_share=self.share,
-            stream_lr_scale=replace(self, paced=False)._factor,
             stratify="class" if paced else None,
             unstratified=replace(self, paced=False) if paced else None,
             paced=None if self.paced else "paced=True",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from thresher.attribution.accumulator import COUNT_OF_TRAINED, StepAccumulator
 from thresher.attribution.attributor import Attributor
@@ -25,6 +25,7 @@ from thresher.methods import registry
 from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, Method, requirements_of, way_around
 from thresher.methods.full import FullData
+from thresher.methods.uniform_rows import UniformRows
 from thresher.methods.winnow import Winnow
 from thresher.observation import OBSERVED, OF_ANY_LOSS
 from thresher.passes.engine import Forward, device_of_model
@@ -46,23 +47,25 @@ LONG_EPOCH = 100
 """Number of times that an epoch may draw each sample, on average, before a warning."""
 
 
-def method_of(given: Any) -> Any:
+def method_of(given: Any, *, streams: bool = False) -> Any:
     """Returns the method that a share or a name stands for; anything else as it is.
 
     Args:
         given: Argument `method` of `attach`, or a list of such arguments: a number such as 0.5 or a text such as "50%" is
-            `Winnow(share)`; another text is a method as on the command line.
+            `Winnow(share)`, or `UniformRows(share)` on a stream; another text is a method as on the command line.
+        streams: Whether the loader iterates over an IterableDataset. Default False.
 
     Raises:
         ValueError: A share is outside (0, 1], no method has this name, or the method has settings without a default.
     """
     if isinstance(given, list | tuple):
-        return [method_of(one) for one in given]
+        return [method_of(one, streams=streams) for one in given]
     if isinstance(given, bool) or not isinstance(given, int | float | str):
         return given
     if isinstance(given, str) and given[:1].isalpha() and not given.endswith("%"):
         return _by_name(given)
-    return Winnow(share=_share_of(given))
+    share = _share_of(given)
+    return UniformRows(share) if streams else Winnow(share)
 
 
 def _share_of(given: float | str) -> float:
@@ -184,7 +187,7 @@ def _attribution(config: RunConfig, *, loader: SelectedLoader, trained: Trained,
 def _selection(parts: Parts, *, trained: Trained, progress: Callable[[], float]) -> BatchSelection:
     """How the rows of batches are chosen."""
     config, mode = parts.config, parts.config.mode
-    method = config.on_stream or config.batch_method
+    method = config.batch_method
     if method is None:
         return BatchSelection(parts)
     stage = BatchStage(method, seed=config.seed, rank=config.world.rank, progress=progress)
@@ -277,11 +280,6 @@ def _check_batches(parts: Parts, epochs: Epochs) -> None:
     """Refuses batches that would have too few rows, and says what a method cannot do here."""
     config, loader, method = parts.config, parts.loader, parts.config.epoch_method
     requires, name = requirements_of(method), type(method).__name__
-    if config.on_stream is not None:
-        warn(
-            f"{name} draws uniformly inside each batch of a stream, which has no epoch to plan. The rows that it leaves out "
-            "are loaded all the same."
-        )
     long = not loader.streams and loader.n is not None and loader.candidates > LONG_EPOCH * loader.n
     if long and not isinstance(method, FullData):
         warn(
@@ -358,8 +356,9 @@ def attach(
 
     Args:
         method: Method such as `Kakurenbo()`, its text as on the command line, "kakurenbo:tau=0.5", or a list with at most one
-            per stage (before training, epoch, batch). 0.5, or "50%", is a share of the cost of full training: `Winnow(0.5)`.
-        loader: Training DataLoader, whose settings and order are kept. Batch methods, and a share alone, also take streams.
+            per stage (before training, epoch, batch). 0.5, or "50%", is a share of the cost of full training: `Winnow(0.5)`, or
+            `UniformRows(0.5)` on a stream.
+        loader: Training DataLoader, whose settings and order are kept. Batch methods also take streams (IterableDataset).
         criterion: Loss of torch.nn, or function `(outputs, targets) -> per-sample losses`, which `run.criterion` averages; None
             if only `run.reduce` is called. Losses that the loop itself reduces come from a module with reduction="none". Hooks
             of a criterion are not called.
@@ -392,7 +391,7 @@ def attach(
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
     given = RunConfig(
-        method=method_of(method),
+        method=method_of(method, streams=isinstance(getattr(loader, "dataset", None), IterableDataset)),
         loader=loader,
         criterion=criterion,
         model=model,

@@ -24,9 +24,9 @@ from thresher.loading.stratified import StratifiedBatchSampler
 from thresher.losses.adapters import adapt
 from thresher.losses.base import Criterion, unreadable
 from thresher.losses.signals import GIVEN_ONLY, NOT_OF_VALUES, WIDE_SIGNALS
-from thresher.methods._adapted import OnStream
 from thresher.methods.contract import BatchMethod, BeforeMethod, EpochMethod, check_declaration, requirements_of, way_around
 from thresher.methods.full import FullData
+from thresher.methods.uniform_rows import UniformRows
 from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
 from thresher.run.batch_selection import by_chance, divides_by_batch, divisible_before
@@ -270,9 +270,8 @@ def check(given: RunConfig, process_group: Any) -> RunConfig:
     """
     before, epoch_method, batch_method = split_by_stage(given.method)
     several = isinstance(given.method, list | tuple) and len(given.method) > 1
-    plans_epochs = batch_method is None and requirements_of(epoch_method).stream_share is None
     world = world_of(process_group)
-    check_loader(given.loader, plans_epochs=plans_epochs or several, several=world.size > 1)
+    check_loader(given.loader, plans_epochs=batch_method is None or several, several=world.size > 1)
     streams = isinstance(given.loader.dataset, IterableDataset)
     check_spend(given.spend, epoch_method, streams=streams)
     if given.observe and streams:
@@ -294,8 +293,7 @@ def check(given: RunConfig, process_group: Any) -> RunConfig:
         world=world,
         before=before,
         epoch_method=epoch_method,
-        batch_method=batch_method,
-        on_stream=_on_stream(epoch_method, given) if streams else None,
+        batch_method=_with_least_rows(batch_method, given),
         adapter=adapter,
         samples=None if streams else len(given.loader.dataset),
         strata=strata,
@@ -402,17 +400,17 @@ def least_rows(model: nn.Module | None) -> int:
     return 2 if any(isinstance(part, _BatchNorm) for part in parts) else 1
 
 
-def _on_stream(method: EpochMethod, given: RunConfig) -> OnStream | None:
-    """Returns the method that chooses rows of a stream in the place of an epoch method; None where all rows are kept."""
-    kept, size, least = requirements_of(method).stream_share, given.loader.batch_size, least_rows(given.model)
-    if kept is None or kept == 1:
-        return None
-    if selection.share(kept, size) < least:
+def _with_least_rows(method: BatchMethod | None, given: RunConfig) -> BatchMethod | None:
+    """Returns a batch method whose batches have enough rows for the model."""
+    if not isinstance(method, UniformRows):
+        return method
+    size, least = given.loader.batch_size, max(method.least, least_rows(given.model))
+    if size is not None and selection.share(method.keep, size) < least:
         raise ValueError(
-            f"A batch has {size} samples, of which a share of {kept:g} is {too_few(least)}: the smallest share is "
+            f"A batch has {size} samples, of which a share of {method.keep:g} is {too_few(least)}: the smallest share is "
             f"{min(1, rounded_up(least / size)):g}. Give the loader larger batches, or raise the share."
         )
-    return OnStream(method, kept, least)
+    return replace(method, least=least)
 
 
 def _check_ids(method: Any, samples: int | None, kept: Tensor | None) -> None:
@@ -457,16 +455,16 @@ def check_spend(spend: Any, method: EpochMethod, *, streams: bool) -> None:
     """Validates the argument `spend` of `attach`."""
     if spend not in (None, "steps", "batches"):
         raise ValueError(f"`spend` must be 'steps', 'batches' or None for what the method does by itself, got {spend!r}")
+    if spend is not None and streams:
+        raise ValueError(
+            "`spend`: `loader` iterates over an IterableDataset, which has no epoch plan to spend; leave `spend` out: a share, "
+            "as in attach(0.5, ...), makes smaller batches of a stream by itself"
+        )
     requires = requirements_of(method)
-    if spend == "steps" and requires.smaller_batches and (requires.stratify is None or streams):
+    if spend == "steps" and requires.smaller_batches and requires.stratify is None:
         raise ValueError(
             f"`spend`: {type(method).__name__} draws the rows of smaller batches step by step and cannot take fewer steps "
             f"instead; leave `spend` out, or use {requires.paced or 'another method, such as UniformSubset'}"
-        )
-    if spend == "batches" and streams and requirements_of(method).stream_share is None:
-        raise ValueError(
-            "`spend`: `loader` iterates over an IterableDataset, which has no epoch plan to spend; leave `spend` out, or use a "
-            "share, as in attach(0.5, ...), which makes smaller batches of a stream, too"
         )
 
 
@@ -540,7 +538,7 @@ def selection_mode(config: RunConfig) -> SelectionMode:
     if method is None:
         if scoring is not None:
             raise ValueError("`scoring` is for methods that select in the batch; none was given")
-        return SelectionMode.NONE if config.on_stream is None else SelectionMode.WITHOUT_LOSSES
+        return SelectionMode.NONE
     name, signals = type(method).__name__, requirements_of(method).signals
     if not signals:
         if scoring is not None:

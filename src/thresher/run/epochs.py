@@ -18,7 +18,7 @@ from thresher.distributed.plan import HeldPlan, PackedPlan, part_of_plan
 from thresher.distributed.sharded_records import ShardedRecords
 from thresher.exact import exact_mean
 from thresher.loading.order import OrderPlace, PieceOrder, TensorOrder, check_begins, sequential
-from thresher.methods._adapted import OnStream, OnSubset
+from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of, way_around
 from thresher.passes.consistency import Comparison
 from thresher.plans import BatchPlan, EpochPlan
@@ -154,7 +154,7 @@ def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None, world: 
 
 def title_of(method: Any) -> str:
     """Returns the name of a method, for messages."""
-    return type(method.method if isinstance(method, OnSubset | OnStream) else method).__name__
+    return type(method.method if isinstance(method, OnSubset) else method).__name__
 
 
 LOOKED_AT = 2**20
@@ -310,7 +310,7 @@ class Epochs:
         # The scale is set anew in each epoch and holds for steps on losses of the run: between epochs there is nothing to put
         # back.
         if self.hooks is not None:
-            self.hooks.scale = requirements_of(self._method).stream_lr_scale if plan is None else plan.own.lr_scale
+            self.hooks.scale = 1.0 if plan is None else plan.own.lr_scale
         if self.step_checks is not None:
             self.step_checks.begin_epoch(self._attributor.batches, resumed=resumed)
         return plan, self._place
@@ -574,7 +574,7 @@ class Epochs:
         self.clock.end_epoch(self.epoch)
         # From here on no read ends this epoch a second time.
         self.end.forget()
-        entry: dict[str, Any] = {"epoch": self.epoch, "complete": complete}
+        entry: dict[str, Any] = {"epoch": self.epoch, "complete": complete, "lr_scale": 1.0}
         if plan is not None:
             sizes = self._loader.step_sizes(plan)
             entry |= {
@@ -583,8 +583,6 @@ class Epochs:
                 "lr_scale": plan.own.lr_scale,
                 **plan.own.facts,
             }
-        else:
-            entry |= {"lr_scale": requirements_of(self._method).stream_lr_scale}
         if stage is not None:
             own = stage.facts()
             entry |= own if len(self.config.methods) == 1 else {f"batch_{name}": value for name, value in own.items()}

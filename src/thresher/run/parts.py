@@ -14,7 +14,6 @@ from thresher.attribution.model import TrackedModel
 from thresher.cost import Cost
 from thresher.loading.loader import SelectedLoader
 from thresher.losses.base import Criterion, SignalReader
-from thresher.methods._adapted import OnStream
 from thresher.methods.contract import BatchMethod, EpochMethod, requirements_of
 from thresher.methods.full import FullData
 from thresher.observation import OPTIONAL
@@ -62,8 +61,6 @@ class RunConfig:
         before: Method that decides before training; None where there is none.
         epoch_method: Method that decides before each epoch; all data where there is none.
         batch_method: Method that decides inside each batch; None where there is none.
-        on_stream: Method that chooses rows in the place of the epoch method on a stream, which has no epoch to plan; None where
-            the loader does not stream, or all rows are kept.
         adapter: The user's criterion per sample; None where there is none.
         samples: Number of samples of the dataset; None for a stream.
         mode: Where and by what the rows of a batch are chosen.
@@ -96,7 +93,6 @@ class RunConfig:
     before: Any = None
     epoch_method: EpochMethod = field(default_factory=FullData)
     batch_method: BatchMethod | None = None
-    on_stream: OnStream | None = None
     adapter: Criterion | None = None
     samples: int | None = None
     mode: SelectionMode = SelectionMode.NONE

@@ -38,6 +38,7 @@ from thresher.passes.scoring import Scoring
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.records import EPOCH, Records
 from thresher.run.attach import attach
+from thresher.score_table import Scores
 from thresher.shards import ShardColumns
 from thresher.testing.threaded_world import ThreadWorld, on_ranks
 
@@ -683,7 +684,7 @@ def check_value(subject: Subject) -> None:
 
 
 def _is_scores(value: Any) -> bool:
-    return type(value).__module__.startswith("thresher.scores")
+    return isinstance(value, Scores)
 
 
 def _forbidden_type(value: Any) -> str:

@@ -49,15 +49,6 @@ def test_a_method_without_a_declaration_needs_nothing(kind: type) -> None:
     assert requirements_of(kind()) == Requirements()
 
 
-@pytest.mark.parametrize("wrong", [{"stream_share": 0.0}, {"stream_share": 1.5}, {"stream_lr_scale": 0.0}])
-def test_what_a_method_does_on_a_stream_is_checked(wrong: dict[str, float]) -> None:
-    class OnStreams(Plain):
-        requires = Requirements(**({"stream_share": 0.5} | wrong))  # pyright: ignore[reportArgumentType]
-
-    with pytest.raises(ValueError, match=r"OnStreams declares Requirements\(stream_share=.*must be within \(0, 1\]"):
-        check_declaration(OnStreams())
-
-
 def test_a_need_of_the_model() -> None:
     assert not Requirements(signals=("loss",), optimizer=True, own_order=True).model
     assert Requirements(refresh="train").model

@@ -23,6 +23,10 @@ def test_what_stands_for_a_method(given, expected):
     assert method_of(given) == expected
 
 
+def test_a_share_of_a_stream_is_uniform():
+    assert method_of([0.5, "full"], streams=True) == [thresher.UniformRows(0.5), thresher.FullData()]
+
+
 def test_what_is_no_method_passes_to_the_checks_of_attach():
     thing = object()
     assert method_of(thing) is thing and method_of(True) is True

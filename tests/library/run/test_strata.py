@@ -216,9 +216,8 @@ def test_an_order_of_the_users_own_is_refused_or_trained_on_without():
 
 def test_a_stream_has_no_order():
     with pytest.raises(ValueError, match="`loader` iterates over an IterableDataset"):
-        attach(thresher.Winnow(0.5), DataLoader(Stream(), 10), stratify="class")
-    with pytest.warns(UserWarning, match="Winnow draws uniformly inside each batch of a stream"):
-        attach(thresher.Winnow(0.5), DataLoader(Stream(), 10))
+        attach(0.5, DataLoader(Stream(), 10), stratify="class")
+    attach(0.5, DataLoader(Stream(), 10))
 
 
 @pytest.mark.parametrize("method", [thresher.FullData(), thresher.Winnow(0.5)])
