@@ -123,7 +123,7 @@ def on_fewer_steps(times: Sequence[Mapping[str, float]], advice: Mapping[str, An
     saves = next((row["at_most"] for row in rows if row["method"] == name), 1 - first["batches"])
     # A step of full size, and what the method does in it; the choice of rows is nothing beside it.
     longer = max([1.0, *(row["compute_s"] / step["compute"] for row in rows if row["method"].startswith("winnow"))])
-    said = in_fewer_steps(name, first["share"], saves, advice["steps"], 1 - first["steps"] * longer)
+    said = in_fewer_steps(name, first["share"], saves, 1 - first["steps"] * longer)
     return [said] if said else []
 
 

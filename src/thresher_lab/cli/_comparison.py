@@ -25,13 +25,12 @@ ROOMY = 80
 GAPS = 2 + 3 * 7
 """Columns between those of the table, and at its edges."""
 
-CAPTION = """\
-Cost, CPU time, wall time and the peak memory of a step are shares of full training; "?" is not known. Controls, at the \
-cost of the method above them: uniform@ trains on a random subset each epoch, shorter@ for fewer epochs, smaller@ with \
-smaller batches, and placebo@ as the method does, with its losses or scores permuted among samples. All but shorter@ run \
-through Thresher: a plain loop of uniform@ and smaller@ takes less time. Intervals are for \
-one comparison, and verdicts for all of them together; "loses" means below full training at all."""
-"""Text below the result of a comparison."""
+CONTROLS_IN_WORDS = {
+    "uniform": "uniform@ trains on a random subset each epoch",
+    "shorter": "shorter@ trains for fewer epochs",
+    "smaller": "smaller@ trains on smaller batches",
+    "placebo": "placebo@ is the method with its losses or scores permuted among samples",
+}
 
 TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime", "wall\ntime", "step\nmemory")
 """Headings of the table after that of the metric."""
@@ -62,7 +61,24 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
     about = open_beside_intervals(results) + time_beside_cost(results) + rates_sentences(results) + busy
     for sentence in closing(results) + about:
         console.print(sentence, markup=False, highlight=False)
-    console.print(f"\n{CAPTION}\n", markup=False, highlight=False)
+    console.print(f"\n{caption(results)}\n", markup=False, highlight=False)
+
+
+def caption(results: Mapping[str, Any]) -> str:
+    """Returns the text below the table of a comparison: what its columns and controls mean.
+
+    Args:
+        results: Content of results.json.
+    """
+    kinds = {row["method"].partition("@")[0] for row in results["summary"] if row["control_of"] is not None}
+    controls = "; ".join(words for kind, words in CONTROLS_IN_WORDS.items() if kind in kinds)
+    said = ["Cost, times and the peak memory of a step are shares of full training."]
+    if kinds:
+        said.append(f"Controls have the cost of the method above them: {controls}.")
+    if kinds & {"uniform", "smaller"}:
+        said.append("A plain loop of uniform@ or smaller@, without Thresher, takes less time.")
+    said.append('Intervals are for one comparison, verdicts for all of them; "loses" means below full training at all.')
+    return " ".join(said)
 
 
 def summary_table(results: dict[str, Any]) -> "Table":

@@ -426,8 +426,7 @@ def _cost_in_words(row: RowDict, runs: Sequence[Mapping[str, Any]], scores: floa
     else:
         said += ", and the CPU time "
     said += f"{row['cpu_ratio']:.2f}{tracing}."
-    steps = max(sum(entry["steps"] for entry in run["history"]) for run in runs)
-    fewer = "" if tried else in_fewer_steps(row["method"], row["cost_ratio"], 1 - row["cpu_ratio"], steps)
+    fewer = "" if tried else in_fewer_steps(row["method"], row["cost_ratio"], 1 - row["cpu_ratio"])
     if row["cost_ratio"] < NO_TIME_SAVED <= row["cpu_ratio"]:
         busy = " as measured on a busy machine" if any(run.get("busy") for run in runs) else ""
         said += f" So it saved no time here{busy}."
@@ -516,7 +515,7 @@ def _only(row: RowDict, results: Mapping[str, Any]) -> Conclusion:
         f"It loses no more than {_in_words(results, results['margin'])} at {row['cost_ratio']:.3f} of the cost of full training"
     )
     said = [f"Our pick: {_named(row)}. {kept}{_beside_controls(row, results)}"]
-    ratio, time = _time_of(row, results)
+    ratio, time = time_of(row, results)
     if ratio is not None and ratio > SAVES:
         said.append(f"Yet it saves no {time} here: it took {ratio:.2f} of that of full training.")
     elif row["against"] and _beats_all(row):
@@ -532,7 +531,7 @@ def _beside_controls(row: RowDict, results: Mapping[str, Any]) -> str:
         why = "None of its controls has a verdict" if _controls_of(row, results) else "No controls were trained"
         return f". {why}: whether smaller batches of the same cost would do as well is not known."
     if not (equal := [kind for kind, one in row["against"].items() if one["finding"] != "better"]):
-        return ", and is better than all of its controls."
+        return f", and is better than {listed([CONTROLS[kind].words for kind in row['against']])} of the same cost."
     if "placebo" in equal and len(equal) < len(row["against"]):
         return ". Yet it is not told apart from permuted signals, so that it is not shown that its choice of samples matters."
     return f". It is not shown to be better than {listed([CONTROLS[kind].words for kind in equal])} of the same cost."
@@ -540,8 +539,8 @@ def _beside_controls(row: RowDict, results: Mapping[str, Any]) -> str:
 
 def _slower(row: RowDict, results: Mapping[str, Any]) -> list[str]:
     """Returns that a method takes more time than a control that it is better than; nothing where it does not."""
-    own, time = _time_of(row, results)
-    controls = [(ratio, one) for one in _controls_of(row, results) if (ratio := _time_of(one, results)[0]) is not None]
+    own, time = time_of(row, results)
+    controls = [(ratio, one) for one in _controls_of(row, results) if (ratio := time_of(one, results)[0]) is not None]
     if own is None or not controls:
         return []
     least, control = min(controls, key=lambda one: one[0])
@@ -553,7 +552,7 @@ def _slower(row: RowDict, results: Mapping[str, Any]) -> list[str]:
 
 def _cheapest(options: Sequence[RowDict], results: Mapping[str, Any]) -> Conclusion:
     """Returns the conclusion where several rows are not told apart: the one of the least time, of equal ones the simplest."""
-    timed = [(row, *_time_of(row, results)) for row in options]
+    timed = [(row, *time_of(row, results)) for row in options]
     time, known = timed[0][2], all(ratio is not None for _, ratio, _ in timed)
     sizes = [(round(ratio if known and ratio is not None else row["cost_ratio"], 2), row) for row, ratio, _ in timed]
     least, pick = min(sizes, key=lambda one: (one[0], _complexity(one[1])))
@@ -596,8 +595,13 @@ def _named(row: RowDict) -> str:
     return row["method"] if row["control_of"] is None else f"{_words(row)} ({row['method']})"
 
 
-def _time_of(row: RowDict, results: Mapping[str, Any]) -> tuple[float | None, str]:
-    """Returns the time of a row as a share of full training, and its name: CPU time, or wall time on another device."""
+def time_of(row: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[float | None, str]:
+    """Returns the time of a row as a share of full training, and its name: CPU time, or wall time on another device.
+
+    Args:
+        row: Row of the summary in results.json.
+        results: Content of results.json.
+    """
     if results.get("device", "cpu") == "cpu":
         return row.get("cpu_ratio"), "CPU time"
     return row.get("wall_ratio"), "wall time"

@@ -10,7 +10,7 @@ import numpy as np
 
 from thresher import methods
 from thresher_lab.comparison.controls import CONTROLS
-from thresher_lab.comparison.summary import conclude, is_share, kind_of, time_beside_cost
+from thresher_lab.comparison.summary import conclude, is_share, kind_of, time_beside_cost, time_of
 from thresher_lab.report.charts import INK, looks
 from thresher_lab.report.loading import ResultsDict
 from thresher_lab.training.specs import SCORES_SUFFIX
@@ -80,10 +80,10 @@ def _code(method: str, beside: Mapping[str, Any], epochs: int) -> str:
     return f"run = thresher.attach(\n    {method},\n    {arguments}, epochs={epochs}{more},\n)\n{LOOP}"
 
 
-WIDTH, LEFT, RIGHT, TOP, ROW, BELOW = 460, 14, 14, 18, 30, 34
+WIDTH, LEFT, RIGHT, TOP, ROW, BELOW = 460, 14, 14, 18, 38, 50
 """Sizes of the chart: its width, the space beside and above the rows, the height of a row, and the space for the axis."""
-LONGEST_LABEL = 46
-"""Characters of a method's name for which the chart has room."""
+LONGEST_LABEL = 34
+"""Number of characters of a method's name that fit into a row of the chart."""
 TICKS = 5
 WIDEST = 4.0
 """Ends of the axis, in the largest difference or margin: a longer interval ends at the axis, with an arrow."""
@@ -157,7 +157,8 @@ def _forms(results: ResultsDict) -> tuple[Callable[[float], str], Callable[[floa
 def chart(results: ResultsDict) -> str:
     """Returns a forest chart as SVG: the difference of every method and control to full training, with its 95 % interval.
 
-    The shade reaches from full training down by the margin. Empty where nothing was compared with full training.
+    Full training is a band, which reaches down by the margin. A ring marks the pick. Empty where nothing was compared with full
+    training.
 
     Args:
         results: Content of results.json.
@@ -183,11 +184,16 @@ def chart(results: ResultsDict) -> str:
     # Where the line is near an end, the words stand on its other side.
     side = "end" if at(0) > WIDTH - 80 else "" if at(0) < 80 else "mid"
     parts.append(f'<text x="{at(0):.1f}" y="{TOP - 5}" class="axis {side}">full training</text>')
+    pick = conclude(results).pick
     for number, row in enumerate(rows):
-        parts += _forest_row(row, results, TOP + ROW * number, scale, (low, high), at)
-    name = escape(results["runs"][0]["metric"]["name"])
-    unit = ", percentage points" if scale == 100 else ""
-    parts.append(f'<text x="{WIDTH / 2}" y="{height - 5}" class="axis mid">{name}: difference to full training{unit}</text>')
+        parts += _forest_row(row, results, TOP + ROW * number, scale, (low, high), at, picked=row is pick)
+    name, unit = escape(results["runs"][0]["metric"]["name"]), " points" if scale == 100 else ""
+    legend = (
+        f"{name}, difference from full training in{unit or ' its own unit'}; bars are 95 % intervals",
+        f"band: at most {margin:g}{unit} below full training" if margin else "",
+    )
+    for number, line in enumerate(filter(None, legend)):
+        parts.append(f'<text x="{WIDTH / 2}" y="{bottom + 30 + 15 * number}" class="axis mid">{line}</text>')
     return f'<svg viewBox="0 0 {WIDTH} {height}" aria-hidden="true" focusable="false">{"".join(parts)}</svg>'
 
 
@@ -207,19 +213,23 @@ def _forest_row(
     scale: float,
     ends: tuple[float, float],
     at: Callable[[float], float],
+    *,
+    picked: bool,
 ) -> list[str]:
-    """Returns the parts of a row: its name and cost, its point, and its interval."""
+    """Returns the parts of a row: its name, difference and time, its point, and its interval."""
     control = kind_of({"control_of": row["control_of"], "method": row["method"]})
     colour = "var(--quiet)" if control is not None else looks(results)[row["method"]].colour
     colour = "currentColor" if colour == INK else colour
     label = row["method"] if control is None else f"{CONTROLS[control].words}"
     shown = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
-    cost = "" if row.get("cost_ratio") is None else f"cost {row['cost_ratio']:.2f}"
-    x, y = at(scale * row["difference"]), top + 23
+    ratio, time = time_of(row, results)
+    cost = f"cost {row['cost_ratio']:.2f}" if ratio is None else f"{ratio:.2f} of the {time}"
+    amount = f"{scale * row['difference']:{'+.2f' if scale == 100 else '+.3g'}}"
+    x, y = at(scale * row["difference"]), top + 27
     parts = [
         f'<text x="{LEFT if control is None else LEFT + 10}" y="{top + 13}" class="{"name" if control is None else "axis"}">'
-        f"{escape(shown)}<title>{escape(row['method'])}</title></text>",
-        f'<text x="{WIDTH - RIGHT}" y="{top + 13}" class="axis end">{cost}</text>',
+        f"{escape(shown)}{' · our pick' * picked}<title>{escape(row['method'])}</title></text>",
+        f'<text x="{WIDTH - RIGHT}" y="{top + 13}" class="axis end">{amount}, {cost}</text>',
     ]
     if row["ci95"] is not None:
         bounds = [scale * end for end in row["ci95"]]
@@ -236,7 +246,10 @@ def _forest_row(
             )
             parts.append(f'<path d="{tip}" stroke="{colour}" stroke-width="2" fill="none"><title>{place:+.3g}</title></path>')
     radius = 5 if control is None else 3.5
-    return [*parts, f'<circle cx="{x:.1f}" cy="{y}" r="{radius}" fill="{colour}"/>']
+    parts.append(f'<circle cx="{x:.1f}" cy="{y}" r="{radius}" fill="{colour}"/>')
+    if picked:
+        parts.append(f'<path d="M{x - 9:.1f} {y}a9 9 0 1 0 18 0a9 9 0 1 0 -18 0" class="pick"><title>our pick</title></path>')
+    return parts
 
 
 def _ticks(low: float, high: float) -> list[float]:

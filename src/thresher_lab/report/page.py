@@ -39,7 +39,7 @@ from thresher_lab.report.loading import (
     load_shown,
     runs_by_method,
 )
-from thresher_lab.report.sheets import sheets
+from thresher_lab.report.sheets import sheets, suspect_sheet
 from thresher_lab.tasks.pictures import ImageArray, training_images
 from thresher_lab.training.files import markdown_table
 from thresher_lab.training.samples import MOST_OF_A_CLASS, class_name
@@ -349,6 +349,7 @@ def render_page(
         left_out=[*map(left_out_sentence, results.get("left_out", ())), *rates_sentences(results)],
         sections=sections,
         figures=_deflated(json.dumps({chart.key: list(views.values()) for held in sections.values() for chart, views in held})),
+        suspects=suspect_sheet(results, samples, images, shown),
         sheets=sheets(results, samples, images, shown),
         most_of_a_class=MOST_OF_A_CLASS,
         settings=_method_settings(results),

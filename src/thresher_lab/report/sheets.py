@@ -5,7 +5,15 @@ from dataclasses import dataclass
 
 from thresher_lab.report.loading import ResultsDict, Samples, ShownOfRuns, histories, runs_by_method
 from thresher_lab.tasks.pictures import ImageArray, data_uri
-from thresher_lab.training.samples import MOST_TOGETHER, ORDERS, RunHistory, class_name, standing_out
+from thresher_lab.training.samples import (
+    MOST_TOGETHER,
+    ORDERS,
+    SHOWN_SUSPECTS,
+    RunHistory,
+    class_name,
+    standing_out,
+    suspects,
+)
 
 IMAGES_PER_PAGE = 720
 """Largest number of images on a page, which keeps the page of twenty methods below 4 MB."""
@@ -77,6 +85,29 @@ def sheets(
             own = _seen(history, images, _shown_of(results, method, seed, shown or {}))
             found[method] = _sheets_of(history, own, results.get("classes"), most)
     return found
+
+
+def suspect_sheet(
+    results: ResultsDict, samples: Samples, images: ImageArray | None, shown: ShownOfRuns | None = None
+) -> tuple[str, int, Sheet] | None:
+    """Returns the samples whose labels are likeliest to be wrong, as the first method saw them, with its name and the seed.
+
+    Args:
+        results: Content of results.json.
+        samples: Histories of the samples by file name.
+        images: Images of all training samples by id; None: the cards have those of `shown`.
+        shown: Pictures and texts of samples that the runs of a user's own training have written. Default: none.
+
+    Returns:
+        None where samples have no class, or cannot be shown.
+    """
+    for method, of_seeds in sorted(histories(results, samples).items(), key=lambda item: item[0] == "full"):
+        seed, history = next(iter(of_seeds.items()))
+        see = _seen(history, images, _shown_of(results, method, seed, shown or {}))
+        rows = suspects(history)[:SHOWN_SUSPECTS]
+        sheet = Sheet("Labels to check", [_sample_card(history, int(row), see, results.get("classes")) for row in rows])
+        return (method, seed, sheet) if sheet.shows else None
+    return None
 
 
 def cards_per_sheet(of_methods: int) -> int:

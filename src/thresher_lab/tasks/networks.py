@@ -1,5 +1,6 @@
 """The networks of the tasks."""
 
+import math
 from collections import OrderedDict
 from itertools import pairwise
 
@@ -39,6 +40,35 @@ class RandomView(nn.Module):
     def _within(self, size: int, start: Tensor) -> Tensor:
         at = torch.arange(size, device=start.device)
         return (at >= start) & (at < start + self.side)
+
+
+class RandomTurn(nn.Module):
+    """Turns and shifts the images of a batch at random in training mode; passes them on in eval mode.
+
+    Pixels outside the image are those of its edge.
+
+    Args:
+        degrees: Largest angle in degrees, in each direction, 0 or more.
+        shift: Largest shift in pixels, in each direction, 0 or more.
+    """
+
+    def __init__(self, degrees: float, shift: float) -> None:
+        super().__init__()
+        self.degrees, self.shift = degrees, shift
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns views of images of shape (N, channels, H, W)."""
+        if not self.training:
+            return images
+        height, width = images.shape[2:]
+        turn, across, down = 2 * torch.rand(3, len(images), device=images.device) - 1
+        angle = math.radians(self.degrees) * turn
+        rows = (
+            torch.stack((angle.cos(), -angle.sin(), across * self.shift * 2 / width), 1),
+            torch.stack((angle.sin(), angle.cos(), down * self.shift * 2 / height), 1),
+        )
+        grid = F.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
+        return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
 def small_cnn(side: int, *, width: int = 16, classes: int = 10) -> nn.Sequential:

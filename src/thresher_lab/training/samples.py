@@ -362,6 +362,19 @@ def hardest_first(history: RunHistory) -> RowOrder:
     return _highest_loss_first(history, ~_trained_once(history))
 
 
+MOST_SUSPECTS = 100
+"""Largest number of samples whose labels are suspected."""
+
+
+SHOWN_SUSPECTS = 40
+"""Number of these that a report shows."""
+
+
+def suspects(history: RunHistory) -> RowOrder:
+    """Returns the samples whose labels are likeliest to be wrong: the hardest ones; none where samples have no class."""
+    return hardest_first(history)[: MOST_SUSPECTS if history.targets is not None else 0]
+
+
 def once_hardest_first(history: RunHistory) -> RowOrder:
     """Returns the samples that were trained on once by their loss, the highest first; it says less than a mean over epochs."""
     return _highest_loss_first(history, _trained_once(history))

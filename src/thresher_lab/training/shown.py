@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from thresher_lab.training.samples import RunHistory, standing_out
+from thresher_lab.training.samples import SHOWN_SUSPECTS, RunHistory, standing_out, suspects
 from thresher_lab.training.store import write_json
 
 SIDE = 64
@@ -80,7 +80,8 @@ def ids_to_show(history: RunHistory, full: RunHistory | None = None) -> set[int]
             known yet.
     """
     views = (history, history.beside(full))
-    return {int(history.ids[row]) for view in views for rows in standing_out(view).values() for row in rows}
+    rows = [*suspects(history)[:SHOWN_SUSPECTS], *(row for view in views for one in standing_out(view).values() for row in one)]
+    return {int(history.ids[row]) for row in rows}
 
 
 def _shown_or_error(show: Show, number: int) -> Shown:

@@ -68,7 +68,11 @@ def test_the_chart_has_every_row_and_names_are_text():
     tree, found = drawn(results)
     assert len(found["circle"]) == len(results["summary"]) - 1  # all but full training
     assert HOSTILE in {one.text for one in tree.iter("title")}  # a long name is cut in the row
-    assert {one.text for one in found["text"]} >= {f"{HOSTILE[:45]}…", "random", "full training"}
+    texts = {(one.text or "").removesuffix(" · our pick") for one in found["text"]}
+    assert texts >= {f"{HOSTILE[:33]}…", "random", "full training"}
+    [pick] = [one.text for one in found["text"] if (one.text or "").endswith("our pick")]
+    [ring] = [one for one in found["path"] if one.attrib.get("class") == "pick"]
+    assert conclude(results).pick is not None and pick and ring is not None
     width, height = map(float, tree.attrib["viewBox"].split()[2:])
     for one in found["circle"]:
         assert 0 <= float(one.attrib["cx"]) <= width and 0 <= float(one.attrib["cy"]) <= height

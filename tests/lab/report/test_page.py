@@ -7,12 +7,12 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from lab.report.cases import HOSTILE, comparison, save
+from lab.report.cases import CLASSES, HOSTILE, comparison, save
 from thresher_lab.cli.report import report
 from thresher_lab.comparison.summary import summarise
 from thresher_lab.report import page as pages
 from thresher_lab.report.page import SECTIONS, plotly_js, render_page, write_report
-from thresher_lab.report.sheets import sheets
+from thresher_lab.report.sheets import sheets, suspect_sheet
 
 
 class Seen(HTMLParser):
@@ -120,7 +120,14 @@ def test_samples_are_images_or_rows(compared, with_rows):
     cards = sum(len(sheet.cards) for sheet in found)
     assert cards > 100
     shown = Seen(render_page(results, samples, images)).tags
-    assert sum(tag == "img" for tag, _ in shown) == cards
+    found_suspects = suspect_sheet(results, samples, images)
+    assert found_suspects is not None and suspect_sheet(results, samples, None) is None
+    method, seed, sheet = found_suspects
+    history = samples[next(run["samples"] for run in results["runs"] if (run["method"], run["seed"]) == (method, seed))]
+    losses = [card.loss for card in sheet.cards]
+    assert method != "full" and losses == sorted(losses, reverse=True) and losses[0] == max(history.mean_loss)
+    assert [card.target for card in sheet.cards] == [str(card.id % CLASSES) for card in sheet.cards]
+    assert sum(tag == "img" for tag, _ in shown) == cards + len(sheet.cards)
     rows = Seen(with_rows).tags
     assert sum(tag == "img" for tag, _ in rows) == 0
     assert sum(tag == "tr" for tag, _ in rows) - sum(tag == "tr" for tag, _ in shown) == cards + len(found)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from thresher_lab.training.samples import RunHistory, standing_out
+from thresher_lab.training.samples import SHOWN_SUSPECTS, RunHistory, standing_out, suspects
 from thresher_lab.training.shown import UnshowableError, ids_to_show, shown, write_shown
 
 GREY = np.arange(20, dtype=np.uint8).reshape(4, 5)
@@ -86,4 +86,6 @@ def test_ids_are_those_of_the_sheets_with_and_without_full_training():
     own = RunHistory(np.arange(200) + 7, np.arange(200) % 3, rng.random((200, 4), np.float32), trained)
     full = RunHistory(own.ids, own.targets, own.losses, (rng.random((200, 4)) < 0.8).astype(np.uint8))
     alone, beside = ({int(of.ids[row]) for rows in standing_out(of).values() for row in rows} for of in (own, own.beside(full)))
-    assert beside - alone and ids_to_show(own) == alone and ids_to_show(own, full) == alone | beside
+    to_check = {int(own.ids[row]) for row in suspects(own)[:SHOWN_SUSPECTS]}
+    assert len(to_check) == SHOWN_SUSPECTS and to_check - alone - beside
+    assert beside - alone and ids_to_show(own) == alone | to_check and ids_to_show(own, full) == alone | beside | to_check
