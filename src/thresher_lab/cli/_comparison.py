@@ -75,8 +75,8 @@ def caption(results: Mapping[str, Any]) -> str:
     said = ["Cost, times and the peak memory of a step are shares of full training."]
     if kinds:
         said.append(f"Controls have the cost of the method above them: {controls}.")
-    if kinds & {"uniform", "smaller"}:
-        said.append("A plain loop of uniform@ or smaller@, without Thresher, takes less time.")
+    if through := [f"{kind}@" for kind in ("uniform", "smaller") if kind in kinds]:
+        said.append(f"A plain loop of {' or '.join(through)}, without Thresher, takes less time.")
     said.append('Intervals are for one comparison, verdicts for all of them; "loses" means below full training at all.')
     return " ".join(said)
 
@@ -108,7 +108,7 @@ def _table_width(results: dict[str, Any]) -> int:
 
 
 def _blocks(results: dict[str, Any], width: int) -> Iterator[str]:
-    """Yields lines: for each method its name, its numbers below each other, and its verdict, wrapped."""
+    """Yields lines: for each method its name, its numbers beside or below it, and its verdict, wrapped."""
     yield from wrap(_title(results), width)
     unit = ", %" if _whole(results) else ""
     yield from wrap(
@@ -117,12 +117,18 @@ def _blocks(results: dict[str, Any], width: int) -> Iterator[str]:
     table = [_numbers(row, results) for row in results["summary"]]
     gap = 2 if width >= ROOMY else 1
     widths = [gap + max(map(len, column)) for column in zip(*table, strict=True)]
+    names = max(len(_name_cell(row)) for row in results["summary"])
+    beside = names + sum(widths) <= width
+    yield from [""] * beside
     for row, numbers in zip(results["summary"], table, strict=True):
-        yield ""
         indent = "  " if row["control_of"] else ""
-        yield from wrap(row["method"], width, initial_indent=indent, subsequent_indent=indent + "    ")
-        cells = zip(numbers, widths, strict=True)
-        yield (indent + "".join(cell.rjust(wide) for cell, wide in cells)).rstrip()
+        cells = "".join(cell.rjust(wide) for cell, wide in zip(numbers, widths, strict=True))
+        if beside:
+            yield (_name_cell(row).ljust(names) + cells).rstrip()
+        else:
+            yield ""
+            yield from wrap(row["method"], width, initial_indent=indent, subsequent_indent=indent + "    ")
+            yield (indent + cells).rstrip()
         yield from wrap(row["verdict"], width, initial_indent=indent + "    ", subsequent_indent=indent + "    ")
 
 

@@ -7,11 +7,11 @@ from typing import Any
 from thresher_lab.cli._comparison import run_and_print
 from thresher_lab.cli._console import OutOption, QuietOption, open_console
 
-DEMO_TASK, DEMO_METHODS, DEMO_EPOCHS, DEMO_SEEDS = "mnist-5k-hard", "winnow", 15, "0,1,2,3,4,5"
+DEMO_TASK, DEMO_METHODS, DEMO_EPOCHS, DEMO_SEEDS = "mnist-5k-hard", "winnow", 8, "0,1,2,3,4,5,6,7,8,9"
 DEMO_CONTROLS = ("smaller", "shorter")
 NEXT_COMMANDS = """
 On an easy task every option ties, and fewer epochs will do. See it on plain digits:
-thresher compare mnist-5k --methods winnow --controls smaller,shorter --seeds 0,1,2
+thresher compare mnist-5k --epochs 20 --methods winnow --controls smaller,shorter
 
 Next, on a training of your own. The first command writes my_training.py, in which you put your model, data and loss:
 thresher init

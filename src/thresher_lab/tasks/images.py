@@ -517,7 +517,7 @@ def _elements(content: memoryview, order: str) -> Iterator[tuple[int, memoryview
 
 
 def _cnn_of_turned() -> nn.Module:
-    return nn.Sequential(RandomTurn(degrees=45, shift=4), small_cnn(28, width=8))
+    return nn.Sequential(RandomTurn(degrees=20, shift=2), small_cnn(28, width=8))
 
 
 IMAGE_TASKS = (
