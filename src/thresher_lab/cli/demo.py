@@ -53,6 +53,6 @@ def wrong_labels_found(results: Mapping[str, Any], folder: Path) -> str:
     fewest, most = min(counts), max(counts)
     found = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     return (
-        f"Wrong labels found on the way: of the {MOST_SUSPECTS} samples with the largest mean loss under Winnow, {found} have a "
-        f"wrong label, for each seed; {WRONG_LABELS:.0%} of all labels are wrong. The report shows them under Labels to check."
+        f"Wrong labels found on the way: of the {MOST_SUSPECTS} samples with the largest mean loss under Winnow, {found} have "
+        f"a wrong label, for each seed; {WRONG_LABELS:.0%} of all labels are wrong. The report shows them under Labels to check."
     )

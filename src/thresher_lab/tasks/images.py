@@ -3,8 +3,8 @@
 Fashion-MNIST has a split of its own, 60,000 training and 10,000 test samples. In `digits` and `mnist-5k` every fifth sample,
 in the order of the file, is a test sample: 1,438 and 359 samples, and 4,000 and 1,000 with 100 test samples per class.
 
-`mnist-5k-hard`, the task of `thresher demo`, has wrong labels and images that are turned and shifted at random: on plain digits,
-smaller batches and fewer epochs are as accurate as full training.
+`mnist-5k-hard`, the task of `thresher demo`, has wrong labels and images that are turned and shifted at random. On plain
+digits, smaller batches and fewer epochs are as accurate as full training.
 
 `fashion-mnist-small-x4` has a batch size four times as large and, by the linear scaling rule, four times the learning rate.
 `fashion-mnist-small-b` has another recipe, for the setting (B) of KAKURENBO: random views of the images, with parts erased, and
