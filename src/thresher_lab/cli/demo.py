@@ -54,5 +54,5 @@ def wrong_labels_found(results: Mapping[str, Any], folder: Path) -> str:
     found = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     return (
         f"Wrong labels found on the way: of the {MOST_SUSPECTS} samples with the largest mean loss under Winnow, {found} have "
-        f"a wrong label, for each seed; {WRONG_LABELS:.0%} of all labels are wrong. The report shows them under Labels to check."
+        f"a wrong label, for each seed; {WRONG_LABELS:.0%} of all labels are wrong. The report shows them: Labels to check."
     )
