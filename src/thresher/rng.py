@@ -106,9 +106,9 @@ def check_states(state: RandomStates, device: torch.device, generators: Iterable
     Example:
         >>> states = capture(torch.device("cpu"))
         >>> check_states(states, torch.device("cpu"))
-        >>> check_states({**states, "torch": states["torch"][:-8]}, torch.device("cpu"))
+        >>> check_states({**states, "python": (1, *states["python"][1:])}, torch.device("cpu"))
         Traceback (most recent call last):
-        RuntimeError: Expected a CPUGeneratorImplState of size 5056 but found the input RNG state size to be 5048
+        ValueError: state with version 1 passed to Random.setstate() of version 3
     """
     torch.Generator().set_state(state["torch"].cpu())
     version, internal, gauss = state["python"]

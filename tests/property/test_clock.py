@@ -8,7 +8,7 @@ import pytest
 from clock_cases import METHODS, Case, assert_right, clocks_of
 from depth import DEEP
 
-IGNORED = "ignore::UserWarning"
+IGNORED = "ignore:(?!subset_backward needs):UserWarning"
 SPENT: list[dict[str, Any]] = [{"spend": spend} for spend in (None, "steps", "batches")]
 ORDERED: list[dict[str, Any]] = [{}, {"stratify": None}, {"stratify": "class"}]
 PASSES: list[dict[str, Any]] = [{"forward_passes": "once"}, {"forward_passes": "twice"}]

@@ -368,7 +368,7 @@ def attach(
         forward: Function `(model, batch) -> (outputs, targets)` of own passes. Default: `(model(batch[0]), batch[1])`.
         forward_passes: Where the losses come from by which a batch method chooses. "once": from the loop's own forward pass;
             `run.model` is `subset_backward(model)`, inside of DDP. "twice": from a pass before it, over every candidate batch.
-            "auto": "once", and "twice" from the second epoch on where the model cannot be traced.
+            "auto": "once"; "twice" with torch before 2.11, and from the second epoch on if the model cannot be traced.
         scoring: Settings of the scoring pass with "twice": lower precision, stale losses, another model, smaller inputs.
         signals: Function `(outputs, targets) -> {name: (n,) tensor}` for signals that the criterion cannot give.
         seed: Random seed of all draws of the method; the loop's own random numbers are not touched.
@@ -389,6 +389,7 @@ def attach(
     Raises:
         TypeError: An argument has the wrong type, or the samples of the dataset have no ids.
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
+        RuntimeError: `forward_passes` needs torch 2.11; nothing was changed.
     """
     given = RunConfig(
         method=method_of(method, streams=isinstance(getattr(loader, "dataset", None), IterableDataset)),

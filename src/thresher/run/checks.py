@@ -532,6 +532,7 @@ def selection_mode(config: RunConfig) -> SelectionMode:
 
     Raises:
         ValueError: Something that the method needs is missing, or options contradict each other.
+        RuntimeError: The backward pass of some rows needs a newer torch.
     """
     method, scoring, n = config.batch_method, config.scoring, config.samples
     forward_passes = check_wide(method, config.forward_passes, scoring, config.model, config.signals)
@@ -561,7 +562,15 @@ def selection_mode(config: RunConfig) -> SelectionMode:
     if scoring is not None or forward_passes == "twice":
         return SelectionMode.BEFORE_FORWARD
     may_fall_back = forward_passes == "auto" and config.adapter is not None and _can_choose_before(config, method)
-    return SelectionMode.IN_FORWARD_AT_FIRST if may_fall_back else SelectionMode.IN_FORWARD
+    from thresher.subset.compilers import lacks_torch  # loads `thresher.subset`, which no other mode needs
+
+    reason = lacks_torch()
+    if reason is None:
+        return SelectionMode.IN_FORWARD_AT_FIRST if may_fall_back else SelectionMode.IN_FORWARD
+    if not may_fall_back:
+        raise RuntimeError(f"{reason}. Update torch, or use forward_passes='twice', which needs attach(criterion=...).")
+    warn(f"{reason}: {name} chooses by a scoring pass before each step, as with forward_passes='twice'.")
+    return SelectionMode.BEFORE_FORWARD
 
 
 def _can_choose_before(config: RunConfig, method: BatchMethod) -> bool:

@@ -5,15 +5,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import (
-    BufferAOTInput,
-    GradAOTOutput,
-    InputMutationAOTOutput,
-    ParamAOTInput,
-    PlainAOTInput,
-    PlainAOTOutput,
-    TangentAOTInput,
-)
+from torch._functorch._aot_autograd import descriptors as aot
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.graph import _BoxedCodeGen
 
@@ -71,7 +63,9 @@ def assemble(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) ->
     descriptors = output_node(joint.graph).meta["desc"]
     inputs = [node for node in joint.graph.graph.nodes if node.op == "placeholder"]
     sources = {node.name: _source(node.meta["desc"]) for node in inputs}
-    tangents = {node.name: node.meta["desc"].output.idx for node in inputs if isinstance(node.meta["desc"], TangentAOTInput)}
+    tangents = {
+        node.name: node.meta["desc"].output.idx for node in inputs if isinstance(node.meta["desc"], aot.TangentAOTInput)
+    }
     mutated = _mutated_buffers(descriptors[:num_forward])
     saved_names = [getattr(value, "name", None) for value in returned_nodes(forward)]
     arguments = [node for node in backward.graph.nodes if node.op == "placeholder"]
@@ -92,7 +86,7 @@ def assemble(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) ->
             for node, position in ((n, saved_names.index(n.name)) for n in arguments if n.name not in tangents)
         ],
         grads=[
-            _source(descriptor.grad_of) if isinstance(descriptor, GradAOTOutput) and value is not None else None
+            _source(descriptor.grad_of) if isinstance(descriptor, aot.GradAOTOutput) and value is not None else None
             for descriptor, value in zip(descriptors[num_forward:], gradients, strict=True)
         ],
         grad_layouts=[layouts_of(value, symbol) if isinstance(value, fx.Node) else None for value in gradients],
@@ -131,11 +125,11 @@ def place_rows(graphs: Graphs) -> None:
 
 def _source(descriptor: Any) -> tuple[str, Any] | None:
     # What was traced is `FlatModule`, which holds the user's module as `inner`; names are those within the user's module.
-    if isinstance(descriptor, ParamAOTInput):
+    if isinstance(descriptor, aot.ParamAOTInput):
         return "param", descriptor.target.removeprefix("inner.")
-    if isinstance(descriptor, BufferAOTInput):
+    if isinstance(descriptor, aot.BufferAOTInput):
         return "buffer", descriptor.target.removeprefix("inner.")
-    if isinstance(descriptor, PlainAOTInput):
+    if isinstance(descriptor, aot.PlainAOTInput):
         return "leaf", descriptor.idx
     return None
 
@@ -151,9 +145,9 @@ def _mutated_buffers(descriptors: list[Any]) -> list[str]:
     """
     mutated, outputs = [], {}
     for position, descriptor in enumerate(descriptors):
-        if isinstance(descriptor, InputMutationAOTOutput) and isinstance(descriptor.mutated_input, BufferAOTInput):
+        if isinstance(descriptor, aot.InputMutationAOTOutput) and isinstance(descriptor.mutated_input, aot.BufferAOTInput):
             mutated.append(descriptor.mutated_input.target.removeprefix("inner."))
-        elif isinstance(descriptor, PlainAOTOutput):
+        elif isinstance(descriptor, aot.PlainAOTOutput):
             outputs[descriptor.idx] = position
         else:
             raise Unsupported("its forward changes its inputs or parameters in place")

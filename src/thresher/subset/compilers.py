@@ -1,4 +1,4 @@
-"""Models that torch.compile has compiled: the module inside, and the settings of Inductor."""
+"""What a compiler needs, and models that torch.compile has compiled: the module inside, and the settings of Inductor."""
 
 import inspect
 from collections.abc import Iterator
@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+OLDEST_TORCH = "2.11"
+"""First version of torch that has all that tracing needs."""
 WITHOUT_KERNELS = ("eager", "aot_eager", "aot_eager_decomp_partition")
 """Backends of torch.compile that run the operations of PyTorch one by one, as graphs do that are not compiled."""
 
@@ -52,6 +54,13 @@ def lacks_compiler(model: nn.Module) -> str | None:
     except RuntimeError as error:
         return f"Inductor finds no C++ compiler ({error}). Install g++ or clang++, or name one in the variable CXX"
     return None
+
+
+def lacks_torch() -> str | None:
+    """Returns why this version of torch cannot trace a model; None if it can."""
+    if torch.__version__ >= OLDEST_TORCH:
+        return None
+    return f"subset_backward needs torch {OLDEST_TORCH} or newer, and this is torch {torch.__version__}"
 
 
 def _backends(model: nn.Module) -> Iterator[Any]:

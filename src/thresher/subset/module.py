@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from thresher.distributed.wrappers import SubsetModule, check_wrapping
-from thresher.subset.compilers import compiled, given, lacks_compiler
+from thresher.subset.compilers import compiled, given, lacks_compiler, lacks_torch
 from thresher.subset.effects import effects_undone
 from thresher.subset.function import Call, RowMeter, SubsetFunction
 from thresher.subset.graphs import (
@@ -96,8 +96,9 @@ def subset_backward(
     Raises:
         TypeError: `model` is not a module.
         ValueError: A wrapper of several processes is not around the result, but in `model`; on a call, where it came later.
-        RuntimeError: Inductor finds no C++ compiler, and `compile` or `strict` is set; on a call under a `torch.func`
-            transform; on double backward; and with `strict` on the first call of a model that cannot be traced or compiled.
+        RuntimeError: torch is older than 2.11; `compile` or `strict` is set, and Inductor finds no C++ compiler; on a call
+            under a `torch.func` transform; on double backward; with `strict`, on the first call of a model that cannot be
+            traced or compiled.
 
     Example:
         >>> import torch
@@ -109,6 +110,8 @@ def subset_backward(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"subset_backward: `model` must be a torch.nn.Module, got {type(model).__name__}")
+    if (reason := lacks_torch()) is not None:
+        raise RuntimeError(reason)
     check_wrapping(model)
     return _around(model, strict, compile)
 

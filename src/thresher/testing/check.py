@@ -677,19 +677,15 @@ def check_value(subject: Subject) -> None:
         again = {"pickle": pickle.loads(pickle.dumps(method)), "deepcopy": copy.deepcopy(method)}
         for how, other in again.items():
             subject.expect(other == method and hash(other) == hash(method), f"{how} gives another method: {other!r}")
-    if not any(_is_scores(getattr(method, field.name)) for field in dataclasses.fields(method)):
+    if not any(isinstance(getattr(method, field.name), Scores) for field in dataclasses.fields(method)):
         with subject.asked("eval(repr(method))"):
             names = {**vars(pathlib), **vars(sys.modules[type(method).__module__]), type(method).__name__: type(method)}
             subject.expect(eval(repr(method), names) == method, f"its repr gives another method: {method!r}")
 
 
-def _is_scores(value: Any) -> bool:
-    return isinstance(value, Scores)
-
-
 def _forbidden_type(value: Any) -> str:
     """Returns the name of the type of a value that no setting may have; "" where the value is allowed."""
-    if isinstance(value, (*PLAIN_TYPES, pathlib.PurePath, type)) or inspect.isroutine(value) or _is_scores(value):
+    if isinstance(value, (*PLAIN_TYPES, Scores, pathlib.PurePath, type)) or inspect.isroutine(value):
         return ""
     if isinstance(value, tuple | frozenset):
         return next(filter(None, map(_forbidden_type, value)), "")

@@ -421,11 +421,11 @@ class Reads(TorchDispatchMode):
 
 
 def test_it_takes_few_operations() -> None:
-    """It is asked in every step: 73 operations, 10 for Big Loss."""
+    """It is asked in every step: 73 operations, 80 with torch 2.6; 10 for Big Loss."""
     signals = {"id": torch.arange(8), "loss": torch.rand(8)}
     with Reads() as reads:
         AdaSelection().plan_batch(signals, AdaSelection().init_state(), step=1, generator=seeded(0))
-    assert len(reads.found) <= 75
+    assert len(reads.found) <= 80
 
 
 @pytest.mark.parametrize(("beta", "least", "most"), [(0.5, 0.99, 1.0), (0.0, 1 / 3, 1 / 3), (-0.5, 0.0, 0.01)])

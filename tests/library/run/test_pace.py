@@ -9,6 +9,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import thresher
 
+# SequentialLR of torch 2.6 calls its schedulers in a way that they warn of.
+pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
 N, BATCH, EPOCHS, RATE = 22, 4, 5, 0.1
 """22 samples in batches of 4: six batches an epoch, the last one of two samples."""
 

@@ -12,7 +12,7 @@ from subset_cases import numbers, same_as_plain
 from thresher.subset import SubsetBackward, compilers, subset_backward
 from thresher.subset.graphs import Unsupported
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.usefixtures("newer_torch")]
 X = numbers(7, 6)
 compile_model: Any = torch.compile
 
