@@ -359,8 +359,19 @@ def is_getitem(node: fx.Node) -> bool:
 
 def is_random(node: fx.Node) -> bool:
     """Checks whether an operation draws random numbers, be it one of PyTorch or one that Inductor has put in its place."""
-    seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    # On CUDA, attention kernels and their backward passes are tagged as random even without dropout.
+    seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and attention_dropout(node) != 0
     return seeded or str(node.target).startswith(("prims.inductor_rand", "prims.inductor_seed"))
+
+
+def attention_dropout(node: fx.Node) -> float | None:
+    """Returns the dropout probability of an attention kernel, or of its backward pass; None for any other operation."""
+    schema = getattr(node.target, "_schema", None)
+    for position, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.name == "dropout_p":
+            given: Any = node.args[position] if position < len(node.args) else argument.default_value
+            return node.kwargs.get("dropout_p", given)
+    return None
 
 
 def output_node(module: fx.GraphModule) -> fx.Node:

@@ -11,12 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from thresher import rng
 from thresher.subset.assembly import place_rows
 from thresher.subset.function import run_backward
-from thresher.subset.graphs import Graphs, Layout, Unclear, Unsupported, aten, is_getitem, is_random
+from thresher.subset.graphs import (
+    Graphs,
+    Layout,
+    Unclear,
+    Unsupported,
+    aten,
+    attention_dropout,
+    is_getitem,
+    is_random,
+)
 
 CHANGED = 1
 """Position of the row that is changed."""
@@ -35,8 +44,9 @@ def examine(graphs: Graphs, state: dict[tuple[str, Any], Tensor], leaves: list[T
     """Finds where the samples are in every saved value, and verifies the gradients that the graphs give for some rows.
 
     Runs the graphs on a few rows, and leaves the global random states as they were. Graphs with values of half precision are
-    verified with all values in float32, in which rounding hides no wrong row, and then run once as they are. Where gradients
-    differ, float64 decides: that of a bias before batch normalisation is 0, and in float32 it is rounding alone.
+    verified with all values in float32, in which rounding hides no wrong row, and then run once as they are. Attention keeps
+    its precision, as some kernels take half precision alone. If gradients differ, float64 decides: that of a bias before batch
+    normalisation is 0, and in float32 it is rounding alone.
 
     Args:
         graphs: Graphs of a module; their outputs and saved values are filled in.
@@ -94,6 +104,36 @@ def unchanged(tensors: Any) -> Any:
     return tensors
 
 
+class InOwnPrecision:
+    """An attention kernel in a graph of a higher precision: takes and returns that precision, and computes in its own.
+
+    Args:
+        node: Node of the kernel.
+        low: Precisions that are replaced.
+        high: Precision that takes their place.
+    """
+
+    def __init__(self, node: fx.Node, low: tuple[torch.dtype, ...], high: torch.dtype) -> None:
+        self.kernel: Any = node.target
+        self.tags, self._schema, self.__name__ = self.kernel.tags, self.kernel._schema, "in_own_precision"
+        self._low, self._high = low, high
+        self._dtypes = [getattr(_value(given), "dtype", None) for given in tree_leaves((node.args, node.kwargs))]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the results of the kernel in the higher precision."""
+        leaves, form = tree_flatten((args, kwargs))
+        own = [x.to(dtype) if isinstance(x, Tensor) else x for x, dtype in zip(leaves, self._dtypes, strict=True)]
+        args, kwargs = tree_unflatten(own, form)
+        return tree_map_only(Tensor, lambda t: t.to(self._high) if t.dtype in self._low else t, self.kernel(*args, **kwargs))
+
+    def __str__(self) -> str:
+        return str(self.kernel)
+
+
+def _value(given: Any) -> Any:
+    return given.meta.get("val") if isinstance(given, fx.Node) else given
+
+
 @contextlib.contextmanager
 def in_precision(graphs: Graphs, low: tuple[torch.dtype, ...], high: torch.dtype) -> Iterator[Callable[[Any], Any]]:
     """Makes both graphs compute in a higher precision, and yields the function that converts their arguments.
@@ -119,6 +159,9 @@ def in_precision(graphs: Graphs, low: tuple[torch.dtype, ...], high: torch.dtype
         for node in module.graph.nodes:
             before.append(partial(setattr, node, "args", node.args))
             before.append(partial(setattr, node, "kwargs", node.kwargs))
+            if attention_dropout(node) is not None:
+                before.append(partial(setattr, node, "target", node.target))
+                node.target = InOwnPrecision(node, low, high)
             node.args, node.kwargs = (map_aggregate(given, precise_dtype) for given in (node.args, node.kwargs))
             if node.op == "get_attr" and isinstance(constant := getattr(module, node.target), Tensor):
                 before.append(partial(setattr, module, node.target, constant))
@@ -289,6 +332,11 @@ def _undo_mixing(graphs: Graphs, node: fx.Node, values: dict[fx.Node, Any], othe
         unmixed, layout, mixes = _undo_in_tensor(own, other, layouts, before, n)
         graphs.layouts[node] = layout
         return unmixed, mixes
+    if attention_dropout(node) == 0:
+        # On CUDA, the seeds of attention without dropout, and the padding of its sums, are memory that was never written.
+        other = type(own)(
+            [other[0], *(_with_row(x, y, at, n) for x, y, at in zip(own[1:], other[1:], layouts[1:], strict=True))]
+        )
     parts = [_undo_in_tensor(x, y, layout, before, n) for x, y, layout in zip(own, other, _several(layouts), strict=True)]
     graphs.layouts[node] = tuple(layout for _, layout, _ in parts)
     return type(own)(unmixed for unmixed, _, _ in parts), any(mixes for _, _, mixes in parts)
@@ -311,11 +359,18 @@ def _undo_in_tensor(own: Any, other: Any, layout: Any, before: list[Any], n: int
         reached = candidate.any(_differ(own, other), n)
         if not bool(torch.cat([reached[:CHANGED], reached[CHANGED + 1 :]]).any()):
             return other, candidate, False
+    return _with_row(own, other, layout, n), layout, True
+
+
+def _with_row(own: Any, other: Any, layout: Any, n: int) -> Any:
+    """Returns a value with the changed row of another one; the value itself if it has no rows."""
+    if not isinstance(own, Tensor) or not isinstance(layout, Layout):
+        return own
     x, axis = layout.split(own, n)
     y, _ = layout.split(other, n)
     unmixed = x.clone()
     unmixed.select(axis, CHANGED).copy_(y.select(axis, CHANGED))
-    return unmixed.reshape(own.shape), layout, True
+    return unmixed.reshape(own.shape)
 
 
 def _differ(own: Tensor, other: Tensor) -> Tensor:
