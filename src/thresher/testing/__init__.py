@@ -6,5 +6,3 @@ from thresher.testing.policy import check_policy as check_policy
 from thresher.testing.toys import Toy as Toy
 from thresher.testing.toys import beats_uniform as beats_uniform
 from thresher.testing.toys import planted as planted
-
-__all__ = ["ContractError", "Toy", "beats_uniform", "check_method", "check_policy", "planted"]
