@@ -21,15 +21,12 @@
 # make further-methods
 #              methods that no other experiment trains, on mnist-5k with all four controls, every arm with its own learning
 #              rate, into benchmarks/results/, docs/results.md and docs/methods/; twenty minutes, goes on where it was stopped
-# make winnow, make winnow-short
-#              Winnow beside other ways to spend the same cost, on eleven tasks, into benchmarks/results/; the short one
-#              takes four hours of two cores, and then compares its second version on nine; all go on where they were stopped
-# make winnow-guards
-#              how often the guard of Winnow speaks, into benchmarks/results/ and docs/winnow-measured.md; some minutes of one core, goes
-#              on where it was stopped
-# make winnow-further
-#              attempts to go further than Winnow, on three tasks, into benchmarks/results/ and docs/winnow-measured.md; about an hour,
-#              goes on where it was stopped
+# make winnow-short
+#              Winnow beside other ways to spend the same cost, into benchmarks/results/ and docs/: the tables of its first
+#              version on eleven tasks, whose trainings cannot be made again, and of its second one on nine; goes on where it was stopped
+# make winnow-guards, make winnow-further
+#              how often the guard of Winnow spoke, and attempts to go further: the tables of trainings of its first version,
+#              into benchmarks/results/ and docs/winnow-measured.md
 # make ada-selection
 #              readings of AdaSelection beside random selection with as many steps, on eight tasks, into benchmarks/results/
 #              and docs/results.md; an hour, goes on where it was stopped
@@ -49,7 +46,7 @@ RESULTS := benchmarks/results
 VERSIONS := 2.6.0 2.15.0
 SMOKE := tests/library tests/reference tests/conformance tests/property
 
-.PHONY: demo test verify versions check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further ada-selection league grpo reproduce clean
+.PHONY: demo test verify versions check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow-short winnow-guards winnow-further ada-selection league grpo reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -166,12 +163,8 @@ time-to-target: .venv/for-tests
 	$(BIN)/thresher time-to-target --task fashion-mnist@10000 --epochs 10 --out runs/$@ \
 		--results $(RESULTS)/$@.json --figure docs/figures/$@.svg
 
-winnow: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --runs $(RESULTS)/$@-whole-runs.jsonl --results $(RESULTS)/$@-whole.json
-
 winnow-short: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --short --runs $(RESULTS)/winnow-runs.jsonl --results $(RESULTS)/winnow.json \
-		--page docs/winnow-measured.md --overview docs/results.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --page docs/winnow-measured.md --overview docs/results.md
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.second --page docs/winnow-measured.md --stratified docs/stratified.md \
 		--readme README.md
 	$(BIN)/python -m benchmarks.winnow.figure

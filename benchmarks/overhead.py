@@ -35,7 +35,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     "InfoBatch": thresher.InfoBatch,
     "UniformSubset": lambda: thresher.UniformSubset(0.7),
     "FullData": thresher.FullData,
-    "Winnow, paced": lambda: thresher.Winnow(paced=True),
+    "Winnow": thresher.Winnow,
 }
 OTHERS: dict[str, Callable[[], Any]] = {
     "ImportanceSampling": thresher.ImportanceSampling,
@@ -60,7 +60,6 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "Ucb, epsilon": lambda: thresher.Ucb(explore="epsilon"),
     "Rcap": thresher.Rcap,
     "Rs2": thresher.Rs2,
-    "Winnow": thresher.Winnow,
     "GradMatch, between selections": lambda: thresher.GradMatch(first=0),
 }
 """The other methods that plan each epoch, of which only the plans are measured. A selection of GRAD-MATCH is not among them: it
@@ -78,14 +77,14 @@ WEIGHED = (
 MIDDLE = {"Ies": 200, "Ies, target": 200}
 """Epochs of the plans that are measured; epoch 1 where none is named."""
 
-PLAN_LIMITS = {"Kakurenbo": 2.0, "InfoBatch": 3.0, "Winnow, paced": 2.5}
+PLAN_LIMITS = {"Kakurenbo": 2.0, "InfoBatch": 3.0, "Winnow": 2.5}
 OTHERS_LIMIT = 6.0
 """Largest ratio for plans of `OTHERS` at ten million samples or more. A much shorter permutation fits into the cache, where it
 takes a third of the time per id; there the ratio only informs."""
 SECONDS_LIMIT = 2.0 / TEN_MILLION
 """Largest number of CPU seconds per sample of a plan of ImportanceSampling."""
 START_LIMIT = 5.0
-START_LIMITS = {"Winnow, paced": 2.5}
+START_LIMITS = {"Winnow": 2.5}
 """Limits of starts of ten million samples or more other than `START_LIMIT`: this one has the order of stratified batches in it.
 
 With fewer, `torch.randperm` takes a few milliseconds, as long as a cache holds it, and the ratio informs.

@@ -123,7 +123,7 @@ class EvenBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         ids, first = torch.randperm(self._n, generator=self._generator).tolist(), 0
-        for size in self._sizes.parts(self._sizes.rows):
+        for size in self._sizes.parts():
             yield ids[first : first + size]
             first += size
 
@@ -146,7 +146,7 @@ def by_hand(task: Task, data: Data, share: float) -> Iterator[None]:
     if share < 1:
         n = len(data.train)
         rows = round(share * n)
-        batches = EvenBatches(n, StepSizes(len(loader), rows, rows))
+        batches = EvenBatches(n, StepSizes(len(loader), rows))
         loader = DataLoader(data.train, batch_sampler=batches)
     optimizer, criterion = task.optimizer(model), task.criterion()
     while True:

@@ -76,13 +76,13 @@ def planned_in_shards(
 
 def assert_one_plan(parts: list[EpochPlan], whole: EpochPlan) -> None:
     """Checks that the plans of the shards are that of one process, bit for bit."""
-    for name in ("ids", "weights", "refresh", "keys"):
+    for name in ("ids", "weights", "refresh"):
         found, expected = [getattr(part, name) for part in parts], getattr(whole, name)
         assert (expected is None) == all(one is None for one in found) == any(one is None for one in found), name
         assert expected is None or torch.equal(torch.cat(found).view(torch.uint8), expected.view(torch.uint8)), name
     for part in parts:
         assert dict(part.facts) == dict(whole.facts)
-        for name in ("lr_scale", "drawn", "smaller_batches", "share", "width", "note"):
+        for name in ("lr_scale", "drawn", "smaller_batches", "note"):
             assert getattr(part, name) == getattr(whole, name), name
         assert list(part.remember) == list(whole.remember)
     for name, values in whole.remember.items():

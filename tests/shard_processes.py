@@ -19,7 +19,7 @@ from thresher.distributed.world import CountedWorld, DisagreementError, ProcessW
 from thresher.records import Column
 
 RANKS, N = 3, 5000
-METHODS = [Kakurenbo(), InfoBatch(), Winnow(paced=False), UniformSubset(), EpochSelectiveBackprop(), Forgetting(0.3, start=1)]
+METHODS = [Kakurenbo(), InfoBatch(), Winnow(), UniformSubset(), EpochSelectiveBackprop(), Forgetting(0.3, start=1)]
 ARRAYS = [np.bool_, np.uint8, np.uint16, np.int16, np.float16, np.float32, np.uint32, np.int64, np.float64]
 
 
@@ -46,8 +46,8 @@ def plans(world: CountedWorld) -> Any:
         shared = HeldPlan.of(part, layout, world)
         order = KeptOrder(np.arange, N, shared.keeps, world)
         refresh, weights = shared.refreshing()(0, N).tolist(), shared.weights(order.take(10, 20))
-        ids, keys = part.ids.tolist(), None if part.keys is None else part.keys.tolist()
-        found.append((ids, keys, dict(part.facts), len(order), refresh, None if weights is None else weights.tolist()))
+        weights = None if weights is None else weights.tolist()
+        found.append((part.ids.tolist(), dict(part.facts), len(order), refresh, weights))
     return found
 
 

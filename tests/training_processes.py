@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -74,12 +74,20 @@ class DrawnInBlocks(thresher.FullData):
         return EpochPlan(torch.arange(8), drawn=True)
 
 
+class Smaller(thresher.UniformSubset):
+    """A random subset in smaller batches, in the order of the sampler."""
+
+    def plan_epoch(self, records: Any, *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+        plan = super().plan_epoch(records, epoch=epoch, epochs=epochs, generator=generator)
+        return replace(plan, smaller_batches=True)
+
+
 METHODS: dict[str, Callable[[], Any]] = {
     "FullData": thresher.FullData,
     "UniformSubset": lambda: thresher.UniformSubset(keep=0.5),
     "InfoBatch": thresher.InfoBatch,
     "Kakurenbo": lambda: thresher.Kakurenbo(max_fraction=0.4),
-    "Winnow": lambda: thresher.Winnow(0.5, paced=False),
+    "smaller batches": lambda: Smaller(keep=0.5),
     "Forgetting": lambda: thresher.Forgetting(fraction=0.3, start=1),
     "InfoBatch, target": lambda: thresher.InfoBatch(target=0.2),
     "Ucb": thresher.Ucb,
@@ -91,7 +99,7 @@ METHODS: dict[str, Callable[[], Any]] = {
 
 OWN_ORDER: dict[str, Callable[[], Any]] = {
     "ImportanceSampling": lambda: thresher.ImportanceSampling(keep=0.7, weights="unbiased"),
-    "Winnow, paced": lambda: thresher.Winnow(share=0.5, paced=True),
+    "Winnow": lambda: thresher.Winnow(share=0.5),
     "Rais": thresher.Rais,
 }
 """Methods that draw the order of training. The loss of a sample that two processes trained on is that of one of them."""
@@ -104,7 +112,7 @@ PLANNED = [
     if kind == "Shuffle" or name in depth(("FullData", "Kakurenbo", "by chance"), tuple(METHODS))
 ]
 """Methods with the samplers of the loaders that they plan for."""
-PREPARED = depth(("Kakurenbo",), ("UniformSubset", "Kakurenbo", "InfoBatch", "Winnow"))
+PREPARED = depth(("Kakurenbo",), ("UniformSubset", "Kakurenbo", "InfoBatch", "smaller batches"))
 """Methods beside loaders that accelerate prepared."""
 
 
@@ -324,13 +332,13 @@ def in_the_batch(rank: int, size: int) -> dict[str, Any]:
     return found
 
 
-FURTHER = ("twice by chance", "ImportanceSampling", "Winnow, paced")
+FURTHER = ("twice by chance", "ImportanceSampling", "Winnow")
 
 
 def resumed(rank: int, size: int) -> dict[str, bool]:
     """Whether a run that goes on in the middle of an epoch has the weights and records of one that was not disturbed."""
     found = {}
-    names = ("Kakurenbo", "Winnow", "InfoBatch", "by chance")
+    names = ("Kakurenbo", "smaller batches", "InfoBatch", "by chance")
     for kind, some in (("DistributedSampler", depth(names[:1], names)), ("Shuffle", (*names, *FURTHER))):
         for name in some:
             more = {"forward_passes": "twice"} if name == "twice by chance" else {}
@@ -351,7 +359,7 @@ def resumed(rank: int, size: int) -> dict[str, bool]:
     return found
 
 
-RESHARDED = depth(("Kakurenbo", "Winnow"), ("Kakurenbo", "Winnow", "InfoBatch", "UniformSubset"))
+RESHARDED = depth(("Kakurenbo", "smaller batches"), ("Kakurenbo", "smaller batches", "InfoBatch", "UniformSubset"))
 ROWS = 192
 """Rows of a step of all processes together, which 1, 2, 3 and 4 processes share equally."""
 
@@ -374,7 +382,7 @@ def resharded(rank: int, size: int) -> dict[str, Any]:
     return found
 
 
-GROWN = depth(("Kakurenbo", "ImportanceSampling"), ("Kakurenbo", "Winnow", "ImportanceSampling"))
+GROWN = depth(("Kakurenbo", "ImportanceSampling"), ("Kakurenbo", "smaller batches", "ImportanceSampling"))
 
 
 def begun_alone(folder: str) -> None:

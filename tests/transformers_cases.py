@@ -141,5 +141,5 @@ METHODS = {
     "infobatch": thresher.InfoBatch(),
     "kakurenbo": thresher.Kakurenbo(max_fraction=0.4, tau=0.5),
     "selective_backprop": thresher.SelectiveBackprop(keep=0.4),
-    "winnow": thresher.Winnow(0.5, least_agreement=-1, paced=False),
+    "winnow": thresher.Winnow(0.5, least_agreement=-1),
 }

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from benchmarks.winnow.jobs import ARMS as WINNOW_ARMS
-from benchmarks.winnow.jobs import Arm, Design, Done, Job, chosen_factor, looks_of, train_arm
+from benchmarks.winnow.jobs import Arm, Design, Done, Job, chosen_factor, first_version, looks_of, train_arm
 from benchmarks.winnow.tasks import problem_of
 from thresher_lab.comparison.controls import as_placebo
 from thresher_lab.training.specs import MethodSpec, Spec
@@ -50,7 +50,7 @@ def _of(name: str, family: str, *, once: bool = False, unfit: tuple[str, ...] = 
 
 
 ENTRIES: Sequence[Entry] = (
-    Entry("winnow", "draws each batch by uncertainty", MethodSpec("winnow", {"share": SHARE, "lr_scale": 1.0, "paced": False})),
+    Entry("winnow", "draws each batch by uncertainty", MethodSpec("winnow", {"share": SHARE})),
     _of("kakurenbo", "hides the easiest of an epoch", unfit=("values",), max_fraction=0.75, reduce_fraction=False),
     _of("infobatch", "leaves out easy samples at random, weighs up", target=0.5),
     _of("seta", "a window of losses that moves", target=0.5),
@@ -65,7 +65,9 @@ ENTRIES: Sequence[Entry] = (
     _of("threshold_keep", "keeps by gradient norm, without bias", once=True, keep=0.25),
     _of("div_bs", "rows of the batch that differ", once=True, keep=0.25, gradient="outputs"),
 )
-"""The methods, by family. Those inside the batch make one forward pass: a quarter of the rows backward is half of the cost."""
+"""The methods, by family. Those inside the batch make one forward pass: a quarter of the rows backward is half of the cost.
+
+Winnow is its first version, since removed: its trainings can be read, and not be made again."""
 
 
 @cache
@@ -77,7 +79,8 @@ def arms() -> dict[str, Arm]:
         if has_placebo(entry):
             placebo = as_placebo(entry.spec)
             name = entry.name + PLACEBO
-            found[name] = Arm(name, lambda _, spec=placebo: spec, rate_of=entry.name, shares=(SHARE,))
+            spec = first_version if entry.name == "winnow" else lambda _, spec=placebo: spec
+            found[name] = Arm(name, spec, rate_of=entry.name, shares=(SHARE,))
     return found
 
 

@@ -6,16 +6,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.winnow.jobs import SHORT, WHOLE, Design, Done, load, run_all
+from benchmarks.winnow.jobs import SHORT, Design, Done, load, run_all
 from benchmarks.winnow.table import markdown, results, rows_of, with_overview, with_tables
 
 
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.winnow", description=__doc__)
-    parser.add_argument(
-        "--short", action="store_true", help="Three rates and two seeds for each look, five or ten counted seeds."
-    )
     parser.add_argument("--tasks", help="Names of the tasks, separated by commas. Default: all.")
     parser.add_argument("--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2.")
     parser.add_argument("--minutes", type=float, help="Minutes after which no further training begins. Default: no limit.")
@@ -27,7 +24,7 @@ def main() -> None:
     parser.add_argument("--overview", type=Path, help="Page in Markdown whose overview is written anew. Default: none.")
     parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
     given = parser.parse_args()
-    design = SHORT if given.short else WHOLE
+    design = SHORT
     if given.tasks:
         design = replace(design, tasks=tuple(given.tasks.split(",")))
     end = time.monotonic() + (0 if given.show else 60 * (given.minutes or float("inf")))

@@ -1,7 +1,7 @@
 """The guard of Winnow against wrong labels: how often it speaks where nothing is wrong, and whether it does where something is.
 
 The agreement of loss and uncertainty is to see many wrong labels: clean tasks, and tasks with 10, 20 and 40 % of wrong labels.
-Every training is at half of the cost, at its rate of full training times share ** 0.25.
+Every training was one of Winnow's first version, since removed, at half of the cost: they can be read, and not be made again.
 """
 
 import argparse
@@ -12,19 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils.data import TensorDataset
-
-from benchmarks.winnow.measures import AT_ONCE
 from benchmarks.winnow.table import between_marks
-from benchmarks.winnow.tasks import Problem, Sets, held_out, problem_of, with_wrong
+from benchmarks.winnow.tasks import Problem, held_out, problem_of
 from thresher import Winnow
-from thresher.cost import Cost
 from thresher.methods.winnow import LEAST_SPREAD, MEASURED_FROM, SOONEST
 from thresher_lab.tasks import TASKS
-from thresher_lab.training.loop import train
-from thresher_lab.training.specs import MethodSpec
-from thresher_lab.training.trainable import Training
 
 BEGIN, END = "<!-- table of benchmarks.winnow.guards -->", "<!-- end of the table of benchmarks.winnow.guards -->"
 """Lines of a page that the table stands between."""
@@ -83,32 +75,6 @@ class Job:
 
 Done = Mapping[Job, Mapping[str, Any]]
 """Results of the trainings that are done."""
-
-
-def run(job: Job) -> dict[str, Any]:
-    """Trains once, and returns the metric in points, the cost, and what the guard saw."""
-    subject = SUBJECTS[job.subject]
-    problem, sets, metrics = subject.problem, _sets(subject, job.wrong), list[float]()
-
-    def measure(training: Training) -> None:
-        batches = list(zip(sets.test[0].split(AT_ONCE), sets.test[1].split(AT_ONCE), strict=True))
-        metrics.append(100 * problem.task.evaluate(training.model, batches))
-
-    trained = train(
-        problem.task, sets.data, MethodSpec("winnow", {"paced": False}), seed=job.seed, epochs=problem.epochs, on_end=measure
-    )
-    history = trained["history"]
-    counts = {name: trained["cost"][name] for name in ("forward", "backward", "full_forward", "full_backward")}
-    found = {"metric": metrics[0], "cost": Cost(**counts).ratio(), "cpu_s": trained["cpu_s"]}
-    return found | {name: [entry.get(name) for entry in history] for name in ("agreement", "spread", "uniform")}
-
-
-def _sets(subject: Subject, wrong: float) -> Sets:
-    sets = subject.problem.sets()
-    if not wrong:
-        return sets
-    inputs, labels = sets.train.tensors  # pyright: ignore[reportAttributeAccessIssue]
-    return replace(sets, train=TensorDataset(inputs, with_wrong(labels, wrong)))
 
 
 def jobs() -> Iterator[Job]:
@@ -200,27 +166,15 @@ def load(path: Path) -> dict[Job, dict[str, Any]]:
     return {Job(**line["job"]): line["result"] for line in json.loads(path.read_text())["trainings"]}
 
 
-def run_all(path: Path) -> dict[Job, dict[str, Any]]:
-    """Runs what is missing, writes the results after each training, and returns them."""
-    done = load(path)
-    while missing := next((job for job in jobs() if job not in done), None):
-        done[missing] = run(missing)
-        path.write_text(json.dumps(results(done), indent=1) + "\n")
-        print(f"{len(done):4d}  {missing}: {done[missing]['metric']:.2f}", flush=True)
-    return done
-
-
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.winnow.guards", description=__doc__)
     parser.add_argument(
-        "--results", type=Path, default=Path("benchmarks/results/winnow-guards.json"), help="File of the trainings and results."
+        "--results", type=Path, default=Path("benchmarks/results/winnow-guards.json"), help="File of the trainings."
     )
     parser.add_argument("--page", type=Path, help="Page in Markdown whose table is written anew. Default: none.")
-    parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    done = load(given.results) if given.show else run_all(given.results)
+    done = load(given.results)
     if given.page is not None:
         given.page.write_text(with_table(given.page.read_text(), done))
     print(agreement_table(agreement_rows(done)))

@@ -45,20 +45,21 @@ def _full(_: float) -> Spec:
     return FULL_TRAINING
 
 
+def first_version(_: float) -> Spec:
+    """Refuses to train the first version of Winnow, which was removed: its committed trainings can only be read."""
+    raise ValueError("The first version of Winnow was removed: its committed trainings can be read, but not made again.")
+
+
 OWN_RATE = "winnow at its own rate"
 
 ARMS: Sequence[Arm] = (
     Arm("full", _full, shares=(1.0,)),
-    Arm("winnow", lambda share: MethodSpec("winnow", {"share": share, "lr_scale": 1.0, "paced": False})),
+    Arm("winnow", first_version),
     Arm("smaller", lambda share: MethodSpec("uniform", {"keep": share}, {"spend": "batches"})),
     Arm("shorter", _full, shorter=True),
-    Arm(OWN_RATE, lambda share: MethodSpec("winnow", {"share": share, "paced": False}), rate_of="full"),
+    Arm(OWN_RATE, first_version, rate_of="full"),
     Arm("uniform", lambda share: MethodSpec("uniform", {"keep": share}), shares=(0.5,)),
-    Arm(
-        "placebo",
-        lambda share: MethodSpec("winnow", {"share": share, "lr_scale": 1.0, "paced": False}, {"placebo": True}),
-        shares=(0.5,),
-    ),
+    Arm("placebo", first_version, shares=(0.5,)),
     Arm("infobatch", lambda _: MethodSpec("infobatch", {"prune_fraction": 0.9}), shares=(0.5,)),
     Arm(
         "selective_backprop",
@@ -66,7 +67,7 @@ ARMS: Sequence[Arm] = (
         shares=(0.5,),
     ),
 )
-"""All arms. "winnow at its own rate" has no look at the grid: it trains with the rate of full training times its `lr_scale`."""
+"""All arms. "winnow at its own rate" has no look at the grid: it trained with the rate of full training times share ** 0.25."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,6 @@ class Design:
 
 
 SHORT = Design()
-WHOLE = Design(factors=(0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0), looks=3, seeds=10)
 
 Done = Mapping[Job, Mapping[str, Any]]
 """Results of the trainings that are done."""

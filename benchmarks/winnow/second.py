@@ -1,4 +1,4 @@
-"""Winnow's second version (paced draws in stratified batches) beside the first one, and beside other ways to spend the cost.
+"""Winnow's second version beside the first one, since removed, and beside other ways to spend the cost.
 
 What was decided before the first counted training:
 
@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.marks import between_marks
 from benchmarks.winnow.characters import characters
-from benchmarks.winnow.jobs import SHORT, Arm, Done, Job, chosen_factor, load, looks_of, run_missing, train_arm
+from benchmarks.winnow.jobs import SHORT, Arm, Done, Job, chosen_factor, first_version, load, looks_of, run_missing, train_arm
 from benchmarks.winnow.table import said
 from benchmarks.winnow.tasks import PROBLEMS, Problem, fashion, problem_of
 from thresher_lab.comparison.controls import FULL_TRAINING
@@ -49,34 +49,31 @@ FIRST_TABLE = "<!-- first table of benchmarks.winnow -->", "<!-- end of the firs
 CHANGES = "<!-- table of the wrong clock -->", "<!-- end of the table of the wrong clock -->"
 """Marks of the page with the tables, of the page about stratified batches, of the README, and of the table of changes."""
 
-PACED: Mapping[str, Any] = {"lr_scale": 1.0, "paced": True}
-
-
 SAME_TIME = "fewer epochs, same time"
 """Full training for as many epochs as take the CPU time of the second version at half of the cost."""
 
 
-def _paced(share: float, **batch: Any) -> Spec:
-    return MethodSpec("winnow", {"share": share, **PACED}, batch)
+def _winnow(share: float, **batch: Any) -> Spec:
+    return MethodSpec("winnow", {"share": share}, batch)
 
 
 ARMS: Sequence[Arm] = (
     Arm("full", lambda _: FULL_TRAINING),
     Arm("full, stratified", lambda _: MethodSpec("full", {}, {"stratify": "class"})),
-    Arm("first version", lambda share: MethodSpec("winnow", {"share": share, "lr_scale": 1.0, "paced": False})),
-    Arm("second version", _paced),
+    Arm("first version", first_version),
+    Arm("second version", _winnow),
     Arm("smaller batches", lambda share: MethodSpec("uniform", {"keep": share}, {"spend": "batches"})),
     Arm("smaller, stratified", lambda share: MethodSpec("uniform", {"keep": share}, {"spend": "batches", "stratify": "class"})),
-    Arm("in fewer steps", partial(_paced, spend="steps")),
+    Arm("in fewer steps", partial(_winnow, spend="steps")),
     Arm("fewer epochs", lambda _: FULL_TRAINING, shorter=True),
     Arm(SAME_TIME, lambda _: FULL_TRAINING, shorter=True),
-    Arm("second version, rate of full training", _paced, rate_of="full"),
+    Arm("second version, rate of full training", _winnow, rate_of="full"),
     Arm(
         "second version, that rate x share^0.25",
-        lambda share: MethodSpec("winnow", {"share": share, "lr_scale": share**0.25, "paced": True}),
+        lambda share: MethodSpec("winnow", {"share": share, "lr_scale": share**0.25}),
         rate_of="full",
     ),
-    Arm("second version, placebo", partial(_paced, placebo=True), rate_of="second version"),
+    Arm("second version, placebo", partial(_winnow, placebo=True), rate_of="second version"),
 )
 """All arms. Those with `rate_of` have no look at the rates."""
 AT_FULL_COST = ("full", "full, stratified")

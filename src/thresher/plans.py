@@ -54,11 +54,6 @@ class EpochPlan:
         remember: Columns of the records to replace, out of those with merge="plan": name to values of shape (N,).
         smaller_batches: Whether the epoch has as many steps as full training, each with a smaller batch, rather than fewer
             steps with full batches. Batch sizes differ by one at most; samples that are left out are not loaded.
-        keys: With `smaller_batches`, numbers by which rows are drawn in each step, shape (K,), float32, aligned with `ids`:
-            of the step's candidates, the next samples of the epoch's order, those with the smallest keys are trained on. None
-            means that all are.
-        share: With `keys`, share of the ids that the epoch trains on, (0, 1].
-        width: With `keys`, number of candidates per row that is drawn, 1 or more; at most 1 / share of them exist.
         note: Sentence that the user must know, for a warning; the run gives each sentence once. Default "": none.
         lots: Random choice that the plan consists of, where that is so: every sample is kept but those that lost, and the
             winners have one weight, all other samples another. Other ranks then know the plan from one bit per sample, or
@@ -76,10 +71,6 @@ class EpochPlan:
         >>> len(plan.ids), plan.lr_scale, plan.facts
         (3, 1.0, {'fraction': 0.5})
 
-        Of each two samples of the epoch's order, the one with the smaller key is trained on.
-
-        >>> plan = EpochPlan(torch.arange(6), smaller_batches=True, keys=torch.rand(6), share=0.5, width=2.0)
-
         >>> EpochPlan(torch.tensor([0.0, 2.0]))
         Traceback (most recent call last):
         TypeError: EpochPlan: `ids` must be int64, got torch.float32: ids are never floats
@@ -93,9 +84,6 @@ class EpochPlan:
     facts: Mapping[str, float] = field(default_factory=dict)
     remember: Mapping[str, Tensor] = field(default_factory=dict)
     smaller_batches: bool = False
-    keys: Tensor | None = None
-    share: float = 1.0
-    width: float = 1.0
     note: str = ""
     lots: Lots | None = None
 
@@ -109,25 +97,6 @@ class EpochPlan:
             _check_weights("EpochPlan", self.weights, "ids", self.ids)
         if not (0 < self.lr_scale < float("inf")):
             raise ValueError(f"EpochPlan: `lr_scale` must be a positive number, got {self.lr_scale}")
-        self._check_draw()
-
-    def _check_draw(self) -> None:
-        """Checks what belongs to rows that are drawn in each step."""
-        if not 0 < self.share <= 1:
-            raise ValueError(f"EpochPlan: `share` is a share of the ids, within (0, 1], got {self.share}")
-        if not 1 <= self.width < float("inf"):
-            raise ValueError(f"EpochPlan: `width` is a number of candidates per row, 1 or more, got {self.width}")
-        if self.keys is None:
-            if self.share != 1:
-                raise ValueError("EpochPlan: `share` is of the ids that `keys` are given for; give `keys`, or fewer `ids`")
-            return
-        if self.keys.dtype != torch.float32:
-            raise TypeError(f"EpochPlan: `keys` must be float32, got {self.keys.dtype}")
-        if self.keys.shape != self.ids.shape:
-            shapes = f"{tuple(self.keys.shape)} and {tuple(self.ids.shape)}"
-            raise ValueError(f"EpochPlan: `keys` must be aligned with `ids`, got shapes {shapes}")
-        if not self.smaller_batches or self.drawn:
-            raise ValueError("EpochPlan: `keys` draw the rows of smaller batches: give smaller_batches=True, and no drawn=True")
 
     def check(self, samples: int | Shard) -> None:
         """Checks the plan against a dataset, or against the shard that it is the plan of.

@@ -21,7 +21,7 @@ METHODS = {
     "once": ([HIDING, SB], {"forward_passes": "once"}),
     "twice": ([HIDING, SB], {"forward_passes": "twice"}),
     "no losses": (thresher.RandomBackprop(keep=0.5), {"forward_passes": "twice"}),
-    "smaller batches": (thresher.Winnow(0.5, paced=False), {}),
+    "smaller batches": (thresher.Winnow(0.5), {}),
 }
 MEASURED = "backward_to_forward"
 SIZES = [(8, False), (3, True), (5, True), (7, True)]

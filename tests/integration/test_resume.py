@@ -31,8 +31,7 @@ METHODS = {
     "ucb": thresher.Ucb(every=2),
     "rcap": thresher.Rcap(),
     "rs2": thresher.Rs2(keep=0.6),
-    "winnow": thresher.Winnow(share=0.3, least_agreement=-1, paced=False),
-    "winnow, paced": thresher.Winnow(share=0.3, least_agreement=-1, paced=True),
+    "winnow": thresher.Winnow(share=0.3, least_agreement=-1),
 }
 
 SB = thresher.SelectiveBackprop
@@ -239,9 +238,9 @@ def test_states_of_another_method_or_n_are_refused():
     same = Training(METHODS["kakurenbo"], LOADERS["shuffle"]).run
     with pytest.raises(ValueError, match="17 samples.*60"):
         same.load_state_dict(changed(state, n=17))
-    with pytest.raises(ValueError, match="version 0.*version 9"):
+    with pytest.raises(ValueError, match="version 0.*version 10"):
         same.load_state_dict({**state, "version": 0})
-    with pytest.raises(ValueError, match="version 7.*version 9.*the version of thresher that saved it"):
+    with pytest.raises(ValueError, match="version 7.*version 10.*the version of thresher that saved it"):
         same.load_state_dict({**state, "version": 7})
     with pytest.raises(ValueError, match=r"columns \{'loss'"):
         same.load_state_dict({**state, "records": {"loss": state["records"]["loss"]}})
@@ -370,11 +369,10 @@ def test_streams_with_workers():
     compare(BATCH["twice, beta"][0], lambda _: DataLoader(Stream(), B, num_workers=2), (1, 2), forward_passes="twice")
 
 
-@pytest.mark.filterwarnings("ignore:Winnow draws uniformly inside each batch of a stream")
 @pytest.mark.parametrize("stop", [(2, 0), (0, 1), (2, 2), (1, 7)])
 @pytest.mark.parametrize(("kind", "workers"), [(Stream, 0), (Known, 0), *depth([], [(Stream, 2)])])
 def test_streams_at_a_share(kind, workers, stop):
-    compare(METHODS["winnow"], lambda _: DataLoader(kind(), B, num_workers=workers), stop)
+    compare(0.3, lambda _: DataLoader(kind(), B, num_workers=workers), stop)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])

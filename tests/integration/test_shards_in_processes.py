@@ -29,10 +29,10 @@ def test_plans_are_those_of_one_process(results):
         whole = planned(method, records_of(method, hard_columns(N, 1)))
         parts = [result["plans"][place] for result in results]
         assert [i for part in parts for i in part[0]] == whole.ids.tolist()
-        assert [i for part in parts for i in part[4]] == ([] if whole.refresh is None else whole.refresh.tolist())
-        assert all(part[2] == dict(whole.facts) and part[3] == len(whole.ids) for part in parts)
+        assert [i for part in parts for i in part[3]] == ([] if whole.refresh is None else whole.refresh.tolist())
+        assert all(part[1] == dict(whole.facts) and part[2] == len(whole.ids) for part in parts)
         if whole.weights is not None:
-            assert parts[0][5] == parts[2][5] == whole.weights[10:20].tolist()
+            assert parts[0][4] == parts[2][4] == whole.weights[10:20].tolist()
 
 
 def test_rows_come_home(results):

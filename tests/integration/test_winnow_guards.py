@@ -21,7 +21,7 @@ def of_four_classes(wrong: float, apart: float, *, least_agreement: float = 0.5)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     run = thresher.attach(
-        Winnow(least_agreement=least_agreement, paced=False),
+        Winnow(least_agreement=least_agreement),
         loader=DataLoader(TensorDataset(x, given), 40, shuffle=True),
         criterion=nn.CrossEntropyLoss(),
         model=model,

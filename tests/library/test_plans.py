@@ -11,7 +11,6 @@ from thresher.shards import Shard, World
 from thresher.testing.threaded_world import on_ranks
 
 IDS = torch.tensor([0, 2, 5])
-KEYS = {"ids": IDS, "smaller_batches": True, "keys": torch.ones(3), "share": 0.5}
 
 
 def test_what_a_plan_says_by_default() -> None:

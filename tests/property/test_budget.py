@@ -126,9 +126,7 @@ def test_too_few_rows_a_batch_are_refused_with_the_smallest_share(size, hundredt
         assert len(batches) == training.steps and min(map(len, batches)) >= least
 
 
-@pytest.mark.parametrize(
-    "method", [thresher.Winnow(0.4, paced=False), thresher.Winnow(0.4, score="loss", width=1, paced=False)]
-)
+@pytest.mark.parametrize("method", [thresher.Winnow(0.4), thresher.Winnow(0.4, score="loss")])
 def test_one_epoch_is_uniform(method):
     """Each sample is drawn equally often, within four standard deviations, and the losses of the epoch change nothing."""
 

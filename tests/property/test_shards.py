@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from depth import depth
 from thresher.distributed.bitmask import Bitmask
 from thresher.distributed.layout import ShardLayout, fetch
-from thresher.distributed.order import DrawnOrder, KeptOrder, RankOrder
+from thresher.distributed.order import KeptOrder, RankOrder
 from thresher.distributed.sharded_records import Arrivals
 from thresher.exact import exact_mean, kth_smallest
-from thresher.loading.smaller_batches import StepSizes
 from thresher.methods.forgetting import fewest
 from thresher.methods.infobatch import well_learned
 from thresher.methods.kakurenbo import hiding_candidates
 from thresher.rng import seeded
 from thresher.selection import draw_lots, largest, quantile_cut, smallest
-from thresher.shards import ALONE, Shard
+from thresher.shards import Shard
 from thresher.testing.threaded_world import on_ranks
 
 hard = settings(max_examples=depth(40, 300))
@@ -146,25 +145,6 @@ def test_rows_of_ranks_are_those_of_a_distributed_sampler(data, n, size, drop_la
         expected = order[list(sampler)].tolist() if not drop_last or n >= size else []
         assert len(own) == len(expected) and own.take(0, len(own)).tolist() == expected
         assert own.take(begin, begin + length).tolist() == expected[begin : begin + length]
-
-
-@hard
-@given(st.data(), st.integers(1, 12), sizes)
-def test_rows_that_are_drawn_are_those_of_one_process(data, steps, size):
-    candidates = np.array(data.draw(st.lists(st.integers(1, 9), min_size=steps, max_size=steps)))
-    rows = np.array([data.draw(st.integers(0, most)) for most in candidates.tolist()])
-    n = int(candidates.sum())
-    keys = np.random.default_rng(n).choice(np.float32([-0.5, 0.0, 0.5, 1.0, np.inf]), n)
-    order = np.random.default_rng(n).permutation(n)
-    sizes, ends = StepSizes(1, 1, 1, keys=torch.from_numpy(keys).__getitem__), np.cumsum(candidates)
-    for worlds in (1, size):
-        look = lambda world: DrawnOrder(lambda a, b: order[a:b], candidates, rows, keys.take, world)  # noqa: E731
-        for drawn in [look(ALONE)] if worlds == 1 else on_ranks(worlds, look):
-            assert len(drawn) == steps
-            for step in range(steps):
-                ids = torch.from_numpy(order[ends[step] - candidates[step] : ends[step]])
-                expected = sizes.draw(ids, int(rows[step])) if rows[step] else ids[:0]
-                assert drawn.take(step).tolist() == expected.tolist()
 
 
 @hard

@@ -63,7 +63,7 @@ WINS: dict[str, Win] = {
     "forgetting": Win("redundant", 0.05, thresher.Forgetting(fraction=0.5, start=2)),
     "prune": Win("redundant", 0.1, pruned),
     "ccs": Win("redundant", 0.1, covered),
-    "winnow": Win("redundant", 0.2, thresher.Winnow(least_agreement=-1, paced=False)),
+    "winnow": Win("redundant", 0.2, thresher.Winnow(least_agreement=-1)),
     "seta": Win("rare", 0.12, thresher.SeTa()),
     "order_dp": Win("redundant", 0.1, thresher.OrderDp()),
     "repb": Win("redundant", 0.15, thresher.RePb(prune_fraction=0.8)),

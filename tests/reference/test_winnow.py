@@ -10,7 +10,7 @@ from scipy import stats
 from depth import depth
 from helpers import over_instances
 from thresher import EpochPlan, Winnow
-from thresher.methods.winnow import agreement, draw_keys, spread_of, uniform
+from thresher.methods.winnow import agreement, spread_of, uniform
 from thresher.records import NEVER_SEEN, Records
 from thresher.rng import seeded
 
@@ -18,10 +18,12 @@ CPU = torch.device("cpu")
 MASK = 2**64 - 1
 
 
-def planned(method, uncertainty, loss=None, *, epoch=1, epochs=100, key=0) -> EpochPlan:
+def planned(method, uncertainty, loss=None, credit=None, *, epoch=1, epochs=100, key=0) -> EpochPlan:
     records = Records(method.columns(), len(uncertainty), CPU)
     records["uncertainty"].copy_(torch.as_tensor(uncertainty))
     records["loss"].copy_(torch.as_tensor(uncertainty if loss is None else loss))
+    if credit is not None:
+        records["credit"].copy_(torch.as_tensor(credit))
     return method.plan_epoch(records, epoch=epoch, epochs=epochs, generator=seeded(key, epoch))
 
 
@@ -33,27 +35,29 @@ def transcribed_hash(base: int, i: int) -> float:
     return ((bits >> 41) + 0.5) * 2.0**-23
 
 
-def transcribed_order(scores: list[float], base: int) -> list[int]:
-    """All samples, the first to be drawn first: those without a score, then by -log(u) / score."""
-    unseen = [i for i, score in enumerate(scores) if not score >= 0]
-    seen = [i for i, score in enumerate(scores) if score >= 0]
-    key = {i: -math.log(transcribed_hash(base, i)) / scores[i] if scores[i] else math.inf for i in seen}
-    return sorted(unseen, key=lambda i: -transcribed_hash(base, i)) + sorted(seen, key=lambda i: (key[i], i))
+def transcribed(scores: list[float], credit: list[float], k: int) -> tuple[list[int], list[float]]:
+    """The visited samples and the credits after the epoch; samples without a score have the largest one."""
+    scores = [score if score >= 0 else max(1.0, *scores) for score in scores]
+    low, high = 0.0, 1e6
+    for _ in range(200):  # the factor with which the visits add up to k
+        factor = (low + high) / 2
+        low, high = (factor, high) if sum(min(1.0, factor * score) for score in scores) < k else (low, factor)
+    due = [own + min(1.0, high * score) for own, score in zip(credit, scores, strict=True)]
+    visited = sorted(sorted(range(len(due)), key=lambda i: (-due[i], i))[:k])
+    return visited, [value - (i in visited) for i, value in enumerate(due)]
 
 
 @over_instances(range(depth(40, 200)))
-def test_keys_order_samples_as_the_rule_does(number):
+def test_the_most_overdue_samples_are_visited_as_the_rule_says(number):
     draws = np.random.default_rng(number)
     n = int(draws.integers(1, 60))
-    scores = draws.choice([0.0, 1e-30, 0.1, 0.5, 1.0, 1e30, np.nan, NEVER_SEEN, draws.random()], n).astype(np.float32)
-    base = int(draws.integers(0, 2**62))
-    keys = draw_keys(scores, n, base)
-    finite = [i for i in range(n) if not math.isinf(float(keys[i]))]
-    found = [int(i) for i in np.argsort(keys, kind="stable") if int(i) in set(finite)]
-    expected = [i for i in transcribed_order(scores.tolist(), base) if i in set(finite)]
-    ties = len({float(keys[i]) for i in finite}) < len(finite)
-    assert ties or found == expected
-    assert not np.isnan(keys).any()
+    scores = draws.choice([0.0, -0.0, 0.125, 0.5, 0.75, np.nan, NEVER_SEEN], n).tolist()
+    credit = draws.random(n).astype(np.float32).tolist()
+    share = float(draws.integers(1, 100)) / 100
+    plan = planned(Winnow(share), scores, credit=credit)
+    visited, after = transcribed(scores, credit, max(1, round(share * n)))
+    assert plan.ids.tolist() == visited
+    assert plan.remember["credit"].tolist() == pytest.approx(after, abs=1e-4)
 
 
 def test_random_numbers_are_those_of_the_transcription_and_uniform():
@@ -64,49 +68,57 @@ def test_random_numbers_are_those_of_the_transcription_and_uniform():
     assert np.array_equal(uniform(7, range(10, 20)), uniform(7, range(30))[10:20])
 
 
-def test_a_sample_is_drawn_in_proportion_to_its_score():
-    """Of two candidates with scores 1 and 3, the second is drawn three times in four."""
-    scores = np.tile(np.array([1.0, 3.0], dtype=np.float32), 20_000)
-    keys = draw_keys(scores, len(scores), 5).reshape(-1, 2)
-    assert abs((keys[:, 1] < keys[:, 0]).mean() - 0.75) < 0.01
+def test_a_sample_is_visited_as_often_as_its_score_says():
+    """Of scores 1 and 3, the second kind is visited three times as often, and each sample to within about one visit."""
+    scores, credit, visits = [0.25, 0.75] * 50, None, np.zeros(100)
+    for epoch in range(40):
+        plan = planned(Winnow(0.25), scores, credit=credit, epoch=epoch)
+        visits[plan.ids] += 1
+        credit = plan.remember["credit"]
+    assert visits.sum() == 1000
+    assert (np.abs(visits[::2] - 5) <= 1.5).all() and (np.abs(visits[1::2] - 15) <= 1.5).all()
 
 
 def test_samples_that_were_never_seen_come_first_and_at_random():
-    plan = planned(Winnow(paced=False), [0.9, NEVER_SEEN, 0.9, NEVER_SEEN, float("nan")])
-    assert plan.keys is not None
-    assert set(plan.keys.argsort()[:3].tolist()) == {1, 3, 4}
-    firsts = {int(planned(Winnow(paced=False), [NEVER_SEEN] * 4, key=key).keys.argmin()) for key in range(40)}  # pyright: ignore
-    assert firsts == {0, 1, 2, 3}
+    found = [set(planned(Winnow(0.25), [NEVER_SEEN] * 8, key=key).ids.tolist()) for key in range(40)]
+    assert set.union(*found) == set(range(8)) and len({*map(frozenset, found)}) > 10
+    unseen = planned(Winnow(0.5), [0.1, NEVER_SEEN, 0.1, NEVER_SEEN, 0.1, float("nan")], credit=[0.0] * 6)
+    assert unseen.ids.tolist() == [1, 3, 5]
 
 
 def test_a_sample_of_no_uncertainty_comes_last():
-    plan = planned(Winnow(paced=False), [0.0, 1e-6, 0.5])
-    assert plan.keys is not None and plan.keys.argmax() == 0
+    assert planned(Winnow(0.66), [0.0, 1e-6, 0.5], credit=[0.5] * 3).ids.tolist() == [1, 2]
+
+
+def test_a_credit_is_at_first_a_random_number_of_the_seed_the_epoch_and_the_id():
+    base = int(torch.randint(2**62, (), generator=seeded(0, 1)))
+    after = planned(Winnow(0.5), [0.5] * 50).remember["credit"].numpy()
+    first = uniform(base, range(50))
+    visited = np.isin(np.arange(50), planned(Winnow(0.5), [0.5] * 50).ids.numpy())
+    assert np.allclose(after, first + 0.5 - visited, atol=1e-6)
 
 
 def test_the_plan_of_an_epoch():
-    plan = planned(Winnow(share=0.25, width=3, lr_scale=0.5, paced=False), [0.1] * 9)
-    assert (plan.smaller_batches, plan.share, plan.width, plan.lr_scale, plan.weights) == (True, 0.25, 3, 0.5, None)
-    assert plan.ids.tolist() == list(range(9)) and plan.facts["actual_fraction"] == 0.75
-    assert planned(Winnow(share=0.0625, paced=False), [0.1] * 9).lr_scale == 0.5
+    plan = planned(Winnow(share=0.25, lr_scale=0.5), [0.1] * 9)
+    assert (plan.smaller_batches, plan.drawn, plan.lr_scale, plan.weights) == (True, False, 0.5, None)
+    assert len(plan.ids) == 2 and plan.facts["actual_fraction"] == 1 - 2 / 9
+    assert planned(Winnow(share=0.0625), [0.1] * 9).lr_scale == 1
 
 
 def test_share_1_is_full_training():
-    plan = planned(Winnow(share=1, paced=False), [0.1] * 9)
-    assert not plan.smaller_batches and plan.keys is None and plan.lr_scale == 1
+    plan = planned(Winnow(share=1), [0.1] * 9)
+    assert not plan.smaller_batches and len(plan.ids) == 9 and plan.lr_scale == 1
 
 
-def test_the_draw_differs_from_epoch_to_epoch_and_repeats_with_the_seed():
-    one, same, other = (planned(Winnow(paced=False), [0.5] * 50, epoch=epoch).keys for epoch in (1, 1, 2))
-    assert one is not None and same is not None and other is not None
+def test_the_rows_differ_from_epoch_to_epoch_and_repeat_with_the_seed():
+    one, same, other = (planned(Winnow(), [0.5] * 50, epoch=epoch).ids for epoch in (1, 1, 2))
     assert torch.equal(one, same) and not torch.equal(one, other)
 
 
 def test_the_loss_as_a_score():
-    loss = torch.rand(200)
-    keys = planned(Winnow(score="loss", paced=False), torch.ones(200), loss).keys
-    by_hand = draw_keys(loss.bfloat16().float().numpy(), 200, int(torch.randint(2**62, (), generator=seeded(0, 1))))
-    assert keys is not None and torch.equal(keys, torch.from_numpy(by_hand))
+    loss, credit = torch.rand(200).bfloat16().float(), torch.rand(200)
+    plan = planned(Winnow(score="loss"), torch.ones(200), loss, credit)
+    assert plan.ids.tolist() == transcribed(loss.tolist(), credit.tolist(), 100)[0]
 
 
 # The agreement of loss and uncertainty
@@ -141,7 +153,7 @@ def test_nearly_equal_uncertainties_say_nothing_about_labels(spread, doubted):
     draws = np.random.default_rng(0)
     uncertainty = 0.5 * (1 + spread * draws.choice([-1.0, 1.0], 400))
     for score in ("uncertainty", "loss"):
-        plan = planned(Winnow(score=score, paced=False), uncertainty, draws.random(400), epoch=40)
+        plan = planned(Winnow(score=score), uncertainty, draws.random(400), epoch=40)
         assert plan.facts["agreement"] < 0.2 and plan.facts["spread"] == pytest.approx(spread, abs=0.006)
         assert bool(plan.facts["uniform"]) == bool(plan.note) == doubted
 
@@ -156,34 +168,34 @@ def test_equal_values_share_their_mean_rank():
 def test_a_training_of_few_epochs_is_not_judged():
     uncertainty, loss = torch.rand(200), torch.rand(200)
     generator = torch.Generator().manual_seed(0)
-    records = {"uncertainty": uncertainty.bfloat16(), "loss": loss.bfloat16()}
-    facts = [Winnow(paced=False).plan_epoch(records, epoch=epoch, epochs=4, generator=generator).facts for epoch in range(4)]
+    records = {"uncertainty": uncertainty.bfloat16(), "loss": loss.bfloat16(), "credit": torch.rand(200)}
+    facts = [Winnow().plan_epoch(records, epoch=epoch, epochs=4, generator=generator).facts for epoch in range(4)]
     assert [one["uniform"] for one in facts] == [0, 0, 0, 1]
 
 
 def test_many_wrong_labels_make_the_draw_uniform_and_are_told():
     uncertainty, loss = torch.rand(200), torch.rand(200)
     doubted, uniform = (
-        planned(Winnow(paced=False), uncertainty, loss, epoch=40),
-        planned(Winnow(paced=False), [NEVER_SEEN] * 200, epoch=40),
+        planned(Winnow(), uncertainty, loss, epoch=40),
+        planned(Winnow(), [NEVER_SEEN] * 200, epoch=40),
     )
     assert doubted.facts["uniform"] == 1 and "rank correlation below 0.5" in doubted.note
-    assert doubted.keys is not None and uniform.keys is not None and torch.equal(doubted.keys, uniform.keys)
+    assert torch.equal(doubted.ids, uniform.ids)
     for trusted in (
-        planned(Winnow(paced=False), uncertainty, uncertainty, epoch=40),
-        planned(Winnow(paced=False), uncertainty, loss, epoch=10),  # too early to tell
-        planned(Winnow(least_agreement=-1, paced=False), uncertainty, loss, epoch=40),
+        planned(Winnow(), uncertainty, uncertainty, epoch=40),
+        planned(Winnow(), uncertainty, loss, epoch=10),  # too early to tell
+        planned(Winnow(least_agreement=-1), uncertainty, loss, epoch=40),
     ):
         assert trusted.facts["uniform"] == 0 and not trusted.note
-        assert trusted.keys is not None and not torch.equal(trusted.keys, uniform.keys)
+        assert not torch.equal(trusted.ids, uniform.ids)
 
 
 def test_drawing_by_the_loss_where_labels_may_be_wrong_is_told():
     uncertainty = torch.rand(2000)
     loss = uncertainty + 0.8 * torch.rand(2000)
-    plan = planned(Winnow(score="loss", paced=False), uncertainty, loss, epoch=40)
+    plan = planned(Winnow(score="loss"), uncertainty, loss, epoch=40)
     assert 0.5 < plan.facts["agreement"] < 0.85 and "prefers samples with wrong labels" in plan.note
-    assert not planned(Winnow(score="loss", paced=False), uncertainty, uncertainty, epoch=40).note
+    assert not planned(Winnow(score="loss"), uncertainty, uncertainty, epoch=40).note
 
 
 @pytest.mark.parametrize(
@@ -192,10 +204,8 @@ def test_drawing_by_the_loss_where_labels_may_be_wrong_is_told():
         ({"share": 0}, r"`share` is a share of the cost, within \(0, 1\], got 0"),
         ({"share": 1.5}, "`share`"),
         ({"score": "entropy"}, "`score` must be 'uncertainty' or 'loss', got 'entropy'"),
-        ({"width": 0.5}, "`width` is a number of candidates per row, 1 or more, got 0.5"),
-        ({"width": float("inf")}, "`width`"),
-        ({"lr_scale": 0}, "`lr_scale` must be 'auto' or a positive number, got 0"),
-        ({"lr_scale": "share"}, "`lr_scale`"),
+        ({"lr_scale": 0}, "`lr_scale` must be a positive number, got 0"),
+        ({"lr_scale": "auto"}, "`lr_scale`"),
         ({"lr_scale": True}, "`lr_scale`"),
         ({"least_agreement": 2}, r"`least_agreement` is a correlation, within \[-1, 1\], got 2"),
     ],

@@ -1,13 +1,11 @@
 """The order of an epoch after a plan, which any rank can read at any place, and the rows of each rank."""
 
 from collections.abc import Callable
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thresher.distributed.layout import UNIT, equal_part
+from thresher.distributed.layout import UNIT
 from thresher.selection import Mask
 from thresher.shards import World
 
@@ -187,82 +185,3 @@ class RankBatches:
             parts.append(continued(self._piece, self._total, first, first + count))
             begin += count
         return np.concatenate(parts)
-
-
-class DrawnOrder:
-    """The rows that are drawn in each step: those with the smallest keys among the candidates of the step.
-
-    Each rank draws for its part of the steps, and sends one bit per candidate.
-
-    Args:
-        piece: The order of the candidates, such as `KeptOrder.take`.
-        candidates: Number of candidates of each step, shape (steps,), int64.
-        rows: Number of rows of each step, shape (steps,), int64, at most its candidates.
-        keys: Function that returns the keys of ids, such as `HeldPlan.keys`; all ranks call it together.
-        world: The ranks.
-
-    Example:
-        >>> from thresher.shards import ALONE
-        >>> keys = np.array([0.5, 0.1, 0.9, 0.2, 0.7])
-        >>> order = DrawnOrder(np.arange, np.array([3, 2]), np.array([2, 1]), keys.take, ALONE)
-        >>> order.take(0), order.take(1)
-        (array([0, 1]), array([3]))
-    """
-
-    def __init__(
-        self,
-        piece: Piece,
-        candidates: NDArray[np.int64],
-        rows: NDArray[np.int64],
-        keys: Callable[[NDArray[np.int64]], Any],
-        world: World,
-    ) -> None:
-        self._piece = piece
-        self._ends = np.concatenate([[0], np.cumsum(candidates)])
-        parts = [equal_part(len(candidates), rank, world.size) for rank in range(world.size)]
-        bounds = [0, *self._ends[[last for _, last in parts]].tolist()]
-        begin, end, own = bounds[world.rank], bounds[world.rank + 1], slice(*parts[world.rank])
-        won = drawn_rows(np.asarray(keys(piece(begin, end))), candidates[own], rows[own])
-        # Steps may end within a byte. Each part is shifted to its place in that byte, so that the parts are joined by `|=`.
-        every = world.join(np.packbits(np.append(np.zeros(begin % 8, dtype=np.bool_), won), bitorder="little"))
-        self._bits, place = np.zeros(-(-bounds[-1] // 8), dtype=np.uint8), 0
-        for low, high in pairwise(bounds):
-            size = -(-(low % 8 + high - low) // 8)
-            self._bits[low // 8 :][:size] |= every[place : place + size]
-            place += size
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def take(self, step: int) -> NDArray[np.int64]:
-        """Returns the ids of the rows of a step, of all ranks together, in the order of the candidates, int64.
-
-        Args:
-            step: Number of the step, [0, len).
-        """
-        begin, end = int(self._ends[step]), int(self._ends[step + 1])
-        bits = np.unpackbits(self._bits[begin // 8 : -(-end // 8)], bitorder="little")[begin % 8 :][: end - begin]
-        return self._piece(begin, end)[bits != 0]
-
-
-def drawn_rows(keys: NDArray[Any], candidates: NDArray[np.int64], rows: NDArray[np.int64]) -> Mask:
-    """Marks the candidates with the smallest keys of each step; of equal keys, the first ones.
-
-    Args:
-        keys: Keys of the candidates of all steps, one step after the other, shape (n,), without NaN.
-        candidates: Number of candidates of each step, shape (steps,), with the sum n.
-        rows: Number of candidates to mark in each step, shape (steps,).
-
-    Returns:
-        Marks, shape (n,), bool.
-
-    Example:
-        >>> drawn_rows(np.array([3.0, 1.0, 1.0, 2.0]), np.array([3, 1]), np.array([1, 1]))
-        array([False,  True, False,  True])
-    """
-    step = np.repeat(np.arange(len(candidates)), candidates)
-    order = np.lexsort((keys, step))
-    place = np.arange(len(keys)) - np.repeat(np.cumsum(candidates) - candidates, candidates)
-    marks = np.zeros(len(keys), dtype=np.bool_)
-    marks[order[place < rows[step]]] = True
-    return marks

@@ -31,9 +31,6 @@ class PackedPlan:
         drawn: Whether `ids` was drawn.
         facts: Scalars for the history by name.
         smaller_batches: Whether the epoch has as many steps as full training.
-        keys: Numbers by which rows are drawn in each step.
-        share: Share of the ids that the epoch trains on.
-        width: Number of candidates per drawn row.
         note: Sentence that the user must know.
         lots: Reproducible draw that the plan consists of; not saved.
 
@@ -50,9 +47,6 @@ class PackedPlan:
     drawn: bool
     facts: Mapping[str, float]
     smaller_batches: bool
-    keys: Tensor | None
-    share: float
-    width: float
     note: str
     lots: Lots | None = None
 
@@ -119,7 +113,6 @@ def part_of_plan(plan: EpochPlan, shard: Shard) -> EpochPlan:
         plan,
         ids=plan.ids[inside],
         weights=None if plan.weights is None else plan.weights[inside],
-        keys=None if plan.keys is None else plan.keys[inside],
         refresh=None if refresh is None else refresh[(refresh >= shard.first) & (refresh < shard.last)],
         remember={name: values[shard.first : shard.last] for name, values in plan.remember.items()},
         lots=None,
@@ -264,26 +257,11 @@ class HeldPlan:
         if self.own.drawn:
             return self.own.weights[torch.from_numpy(self._place(ids))]
         if self._weights is None:
-            return self._fetched(ids, self.own.weights)
+            own = self.own.weights.numpy()
+            look_up = lambda places: own[self._place(places)]  # noqa: E731
+            return torch.from_numpy(fetch(ids, look_up, self._layout, self._world))
         other, winner = self._weights
         return torch.from_numpy(np.where(self._won(ids), np.float32(winner), np.float32(other)))
-
-    def keys(self, ids: NDArray[np.int64]) -> Tensor:
-        """Returns the keys of kept samples, by which rows are drawn; all ranks call it.
-
-        Args:
-            ids: Ids, shape (k,), int64; the number may differ from rank to rank.
-
-        Returns:
-            Keys, shape (k,), float32.
-        """
-        assert self.own.keys is not None
-        return self._fetched(ids, self.own.keys)
-
-    def _fetched(self, ids: NDArray[np.int64], values: Tensor) -> Tensor:
-        own = values.numpy()
-        look_up = lambda places: own[self._place(places)]  # noqa: E731
-        return torch.from_numpy(fetch(ids, look_up, self._layout, self._world))
 
     @cached_property
     def _place(self) -> Callable[[NDArray[Any]], NDArray[Any]]:

@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from thresher.distributed.order import DrawnOrder, KeptOrder, Piece, RankBatches, RankOrder, continued
+from thresher.distributed.order import KeptOrder, Piece, RankBatches, RankOrder
 from thresher.distributed.plan import HeldPlan
 from thresher.distributed.world import agree
 from thresher.loading.order import EpochCursor, IdBatchSampler, OrderPlace, as_ids, generators_of
@@ -184,13 +183,13 @@ class OwnRows:
         plan: The plan.
     """
 
-    def __init__(self, make: Callable[[], "RankOrder | RankBatches | DrawnRows"], place: int, plan: HeldPlan) -> None:
+    def __init__(self, make: Callable[[], RankOrder | RankBatches], place: int, plan: HeldPlan) -> None:
         self._make, self._place, self._plan = make, place, plan
-        self._made: RankOrder | RankBatches | DrawnRows | None = None
+        self._made: RankOrder | RankBatches | None = None
         self._sorted, self._weights = np.empty(0, dtype=np.int64), None
 
     @property
-    def _rows(self) -> "RankOrder | RankBatches | DrawnRows":
+    def _rows(self) -> RankOrder | RankBatches:
         if self._made is None:
             self._made = rows = self._make()
             if self._plan.asks_for_weights:
@@ -219,30 +218,6 @@ class OwnRows:
         if self._weights is None:
             return self._plan.weights(ids)
         return self._weights[torch.from_numpy(np.searchsorted(self._sorted, ids))]
-
-
-class DrawnRows:
-    """The rows of this process where the rows of each step are drawn from candidates.
-
-    Args:
-        drawn: Rows of each step, of all ranks.
-        sizes: Numbers of one process.
-        world: The ranks.
-    """
-
-    def __init__(self, drawn: DrawnOrder, sizes: StepSizes, world: World) -> None:
-        self._drawn, self._sizes, self._world = drawn, sizes, world
-        self._ends = sizes.ends(sizes.rows)
-
-    def __len__(self) -> int:
-        return self._sizes.rows
-
-    def take(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Returns the ids of rows from one number to another, at which steps end; fewer where the rows end."""
-        # Steps are drawn whole; the ranks then take every W-th row, and so have the same number of rows.
-        first, last = (int(np.searchsorted(self._ends, min(row, self._sizes.rows))) for row in (begin, end))
-        parts = [self._drawn.take(step)[self._world.rank :: self._world.size] for step in range(first, last)]
-        return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
 
 class SharedOrder:
@@ -290,23 +265,8 @@ class SharedOrder:
         """Returns the number of rows of this process in an epoch that follows a plan."""
         return self.sizes.rows_of(plan.rows)
 
-    def _sizes_of(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None) -> StepSizes | None:
-        """Returns the numbers of the smaller batches of this process; None where an epoch has full batches.
-
-        Args:
-            plan: The plan of an epoch.
-            sizes: Batch size, and whether a last batch that is not full is dropped.
-            everything: Number of samples of full training, of all processes; None for those of the order.
-        """
-        if not plan.own.smaller_batches:
-            return None
-        full = self.n if everything is None else everything
-        staying, everything = self.sizes.rows_of(plan.rows), self.sizes.rows_of(full)
-        size, drop_last = sizes.batch_size, sizes.drop_last
-        return smaller_sizes(plan.own, plan.everything, lambda: staying, everything, size, drop_last, least=sizes.least)
-
     def step_sizes(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int) -> StepSizes | None:
-        """Returns the sizes of the smaller batches of this process; rows that are drawn are drawn before they are dealt.
+        """Returns the sizes of the smaller batches of this process; None where an epoch has full batches.
 
         Args:
             plan: The plan of an epoch.
@@ -317,8 +277,12 @@ class SharedOrder:
         Raises:
             ValueError: There are too few rows for the steps.
         """
-        found = self._sizes_of(plan, sizes, everything)
-        return None if found is None else replace(found, candidates=found.rows)
+        if not plan.own.smaller_batches:
+            return None
+        full = self.n if everything is None else everything
+        staying, everything = self.sizes.rows_of(plan.rows), self.sizes.rows_of(full)
+        size, drop_last = sizes.batch_size, sizes.drop_last
+        return smaller_sizes(lambda: staying, everything, size, drop_last, least=sizes.least)
 
     # An epoch
 
@@ -336,12 +300,11 @@ class SharedOrder:
             RuntimeError: An interrupted epoch goes on, and the sampler was set to another epoch.
             ValueError: An interrupted epoch goes on, whose steps had other numbers of rows.
         """
-        epoch, found = self.sizes.begin(place, drawn=plan.own.drawn), self._sizes_of(plan, sizes, everything)
+        epoch, smaller = self.sizes.begin(place, drawn=plan.own.drawn), self.step_sizes(plan, sizes, everything, 0)
         # Refused before any process begins to draw, as the order of a step cannot be continued in its middle.
-        if found is not None:
-            found.step_at(place.stayed)
-        rows = OwnRows(partial(self._make, plan, epoch, found), place.stayed, plan)
-        smaller = None if found is None else replace(found, candidates=found.rows)
+        if smaller is not None:
+            smaller.step_at(place.stayed)
+        rows = OwnRows(partial(self._make, plan, epoch, by_rows=smaller is not None), place.stayed, plan)
         return EpochCursor(
             order=rows,
             stayed=place.stayed,
@@ -351,7 +314,7 @@ class SharedOrder:
             least=1 if smaller is not None else sizes.least_of(plan),
         )
 
-    def _make(self, plan: HeldPlan, epoch: int, found: StepSizes | None) -> RankOrder | RankBatches | DrawnRows:
+    def _make(self, plan: HeldPlan, epoch: int, *, by_rows: bool) -> RankOrder | RankBatches:
         """Returns the rows of this process in an epoch; all processes call it together."""
         self._kept = None
         if plan.own.drawn:
@@ -361,13 +324,7 @@ class SharedOrder:
         else:
             self._kept = KeptOrder(self.sizes.order(epoch), self.n, plan.keeps, self._world)
             piece, total = self._kept.take, len(self._kept)
-        rows = self.sizes.dealt(piece, total, by_rows=found is not None)
-        if found is not None and plan.own.keys is not None:
-            world = self._world.size
-            candidates, drawn = (np.diff(found.ends(number)) * world for number in (found.candidates, found.rows))
-            steps = DrawnOrder(_continued(piece, total), candidates, drawn, plan.keys, self._world)
-            rows = DrawnRows(steps, found, self._world)
-        return rows
+        return self.sizes.dealt(piece, total, by_rows=by_rows)
 
     def _drawn(self, plan: HeldPlan) -> Piece:
         """Returns the order of a plan that was drawn, which replaces the sampler's."""
@@ -375,7 +332,3 @@ class SharedOrder:
         # Each process has drawn it by itself, from records that all of them have gathered.
         agree(self._world, {"the checksum of the order that was drawn": zlib.crc32(ids.tobytes())})
         return lambda begin, end: ids[begin:end]
-
-
-def _continued(piece: Piece, total: int) -> Piece:
-    return lambda begin, end: continued(piece, total, begin, end)

@@ -201,7 +201,7 @@ class SelectedLoader(OfUser):
         """
         sizes = self.step_sizes(plan)
         if sizes is not None:
-            return np.diff(sizes.ends(sizes.rows)), True
+            return np.diff(sizes.ends()), True
         rows = self._order.samples_of(plan)
         rows -= 0 if rows % self._ids.batch_size >= self._ids.least_of(plan) else rows % self._ids.batch_size
         return np.diff(np.append(np.arange(0, rows, self._ids.batch_size), rows)), not getattr(self.sizes, "by_batches", False)

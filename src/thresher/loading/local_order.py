@@ -1,7 +1,6 @@
 """The order in which the user's loader reads its dataset."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -182,8 +181,7 @@ class UserOrder:
             return None
         everything = self.candidates(seen) if everything is None else everything
         ids, size, drop_last = partial(self.samples_of, plan), sizes.batch_size, sizes.drop_last
-        found = smaller_sizes(plan.own, plan.everything, ids, everything, size, drop_last, least=sizes.least)
-        return found if found is None or plan.own.keys is None else replace(found, keys=plan.keys)
+        return smaller_sizes(ids, everything, size, drop_last, least=sizes.least)
 
     def cursor(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochCursor:
         """Returns the rows of an epoch: the order of the sampler, and what its plan leaves of it.

@@ -67,7 +67,7 @@ class EpochScale(NamedTuple):
             place: Place in the order of the epoch.
         """
         if self.sizes is not None:
-            return self.sizes.step_after(place.stayed, self.sizes.rows), self.sizes.steps
+            return self.sizes.step_after(place.stayed), self.sizes.steps
         done, of = (place.consumed, self.candidates) if self.rows is None else (place.stayed, self.rows)
         return min(done, of), max(1, of)
 
@@ -379,7 +379,7 @@ class IdBatchSampler(Sampler[list[int]]):
         self.size = self.batch_size
         self.drops_last = cursor.sizes is None and (self.drop_last if drop_last is None else drop_last)
         self._pieces = (
-            self._kept_ids(consumed, repeat(self.size)) if cursor.sizes is None else self._of_steps(cursor.sizes, drawn)
+            self._kept_ids(consumed, repeat(self.size)) if cursor.sizes is None else self._of_steps(cursor.sizes, consumed)
         )
         self._batches = self._iterate()
 
@@ -397,16 +397,9 @@ class IdBatchSampler(Sampler[list[int]]):
     def replay(self) -> Tensor:
         """Draws the ids that an interrupted epoch has consumed, once, and returns those that were trained on."""
         consumed, self._consumed, keeps = self._consumed, 0, self._cursor.keeps
-        if consumed and self._cursor.sizes is None:
+        if consumed:
             ids = self._cursor.order.take(consumed)
             self.replayed = ids if keeps is None else ids[torch.from_numpy(keeps(ids.numpy()))]
-        elif consumed:
-            # Which candidates were rows of their step depends on the sizes of the steps: the steps are drawn once more.
-            batches, position = [], 0
-            while position < consumed:
-                ids, position = next(self._pieces)
-                batches.append(ids)
-            self.replayed = torch.cat(batches)
         return self.replayed
 
     def _iterate(self) -> Iterator[list[int]]:
@@ -423,10 +416,10 @@ class IdBatchSampler(Sampler[list[int]]):
 
     def _of_steps(self, sizes: StepSizes, position: int) -> Iterator[tuple[Tensor, int]]:
         """Yields the rows of each step of smaller batches, and how many ids were drawn by then."""
-        first = sizes.step_after(self._stayed, sizes.rows)
-        candidates = self._kept_ids(position, sizes.parts(sizes.candidates, first))
-        for rows, (ids, position) in zip(sizes.parts(sizes.rows, first), candidates, strict=False):
-            yield sizes.draw(ids, rows), position
+        first = sizes.step_after(self._stayed + len(self.replayed))
+        pieces = islice(self._kept_ids(position, sizes.parts(first)), max(0, sizes.steps - first))
+        for ids, position in pieces:
+            yield ids, position
         # Later epochs have the order that they have in full training, which draws the rest and one more.
         self._cursor.order.skip(max(0, (self._cursor.drawn or 0) - position) + 1)
 

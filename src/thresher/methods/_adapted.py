@@ -53,7 +53,7 @@ class OnSubset:
         plan.check(inner)
         facts = dict(plan.facts)
         if "actual_fraction" in facts:
-            facts["actual_fraction"] = 1 - plan.share * shard.world.total(len(plan.ids)) / self.of
+            facts["actual_fraction"] = 1 - shard.world.total(len(plan.ids)) / self.of
         if "scheduled_fraction" in facts:
             facts["scheduled_fraction"] = 1 - (1 - facts["scheduled_fraction"]) * inner.n / self.of
         if inner.n < self.of:

@@ -85,10 +85,8 @@ class Requirements:
             is stopped. False where the columns are only to be looked at. Default True.
         smaller_batches: Whether plans spend the budget in smaller batches (`EpochPlan(smaller_batches=True)`), so that `attach`
             checks that there is a row for each step. Default False.
-        stratify: Whether batches of the rows of a plan are to be stratified: "class", or None, for the order of the loader.
-            Default None.
-        unstratified: With `stratify`, method that takes its place where the order of training is not free. Default None: none.
-        paced: Setting with which a method that draws its rows step by step plans them instead, for messages. Default None.
+        stratify: Whether batches of the rows of a plan are to be stratified: "class", for which the loader must have
+            `shuffle=True`; or None, for the order of the loader. Default None.
         sharded: Whether `plan_epoch` plans for the shard that its records belong to (`thresher.shards.shard_of`), with numbers
             and draws that are those of all ranks. Where it does not, several processes gather the columns of all samples on
             each of them once per epoch, which is possible up to a size. Default False.
@@ -119,8 +117,6 @@ class Requirements:
     records: bool = True
     smaller_batches: bool = False
     stratify: Literal["class"] | None = None
-    unstratified: Any = field(default=None, hash=False)
-    paced: str | None = None
     sharded: bool = False
     optional: Mapping[str, str] = field(default_factory=dict, hash=False)
     divide: Literal["kept", "batch"] = "kept"
@@ -343,8 +339,8 @@ def as_written(method: Any) -> str:
 
     Example:
         >>> from thresher import Winnow
-        >>> as_written(Winnow(0.5, paced=False))
-        'Winnow(share=0.5, paced=False)'
+        >>> as_written(Winnow(0.5, score="loss"))
+        "Winnow(share=0.5, score='loss')"
     """
     if not is_dataclass(method):
         return repr(method)

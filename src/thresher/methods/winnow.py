@@ -1,4 +1,4 @@
-"""Winnow: keep a budget. Every step has a smaller batch, drawn in proportion to what the network was unsure of.
+"""Winnow: keep a budget. Every step has a smaller batch of the samples that the network was least sure of.
 
 A method of this package. It owes its parts to online batch selection (Loshchilov & Hutter, arXiv:1511.06343), sampling in
 proportion to the loss, and the uncertainty of the last prediction as a score. New is the way to spend the budget: as many
@@ -53,33 +53,6 @@ def uniform(base: int, ids: range) -> NDArray[np.float32]:
         Random numbers, shape (len(ids),), float32.
     """
     return ((rng.lots(base, ids) >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2**-23)
-
-
-def draw_keys(score: Values | None, n: int, base: int, first: int = 0) -> NDArray[np.float32]:
-    """Returns the keys by which rows are drawn in proportion to their scores: the smallest keys win.
-
-    The rows with the smallest -log(u) / score, where u is uniform in (0, 1), are a draw without replacement in proportion to
-    the scores (Efraimidis & Spirakis, 2006). Samples without a score come first, in random order.
-
-    Args:
-        score: Scores, shape (n,), 0 or more; samples with NaN or -inf have none. None: no sample has a score.
-        n: Number of samples.
-        base: Number that differs from epoch to epoch, within [0, 2**63).
-        first: Id of the first sample. Default: 0.
-
-    Returns:
-        Keys, shape (n,), float32: 0 or more, +inf for a score of 0, and within (-1, 0) for samples without a score.
-    """
-    keys = np.empty(n, dtype=np.float32)
-    for part in chunks(n):
-        u = uniform(base, range(first + part.start, first + part.stop))
-        if score is None:
-            keys[part] = -u
-            continue
-        scores = score[part].astype(np.float32, copy=False)
-        with np.errstate(divide="ignore", over="ignore"):
-            keys[part] = np.where(scores >= 0, -np.log(u) / scores, -u)
-    return keys
 
 
 LARGEST_FACTOR = 1e6
@@ -138,7 +111,8 @@ def most_overdue(score: Values | Tensor | None, credit: Values, k: int, shard: S
     if score is not None:
         for part in chunks(len(due)):
             values = on_host(torch.as_tensor(score[part]).float())
-            np.copyto(due[part], values, where=np.isfinite(values) & (values >= 0))
+            # Without the sign of -0.0: scores are counted by their bits.
+            np.copyto(due[part], np.abs(values), where=np.isfinite(values) & (values >= 0))
     largest = float(shard.world.gather(np.array([due.max(initial=1)], dtype=np.float64)).max())
     due[due < 0] = largest
     factor = np.float32(visits_per_score(due, k, shard.world))
@@ -199,7 +173,7 @@ def _mean_ranks(values: Values) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Winnow:
-    """Keeps a budget: each step trains on a share of a batch, drawn in proportion to what the network was unsure of.
+    """Keeps a budget: each step trains on a share of a batch, and revisits the samples the network was least sure of.
 
     An epoch has as many steps as full training, of share * B rows each. The rows of an epoch are chosen before it, and
     `attach` puts them into stratified batches. Each sample has a credit, at first a random number in [0, 1). An epoch adds
@@ -208,11 +182,8 @@ class Winnow:
     The score was recorded when a sample was last trained on; a sample without one has the largest. Samples that are not chosen
     are not loaded. The loss is the plain mean over the rows.
 
-    With paced=False, each step takes the next `width * share * B` ids of the epoch's order and draws `share * B` of them
-    without replacement, in proportion to their scores. Samples without a score come first; before any record the draw is
-    uniform.
-
-    A stream (IterableDataset) has no epoch to plan: each batch keeps a uniform share of its rows, and `attach` says so.
+    Stratified batches have an order of their own, so the loader needs shuffle=True. `attach(stratify=None)` leaves the rows in
+    the order of the loader, whatever it is.
 
     Where the model has BatchNorm, the network learns with the statistics of the drawn rows, which are not those of all samples:
     do not compute them anew on all samples after the training (`torch.optim.swa_utils.update_bn`), which costs accuracy.
@@ -221,15 +192,10 @@ class Winnow:
         share: Share of the cost of full training, (0, 1]: round(share * N) samples an epoch. 1 is full training. Default 0.5.
         score: Score: "uncertainty" (default) is 1 - sum(p^2) over the classes, which needs no label; "loss" is the last loss,
             which prefers wrong labels, too.
-        width: Number of candidates per row that is drawn, 1 or more; 1 / share at most. 1 is a uniform draw. Default 2.
-        lr_scale: Factor on the learning rate, > 0. Default "auto": 1, or share ** 0.25 with paced=False and on a
-            stream.
+        lr_scale: Factor on the learning rate, > 0. Default 1.
         least_agreement: Rank correlation of loss and uncertainty, [-1, 1], below which the draw becomes uniform, because many
             labels are likely to be wrong; judged by the records from 30 % of the training on, not before the fourth epoch, and
             not where all uncertainties are nearly equal. -1 never does. Default 0.5.
-        paced: Whether rows are chosen before the epoch, by credits, for stratified batches. Needs an order that is free, as of
-            shuffle=True; another one, and a stream, is trained on without. `width` plays no part. False draws step by step, as
-            the first version did. Default True.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -254,21 +220,17 @@ class Winnow:
     )
     share: float = 0.5
     score: Literal["uncertainty", "loss"] = "uncertainty"
-    width: float = 2.0
-    lr_scale: float | Literal["auto"] = "auto"
+    lr_scale: float = 1.0
     least_agreement: float = 0.5
-    paced: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise ValueError(f"Winnow: `share` is a share of the cost, within (0, 1], got {self.share}")
         if self.score not in ("uncertainty", "loss"):
             raise ValueError(f"Winnow: `score` must be 'uncertainty' or 'loss', got {self.score!r}")
-        if not 1 <= self.width < float("inf"):
-            raise ValueError(f"Winnow: `width` is a number of candidates per row, 1 or more, got {self.width}")
         number = isinstance(self.lr_scale, int | float) and not isinstance(self.lr_scale, bool)
-        if self.lr_scale != "auto" and not (number and 0 < float(self.lr_scale) < float("inf")):
-            raise ValueError(f"Winnow: `lr_scale` must be 'auto' or a positive number, got {self.lr_scale!r}")
+        if not (number and 0 < self.lr_scale < float("inf")):
+            raise ValueError(f"Winnow: `lr_scale` must be a positive number, got {self.lr_scale!r}")
         if not -1 <= self.least_agreement <= 1:
             raise ValueError(f"Winnow: `least_agreement` is a correlation, within [-1, 1], got {self.least_agreement}")
 
@@ -277,38 +239,30 @@ class Winnow:
         """The optimizer, whose rate is scaled, and uncertainties where the criterion has them."""
         by_uncertainty = self.score == "uncertainty"
         without = "draws the rows of its smaller batches uniformly" if by_uncertainty else "judges no labels"
-        paced = self.paced and self.share < 1  # a share of 1 is full training, in the order of the loader
+        chooses = self.share < 1  # a share of 1 is full training, in the order of the loader
         return Requirements(
-            optimizer=self._factor != 1,
+            optimizer=self.lr_scale != 1,
             optional={"uncertainty": without},
-            smaller_batches=self.share < 1,
-            stratify="class" if paced else None,
-            unstratified=replace(self, paced=False) if paced else None,
-            paced=None if self.paced else "paced=True",
+            smaller_batches=chooses,
+            stratify="class" if chooses else None,
             sharded=True,
-            records=self.share < 1,
+            records=chooses,
             switches={"optimizer": "lr_scale=1", **({"uncertainty": "score='loss'"} if by_uncertainty else {})},
         )
 
-    @property
-    def _factor(self) -> float:
-        if self.lr_scale == "auto":
-            return 1.0 if self.paced else self.share**0.25
-        return float(self.lr_scale)
-
     def columns(self) -> dict[str, Column]:
-        """Returns the columns: the last uncertainty and loss, 2 bytes each, and a credit of 4 where draws are paced."""
+        """Returns the columns: the last uncertainty and loss, 2 bytes each, and the credit, 4 bytes."""
         columns = {name: Column(torch.bfloat16, fill=NEVER_SEEN) for name in ("uncertainty", "loss")}
-        return columns | ({"credit": Column(torch.float32, fill=NEVER_SEEN, merge="plan")} if self.paced else {})
+        return columns | {"credit": Column(torch.float32, fill=NEVER_SEEN, merge="plan")}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan with all samples, and the keys by which each step draws its rows."""
+        """Returns the plan with the rows that are most overdue."""
         shard = shard_of(records)
         if self.share == 1:
-            return replace(full_plan(shard), lr_scale=self._factor)
+            return replace(full_plan(shard), lr_scale=self.lr_scale)
         base = int(torch.randint(2**62, (), generator=generator))
-        left_out = 1 - self.share
-        facts = {"scheduled_fraction": left_out, "actual_fraction": left_out}
+        rows = max(1, round(self.share * shard.n))
+        facts = {"scheduled_fraction": 1 - self.share, "actual_fraction": 1 - rows / shard.n}
         known = {name: records[name] for name in ("uncertainty", "loss") if name in records}
         measured, spread = self._measured(known, shard)
         soon = epoch < max(SOONEST, MEASURED_FROM * epochs)
@@ -316,38 +270,18 @@ class Winnow:
         doubted = judged is not None and judged < self.least_agreement
         if measured is not None:
             facts |= {"agreement": round(measured, 4), "spread": round(spread, 4), "uniform": float(doubted)}
-        score = None if doubted else known.get(self.score)
-        if self.paced:
-            return self._paced(score, records, base, facts, self._note(judged, doubted))
-        keys = draw_keys(None if score is None else on_host(score.float()), len(shard), base, shard.first)
-        return EpochPlan(
-            shard.ids,
-            smaller_batches=True,
-            keys=torch.from_numpy(keys),
-            share=self.share,
-            width=self.width,
-            lr_scale=self._factor,
-            facts=facts,
-            note=self._note(judged, doubted),
-        )
-
-    def _paced(
-        self, score: Tensor | None, records: Mapping[str, Tensor], base: int, facts: dict[str, float], note: str
-    ) -> EpochPlan:
-        """Returns the plan with the rows that are most overdue."""
-        shard, credit = shard_of(records), on_host(records["credit"])
+        score, credit = None if doubted else known.get(self.score), on_host(records["credit"])
         new = ~np.isfinite(credit)
         if new.any():
             credit = np.where(new, uniform(base, range(shard.first, shard.last)), credit)
-        rows = max(1, round(self.share * shard.n))
         mask, credit = most_overdue(score, credit, rows, shard)
         return EpochPlan(
             ids_of(mask, shard.first),
             smaller_batches=True,
-            lr_scale=self._factor,
-            facts=facts | {"actual_fraction": 1 - rows / shard.n},
+            lr_scale=self.lr_scale,
+            facts=facts,
             remember={"credit": torch.from_numpy(credit)},
-            note=note,
+            note=self._note(judged, doubted),
         )
 
     def _measured(self, known: Mapping[str, Tensor], shard: Shard) -> tuple[float | None, float]:

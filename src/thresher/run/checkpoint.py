@@ -31,13 +31,11 @@ from thresher.run.parts import Parts
 from thresher.shards import ALONE, Shard, World
 from thresher.warning import warn
 
-VERSION = 9
+VERSION = 10
 """Number of the form of a saved state."""
 
 MARKS = ("ids", "refresh")
 """Parts of a plan that are marks of samples."""
-OF_KEPT = ("weights", "keys")
-"""Parts of a plan that have a number for each sample that is kept."""
 BY_ID = "by_id"
 """Entry of the plan of a process: names of the parts that are in the tensors of all samples."""
 
@@ -383,7 +381,7 @@ class SavedForm:
         self, plan: Mapping[str, Any] | None, sums: dict[str, int], *, is_fresh: bool
     ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         """Splits a plan in what each process saves, such as ids that were drawn, and tensors of all samples."""
-        tensors: dict[str, Any] = dict.fromkeys((*MARKS, *OF_KEPT))
+        tensors: dict[str, Any] = dict.fromkeys((*MARKS, "weights"))
         if plan is None:
             return None, tensors
         parts = ("refresh",) if plan["drawn"] else tensors  # ids that were drawn are an order, with their weights beside them
@@ -392,7 +390,7 @@ class SavedForm:
         for name in tensors:
             if name in by_id:
                 value = plan[name].clone()
-                if name in OF_KEPT:
+                if name == "weights":
                     value = torch.zeros(block).masked_scatter_(self._marks(plan["ids"]), value)
             # torch.distributed.checkpoint loads in place, into tensors that are there before.
             elif is_fresh:
@@ -437,7 +435,7 @@ class SavedForm:
         if plan is None:
             return None
         found = {name: value for name, value in plan.items() if name != BY_ID}
-        for name in (name for name in (*MARKS, *OF_KEPT) if name in plan[BY_ID]):
+        for name in (name for name in (*MARKS, "weights") if name in plan[BY_ID]):
             value = self._home(state, f"plan.{name}", state["plan"][name]).cpu()
             found[name] = value.clone() if name in MARKS else value[self._marks(found["ids"])]
         return found
@@ -535,10 +533,10 @@ class Resharding:
         order = self._first["shuffle"]
         held = HeldPlan(plan, ShardLayout(self._n, 1), ALONE)
         kept = KeptOrder(Permutation(self._n, order["seed"], order["begun"]).piece, self._n, held.keeps, ALONE)
-        sizes, consumed = self._loader.step_sizes(held), self._stayed
+        sizes = self._loader.step_sizes(held)
         if sizes is not None:
-            consumed = sizes.before(sizes.step_at(self._stayed), sizes.candidates)
-        return kept.place_after(consumed)
+            sizes.step_at(self._stayed)
+        return kept.place_after(self._stayed)
 
     def _cost(self, like: Mapping[str, Any]) -> dict[str, Any]:
         """Shares out what all processes have counted."""

@@ -32,7 +32,7 @@ from thresher.plans import EpochPlan
 from thresher.run.batch_selection import by_chance, divides_by_batch, divisible_before
 from thresher.run.optimizer_steps import parts_of
 from thresher.run.parts import RunConfig, SelectionMode
-from thresher.run.strata import OTHER_LABELS, Strata, given_codes, order_for
+from thresher.run.strata import OTHER_LABELS, Strata, given_codes, why_not_stratified
 from thresher.shards import ALONE, World
 from thresher.warning import warn
 
@@ -273,7 +273,7 @@ def check(given: RunConfig, process_group: Any) -> RunConfig:
     world = world_of(process_group)
     check_loader(given.loader, plans_epochs=batch_method is None or several, several=world.size > 1)
     streams = isinstance(given.loader.dataset, IterableDataset)
-    check_spend(given.spend, epoch_method, streams=streams)
+    check_spend(given.spend, streams=streams)
     if given.observe and streams:
         raise ValueError("`observe`: `loader` iterates over an IterableDataset, whose samples have no ids to observe them by")
     check_settings(given.epochs, given.forward_passes, given.scoring, given.on_nonfinite, given.seed)
@@ -285,8 +285,7 @@ def check(given: RunConfig, process_group: Any) -> RunConfig:
     check_free("loader", type(given.loader).__name__, [given.loader])
     adapter = None if given.criterion is None else adapt(given.criterion)
     given = replace(given, on_mismatch=cache(partial(warn, OTHER_LABELS.format(type(given.loader.dataset).__name__))))
-    epoch_method, strata = _strata(given, epoch_method, adapter, world)
-    check_spend(given.spend, epoch_method, streams=streams)  # of the method that is trained with, which may be another one
+    strata = _strata(given, epoch_method, adapter, world)
     check_needs(epoch_method, batch_method, adapter, given.model, given.optimizer, given.signals)
     config = replace(
         given,
@@ -311,27 +310,29 @@ def check(given: RunConfig, process_group: Any) -> RunConfig:
     return config
 
 
-def _strata(
-    given: RunConfig, method: EpochMethod, adapter: Criterion | None, world: World
-) -> tuple[EpochMethod, Strata | None]:
-    """The epoch method of the run, and what batches are stratified by; None where they are not."""
+def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None, world: World) -> Strata | None:
+    """What batches are stratified by; None where they are not."""
     batches, requires, wanted = given.loader.batch_sampler, requirements_of(method), given.stratify
     if wanted == "auto":
         # A user who has given the loader stratified batches wants them of the plans, too.
-        own = isinstance(batches, StratifiedBatchSampler) and not (requires.smaller_batches or requires.own_order)
-        wanted = "class" if own else "auto" if requires.stratify is not None else None
+        own = isinstance(batches, StratifiedBatchSampler) and not requires.own_order
+        wanted = "class" if own else requires.stratify
     if wanted is None:
-        return method, None
+        return None
     streams = isinstance(given.loader.dataset, IterableDataset)
     # Only a plain shuffle may be replaced by another order: any other order means something.
     free = streams or (UserOrder(given.loader) if world.size == 1 else SharedOrder(given.loader, world)).is_free
-    method, stratified = order_for(method, wanted, streams=streams, free=free)
-    if not stratified:
-        return method, None
+    if why := why_not_stratified(method, streams=streams, free=free):
+        if given.stratify == "auto":
+            raise ValueError(
+                f"`method`: {type(method).__name__} trains in stratified batches, and {why}. stratify=None leaves its rows in "
+                "the loader's order; UniformSubset keeps the order of any sampler."
+            )
+        raise ValueError(f"`stratify`: batches cannot be stratified, because {why}")
     of_values = adapter is not None and adapter.kind == "values" and given.labels is None
     of_user = given.labels is not None or isinstance(batches, StratifiedBatchSampler)
     on_mismatch = None if of_user else given.on_mismatch
-    return method, Strata(None if of_values else given_codes(given.labels, given.loader), on_mismatch)
+    return Strata(None if of_values else given_codes(given.labels, given.loader), on_mismatch)
 
 
 def _settings_of(given: RunConfig) -> dict[str, Any]:
@@ -451,7 +452,7 @@ def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite:
         raise TypeError(f"`seed` must be an int, got {type(seed).__name__}")
 
 
-def check_spend(spend: Any, method: EpochMethod, *, streams: bool) -> None:
+def check_spend(spend: Any, *, streams: bool) -> None:
     """Validates the argument `spend` of `attach`."""
     if spend not in (None, "steps", "batches"):
         raise ValueError(f"`spend` must be 'steps', 'batches' or None for what the method does by itself, got {spend!r}")
@@ -459,12 +460,6 @@ def check_spend(spend: Any, method: EpochMethod, *, streams: bool) -> None:
         raise ValueError(
             "`spend`: `loader` iterates over an IterableDataset, which has no epoch plan to spend; leave `spend` out: a share, "
             "as in attach(0.5, ...), makes smaller batches of a stream by itself"
-        )
-    requires = requirements_of(method)
-    if spend == "steps" and requires.smaller_batches and requires.stratify is None:
-        raise ValueError(
-            f"`spend`: {type(method).__name__} draws the rows of smaller batches step by step and cannot take fewer steps "
-            f"instead; leave `spend` out, or use {requires.paced or 'another method, such as UniformSubset'}"
         )
 
 

@@ -144,7 +144,7 @@ def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None, world: 
         spend: "steps", "batches", or None for the plan as it is.
         world: Processes that have the other parts of the plan. Default: there are none.
     """
-    if spend == "steps" and plan.keys is None:
+    if spend == "steps":
         return replace(plan, smaller_batches=False)
     if spend != "batches" or plan.smaller_batches:
         return plan
@@ -393,7 +393,7 @@ class Epochs:
         self.timing.drop()
         if stage is not None:
             stage.facts()
-        selects = self.selection.fills is not None or (plan is not None and (not plan.everything or plan.own.share < 1))
+        selects = self.selection.fills is not None or (plan is not None and not plan.everything)
         if exhausted and selects and not self._warned_of_evaluation:
             self._warned_of_evaluation = True
             who = title_of(self._method if stage is None else stage.method)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +12,11 @@ from torch.utils.data import DataLoader
 
 from thresher.exact import chunks
 from thresher.loading.stratified import StratifiedBatchSampler, arranged, codes_of, labels_of, same_classes, strata_keys
-from thresher.methods.contract import EpochMethod, as_written, requirements_of
+from thresher.methods.contract import EpochMethod, requirements_of
 from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.selection import on_host
 from thresher.shards import World
-from thresher.warning import warn
 
 STRATUM = "stratum"
 """Column of the records, and signal, with the class of each sample, as `losses.signals.strata` gives it."""
@@ -30,39 +29,19 @@ SCORES = ("uncertainty", "loss")
 """Columns by which rows of a class are spread over the batches; the first one that is recorded."""
 
 
-def order_for(
-    method: EpochMethod, stratify: Literal["auto", "class"], *, streams: bool, free: bool
-) -> tuple[EpochMethod, bool]:
-    """Returns the method that a run has, and whether its batches are stratified.
+def why_not_stratified(method: EpochMethod, *, streams: bool, free: bool) -> str:
+    """Returns why the batches of a run cannot be stratified; "" if they can.
 
     Args:
         method: The epoch method.
-        stratify: "class", where the user wants it; "auto", where the method does.
         streams: Whether the loader iterates over an IterableDataset.
         free: Whether the order of the loader is a plain shuffle, which another one may replace.
-
-    Raises:
-        ValueError: Batches were to be stratified, and cannot be.
     """
-    requires, name = requirements_of(method), type(method).__name__
     if streams:
-        why = "`loader` iterates over an IterableDataset, which has no epoch whose order could be chosen"
-    elif not free:
-        why = "the loader's sampler has an order of its own: use shuffle=True"
-    elif requires.own_order:
-        why = f"{name} draws the order of training"
-    elif requires.smaller_batches and requires.stratify is None:
-        why = f"{name} draws its rows step by step{'' if requires.paced is None else f': use {requires.paced}'}"
-    else:
-        return method, True
-    if stratify == "class":
-        raise ValueError(f"`stratify`: batches cannot be stratified, because {why}")
-    if requires.unstratified is None:
-        return method, False
-    if not streams:
-        said = f"Batches are not stratified, because {why}. The run trains with {as_written(requires.unstratified)}."
-        warn(said)
-    return requires.unstratified, False
+        return "`loader` iterates over an IterableDataset, which has no epoch whose order could be chosen"
+    if not free:
+        return "the loader's sampler has an order of its own: use shuffle=True"
+    return f"{type(method).__name__} draws the order of training" if requirements_of(method).own_order else ""
 
 
 def given_codes(labels: Any, loader: DataLoader[Any]) -> NDArray[Any] | None:

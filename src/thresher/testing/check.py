@@ -399,7 +399,7 @@ class EpochSubject(Subject):
             )
             plan.check(n)
         self.check_weights(plan.weights)
-        self.check_facts(plan.facts, 1 - plan.share * len(plan.ids) / n)
+        self.check_facts(plan.facts, 1 - len(plan.ids) / n)
         return plan
 
     def answers(self, kind: str = "tied") -> list[Any]:
@@ -1115,7 +1115,7 @@ def _joined(parts: list[EpochPlan]) -> EpochPlan:
         tensors = [getattr(part, name) for part in parts]
         return None if any(one is None for one in tensors) else torch.cat(tensors)
 
-    found = {name: joined(name) for name in ("ids", "weights", "refresh", "keys")}
+    found = {name: joined(name) for name in ("ids", "weights", "refresh")}
     remember = {name: torch.cat([part.remember[name] for part in parts]) for name in parts[0].remember}
     return EpochPlan(**{**vars(parts[0]), **found, "remember": remember})
 
@@ -1432,8 +1432,6 @@ def _check_learning(subject: Subject, settings: dict[str, Any]) -> AttachedTrain
         whole.train()
     for epoch, plan in whole.planned.items() if not isinstance(subject, BatchSubject) else ():
         seen, ids = sorted(i for entry in whole.log if entry[0] == epoch for i in entry[1]), plan.ids.tolist()
-        if plan.keys is not None:  # each step draws its rows from the next of these ids
-            ids = seen if len(seen) == round(plan.share * len(ids)) == len({*seen} & {*ids}) else ids
         subject.expect(seen == sorted(ids), f"epoch {epoch} trains on other samples than its plan has")
     before, after = whole.loss(start), whole.loss()
     subject.expect(after < before, f"training does not lower the loss: {before:.3f} before, {after:.3f} after")

@@ -261,7 +261,7 @@ def in_fewer_steps(method: str, share: float, saved: float, fewer: float | None 
         >>> in_fewer_steps("winnow:share=0.5", 0.5, 0.45)
         ''
     """
-    if not method.startswith("winnow") or "spend" in method or "paced" in method or saved >= SMALL_PART * (1 - share):
+    if not method.startswith("winnow") or "spend" in method or saved >= SMALL_PART * (1 - share):
         return ""
     if fewer is not None and fewer <= saved:
         return ""

@@ -216,7 +216,7 @@ def planned_shares(method: Any, signals: Sequence[Mapping[str, Tensor]], epochs:
         records = _records_from(method, signals[min(max(epoch, 1), len(signals)) - 1]) | remembered
         plan = method.plan_epoch(records, epoch=epoch, epochs=epochs, generator=generator)
         remembered |= plan.remember
-        left_out += n - round(plan.share * len(plan.ids))
+        left_out += n - len(plan.ids)
         forwarded += 0 if plan.refresh is None else len(plan.refresh)
     return left_out / n / epochs, forwarded / n / epochs
 

@@ -32,10 +32,14 @@ def test_full_data_is_trainer(settings, causal, tmp_path):
         assert plain.allclose(own, atol=1e-5)  # Trainer adds the smoothed losses in another order
 
 
-@pytest.mark.filterwarnings("ignore:Batches are not stratified:UserWarning", "ignore:.*one epoch:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*one epoch:UserWarning")
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_a_share_trains_in_as_many_steps(settings, tmp_path):
-    full, half = trainer(tmp_path, **settings), trainer(tmp_path, 0.5, **settings)
+    keeps_order = {"stratify": None} if "train_sampling_strategy" in settings else {}
+    full, half = trainer(tmp_path, **settings), trainer(tmp_path, 0.5, with_selection_settings=keeps_order, **settings)
+    if keeps_order:
+        with pytest.raises(ValueError, match="the loader's sampler has an order of its own"):
+            trainer(tmp_path, 0.5, **settings).train()
     full.train()
     half.train()
     assert half.state.global_step == full.state.global_step

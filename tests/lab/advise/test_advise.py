@@ -181,8 +181,7 @@ def test_smaller_batches_save_what_they_do_not_compute_and_load():
     assert saved_by_plans(pace, 8.0, 0.5, 0.0) == pytest.approx(0.5)
     assert saved_by_plans(pace, 8.0, 0.5, 0.0, in_batches=True) == pytest.approx(1 - (6 + 1) / 10)
     known = signals([0.5] * 10) | {"uncertainty": torch.ones(10)}
-    for paced in (True, False):
-        assert planned_shares(thresher.Winnow(share=0.3, paced=paced), [known], 4, 0)[0] == 0.7
+    assert planned_shares(thresher.Winnow(share=0.3), [known], 4, 0)[0] == 0.7
     for text, saves in (("winnow:share=0.5", 0.3), ("uniform:keep=0.5:spend=batches", 0.3), ("uniform:keep=0.5", 0.5)):
         [spec] = parse_methods(text)
         assert forecast(spec, None, pace, {spec.label: 8.0}, [known], 4, 0)["saves"] == pytest.approx(saves)

@@ -65,7 +65,7 @@ def test_a_batch_method_chooses_by_the_losses_of_other_rows():
 
 
 def test_it_is_the_method_otherwise():
-    method = thresher.Winnow(0.25, paced=False)
+    method = thresher.Winnow(0.25)
     permuted = placebo_of(method)
     assert isinstance(permuted, thresher.Winnow) and permuted.share == 0.25
     assert permuted.requires == replace(method.requires, sharded=False), "the records of all samples are permuted"
@@ -115,7 +115,7 @@ def test_the_results_of_a_full_pass_are_permuted_and_what_was_remembered_stays()
     assert between.ids.tolist() == list(range(1, 40, 2))
 
 
-CHOOSES_BY_NOTHING = {"full", "uniform", "minibatch_dropping", "random_backprop", "rs2"}
+CHOOSES_BY_NOTHING = {"full", "uniform", "minibatch_dropping", "random_backprop", "rs2", "uniform_rows"}
 
 
 @pytest.mark.parametrize("name", sorted(set(methods.BUILT_IN) - {"ccs", "prune", "rho_loss"}))

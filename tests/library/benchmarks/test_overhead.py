@@ -40,5 +40,5 @@ def test_limits_of_other_plans(monkeypatch, tmp_path):
 
 
 def test_the_start_of_stratified_batches_is_limited_at_ten_million_samples():
-    assert overhead.start_limit("Winnow, paced", overhead.TEN_MILLION) == 2.5
-    assert overhead.start_limit("Winnow, paced", 1_281_167) is None and overhead.start_limit("Kakurenbo", 1000) == 5
+    assert overhead.start_limit("Winnow", overhead.TEN_MILLION) == 2.5
+    assert overhead.start_limit("Winnow", 1_281_167) is None and overhead.start_limit("Kakurenbo", 1000) == 5

@@ -185,7 +185,9 @@ def test_a_training_of_a_small_task(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of("fashion-10k")
     task = replace(problem.task, network=lambda: perceptron(16), batch_size=50)
     monkeypatch.setattr(jobs, "problem_of", lambda _: replace(problem, task=task, sets=lambda: sets, epochs=2))
-    for name in ("winnow", "smaller", "shorter"):
+    with pytest.raises(ValueError, match="first version of Winnow was removed"):
+        jobs.run(Job("fashion-10k", "winnow", 0.5, 1.0, 0))
+    for name in ("smaller", "shorter"):
         result = jobs.run(Job("fashion-10k", name, 0.5, 1.0, 0))
         assert 0 <= result["metric"] <= 100 and result["worst_class"] is not None
         counts = result["cost"]

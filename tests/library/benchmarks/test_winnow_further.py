@@ -1,11 +1,9 @@
 import json
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from benchmarks.winnow.further.table import BEGIN, END, kept, lines_of, results, text, with_text
 from benchmarks.winnow.further.trainings import (
     BASE,
@@ -13,96 +11,16 @@ from benchmarks.winnow.further.trainings import (
     TASKS,
     WAYS,
     Job,
-    TailAverage,
     looks_of,
     ready,
 )
-from benchmarks.winnow.further.variants import AveragedUncertainty, ChangingShare, ThresholdKeep, chances
 from benchmarks.winnow.jobs import load
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import nn
-
-from thresher import EpochPlan, Winnow
 
 ROOT = Path(__file__).parents[3]
 RUNS, RESULTS = (ROOT / "benchmarks" / "results" / name for name in ("winnow-further-runs.jsonl", "winnow-further.json"))
 PAGE = ROOT / "docs" / "winnow-measured.md"
 
 ATTEMPTS = [way.name for way in WAYS if way.attempt]
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def plan_of(method: Winnow, records: Mapping[str, torch.Tensor], epoch: int = 5, epochs: int = 10) -> EpochPlan:
-    return method.plan_epoch(records, epoch=epoch, epochs=epochs, generator=generator())
-
-
-def test_rows_are_drawn_by_the_average_and_not_by_the_last_uncertainty() -> None:
-    last = torch.linspace(0.1, 0.9, 200)
-    records = {"uncertainty": last, "loss": last, "averaged": torch.where(torch.arange(200) < 50, 0.5, 0.0)}
-    plan = plan_of(AveragedUncertainty(), records)
-    assert plan.keys is not None
-    assert plan.keys.isfinite().tolist() == [True] * 50 + [False] * 150
-    assert plan_of(Winnow(paced=False), records).keys is not None
-
-
-def test_the_share_changes_by_the_same_step_with_the_mean_of_the_budget() -> None:
-    records = {name: torch.linspace(0.1, 0.9, 200) for name in ("uncertainty", "loss")}
-    method = ChangingShare(0.35, last=0.65, lr_scale=1.0)
-    plans = [plan_of(method, records, epoch) for epoch in range(10)]
-    steps = [after.share - before.share for before, after in pairwise(plans)]
-    assert (plans[0].share, plans[-1].share) == (0.35, pytest.approx(0.65))
-    assert steps == pytest.approx([0.3 / 9] * 9) and sum(plan.share for plan in plans) == pytest.approx(5.0)
-    assert {plan.lr_scale for plan in plans} == {1.0}
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(1e-12, 1e12), min_size=1, max_size=40), st.floats(0.05, 1.0))
-def test_chances_have_the_wanted_sum_and_one_threshold(scores: list[float], keep: float) -> None:
-    ascending, total = torch.tensor(scores, dtype=torch.float64).sort().values, keep * len(scores)
-    found = chances(ascending, total)
-    assert float(found.sum()) == pytest.approx(total, rel=1e-6)
-    assert float(found.max()) <= 1 and bool((found.diff() >= 0).all())
-    below = found < 1 - 1e-9
-    thresholds = (ascending / found)[below]
-    if len(thresholds):
-        assert thresholds.tolist() == pytest.approx([float(thresholds[0])] * len(thresholds), rel=1e-6)
-        assert bool((ascending[~below] >= thresholds[0] * (1 - 1e-6)).all())
-
-
-@pytest.mark.parametrize("score", ["loss", "grad_norm"])
-def test_the_expected_loss_is_that_of_the_batch(score: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    loss = torch.tensor([4.0, 0.1, 0.7, 2.0, 0.2, 0.4, 1.0])
-    means = []
-    for place in range(500):  # evenly spaced random numbers: the mean over them is the expectation, but for the spacing
-        monkeypatch.setattr(torch, "rand", lambda *_, place=place, **__: torch.tensor((place + 0.5) / 500))
-        signals = {"id": torch.arange(7), "loss": loss, "grad_norm": loss.sqrt()}
-        plan, _ = ThresholdKeep(0.5, score).plan_batch(signals, {}, step=0, generator=generator())
-        assert plan.weights is not None and len(plan.rows) in (3, 4)
-        means.append(float((plan.weights * loss[plan.rows]).mean()))
-    assert sum(means) / len(means) == pytest.approx(float(loss.mean()), rel=0.003)
-
-
-def test_the_average_of_the_weights_is_that_of_the_last_steps() -> None:
-    model = nn.Linear(1, 1, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    average, seen = TailAverage(model, optimizer, steps=8), []
-    for step in range(8):
-        model.weight.grad = torch.full((1, 1), float(step))
-        optimizer.step()
-        seen.append(float(model.weight.detach()))
-    assert [float(p.detach()) for p in average.model.parameters()] == pytest.approx([sum(seen[-2:]) / 2])
-    again = TailAverage(model, optimizer, steps=8)
-    again.load_state_dict(average.state_dict())
-    assert torch.equal(*(next(iter(one.model.parameters())) for one in (again, average)))
-
-
-def images(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    labels = torch.arange(n) % 10
-    return torch.randn(n, 1, 28, 28, generator=generator()) + labels[:, None, None, None], labels
 
 
 def planted(different: Mapping[tuple[str, str], float], without: tuple[str, str] | None = None) -> dict[Job, dict[str, Any]]:

@@ -9,7 +9,7 @@ import torch
 
 from depth import depth
 from shard_cases import assert_one_plan, hard_columns, part_of_records, planned, records_of
-from thresher import EpochPlan, EpochSelectiveBackprop, FullData, InfoBatch, Kakurenbo, UniformSubset, Winnow
+from thresher import EpochPlan, EpochSelectiveBackprop, FullData, InfoBatch, Kakurenbo, UniformSubset
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.order import KeptOrder, RankOrder
 from thresher.distributed.plan import HeldPlan, part_of_plan
@@ -93,14 +93,6 @@ def test_weights_of_any_kind_are_fetched():
     assert [found.tolist() for found in on_ranks(3, look)] == [[19.0], [19.0, 1.0], [19.0, 1.0, 10.0]]
 
 
-def test_keys_are_fetched():
-    columns = hard_columns(N, 3)
-    found, whole = shared(Winnow(paced=False), 3, lambda plan, world: plan.keys(ORDER[: 10 * world.rank]), columns=columns)
-    assert whole.keys is not None
-    for rank, keys in enumerate(found):
-        assert torch.equal(keys, whole.keys[torch.from_numpy(ORDER[: 10 * rank])])
-
-
 def test_samples_to_refresh_that_are_not_the_others():
     layout = ShardLayout(20, 2, 8)
 
@@ -136,8 +128,6 @@ def test_the_plan_of_all_samples_is_cut_into_parts():
     plan = EpochPlan(
         torch.tensor([0, 3, 4, 9]),
         weights=torch.arange(4.0),
-        keys=torch.arange(4.0) + 1,
-        smaller_batches=True,
         refresh=torch.tensor([1, 8]),
         remember={"weight": torch.arange(10.0)},
         facts={"kept": 4},
@@ -147,10 +137,10 @@ def test_the_plan_of_all_samples_is_cut_into_parts():
         on_ranks(2, lambda w: part_of_plan(plan, layout.shard(w))), ([0, 3, 4], [9]), ([1], [8]), strict=True
     ):
         assert part.ids.tolist() == ids and part.refresh.tolist() == refresh
-        assert part.weights.tolist() == [{0: 0, 3: 1, 4: 2, 9: 3}[i] for i in ids] and (part.keys == part.weights + 1).all()
+        assert part.weights.tolist() == [{0: 0, 3: 1, 4: 2, 9: 3}[i] for i in ids]
         assert len(part.remember["weight"]) == (8 if ids[0] == 0 else 2) and part.facts == {"kept": 4}
     bare = part_of_plan(EpochPlan(torch.tensor([0, 9])), layout.shard(on_ranks(2, lambda world: world)[1]))
-    assert bare.ids.tolist() == [9] and bare.weights is None and bare.keys is None and bare.refresh is None
+    assert bare.ids.tolist() == [9] and bare.weights is None and bare.refresh is None
 
 
 @pytest.mark.parametrize("size", depth([1, 2, 4], [1, 2, 3, 4, 8, 16]))

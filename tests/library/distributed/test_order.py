@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thresher.distributed.order import AT_ONCE, KeptOrder, RankBatches, RankOrder, continued, drawn_rows
+from thresher.distributed.order import AT_ONCE, KeptOrder, RankBatches, RankOrder, continued
 from thresher.shards import ALONE
 from thresher.testing.threaded_world import on_ranks
 
@@ -31,11 +31,6 @@ def test_a_whole_unit_is_counted():
 def test_ids_are_int64_also_where_there_are_none():
     for order in (KeptOrder(np.arange, 10, lambda ids: ids < 0, ALONE), RankOrder(np.arange, 3, ALONE)):
         assert order.take(5, 9).dtype == np.int64 and len(order.take(5, 9)) == 0
-
-
-def test_steps_without_rows():
-    assert drawn_rows(np.array([2.0, 1.0, 0.0]), np.array([2, 0, 1]), np.array([1, 0, 0])).tolist() == [False, True, False]
-    assert len(drawn_rows(np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))) == 0
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 20))

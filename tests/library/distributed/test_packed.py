@@ -26,8 +26,6 @@ def test_a_plan_comes_back(data, n, first, valued):
         lr_scale=1.5,
         facts={"fraction": 0.5},
         smaller_batches=True,
-        keys=values,
-        share=0.5 if valued else 1.0,
         note="a note",
     )
     found = PackedPlan.of(plan, shard)

@@ -1,6 +1,5 @@
 """Orders of several processes, with threads for ranks; whole trainings are in integration/test_training_in_processes.py."""
 
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -8,14 +7,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-import thresher
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.plan import HeldPlan
 from thresher.distributed.world import DisagreementError
 from thresher.loading.distributed_order import SharedOrder
 from thresher.loading.order import IdBatchSampler, OrderPlace
 from thresher.plans import EpochPlan
-from thresher.shards import ShardColumns
 from thresher.testing.threaded_world import on_ranks
 
 N = 3000
@@ -112,48 +109,6 @@ def test_a_dataset_that_has_grown():
 
     with pytest.raises(ValueError, match="had 3000 samples when `attach` was called and has 3001 now"):
         on_ranks(1, begin)
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_rows_that_are_drawn_in_each_step(size):
-    """Together those of one process with the batches of all ranks."""
-    batch, scores = 96 // size, torch.rand(N, generator=torch.Generator().manual_seed(1))
-
-    def plan_of(world):
-        shard = layout_of(world).shard(world)
-        columns = {"score": scores[shard.first : shard.last].bfloat16(), "loss": scores[shard.first : shard.last].bfloat16()}
-        method, generator = thresher.Winnow(0.5, paced=False), torch.Generator().manual_seed(0)
-        records = {name: columns.get(name, columns["score"]) for name in method.columns()}
-        return method.plan_epoch(ShardColumns(records, shard), epoch=2, epochs=5, generator=generator)
-
-    def take(world):
-        loader = DataLoader(
-            range(N), batch, sampler=DistributedSampler(range(N), size, world.rank, drop_last=True), drop_last=True
-        )
-        order = SharedOrder(loader, world)
-        plan = held(plan_of(world), world)
-        sizes = IdBatchSampler(order.sizes)
-        smaller = order.step_sizes(plan, sizes, None, 0)
-        assert smaller is not None
-        rows = order.cursor(plan, OrderPlace(), sizes, None).order
-        return [rows.take(count).tolist() for count in smaller.parts(smaller.rows)]
-
-    steps = [sorted(chain(*parts)) for parts in zip(*on_ranks(size, take), strict=True)]
-    alone = [sorted(step) for step in on_ranks(1, lambda world: _alone(world, plan_of_one(scores)))[0]]
-    assert steps == alone and len(steps) == N // 96 and {len(step) for step in steps} == {48}
-
-
-def plan_of_one(scores: Any) -> Any:
-    method = thresher.Winnow(0.5, paced=False)
-    records = {name: scores.bfloat16() for name in method.columns()}
-    return method.plan_epoch(records, epoch=2, epochs=5, generator=torch.Generator().manual_seed(0))
-
-
-def _alone(world: Any, plan: Any) -> Any:
-    """The rows of each step by hand: of each 96 ids of the order, the 48 with the smallest keys."""
-    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
-    keys = plan.keys.numpy()
-    return [piece[np.argsort(keys[piece], kind="stable")[:48]].tolist() for piece in order[: N // 96 * 96].view(-1, 96).numpy()]
 
 
 def test_steps_with_other_numbers_of_rows():

@@ -133,7 +133,7 @@ def test_shorter_epochs_end_at_the_last_rate_of_the_plain_loop(make, every, meth
 
 def test_smaller_batches_have_every_rate_of_the_plain_loop():
     for share in (0.3, 0.5, 0.9):
-        loop = Loop(cosine, thresher.Winnow(share=share, lr_scale=1.0, paced=False))
+        loop = Loop(cosine, thresher.Winnow(share=share))
         assert loop.train() == plain(cosine, 1)
 
 

@@ -302,8 +302,7 @@ def test_no_position_is_kept():
     ("method", "does"),
     [
         (0.5, r"draws the rows of its smaller batches uniformly\. .*pass .*, or use Winnow\(score='loss'\)\."),
-        (thresher.Winnow(0.5, paced=True), "draws the rows of its smaller batches uniformly"),
-        (thresher.Winnow(0.5, score="loss", paced=False), r"judges no labels\. .*tensor}\.$"),
+        (thresher.Winnow(0.5, score="loss"), r"judges no labels\. .*tensor}\.$"),
     ],
 )
 def test_a_share_trains_with_losses_that_the_loop_computes(method, does):

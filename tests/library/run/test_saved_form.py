@@ -22,7 +22,7 @@ PLANS = {
     "marks": PLAN,
     "weights": replace(PLAN, weights=torch.rand(len(KEPT))),
     "refresh": replace(PLAN, refresh=torch.arange(0, N, 3)),
-    "keys": replace(PLAN, smaller_batches=True, keys=torch.rand(len(KEPT))),
+    "smaller batches": replace(PLAN, smaller_batches=True),
     "drawn": EpochPlan(KEPT.flip(0), drawn=True, weights=torch.rand(len(KEPT)), refresh=torch.arange(0, N, 3)),
 }
 
@@ -77,7 +77,7 @@ def test_a_state_does_not_depend_on_the_number_of_processes(name, before):
 @pytest.mark.parametrize("size", [1, 2])
 def test_before_the_training_there_is_room_for_any_plan(size):
     """torch.distributed.checkpoint loads a tensor only where one of its size is."""
-    whole = replace(PLANS["keys"], refresh=PLANS["refresh"].refresh, weights=PLANS["weights"].weights)
+    whole = replace(PLAN, refresh=PLANS["refresh"].refresh, weights=PLANS["weights"].weights)
     (room, *_), (full, *_) = saved(size, PLAN, is_fresh=True), saved(size, whole)
     assert {name: part.shape for name, part in room["plan"].items()} == {n: part.shape for n, part in full["plan"].items()}
     assert {name: part.dtype for name, part in room["plan"].items()} == {n: part.dtype for n, part in full["plan"].items()}

@@ -81,35 +81,10 @@ def test_a_number_or_a_percentage_is_a_budget():
             attached(wrong)
 
 
-def test_each_step_draws_from_the_next_candidates_of_the_order():
-    """With the share 0.5 and the width 2, each window of the order of full training gives half of its rows."""
-    run, optimizer = attached(thresher.Winnow(0.5, lr_scale=1, paced=False), shuffle=False)
-    seen = []
-    epoch(run, optimizer, seen)
-    bounds = [step * N // 9 for step in range(10)]
-    for ids, low, high in zip(seen, bounds[:-1], bounds[1:], strict=True):
-        assert ids == sorted(ids) and set(ids) <= set(range(low, high)) and abs(len(ids) - (high - low) / 2) <= 1
-
-
-def test_the_draw_before_the_epoch_is_that_of_every_batch():
-    """A sample is a candidate once an epoch: keys from the scores at its turn are those from before the epoch."""
-    run, optimizer = attached(thresher.Winnow(0.5, least_agreement=-1, paced=False), epochs=4)
-    for _ in range(3):
-        epoch(run, optimizer)
-    before, keys = run.records["uncertainty"].clone(), run.plan.keys
-    candidates = []
-    for x, y in run.loader:
-        ids = run.ids
-        candidates.append(torch.equal(run.records["uncertainty"][ids], before[ids]))
-        optimizer.zero_grad()
-        run.criterion(run.model(x), y).backward()
-        optimizer.step()
-    assert keys is not None and all(candidates)
-
-
 def test_later_epochs_have_the_order_of_full_training():
     full, own = attached(thresher.FullData(), generator=torch.Generator().manual_seed(3))
-    run, optimizer = attached(thresher.Winnow(0.35, lr_scale=1, paced=False), generator=torch.Generator().manual_seed(3))
+    smaller, order = {"spend": "batches"}, torch.Generator().manual_seed(3)
+    run, optimizer = attached(thresher.UniformSubset(0.35), more=smaller, generator=order)
     for _ in range(3):
         whole, seen = [], []
         epoch(full, own, whole)
@@ -120,7 +95,7 @@ def test_later_epochs_have_the_order_of_full_training():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("method", [thresher.Winnow(0.5, least_agreement=-1, paced=False), thresher.Kakurenbo(0.4)])
+@pytest.mark.parametrize("method", [thresher.Winnow(0.5, least_agreement=-1), thresher.Kakurenbo(0.4)])
 def test_resume_in_the_middle_of_an_epoch_is_exact(method, workers, tmp_path):
     more = {"spend": "batches"} if isinstance(method, thresher.Kakurenbo) else {}
     whole, own = attached(method, epochs=4, num_workers=workers, more=more)
@@ -136,11 +111,9 @@ def test_resume_in_the_middle_of_an_epoch_is_exact(method, workers, tmp_path):
         if number == 4:
             break
     torch.save([first.state_dict(), first.model.state_dict(), optimizer.state_dict()], tmp_path / "state.pt")
-    run, own_optimizer = attached(method, epochs=4, seed=9, num_workers=workers, more=more)
+    run, own_optimizer = attached(method, epochs=4, num_workers=workers, more=more)
+    torch.manual_seed(9)
     state, of_model, of_optimizer = torch.load(tmp_path / "state.pt", weights_only=True)
-    torch.manual_seed(0)
-    same_data = parts()[2].dataset
-    run.loader.dataset.tensors = same_data.tensors
     run.model.load_state_dict(of_model)
     own_optimizer.load_state_dict(of_optimizer)
     run.load_state_dict(state)
@@ -175,25 +148,20 @@ def test_weights_have_a_mean_of_1_in_smaller_batches():
 
 
 def test_samplers_of_some_samples_and_pruning():
-    half = list(range(0, N, 2))
-    run, optimizer = attached(thresher.Winnow(0.5, paced=False), sampler=SubsetRandomSampler(half), shuffle=None)
+    half, smaller = list(range(0, N, 2)), {"spend": "batches"}
+    run, optimizer = attached(thresher.UniformSubset(0.5), sampler=SubsetRandomSampler(half), shuffle=None, more=smaller)
     seen = []
     epoch(run, optimizer, seen)
-    assert len(seen) == 5 and len({i for ids in seen for i in ids}) == sum(map(len, seen)) == 18
+    assert len(seen) == 5 and len({i for ids in seen for i in ids}) == sum(map(len, seen)) == 17
     assert all(i % 2 == 0 for ids in seen for i in ids)
     scores = Scores(torch.arange(N), torch.arange(N, dtype=torch.float64))
-    pruned = [thresher.Prune(scores, keep=0.5), thresher.Winnow(0.5, lr_scale=1, paced=False)]
-    run, optimizer = attached(pruned)
+    run, optimizer = attached([thresher.Prune(scores, keep=0.5), thresher.Winnow(0.5)])
     seen = []
     epoch(run, optimizer, seen)
     assert len(seen) == 5 and 17 <= sum(map(len, seen)) <= 18 and all(i >= N // 2 for ids in seen for i in ids)
 
 
 def test_a_sampler_that_repeats_ids():
-    run, optimizer = attached(thresher.Winnow(0.5, paced=False), sampler=WeightedRandomSampler(torch.ones(N), N), shuffle=None)
-    seen = []
-    epoch(run, optimizer, seen)
-    assert len(seen) == 9 and sum(map(len, seen)) == 35
     with pytest.raises(ValueError, match="Smaller batches need the number of samples of an epoch"):
         attached(thresher.UniformSubset(0.5), sampler=WeightedRandomSampler(torch.ones(N), N), shuffle=None,
                  more={"spend": "batches"})  # fmt: skip
@@ -246,12 +214,10 @@ def test_refusing_too_few_rows_changes_nothing():
 def test_spend_is_checked():
     with pytest.raises(ValueError, match="`spend` must be 'steps', 'batches' or None"):
         attached(thresher.UniformSubset(0.5), more={"spend": "rows"})
-    with pytest.raises(ValueError, match="Winnow draws the rows of smaller batches step by step and cannot take fewer steps"):
-        attached(thresher.Winnow(0.5, paced=False), more={"spend": "steps"})
 
 
 def test_a_batch_method_that_fills_batches_is_refused():
-    both = [thresher.Winnow(0.5, lr_scale=1, paced=False), thresher.SelectiveBackprop(keep=0.5)]
+    both = [thresher.Winnow(0.5), thresher.SelectiveBackprop(keep=0.5)]
     with pytest.raises(ValueError, match="smaller batches, which the batch method would fill up"):
         attached(both, more={"forward_passes": "twice"})
     run, optimizer = attached(both, more={"forward_passes": "once"})
@@ -263,8 +229,7 @@ def test_without_an_optimizer_the_rate_is_not_scaled():
     model, _, loader = parts()
     settings = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": model, "epochs": 2}
     with pytest.raises(ValueError, match=r"Winnow scales the learning rate: .* or use Winnow\(lr_scale=1\)"):
-        thresher.attach(thresher.Winnow(0.5, paced=False), **settings)
-    assert len(thresher.attach(thresher.Winnow(0.5, paced=False, lr_scale=1), **settings).loader) == 9
+        thresher.attach(thresher.Winnow(0.5, lr_scale=0.8), **settings)
     assert len(thresher.attach(0.5, **settings).loader) == 9
 
 
@@ -311,10 +276,9 @@ def test_a_pass_for_evaluation_is_told_to_have_some_samples():
             run.model(x)
 
 
-@pytest.mark.parametrize(("paced", "size"), [(True, 12), (False, 4)])
-def test_records_take_a_few_bytes(paced, size):
-    run, optimizer = attached(thresher.Winnow(0.5, paced=paced))
-    assert run.records.bytes_per_sample == size
+def test_records_take_a_few_bytes():
+    run, optimizer = attached(thresher.Winnow(0.5))
+    assert run.records.bytes_per_sample == 12
     epoch(run, optimizer)
     seen = run.records["uncertainty"] >= 0
     assert int(seen.sum()) == 35 and bool((run.records["uncertainty"][seen] <= 0.5).all())

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
 import thresher
 from thresher.plans import EpochPlan
@@ -172,12 +172,6 @@ def test_each_rank_has_stratified_batches(ranks, size, steps, by_rows):
     [
         (thresher.FullData(), {"stratify": "classes"}, "`stratify` must be 'auto', 'class' or None, got 'classes'"),
         (thresher.ImportanceSampling(), {"stratify": "class"}, "ImportanceSampling draws the order of training"),
-        (thresher.Winnow(paced=False), {"stratify": "class"}, "Winnow draws its rows step by step: use paced=True"),
-        (
-            thresher.Winnow(paced=False),
-            {"spend": "steps"},
-            "cannot take fewer steps instead; leave `spend` out, or use paced=True",
-        ),
         (thresher.FullData(), {"stratify": "class", "labels": [0, 1]}, "the class of each of 100 samples, got 2"),
         (thresher.FullData(), {"stratify": "class", "labels": []}, "labels must have shape"),
     ],
@@ -201,17 +195,26 @@ def test_a_method_that_draws_an_order_declares_it():
         attach(Undeclared(), stratify="class").plan  # noqa: B018
 
 
-def test_an_order_of_the_users_own_is_refused_or_trained_on_without():
-    loader = DataLoader(data(), 10)
-    with pytest.raises(ValueError, match="the loader's sampler has an order of its own: use shuffle=True"):
+ORDERS = {
+    "sequential": {},
+    "weighted": {"sampler": WeightedRandomSampler(torch.rand(100), 100)},
+    "some": {"sampler": SubsetRandomSampler(range(50))},
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("spend", [None, "steps"])
+def test_an_order_of_the_users_own_is_refused_with_the_ways_out(order, spend):
+    loader = DataLoader(data(), 10, **ORDERS[order])
+    with pytest.raises(ValueError, match="`stratify`: .* the loader's sampler has an order of its own: use shuffle=True"):
         attach(thresher.FullData(), loader, stratify="class")
-    weighted = DataLoader(data(), 10, sampler=WeightedRandomSampler(torch.rand(100), 100))
-    for ordered in (loader, weighted):
-        with pytest.warns(
-            UserWarning, match=r"Batches are not stratified.*The run trains with Winnow\(share=0.5, paced=False\)"
-        ):
-            run = attach(thresher.Winnow(0.5), ordered)
-        assert run.plan.keys is not None
+    with pytest.raises(ValueError, match="`method`: Winnow trains in stratified batches, .*: use shuffle=True") as said:
+        attach(0.5, loader, spend=spend)
+    assert "stratify=None" in str(said.value) and "UniformSubset" in str(said.value)
+    assert len(epochs_of(thresher.UniformSubset(0.5), loader=loader)) == 2
+    if order != "weighted":  # how many rows smaller batches have is not known there
+        assert len(epochs_of(0.5, loader=loader, spend=spend, stratify=None)) == 2
+    assert len(epochs_of(1.0, loader=loader)) == 2
 
 
 def test_a_stream_has_no_order():
@@ -254,10 +257,3 @@ def test_a_share_in_fewer_steps_is_the_paced_method():
     run = attach(0.5, spend="steps")
     assert run.method == thresher.Winnow(0.5) and len(run.loader) == 5
     assert attach(0.5).method == thresher.Winnow(0.5)
-
-
-@pytest.mark.filterwarnings("ignore:Batches are not stratified")
-def test_fewer_steps_in_an_order_of_the_users_own_are_refused():
-    """The method that takes its place there cannot take fewer steps: it must not make smaller batches instead."""
-    with pytest.raises(ValueError, match="cannot take fewer steps instead"):
-        attach(0.5, DataLoader(data(), 10), spend="steps")
