@@ -369,8 +369,8 @@ def attention_dropout(node: fx.Node) -> float | None:
     schema = getattr(node.target, "_schema", None)
     for position, argument in enumerate(schema.arguments if schema is not None else ()):
         if argument.name == "dropout_p":
-            given: Any = node.args[position] if position < len(node.args) else argument.default_value
-            return node.kwargs.get("dropout_p", given)
+            given: Any = dict(node.kwargs)
+            return given.get("dropout_p", node.args[position] if position < len(node.args) else argument.default_value)
     return None
 
 

@@ -161,7 +161,8 @@ def in_precision(graphs: Graphs, low: tuple[torch.dtype, ...], high: torch.dtype
             before.append(partial(setattr, node, "kwargs", node.kwargs))
             if attention_dropout(node) is not None:
                 before.append(partial(setattr, node, "target", node.target))
-                node.target = InOwnPrecision(node, low, high)
+                kernel: Any = InOwnPrecision(node, low, high)
+                node.target = kernel
             node.args, node.kwargs = (map_aggregate(given, precise_dtype) for given in (node.args, node.kwargs))
             if node.op == "get_attr" and isinstance(constant := getattr(module, node.target), Tensor):
                 before.append(partial(setattr, module, node.target, constant))
@@ -335,7 +336,7 @@ def _undo_mixing(graphs: Graphs, node: fx.Node, values: dict[fx.Node, Any], othe
     if attention_dropout(node) == 0:
         # On CUDA, the seeds of attention without dropout, and the padding of its sums, are memory that was never written.
         other = type(own)(
-            [other[0], *(_with_row(x, y, at, n) for x, y, at in zip(own[1:], other[1:], layouts[1:], strict=True))]
+            [other[0], *(_with_row(x, y, at, n) for x, y, at in zip(own[1:], other[1:], _several(layouts)[1:], strict=True))]
         )
     parts = [_undo_in_tensor(x, y, layout, before, n) for x, y, layout in zip(own, other, _several(layouts), strict=True)]
     graphs.layouts[node] = tuple(layout for _, layout, _ in parts)
