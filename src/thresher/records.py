@@ -145,7 +145,9 @@ class Records(Mapping[str, Tensor]):
     def _new(self, signal: str, values: Mapping[str, Tensor], ids: Tensor) -> Tensor:
         if signal == EPOCH and signal not in values:
             return torch.full_like(ids, self.epoch)
-        return values[signal]
+        found = values[signal]
+        # The losses of a model whose device `attach` did not know are on another one than the records.
+        return found if found.device == ids.device else found.to(ids.device)
 
     @staticmethod
     def _merge(tensor: Tensor, ids: Tensor, new: Tensor, merge: Merge, first: bool | Tensor) -> None:

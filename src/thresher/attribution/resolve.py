@@ -321,6 +321,7 @@ ITERATE = (
 )
 NO_GRAD = "For data that is not of this run, such as validation, call it under torch.no_grad()."
 RETURN_INDEX = "Let the dataset return the index of each sample, and pass the indices of the rows as ids=."
+OTHER_DEVICE = 'Batches are on {0}, and the loss is on {1}: give `attach` the model, or device="{1}", without `.to(device)`.'
 SAME_ROWS = "Pass outputs and targets of the same rows."
 ONE_BATCH = "Call it once for each batch; a step may have several calls."
 REPEAT_OF_TENSORS = "Leave `repeat` out, or give the number that the tensors have."
@@ -449,6 +450,10 @@ class _Case:
             return NO_GRAD
         if not batch.tensors:  # a collate_fn that leaves samples out, or joins them
             return RETURN_INDEX
+        here = batch.tensors[0].device
+        elsewhere = [leaf.device for leaf in (*self.outputs, *self.targets) if leaf.device != here]
+        if elsewhere:
+            return OTHER_DEVICE.format(here, elsewhere[0])
         rows_of_batch = any(len(leaf) % len(batch.ids) == 0 for leaf in (*self.outputs, *self.targets))
         return GIVE_IDS if rows_of_batch else NO_GRAD
 

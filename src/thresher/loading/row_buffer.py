@@ -107,23 +107,45 @@ class Part(NamedTuple):
     Attributes:
         columns: Parts with one entry per row.
         rebuild: Function that makes a batch of such columns.
-        ids: Ids of the rows, shape (n,), int64, on the host.
-        weights: Weights of the rows, shape (n,), on the host; None where all are 1.
+        ids: Ids of the candidate batch, on the host.
+        rows: Row numbers in it, shape (n,), int64, on the device; None for all of them.
+        weights: Weights of the rows, shape (n,); None if all are 1.
     """
 
     columns: list[Any]
     rebuild: Callable[[list[Any]], Any]
     ids: Tensor
+    rows: Tensor | None
     weights: Tensor | None
 
-    def rows(self, rows: Tensor) -> "Part":
-        """Returns some of the rows."""
-        weights = None if self.weights is None else self.weights[rows]
-        return Part(take_rows(self.columns, rows), self.rebuild, self.ids[rows], weights)
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return len(self.ids if self.rows is None else self.rows)
 
-    def weighed(self) -> Tensor:
-        """Returns a weight for each row."""
-        return torch.ones(len(self.ids)) if self.weights is None else self.weights
+    def between(self, start: int, stop: int) -> "Part":
+        """Returns the rows from `start` to `stop`."""
+        # Copies: kernels sum the rows of a view, which is aligned otherwise, in another order.
+        columns = [x[start:stop].clone() if isinstance(x, Tensor) else x[start:stop] for x in self.columns]
+        ids, rows = (self.ids[start:stop], None) if self.rows is None else (self.ids, self.rows[start:stop])
+        return Part(columns, self.rebuild, ids, rows, None if self.weights is None else self.weights[start:stop])
+
+
+def ids_and_weights(parts: Sequence[Part]) -> tuple[Tensor, Tensor | None]:
+    """Returns the ids of all rows, shape (n,), int64, and their weights, on the host; None if all weights are 1.
+
+    Row numbers and weights of all parts come to the host in one copy, as each copy waits for the device.
+    """
+    there = [values.double() for part in parts for values in (part.rows, part.weights) if values is not None]
+    if not there:
+        return torch.cat([torch.empty(0, dtype=torch.int64), *(part.ids for part in parts)]), None
+    joint = torch.cat([values.to(there[0].device, non_blocking=True) for values in there]).cpu()
+    here = iter(joint.split([len(values) for values in there]))
+    ids, weights = list[Tensor](), list[Tensor]()
+    for part in parts:
+        ids.append(part.ids if part.rows is None else part.ids[next(here).long()])
+        weights.append(torch.ones(part.n) if part.weights is None else next(here).float())
+    return torch.cat(ids), torch.cat(weights) if any(part.weights is not None for part in parts) else None
 
 
 class RowBuffer:
@@ -154,8 +176,7 @@ class RowBuffer:
     @property
     def waiting(self) -> tuple[Tensor, Tensor | None]:
         """Ids of the rows that wait, shape (rows,), int64, and their weights; None where all are 1."""
-        ids = torch.cat([torch.empty(0, dtype=torch.int64), *(part.ids for part in self._parts)])
-        return ids, _weights(self._parts)
+        return ids_and_weights(self._parts)
 
     def add(self, batch: Any, ids: Tensor, plan: BatchPlan) -> None:
         """Adds the chosen rows of a candidate batch; all processes call it together, also one that chose none.
@@ -166,12 +187,12 @@ class RowBuffer:
             plan: Rows that the method chose.
         """
         if len(plan.rows):
-            whole = self._part(batch, ids, None)
-            weights = None if plan.weights is None else plan.weights.to(ids.device)
+            chosen = self._part(batch, ids, plan.weights)
             # The whole batch goes to the loop as it is, without a copy of its tensors.
             entire = len(plan.rows) == len(ids) and not plan.drawn
-            chosen = whole if entire else whole.rows(plan.rows.to(ids.device))
-            self._put(chosen._replace(weights=weights), entire=entire)
+            if not entire:
+                chosen = chosen._replace(columns=take_rows(chosen.columns, plan.rows), rows=plan.rows)
+            self._put(chosen, entire=entire)
         self.count()
 
     def put(self, batch: Any, ids: Tensor, weights: Tensor | None) -> None:
@@ -180,7 +201,7 @@ class RowBuffer:
 
     def count(self) -> None:
         """Counts the rows that each process has; all processes call it together."""
-        own = sum(len(part.ids) for part in self._parts)
+        own = sum(part.n for part in self._parts)
         # All ranks decide by this number alone, so that none asks for a batch that another one cannot make.
         self.rows = int(self._world.gather(np.array([own])).min())
 
@@ -199,7 +220,7 @@ class RowBuffer:
             self._kinds, self._rest = kinds, rest
         elif self._varies is None and (varies := differing_part(self._rest, rest)):
             self._rest, self._varies = None, varies
-        return Part(columns, rebuild, ids, weights)
+        return Part(columns, rebuild, ids, None, weights)
 
     def _put(self, part: Part, *, entire: bool) -> None:
         if self._varies is not None and (self._parts or not entire):
@@ -218,23 +239,17 @@ class RowBuffer:
         wanted = size
         while wanted:
             part = self._parts.pop(0)
-            n = len(part.ids)
+            n = part.n
             # Rows that do not fit wait for the next batch, in their order.
             if n > wanted:
-                self._parts.insert(0, part.rows(torch.arange(wanted, n)))
-                part = part.rows(torch.arange(wanted))
-            wanted -= len(part.ids)
+                self._parts.insert(0, part.between(wanted, n))
+                part = part.between(0, wanted)
+            wanted -= part.n
             found.append(part)
         self.rows -= size
         columns = [joined(column) for column in zip(*(part.columns for part in found), strict=True)]
-        return found[-1].rebuild(columns), torch.cat([part.ids for part in found]), _weights(found)
+        return found[-1].rebuild(columns), *ids_and_weights(found)
 
     def clear(self) -> None:
         """Removes all rows."""
         self._parts, self.rows = [], 0
-
-
-def _weights(parts: list[Part]) -> Tensor | None:
-    if all(part.weights is None for part in parts):
-        return None
-    return torch.cat([part.weighed() for part in parts])

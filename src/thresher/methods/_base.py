@@ -220,6 +220,17 @@ def top_positions(scores: Tensor, k: int) -> Tensor:
     return ascending[max(0, len(scores) - k) :]
 
 
+def running_sum(values: Tensor) -> Tensor:
+    """Returns the sums of the first 1, 2, ... values.
+
+    Args:
+        values: Values of the rows of a batch or of a history, shape (n,), floating point.
+    """
+    if torch.are_deterministic_algorithms_enabled():  # CUDA has no cumsum for that mode
+        return values.expand(len(values), -1).tril().sum(1)
+    return values.cumsum(0)
+
+
 def check_keep(method: object, keep: object) -> None:
     """Refuses a `keep` that is not a share.
 

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_keep, in_id_order, plan_of, top_positions
+from thresher.methods._base import check_keep, in_id_order, plan_of, running_sum, top_positions
 from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 from thresher.selection import share
@@ -60,7 +60,7 @@ def with_replacement(mass: Tensor, draws: Tensor) -> Tensor:
         mass: Masses, shape (n,), 0 or more.
         draws: Random numbers, uniform on [0, 1), shape (b,), on the same device and of the same dtype.
     """
-    total = mass.cumsum(0)
+    total = running_sum(mass)
     # 1 - draws lies in (0, 1], so that the position found always has a mass above 0.
     return torch.searchsorted(total, (1 - draws) * total[-1]).clamp(max=len(mass) - 1)
 

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_keep, extended_history, in_id_order
+from thresher.methods._base import check_keep, extended_history, in_id_order, running_sum
 from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 
@@ -53,14 +53,14 @@ def best_threshold(scores: Tensor, ratio: float) -> Tensor:
         tensor(5.1962, dtype=torch.float64)
     """
     s, known, top = _ascending(scores)
-    n, below, certain = known.sum(), (known * s).cumsum(0), known.sum() - known.cumsum(0)
-    squares = (known * s * s).flip(0).cumsum(0).flip(0) - known * s * s  # of the scores above each
+    n, below, certain = known.sum(), running_sum(known * s), known.sum() - running_sum(known)
+    squares = running_sum((known * s * s).flip(0)).flip(0) - known * s * s  # of the scores above each
     above = torch.cat((s[1:], s[-1:]))
     tau = (squares * ratio / (n + ratio * certain).clamp(min=1)).sqrt().clamp(min=s, max=above)
     parts = torch.where(below > 0, below / tau, 0)
     product = (squares + tau * below) * (n + ratio * (certain + parts))
     best = torch.where((known > 0) & ((tau > 0) | (squares == 0)), product, math.inf).argmin()
-    return torch.where(n > 0, tau[best] * top, 0)
+    return torch.where(n > 0, tau.gather(0, best) * top, 0)  # `tau[best]` would wait for the device
 
 
 def threshold_of_share(scores: Tensor, keep: float) -> tuple[Tensor, Tensor]:
@@ -81,11 +81,11 @@ def threshold_of_share(scores: Tensor, keep: float) -> tuple[Tensor, Tensor]:
     """
     s, known, top = _ascending(scores)
     s = s.clamp(min=LEAST)
-    room = known.sum() * keep - (known.sum() - known.cumsum(0))
-    below = (known * s).cumsum(0)
+    room = known.sum() * keep - (known.sum() - running_sum(known))
+    below = running_sum(known * s)
     fits = (known > 0) & (room > 0) & (s * room <= below * (1 + 1e-12))
     last = torch.where(fits, torch.arange(len(s), device=s.device), -1).amax().clamp(min=0)
-    return (below / torch.where(room > 0, room, 1))[last] * top, LEAST * top
+    return (below / torch.where(room > 0, room, 1)).gather(0, last) * top, LEAST * top
 
 
 @dataclass(frozen=True)

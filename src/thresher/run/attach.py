@@ -246,10 +246,12 @@ def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSub
 
 
 def _device(config: RunConfig) -> torch.device | None:
-    """Device of batches: the one that was given, else that of the model; None leaves them where they are."""
+    """Device of batches: the one that was given, else that of the model or the optimizer; None leaves them where they are."""
     if config.device is not None:
         return torch.device(config.device)
-    return None if config.model is None else device_of_model(config.model)
+    if config.model is not None:
+        return device_of_model(config.model)
+    return next((one.device for part in optimizers_of(config) for group in part.param_groups for one in group["params"]), None)
 
 
 def _columns(config: RunConfig) -> dict[str, Column]:
@@ -372,7 +374,7 @@ def attach(
         scoring: Settings of the scoring pass with "twice": lower precision, stale losses, another model, smaller inputs.
         signals: Function `(outputs, targets) -> {name: (n,) tensor}` for signals that the criterion cannot give.
         seed: Random seed of all draws of the method; the loop's own random numbers are not touched.
-        device: Device of batches and records. Default: the device of the model.
+        device: Device of batches and records. Default: the device of the model, else that of the optimizer's parameters.
         on_nonfinite: Reaction to losses that are not finite, whose samples are always kept: "keep" warns, "raise" raises.
         spend: Way to spend plans: "steps", fewer steps; "batches", smaller ones, no LR scaled. Default None: the method's own.
         process_group: Process group of data parallelism. Default: the default group of torch.distributed, where there is one.

@@ -433,12 +433,11 @@ class BeforeForward(BatchSelection):
             ids: Ids of its rows, shape (n,), int64, on the host.
             epoch: Number of the epoch, 0-based.
         """
-        # The ids are on the host for the loader, and on the device for the records.
-        here = ids.to(self._parts.device, non_blocking=True)
         if self._stage.keeps_all:
-            return self._stage.whole(len(ids), self._parts.device)
-        found = self._signals(batch, here, epoch) if self._stage.requires.signals else {}
-        plan = self._stage.plan(here, found)
+            return self._stage.whole(len(ids), ids.device)
+        # A method without signals chooses on the host, where the loader needs the rows: nothing waits for the device then.
+        here = ids.to(self._parts.device, non_blocking=True) if self._stage.requires.signals else ids
+        plan = self._stage.plan(here, self._signals(batch, here, epoch) if self._stage.requires.signals else {})
         return part_of_batch(plan, len(ids)) if self._parts.config.by_batch else plan
 
     def _signals(self, batch: Any, ids: Tensor, epoch: int) -> dict[str, Tensor]:

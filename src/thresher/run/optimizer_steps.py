@@ -1,5 +1,6 @@
 """The steps of the user's optimizer: the learning rate scaled inside of them, counted and checked."""
 
+import inspect
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -205,6 +206,10 @@ def _wrapped(part: Any, name: str, hooks: "weakref.ref[StepHooks]", call: Callab
         alive = hooks()
         return method(*args, **kwargs) if alive is None else call(alive, method, *args, **kwargs)
 
+    # GradScaler reads the signature of the bound method, which drops the first parameter; a guard below it has one, too.
+    signature, first = inspect.signature(method), inspect.Parameter("_optimizer", inspect.Parameter.POSITIONAL_ONLY)
+    others = [parameter for parameter in signature.parameters.values() if parameter.name != first.name]
+    vars(guarded)["__signature__"] = signature.replace(parameters=[first, *others])
     setattr(part, name, MethodType(guarded, part))
     guard = weakref.ref(guarded)
 

@@ -1,6 +1,7 @@
 """Steps that are scaled twice, not seen or not scaled, and schedules that end early: an error or a warning, never silence."""
 
 import gc
+import inspect
 import warnings
 import weakref
 
@@ -328,3 +329,23 @@ def test_schedules_that_end_in_time_are_not_warned_about(kind):
         warnings.simplefilter("error")
         train(run, net, step=lambda *_: optimizer.step(), after=schedule.step, epochs=4)
     assert len(run.history) == 4
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_the_signature_of_step_stays(scheduled):
+    """GradScaler looks for `grad_scaler` in it; a step that takes nothing but the optimizer has one, too."""
+
+    class Plain(torch.optim.SGD):
+        def step(self):
+            return super().step()
+
+    for kind in (torch.optim.SGD, Plain):
+        net = nn.Linear(3, 2)
+        optimizer, loader = kind(net.parameters(), 0.1), loader_of()
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100) if scheduled else None
+        before = inspect.signature(optimizer.step)
+        run = attach(optimizer, net, loader=loader)
+        assert inspect.signature(optimizer.step) == before, (kind, scheduler)
+        del run
+        again = attach(optimizer, net, loader=loader)
+        assert inspect.signature(optimizer.step) == before and again is not None
