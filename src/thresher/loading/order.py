@@ -373,8 +373,8 @@ class IdBatchSampler(Sampler[list[int]]):
         """
         # Ids of batches that a pass before has asked for and never yielded.
         self.on_the_way.clear()
-        drawn = 0 if cursor.stayed is None else consumed
-        self._cursor, self._consumed, self._stayed = cursor, consumed - drawn, cursor.stayed or 0
+        self._cursor, self._stayed = cursor, cursor.stayed or 0
+        self._consumed = consumed if cursor.stayed is None else 0
         self.replayed = torch.empty(0, dtype=torch.int64)
         self.size = self.batch_size
         self.drops_last = cursor.sizes is None and (self.drop_last if drop_last is None else drop_last)

@@ -183,7 +183,7 @@ class Winnow:
     are not loaded. The loss is the plain mean over the rows.
 
     Stratified batches have an order of their own, so the loader needs shuffle=True. `attach(stratify=None)` leaves the rows in
-    the order of the loader, whatever it is.
+    the order of any sampler that yields each sample once.
 
     Where the model has BatchNorm, the network learns with the statistics of the drawn rows, which are not those of all samples:
     do not compute them anew on all samples after the training (`torch.optim.swa_utils.update_bn`), which costs accuracy.
