@@ -23,6 +23,7 @@ from thresher.loading.shuffle import Shuffle as Shuffle
 from thresher.loading.smaller_batches import SmallerBatchesError as SmallerBatchesError
 from thresher.loading.stratified import StratifiedBatchSampler as StratifiedBatchSampler
 from thresher.loading.stratified import labels_of as labels_of
+from thresher.loading.tensor_loader import TensorLoader as TensorLoader
 from thresher.loading.trees import to_device as to_device
 from thresher.methods import Requirements as Requirements
 from thresher.methods.built_in import *  # noqa: F403

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from thresher.loading.row_buffer import rows_of, take_apart
+from thresher.loading.tensor_loader import as_it_is
 from thresher.loading.trees import map_where
 from thresher.warning import warn
 
@@ -76,7 +77,7 @@ def checked(loader: DataLoader[Any], *, declared: bool | None = None) -> Any:
         loader: The user's loader.
         declared: Whether the user has declared that row i of each batch is sample i; None where this cannot be declared.
     """
-    if declared or loader.collate_fn in (default_collate, default_convert):
+    if declared or loader.collate_fn in (default_collate, default_convert, as_it_is):
         return loader.collate_fn
     sizes: Any = loader.batch_sampler
     batched = getattr(loader.dataset, "__getitems__", None) is not None

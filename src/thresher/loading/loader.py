@@ -35,6 +35,7 @@ from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.samplers import PreparedLoader
 from thresher.loading.settings import OfUser, SettingsAtAttach, loader_settings
 from thresher.loading.smaller_batches import StepSizes
+from thresher.loading.tensor_loader import TensorRows
 from thresher.loading.trees import to_device
 from thresher.loading.worker_draws import NotedBatch, NotedCollate, ResumedDraws, begin_noted
 from thresher.shards import ALONE, World
@@ -85,7 +86,7 @@ class SelectedLoader(OfUser):
         self._device = device
         self.device = device or torch.device("cpu")
         """Device on which the loop draws random numbers."""
-        self._ids = self.ids = IdBatchSampler(self._order.sizes, least)
+        self._ids = self.ids = IdBatchSampler(self._order.sizes, least, as_tensors=isinstance(loader.dataset, TensorRows))
         self.unknown_rows = UnknownRows(declared=keeps)
         """Why the rows of batches are not their samples in order, as far as that is known."""
         self._resumed_draws = ResumedDraws(loader.num_workers, stay=loader.persistent_workers)

@@ -312,10 +312,11 @@ class IdBatchSampler(Sampler[list[int]]):
     Args:
         sizes: Batch size and `drop_last` of the user's loader, which may change, as attributes of an object.
         least: Least number of rows that the model trains on: 2 where it has BatchNorm. Default: 1.
+        as_tensors: Whether the dataset takes the ids of a batch as a tensor. Default: False, as a list.
     """
 
-    def __init__(self, sizes: Any, least: int = 1) -> None:
-        self._sizes, self.least = sizes, least
+    def __init__(self, sizes: Any, least: int = 1, *, as_tensors: bool = False) -> None:
+        self._sizes, self.least, self._as_tensors = sizes, least, as_tensors
         self.size = checked_batch_size(sizes)
         """Batch size when the iteration began."""
         self.on_the_way: deque[tuple[Tensor, int, int, int | None]] = deque()
@@ -402,7 +403,7 @@ class IdBatchSampler(Sampler[list[int]]):
             self.replayed = ids if keeps is None else ids[torch.from_numpy(keeps(ids.numpy()))]
         return self.replayed
 
-    def _iterate(self) -> Iterator[list[int]]:
+    def _iterate(self) -> Iterator[Any]:
         stayed = self._stayed + len(self.replay())
         for ids, position in self._pieces:
             # Dropped here and not by the sampler: what is too few after the plan is another number of ids.
@@ -412,7 +413,7 @@ class IdBatchSampler(Sampler[list[int]]):
             # Workers ask for batches before these are yielded: their ids wait here in the order of the batches.
             self.on_the_way.append((ids, position, stayed, self._cursor.left(stayed, position)))
             self.served += 1
-            yield ids.tolist()
+            yield ids if self._as_tensors else ids.tolist()
 
     def _of_steps(self, sizes: StepSizes, position: int) -> Iterator[tuple[Tensor, int]]:
         """Yields the rows of each step of smaller batches, and how many ids were drawn by then."""

@@ -1,0 +1,83 @@
+"""A loader of tensors that lie on one device whole: a batch is one `index_select` per tensor, and no sample is read alone."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+Transform = Callable[[list[Tensor]], Any]
+"""Function from the tensors of a batch to a batch."""
+
+
+class TensorRows(TensorDataset):
+    """A TensorDataset whose rows are read as whole batches, on the device of its tensors.
+
+    Args:
+        tensors: Tensors of shape (N, ...), on one device.
+        transform: Function from the tensors of a batch to a batch. Default: none.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], transform: Transform | None = None) -> None:
+        super().__init__(*tensors)
+        self.transform, self._device = transform, tensors[0].device
+
+    def __getitems__(self, ids: Tensor | list[int]) -> Any:
+        """Returns a batch.
+
+        Args:
+            ids: Row numbers on the host, shape (n,), int64.
+        """
+        rows = torch.as_tensor(ids).to(self._device, non_blocking=True)
+        batch = [tensor.index_select(0, rows) for tensor in self.tensors]
+        return batch if self.transform is None else self.transform(batch)
+
+
+def as_it_is(batch: Any) -> Any:
+    """Returns a batch that the dataset has made already."""
+    return batch
+
+
+class TensorLoader(DataLoader[Any]):
+    """A DataLoader over tensors that lie on one device, such as a whole dataset on the GPU.
+
+    It yields what `DataLoader(TensorDataset(*tensors), ...)` yields, in the same order, bit for bit. A batch is read by one
+    `index_select` per tensor, on the device of the tensors, and nothing waits for the device.
+
+    Args:
+        tensors: Tensors of shape (N, ...), on one device; for training, inputs and then targets.
+        batch_size: Number of rows of a batch, 1 or more.
+        shuffle: Whether each epoch has a new random order. Default: True.
+        transform: Function from the list of tensors of a batch to a batch, such as a random crop of the inputs on the device.
+            Row i of its batch must be row i of what it gets. Default: none.
+        drop_last: Whether a last batch of fewer rows is left out. Default: False.
+        generator: Random generator of the order. Default: the global one.
+
+    Raises:
+        TypeError: `tensors` has something other than tensors.
+        ValueError: There is no tensor, or the tensors have different lengths or devices.
+
+    Example:
+        >>> loader = TensorLoader(torch.arange(5), batch_size=2, shuffle=False, transform=lambda batch: batch[0] * 10)
+        >>> [batch.tolist() for batch in loader]
+        [[0, 10], [20, 30], [40]]
+    """
+
+    def __init__(
+        self,
+        *tensors: Tensor,
+        batch_size: int,
+        shuffle: bool = True,
+        transform: Transform | None = None,
+        drop_last: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if wrong := [type(one).__name__ for one in tensors if not isinstance(one, Tensor)]:
+            raise TypeError(f"TensorLoader: `tensors` must be tensors, got {', '.join(wrong)}")
+        sizes = {(len(one) if one.dim() else None, str(one.device)) for one in tensors}
+        if len(sizes) != 1 or (None, str(tensors[0].device)) in sizes:
+            shapes = ", ".join(f"{tuple(one.shape)} on {one.device}" for one in tensors)
+            raise ValueError(f"TensorLoader: `tensors` must have one length and one device, got {shapes or 'none'}")
+        rows = TensorRows(tensors, transform)
+        super().__init__(rows, batch_size, shuffle=shuffle, drop_last=drop_last, generator=generator, collate_fn=as_it_is)
