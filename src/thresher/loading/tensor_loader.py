@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-Transform = Callable[[list[Tensor]], Any]
+BatchTransform = Callable[[list[Tensor]], Any]
 """Function from the tensors of a batch to a batch."""
 
 
@@ -19,7 +19,7 @@ class TensorRows(TensorDataset):
         transform: Function from the tensors of a batch to a batch. Default: none.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], transform: Transform | None = None) -> None:
+    def __init__(self, tensors: Sequence[Tensor], transform: BatchTransform | None = None) -> None:
         super().__init__(*tensors)
         self.transform, self._device = transform, tensors[0].device
 
@@ -69,7 +69,7 @@ class TensorLoader(DataLoader[Any]):
         *tensors: Tensor,
         batch_size: int,
         shuffle: bool = True,
-        transform: Transform | None = None,
+        transform: BatchTransform | None = None,
         drop_last: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
