@@ -28,13 +28,16 @@ def epochs_of(method: Rs2, n: int, epochs: int, key: int) -> list[set[int]]:
 
 
 def transcribed(n: int, keep: Fraction, replace: bool, epochs: int, key: int) -> list[set[int]]:
-    """Slices of an order that is made up as it is read; a new one begins where the rest is too short."""
-    size, left, found = max(1, math.floor(keep * n)), set(range(n)), []
+    """Slices of an order that is made up as it is read; a slice longer than the rest goes on in the next order."""
+    size, everyone, found = max(1, math.floor(keep * n)), set(range(n)), []
+    left = everyone
     for epoch in range(epochs):
-        if replace or len(left) < size:
-            left = set(range(n))
-        found.append(winners(size, seeded(key, epoch), left))
-        left = left - found[-1]
+        begins = len(left) < size
+        rest, among = (left, everyone - left) if begins else (set(), left)
+        drawn = winners(size - len(rest), seeded(key, epoch), among)
+        found.append(rest | drawn)
+        if not replace:
+            left = (everyone if begins else left) - drawn
     return found
 
 
@@ -48,10 +51,21 @@ def test_the_plans_are_those_of_the_paper(replace: bool) -> None:
             assert epochs_of(Rs2(percent / 100, replace), n, 9, number) == expected
 
 
-def test_no_sample_comes_twice_before_all_had_a_turn() -> None:
-    plans = epochs_of(Rs2(0.25), 100, 8, 0)
-    assert set().union(*plans[:4]) == set().union(*plans[4:]) == set(range(100))
-    assert all(len(plan) == 25 for plan in plans)
+@pytest.mark.parametrize("keep", [0.25, 0.3, 0.5, 0.6, 0.9])
+def test_no_sample_is_a_turn_ahead_of_another(keep: float) -> None:
+    """Also where slices do not fit into an order: the official code then goes on with the samples that are left."""
+    turns = np.zeros(10, dtype=int)
+    for plan in epochs_of(Rs2(keep), 10, 30, 0):
+        turns[list(plan)] += 1
+        assert turns.max() - turns.min() <= 1
+    assert turns.sum() == 30 * math.floor(keep * 10)
+
+
+def test_worked_example() -> None:
+    """Of ten samples, six an epoch: the second epoch has the other four and two more, which wait in the third."""
+    first, second, third = epochs_of(Rs2(0.6), 10, 3, 0)
+    assert first | second == set(range(10)) and len(first & second) == 2
+    assert not third & first & second
 
 
 @pytest.mark.parametrize("replace", [False, True])
