@@ -33,6 +33,8 @@ class Column:
             that all-reduce their losses. "plan": no signal is written; plans give the values in `EpochPlan.remember`. A
             function of the stored and the new values, both of shape (n,): it returns the values to store, and is called once
             per step for each sample.
+        optional: What the method does without the signal, as the end of a sentence such as "draws uniformly"; `attach` says so
+            if the criterion does not define the signal. Default None: the method needs it.
 
     Example:
         The largest loss that each sample has had so far:
@@ -49,6 +51,7 @@ class Column:
     fill: float = 0.0
     signal: str | None = None
     merge: Literal["last", "sum", "plan"] | Merge = "last"
+    optional: str | None = None
 
 
 class Records(Mapping[str, Tensor]):

@@ -11,7 +11,7 @@ import torch
 from depth import depth
 from helpers import noted
 from thresher import methods, rng
-from thresher.methods.contract import requirements_of
+from thresher.methods.contract import defines, requirements_of
 from thresher.testing.check import EpochSubject
 
 N, EPOCHS, POINT = 1000, 24, 0.01
@@ -76,7 +76,7 @@ def cases() -> list[tuple[str, str, float]]:
 @pytest.mark.parametrize(("name", "setting", "share"), cases())
 def test_the_share_is_the_one_that_was_asked_for(name: str, setting: str, share: float) -> None:
     method = methods.create(name, **{**OTHER_SETTINGS.get(name, {}), setting: share})
-    kinds = LOSSES[:1] if requirements_of(method).full_pass or not requirements_of(method).records else LOSSES
+    kinds = LOSSES[:1] if defines(method, "full_pass") or not requirements_of(method).records else LOSSES
     for kind in depth(kinds[:: 1 if share == 0.5 else 4], kinds):
         with noted(f"losses: {kind}"):
             found = realised(method, kind)

@@ -49,7 +49,7 @@ from torch import Tensor
 from thresher.methods._base import KeepLargest, in_id_order, plan_of, top_positions
 from thresher.methods.ada_boost import AdaBoost, BoostFormula, check_formula
 from thresher.methods.big_loss import BigLoss
-from thresher.methods.contract import BatchMethod, Card, Requirements, State, requirements_of
+from thresher.methods.contract import BatchMethod, Card, Requirements, State, defines, requirements_of
 from thresher.methods.coreset_center import CoresetCenter
 from thresher.methods.coreset_extremes import CoresetExtremes
 from thresher.methods.gradient_norm import GradientNorm
@@ -424,8 +424,7 @@ class AdaSelection(KeepLargest):
         """Returns the needs: the loss, the gradient norm where a selector of the pool needs it, and those of batch methods."""
         of_members = [requirements_of(member) for member in self._members.values()]
         signals = dict.fromkeys((*self._own_signals, *(name for needs in of_members for name in needs.signals)))
-        check, cost = (any(getattr(needs, name) for needs in of_members) for name in ("check", "cost"))
-        return Requirements(signals=tuple(signals), report=True, check=check, cost=cost)
+        return Requirements(signals=tuple(signals))
 
     def check(self, ids: Tensor) -> None:
         """Has the batch methods of the pool check the ids of the samples, shape (N,), int64.
@@ -434,13 +433,13 @@ class AdaSelection(KeepLargest):
             ValueError: One of them refuses the dataset.
         """
         for member in self._members.values():
-            if requirements_of(member).check:
+            if defines(member, "check"):
                 member.check(ids)  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def cost(self) -> tuple[int, int]:
         """Returns the numbers of samples that went through (forward, backward) passes for scores of the batch methods."""
-        costs = [member.cost for member in self._members.values() if requirements_of(member).cost]  # pyright: ignore[reportAttributeAccessIssue]
+        costs = [member.cost for member in self._members.values() if defines(member, "cost")]  # pyright: ignore[reportAttributeAccessIssue]
         return sum(forward for forward, _ in costs), sum(backward for _, backward in costs)
 
     def init_state(self) -> State:

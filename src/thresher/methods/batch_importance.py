@@ -120,7 +120,7 @@ class BatchImportance:
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
-    requires: ClassVar[Requirements] = Requirements(signals=("grad_norm",), report=True)
+    requires: ClassVar[Requirements] = Requirements(signals=("grad_norm",))
     card: ClassVar[Card] = Card(
         summary="draw rows by gradient norm, weigh them without bias",
         paper="arXiv:1803.00942",

@@ -101,7 +101,7 @@ class Ccs:
         caveat="scores that need a whole training cost more than pruning saves, unless they serve several trainings",
     )
     stage: ClassVar[Literal["before"]] = "before"
-    requires: ClassVar[Requirements] = Requirements(cost=True)
+    requires: ClassVar[Requirements] = Requirements()
     scores: Scores | str
     keep: float = 0.3
     drop_hardest: float = 0.0

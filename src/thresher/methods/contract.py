@@ -1,9 +1,6 @@
 """The contract of methods: one protocol per stage, the declaration of what a method needs and does, and its card.
 
 Nothing here imports torch, so that the methods can be listed without it.
-
-
-Nothing here imports torch, so that the methods can be listed without it.
 """
 
 import difflib
@@ -62,7 +59,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Requirements:
-    """Declaration of what a method needs from a training, and of the optional functions that it defines.
+    """Declaration of what a method needs from a training, and of how its plans are trained on.
 
     A method declares it in its class attribute (or property) `requires`; `attach` and `thresher.testing.check_method` check it.
 
@@ -72,26 +69,15 @@ class Requirements:
         optimizer: Whether plans scale the learning rate, so that `attach` must be given the optimizer. Default False.
         refresh: Mode of the model, "eval" or "train", in the forward-only pass over the samples that a plan names in
             `refresh`. Default None: the plans never ask for such a pass.
-        full_pass: Names that the function `full_pass(epoch, epochs)` may return, out of "error", "feature" and "label".
-            Default (): the method does not define that function.
-        own_order: Whether plans decide the order of training (`EpochPlan(drawn=True)`), for which the loader must have
-            `shuffle=True`. Default False.
-        active: Whether the method defines the function `active(progress, step)`. Default False.
-        report: Whether the method defines the function `report(state)`. Default False.
-        check: Whether the method of an epoch or a batch defines the function `check(ids)`. Default False.
-        cost: Whether the method has the property `cost`: the numbers of samples that were put through (forward, backward)
-            passes before training, for scores that the method uses. Default False.
+        order: Order in which the rows of a plan are trained on. "loader": that of the loader, the default; "plan": plans may
+            have an order of their own (`EpochPlan(drawn=True)`); "class": stratified batches. The last two need shuffle=True.
         records: Whether the plans of an epoch method depend on what the losses of the loop recorded, without which the training
-            is stopped. False where the columns are only to be looked at. Default True.
+            is stopped. False if the columns are only to be looked at. Default True.
         smaller_batches: Whether plans spend the budget in smaller batches (`EpochPlan(smaller_batches=True)`), so that `attach`
             checks that there is a row for each step. Default False.
-        stratify: Whether batches of the rows of a plan are to be stratified: "class", for which the loader must have
-            `shuffle=True`; or None, for the order of the loader. Default None.
         sharded: Whether `plan_epoch` plans for the shard that its records belong to (`thresher.shards.shard_of`), with numbers
-            and draws that are those of all ranks. Where it does not, several processes gather the columns of all samples on
-            each of them once per epoch, which is possible up to a size. Default False.
-        optional: Signals in `columns()` that the method can do without, each with what it does then, such as {"uncertainty":
-            "draws uniformly"}; `attach` says so where the criterion does not define them. Default {}.
+            and draws that are those of all ranks. If it does not, several processes gather the columns of all samples on each
+            of them once per epoch, which is possible up to a size. Default False.
         divide: Divisor of the sum of the losses that a batch method keeps: "kept", the rows kept, which makes it their mean; or
             "batch", all rows of the batch. Default "kept".
         switches: Settings of the method that remove a need, by the name of the need, such as {"optimizer":
@@ -99,33 +85,19 @@ class Requirements:
             are added up), "sharded" (records that are not in shards) and the names of signals. Default {}.
 
     Example:
-        >>> Requirements(signals=("loss", "confidence")).model
-        False
-        >>> Requirements(refresh="eval").model
-        True
+        >>> Requirements(signals=("loss", "confidence")).order
+        'loader'
     """
 
     signals: tuple[str, ...] = ()
     optimizer: bool = False
     refresh: Literal["eval", "train"] | None = None
-    full_pass: tuple[str, ...] = ()
-    own_order: bool = False
-    active: bool = False
-    report: bool = False
-    check: bool = False
-    cost: bool = False
+    order: Literal["loader", "plan", "class"] = "loader"
     records: bool = True
     smaller_batches: bool = False
-    stratify: Literal["class"] | None = None
     sharded: bool = False
-    optional: Mapping[str, str] = field(default_factory=dict, hash=False)
     divide: Literal["kept", "batch"] = "kept"
     switches: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-    @property
-    def model(self) -> bool:
-        """Whether the run makes forward passes of its own for the epoch plans, for which it needs the model."""
-        return self.refresh is not None or bool(self.full_pass)
 
 
 NO_REQUIREMENTS = Requirements()
@@ -135,6 +107,8 @@ NO_REQUIREMENTS = Requirements()
 @runtime_checkable
 class BeforeMethod(Protocol):
     """A method that decides before training which samples the training has at all; a frozen dataclass.
+
+    It may define the property `cost`: the numbers of samples that were put through (forward, backward) passes for its scores.
 
     Example:
         >>> from thresher import Prune
@@ -153,14 +127,14 @@ class BeforeMethod(Protocol):
 class EpochMethod(Protocol):
     """A method that decides before each epoch; a frozen dataclass that owns no tensors and no random state.
 
-    With `requires = Requirements(check=True)` it also defines `check(ids)`, which raises ValueError where the method cannot
-    plan for the samples with these ids; `attach` calls it.
+    It may define these functions, which are called if they are there:
 
-    With `requires = Requirements(full_pass=...)` it also defines `full_pass(epoch, epochs)`, which returns the names of the
-    values that it needs for all samples before this plan: "error" (the gradient of a sample's mean loss with respect to the
-    model's outputs), "feature" (the input of the last `nn.Linear`) and "label". The run then makes a forward-only pass over
-    all samples and adds these columns to `records`: errors and features of shape (N, numbers per sample), float32, and labels
-    of shape (N,), int64.
+    - `check(ids)` raises ValueError if the method cannot plan for the samples with these ids; `attach` calls it.
+    - `full_pass(epoch, epochs)` returns the names of the values that it needs for all samples before this plan: "error" (the
+      gradient of a sample's mean loss with respect to the model's outputs), "feature" (the input of the last `nn.Linear`) and
+      "label". The run then makes a forward-only pass over all samples and adds these columns to `records`: errors and features
+      of shape (N, numbers per sample), float32, and labels of shape (N,), int64.
+    - The property `cost`, as for `BeforeMethod`.
 
     Example:
         >>> from thresher import InfoBatch
@@ -194,12 +168,13 @@ class EpochMethod(Protocol):
 class BatchMethod(Protocol):
     """A method that decides inside each batch; a frozen dataclass that owns no tensors and no random state.
 
-    It also defines each of these functions that `requires` declares:
+    It may define these functions, which are called if they are there:
 
-    - `active(progress, step)` returns whether the method chooses from this batch; where it returns False, the whole batch is
+    - `active(progress, step)` returns whether the method chooses from this batch; if it returns False, the whole batch is
       trained on and `plan_batch` is not called. `progress` is the share of the training that is done, [0, 1].
     - `report(state)` returns numbers by name for the history; it is called once per epoch.
-    - `check(ids)` raises ValueError where the method cannot choose among the samples with these ids.
+    - `check(ids)` raises ValueError if the method cannot choose among the samples with these ids.
+    - The property `cost`, as for `BeforeMethod`.
 
     Example:
         >>> from thresher import BigLoss
@@ -243,6 +218,53 @@ CONTRACT_FUNCTIONS = {
 """Functions and properties that the contract knows, by stage."""
 
 
+def defines(method: Any, function: str) -> bool:
+    """Returns whether a method has an optional function or property of the contract.
+
+    Args:
+        method: Instance of a method.
+        function: Name, such as "check".
+
+    Example:
+        >>> from thresher import Kakurenbo
+        >>> defines(Kakurenbo(), "full_pass")
+        False
+    """
+    # A setting may have that name, too; and a method on a part of the samples passes on what it does not define itself.
+    found = getattr(type(method), function, None) or getattr(method, function, None)
+    return callable(found) or isinstance(found, property)
+
+
+def calls_model(method: Any) -> bool:
+    """Returns whether the run makes forward passes of its own for the plans of a method, for which it needs the model.
+
+    Args:
+        method: Instance of an epoch method.
+
+    Example:
+        >>> from thresher import FullData, Kakurenbo
+        >>> calls_model(Kakurenbo()), calls_model(FullData())
+        (True, False)
+    """
+    return requirements_of(method).refresh is not None or defines(method, "full_pass")
+
+
+def asked_of_full_passes(method: Any, epochs: int) -> set[str]:
+    """Returns the names of the values that a method needs for all samples before any of its plans.
+
+    Args:
+        method: Instance of an epoch method.
+        epochs: Number of epochs of the training.
+
+    Example:
+        >>> from thresher import GradMatch
+        >>> sorted(asked_of_full_passes(GradMatch(gradient="bias"), epochs=60))
+        ['error']
+    """
+    plans = range(epochs) if defines(method, "full_pass") else ()
+    return {name for epoch in plans for name in method.full_pass(epoch, epochs)}
+
+
 def requirements_of(method: Any) -> Requirements:
     """Returns the declaration `requires` of a method; an empty one where the method has none.
 
@@ -275,15 +297,15 @@ def way_around(method: Any, *needs: str) -> str:
 
 
 def check_declaration(method: Any) -> None:
-    """Refuses a method whose declaration does not match its functions, or that has public attributes without a meaning.
+    """Refuses a method whose declaration is none, or that has public attributes without a meaning.
 
     Args:
         method: Instance of a method, with a valid `stage`.
 
     Raises:
-        TypeError: `requires` is not a `Requirements`, a declared function is missing, a defined function is not declared, or
-            a public attribute is neither a setting nor part of the contract; the message then names the nearest right one.
-        ValueError: A number in `requires` is out of its range.
+        TypeError: `requires` is not a `Requirements`, or a public attribute is neither a setting nor part of the contract; the
+            message then names the nearest right one.
+        ValueError: A word in `requires` is none of those allowed.
 
     Example:
         >>> from dataclasses import dataclass
@@ -298,17 +320,10 @@ def check_declaration(method: Any) -> None:
     kind, requires = type(method), requirements_of(method)
     if not isinstance(requires, Requirements):
         raise TypeError(f"{kind.__name__}.requires must be a thresher.Requirements, got {type(requires).__name__}")
-    if requires.divide not in ("kept", "batch"):
-        raise ValueError(f"{kind.__name__} declares Requirements(divide={requires.divide!r}): it must be 'kept' or 'batch'")
-    for function in sorted(CONTRACT_FUNCTIONS[method.stage] & {one.name for one in fields(Requirements)}):
-        declared, defined = bool(getattr(requires, function)), hasattr(kind, function)
-        if declared and not defined:
-            raise TypeError(f"{kind.__name__} declares Requirements({function}=...), but does not define {function}")
-        by_settings = isinstance(getattr(kind, "requires", None), property)  # which settings may leave a function without use
-        if defined and not declared and not by_settings:
-            raise TypeError(
-                f"{kind.__name__} defines {function}, but does not declare it: requires = Requirements({function}=...)"
-            )
+    for name, words in (("divide", ("kept", "batch")), ("order", ("loader", "plan", "class"))):
+        if (given := getattr(requires, name)) not in words:
+            allowed = " or ".join(map(repr, words))
+            raise ValueError(f"{kind.__name__} declares Requirements({name}={given!r}): it must be {allowed}")
     known = CONTRACT_FUNCTIONS[method.stage] | {"stage", "requires", "card"}
     settings = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
     for name, value in sorted(_public(kind).items()):

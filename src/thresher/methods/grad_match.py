@@ -94,6 +94,7 @@ class GradMatch:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
+    requires: ClassVar[Requirements] = Requirements(switches={"feature": 'gradient="bias"'})
     card: ClassVar[Card] = Card(
         summary="a weighted subset whose gradient is that of all data",
         paper="arXiv:2103.00123",
@@ -184,14 +185,8 @@ class GradMatch:
         since = epoch - self.full_epochs(epochs)
         if since < 0 or since % self.every or self.keep == 1:
             return ()
-        return self.requires.full_pass
-
-    @property
-    def requires(self) -> Requirements:
-        """Returns the needs: a pass over all samples before each selection."""
         wanted = {"error": True, "feature": self.gradient == "full", "label": self.per != "batch"}
-        names = tuple(name for name, needed in wanted.items() if needed)
-        return Requirements(full_pass=names, check=True, switches={"feature": 'gradient="bias"'})
+        return tuple(name for name, needed in wanted.items() if needed)
 
     def check(self, ids: Tensor) -> None:
         """Refuses more samples than a selection of mini-batches can hold the inner products of.

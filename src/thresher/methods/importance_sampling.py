@@ -92,7 +92,7 @@ class ImportanceSampling:
     @property
     def requires(self) -> Requirements:
         """Returns the needs: an order of its own, and the model where all losses are refreshed."""
-        return Requirements(own_order=True, refresh="eval" if self.losses == "fresh" else None)
+        return Requirements(order="plan", refresh="eval" if self.losses == "fresh" else None)
 
     def columns(self) -> dict[str, Column]:
         """Returns the columns that are recorded for each sample: the last loss, 4 bytes per sample."""

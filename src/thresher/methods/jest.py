@@ -129,8 +129,7 @@ class Jest(KeepShare):
     def requires(self) -> Requirements:
         """The losses of the rows, or the learnabilities of pairs."""
         signals = ("learnability",) if self.pairs else ("loss",)
-        known = self.irreducible is not None
-        return Requirements(signals=signals, check=known, cost=known, switches={"learnability": "pairs=False"})
+        return Requirements(signals=signals, switches={"learnability": "pairs=False"})
 
     @property
     def cost(self) -> tuple[int, int]:

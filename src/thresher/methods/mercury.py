@@ -58,7 +58,7 @@ class Mercury:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    requires: ClassVar[Requirements] = Requirements(own_order=True, refresh="eval")
+    requires: ClassVar[Requirements] = Requirements(order="plan", refresh="eval")
     card: ClassVar[Card] = Card(
         summary="draw samples by loss, refreshed a group at a time, weigh them",
         paper="SenSys 2021",

@@ -142,7 +142,7 @@ class Prune:
         "where the dataset is sorted by class, use `per_class_floor`, or whole classes are lost",
     )
     stage: ClassVar[Literal["before"]] = "before"
-    requires: ClassVar[Requirements] = Requirements(cost=True)
+    requires: ClassVar[Requirements] = Requirements()
     scores: Scores | str
     keep: float = 0.75
     which: Which = "hard"

@@ -176,7 +176,7 @@ class Rais:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    requires: ClassVar[Requirements] = Requirements(own_order=True)
+    requires: ClassVar[Requirements] = Requirements(order="plan")
     card: ClassVar[Card] = Card(
         summary="draw samples by robust estimates of gradient norm, weigh them",
         paper="Johnson & Guestrin, NeurIPS 2018",

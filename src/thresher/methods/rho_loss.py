@@ -48,7 +48,7 @@ class RhoLoss(KeepLargest):
         tensor([2])
     """
 
-    requires: ClassVar[Requirements] = Requirements(signals=("loss",), check=True, cost=True)
+    requires: ClassVar[Requirements] = Requirements(signals=("loss",))
     card: ClassVar[Card] = Card(
         summary="train on what is learnable: loss above the irreducible loss",
         paper="arXiv:2206.07137",

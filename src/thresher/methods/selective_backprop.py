@@ -116,7 +116,7 @@ class SelectiveBackprop:
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
-    requires: ClassVar[Requirements] = Requirements(signals=("loss",), active=True)
+    requires: ClassVar[Requirements] = Requirements(signals=("loss",))
     card: ClassVar[Card] = Card(
         summary="train on the batch's large losses",
         paper="arXiv:1910.00762",

@@ -117,7 +117,7 @@ class ThresholdKeep:
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
-    requires: ClassVar[Requirements] = Requirements(signals=("grad_norm",), report=True, divide="batch")
+    requires: ClassVar[Requirements] = Requirements(signals=("grad_norm",), divide="batch")
     card: ClassVar[Card] = Card(
         summary="keep rows by gradient norm at the cost-optimal threshold",
         rule="not drawn in its batch, by its gradient norm",

@@ -238,13 +238,11 @@ class Winnow:
     def requires(self) -> Requirements:
         """The optimizer, whose rate is scaled, and uncertainties where the criterion has them."""
         by_uncertainty = self.score == "uncertainty"
-        without = "draws the rows of its smaller batches uniformly" if by_uncertainty else "judges no labels"
         chooses = self.share < 1  # a share of 1 is full training, in the order of the loader
         return Requirements(
             optimizer=self.lr_scale != 1,
-            optional={"uncertainty": without},
             smaller_batches=chooses,
-            stratify="class" if chooses else None,
+            order="class" if chooses else "loader",
             sharded=True,
             records=chooses,
             switches={"optimizer": "lr_scale=1", **({"uncertainty": "score='loss'"} if by_uncertainty else {})},
@@ -252,7 +250,9 @@ class Winnow:
 
     def columns(self) -> dict[str, Column]:
         """Returns the columns: the last uncertainty and loss, 2 bytes each, and the credit, 4 bytes."""
-        columns = {name: Column(torch.bfloat16, fill=NEVER_SEEN) for name in ("uncertainty", "loss")}
+        without = "draws the rows of its smaller batches uniformly" if self.score == "uncertainty" else "judges no labels"
+        uncertainty = Column(torch.bfloat16, fill=NEVER_SEEN, optional=without)
+        columns = {"uncertainty": uncertainty, "loss": Column(torch.bfloat16, fill=NEVER_SEEN)}
         return columns | {"credit": Column(torch.float32, fill=NEVER_SEEN, merge="plan")}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:

@@ -23,7 +23,7 @@ from thresher.loading.loader import SelectedLoader
 from thresher.losses.base import SignalReader, Signals
 from thresher.methods import registry
 from thresher.methods._adapted import OnSubset
-from thresher.methods.contract import EpochMethod, Method, requirements_of, way_around
+from thresher.methods.contract import EpochMethod, Method, calls_model, defines, requirements_of, way_around
 from thresher.methods.full import FullData
 from thresher.methods.uniform_rows import UniformRows
 from thresher.methods.winnow import Winnow
@@ -144,7 +144,7 @@ def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> 
     own["least"] = least_rows(config.model) if config.batch_method is None else 1
     loader = SelectedLoader(config.loader, device=device, timing=timing, **own)
     method = config.epoch_method
-    if requirements_of(method).own_order and not loader.order_is_free:
+    if requirements_of(method).order == "plan" and not loader.order_is_free:
         raise ValueError(
             f"{type(method).__name__} draws the order of training, but the loader's sampler has an order of its own: use "
             "shuffle=True"
@@ -213,7 +213,7 @@ def _cost_of_scores(config: RunConfig) -> Cost:
     """The cost of the scores that the methods were given; the processes share it out among them."""
     cost, world = Cost(), config.world
     for method in config.methods:
-        if requirements_of(method).cost and method.cost is not None:
+        if defines(method, "cost") and method.cost is not None:
             forward, backward = method.cost
             cost.add_scores(((forward + world.rank) // world.size, (backward + world.rank) // world.size))
     return cost
@@ -291,8 +291,9 @@ def _check_batches(parts: Parts, epochs: Epochs) -> None:
     if loader.streams or (config.spend != "batches" and not requires.smaller_batches):
         return
     sizes = loader.step_sizes(epochs.held)
-    for signal in undefined_signals(requires.optional, config.adapter, config.signals):
-        warn(_without(config)[signal])
+    for signal in undefined_signals(config.optional, config.adapter, config.signals):
+        if said := _without(config)[signal]:
+            warn(said)
     if config.epochs == 1 and requires.smaller_batches and sizes is not None:
         warn(f"{name} draws uniformly in a training of one epoch: no sample was seen before.")
 
@@ -328,7 +329,7 @@ def _reader(config: RunConfig, records: Records) -> SignalReader:
 def _who_passes(config: RunConfig) -> str | None:
     """Name of the method where own passes will be made, else None."""
     known = config.scoring is not None and config.scoring.losses is not None
-    makes = (config.mode is SelectionMode.BEFORE_FORWARD and not known) or requirements_of(config.epoch_method).model
+    makes = (config.mode is SelectionMode.BEFORE_FORWARD and not known) or calls_model(config.epoch_method)
     return type(config.methods[-1]).__name__ if makes else None
 
 

@@ -17,7 +17,7 @@ from thresher.distributed.wrappers import CallInside, SubsetModule, averages, da
 from thresher.losses.base import Criterion
 from thresher.losses.given import GivenLosses
 from thresher.losses.signals import batch_loss
-from thresher.methods.contract import BatchMethod, requirements_of, way_around
+from thresher.methods.contract import BatchMethod, defines, requirements_of, way_around
 from thresher.passes.scoring import Scoring
 from thresher.plans import BatchPlan
 from thresher.records import NEVER_SEEN
@@ -163,7 +163,7 @@ class BatchStage:
     @property
     def keeps_all(self) -> bool:
         """Whether the next batch is trained whole, because the method does not choose at this point of the training."""
-        return self.requires.active and not self.method.active(self._progress(), self.step)  # pyright: ignore[reportAttributeAccessIssue]
+        return defines(self.method, "active") and not self.method.active(self._progress(), self.step)  # pyright: ignore[reportAttributeAccessIssue]
 
     def whole(self, n: int, device: torch.device) -> BatchPlan:
         """Returns a plan with every row of a batch."""
@@ -184,7 +184,7 @@ class BatchStage:
         found |= {name: total / self._batches for name, total in self._facts.items()}
         if self.candidates:
             found["actual_fraction"] = 1 - self.kept / self.candidates
-        if self.requires.report:
+        if defines(self.method, "report"):
             found |= self.method.report(self.state)  # pyright: ignore[reportAttributeAccessIssue]
         self.candidates = self.kept = self._batches = 0
         self._facts = {}

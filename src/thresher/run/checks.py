@@ -24,7 +24,17 @@ from thresher.loading.stratified import StratifiedBatchSampler
 from thresher.losses.adapters import adapt
 from thresher.losses.base import Criterion, unreadable
 from thresher.losses.signals import GIVEN_ONLY, NOT_OF_VALUES, WIDE_SIGNALS
-from thresher.methods.contract import BatchMethod, BeforeMethod, EpochMethod, check_declaration, requirements_of, way_around
+from thresher.methods.contract import (
+    BatchMethod,
+    BeforeMethod,
+    EpochMethod,
+    asked_of_full_passes,
+    calls_model,
+    check_declaration,
+    defines,
+    requirements_of,
+    way_around,
+)
 from thresher.methods.full import FullData
 from thresher.methods.uniform_rows import UniformRows
 from thresher.passes.scoring import Scoring
@@ -167,7 +177,7 @@ def check_several(config: RunConfig) -> None:
             "different numbers of batches. Use a map-style dataset, or one process."
         )
     check_shared(loader, world)
-    if requirements_of(config.epoch_method).full_pass:
+    if defines(config.epoch_method, "full_pass"):
         raise ValueError(
             f"{type(config.epoch_method).__name__} needs the gradients of all samples in one place, which {world.size} "
             "processes do not have. Train in one process, or use another method, such as Kakurenbo."
@@ -286,7 +296,7 @@ def check(given: RunConfig, process_group: Any) -> RunConfig:
     adapter = None if given.criterion is None else adapt(given.criterion)
     given = replace(given, on_mismatch=cache(partial(warn, OTHER_LABELS.format(type(given.loader.dataset).__name__))))
     strata = _strata(given, epoch_method, adapter, world)
-    check_needs(epoch_method, batch_method, adapter, given.model, given.optimizer, given.signals)
+    check_needs(epoch_method, batch_method, adapter, given.model, given.optimizer, given.signals, given.epochs)
     config = replace(
         given,
         world=world,
@@ -315,8 +325,8 @@ def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None, wo
     batches, requires, wanted = given.loader.batch_sampler, requirements_of(method), given.stratify
     if wanted == "auto":
         # A user who has given the loader stratified batches wants them of the plans, too.
-        own = isinstance(batches, StratifiedBatchSampler) and not requires.own_order
-        wanted = "class" if own else requires.stratify
+        own = isinstance(batches, StratifiedBatchSampler) and requires.order != "plan"
+        wanted = "class" if own or requires.order == "class" else None
     if wanted is None:
         return None
     streams = isinstance(given.loader.dataset, IterableDataset)
@@ -362,7 +372,7 @@ def _check_types(given: RunConfig) -> None:
 
 def _who_calls_it(config: RunConfig) -> str:
     """Name of a method for which the run calls the model beside the loop; empty where none needs that."""
-    if requirements_of(config.epoch_method).model:
+    if calls_model(config.epoch_method):
         return type(config.epoch_method).__name__
     scoring = config.scoring
     others = scoring is not None and (scoring.losses is not None or scoring.model is not None)
@@ -416,7 +426,7 @@ def _with_least_rows(method: BatchMethod | None, given: RunConfig) -> BatchMetho
 
 def _check_ids(method: Any, samples: int | None, kept: Tensor | None) -> None:
     """Lets a method check the ids of the samples, where it looks samples up by them or depends on their number."""
-    if method is None or not requirements_of(method).check:
+    if method is None or not defines(method, "check"):
         return
     if samples is None:
         raise ValueError(
@@ -485,6 +495,7 @@ def check_needs(
     model: nn.Module | None,
     optimizer: Optimizer | None,
     signals: Any,
+    epochs: int,
 ) -> None:
     """Validates that the training has everything that the methods need."""
     name, requires = type(method).__name__, requirements_of(method)
@@ -502,18 +513,19 @@ def check_needs(
             f"{name} refreshes the losses of samples that it left out by forward passes: pass attach({missing}=...)"
             f"{way_around(method, 'refresh')}"
         )
-    if requires.full_pass and (model is None or adapter is None):
+    asked = asked_of_full_passes(method, epochs)
+    if asked and (model is None or adapter is None):
         missing = "model" if model is None else "criterion"
         raise ValueError(f"{name} needs the gradients of all samples before it plans: pass attach({missing}=...)")
-    parts = () if model is None or "feature" not in requires.full_pass else model.modules()
+    parts = () if model is None or "feature" not in asked else model.modules()
     if parts and not any(isinstance(part, nn.Linear) for part in parts):
         raise ValueError(
             f"{name} needs the input of the last nn.Linear, and {type(model).__name__} has none{way_around(method, 'feature')}"
         )
-    wanted = {column.signal or column_name for column_name, column in method.columns().items()}
-    wanted |= set(() if batch is None else requirements_of(batch).signals)
     # An optional signal that is missing is said when the run is built, with what the method does instead.
-    lacking = (wanted - requires.optional.keys()) & NOT_OF_VALUES
+    wanted = {column.signal or own for own, column in method.columns().items() if column.optional is None}
+    wanted |= set(() if batch is None else requirements_of(batch).signals)
+    lacking = wanted & NOT_OF_VALUES
     if lacking and signals is None and adapter is not None and adapter.kind == "values":
         why = unreadable(adapter.own, lacking, way_around(method, *sorted(lacking)))
         raise ValueError(f"{name} needs signals that this criterion does not give. {why}")

@@ -7,16 +7,15 @@ from collections.abc import Callable
 from thresher.attribution.attributor import BATCHES_AHEAD, Attributor
 from thresher.cost import UNSEEN
 from thresher.methods._adapted import OnSubset
-from thresher.methods.contract import EpochMethod, requirements_of
+from thresher.methods.contract import EpochMethod, defines, requirements_of
 from thresher.run.parts import Parts
 from thresher.warning import warn
 
 
 def plans_by_losses(method: EpochMethod | OnSubset) -> bool:
     """Returns whether the plans of a method depend on what the losses of the loop recorded."""
-    requires = requirements_of(method)
     recorded = any(column.merge != "plan" for column in method.columns().values())
-    return recorded and requires.records and not requires.full_pass
+    return recorded and requirements_of(method).records and not defines(method, "full_pass")
 
 
 SILENT_STEPS = 10

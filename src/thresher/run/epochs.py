@@ -19,7 +19,7 @@ from thresher.distributed.sharded_records import ShardedRecords
 from thresher.exact import exact_mean
 from thresher.loading.order import OrderPlace, PieceOrder, TensorOrder, check_begins, sequential
 from thresher.methods._adapted import OnSubset
-from thresher.methods.contract import EpochMethod, requirements_of, way_around
+from thresher.methods.contract import EpochMethod, calls_model, defines, requirements_of, way_around
 from thresher.passes.consistency import Comparison
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.run.batch_selection import BatchSelection, BeforeForward
@@ -89,7 +89,7 @@ class Planner:
         if self._gathers:
             assert isinstance(self._records, ShardedRecords)
             return self._records.gathered(title_of(method), way_around(method, "sharded"))
-        names = method.full_pass(epoch, self._config.epochs) if requirements_of(method).full_pass else ()
+        names = method.full_pass(epoch, self._config.epochs) if defines(method, "full_pass") else ()
         if not names:
             return self._records
         kept = method.kept if isinstance(method, OnSubset) else None
@@ -119,8 +119,7 @@ class Planner:
             )
         if plan.drawn and self._config.strata is not None:
             raise ValueError(
-                f"{name} draws the order of training, which stratified batches would change: declare "
-                "Requirements(own_order=True)"
+                f"{name} draws the order of training, which stratified batches would change: declare Requirements(order='plan')"
             )
         if plan.drawn and not self._loader.order_is_free:
             raise ValueError(
@@ -640,6 +639,6 @@ def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset
     if selection.scores:
         who = method if selection.stage is None else selection.stage.method
         return f"{title_of(who)} chooses samples by the losses of own passes."
-    if requirements_of(method).model or (plan is not None and plan.refreshed):
+    if calls_model(method) or (plan is not None and plan.refreshed):
         return f"{title_of(method)} decides about samples by losses of own passes, beside those of the loop."
     return None

@@ -14,7 +14,7 @@ from thresher.attribution.model import TrackedModel
 from thresher.cost import Cost
 from thresher.loading.loader import SelectedLoader
 from thresher.losses.base import Criterion, SignalReader
-from thresher.methods.contract import BatchMethod, EpochMethod, requirements_of
+from thresher.methods.contract import BatchMethod, EpochMethod
 from thresher.methods.full import FullData
 from thresher.observation import OPTIONAL
 from thresher.passes.own import OwnPasses
@@ -104,9 +104,9 @@ class RunConfig:
     @property
     def optional(self) -> Mapping[str, str]:
         """Signals that the epoch method, or observing, can do without, each with what it does instead; "": nothing to say."""
-        needed = {column.signal or name for name, column in self.epoch_method.columns().items()}
-        observed = dict.fromkeys(OPTIONAL - needed, "") if self.observe else {}
-        return observed | dict(requirements_of(self.epoch_method).optional)
+        needed = {column.signal or name: column.optional for name, column in self.epoch_method.columns().items()}
+        observed = dict.fromkeys(OPTIONAL - needed.keys(), "") if self.observe else {}
+        return observed | {signal: instead for signal, instead in needed.items() if instead is not None}
 
     @property
     def methods(self) -> list[Any]:

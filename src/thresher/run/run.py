@@ -13,7 +13,7 @@ from thresher.attribution.model import TrackedModel
 from thresher.cost import Cost
 from thresher.loading.uncopied import Uncopied
 from thresher.losses.given import GivenLosses
-from thresher.methods.contract import as_written, requirements_of
+from thresher.methods.contract import as_written, defines
 from thresher.methods.full import FullData
 from thresher.observation import DataMap, map_of
 from thresher.plans import EpochPlan
@@ -466,7 +466,7 @@ class Run(Uncopied):
             self.times,
             cost,
             self._parts.why_plain(),
-            scored=any(requirements_of(one).cost and any(one.cost or ()) for one in self._parts.config.methods),
+            scored=any(defines(one, "cost") and any(one.cost or ()) for one in self._parts.config.methods),
             on_device=self._parts.device.type != "cpu",
         )
 

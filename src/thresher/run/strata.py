@@ -41,7 +41,7 @@ def why_not_stratified(method: EpochMethod, *, streams: bool, free: bool) -> str
         return "`loader` iterates over an IterableDataset, which has no epoch whose order could be chosen"
     if not free:
         return "the loader's sampler has an order of its own: use shuffle=True"
-    return f"{type(method).__name__} draws the order of training" if requirements_of(method).own_order else ""
+    return f"{type(method).__name__} draws the order of training" if requirements_of(method).order == "plan" else ""
 
 
 def given_codes(labels: Any, loader: DataLoader[Any]) -> NDArray[Any] | None:

@@ -32,7 +32,16 @@ from torch.utils.data import DataLoader, TensorDataset
 from thresher import rng
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.plan import HeldPlan
-from thresher.methods.contract import BatchMethod, BeforeMethod, Card, EpochMethod, State, check_declaration, requirements_of
+from thresher.methods.contract import (
+    BatchMethod,
+    BeforeMethod,
+    Card,
+    EpochMethod,
+    State,
+    check_declaration,
+    defines,
+    requirements_of,
+)
 from thresher.methods.full import FullData
 from thresher.passes.scoring import Scoring
 from thresher.plans import BatchPlan, EpochPlan
@@ -369,7 +378,7 @@ class EpochSubject(Subject):
             kind: Kind of values, one of `VALUE_KINDS`. Default: "tied".
             seed: Random seed of the values. Default: 0.
         """
-        names = self.method.full_pass(epoch, self.epochs) if requirements_of(self.method).full_pass else ()
+        names = self.method.full_pass(epoch, self.epochs) if defines(self.method, "full_pass") else ()
         self.expect(
             set(names) <= {"error", "feature", "label"},
             f"full_pass asks for {names}; there are 'error', 'feature' and 'label'",
@@ -730,7 +739,7 @@ def check_interface(subject: Subject) -> None:
 
 
 def _check_active(subject: Subject) -> None:
-    if not requirements_of(subject.method).active:
+    if not defines(subject.method, "active"):
         return
     for step, progress in enumerate((0.0, 0.3, 0.5, 0.999, 1.0)):
         with subject.asked(f"active({progress}, {step})"):
@@ -1051,7 +1060,7 @@ def _check_ties(subject: EpochSubject) -> None:
         table.write(torch.arange(n), graded_signals(subject.generators, labels))
         tables.append(table)
     by_values = "plan" not in {column.merge for column in tables[0].columns.values()}
-    for epoch in range(subject.epochs if by_values and not requirements_of(subject.method).full_pass else 0):
+    for epoch in range(subject.epochs if by_values and not defines(subject.method, "full_pass") else 0):
         here, there = (subject.ask(table, epoch, n=n) for table in tables)
         draws = comparable_plan(subject.ask(tables[0], epoch, n=n, seed=1)) != comparable_plan(here)
         same = set(to[here.ids.numpy()].tolist()) == set(there.ids.tolist())

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import thresher
 from thresher.methods import requirements_of
+from thresher.methods.contract import defines
 from thresher.records import EPOCH, Column
 from thresher.selection import on_host
 from thresher_lab.advise.pace import Pace
@@ -194,7 +195,7 @@ def forecast(
 
 def is_foreseeable(method: Any) -> bool:
     """Returns whether a method chooses in the batch, or plans epochs by nothing but the signals of one epoch."""
-    if _stage_of(method) != "epoch" or requirements_of(method).full_pass:
+    if _stage_of(method) != "epoch" or defines(method, "full_pass"):
         return _stage_of(method) == "batch"
     return all(column.merge in ("last", "sum", "plan") and column.signal != EPOCH for column in method.columns().values())
 

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, default_collate
 
 import thresher
 from thresher import EpochPlan, to_device
-from thresher.methods import requirements_of
 from thresher.records import NEVER_SEEN, Column
 from thresher_lab.advise.forecast import GRADIENT_NORM, columns_of, forecast, is_foreseeable
 from thresher_lab.advise.pace import Pace, PreparedBatches, Spent, median_seconds, pace_of, prepared_loader, time_steps
@@ -125,9 +124,9 @@ class Probe:
 
     def missing(self, spec: Spec) -> dict[str, str]:
         """Returns the signals that this training does not give and a method can do without, each with what it does then."""
-        optional, columns = requirements_of(spec.create()).optional, columns_of(spec)
-        given = self._recordable({column.signal or name: column for name, column in columns.items()})
-        return {signal: does for signal, does in optional.items() if signal not in given}
+        columns = {column.signal or name: column for name, column in columns_of(spec).items()}
+        given = self._recordable(columns)
+        return {signal: of.optional for signal, of in columns.items() if of.optional is not None and signal not in given}
 
     def first_epochs(self, specs: Sequence[Spec], seconds: float) -> list[dict[str, Tensor]]:
         """Trains for `PROBED_EPOCHS` epochs or until a time limit, and returns what methods would record.

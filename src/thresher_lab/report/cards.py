@@ -19,6 +19,7 @@ import torch
 
 from thresher import methods
 from thresher.methods import Card, requirements_of
+from thresher.methods.contract import defines
 from thresher.records import Records
 from thresher_lab.comparison.summary import rates_sentences
 from thresher_lab.training.files import markdown_table
@@ -382,7 +383,7 @@ def signals_of(kind: Any) -> tuple[str, ...]:
     if method is kind or kind.stage != "epoch":
         return tuple(requirements_of(method).signals)
     recorded = sorted(Records(method.columns(), 0, torch.device("cpu")).signals)
-    passes = range(EXAMPLE_EPOCHS) if requirements_of(method).full_pass else ()
+    passes = range(EXAMPLE_EPOCHS) if defines(method, "full_pass") else ()
     return *recorded, *dict.fromkeys(name for epoch in passes for name in method.full_pass(epoch, EXAMPLE_EPOCHS))
 
 

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from thresher.losses.signals import rows_in_order
 from thresher.methods import Method, requirements_of
+from thresher.methods.contract import defines
 from thresher.records import Column
 
 NAME = "Placebo"
 """End of the name of such a method."""
+PASSED = ("error", "feature", "label")
+"""Columns that a full pass may add to the records."""
 
 
 def why_no_placebo(method: Method) -> str:
@@ -31,7 +34,9 @@ def why_no_placebo(method: Method) -> str:
     if method.stage == "batch":
         chooses_by = needs.signals
     elif method.stage == "epoch":
-        chooses_by = needs.full_pass or ((needs.records or needs.optional) and method.columns())
+        columns: dict[str, Column] = method.columns()
+        optional = any(column.optional is not None for column in columns.values())
+        chooses_by = defines(method, "full_pass") or ((needs.records or optional) and columns)
     else:
         return f"{name} decides before training; a placebo is for methods of the epoch and the batch stage"
     return "" if chooses_by else f"{name} chooses without losses or scores: there is nothing to permute"
@@ -71,7 +76,7 @@ def placebo_of(method: Method) -> Any:
 def _plan_epoch(self: Any, records: Mapping[str, Tensor], *, generator: torch.Generator, **settings: int) -> Any:
     declared: dict[str, Column] = self.columns()
     signals = [name for name, column in declared.items() if column.merge != "plan"]
-    columns = {name: records[name] for name in (*signals, *requirements_of(self).full_pass) if name in records}
+    columns = {name: records[name] for name in (*signals, *PASSED) if name in records}
     marks = {name: records[name] for name, column in declared.items() if _marks(column)}
     if columns and len(seen := _with_values({**marks, **columns}, declared)):
         other = seen[torch.randperm(len(seen), generator=generator)]

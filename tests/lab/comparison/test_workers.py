@@ -25,7 +25,7 @@ from thresher_lab.comparison.workers import (
     interrupts_deferred,
     warning_text,
 )
-from thresher_lab.training.samples import read_history, standing_out
+from thresher_lab.training.samples import SHOWN_SUSPECTS, read_history, standing_out, suspects
 from thresher_lab.training.specs import MethodSpec
 
 
@@ -245,7 +245,8 @@ def test_without_full_training_its_own_history_decides(trained):
     folder = trained(METHOD)
     history = read_history(folder / f"{METHOD.key}.parquet")
     shown = json.loads((folder / f"{METHOD.key}.shown").read_text())["shown"]
-    assert shown.keys() == {str(history.ids[row]) for of in standing_out(history).values() for row in of}
+    rows = [*suspects(history)[:SHOWN_SUSPECTS], *(row for of in standing_out(history).values() for row in of)]
+    assert shown.keys() == {str(history.ids[row]) for row in rows}
 
 
 def test_without_a_function_nothing_is_shown(trained, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thresher import methods
-from thresher.methods.contract import Card, Requirements
+from thresher.methods.contract import Card
 from thresher.records import Column, Records
 from thresher_lab import cli
 from thresher_lab.cli.methods import methods as command
@@ -74,7 +74,6 @@ class Made(Base):
 class Asks(Made):
     """Asks for a full pass, too."""
 
-    requires: ClassVar[Requirements] = Requirements(full_pass=("error", "feature"))
     scores: str = "s"
 
     def columns(self):

@@ -477,7 +477,7 @@ def test_a_batch_method_in_the_pool_votes_for_its_rows() -> None:
 def test_a_batch_method_in_the_pool_keeps_its_state_and_its_needs() -> None:
     known = Scores(torch.arange(4), torch.tensor([0.0, 3.0, 0.0, 0.0], dtype=torch.float64), forward=8, backward=4)
     method = AdaSelection(0.5, pool=(RhoLoss(known, keep=0.5), "uniform"), beta=0.0)
-    assert method.requires.check and method.requires.cost and method.cost == (8, 4)
+    assert method.cost == (8, 4)
     with pytest.raises(ValueError, match="no finite loss for 1 of 5 samples"):
         method.check(torch.arange(5))
     state = method.init_state()

@@ -1,12 +1,20 @@
 """The declaration of what a method needs, and every error of a declaration that does not match the method."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import pytest
 
 from thresher import Kakurenbo, methods
-from thresher.methods.contract import Requirements, check_declaration, requirements_of, way_around
+from thresher.methods.contract import (
+    Requirements,
+    asked_of_full_passes,
+    calls_model,
+    check_declaration,
+    defines,
+    requirements_of,
+    way_around,
+)
 
 
 class Plain:
@@ -49,10 +57,14 @@ def test_a_method_without_a_declaration_needs_nothing(kind: type) -> None:
     assert requirements_of(kind()) == Requirements()
 
 
-def test_a_need_of_the_model() -> None:
-    assert not Requirements(signals=("loss",), optimizer=True, own_order=True).model
-    assert Requirements(refresh="train").model
-    assert Requirements(full_pass=("error",)).model
+def test_what_calls_the_model() -> None:
+    assert not calls_model(Plain())
+    assert calls_model(type("Refreshes", (Plain,), {"requires": Requirements(refresh="train")})())
+    assert calls_model(type("Passes", (Plain,), {"full_pass": lambda self, epoch, epochs: ()})())
+
+
+def test_the_contract_fits_on_a_screen() -> None:
+    assert len(fields(Requirements)) <= 9
 
 
 def test_requirements_are_hashable_and_compare_by_value() -> None:
@@ -75,19 +87,24 @@ def test_the_declaration_must_be_requirements() -> None:
 
 
 @pytest.mark.parametrize("function", ["active", "report", "check", "cost"])
-def test_a_declared_function_must_be_defined_and_a_defined_one_declared(function: str) -> None:
-    declared = type("Declared", (InBatch,), {"requires": Requirements(**{function: True})})
-    refused(declared, rf" declares Requirements\({function}=\.\.\.\), but does not define {function}$")
-    defined = type("Defined", (InBatch,), {function: lambda self: None})
-    refused(defined, rf" defines {function}, but does not declare it: requires = Requirements\({function}=\.\.\.\)$")
-    check_declaration(type("Both", (declared, defined), {})())
+def test_an_optional_function_is_there_where_it_is_defined_and_not_where_a_setting_has_its_name(function: str) -> None:
+    assert not defines(InBatch(), function)
+    assert defines(type("Defined", (InBatch,), {function: lambda self: None})(), function)
+    assert defines(type("Given", (InBatch,), {function: property(lambda self: None)})(), function)
+    assert not defines(type("Setting", (InBatch,), {function: 0.5})(), function)
 
 
-def test_a_full_pass_must_be_declared_and_defined() -> None:
-    declared = type("Declared", (Plain,), {"requires": Requirements(full_pass=("label",))})
-    refused(declared, r" declares Requirements\(full_pass=\.\.\.\), but does not define full_pass$")
-    defined = type("Defined", (Plain,), {"full_pass": lambda self, epoch, epochs: ()})
-    refused(defined, r" defines full_pass, but does not declare it: requires = Requirements\(full_pass=\.\.\.\)$")
+def test_the_names_of_full_passes_are_those_of_all_plans() -> None:
+    asks = type("Asks", (Plain,), {"full_pass": lambda self, epoch, epochs: {1: ("error",), 3: ("label",)}.get(epoch, ())})()
+    assert [sorted(asked_of_full_passes(asks, epochs)) for epochs in (1, 2, 4)] == [[], ["error"], ["error", "label"]]
+    assert asked_of_full_passes(Plain(), 4) == set()
+
+
+@pytest.mark.parametrize(("name", "word"), [("order", "own"), ("divide", "all")])
+def test_a_word_of_the_declaration_must_be_known(name: str, word: str) -> None:
+    kind = type("Wrong", (InBatch,), {"requires": Requirements(**{name: word})})
+    with pytest.raises(ValueError, match=rf"Wrong declares Requirements\({name}='{word}'\): it must be '"):
+        check_declaration(kind())
 
 
 @pytest.mark.parametrize(

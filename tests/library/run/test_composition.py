@@ -24,7 +24,6 @@ class Keeps:
     ids: tuple[int, ...]
     took: tuple[int, int] = (0, 0)
     stage = "before"
-    requires = thresher.Requirements(cost=True)
 
     @property
     def cost(self):
@@ -47,7 +46,7 @@ class Notes:
 
     @property
     def requires(self):
-        return thresher.Requirements(refresh="eval", full_pass=self.asks or ("error",))
+        return thresher.Requirements(refresh="eval")
 
     def full_pass(self, epoch, epochs):
         return self.asks if epoch == 1 else ()
@@ -73,7 +72,7 @@ class Notes:
 class Twice:
     """A batch method that draws every row of the lower half two times, with weights; inactive in the first half of training."""
 
-    requires = thresher.Requirements(signals=("loss",), active=True, report=True)
+    requires = thresher.Requirements(signals=("loss",))
     stage = "batch"
     inactive: bool = False
 
@@ -293,7 +292,6 @@ def test_surveys_need_a_model_with_features():
 @dataclass(frozen=True)
 class Surveys:
     stage = "epoch"
-    requires = thresher.Requirements(full_pass=("error",))
 
     def columns(self):
         return {}

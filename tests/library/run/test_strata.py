@@ -191,7 +191,7 @@ def test_a_method_that_draws_an_order_declares_it():
         def plan_epoch(self, records, *, epoch, epochs, generator):
             return EpochPlan(torch.zeros(10, dtype=torch.int64), drawn=True)
 
-    with pytest.raises(ValueError, match=r"stratified batches would change: declare Requirements\(own_order=True\)"):
+    with pytest.raises(ValueError, match=r"stratified batches would change: declare Requirements\(order='plan'\)"):
         attach(Undeclared(), stratify="class").plan  # noqa: B018
 
 

@@ -363,7 +363,7 @@ class Descending(Keeps):
 
 @dataclass(frozen=True)
 class Undecided(Keeps):
-    requires: ClassVar[Requirements] = Requirements(signals=("loss",), active=True)
+    requires: ClassVar[Requirements] = Requirements(signals=("loss",))
 
     def active(self, progress: float, step: int) -> Any:
         return progress
