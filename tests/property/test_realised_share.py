@@ -58,7 +58,7 @@ def realised(method: Any, kind: str, n: int = N, epochs: int = EPOCHS) -> list[f
     table, left_out = subject.table(), []
     for epoch in range(epochs):
         plan = subject.ask(table, epoch, kind="smooth")
-        left_out.append(1 - plan.share * len(plan.ids) / n)
+        left_out.append(1 - len(plan.ids) / n)
         table.remember(plan.remember)
         table.epoch = epoch
         table.start_epoch()
