@@ -7,6 +7,7 @@ from thresher.methods.contract import EpochMethod as EpochMethod
 from thresher.methods.contract import Method as Method
 from thresher.methods.contract import Requirements as Requirements
 from thresher.methods.contract import State as State
+from thresher.methods.contract import defines as defines
 from thresher.methods.contract import requirements_of as requirements_of
 from thresher.methods.registry import BUILT_IN as BUILT_IN
 from thresher.methods.registry import FOR_POSITIONS as FOR_POSITIONS

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import thresher
-from thresher.methods import requirements_of
-from thresher.methods.contract import defines
+from thresher.methods import defines, requirements_of
 from thresher.records import EPOCH, Column
 from thresher.selection import on_host
 from thresher_lab.advise.pace import Pace

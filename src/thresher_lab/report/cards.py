@@ -18,8 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import torch
 
 from thresher import methods
-from thresher.methods import Card, requirements_of
-from thresher.methods.contract import defines
+from thresher.methods import Card, defines, requirements_of
 from thresher.records import Records
 from thresher_lab.comparison.summary import rates_sentences
 from thresher_lab.training.files import markdown_table

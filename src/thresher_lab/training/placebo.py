@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from thresher.losses.signals import rows_in_order
-from thresher.methods import Method, requirements_of
-from thresher.methods.contract import defines
+from thresher.methods import Method, defines, requirements_of
 from thresher.records import Column
 
 NAME = "Placebo"
