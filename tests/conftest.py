@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import signal
+import warnings
 from pathlib import Path
 
 import hypothesis
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from depth import DEEP
+from devices import DEVICE
 from thresher.subset.compilers import lacks_torch
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -100,6 +102,19 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def device():
+    """The device that THRESHER_DEVICE names, else the CPU."""
+    return DEVICE
+
+
+@pytest.fixture
+def torch_may_warn():
+    """Ignores what torch says of a device, such as advice to use TF32; warnings of the library stay errors."""
+    warnings.filterwarnings("ignore", module=r"torch\.")
+    warnings.filterwarnings("ignore", message=r"[\s\S]*(Triggered internally|TensorFloat32|TF32)")
 
 
 @pytest.fixture
