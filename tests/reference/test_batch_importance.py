@@ -168,6 +168,14 @@ def test_the_instances_are_hard() -> None:
     assert met == {"one", "tied", "all zero", "huge", "nothing finite", "more than b", "forced and drawn"}
 
 
+def test_the_gain_is_that_of_the_code() -> None:
+    """The code computes it from the distance of the probabilities to the uniform ones."""
+    scores = np.random.default_rng(0).gamma(0.5, 1.0, 64)
+    g = scores / scores.sum()
+    expected = 1 / math.sqrt(1 - ((g - 1 / 64) ** 2).sum() / (g**2).sum())
+    assert variance_gain(masses(torch.from_numpy(scores)), torch.tensor(64)).item() == pytest.approx(expected)
+
+
 def test_worked_vector() -> None:
     g = torch.tensor([0.5, 0.3, 0.1, 0.1])
     assert variance_gain(masses(g), torch.tensor(4)).item() == pytest.approx(1.2)

@@ -76,6 +76,13 @@ def test_worked_vector_of_strata() -> None:
     assert [int((kept < 10).sum()), int((kept == 10).sum()), int((kept > 10).sum())] == [4, 1, 4]
 
 
+def test_worked_example_of_negative_scores() -> None:
+    """Strata of 2, 1, 0 and 4 samples, four to keep. The official code would lose the stratum of the largest score, -1."""
+    values = torch.tensor([-5.0, -5.0, -4.0, -1.0, -1.0, -1.0, -1.0])
+    kept = Ccs(Scores(torch.arange(7), values), keep=4 / 7, strata=4).kept(7)
+    assert [int((values[kept] == value).sum()) for value in (-5, -4, -1)] == [1, 1, 2]
+
+
 def test_the_draw_is_that_of_the_seed(tmp_path: Path) -> None:
     scores = Scores(torch.arange(200), torch.linspace(0, 1, 200), forward=12, backward=3)
     scores.save(tmp_path / "s.parquet")

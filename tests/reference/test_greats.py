@@ -69,6 +69,19 @@ def test_worked_vector() -> None:
     assert picked_by_utility(torch.tensor([3.0, 2.9, 1.0, 0.5]), products, 2, 0.0).tolist() == [0, 1]
 
 
+def test_the_order_is_that_of_both_terms_of_the_code() -> None:
+    """The code ranks rows by lr times the alignment, less lr squared times the products with the chosen rows."""
+    r, lr = np.random.default_rng(0), 0.3
+    gradients, validation = r.normal(size=(16, 5)), r.normal(size=5)
+    utility, order = lr * gradients @ validation, []
+    for _ in range(8):
+        order.append(int(utility.argmax()))
+        utility = utility - lr**2 * gradients @ gradients[order[-1]]
+        utility[order] = -math.inf
+    alignment, products = torch.from_numpy(gradients @ validation), torch.from_numpy(gradients @ gradients.T)
+    assert picked_by_utility(alignment, products, 8, lr).tolist() == order
+
+
 def test_nothing_of_an_empty_batch() -> None:
     signals = {"id": torch.arange(0), "alignment": torch.empty(0), "error": torch.empty(0, 2), "feature": torch.empty(0, 3)}
     assert len(Greats().plan_batch(signals, {}, step=0, generator=seeded(0))[0].rows) == 0

@@ -1,13 +1,16 @@
 """CCS: prune before training, with a share of every stratum of a score kept, so that the kept samples cover the dataset.
 
-Zheng et al., "Coverage-centric Coreset Selection for High Pruning Rates", ICLR 2023, arXiv:2210.15809. The hardest samples,
-which may have wrong labels, are dropped first. The range of the remaining scores is cut into strata of equal width, and the
-budget is shared out among these from the smallest stratum up: each gets an equal part of what is left, or all of its samples
-where it has fewer. Within a stratum, samples are drawn uniformly. It is biased: nothing is re-weighted.
+Zheng et al., "Coverage-centric Coreset Selection for High Pruning Rates", ICLR 2023, arXiv:2210.15809. Official code:
+github.com/haizhongzheng/Coverage-centric-coreset-selection. The hardest samples, which may have wrong labels, are dropped
+first. The range of the remaining scores is cut into strata of equal width, and the budget is shared out among these from the
+smallest stratum up: each gets an equal part of what is left, or all of its samples where it has fewer. Within a stratum,
+samples are drawn uniformly. It is biased: nothing is re-weighted.
 
 The paper's score is the area under the margin (`thresher.scores.aum`), of which the hardest samples have the least; here, as
-everywhere, larger is harder. Where the code differs: the upper end of its range is the largest score times 1.0001, which is
-below the largest one where that is negative; here the largest score belongs to the last stratum.
+everywhere, larger is harder. Where the code differs:
+- The upper end of its range is the largest score times 1.0001, which is below the largest score if that is negative. Here the
+  largest score belongs to the last stratum.
+- It drops the samples with the smallest area under the margin, whatever score makes the strata. Here one score does both.
 """
 
 from dataclasses import dataclass
@@ -73,7 +76,7 @@ class Ccs:
         scores: Scores of the samples, larger for harder samples: a `thresher.scores.Scores`, or the path of its Parquet file.
         keep: Share kept, (0, 1]. Default 0.3; published: 0.1 to 0.7.
         drop_hardest: Share of the samples with the largest scores that are dropped first, [0, 1 - keep]. Default 0; published:
-            0 to 0.5, the more, the more is pruned.
+            0.3 with keep=0.1 on CIFAR-10 and ImageNet, 0.2 with keep=0.2 on ImageNet.
         strata: Number of strata, 1 or more. Default and published: 50.
         seed: Random seed of the draws, 0 or more. Default 0.
 
@@ -96,8 +99,13 @@ class Ccs:
         "re-weighted",
         forwards="none in training; before training those of the scores and of the trainings that the scores need: a whole "
         "training for the area under the margin",
-        claim="CIFAR-10 at 90 % pruned 86.9 % where random pruning has 79.0 % (recalled, not checked)",
-        differences=("The code's last stratum ends at 1.0001 times the largest score; here it ends at the largest score.",),
+        claim="CIFAR-10 with 90 % pruned: accuracy 7.04 points above random pruning, and at least 19.56 points above keeping "
+        "the hardest samples",
+        differences=(
+            "The code's last stratum ends at 1.0001 times the largest score; here it ends at the largest score.",
+            "The code drops the hardest samples by the area under the margin, whatever the score; here by the score itself.",
+            "Samples without a finite score are kept first.",
+        ),
         caveat="scores that need a whole training cost more than pruning saves, unless they serve several trainings",
     )
     stage: ClassVar[Literal["before"]] = "before"

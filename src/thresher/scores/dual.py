@@ -3,8 +3,7 @@
 Cho et al., "Lightweight Dataset Pruning without Full Training via Example Difficulty and Prediction Uncertainty", ICML 2025,
 arXiv:2502.06905. Official code: github.com/behaapyy/dual-pruning. The score needs the first 30 of 200 epochs only.
 
-The standard deviation has Bessel's correction, as torch has it by default; the constants of the draw are those of the code,
-except the exponent, which depends on the dataset there: 4 is recalled, not checked.
+The standard deviation has Bessel's correction, as torch has it by default. The constants of the draw are those of the code.
 """
 
 import math
@@ -63,7 +62,7 @@ def dual(
             published: T = 30.
         window: Number of epochs of a window, 2 or more. Default and published: 10.
         pruned: Share of the samples that will be pruned, (0, 1), for the draw. Default None: the scores themselves.
-        exponent: Exponent of `pruned` in the parameters of the draw, > 0. Default 4.
+        exponent: Exponent of `pruned` in the parameters of the draw, > 0. Default 4, the code's for CIFAR; for ImageNet: 11.
         seed: Random seed of the draw. Default 0.
         labels: Classes, shape (N,), int64. Default: None, there are no classes.
         trained: Number of samples that the training put through forward and backward passes, and the passes that recorded the
