@@ -72,12 +72,15 @@ def caption(results: Mapping[str, Any]) -> str:
     """
     kinds = {row["method"].partition("@")[0] for row in results["summary"] if row["control_of"] is not None}
     controls = "; ".join(words for kind, words in CONTROLS_IN_WORDS.items() if kind in kinds)
-    said = ["Cost, times and the peak memory of a step are shares of full training."]
+    said = [
+        "Cost counts the samples in forward and backward passes. Cost, times and the peak memory of a step are shares of full "
+        "training."
+    ]
     if kinds:
-        said.append(f"Controls have the cost of the method above them: {controls}.")
+        said.append(f"Controls have the cost of the method above them, but not its time: {controls}.")
     if through := [f"{kind}@" for kind in ("uniform", "smaller") if kind in kinds]:
         said.append(f"A plain loop of {' or '.join(through)}, without Thresher, takes less time.")
-    said.append('Intervals are for one comparison, verdicts for all of them; "loses" means below full training at all.')
+    said.append('"loses": below full training by more than chance. Intervals are for one comparison, verdicts for all of them.')
     return " ".join(said)
 
 
@@ -110,16 +113,17 @@ def _table_width(results: dict[str, Any]) -> int:
 def _blocks(results: dict[str, Any], width: int) -> Iterator[str]:
     """Yields lines: for each method its name, its numbers beside or below it, and its verdict, wrapped."""
     yield from wrap(_title(results), width)
-    unit = ", %" if _whole(results) else ""
-    yield from wrap(
-        f"{_metric(results)}{unit}; difference to full [95 % interval]; cost; CPU time; wall time; memory of a step", width
-    )
+    metric = f"{_metric(results)}{', %' if _whole(results) else ''}"
+    headings = (metric, "difference [95 %]", "cost", "CPU", "wall", "memory")
     table = [_numbers(row, results) for row in results["summary"]]
-    gap = 2 if width >= ROOMY else 1
-    widths = [gap + max(map(len, column)) for column in zip(*table, strict=True)]
-    names = max(len(_name_cell(row)) for row in results["summary"])
+    gap, names = 2 if width >= ROOMY else 1, max(len(_name_cell(row)) for row in results["summary"])
+    widths = [gap + max(map(len, column)) for column in zip(headings, *table, strict=True)]
     beside = names + sum(widths) <= width
-    yield from [""] * beside
+    if beside:
+        yield from ("", " " * names + "".join(word.rjust(wide) for word, wide in zip(headings, widths, strict=True)))
+    else:
+        widths = [gap + max(map(len, column)) for column in zip(*table, strict=True)]
+        yield from wrap(f"{metric}; difference to full [95 % interval]; cost; CPU time; wall time; memory of a step", width)
     for row, numbers in zip(results["summary"], table, strict=True):
         indent = "  " if row["control_of"] else ""
         cells = "".join(cell.rjust(wide) for cell, wide in zip(numbers, widths, strict=True))

@@ -10,7 +10,7 @@ from thresher_lab.cli._console import OutOption, QuietOption, open_console
 DEMO_TASK, DEMO_METHODS, DEMO_EPOCHS, DEMO_SEEDS = "mnist-5k-hard", "winnow", 8, "0,1,2,3,4,5,6,7,8,9"
 DEMO_CONTROLS = ("smaller", "shorter")
 NEXT_COMMANDS = """
-On an easy task every option ties, and fewer epochs will do. See it on plain digits:
+Do not use it if fewer epochs do as well, as on an easy task. See it on plain digits:
 thresher compare mnist-5k --epochs 20 --methods winnow --controls smaller,shorter
 
 Next, on a training of your own. The first command writes my_training.py, in which you put your model, data and loss:
@@ -54,5 +54,6 @@ def wrong_labels_found(results: Mapping[str, Any], folder: Path) -> str:
     found = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     return (
         f"Wrong labels found on the way: of the {MOST_SUSPECTS} samples with the largest mean loss under Winnow, {found} have "
-        f"a wrong label, for each seed; {WRONG_LABELS:.0%} of all labels are wrong. The report shows them: Labels to check."
+        f"a wrong label, with each seed. The demo has made {WRONG_LABELS:.0%} of the training labels wrong, and no test label. "
+        "The report shows some under Labels to check."
     )

@@ -23,7 +23,7 @@ def test_the_wrong_labels_found_are_counted_seed_by_seed(tmp_path, monkeypatch, 
         losses[(~wrong).nonzero()[: (7, 3)[run["seed"]], 0].numpy()] = 9.0
         each = np.repeat(losses[:, None].astype(np.float32), 2, axis=1)
         samples[run["samples"]] = RunHistory(np.arange(4000), labels.numpy(), each, np.ones((4000, 2), np.uint8))
-    said = "100 samples with the largest mean loss under Winnow, 93 to 97 have a wrong label, for each seed; 20% of all"
+    said = "100 samples with the largest mean loss under Winnow, 93 to 97 have a wrong label, with each seed. The demo"
     assert said in wrong_labels_found(results, save(tmp_path, results, samples))
     monkeypatch.setattr("thresher_lab.cli.demo.run_and_print", lambda *_, **__: results)
     demo(tmp_path)
