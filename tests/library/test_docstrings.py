@@ -21,7 +21,7 @@ ENTRIES = {"thresher_lab.cli.__main__"}
 
 VOCABULARY = ("plans", "records", "schedules", "selection", "cost", "permutation", "rng")
 PUBLIC = (*VOCABULARY, "methods.contract", "methods.registry", "rl", "losses.signals", "testing.check", "testing.toys")
-PUBLIC_ROOMS = ("scores",)
+PUBLIC_PACKAGES = ("scores",)
 
 
 def modules_with_examples() -> Iterator[str]:
@@ -49,12 +49,12 @@ def test_examples_run(name, undisturbed):
 def public_modules() -> Iterator[ModuleType]:
     for name in PUBLIC:
         yield importlib.import_module(f"thresher.{name}")
-    for room in PUBLIC_ROOMS:
-        package = importlib.import_module(f"thresher.{room}")
+    for name in PUBLIC_PACKAGES:
+        package = importlib.import_module(f"thresher.{name}")
         yield package
         for module in pkgutil.iter_modules(package.__path__):
             if not module.name.startswith("_"):
-                yield importlib.import_module(f"thresher.{room}.{module.name}")
+                yield importlib.import_module(f"thresher.{name}.{module.name}")
 
 
 def public_names() -> dict[str, object]:

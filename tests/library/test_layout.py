@@ -1,4 +1,4 @@
-"""The layout is the architecture: a room imports from the rooms below it only, and never in a circle."""
+"""The layout is the architecture: a package imports from the packages below it only, and never in a circle."""
 
 import ast
 import json
@@ -53,9 +53,9 @@ FLOORS = (
         "_version",
     ),
 )
-"""From the top to the ground; the names of one floor are the rooms or modules that stand beside each other."""
+"""From the top to the ground; the names of one floor are packages and modules on the same level."""
 
-HEIGHT = {room: len(FLOORS) - floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+HEIGHT = {package: len(FLOORS) - floor for floor, packages in enumerate(FLOORS) for package in packages}
 VOCABULARY = FLOORS[-1]
 
 
@@ -72,7 +72,7 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == "thresher_lab" and len(parts) > 1 else parts[0]
 
@@ -104,15 +104,15 @@ def longest(name: str) -> str:
 
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"__init__", "thresher_lab", "thresher_lab.tasks.template"}))
 def test_imports_follow_the_floors(module):
-    own = room_of(module)
+    own = package_of(module)
     wrong = []
     for other in imported(MODULES[module]):
-        room = room_of(other)
+        package = package_of(other)
         # `import thresher` is what users write: above the core it is the library itself, with nothing of the upper floors.
-        if room == own or (room == "__init__" and HEIGHT[own] > HEIGHT["run"]):
+        if package == own or (package == "__init__" and HEIGHT[own] > HEIGHT["run"]):
             continue
-        beside = own in VOCABULARY and room in VOCABULARY
-        if not beside and HEIGHT[room] >= HEIGHT[own]:
+        beside = own in VOCABULARY and package in VOCABULARY
+        if not beside and HEIGHT[package] >= HEIGHT[own]:
             wrong.append(other)
     assert not wrong, f"{module} imports {', '.join(wrong)}, which is not below {own}"
 
@@ -120,7 +120,7 @@ def test_imports_follow_the_floors(module):
 @pytest.mark.parametrize("module", sorted(module for module in MODULES if module.startswith("methods.")))
 def test_a_method_imports_the_vocabulary_only(module):
     """And neither the passes, the scores and the run, nor private modules of torch."""
-    others = {other for other in imported(MODULES[module]) if room_of(other) not in {*VOCABULARY, "methods"}}
+    others = {other for other in imported(MODULES[module]) if package_of(other) not in {*VOCABULARY, "methods"}}
     assert others <= {"losses.signals"}
     assert "torch._" not in MODULES[module].read_text(encoding="utf-8")
 
@@ -159,7 +159,7 @@ def test_the_laboratory_imports_public_names_only(module):
 
 
 def test_every_room_has_its_floor():
-    assert {room_of(module) for module in MODULES} - {"thresher_lab"} == set(HEIGHT)
+    assert {package_of(module) for module in MODULES} - {"thresher_lab"} == set(HEIGHT)
 
 
 def test_no_circle():
@@ -201,7 +201,7 @@ def test_functions_are_read_at_one_look():
 
 
 def test_what_a_constructor_made_is_not_changed_afterwards():
-    """In the room of the run: an object is complete when its constructor returns, and changes itself by its methods."""
+    """In the package of the run: an object is complete when its constructor returns, and changes itself by its methods."""
     poked = [
         f"{module}.{function.name}: {ast.unparse(target)}"
         for module, path in MODULES.items()

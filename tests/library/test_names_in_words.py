@@ -147,7 +147,7 @@ class Names:
 
 
 NAMES = Names(SOURCE)
-ROOMS = {parts[1] for parts in NAMES.modules if len(parts) > 1}
+SUBPACKAGES = {parts[1] for parts in NAMES.modules if len(parts) > 1}
 """Packages and modules of both packages; two of them have the names of the packages that they are for."""
 
 GONE = """
@@ -207,7 +207,7 @@ def test_the_docstring_of_a_package_names_what_it_has():
     for path in sorted(SOURCE.rglob("__init__.py")):
         package = path.relative_to(SOURCE).parts[:-1]
         inside = {parts[len(package)] for parts in NAMES.modules if parts[: len(package)] == package and parts != package}
-        known = inside | NAMES.modules[package] | {parts[0] for parts in NAMES.modules} | ROOMS
+        known = inside | NAMES.modules[package] | {parts[0] for parts in NAMES.modules} | SUBPACKAGES
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         found += [f"{'.'.join(package)}: {word}" for word in WORD.findall(text) if word not in known]
     assert not found, "\n" + "\n".join(found)

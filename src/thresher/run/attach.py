@@ -153,7 +153,7 @@ def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> 
 
 
 def _attribution(config: RunConfig, *, loader: SelectedLoader, trained: Trained, device: torch.device, timing: Timing) -> Parts:
-    """The way of a loss to the records of its samples, and all that the rooms of a run share."""
+    """The way of a loss to the records of its samples, and all that the objects of a run share."""
     records = _records(_columns(config), loader.n, device, config.world)
     counts = _records({} if loader.streams else COUNT_OF_TRAINED, loader.n, device, config.world)
     cost, module = _cost_of_scores(config), trained.module

@@ -117,7 +117,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:
-    """The parts that the rooms of a run share; each owns one concern.
+    """The parts that the objects of a run share; each owns one concern.
 
     Args:
         config: Options given to `attach`, and what the checks made of them.

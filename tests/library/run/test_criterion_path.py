@@ -1,4 +1,4 @@
-"""A loss goes from the criterion to the records through each room once."""
+"""A loss goes from the criterion to the records through each package once."""
 
 import sys
 from pathlib import Path
@@ -29,50 +29,50 @@ def calls_and_files(call) -> tuple[int, int]:
     return len(files), len(set(files))
 
 
-def room_of(filename: str) -> str | None:
+def package_of(filename: str) -> str | None:
     if not filename.startswith(SOURCE):
         return None
     return Path(filename).relative_to(SOURCE).with_suffix("").parts[0]
 
 
 def entered(call) -> list[str]:
-    """The rooms that control enters from another one while `call` runs, in order; returning to a room is not entering it."""
-    rooms: list[str] = []
+    """The packages that control enters from another one while `call` runs, in order; a return to one does not count."""
+    packages: list[str] = []
 
     def watch(frame, event, _):
-        if event != "call" or (room := room_of(frame.f_code.co_filename)) is None:
+        if event != "call" or (package := package_of(frame.f_code.co_filename)) is None:
             return
         caller = frame.f_back
-        while caller is not None and room_of(caller.f_code.co_filename) is None:
+        while caller is not None and package_of(caller.f_code.co_filename) is None:
             caller = caller.f_back
-        if caller is None or room_of(caller.f_code.co_filename) != room:
-            rooms.append(room)
+        if caller is None or package_of(caller.f_code.co_filename) != package:
+            packages.append(package)
 
     sys.setprofile(watch)
     try:
         call()
     finally:
         sys.setprofile(None)
-    return rooms
+    return packages
 
 
 @pytest.mark.parametrize("method", [thresher.FullData(), thresher.InfoBatch(), thresher.Kakurenbo(adjust_lr=False)])
-def test_criterion_enters_each_room_at_most_once(method):
+def test_criterion_enters_each_package_at_most_once(method):
     net = nn.Linear(6, 3)
     data = TensorDataset(torch.randn(40, 6), torch.arange(40) % 3)
     run = thresher.attach(method, loader=DataLoader(data, 8), criterion=nn.CrossEntropyLoss(), model=net, epochs=3)
     for _ in range(2):
         for x, y in run.loader:
             outputs, clock = run.model(x), ["stopwatch"] if run._parts.stopwatch.running else []
-            rooms = entered(lambda outputs=outputs, y=y, criterion=run.criterion: criterion(outputs, y))
+            packages = entered(lambda outputs=outputs, y=y, criterion=run.criterion: criterion(outputs, y))
             compared = ["passes"] if run._epochs.comparison.pending else []
             path = ["run", "attribution", "losses", *clock, *compared]
-            assert rooms[: len(path)] == path and (compared or rooms == path)
+            assert packages[: len(path)] == path and (compared or packages == path)
             assert entered(lambda: run.records)[-1:] == ["records"]
 
 
 def test_the_profile_sees_what_it_should():
-    """Were a room entered twice, it would be in the list twice."""
+    """Were a package entered twice, it would be in the list twice."""
     records = thresher.records.Records({"loss": thresher.Column(torch.float32)}, 3, torch.device("cpu"))
     write = lambda: records.write(torch.arange(3), {"loss": torch.ones(3)})  # noqa: E731
     assert entered(lambda: (write(), write())) == ["records", "records"]

@@ -1,4 +1,4 @@
-"""Rows on their way: data types that all ranks agree about, bits that NumPy can hold, and who is whose."""
+"""Rows sent between ranks: data types that all ranks agree about, bits that NumPy can hold, and the rank that gets a row."""
 
 import numpy as np
 import pytest
