@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.selection import Lots
 from thresher.shards import Shard
 
 
@@ -55,9 +54,6 @@ class EpochPlan:
         smaller_batches: Whether the epoch has as many steps as full training, each with a smaller batch, rather than fewer
             steps with full batches. Batch sizes differ by one at most; samples that are left out are not loaded.
         note: Sentence that the user must know, for a warning; the run gives each sentence once. Default "": none.
-        lots: Random choice that the plan consists of, where that is so: every sample is kept but those that lost, and the
-            winners have one weight, all other samples another. Other ranks then know the plan from one bit per sample, or
-            from none. Default None.
 
     Raises:
         TypeError: A tensor has the wrong dtype.
@@ -85,7 +81,6 @@ class EpochPlan:
     remember: Mapping[str, Tensor] = field(default_factory=dict)
     smaller_batches: bool = False
     note: str = ""
-    lots: Lots | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr_scale", float(self.lr_scale))

@@ -7,7 +7,6 @@ not depend on the number of ranks.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -70,7 +69,7 @@ def smallest(values: Values, k: int, *, usable: Mask | None = None, world: World
         array([0, 2])
     """
     usable = np.isfinite(values) if usable is None else usable
-    return _least(_with_others_last(values, usable), k, usable, world)[0]
+    return _least(_with_others_last(values, usable), k, usable, world)
 
 
 def largest(values: Values, k: int, *, world: World = ALONE) -> Mask:
@@ -93,7 +92,7 @@ def largest(values: Values, k: int, *, world: World = ALONE) -> Mask:
     negative = -values
     if not usable.all():
         negative[~usable] = np.inf
-    return _least(negative, k, usable, world, highest_first=True)[0]
+    return _least(negative, k, usable, world, highest_first=True)
 
 
 def _with_others_last(values: Values, usable: Mask) -> Values:
@@ -101,9 +100,7 @@ def _with_others_last(values: Values, usable: Mask) -> Values:
     return values if usable.all() else np.where(usable, values, np.inf)
 
 
-def _least(
-    values: Values, k: int, usable: Mask | None, world: World, *, highest_first: bool = False
-) -> tuple[Mask, int | float]:
+def _least(values: Values, k: int, usable: Mask | None, world: World, *, highest_first: bool = False) -> Mask:
     """Marks the `k` smallest usable values; of equal ones those with the lowest, or with the highest, indices first.
 
     Args:
@@ -114,11 +111,11 @@ def _least(
         highest_first: Whether the highest indices come first.
 
     Returns:
-        Marks, shape (N,), bool, and the largest value that was marked; -1 where there is none.
+        Marks, shape (N,), bool.
     """
     k = min(k, world.total(len(values) if usable is None else int(np.count_nonzero(usable))))
     if k <= 0:
-        return np.zeros(len(values), dtype=np.bool_), -1
+        return np.zeros(len(values), dtype=np.bool_)
     cut = kth_smallest(values, k - 1, world)
     mask = values <= cut
     if usable is not None:
@@ -130,7 +127,7 @@ def _least(
         elsewhere = counts[: world.rank] if highest_first else counts[world.rank + 1 :]
         most = min(len(ties), max(0, surplus - int(elsewhere.sum())))
         mask[ties[:most] if highest_first else ties[len(ties) - most :]] = False
-    return mask, cut.item()
+    return mask
 
 
 def quantile_cut(finite: Values, q: float, world: World = ALONE) -> float:
@@ -149,42 +146,7 @@ def quantile_cut(finite: Values, q: float, world: World = ALONE) -> float:
     return float(kth_smallest(finite, min(share(q, n), n - 1), world))
 
 
-@dataclass(frozen=True, eq=False)
-class Lots:
-    """A uniform random choice without replacement: every sample draws a number, and the smallest numbers win.
-
-    What a sample draws depends on its id alone, so that any rank can tell whether a sample has won.
-
-    Args:
-        base: Number that differs from draw to draw, as in `rng.lots`.
-        cut: Number that the last winner drew; -1 where nobody won.
-        last: Id of the last winner, among equal numbers.
-        among: Samples of this shard that took part, packed in bits, lowest id first, shape (ceil(n / 8),), uint8; None where
-            every sample took part.
-
-    Example:
-        >>> mask, lots = draw_lots(3, torch.Generator().manual_seed(0), Shard.whole(100))
-        >>> winners = np.flatnonzero(mask)
-        >>> bool(lots.wins(winners).all()), bool(lots.wins(winners + 1).all())
-        (True, False)
-    """
-
-    base: int
-    cut: int
-    last: int
-    among: NDArray[np.uint8] | None = None
-
-    def wins(self, ids: NDArray[np.int64]) -> Mask:
-        """Returns which of some samples have won.
-
-        Args:
-            ids: Ids of samples that took part, shape (n,), of any shard.
-        """
-        drawn = rng.lots(self.base, ids).astype(np.int64)
-        return (drawn < self.cut) | ((drawn == self.cut) & (ids <= self.last))
-
-
-def draw_lots(k: int, generator: torch.Generator, shard: Shard, among: Mask | None = None) -> tuple[Mask, Lots]:
+def draw_lots(k: int, generator: torch.Generator, shard: Shard, among: Mask | None = None) -> Mask:
     """Chooses `k` samples uniformly at random, without replacement.
 
     Args:
@@ -194,22 +156,17 @@ def draw_lots(k: int, generator: torch.Generator, shard: Shard, among: Mask | No
         among: Marks of the samples to choose from, shape (len(shard),). Default: all.
 
     Returns:
-        Marks of the chosen samples, shape (len(shard),), and the lots that they drew.
+        Marks of the chosen samples, shape (len(shard),), bool. What a sample draws depends on its id alone.
 
     Example:
-        >>> mask, lots = draw_lots(2, torch.Generator().manual_seed(0), Shard.whole(5))
-        >>> int(mask.sum()), bool((lots.wins(np.arange(5)) == mask).all())
-        (2, True)
+        >>> int(draw_lots(2, torch.Generator().manual_seed(0), Shard.whole(5)).sum())
+        2
     """
     base = int(torch.randint(2**62, (), generator=generator))
     drawn = rng.lots(base, range(shard.first, shard.last))
     if among is not None:
         drawn |= (among.view(np.int8) - np.int8(1)).astype(np.int32).view(np.uint32)  # all bits, where a sample is not among
-    mask, cut = _least(drawn, k, among, shard.world)
-    equal = np.flatnonzero(mask & (drawn == cut))
-    last = int(shard.world.gather(np.array([shard.first + equal[-1] if len(equal) else -1])).max())
-    packed = None if among is None else np.packbits(among, bitorder="little")
-    return mask, Lots(base, int(cut), last, packed)
+    return _least(drawn, k, among, shard.world)
 
 
 def chosen(n: int, k: int, generator: torch.Generator) -> Mask:

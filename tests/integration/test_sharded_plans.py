@@ -150,7 +150,7 @@ def test_every_method_over_shards_is_in_the_roster():
     ids=short,
 )
 def test_what_travels_for_a_plan(method, columns):
-    """66 kB of counts, one bit per sample for the marks and two bytes per 1,024 samples for the places: no records."""
+    """66 kB of counts, one bit per sample for the marks, two bytes per 1,024 samples for the places, weights: no records."""
     records, layout = records_of(method, columns), ShardLayout(N, 4)
 
     def share(world):
@@ -160,7 +160,8 @@ def test_what_travels_for_a_plan(method, columns):
         plan.check(shard)
         shared = HeldPlan.of(plan, layout, world)
         order = KeptOrder(np.arange, N, shared.keeps, world)
-        return counts, world.bytes, len(order) == shared.rows, world.calls
+        weights = 0 if plan.weights is None else 4 * layout.size * layout.per
+        return counts, world.bytes - weights, len(order) == shared.rows, world.calls
 
     for counts, everything, complete, calls in on_ranks(4, share):
         sampled = 2 * 8 * 2**16 if isinstance(method, Winnow) else 0

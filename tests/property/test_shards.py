@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from depth import depth
 from thresher.distributed.bitmask import Bitmask
-from thresher.distributed.layout import ShardLayout, fetch
 from thresher.distributed.order import KeptOrder, RankOrder
 from thresher.distributed.sharded_records import Arrivals
 from thresher.exact import exact_mean, kth_smallest
@@ -59,8 +58,8 @@ def test_marks_over_ranks_are_those_of_one_process(data, array, size):
             hiding_candidates(own, fraction, by_threshold=True, shard=shard),
             well_learned(own, "mean", world),
             well_learned(own, 0.3, world),
-            draw_lots(k, seeded(seed), shard)[0],
-            draw_lots(min(k, int(among.sum())), seeded(seed), shard, here)[0],
+            draw_lots(k, seeded(seed), shard),
+            draw_lots(min(k, int(among.sum())), seeded(seed), shard, here),
             fewest(np.where(here, own > 0, -1), k, seeded(seed), shard),
         ]
 
@@ -82,29 +81,6 @@ def test_numbers_over_ranks_are_those_of_one_process(data, numbers, size, dtype)
 
     assert over_ranks(ends, n, look) == [look(Shard.whole(n))] * size
     assert look(Shard.whole(n))[0] == sorted(array.tolist())[k]
-
-
-@hard
-@given(st.data(), st.integers(1, 60), sizes)
-def test_lots_tell_who_has_won(data, n, size):
-    ends, k = data.draw(cuts(n, size)), data.draw(st.integers(0, n))
-    ids = np.arange(n)
-    found = over_ranks(ends, n, lambda shard: draw_lots(k, seeded(k), shard))
-    mask = np.concatenate([own for own, _ in found])
-    assert mask.sum() == k
-    assert all(np.array_equal(lots.wins(ids), mask) for _, lots in found)
-
-
-@hard
-@given(st.data(), st.integers(1, 80), sizes)
-def test_values_are_fetched_from_their_owners(data, n, size):
-    layout, held = ShardLayout(n, size, 8), np.random.default_rng(n).random(n)
-    wanted = [np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), np.int64) for _ in range(size)]
-    blocks = [layout.block(rank) for rank in range(size)]
-    assert np.concatenate([np.arange(n)[block.start : block.stop] for block in blocks]).tolist() == list(range(n))
-    found = on_ranks(size, lambda w: fetch(wanted[w.rank], held[blocks[w.rank].start : blocks[w.rank].stop].take, layout, w))
-    for ids, own in zip(wanted, found, strict=True):
-        assert np.array_equal(held[ids], own)
 
 
 @hard

@@ -1,8 +1,6 @@
 """The blocks of ids that the ranks own, and requests for values of samples at their owners."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,30 +100,3 @@ def to_owners(ids: NDArray[np.int64], layout: ShardLayout) -> tuple[NDArray[np.i
     owners = layout.owner(ids)
     order = np.argsort(owners, kind="stable")
     return order, np.cumsum(np.bincount(owners, minlength=layout.size))[:-1]
-
-
-def fetch(
-    ids: NDArray[np.int64], values: Callable[[NDArray[Any]], NDArray[Any]], layout: ShardLayout, world: World
-) -> NDArray[Any]:
-    """Fetches values of samples from their owners; all ranks call it.
-
-    A request takes 4 bytes per sample, and an answer the size of a value.
-
-    Args:
-        ids: Ids, shape (k,), int64, in any order; the number may differ from rank to rank.
-        values: Function from places in the block of this rank, shape (k,), to values, shape (k,).
-        layout: Blocks of the ranks.
-        world: The ranks.
-
-    Returns:
-        Values in the order of the ids, shape (k,).
-    """
-    if world.size == 1:
-        return values(ids)
-    order, ends = to_owners(ids, layout)
-    places = (ids[order] % layout.per).astype(np.uint32)
-    asked = world.exchange(np.split(places, ends))
-    answers = np.concatenate(world.exchange([values(part) for part in asked]))
-    found = np.empty_like(answers)
-    found[order] = answers
-    return found

@@ -1,4 +1,4 @@
-"""The plan of an epoch as a run holds and saves it: one bit per sample, or none if the draw is reproducible."""
+"""The plan of an epoch as a run holds and saves it: one bit per sample, and the weights of the kept ones."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher.distributed.bitmask import Bitmask, number, packed, unpacked
-from thresher.distributed.layout import ShardLayout, equal_part, fetch
-from thresher.exact import chunks
+from thresher.distributed.layout import ShardLayout, equal_part
 from thresher.plans import EpochPlan
-from thresher.selection import Lots, Mask, ids_of
+from thresher.selection import Mask, ids_of
 from thresher.shards import Shard, World
 
 
@@ -32,7 +31,6 @@ class PackedPlan:
         facts: Scalars for the history by name.
         smaller_batches: Whether the epoch has as many steps as full training.
         note: Sentence that the user must know.
-        lots: Reproducible draw that the plan consists of; not saved.
 
     Example:
         >>> plan = PackedPlan.of(EpochPlan(torch.tensor([1, 3, 4]), refresh=torch.tensor([0])), Shard.whole(5))
@@ -48,7 +46,6 @@ class PackedPlan:
     facts: Mapping[str, float]
     smaller_batches: bool
     note: str
-    lots: Lots | None = None
 
     @staticmethod
     def of(plan: EpochPlan, shard: Shard) -> "PackedPlan":
@@ -76,7 +73,7 @@ class PackedPlan:
             TypeError: A tensor has the wrong dtype.
             ValueError: A bitmask does not have one bit per sample of the shard, or a number is out of range.
         """
-        values: dict[str, Any] = {name: value for name, value in vars(self).items() if name != "lots"}
+        values: dict[str, Any] = dict(vars(self))
         for name in ("refresh",) if self.drawn else ("ids", "refresh"):
             bits = values[name]
             if bits is None:
@@ -96,7 +93,7 @@ class PackedPlan:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as tensors and plain values; `PackedPlan(**state)` restores the plan."""
-        return {name: value for name, value in vars(self).items() if name != "lots"} | {"facts": dict(self.facts)}
+        return vars(self) | {"facts": dict(self.facts)}
 
 
 def part_of_plan(plan: EpochPlan, shard: Shard) -> EpochPlan:
@@ -115,15 +112,14 @@ def part_of_plan(plan: EpochPlan, shard: Shard) -> EpochPlan:
         weights=None if plan.weights is None else plan.weights[inside],
         refresh=None if refresh is None else refresh[(refresh >= shard.first) & (refresh < shard.last)],
         remember={name: values[shard.first : shard.last] for name, values in plan.remember.items()},
-        lots=None,
     )
 
 
 class HeldPlan:
     """A plan as a run holds it through an epoch, whole or in shards; all ranks make it together.
 
-    No bitmask is sent if everything is kept, or if a draw among all samples is reproducible. Otherwise the ranks exchange one
-    bit per sample.
+    Nothing is sent if everything is kept without weights. Otherwise the ranks exchange one bit per sample, and the weights of
+    the kept ones.
 
     Args:
         own: Part of the plan for the block of this rank; drawn ids are those of all ranks.
@@ -135,9 +131,6 @@ class HeldPlan:
         rows: Number of kept samples of all ranks; in a drawn plan, a sample counts as often as it was drawn.
         refreshed: Number of refreshed samples of all ranks.
         everything: Whether every sample is kept, and comes once.
-
-    Raises:
-        ValueError: The part of a rank contradicts its `lots`; all ranks raise it.
 
     Example:
         >>> from thresher.testing.threaded_world import on_ranks
@@ -162,13 +155,13 @@ class HeldPlan:
         self.rows, self.refreshed, both_or_none = numbers.tolist()
         self.rows = self._kept if own.drawn else self.rows
         self.everything = not own.drawn and self.rows == layout.n
-        self._lots = own.lots if world.size > 1 else None  # they spare the bitmask, which one process does not send
         self._marks: Bitmask | None = None
         if not own.drawn and not self.everything:
-            among = bits if self._lots is None else self._lots.among
-            self._marks = None if among is None else Bitmask.gathered(among, layout, world)
-        self._weights = self._weights_by_lots(bits)
-        others = self._marks is not None and self._lots is None and not both_or_none
+            self._marks = Bitmask.gathered(bits, layout, world)
+        # In the order of the ids; those of a drawn plan are of all ranks already.
+        weights = None if own.weights is None or own.drawn else world.join(own.weights.numpy())
+        self._weights = own.weights if weights is None else torch.from_numpy(weights)
+        others = self._marks is not None and not both_or_none
         self._refreshes_others = bool(self.refreshed) and others
         self._refresh: Bitmask | None = None
         if self.refreshed and not self._refreshes_others:
@@ -189,37 +182,6 @@ class HeldPlan:
         """Returns the part of the plan for the block of this rank, with ids."""
         return self.own.unpacked(self._layout.shard(self._world))
 
-    def _weights_by_lots(self, bits: NDArray[np.uint8]) -> tuple[float, float] | None:
-        """Returns the weights of samples that took no part and of winners, after a check of the lots; None without lots."""
-        # Other ranks would train on what the lots say, not on what this rank chose: all check their blocks, and raise together.
-        if self.everything or self._lots is None:
-            return None
-        weights, first, wrong = self.own.weights, 0, False
-        ends = np.array([np.inf, -np.inf, np.inf, -np.inf])
-        for part in chunks(len(self._block)):
-            ids = np.arange(self._block.start + part.start, self._block.start + part.stop)
-            own = unpacked(bits[part.start // 8 : -(-part.stop // 8)])[: len(ids)]
-            wrong = wrong or bool((self.keeps(ids) != own).any())
-            if weights is None:
-                continue
-            found = weights[first : first + np.count_nonzero(own)].numpy()
-            first, won = first + len(found), self._won(ids[own])
-            for place, some in ((0, found[~won]), (2, found[won])):
-                ends[place] = some.min(initial=ends[place])
-                ends[place + 1] = some.max(initial=ends[place + 1])
-        every = self._world.gather(np.append(ends, wrong))
-        low, high = every[:, 0:4:2].min(axis=0), every[:, 1:4:2].max(axis=0)
-        if every[:, 4].any() or (low < high).any():
-            raise ValueError(
-                "EpochPlan: `lots` must be the random choice that the plan consists of: every sample is kept but those that "
-                "lost, and weights are one number for the winners and one for the other samples. Leave `lots` out otherwise."
-            )
-        return float(low[0]), float(low[1])
-
-    def _won(self, kept: NDArray[np.int64]) -> Mask:
-        """Returns the mask of kept samples that took part in the lots."""
-        return np.ones(len(kept), dtype=np.bool_) if self._marks is None else self._marks.of(kept)
-
     def keeps(self, ids: NDArray[np.int64]) -> Mask:
         """Returns the mask of kept samples, without a message to other ranks.
 
@@ -228,51 +190,28 @@ class HeldPlan:
         """
         if self.everything:
             return np.ones(len(ids), dtype=np.bool_)
-        if self._lots is None:
-            assert self._marks is not None
-            return self._marks.of(ids)
-        if self._marks is None:
-            return self._lots.wins(ids)
-        among = self._marks.of(ids)
-        kept = ~among
-        kept[among] = self._lots.wins(ids[among])
-        return kept
-
-    @property
-    def asks_for_weights(self) -> bool:
-        """Whether `weights` sends requests to other ranks."""
-        return self._world.size > 1 and self.own.weights is not None and self._weights is None and not self.own.drawn
+        assert self._marks is not None
+        return self._marks.of(ids)
 
     def weights(self, ids: NDArray[np.int64]) -> Tensor | None:
-        """Returns the weights of kept samples, or None if the plan has none; all ranks call it.
+        """Returns the weights of kept samples, or None if the plan has none; no message to other ranks.
 
         Args:
-            ids: Ids, shape (k,), int64; the number may differ from rank to rank.
+            ids: Ids, shape (k,), int64.
 
         Returns:
             Weights, shape (k,), float32.
         """
-        if self.own.weights is None:
-            return None
-        if self.own.drawn:
-            return self.own.weights[torch.from_numpy(self._place(ids))]
-        if self._weights is None:
-            own = self.own.weights.numpy()
-            look_up = lambda places: own[self._place(places)]  # noqa: E731
-            return torch.from_numpy(fetch(ids, look_up, self._layout, self._world))
-        other, winner = self._weights
-        return torch.from_numpy(np.where(self._won(ids), np.float32(winner), np.float32(other)))
+        return None if self._weights is None else self._weights[torch.from_numpy(self._place(ids))]
 
     @cached_property
     def _place(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Function from places in the block, or from drawn ids, to places among the kept samples."""
+        """Function from ids to places among the kept samples."""
         if self.own.drawn:
             place = torch.empty(self._layout.n, dtype=torch.int32 if self._kept < 2**31 else torch.int64)
             place[self.own.ids] = torch.arange(self._kept, dtype=place.dtype)  # a sample that was drawn twice has one weight
             return place.numpy().take
-        if self._kept == len(self._block):
-            return lambda places: places
-        return Bitmask(self.own.ids.numpy(), len(self._block)).before
+        return (lambda ids: ids) if self._marks is None else self._marks.before
 
     def refreshing(self) -> Callable[[int, int], NDArray[np.int64]]:
         """Returns a function from a first and an end place to the ids that this rank refreshes, ascending.

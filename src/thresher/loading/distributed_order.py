@@ -186,17 +186,11 @@ class OwnRows:
     def __init__(self, make: Callable[[], RankOrder | RankBatches], place: int, plan: HeldPlan) -> None:
         self._make, self._place, self._plan = make, place, plan
         self._made: RankOrder | RankBatches | None = None
-        self._sorted, self._weights = np.empty(0, dtype=np.int64), None
 
     @property
     def _rows(self) -> RankOrder | RankBatches:
         if self._made is None:
-            self._made = rows = self._make()
-            if self._plan.asks_for_weights:
-                # Weights lie with the owners of the samples: all are asked for once an epoch, together, and looked up in every
-                # step.
-                self._sorted = np.sort(rows.take(0, len(rows)))
-                self._weights = self._plan.weights(self._sorted)
+            self._made = self._make()
         return self._made
 
     def take(self, k: int) -> Tensor:
@@ -215,9 +209,7 @@ class OwnRows:
         Args:
             ids: Ids to look up, shape (k,), int64.
         """
-        if self._weights is None:
-            return self._plan.weights(ids)
-        return self._weights[torch.from_numpy(np.searchsorted(self._sorted, ids))]
+        return self._plan.weights(ids)
 
 
 class SharedOrder:

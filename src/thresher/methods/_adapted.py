@@ -64,7 +64,6 @@ class OnSubset:
             refresh=None if plan.refresh is None else self.kept[plan.refresh - inner.first],
             facts=facts,
             remember={name: self._spread(values, columns[name], shard) for name, values in plan.remember.items()},
-            lots=None,
         )
 
     def _spread(self, values: Tensor, column: Column, shard: Shard) -> Tensor:

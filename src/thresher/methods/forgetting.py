@@ -74,7 +74,7 @@ def fewest(counts: Values, k: int, generator: torch.Generator, shard: Shard | No
         return np.zeros(len(counts), dtype=np.bool_)
     cut = kth_smallest(counts[usable], k - 1, shard.world)
     mask = usable & (counts < cut)
-    return mask | draw_lots(k - shard.count(mask), generator, shard, counts == cut)[0]
+    return mask | draw_lots(k - shard.count(mask), generator, shard, counts == cut)
 
 
 @dataclass(frozen=True)

@@ -144,14 +144,14 @@ class InfoBatch:
         if kept >= learned:
             plan, mask = full_plan(shard), np.ones(len(shard), dtype=np.bool_)
         else:
-            mask, lots = draw_lots(kept, generator, shard, below)
+            mask = draw_lots(kept, generator, shard, below)
             mask |= ~below
             factor = learned / kept if self.rescale == "mass" else 1 / (1 - self.prune_fraction)
             weights = np.array([1, factor], dtype=np.float32)[below[np.flatnonzero(mask)].view(np.uint8)]
             left_out = 1 - (shard.n - learned + kept) / shard.n
             scheduled = self.prune_fraction if target is None else left_out
             facts = {"scheduled_fraction": scheduled, "actual_fraction": left_out}
-            plan = EpochPlan(ids_of(mask, shard.first), weights=torch.from_numpy(weights), facts=facts, lots=lots)
+            plan = EpochPlan(ids_of(mask, shard.first), weights=torch.from_numpy(weights), facts=facts)
         return plan if target is None else target.counted(plan, mask, records, shard, epoch)
 
     def _for_target(self, loss: Values, due: int, shard: Shard) -> tuple[Mask, int, int]:

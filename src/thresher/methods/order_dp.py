@@ -48,11 +48,11 @@ def best_of_pool(loss: Values, k: int, pool: float, generator: torch.Generator, 
     usable = np.isfinite(loss)
     known = shard.count(usable)
     k = min(max(0, k - (shard.n - known)), known)
-    inside = draw_lots(max(k, share(pool, known)), generator, shard, usable)[0]
+    inside = draw_lots(max(k, share(pool, known)), generator, shard, usable)
     new = inside & (loss == np.float32(NEW_SAMPLE))
     news = shard.count(new)
     if news > k:
-        return draw_lots(k, generator, shard, new)[0] | ~usable
+        return draw_lots(k, generator, shard, new) | ~usable
     rest = largest(np.where(inside & ~new, loss, np.float32(np.nan)), k - news, world=shard.world)
     return rest | new | ~usable
 

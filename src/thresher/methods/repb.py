@@ -123,7 +123,7 @@ class RePb:
             most = candidates / (candidates - pruned) if pruned else 1 / (1 - self.prune_fraction)
         kept = np.ones(len(shard), dtype=np.bool_)
         if pruned:
-            kept = draw_lots(candidates - pruned, generator, shard, below)[0] | ~below
+            kept = draw_lots(candidates - pruned, generator, shard, below) | ~below
         weights = cumulative_weights(on_host(records["left_out"])[kept], epoch + 1, most)
         left_out = pruned / shard.n
         scheduled = left_out if target is not None or not pruned else self.prune_fraction

@@ -89,14 +89,13 @@ class Rs2:
         fresh = ~on_host(records["used"])
         left = shard.count(fresh)
         if left < kept:  # the last samples of an order and the first of the next
-            drawn, lots = draw_lots(kept - left, generator, shard, ~fresh)
+            drawn = draw_lots(kept - left, generator, shard, ~fresh)
             mask, used = fresh | drawn, drawn
         else:
-            mask, lots = draw_lots(kept, generator, shard, None if self.replace else fresh)
+            mask = draw_lots(kept, generator, shard, None if self.replace else fresh)
             used = ~fresh | mask
         return EpochPlan(
             ids_of(mask, shard.first),
             facts={"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - kept / shard.n},
             remember={} if self.replace else {"used": torch.from_numpy(used)},
-            lots=lots if self.replace else None,
         )

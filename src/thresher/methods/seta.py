@@ -209,5 +209,5 @@ def _without(
     """Marks all samples but `pruned` ones: random ones outside the window and, where these are too few, inside."""
     within, beyond = counts
     if pruned < beyond:
-        return ~outside | draw_lots(beyond - pruned, generator, shard, outside)[0]
-    return ~(inside | outside) | draw_lots(within + beyond - pruned, generator, shard, inside)[0]
+        return ~outside | draw_lots(beyond - pruned, generator, shard, outside)
+    return ~(inside | outside) | draw_lots(within + beyond - pruned, generator, shard, inside)

@@ -168,5 +168,5 @@ class Ucb:
         best = largest(score, k - drawn, world=shard.world)
         del score
         if drawn:
-            best |= draw_lots(drawn, generator, shard, known & ~best)[0]
+            best |= draw_lots(drawn, generator, shard, known & ~best)
         return best

@@ -59,6 +59,6 @@ class UniformSubset:
         """Returns a plan with a new random subset."""
         shard = shard_of(records)
         kept = max(1, share(self.keep, shard.n))
-        mask, lots = draw_lots(kept, generator, shard)
+        mask = draw_lots(kept, generator, shard)
         facts = {"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - kept / shard.n}
-        return EpochPlan(ids_of(mask, shard.first), facts=facts, lots=lots)
+        return EpochPlan(ids_of(mask, shard.first), facts=facts)

@@ -125,7 +125,7 @@ class Strata:
         del keys
         weights = None if plan.weights is None else world.join(plan.weights.numpy())
         # The number of rows of each step follows from the plan of all ranks, before the rows have their order.
-        plan = replace(plan, ids=torch.from_numpy(ids), weights=None, drawn=True, lots=None)
+        plan = replace(plan, ids=torch.from_numpy(ids), weights=None, drawn=True)
         rows = _dealt(sorted_rows, *layout(plan), world.size, numbers)
         ordered = np.empty_like(ids)
         for part in chunks(len(ids)):

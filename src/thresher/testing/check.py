@@ -201,7 +201,7 @@ def comparable(value: Any) -> Any:
 
 
 def comparable_plan(plan: EpochPlan | BatchPlan) -> Any:
-    """Returns a copy of the contents of a plan that `==` compares; lots, which follow from the ids, are left out.
+    """Returns a copy of the contents of a plan that `==` compares.
 
     Args:
         plan: Plan of an epoch or a batch.
@@ -211,7 +211,7 @@ def comparable_plan(plan: EpochPlan | BatchPlan) -> Any:
         False
     """
     contents = {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(plan).items()}
-    return comparable({name: value for name, value in contents.items() if name != "lots"})
+    return comparable(contents)
 
 
 CHECK_EPOCHS = 20
@@ -1085,7 +1085,7 @@ def check_shards(subject: EpochSubject) -> None:
         ...     def plan_epoch(self, records, **settings):
         ...         shard = thresher.shards.shard_of(records)
         ...         plan = super().plan_epoch(dict(records), **settings)  # knows nothing of the other shards
-        ...         return dataclasses.replace(plan, ids=plan.ids + shard.first, lots=None)
+        ...         return dataclasses.replace(plan, ids=plan.ids + shard.first)
         >>> try:
         ...     check_shards(OfEachShard(keep=0.5))
         ... except AssertionError as error:

@@ -1,7 +1,6 @@
 """What ranks know of a plan: who is kept, with which weight, and who is refreshed, without the records of the others."""
 
 import tracemalloc
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from thresher import EpochPlan, EpochSelectiveBackprop, FullData, InfoBatch, Kak
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.order import KeptOrder, RankOrder
 from thresher.distributed.plan import HeldPlan, part_of_plan
-from thresher.selection import Lots, ids_of
+from thresher.selection import ids_of
 from thresher.shards import ALONE
 from thresher.testing.threaded_world import on_ranks
 
@@ -62,11 +61,10 @@ def test_every_rank_knows_the_plan_of_one_process(method, size):
 
 @pytest.mark.parametrize(
     ("method", "gathers"),
-    [(FullData(), 0), (UniformSubset(0.3), 0), (InfoBatch(), 1), (Kakurenbo(), 1)],
+    [(FullData(), 0), (UniformSubset(0.3), 1), (Kakurenbo(), 1)],
     ids=lambda v: str(v)[:9],
 )
 def test_one_bit_per_sample_travels_or_none(method, gathers):
-    """Lots of all samples tell everything; lots among some samples, and other plans, need one bit of each sample."""
     layout, records = ShardLayout(N, 3, 8), records_of(method, hard_columns(N, 3))
 
     def look(world):
@@ -77,12 +75,10 @@ def test_one_bit_per_sample_travels_or_none(method, gathers):
         plan.refreshing()
         return world.traffic["gather"], world.calls["exchange"]
 
-    bits, lots = 3 * layout.per // 8, 3 * 5 * 8  # of lots: the weights of both kinds, and whether they are right
-    own = lots if isinstance(method, UniformSubset | InfoBatch) else 0
-    assert on_ranks(3, look) == [(bits * gathers + own, 0)] * 3
+    assert on_ranks(3, look) == [(3 * layout.per // 8 * gathers, 0)] * 3
 
 
-def test_weights_of_any_kind_are_fetched():
+def test_each_rank_knows_the_weights_of_all_kept_samples():
     layout = ShardLayout(40, 3, 8)
 
     def look(world):
@@ -102,26 +98,6 @@ def test_samples_to_refresh_that_are_not_the_others():
         return plan.refreshing()(0, N).tolist(), plan.refreshed
 
     assert on_ranks(2, look) == [([0, 4], 5), ([8, 12, 16], 5)]
-
-
-@pytest.mark.parametrize("wrong", ["ids", "weights"])
-def test_lots_that_are_not_the_plan_are_refused_on_all_ranks(wrong):
-    method, layout = InfoBatch(), ShardLayout(N, 2, 8)
-    records = records_of(method, hard_columns(N, 3))
-
-    def look(world):
-        part = planned(method, part_of_records(records, layout.shard(world)))
-        if world.rank == 1:
-            ids, weights = part.ids[1:], part.weights[1:]
-            part = replace(part, ids=ids, weights=weights) if wrong == "ids" else replace(part, weights=part.weights * part.ids)
-        try:
-            HeldPlan.of(part, layout, world)
-        except ValueError as error:
-            return str(error)
-        return ""
-
-    found = on_ranks(2, look)
-    assert found[0] == found[1] and "`lots` must be the random choice that the plan consists of" in found[0]
 
 
 def test_the_plan_of_all_samples_is_cut_into_parts():
@@ -165,19 +141,11 @@ def test_values_are_found_without_ids():
     layout = ShardLayout(40, 1)
     for ids in (torch.arange(0, 40, 3), torch.arange(40)):
         held = HeldPlan.of(EpochPlan(ids, weights=ids / 2), layout, ALONE)
-        assert torch.equal(held.weights(ids.flip(0).numpy()), ids.flip(0) / 2) and not held.asks_for_weights
+        assert torch.equal(held.weights(ids.flip(0).numpy()), ids.flip(0) / 2)
     ids = torch.tensor([7, 3, 7, 30])
     held = HeldPlan.of(EpochPlan(ids, weights=ids / 2, refresh=torch.tensor([1, 5]), drawn=True), layout, ALONE)
     assert held.weights(np.array([30, 7])).tolist() == [15.0, 3.5] and held.rows == 4 and not held.everything
     assert held.refreshing()(0, 9).tolist() == [1, 5] and held.plan().ids.tolist() == ids.tolist()
-
-
-def test_lots_are_not_asked_where_no_bits_travel():
-    records = records_of(InfoBatch(), hard_columns(N, 3))
-    whole = planned(InfoBatch(), records)
-    assert whole.lots is not None
-    held = HeldPlan.of(replace(whole, lots=Lots(0, -1, 0)), ShardLayout(N, 1), ALONE)
-    assert np.flatnonzero(held.keeps(np.arange(N))).tolist() == whole.ids.tolist()
 
 
 @pytest.mark.parametrize("method", [Kakurenbo(), InfoBatch()], ids=["kakurenbo", "infobatch"])
@@ -211,7 +179,7 @@ def test_a_plan_that_was_drawn_is_whole_on_each_rank(size):
         held = HeldPlan.of(part, layout, world)
         found = held.weights(np.array([150, 7]))
         block = layout.block(world.rank)
-        assert part.remember["x"].tolist() == [*block] and not held.asks_for_weights and not held.everything
+        assert part.remember["x"].tolist() == [*block] and not held.everything
         return held.rows, held.refreshed, held.own.ids.tolist(), found, held.refreshing()(0, N)
 
     every = on_ranks(size, look)
