@@ -34,6 +34,8 @@
 #              an hour of two cores, goes on where it was stopped
 # make grpo    ways to choose prompts and rollouts in GRPO, beside plain GRPO at equal tokens, into benchmarks/results/ and
 #              docs/rl.md; needs the extra trl, and an hour of two cores; goes on where it was stopped
+# make gpu     the tests that concern a device, and times of steps, on a machine with a GPU, into runs/gpu; nine minutes at most, goes
+#              on where it was stopped
 # make reproduce
 #              the tables and figures of the papers, into benchmarks/results/reproduce/ and docs/reproduce.md; up to
 #              three hours, goes on where it was stopped
@@ -46,7 +48,7 @@ RESULTS := benchmarks/results
 VERSIONS := 2.6.0 2.15.0
 SMOKE := tests/library tests/reference tests/conformance tests/property
 
-.PHONY: demo test verify versions check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow-short winnow-guards winnow-further ada-selection league grpo reproduce clean
+.PHONY: demo test verify versions check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow-short winnow-guards winnow-further ada-selection league grpo gpu reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -184,6 +186,10 @@ league: .venv/installed
 
 grpo: .venv/for-verify
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.grpo --page docs/rl.md
+
+gpu: .venv/for-tests
+	$(BIN)/python -m benchmarks.gpu check --out runs/$@ --minutes 4
+	$(BIN)/python -m benchmarks.gpu speed --out runs/$@ --minutes 5
 
 reproduce: .venv/installed
 	$(BIN)/thresher reproduce all --work runs/$@ --results $(RESULTS)/$@ --page docs/$@.md
