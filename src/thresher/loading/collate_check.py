@@ -44,12 +44,12 @@ class UnknownRows:
     """Whether the rows of batches are their samples in order, as far as batches were checked.
 
     Args:
-        declared: Whether the user has declared that they are; None if nobody can declare it, as in a pass for scores.
+        collate_keeps_rows: Whether the user has declared that they are; None if nobody can declare it, as in a pass for scores.
     """
 
-    def __init__(self, *, declared: bool | None = False) -> None:
-        self.declared = declared
-        self._warned = declared is not False
+    def __init__(self, *, collate_keeps_rows: bool | None = False) -> None:
+        self.collate_keeps_rows = collate_keeps_rows
+        self._warned = collate_keeps_rows is not False
 
     reason: str | None = None
     """Reason why they are not; None where no batch had one."""
@@ -70,14 +70,14 @@ class UnknownRows:
         return batch.batch
 
 
-def checked(loader: DataLoader[Any], *, declared: bool | None = None) -> Any:
+def checked(loader: DataLoader[Any], *, collate_keeps_rows: bool | None = None) -> Any:
     """Returns the collate function of a loader, with the check if it is not one of torch and nothing was declared.
 
     Args:
         loader: The user's loader.
-        declared: Whether the user has declared that row i of each batch is sample i; None where this cannot be declared.
+        collate_keeps_rows: Whether the user has declared that row i of each batch is sample i; None if nobody can declare it.
     """
-    if declared or loader.collate_fn in (default_collate, default_convert, as_it_is):
+    if collate_keeps_rows or loader.collate_fn in (default_collate, default_convert, as_it_is):
         return loader.collate_fn
     sizes: Any = loader.batch_sampler
     batched = getattr(loader.dataset, "__getitems__", None) is not None

@@ -56,7 +56,7 @@ class SelectedLoader(OfUser):
         device: Device that batches are moved to; None leaves them where they are.
         kept: Ids of the samples of full training, where others were pruned before it. Default: all that the sampler yields.
         world: Processes that the loader deals out its samples to. Default: there is one.
-        keeps: Whether the user has declared that row i of each batch is sample i.
+        collate_keeps_rows: Whether the user has declared that row i of each batch is sample i.
         timing: Books the time of the training. Default: one that nothing reads.
         least: Least number of rows that the model trains on: 2 where it has BatchNorm. Default: 1.
     """
@@ -68,7 +68,7 @@ class SelectedLoader(OfUser):
         device: Device,
         kept: Tensor | None = None,
         world: World = ALONE,
-        keeps: bool = False,
+        collate_keeps_rows: bool = False,
         timing: Timing | None = None,
         least: int = 1,
     ) -> None:
@@ -87,7 +87,7 @@ class SelectedLoader(OfUser):
         self.device = device or torch.device("cpu")
         """Device on which the loop draws random numbers."""
         self._ids = self.ids = IdBatchSampler(self._order.sizes, least, as_tensors=isinstance(loader.dataset, TensorRows))
-        self.unknown_rows = UnknownRows(declared=keeps)
+        self.unknown_rows = UnknownRows(collate_keeps_rows=collate_keeps_rows)
         """Why the rows of batches are not their samples in order, as far as that is known."""
         self._resumed_draws = ResumedDraws(loader.num_workers, stay=loader.persistent_workers)
         self._settings = None if self.streams else SettingsAtAttach(loader, self.unknown_rows)

@@ -84,7 +84,7 @@ class SettingsAtAttach:
     def rebuilt(self, batch_sampler: Any) -> DataLoader[Any]:
         """Returns a loader of the same settings with another batch sampler."""
         settings = {name: self._known[name] for name in KEPT_SETTINGS}
-        settings["collate_fn"] = checked(self._user, declared=self._unknown_rows.declared)
+        settings["collate_fn"] = checked(self._user, collate_keeps_rows=self._unknown_rows.collate_keeps_rows)
         return DataLoader(self._user.dataset, batch_sampler=batch_sampler, **settings)
 
     def check(self) -> None:

@@ -77,7 +77,7 @@ def scan(
 def _counted(loader: DataLoader[Any]) -> Iterator[tuple[Any, int]]:
     """Yields the batches of a loader in order, with their numbers of samples."""
     left = len(loader.dataset)  # pyright: ignore[reportArgumentType]
-    rows = UnknownRows(declared=None)
+    rows = UnknownRows(collate_keeps_rows=None)
     for batch in map(rows.open, loader):
         if rows.reason is not None:
             raise ValueError(f"`loader`: {rows.reason}: scores could not be told apart by sample")

@@ -139,7 +139,7 @@ def build_run(config: RunConfig) -> Run:
 
 def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> tuple[SelectedLoader, EpochMethod | OnSubset]:
     """The loader, and the epoch method on the samples that the loader has."""
-    own: dict[str, Any] = {"kept": config.kept, "world": config.world, "keeps": config.keeps_rows}
+    own: dict[str, Any] = {"kept": config.kept, "world": config.world, "collate_keeps_rows": config.collate_keeps_rows}
     # Candidates of a batch method may be gathered to larger batches: theirs are left as they are.
     own["least"] = least_rows(config.model) if config.batch_method is None else 1
     loader = SelectedLoader(config.loader, device=device, timing=timing, **own)
@@ -160,7 +160,7 @@ def _attribution(config: RunConfig, *, loader: SelectedLoader, trained: Trained,
     meter, stopwatch = Meter(cost, None if module is None else module.parameters), Stopwatch(device)
     trained.report_to(meter)
     # Where a function of the user's makes the batches, the samples may be along another dimension than the first.
-    own_collate = config.loader.collate_fn is not default_collate and not config.keeps_rows
+    own_collate = config.loader.collate_fn is not default_collate and not config.collate_keeps_rows
     tracker = RowTracker(SampleDimension() if own_collate else None)
     accumulator = StepAccumulator(records, meter, counts, count_steps=config.optimizer is None)
     unknown = loader.unknown_rows
@@ -411,7 +411,7 @@ def attach(
         spend=spend,
         stratify=stratify,
         labels=labels,
-        keeps_rows=collate_keeps_rows,
+        collate_keeps_rows=collate_keeps_rows,
         observe=observe,
     )
     return build_run(check(given, process_group))

@@ -25,8 +25,8 @@ from thresher.losses.adapters import adapt
 from thresher.losses.base import Criterion, unreadable
 from thresher.losses.signals import GIVEN_ONLY, NOT_OF_VALUES, WIDE_SIGNALS
 from thresher.methods.contract import (
+    STAGES,
     BatchMethod,
-    BeforeMethod,
     EpochMethod,
     asked_of_full_passes,
     calls_model,
@@ -236,9 +236,6 @@ def release(owner: Any) -> None:
         del _OWNERS[thing]
 
 
-PROTOCOLS: dict[str, Any] = {"before": BeforeMethod, "epoch": EpochMethod, "batch": BatchMethod}
-
-
 def split_by_stage(method: Any) -> tuple[Any, EpochMethod, BatchMethod | None]:
     """Returns the methods that decide before training, before each epoch (by default all data), and in each batch."""
     methods = list(method) if isinstance(method, list | tuple) else [method]
@@ -253,7 +250,7 @@ def split_by_stage(method: Any) -> tuple[Any, EpochMethod, BatchMethod | None]:
                 "as in run.reduce(losses, valid=valid, keep=tokens.chosen(losses, valid, reference)), or the method to "
                 "thresher.transformers.Selection."
             )
-        if stage not in PROTOCOLS or not isinstance(one, PROTOCOLS[stage]):
+        if stage not in STAGES or not isinstance(one, STAGES[stage]):
             raise TypeError(
                 "`method` must have stage = 'epoch', columns() and plan_epoch(), or stage = 'batch', init_state(), "
                 f"count() and plan_batch(), or stage = 'before' and kept(), got {name}; see thresher.methods"
@@ -366,8 +363,8 @@ def _check_types(given: RunConfig) -> None:
             raise TypeError(f"`{name}` must be callable, got {type(function).__name__}")
     if given.stratify not in ("auto", "class", None):
         raise ValueError(f"`stratify` must be 'auto', 'class' or None, got {given.stratify!r}")
-    if not isinstance(given.keeps_rows, bool):
-        raise TypeError(f"`collate_keeps_rows` must be True or False, got {given.keeps_rows!r}")
+    if not isinstance(given.collate_keeps_rows, bool):
+        raise TypeError(f"`collate_keeps_rows` must be True or False, got {given.collate_keeps_rows!r}")
 
 
 def _who_calls_it(config: RunConfig) -> str:

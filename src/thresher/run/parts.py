@@ -86,7 +86,7 @@ class RunConfig:
     spend: Any = None
     stratify: Any = None
     labels: Any = None
-    keeps_rows: Any = False
+    collate_keeps_rows: Any = False
     observe: bool = False
 
     world: World = ALONE

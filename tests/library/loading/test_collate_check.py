@@ -385,8 +385,8 @@ def test_values_that_are_found_in_no_row_are_said_once(collate):
 
 
 def test_a_declared_collate_function_is_not_compared():
-    assert checked(DataLoader(Counting(), B, collate_fn=plain), declared=True) is plain
-    assert type(checked(DataLoader(Counting(), B, collate_fn=plain), declared=False)) is CheckedCollate
+    assert checked(DataLoader(Counting(), B, collate_fn=plain), collate_keeps_rows=True) is plain
+    assert type(checked(DataLoader(Counting(), B, collate_fn=plain), collate_keeps_rows=False)) is CheckedCollate
 
 
 def test_a_flag_of_its_own_is_said_for_each_run():
