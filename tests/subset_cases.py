@@ -202,9 +202,9 @@ class Causal(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         length = ids.shape[1]
-        h = self.embed(ids) + self.place(torch.arange(length))
+        h = self.embed(ids) + self.place(torch.arange(length, device=ids.device))
         if self.kind == "inside":
-            mask = torch.ones(length, length, dtype=torch.bool).tril()
+            mask = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
         h = h + self.attention(self.norm(h), mask, causal=self.kind == "sdpa")
         return self.head(h)
 

@@ -78,11 +78,19 @@ def test_convolutions_of_both_memory_formats(device, memory, dtype):
     assert_subset_gradients(model, x, dtype=dtype, share=5e-3 if dtype is None else 5e-2, strict=True)
 
 
-@needs_cuda
-@pytest.mark.parametrize("make", [small_conv_net, lambda: SmallAttention(WIDTH)])
-def test_tf32(device, monkeypatch, make):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+@pytest.fixture
+def tf32():
+    """Lets matrix products and convolutions of float32 compute in TF32."""
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    yield
+    torch.set_float32_matmul_precision(products)
+    torch.backends.cudnn.allow_tf32 = convolutions
+
+
+@pytest.mark.parametrize("make", [small_conv_net, lambda: SmallAttention(WIDTH)], ids=["convolutions", "attention"])
+def test_tf32(device, tf32, make):
     torch.manual_seed(0)
     model, shape = make().to(device), (3, 8, 8) if make is small_conv_net else (16, WIDTH)
     assert_subset_gradients(model, torch.randn(64, *shape, device=device), share=1e-2, strict=True)

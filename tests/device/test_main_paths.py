@@ -8,6 +8,7 @@ from torch import nn
 import thresher
 from devices import BATCH, CLASSES, N, SmallAttention, SmallTraining, X, Y, assert_subset_gradients, network, small_conv_net
 from helpers import assert_same
+from subset_cases import Causal, ConvNeXtBlock, Recurrent, SqueezeExcite, UNet, ViT, conv_net
 from thresher import AdaSelection, BigLoss, FullData, Kakurenbo, SelectiveBackprop
 
 pytestmark = pytest.mark.usefixtures("torch_may_warn")
@@ -193,6 +194,35 @@ def test_the_gradient_of_some_rows_is_that_of_the_plain_model(device, name, dtyp
     # Convolutions of float32 compute in TF32 on CUDA, unless told otherwise.
     share = 5e-2 if dtype is not None else 5e-3 if name == "convolutions" else 1e-4
     assert_subset_gradients(model, torch.randn(12, *shapes[name], device=device), dtype=dtype, share=share)
+
+
+MODELS = {
+    "dropout": (lambda: nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 3)), (6,)),
+    "pooling, groups": (conv_net, (3, 8, 8)),
+    "depthwise, layer norm": (ConvNeXtBlock, (6, 8, 8)),
+    "transformer layer of torch": (ViT, (3, 8, 8)),
+    "embedding, causal mask": (lambda: Causal("inside"), (7,)),
+    "embedding, causal attention": (lambda: Causal("sdpa"), (7,)),
+    "transposed convolution, resizing": (UNet, (3, 8, 8)),
+    "squeeze and excite": (SqueezeExcite, (3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_usual_layers_get_the_subset_backward(device, name):
+    torch.manual_seed(0)
+    make, shape = MODELS[name]
+    x = torch.randint(11, (12, *shape), device=device) if "embedding" in name else torch.randn(12, *shape, device=device)
+    assert_subset_gradients(make().to(device), x, share=1e-2 if device.type == "cuda" else 1e-5, strict=True)
+
+
+@pytest.mark.filterwarnings("ignore:subset_backward:UserWarning")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_networks_get_the_gradient_of_the_plain_model(device, kind):
+    """They are one operation of cuDNN, or of oneDNN on a CPU, for which the plain model may stand in."""
+    torch.manual_seed(0)
+    model, x = Recurrent(kind, batch_first=True).to(device), torch.randn(12, 5, 4, device=device)
+    assert_subset_gradients(model, x, share=1e-2 if device.type == "cuda" else 1e-5, may_fall_back=True)
 
 
 def test_batch_norm_updates_its_statistics_and_dropout_draws_as_in_the_plain_model(device):
