@@ -303,15 +303,18 @@ def test_images_of_all_views(made, tmp_path):
 
 
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
-def test_the_first_screen_has_the_bottom_line_and_the_code(opened, made, size, tmp_path):
+def test_the_first_screen_has_the_bottom_line_and_the_chart(opened, made, size, tmp_path):
     browser = opened(size, fresh=True, untouched=True)
     first = browser.find_element(By.ID, "bottom-line")
     box = "const box = arguments[0].getBoundingClientRect(); return [box.top, box.bottom, box.left, box.right]"
     code = first.find_elements(By.TAG_NAME, "pre")
     assert bool(code) == (bottom_line(made[0]).code is not None)
-    for element in (first.find_element(By.TAG_NAME, "p"), *code):
+    # A phone shows the beginning of the chart, and the code below it.
+    for element in (first.find_element(By.TAG_NAME, "p"), *(code if size == WIDE else ())):
         top, bottom, left, right = browser.execute_script(box, element)
         assert top >= 0 and bottom <= size[1] and left >= 0 and right <= size[0]
+    top, bottom, left, right = browser.execute_script(box, first.find_element(By.TAG_NAME, "figure"))
+    assert 0 <= top < size[1] - 100 and left >= 0 and right <= size[0] and bottom > top
     assert first.find_element(By.TAG_NAME, "p").text == conclude(made[0]).sentences[0]
     assert [one.text for one in code] == [bottom_line(made[0]).code] * len(code)
     assert len(first.find_elements(By.CSS_SELECTOR, "svg circle")) == len(made[0]["summary"]) - 1
