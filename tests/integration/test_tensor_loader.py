@@ -86,8 +86,6 @@ def test_a_resumed_epoch_goes_on_exactly(method, settings):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         # Selected rows that wait are read again, so that a transform would draw other numbers for them.
         noisy = None if settings else lambda batch: [batch[0] + torch.randn_like(batch[0]), batch[1]]
-        # Selected rows that wait are read again, so that a transform would draw other numbers for them.
-        noisy = None if settings else lambda batch: [batch[0] + torch.randn_like(batch[0]), batch[1]]
         loader = TensorLoader(X, Y, batch_size=SIZE, transform=noisy)
         given = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer}
         return model, optimizer, thresher.attach(method, epochs=3, **given, **settings)

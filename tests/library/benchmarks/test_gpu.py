@@ -115,6 +115,21 @@ def test_a_measurement_that_fails_is_a_line_and_the_others_are_made(tmp_path, mo
     assert "too large" in capsys.readouterr().out
 
 
+SIZES = {"resnet18": 11_689_512, "resnet50": 25_557_032, "vit_b": 86_567_656, "gpt2": 124_439_808 + 50_257 * 768}
+"""Numbers of parameters of the papers' networks; the layers at both ends of GPT-2 share none here."""
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_networks_have_the_shapes_of_the_papers(name):
+    case = speed.cases(speed.LARGE)[name]
+    with torch.device("meta"):
+        model = case.make()
+        x, _ = case.data(2, torch.device("meta"))
+        outputs = model(x)
+    assert sum(parameter.numel() for parameter in model.parameters()) == SIZES[name]
+    assert outputs.shape == (2, *(case.shape if case.tokens else ()), case.classes)
+
+
 def test_results_of_other_sizes_are_not_mixed(tmp_path):
     JsonLines(tmp_path / "gpu-speed.jsonl", torch.device("cpu"), smoke=True)
     with pytest.raises(OtherResultsError, match="smoke True and not False"):
