@@ -33,8 +33,8 @@ class Column:
             that all-reduce their losses. "plan": no signal is written; plans give the values in `EpochPlan.remember`. A
             function of the stored and the new values, both of shape (n,): it returns the values to store, and is called once
             per step for each sample.
-        optional: What the method does without the signal, as the end of a sentence such as "draws uniformly"; `attach` says so
-            if the criterion does not define the signal. Default None: the method needs it.
+        optional: End of a sentence about the method without the signal, such as "draws uniformly"; `attach` says so if the
+            criterion does not define the signal. Default None: the method needs it.
 
     Example:
         The largest loss that each sample has had so far:
