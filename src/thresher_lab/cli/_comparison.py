@@ -25,12 +25,6 @@ ROOMY = 80
 GAPS = 2 + 3 * 7
 """Columns between those of the table, and at its edges."""
 
-CONTROLS_IN_WORDS = {
-    "uniform": "uniform@ trains on a random subset each epoch",
-    "shorter": "shorter@ trains for fewer epochs",
-    "smaller": "smaller@ trains on smaller batches",
-    "placebo": "placebo@ is the method with its losses or scores permuted among samples",
-}
 
 TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime", "wall\ntime", "step\nmemory")
 """Headings of the table after that of the metric."""
@@ -70,12 +64,16 @@ def caption(results: Mapping[str, Any]) -> str:
     Args:
         results: Content of results.json.
     """
+    from thresher_lab.comparison.controls import CONTROLS
+
     kinds = {row["method"].partition("@")[0] for row in results["summary"] if row["control_of"] is not None}
-    controls = "; ".join(words for kind, words in CONTROLS_IN_WORDS.items() if kind in kinds)
+    controls = "; ".join(f"{kind}@ {CONTROLS[kind].does}" for kind in CONTROLS if kind in kinds)
     said = [
         "Cost counts the samples in forward and backward passes. Cost, times and the peak memory of a step are shares of full "
         "training."
     ]
+    if any("?" in _numbers(row, results) for row in results["summary"]):
+        said.append('"?" is not known.')
     if kinds:
         said.append(f"Controls have the cost of the method above them, but not its time: {controls}.")
     if through := [f"{kind}@" for kind in ("uniform", "smaller") if kind in kinds]:

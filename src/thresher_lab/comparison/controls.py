@@ -25,12 +25,14 @@ class ControlKind:
 
     Attributes:
         words: Its name in tables and sentences.
+        does: End of a sentence that begins with its name, such as "trains for fewer epochs".
         label: Its name in the legend of a chart.
         dash: Dash of its lines, in the terms of plotly.
         rule: Reason why it leaves a sample out, for `thresher why`; "" if its method says so itself.
     """
 
     words: str
+    does: str
     label: str
     dash: str
     rule: str = ""
@@ -38,14 +40,19 @@ class ControlKind:
 
 CONTROLS: dict[Any, ControlKind] = {
     # Another random subset in each epoch.
-    "uniform": ControlKind("random", "random, same cost", "dot"),
+    "uniform": ControlKind("random", "trains on a random subset each epoch", "random, same cost", "dot"),
     # Full data for fewer epochs, with a learning rate that decays within them.
-    "shorter": ControlKind("fewer epochs", "fewer epochs, same cost", "dash", "not reached: training had ended"),
+    "shorter": ControlKind(
+        "fewer epochs", "trains for fewer epochs", "fewer epochs, same cost", "dash", "not reached: training had ended"
+    ),
     # As many steps as full training, with smaller batches.
-    "smaller": ControlKind("smaller batches", "smaller batches, same cost", "dashdot", "not in the random subset"),
+    "smaller": ControlKind(
+        "smaller batches", "trains on smaller batches", "smaller batches, same cost", "dashdot", "not in the random subset"
+    ),
     # The method itself, with its signals permuted among the samples.
     "placebo": ControlKind(
         "permuted signals",
+        "is the method with its losses or scores permuted among samples",
         "signals permuted",
         "longdash",
         "left out by the rule of the method, with the losses or scores of another sample",

@@ -99,7 +99,7 @@ def suspect_sheet(
         shown: Pictures and texts of samples that the runs of a user's own training have written. Default: none.
 
     Returns:
-        None where samples have no class, or cannot be shown.
+        None if samples have no class or cannot be shown.
     """
     for method, of_seeds in sorted(histories(results, samples).items(), key=lambda item: item[0] == "full"):
         seed, history = next(iter(of_seeds.items()))
