@@ -249,7 +249,7 @@ def calls_model(method: Any) -> bool:
     return requirements_of(method).refresh is not None or defines(method, "full_pass")
 
 
-def asked_of_full_passes(method: Any, epochs: int) -> set[str]:
+def full_pass_names(method: Any, epochs: int) -> set[str]:
     """Returns the names of the values that a method needs for all samples before any of its plans.
 
     Args:
@@ -258,7 +258,7 @@ def asked_of_full_passes(method: Any, epochs: int) -> set[str]:
 
     Example:
         >>> from thresher import GradMatch
-        >>> sorted(asked_of_full_passes(GradMatch(gradient="bias"), epochs=60))
+        >>> sorted(full_pass_names(GradMatch(gradient="bias"), epochs=60))
         ['error']
     """
     plans = range(epochs) if defines(method, "full_pass") else ()
@@ -297,7 +297,7 @@ def way_around(method: Any, *needs: str) -> str:
 
 
 def check_declaration(method: Any) -> None:
-    """Refuses a method whose declaration is none, or that has public attributes without a meaning.
+    """Refuses a method with a wrong declaration, or with public attributes that have no meaning.
 
     Args:
         method: Instance of a method, with a valid `stage`.

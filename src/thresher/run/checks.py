@@ -28,10 +28,10 @@ from thresher.methods.contract import (
     STAGES,
     BatchMethod,
     EpochMethod,
-    asked_of_full_passes,
     calls_model,
     check_declaration,
     defines,
+    full_pass_names,
     requirements_of,
     way_around,
 )
@@ -510,7 +510,7 @@ def check_needs(
             f"{name} refreshes the losses of samples that it left out by forward passes: pass attach({missing}=...)"
             f"{way_around(method, 'refresh')}"
         )
-    asked = asked_of_full_passes(method, epochs)
+    asked = full_pass_names(method, epochs)
     if asked and (model is None or adapter is None):
         missing = "model" if model is None else "criterion"
         raise ValueError(f"{name} needs the gradients of all samples before it plans: pass attach({missing}=...)")

@@ -8,10 +8,10 @@ import pytest
 from thresher import EpochPlan, Kakurenbo, methods
 from thresher.methods.contract import (
     Requirements,
-    asked_of_full_passes,
     calls_model,
     check_declaration,
     defines,
+    full_pass_names,
     requirements_of,
     way_around,
 )
@@ -96,8 +96,8 @@ def test_an_optional_function_is_there_where_it_is_defined_and_not_where_a_setti
 
 def test_the_names_of_full_passes_are_those_of_all_plans() -> None:
     asks = type("Asks", (Plain,), {"full_pass": lambda self, epoch, epochs: {1: ("error",), 3: ("label",)}.get(epoch, ())})()
-    assert [sorted(asked_of_full_passes(asks, epochs)) for epochs in (1, 2, 4)] == [[], ["error"], ["error", "label"]]
-    assert asked_of_full_passes(Plain(), 4) == set()
+    assert [sorted(full_pass_names(asks, epochs)) for epochs in (1, 2, 4)] == [[], ["error"], ["error", "label"]]
+    assert full_pass_names(Plain(), 4) == set()
 
 
 @pytest.mark.parametrize(("name", "word"), [("order", "own"), ("divide", "all")])

@@ -10,7 +10,7 @@ import torch
 from thresher import EpochPlan, GradMatch, attach
 from thresher.methods import _matching_pursuit as matching_pursuit
 from thresher.methods._matching_pursuit import Atoms, match, match_classes, match_runs, run_atoms, sample_atoms
-from thresher.methods.contract import asked_of_full_passes
+from thresher.methods.contract import full_pass_names
 from thresher.records import Records
 from thresher.rng import seeded
 
@@ -203,7 +203,7 @@ def test_what_it_looks_at() -> None:
     assert GradMatch().full_pass(1, 10) == ("error", "feature")
     assert GradMatch(gradient="bias").full_pass(1, 10) == ("error",)
     assert GradMatch(per="class_gradient").full_pass(1, 10) == ("error", "feature", "label")
-    assert asked_of_full_passes(GradMatch(per="class", gradient="bias"), 60) == {"error", "label"}
+    assert full_pass_names(GradMatch(per="class", gradient="bias"), 60) == {"error", "label"}
     assert GradMatch().full_pass(2, 10) == ()
 
 
