@@ -58,7 +58,7 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
     console.print(f"\n{caption(results)}\n", markup=False, highlight=False)
 
 
-def caption(results: Mapping[str, Any]) -> str:
+def caption(results: dict[str, Any]) -> str:
     """Returns the text below the table of a comparison: what its columns and controls mean.
 
     Args:
