@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from benchmarks.overhead import fill
-from thresher import Kakurenbo
+from thresher import EpochPlan, Kakurenbo
 from thresher.distributed.bitmask import Bitmask
 from thresher.distributed.layout import UNIT, ShardLayout
 from thresher.distributed.order import KeptOrder
-from thresher.distributed.plan import HeldPlan
+from thresher.distributed.plan import HeldPlan, part_of_plan
 from thresher.distributed.sharded_records import ShardedRecords
 from thresher.permutation import Permutation
 from thresher.records import Column
@@ -58,11 +58,10 @@ def records_of(layout: ShardLayout, world: ThreadWorld) -> ShardedRecords:
     return records
 
 
-def planned(records: ShardedRecords, world: ThreadWorld) -> Any:
-    """Returns the plan of a rank, checked."""
-    plan = Kakurenbo().plan_epoch(records, epoch=1, epochs=1000, generator=torch.Generator().manual_seed(0))
-    plan.check(records.shard)
-    return plan
+def planned(records: ShardedRecords) -> EpochPlan:
+    """Returns the part of a rank in the plan of all samples."""
+    plan = Kakurenbo().plan_epoch(records.gathered(), epoch=1, epochs=1000, generator=torch.Generator().manual_seed(0))
+    return part_of_plan(plan, records.shard)
 
 
 def traffic(size: Size) -> dict[str, int]:
@@ -76,7 +75,7 @@ def traffic(size: Size) -> dict[str, int]:
     def count(world: ThreadWorld) -> list[int]:
         records = records_of(layout, world)
         ends = [0]
-        plan = planned(records, world)
+        plan = planned(records)
         ends.append(world.bytes)
         held = HeldPlan.of(plan, layout, world)
         ends.append(world.bytes)
@@ -140,7 +139,7 @@ def plan_seconds(block: int) -> float:
         for _ in range(3):
             world.total(0)
             begin = time.process_time()
-            HeldPlan.of(planned(records, world), layout, world)
+            HeldPlan.of(planned(records), layout, world)
             world.total(0)
             found.append((time.process_time() - begin) / 2)
 

@@ -1,4 +1,4 @@
-"""Records with hard values, and plans that are made over shards of them, for tests of several folders."""
+"""Records with hard values, and plans that are cut into those of shards, for tests of several folders."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from thresher import EpochPlan
-from thresher.distributed.layout import UNIT, ShardLayout
+from thresher.distributed.plan import part_of_plan
 from thresher.records import Records
 from thresher.rng import seeded
-from thresher.shards import Shard, ShardColumns
-from thresher.testing.threaded_world import ThreadWorld, on_ranks
+from thresher.shards import Shard
 
 HARD = np.float32([0.0, -0.0, 0.5, 0.5, 1.0, 1e-42, -1e-42, -2.0, 3e38, np.nan, np.inf, -np.inf])
 
@@ -48,30 +47,13 @@ def records_of(method: Any, values: Mapping[str, Tensor]) -> Records:
     return records
 
 
-def part_of_records(records: Mapping[str, Tensor], shard: Shard) -> ShardColumns:
-    """The block of a shard."""
-    return ShardColumns({name: values[shard.first : shard.last] for name, values in records.items()}, shard)
-
-
 def planned(method: Any, records: Mapping[str, Tensor], *, epoch: int = 40, epochs: int = 100, seed: int = 0) -> EpochPlan:
     return method.plan_epoch(records, epoch=epoch, epochs=epochs, generator=seeded(seed, epoch))
 
 
-def planned_in_shards(
-    method: Any, records: Records, size: int, *, unit: int = UNIT, **when: int
-) -> tuple[list[EpochPlan], list[ThreadWorld]]:
-    """The plans of all ranks, and their worlds; the method is one, or a function of the shard that returns one."""
-    layout = ShardLayout(records.shard.n, size, unit)
-
-    def plan(world: ThreadWorld) -> tuple[EpochPlan, ThreadWorld]:
-        shard = layout.shard(world)
-        own = method if hasattr(method, "plan_epoch") else method(shard)
-        made = planned(own, part_of_records(records, shard), **when)
-        made.check(shard)
-        return made, world
-
-    plans, worlds = zip(*on_ranks(size, plan), strict=True)
-    return list(plans), list(worlds)
+def planned_part(method: Any, records: Mapping[str, Tensor], shard: Shard, **when: int) -> EpochPlan:
+    """The part of a plan that a shard has."""
+    return part_of_plan(planned(method, records, **when), shard)
 
 
 def assert_one_plan(parts: list[EpochPlan], whole: EpochPlan) -> None:

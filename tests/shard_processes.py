@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from shard_cases import hard_columns, part_of_records, planned, records_of
+from shard_cases import hard_columns, planned_part, records_of
 from thresher import EpochSelectiveBackprop, Forgetting, InfoBatch, Kakurenbo, UniformSubset, Winnow
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.order import KeptOrder
@@ -37,12 +37,11 @@ def calls(world: CountedWorld) -> Any:
 
 
 def plans(world: CountedWorld) -> Any:
-    """Plans of all methods over shards, and what each rank knows of them."""
+    """Parts of the plans of all methods, and what each rank knows of them."""
     layout, found = ShardLayout(N, world.size), []
     for method in METHODS:
         records = records_of(method, hard_columns(N, 1))
-        part = planned(method, part_of_records(records, layout.shard(world)))
-        part.check(layout.shard(world))
+        part = planned_part(method, records, layout.shard(world))
         shared = HeldPlan.of(part, layout, world)
         order = KeptOrder(np.arange, N, shared.keeps, world)
         refresh, weights = shared.refreshing()(0, N).tolist(), shared.weights(order.take(10, 20))
@@ -59,7 +58,7 @@ def home(world: CountedWorld) -> Any:
         ids = torch.tensor([29 - world.rank, world.rank, 15])
         records.write(ids, {"loss": torch.full((3,), world.rank + 0.5)})
     records.sync()
-    return records["loss"].tolist(), records["half"].float().tolist(), records.gathered("X")["loss"].tolist()
+    return records["loss"].tolist(), records["half"].float().tolist(), records.gathered()["loss"].tolist()
 
 
 def disagreement(world: CountedWorld) -> Any:

@@ -67,13 +67,6 @@ class Tossed(Above):
         return BatchPlan((torch.rand(len(signals["id"]), generator=generator) < 0.5).nonzero().flatten()), dict(state)
 
 
-class DrawnInBlocks(thresher.FullData):
-    """A method that draws an order, and says that it plans for the block of a process."""
-
-    def plan_epoch(self, records: Any, *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        return EpochPlan(torch.arange(8), drawn=True)
-
-
 class Smaller(thresher.UniformSubset):
     """A random subset in smaller batches, in the order of the sampler."""
 
@@ -438,7 +431,6 @@ def refusals(rank: int, size: int) -> dict[str, str]:
         "over other samples": (thresher.FullData(), DataLoader(data, BATCH, sampler=DistributedSampler(range(9), **group)), {}),
         "a stream": (thresher.BigLoss(keep=0.5), DataLoader(Stream(), BATCH), {}),
         "own order": (thresher.ImportanceSampling(), dealt(shuffle=False), {}),
-        "own order of blocks": (DrawnInBlocks(), dealt(), {}),
         "full pass": (thresher.GradMatch(), dealt(), {}),
         "stale losses": (thresher.BigLoss(keep=0.5), dealt(), {"scoring": thresher.Scoring(every_epochs=2)}),
         "by chance without losses": (Tossed(), dealt(), {}),

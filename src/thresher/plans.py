@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.shards import Shard
-
 
 def _plain(value: Any) -> float:
     """Returns a Python number from a NumPy or torch scalar, so that histories save as plain values."""
@@ -38,12 +36,9 @@ def _check_weights(plan: str, weights: Tensor, name: str, numbers: Tensor) -> No
 class EpochPlan:
     """The samples that one epoch trains on.
 
-    Where the records are in shards, each rank has the plan of its shard: tensors are for the samples of the shard, and facts
-    are for all samples.
-
     Args:
-        ids: Sample ids, shape (K,), int64; ascending, or in training order where `drawn` is True. An epoch needs one or more;
-            a shard may have none.
+        ids: Sample ids, shape (K,), int64; ascending, or in training order where `drawn` is True. There is one
+            or more.
         weights: Factors on the losses of the samples, shape (K,), float32, aligned with `ids`; None means 1 for all.
         refresh: Ids of the samples that get one forward-only pass when the epoch is over, shape (R,), int64, ascending; None
             means no sample.
@@ -93,38 +88,26 @@ class EpochPlan:
         if not (0 < self.lr_scale < float("inf")):
             raise ValueError(f"EpochPlan: `lr_scale` must be a positive number, got {self.lr_scale}")
 
-    def check(self, samples: int | Shard) -> None:
-        """Checks the plan against a dataset, or against the shard that it is the plan of.
+    def check(self, n: int) -> None:
+        """Checks the plan against a dataset.
 
         Args:
-            samples: Number of samples of the dataset, or the shard, whose ranks all check their plans.
+            n: Number of samples of the dataset.
 
         Raises:
-            ValueError: The plan is empty, an id is outside the dataset or the shard, or ids that must ascend do not. With a
-                shard, all ranks raise an error where one of them does.
+            ValueError: The plan is empty, an id is outside the dataset, or ids that must ascend do not.
         """
-        shard = Shard.whole(samples) if isinstance(samples, int) else samples
-        world, wrong = shard.world, self._wrong_ids(shard)
-        kept, refused = world.sum(np.array([len(self.ids), bool(wrong)], dtype=np.int64)).tolist()
-        if refused:
-            where = f" on rank {world.rank}\n" if wrong and world.size > 1 else ""
-            every = world.join(np.frombuffer((wrong + where).encode(), dtype=np.uint8)).tobytes().decode()
-            raise ValueError(f"EpochPlan: {', and '.join(every.splitlines())}")
-        if not kept:
+        if not len(self.ids):
             raise ValueError("EpochPlan: `ids` is empty: an epoch needs at least one sample")
-
-    def _wrong_ids(self, shard: Shard) -> str:
-        """Returns what is wrong with the ids of the plan, "" where nothing is."""
         for name, tensor, ordered in (("ids", self.ids, not self.drawn), ("refresh", self.refresh, True)):
             if tensor is None or not tensor.numel():
                 continue
             ids = tensor.numpy()
-            low, high = (ids[0], ids[-1]) if ordered else (ids.min(), ids.max())
             if ordered and not bool(np.all(ids[1:] > ids[:-1])):
-                return f"`{name}` must be ascending without repeats"
-            if low < shard.first or high >= shard.last:
-                return f"`{name}` must be within [{shard.first}, {shard.last}), got {low} to {high}"
-        return ""
+                raise ValueError(f"EpochPlan: `{name}` must be ascending without repeats")
+            low, high = (ids[0], ids[-1]) if ordered else (ids.min(), ids.max())
+            if low < 0 or high >= n:
+                raise ValueError(f"EpochPlan: `{name}` must be within [0, {n}), got {low} to {high}")
 
 
 @dataclass(frozen=True, eq=False)

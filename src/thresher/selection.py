@@ -2,11 +2,11 @@
 
 These are pure functions; ties are broken by index, and values that are not finite are never selected. They work on the host,
 once per epoch: the answer is then the same for every device, and NumPy's vectorised partition is several times as fast as a
-sort. Where several ranks hold the values, each one gives those of its shard and gets the marks of its shard; the answer does
-not depend on the number of ranks.
+sort.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher import rng
-from thresher.exact import kth_smallest
-from thresher.shards import ALONE, Shard, World
 
 Mask = NDArray[np.bool_]
 """Marks of samples: shape (N,), bool."""
 
 Values = NDArray[Any]
 """Numbers of samples, such as losses: shape (N,), floating point."""
+
+CHUNK = 2**16
+"""Number of values that are looked at at once, so that they stay in the cache."""
+
+
+def chunks(n: int) -> Iterator[slice]:
+    """Yields slices of at most `CHUNK` numbers that cover the first n.
+
+    Args:
+        n: Number of values.
+
+    Example:
+        >>> list(chunks(70_000))
+        [slice(0, 65536, None), slice(65536, 70000, None)]
+    """
+    for first in range(0, n, CHUNK):
+        yield slice(first, min(first + CHUNK, n))
 
 
 def share(fraction: float, n: int) -> int:
@@ -52,14 +67,30 @@ def on_host(column: Tensor) -> Values:
     return column.detach().cpu().numpy()
 
 
-def smallest(values: Values, k: int, *, usable: Mask | None = None, world: World = ALONE) -> Mask:
+def kth_smallest(values: NDArray[Any], k: int) -> Any:
+    """Returns the value that has `k` of the values before it in ascending order.
+
+    Args:
+        values: Values, shape (n,), of any integer or floating dtype, without NaN.
+        k: Place in the order, [0, n).
+
+    Returns:
+        A NumPy scalar of the dtype of the values.
+
+    Example:
+        >>> kth_smallest(np.array([5, 1, 4, 2], dtype=np.int16), 2)
+        np.int16(4)
+    """
+    return np.partition(values, k)[k]
+
+
+def smallest(values: Values, k: int, *, usable: Mask | None = None) -> Mask:
     """Marks the `k` smallest finite values.
 
     Args:
         values: Values of the samples, shape (N,), floating point; NaN and infinities are never marked.
         k: Number of values to mark; where fewer are finite, all finite values are marked.
         usable: Result of `np.isfinite(values)`, where the caller has it already.
-        world: Ranks that hold the values. Default: there is one process.
 
     Returns:
         Marks, shape (N,), bool; of equal values the one with the lower index is marked first.
@@ -69,16 +100,15 @@ def smallest(values: Values, k: int, *, usable: Mask | None = None, world: World
         array([0, 2])
     """
     usable = np.isfinite(values) if usable is None else usable
-    return _least(_with_others_last(values, usable), k, usable, world)
+    return _least(_with_others_last(values, usable), k, usable)
 
 
-def largest(values: Values, k: int, *, world: World = ALONE) -> Mask:
+def largest(values: Values, k: int) -> Mask:
     """Marks the `k` largest finite values.
 
     Args:
         values: Values of the samples, shape (N,), floating point; NaN and infinities are never marked.
         k: Number of values to mark; where fewer are finite, all finite values are marked.
-        world: Ranks that hold the values. Default: there is one process.
 
     Returns:
         Marks, shape (N,), bool; of equal values the one with the higher index is marked first, so that `smallest` and
@@ -92,7 +122,7 @@ def largest(values: Values, k: int, *, world: World = ALONE) -> Mask:
     negative = -values
     if not usable.all():
         negative[~usable] = np.inf
-    return _least(negative, k, usable, world, highest_first=True)
+    return _least(negative, k, usable, highest_first=True)
 
 
 def _with_others_last(values: Values, usable: Mask) -> Values:
@@ -100,73 +130,68 @@ def _with_others_last(values: Values, usable: Mask) -> Values:
     return values if usable.all() else np.where(usable, values, np.inf)
 
 
-def _least(values: Values, k: int, usable: Mask | None, world: World, *, highest_first: bool = False) -> Mask:
+def _least(values: Values, k: int, usable: Mask | None, *, highest_first: bool = False) -> Mask:
     """Marks the `k` smallest usable values; of equal ones those with the lowest, or with the highest, indices first.
 
     Args:
         values: Values of the samples, shape (N,); the largest of their dtype where they are not usable.
         k: Number of values to mark.
         usable: Marks of the values that may be marked, shape (N,); None for all.
-        world: Ranks that hold the values.
         highest_first: Whether the highest indices come first.
 
     Returns:
         Marks, shape (N,), bool.
     """
-    k = min(k, world.total(len(values) if usable is None else int(np.count_nonzero(usable))))
+    k = min(k, len(values) if usable is None else int(np.count_nonzero(usable)))
     if k <= 0:
         return np.zeros(len(values), dtype=np.bool_)
-    cut = kth_smallest(values, k - 1, world)
+    cut = kth_smallest(values, k - 1)
     mask = values <= cut
     if usable is not None:
         mask &= usable
-    surplus = world.total(int(np.count_nonzero(mask))) - k
+    surplus = np.count_nonzero(mask) - k
     if surplus:
         ties = np.flatnonzero(mask & (values == cut))
-        counts = world.gather(np.array([len(ties)]))[:, 0]
-        elsewhere = counts[: world.rank] if highest_first else counts[world.rank + 1 :]
-        most = min(len(ties), max(0, surplus - int(elsewhere.sum())))
-        mask[ties[:most] if highest_first else ties[len(ties) - most :]] = False
+        mask[ties[:surplus] if highest_first else ties[-surplus:]] = False
     return mask
 
 
-def quantile_cut(finite: Values, q: float, world: World = ALONE) -> float:
+def quantile_cut(finite: Values, q: float) -> float:
     """Returns the value that has floor(q * n) of the n values before it in ascending order.
 
     Args:
-        finite: Finite values, shape (n,); those of all ranks together are one or more.
+        finite: Finite values, shape (n,); n is 1 or more.
         q: Share of the values, in [0, 1].
-        world: Ranks that hold the values. Default: there is one process.
 
     Example:
         >>> quantile_cut(np.array([5.0, 1.0, 4.0, 2.0, 3.0]), 0.6)
         4.0
     """
-    n = world.total(len(finite))
-    return float(kth_smallest(finite, min(share(q, n), n - 1), world))
+    n = len(finite)
+    return float(kth_smallest(finite, min(share(q, n), n - 1)))
 
 
-def draw_lots(k: int, generator: torch.Generator, shard: Shard, among: Mask | None = None) -> Mask:
+def draw_lots(k: int, generator: torch.Generator, n: int, among: Mask | None = None) -> Mask:
     """Chooses `k` samples uniformly at random, without replacement.
 
     Args:
-        k: Number of samples of all ranks to choose, at most as many as there are.
-        generator: Source of the random numbers, on the CPU, in the same state on all ranks.
-        shard: Samples of this rank.
-        among: Marks of the samples to choose from, shape (len(shard),). Default: all.
+        k: Number of samples to choose, at most as many as there are.
+        generator: Source of the random numbers, on the CPU.
+        n: Number of samples.
+        among: Marks of the samples to choose from, shape (n,). Default: all.
 
     Returns:
-        Marks of the chosen samples, shape (len(shard),), bool. What a sample draws depends on its id alone.
+        Marks of the chosen samples, shape (n,), bool. What a sample draws depends on its id alone.
 
     Example:
-        >>> int(draw_lots(2, torch.Generator().manual_seed(0), Shard.whole(5)).sum())
+        >>> int(draw_lots(2, torch.Generator().manual_seed(0), 5).sum())
         2
     """
     base = int(torch.randint(2**62, (), generator=generator))
-    drawn = rng.lots(base, range(shard.first, shard.last))
+    drawn = rng.lots(base, range(n))
     if among is not None:
         drawn |= (among.view(np.int8) - np.int8(1)).astype(np.int32).view(np.uint32)  # all bits, where a sample is not among
-    return _least(drawn, k, among, shard.world)
+    return _least(drawn, k, among)
 
 
 def chosen(n: int, k: int, generator: torch.Generator) -> Mask:
@@ -191,18 +216,14 @@ def chosen(n: int, k: int, generator: torch.Generator) -> Mask:
     return mask
 
 
-def ids_of(mask: Mask, first: int = 0) -> Tensor:
+def ids_of(mask: Mask) -> Tensor:
     """Returns the ids of the marked samples, shape (K,), int64, ascending.
 
     Args:
         mask: Marks, shape (N,), bool.
-        first: Id of the first of these samples. Default: 0.
 
     Example:
         >>> ids_of(np.array([True, False, True]))
         tensor([0, 2])
     """
-    ids = np.flatnonzero(mask)
-    if first:
-        ids += first
-    return torch.from_numpy(ids)
+    return torch.from_numpy(np.flatnonzero(mask))

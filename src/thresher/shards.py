@@ -1,10 +1,10 @@
 """Shards: which ids of the dataset a process holds records of, and what the processes of a training tell each other.
 
-In a training in one process the shard is the whole dataset and the world is `ALONE`, so that methods need no second code.
+In a training in one process the shard is the whole dataset and the world is `ALONE`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,8 +125,8 @@ class Shard:
 
     Example:
         >>> shard = Shard.whole(5)
-        >>> len(shard), shard.ids, shard.count(np.array([True, False, True, True, False]))
-        (5, tensor([0, 1, 2, 3, 4]), 3)
+        >>> len(shard), shard.ids
+        (5, tensor([0, 1, 2, 3, 4]))
     """
 
     first: int
@@ -150,49 +150,3 @@ class Shard:
     def ids(self) -> Tensor:
         """Ids of the block, shape (len,), int64."""
         return torch.arange(self.first, self.last)
-
-    def count(self, marks: NDArray[np.bool_]) -> int:
-        """Returns how many samples of all ranks are marked.
-
-        Args:
-            marks: Marks of the samples of this block, shape (len,).
-        """
-        return self.world.total(int(np.count_nonzero(marks)))
-
-    def subset(self, count: int) -> "Shard":
-        """Returns the shard of a subset of the samples, which are numbered anew: 0 is the first one on any rank.
-
-        Args:
-            count: Number of samples of the subset in this block.
-        """
-        counts = self.world.gather(np.array([count]))[:, 0]
-        first = int(counts[: self.world.rank].sum())
-        return Shard(first, first + count, int(counts.sum()), self.world)
-
-
-class ShardColumns(dict[str, Tensor]):
-    """Columns of the samples of one shard by name, each of shape (len(shard), ...).
-
-    Args:
-        columns: The columns.
-        shard: The shard.
-    """
-
-    def __init__(self, columns: Mapping[str, Tensor], shard: Shard) -> None:
-        super().__init__(columns)
-        self.shard = shard
-
-
-def shard_of(records: Mapping[str, Tensor]) -> Shard:
-    """Returns the shard that records belong to: the whole dataset, where they name none.
-
-    Args:
-        records: Columns by name, such as those that `plan_epoch` is given.
-
-    Example:
-        >>> shard = shard_of({"loss": torch.zeros(3)})
-        >>> shard.first, shard.last, shard.n, shard.world is ALONE
-        (0, 3, 3, True)
-    """
-    shard = getattr(records, "shard", None)
-    return shard if isinstance(shard, Shard) else Shard.whole(len(next(iter(records.values()))))

@@ -208,7 +208,6 @@ REFUSED = {
     "over other samples": "DistributedSampler over 9 samples, and its dataset has 2561",
     "a stream": "Stream, an IterableDataset.*Use a map-style dataset",
     "own order": "ImportanceSampling draws the order of training, but .* use shuffle=True",
-    "own order of blocks": r"DrawnInBlocks draws the order of training.* Leave out Requirements\(sharded=True\)",
     "full pass": "GradMatch needs the gradients of all samples",
     "stale losses": "Use every_epochs=1",
     "by chance without losses": "Tossed keeps rows by chance and without losses.*Use forward_passes='twice'",

@@ -42,7 +42,6 @@ FLOORS = (
         "schedules",
         "score_table",
         "selection",
-        "exact",
         "shards",
         "permutation",
         "cost",

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from thresher import BatchPlan, EpochPlan
-from thresher.shards import Shard, World
-from thresher.testing.threaded_world import on_ranks
 
 IDS = torch.tensor([0, 2, 5])
 
@@ -83,25 +81,6 @@ def test_accepted_for_a_dataset() -> None:
     EpochPlan(torch.tensor([5, 1, 1]), drawn=True).check(6)
     EpochPlan(IDS, refresh=torch.tensor([], dtype=torch.int64)).check(6)
     EpochPlan(IDS, refresh=torch.tensor([1, 3, 4])).check(6)
-
-
-def test_of_the_plans_of_all_shards_one_needs_a_sample() -> None:
-    def check(world: World, ids: list[list[int]]) -> str:
-        try:
-            plan = EpochPlan(torch.tensor(ids[world.rank], dtype=torch.int64))
-            plan.check(Shard(4 * world.rank, 4 * world.rank + 4, 8, world))
-        except ValueError as error:
-            return str(error)
-        return ""
-
-    def answers(*ids: list[int]) -> list[str]:
-        return on_ranks(2, lambda world: check(world, [*ids]))
-
-    assert answers([], [5]) == answers([0, 3], [4, 7]) == ["", ""]
-    assert answers([], []) == ["EpochPlan: `ids` is empty: an epoch needs at least one sample"] * 2
-    assert answers([1], [2]) == ["EpochPlan: `ids` must be within [4, 8), got 2 to 2 on rank 1"] * 2
-    both = "EpochPlan: `ids` must be ascending without repeats on rank 0, and `ids` must be within [4, 8), got 9 to 9 on rank 1"
-    assert answers([3, 1], [9]) == [both] * 2
 
 
 ROWS = torch.tensor([0, 2, 5])

@@ -9,8 +9,19 @@ import pytest
 import torch
 
 from thresher import rng
-from thresher.selection import chosen, draw_lots, ids_of, largest, on_host, quantile_cut, share, smallest
-from thresher.shards import Shard
+from thresher.selection import (
+    CHUNK,
+    chosen,
+    chunks,
+    draw_lots,
+    ids_of,
+    kth_smallest,
+    largest,
+    on_host,
+    quantile_cut,
+    share,
+    smallest,
+)
 
 
 def test_share_repairs_every_percentage() -> None:
@@ -60,6 +71,19 @@ def test_largest(values: list[float], k: int, marked: list[int]) -> None:
     assert np.flatnonzero(largest(np.array(values), k)).tolist() == marked
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int16, np.int64, np.uint8, np.uint32])
+def test_kth_smallest(dtype: type) -> None:
+    info = np.iinfo(dtype) if np.dtype(dtype).kind in "iu" else np.finfo(dtype)
+    values = np.array([3, 0, 1, info.max, info.min, 7, 1, 2], dtype)
+    found = [kth_smallest(values, k) for k in range(len(values))]
+    assert found == sorted(values.tolist()) and {one.dtype for one in found} == {np.dtype(dtype)}
+
+
+@pytest.mark.parametrize("n", [0, 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5])
+def test_chunks_cover_the_numbers(n: int) -> None:
+    assert [i for part in chunks(n) for i in range(n)[part]] == [*range(n)]
+
+
 def test_inputs_are_left_alone() -> None:
     values = np.array([3.0, math.nan, 1.0, 2.0])
     before = values.copy()
@@ -99,7 +123,7 @@ def test_chosen_all_and_none() -> None:
 def test_lots_draw_without_replacement_and_evenly() -> None:
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(6000):
-        mask = draw_lots(2, torch.Generator().manual_seed(seed), Shard.whole(4))
+        mask = draw_lots(2, torch.Generator().manual_seed(seed), 4)
         assert mask.dtype == np.bool_ and mask.sum() == 2
         counts[tuple(np.flatnonzero(mask).tolist())] += 1
     assert len(counts) == 6
@@ -109,21 +133,20 @@ def test_lots_draw_without_replacement_and_evenly() -> None:
 def test_lots_among_some_samples() -> None:
     among = np.array([True, False, True, True, False])
     for k in range(5):
-        mask = draw_lots(k, torch.Generator().manual_seed(k), Shard.whole(5), among)
+        mask = draw_lots(k, torch.Generator().manual_seed(k), 5, among)
         assert mask.sum() == min(k, 3) and not (mask & ~among).any()
-    assert not draw_lots(0, torch.Generator(), Shard.whole(5)).any()
+    assert not draw_lots(0, torch.Generator(), 5).any()
 
 
 def test_of_equal_lots_the_lower_ids_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rng, "lots", lambda base, ids: np.full(len(ids), 2**32 - 1, np.uint32))
-    mask = draw_lots(3, torch.Generator(), Shard.whole(6), np.array([False, True, True, False, True, True]))
+    mask = draw_lots(3, torch.Generator(), 6, np.array([False, True, True, False, True, True]))
     assert np.flatnonzero(mask).tolist() == [1, 2, 4]
 
 
 def test_ids_of() -> None:
     ids = ids_of(np.array([True, False, True]))
     assert ids.dtype == torch.int64 and ids.tolist() == [0, 2]
-    assert ids_of(np.array([True, False, True]), 7).tolist() == [7, 9]
     assert ids_of(np.zeros(3, np.bool_)).shape == (0,)
 
 

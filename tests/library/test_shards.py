@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from thresher.records import Column, Records
-from thresher.shards import ALONE, Shard, ShardColumns, World, shard_of
+from thresher.shards import ALONE, Shard, World
 from thresher.testing.threaded_world import on_ranks
 
 
@@ -21,27 +20,10 @@ def test_a_world_has_its_own_calls():
         World()  # pyright: ignore[reportAbstractUsage]
 
 
-def test_the_shard_of_records():
-    records = Records({"loss": Column(torch.float32)}, 4, torch.device("cpu"))
-    assert shard_of(records) is records.shard == Shard.whole(4)
-    part = Shard(2, 5, 9, ALONE)
-    assert shard_of(ShardColumns({"loss": torch.zeros(3)}, part)) is part
-    assert shard_of({"loss": torch.zeros(3)}) == Shard(0, 3, 3)
-
-
 def test_a_block_of_ids():
     shard = Shard(2, 5, 9)
     assert len(shard) == 3 and shard.ids.tolist() == [2, 3, 4] and shard.ids.dtype == torch.int64
     assert len(Shard(5, 5, 9)) == 0 and Shard(5, 5, 9).ids.shape == (0,)
-
-
-def test_counts_and_subsets_are_of_all_ranks():
-    def look(world):
-        shard = Shard(2 * world.rank, 2 * world.rank + 2, 6, world)
-        subset = shard.subset(world.rank)
-        return shard.count(np.array([True, world.rank == 1])), (subset.first, subset.last, subset.n), subset.world is world
-
-    assert on_ranks(3, look) == [(4, (0, 0, 3), True), (4, (0, 1, 3), True), (4, (1, 3, 3), True)]
 
 
 def test_arrays_of_different_lengths_are_joined_along_their_last_dimension():

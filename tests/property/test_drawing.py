@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from depth import depth
-from thresher import exact
+from thresher import selection
 from thresher.methods._base import Chances, drawn_ids
 from thresher.rng import seeded
 
@@ -45,7 +45,7 @@ def test_a_search_point_by_point_finds_the_same(importance: list[float], k: int,
         with np.errstate(over="ignore"):
             values = np.array(importance).astype(dtype)
         expected = searched(values.tolist(), k, key)
-        with patch.object(exact, "CHUNK", piece):
+        with patch.object(selection, "CHUNK", piece):
             chances = Chances(values)
             if chances.known:
                 ids, distinct = drawn_ids(chances, k, seeded(key))

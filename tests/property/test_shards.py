@@ -1,7 +1,4 @@
-"""Properties of selection over ranks: whatever the blocks are, the answer is that of one process."""
-
-import math
-from typing import Any
+"""Properties of plans and records over ranks: whatever the blocks are, the answer is that of one process."""
 
 import numpy as np
 import torch
@@ -12,75 +9,11 @@ from depth import depth
 from thresher.distributed.bitmask import Bitmask
 from thresher.distributed.order import KeptOrder, RankOrder
 from thresher.distributed.sharded_records import Arrivals
-from thresher.exact import exact_mean, kth_smallest
-from thresher.methods.forgetting import fewest
-from thresher.methods.infobatch import well_learned
-from thresher.methods.kakurenbo import hiding_candidates
-from thresher.rng import seeded
-from thresher.selection import draw_lots, largest, quantile_cut, smallest
-from thresher.shards import Shard
 from thresher.testing.threaded_world import on_ranks
 
 hard = settings(max_examples=depth(40, 300))
 
-tied = st.sampled_from([0.0, -0.0, 0.1, 0.25, 1.0, 3.0, -2.0, 1e30, 1e-42, math.nan, math.inf, -math.inf])
-values = st.lists(st.one_of(tied, st.floats(width=32)), min_size=1, max_size=60).map(lambda v: np.array(v, np.float32))
-finite = st.lists(st.one_of(tied, st.floats(width=32)).filter(math.isfinite), min_size=1, max_size=60)
 sizes = st.integers(2, 5)
-
-
-@st.composite
-def cuts(draw, n: int, size: int) -> list[int]:
-    """Ends of the blocks of the ranks, some of them empty."""
-    return [0, *sorted(draw(st.lists(st.integers(0, n), min_size=size - 1, max_size=size - 1))), n]
-
-
-def over_ranks(ends: list[int], n: int, function: Any) -> list[Any]:
-    """What a function of the shard of each rank returns."""
-    return on_ranks(len(ends) - 1, lambda world: function(Shard(ends[world.rank], ends[world.rank + 1], n, world)))
-
-
-@hard
-@given(st.data(), values, sizes)
-def test_marks_over_ranks_are_those_of_one_process(data, array, size):
-    n, ends = len(array), data.draw(cuts(len(array), size))
-    k = data.draw(st.one_of(st.sampled_from([0, 1, n, n + 1, -1]), st.integers(0, n)))
-    fraction, seed = k / n if 0 <= k <= n else 0.3, data.draw(st.integers(0, 100))
-    among = np.isfinite(array)
-
-    def marked(shard: Shard) -> list[Any]:
-        own, world = array[shard.first : shard.last], shard.world
-        here = among[shard.first : shard.last]
-        return [
-            smallest(own, k, world=world),
-            largest(own, k, world=world),
-            hiding_candidates(own, fraction, shard=shard),
-            hiding_candidates(own, fraction, by_threshold=True, shard=shard),
-            well_learned(own, "mean", world),
-            well_learned(own, 0.3, world),
-            draw_lots(k, seeded(seed), shard),
-            draw_lots(min(k, int(among.sum())), seeded(seed), shard, here),
-            fewest(np.where(here, own > 0, -1), k, seeded(seed), shard),
-        ]
-
-    expected = marked(Shard.whole(n))
-    found = over_ranks(ends, n, marked)
-    for place, mask in enumerate(expected):
-        assert np.array_equal(np.concatenate([one[place] for one in found]), mask), place
-
-
-@hard
-@given(st.data(), finite, sizes, st.sampled_from([np.float32, np.float64]))
-def test_numbers_over_ranks_are_those_of_one_process(data, numbers, size, dtype):
-    array = np.array(numbers, dtype)
-    n, ends, k = len(array), data.draw(cuts(len(array), size)), data.draw(st.integers(0, len(array) - 1))
-
-    def look(shard: Shard) -> list[float]:
-        own, world = array[shard.first : shard.last], shard.world
-        return [float(kth_smallest(own, k, world)), float(exact_mean(own, world)), quantile_cut(own, 0.7, world)]
-
-    assert over_ranks(ends, n, look) == [look(Shard.whole(n))] * size
-    assert look(Shard.whole(n))[0] == sorted(array.tolist())[k]
 
 
 @hard

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thresher.distributed.layout import ShardLayout
-from thresher.exact import chunks
-from thresher.selection import Mask
+from thresher.selection import Mask, chunks
 from thresher.shards import World
 
 BYTES = 2**9

@@ -83,7 +83,7 @@ class PackedPlan:
                     f"`{name}` must be one bit for each of {len(shard)} samples, a torch.uint8 tensor of shape "
                     f"({-(-len(shard) // 8)},), got a {bits.dtype} tensor of shape {tuple(bits.shape)}"
                 )
-            values[name] = ids_of(unpacked(bits.numpy()), shard.first)
+            values[name] = ids_of(unpacked(bits.numpy())).add_(shard.first)
         return EpochPlan(**values)
 
     @property
@@ -97,7 +97,7 @@ class PackedPlan:
 
 
 def part_of_plan(plan: EpochPlan, shard: Shard) -> EpochPlan:
-    """Returns the part of one shard in a plan of all samples, for a method that does not plan over shards.
+    """Returns the part of one shard in a plan of all samples.
 
     Args:
         plan: Plan of all samples, the same on all ranks.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thresher.distributed.layout import ShardLayout, to_owners
 from thresher.records import EPOCH, Column, Records
-from thresher.shards import Shard, ShardColumns, World
+from thresher.shards import World
 
 BLOCK = 2**16
 """Number of rows in one piece of memory."""
@@ -214,9 +214,6 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 ID, FIRST, CERTAIN = "#id", "#first", "#certain"
 """Fields of buffered rows beside those of the columns."""
 
-MOST_GATHERED = 2**29
-"""Largest number of bytes of records to gather on each rank, for a method that does not plan over shards: 512 MiB."""
-
 
 class ShardedRecords(Records):
     """Records of the block of ids that one rank owns; `write` takes ids of any rank.
@@ -322,29 +319,12 @@ class ShardedRecords(Records):
                 else:
                     tensor.scatter_add_(0, ids, new.to(tensor.dtype))
 
-    def gathered(self, who: str, way_out: str = "") -> ShardColumns:
-        """Returns the columns of all samples, for a method that does not plan over shards; all ranks call it.
-
-        Args:
-            who: Name of the method, used in the message.
-            way_out: End of the message: settings with which the method plans over shards.
-
-        Raises:
-            ValueError: The columns are too large for every rank to hold; all ranks raise it.
-        """
-        # From numbers that all ranks have, and before anything is sent: all of them raise, and none waits.
-        size = self.shard.n * self.bytes_per_sample
-        if size > MOST_GATHERED:
-            raise ValueError(
-                f"{who} plans from the records of all samples, and every process would have to hold them: "
-                f"{size / 2**20:,.0f} MiB, of at most {MOST_GATHERED / 2**20:,.0f}. Use a method that plans over shards, as "
-                f"Requirements(sharded=True) declares{way_out}."
-            )
-        columns = {
+    def gathered(self) -> dict[str, Tensor]:
+        """Returns the columns of all samples; all ranks call it."""
+        return {
             name: from_bits(self.shard.world.join(on_host_as_bits(column)), column.dtype).to(self._device)
             for name, column in self.items()
         }
-        return ShardColumns(columns, Shard.whole(self.shard.n))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the columns of this block as after `sync`, without changing them; all ranks call it."""

@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Sampler, Subset, TensorDataset
 
-from thresher.exact import chunks
 from thresher.loading.shuffle import Shuffle
+from thresher.selection import chunks
 
 GOLDEN = (5**0.5 - 1) / 2
 LARGEST_KEY = 2**16

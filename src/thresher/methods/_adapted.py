@@ -10,7 +10,6 @@ from torch import Tensor
 from thresher.methods.contract import EpochMethod
 from thresher.plans import EpochPlan
 from thresher.records import Column
-from thresher.shards import Shard, ShardColumns, shard_of
 
 
 class OnSubset:
@@ -18,8 +17,7 @@ class OnSubset:
 
     Args:
         method: Epoch method that makes the plans.
-        kept: Ids of the samples that the training has at all, shape (K,), int64, ascending; of those in the shard of this rank,
-            where records are in shards.
+        kept: Ids of the samples that the training has at all, shape (K,), int64, ascending.
         n: Number of samples of the dataset.
         of: Number of samples that fractions refer to. Default: `n`, as after pruning.
     """
@@ -40,35 +38,34 @@ class OnSubset:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns the plan of the method with the ids of the dataset; its fractions include the samples that were pruned."""
-        columns, shard = self.columns(), shard_of(records)
-        places = self.kept - shard.first
-        inner = shard.subset(len(places))
+        columns, kept = self.columns(), len(self.kept)
+        # Results of a full pass are of the subset already.
         inside = {
-            name: values.index_select(0, places.to(values.device)) if name in columns else values
+            name: values.index_select(0, self.kept.to(values.device)) if len(values) == self.n else values
             for name, values in records.items()
         }
-        plan = self.method.plan_epoch(ShardColumns(inside, inner), epoch=epoch, epochs=epochs, generator=generator)
+        plan = self.method.plan_epoch(inside, epoch=epoch, epochs=epochs, generator=generator)
         if not isinstance(plan, EpochPlan):
             return plan
-        plan.check(inner)
+        plan.check(kept)
         facts = dict(plan.facts)
         if "actual_fraction" in facts:
-            facts["actual_fraction"] = 1 - shard.world.total(len(plan.ids)) / self.of
+            facts["actual_fraction"] = 1 - len(plan.ids) / self.of
         if "scheduled_fraction" in facts:
-            facts["scheduled_fraction"] = 1 - (1 - facts["scheduled_fraction"]) * inner.n / self.of
-        if inner.n < self.of:
-            facts["pruned_fraction"] = 1 - inner.n / self.of
+            facts["scheduled_fraction"] = 1 - (1 - facts["scheduled_fraction"]) * kept / self.of
+        if kept < self.of:
+            facts["pruned_fraction"] = 1 - kept / self.of
         return replace(
             plan,
-            ids=self.kept[plan.ids - inner.first],
-            refresh=None if plan.refresh is None else self.kept[plan.refresh - inner.first],
+            ids=self.kept[plan.ids],
+            refresh=None if plan.refresh is None else self.kept[plan.refresh],
             facts=facts,
-            remember={name: self._spread(values, columns[name], shard) for name, values in plan.remember.items()},
+            remember={name: self._spread(values, columns[name]) for name, values in plan.remember.items()},
         )
 
-    def _spread(self, values: Tensor, column: Column, shard: Shard) -> Tensor:
-        whole = torch.full((len(shard),), column.fill, dtype=values.dtype)
-        return whole.index_copy_(0, self.kept - shard.first, values.cpu())
+    def _spread(self, values: Tensor, column: Column) -> Tensor:
+        whole = torch.full((self.n,), column.fill, dtype=values.dtype)
+        return whole.index_copy_(0, self.kept, values.cpu())
 
     def __repr__(self) -> str:
         return f"{self.method!r} within {len(self.kept)} of {self.n} samples"

@@ -17,14 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thresher.exact import chunks
 from thresher.losses.signals import rows_in_order
 from thresher.methods.contract import Requirements, State
 from thresher.permutation import Permutation
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.score_table import Scores
-from thresher.selection import Values, share
-from thresher.shards import Shard
+from thresher.selection import Values, chunks, share
 
 
 class Chances:
@@ -150,14 +148,26 @@ def unbiased_weights(chances: Values, n: int, *, draws: int, size: int) -> NDArr
     return (size / (n * per_draw)).astype(np.float32)
 
 
-def full_plan(samples: int | Shard) -> EpochPlan:
+def samples_of(records: Mapping[str, Tensor]) -> int:
+    """Returns the number of samples that records are of, for a method that reads none of them.
+
+    Args:
+        records: Columns by name, one or more.
+
+    Example:
+        >>> samples_of({"loss": torch.zeros(3)})
+        3
+    """
+    return len(next(iter(records.values())))
+
+
+def full_plan(n: int) -> EpochPlan:
     """Returns the plan of an epoch that keeps everything, in the order of the loader.
 
     Args:
-        samples: Number of samples, or the shard that the plan is of.
+        n: Number of samples.
     """
-    shard = Shard.whole(samples) if isinstance(samples, int) else samples
-    return EpochPlan(shard.ids, facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
+    return EpochPlan(torch.arange(n), facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
 
 
 def drawn_plan(

@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.exact import chunks
 from thresher.plans import EpochPlan
 from thresher.records import Column
-from thresher.selection import Mask, on_host, share
-from thresher.shards import Shard
+from thresher.selection import Mask, chunks, on_host, share
 
 LEFT_OUT = {"left_out": Column(torch.int16, merge="plan")}
 """Column with the number of epochs that left a sample out."""
@@ -87,7 +85,7 @@ class Target:
         A training of ten epochs, of which the first and the last keep every sample.
 
         >>> target = Target(None, share=0.4, start=1, stop=9, epochs=10)
-        >>> target.due({"left_out": torch.zeros(1000, dtype=torch.int16)}, Shard.whole(1000), epoch=1)
+        >>> target.due({"left_out": torch.zeros(1000, dtype=torch.int16)}, epoch=1)
         500
     """
 
@@ -108,39 +106,37 @@ class Target:
                 "train for more epochs"
             )
 
-    def due(self, records: Mapping[str, Tensor], shard: Shard, epoch: int) -> int:
+    def due(self, records: Mapping[str, Tensor], epoch: int) -> int:
         """Returns how many samples an epoch leaves out: its part of what is due, at most a share of `MOST`.
 
         Args:
             records: Columns of the method, `LEFT_OUT` among them.
-            shard: Samples that the columns are of.
             epoch: Number of the epoch; 0 is due where it keeps every sample.
         """
         if not self.start <= epoch < self.stop:
             return 0
-        lacking = self.share * self.epochs * shard.n - self.left_out(records, shard)
-        return min(max(0, round(lacking / (self.stop - epoch))), share(MOST, shard.n))
+        n = len(records["left_out"])
+        lacking = self.share * self.epochs * n - self.left_out(records)
+        return min(max(0, round(lacking / (self.stop - epoch))), share(MOST, n))
 
-    def left_out(self, records: Mapping[str, Tensor], shard: Shard) -> int:
+    def left_out(self, records: Mapping[str, Tensor]) -> int:
         """Returns how many samples all earlier epochs have left out.
 
         Args:
             records: Columns of the method, `LEFT_OUT` among them.
-            shard: Samples that the columns are of.
         """
-        return shard.world.total(int(on_host(records["left_out"]).sum(dtype=np.int64)))
+        return int(on_host(records["left_out"]).sum(dtype=np.int64))
 
-    def counted(self, plan: EpochPlan, kept: Mask, records: Mapping[str, Tensor], shard: Shard, epoch: int) -> EpochPlan:
+    def counted(self, plan: EpochPlan, kept: Mask, records: Mapping[str, Tensor], epoch: int) -> EpochPlan:
         """Returns a plan that counts what it leaves out, with the share so far as a fact.
 
         Args:
             plan: Plan of the epoch.
-            kept: Marks of the samples that it keeps, shape (len(shard),).
+            kept: Marks of the samples that it keeps, shape (N,).
             records: Columns of the method, `LEFT_OUT` among them.
-            shard: Samples that the columns are of.
             epoch: Number of the epoch.
         """
-        so_far = (self.left_out(records, shard) + shard.n - shard.count(kept)) / shard.n
+        so_far = (self.left_out(records) + np.count_nonzero(~kept)) / len(kept)
         realised, note = so_far / self.epochs, ""
         if epoch == self.stop - 1 and abs(realised - self.share) > CLOSE:
             note = (

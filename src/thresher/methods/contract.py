@@ -75,14 +75,11 @@ class Requirements:
             is stopped. False if the columns are only to be looked at. Default True.
         smaller_batches: Whether plans spend the budget in smaller batches (`EpochPlan(smaller_batches=True)`), so that `attach`
             checks that there is a row for each step. Default False.
-        sharded: Whether `plan_epoch` plans for the shard that its records belong to (`thresher.shards.shard_of`), with numbers
-            and draws that are those of all ranks. If it does not, several processes gather the columns of all samples on each
-            of them once per epoch, which is possible up to a size. Default False.
         divide: Divisor of the sum of the losses that a batch method keeps: "kept", the rows kept, which makes it their mean; or
             "batch", all rows of the batch. Default "kept".
         switches: Settings of the method that remove a need, by the name of the need, such as {"optimizer":
             "adjust_lr=False"}; messages quote them. Needs are "optimizer", "refresh", "feature", "sum" (a column whose values
-            are added up), "sharded" (records that are not in shards) and the names of signals. Default {}.
+            are added up) and the names of signals. Default {}.
 
     Example:
         >>> Requirements(signals=("loss", "confidence")).order
@@ -95,7 +92,6 @@ class Requirements:
     order: Literal["loader", "plan", "class"] = "loader"
     records: bool = True
     smaller_batches: bool = False
-    sharded: bool = False
     divide: Literal["kept", "batch"] = "kept"
     switches: Mapping[str, str] = field(default_factory=dict, hash=False)
 
@@ -149,14 +145,10 @@ class EpochMethod(Protocol):
         ...
 
     def plan_epoch(self, records: Any, *, epoch: int, epochs: int, generator: Any) -> Any:
-        """Returns the `thresher.EpochPlan` of one epoch, which must be the same on every rank and after every resume.
-
-        With `requires = Requirements(sharded=True)` the records may be those of one shard of the dataset; the method then
-        returns the part of the plan that is of that shard, and together the parts must be the plan of one process.
+        """Returns the `thresher.EpochPlan` of one epoch, which must be the same in every process and after every resume.
 
         Args:
-            records: Mapping from the name of a column to its values, shape (N,); N is the number of samples of the shard
-                `thresher.shards.shard_of(records)`, which is the whole dataset in a training in one process.
+            records: Mapping from the name of a column to its values, shape (N,).
             epoch: Number of the epoch, from 0.
             epochs: Number of epochs of the training.
             generator: Random generator on the CPU, seeded from the seed of the run and the epoch: the only source of chance.

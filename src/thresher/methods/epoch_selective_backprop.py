@@ -9,7 +9,7 @@ As in the code, percentiles come from a histogram of all losses between the smal
 sample itself, so that the largest loss is always kept. One outlier puts all other losses into a few bins, which raises their
 probabilities; `percentile="rank"` counts the losses instead.
 Where the code differs:
-- It draws from the global generator of each rank; these agree only while all ranks have drawn the same number of times.
+- It draws from the global generator of each process; these agree only while all have drawn the same number of times.
 - It forwards hidden samples in train mode.
 - A loss that is not finite breaks its histogram; here such samples are kept and not counted.
 """
@@ -24,35 +24,31 @@ import torch
 from torch import Tensor
 
 from thresher import rng
-from thresher.exact import chunks
 from thresher.methods._base import full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Mask, Values, ids_of, on_host
-from thresher.shards import ALONE, Shard, World, shard_of
+from thresher.selection import Mask, Values, chunks, ids_of, on_host
 
 
-def share_up_to_bin(loss: Values, bins: int, world: World = ALONE) -> Values:
+def share_up_to_bin(loss: Values, bins: int) -> Values:
     """Returns the share of losses in the histogram bin of each loss and in the bins below it.
 
     Args:
-        loss: Loss of each sample, shape (n,), finite; those of all ranks together are one or more.
+        loss: Loss of each sample, shape (n,), finite; n is 1 or more.
         bins: Number of equal bins between the smallest and the largest loss, 1 or more.
-        world: Ranks that hold the losses. Default: there is one process.
 
     Returns:
         Shares, shape (n,), float64, within (0, 1]; all 1 where all losses are equal.
     """
-    ends = world.gather(np.array([loss.min(initial=np.inf), loss.max(initial=-np.inf)], dtype=np.float64))
-    low, high = ends[:, 0].min(), ends[:, 1].max()
+    low, high = np.float64(loss.min()), np.float64(loss.max())
     if low == high:
         return np.ones(len(loss))
     index = np.empty(len(loss), dtype=np.int64)
     for part in chunks(len(loss)):
         scaled = (loss[part].astype(np.float64) - low) / (high - low)
         index[part] = np.minimum((scaled * bins).astype(np.int64), bins - 1)
-    counts = np.cumsum(world.sum(np.bincount(index, minlength=bins)))
+    counts = np.cumsum(np.bincount(index, minlength=bins))
     return (counts / counts[-1])[index]
 
 
@@ -73,24 +69,23 @@ def share_up_to(loss: Values) -> Values:
     return shares
 
 
-def kept_by_chance(chance: Values, generator: torch.Generator, shard: Shard) -> tuple[Mask, float]:
+def kept_by_chance(chance: Values, generator: torch.Generator) -> tuple[Mask, float]:
     """Draws each sample with its own probability, which is rounded up to a multiple of 2 ** -32.
 
     Args:
-        chance: Probabilities, shape (len(shard),), float64, [0, 1].
-        generator: Random generator on the CPU, in the same state on all ranks.
-        shard: Samples of this rank.
+        chance: Probabilities, shape (N,), float64, [0, 1].
+        generator: Random generator on the CPU.
 
     Returns:
-        Mask of the drawn samples, shape (len(shard),), and the mean of the probabilities over all ranks.
+        Mask of the drawn samples, shape (N,), and the mean of the probabilities.
     """
-    lots = rng.lots(int(torch.randint(2**62, (), generator=generator)), range(shard.first, shard.last))
+    lots = rng.lots(int(torch.randint(2**62, (), generator=generator)), range(len(chance)))
     mask, total = np.empty(len(chance), dtype=np.bool_), 0
     for part in chunks(len(chance)):
         limits = np.ceil(chance[part] * 2.0**32).astype(np.int64)
         mask[part] = lots[part] < limits
         total += int(limits.sum())
-    return mask, shard.world.total(total) / (shard.n << 32)
+    return mask, total / (len(chance) << 32)
 
 
 @dataclass(frozen=True)
@@ -119,6 +114,7 @@ class EpochSelectiveBackprop:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
+    requires: ClassVar[Requirements] = Requirements(refresh="eval")
     card: ClassVar[Card] = Card(
         summary="Selective-Backprop once an epoch, by last losses",
         paper="arXiv:2310.10102",
@@ -129,7 +125,7 @@ class EpochSelectiveBackprop:
         "took 398 s.",
         differences=(
             "The draw of a sample depends on the seed, the epoch and its id; in the code draws come from a global generator, "
-            "which differs between ranks.",
+            "which differs between processes.",
             "Hidden samples are forwarded in eval mode; in the code they are forwarded in train mode.",
             "Samples without a finite loss are kept and not counted; the code fails on them.",
         ),
@@ -154,38 +150,31 @@ class EpochSelectiveBackprop:
         if self.percentile not in ("histogram", "rank"):
             raise ValueError(f"EpochSelectiveBackprop: `percentile` must be 'histogram' or 'rank', got {self.percentile!r}")
 
-    @property
-    def requires(self) -> Requirements:
-        """Returns the needs: the model, to refresh hidden samples; ranks of losses are not known in shards."""
-        switches = {"sharded": 'percentile="histogram"'}
-        return Requirements(refresh="eval", sharded=self.percentile == "histogram", switches=switches)
-
     def columns(self) -> dict[str, Column]:
         """Returns the columns that are recorded for each sample: the last loss, 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
-    def chances(self, loss: Values, world: World = ALONE) -> Values:
+    def chances(self, loss: Values) -> Values:
         """Returns the probability with which each sample is kept.
 
         Args:
             loss: Last loss of each sample, shape (N,).
-            world: Ranks that hold the losses. Default: there is one process.
 
         Returns:
             Probabilities, shape (N,), float64; 1 where the loss is not finite.
         """
         chance, usable = np.ones(len(loss)), np.isfinite(loss)
-        if world.total(int(np.count_nonzero(usable))):
+        if usable.any():
             finite = loss[usable]
-            q = share_up_to_bin(finite, self.bins, world) if self.percentile == "histogram" else share_up_to(finite)
+            q = share_up_to_bin(finite, self.bins) if self.percentile == "histogram" else share_up_to(finite)
             chance[usable] = np.maximum(q**self.beta, self.min_probability)
         return chance
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan for which each sample was drawn once, by its id."""
-        shard = shard_of(records)
+        loss = on_host(records["loss"])
         if epoch == 0:
-            return full_plan(shard)
-        kept, expected = kept_by_chance(self.chances(on_host(records["loss"]), shard.world), generator, shard)
-        facts = {"scheduled_fraction": 1 - expected, "actual_fraction": shard.count(~kept) / shard.n}
-        return EpochPlan(ids_of(kept, shard.first), refresh=ids_of(~kept, shard.first), facts=facts)
+            return full_plan(len(loss))
+        kept, expected = kept_by_chance(self.chances(loss), generator)
+        facts = {"scheduled_fraction": 1 - expected, "actual_fraction": np.count_nonzero(~kept) / len(kept)}
+        return EpochPlan(ids_of(kept), refresh=ids_of(~kept), facts=facts)

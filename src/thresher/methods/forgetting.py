@@ -24,13 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.exact import kth_smallest
 from thresher.methods._base import full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import Column
-from thresher.selection import Mask, Values, draw_lots, ids_of, on_host, share
-from thresher.shards import Shard, shard_of
+from thresher.selection import Mask, Values, draw_lots, ids_of, kth_smallest, on_host, share
 
 UNSEEN_TURNS = -1
 """Number of turns that stands for a sample that was never seen."""
@@ -55,26 +53,24 @@ def turns(old: Tensor, new: Tensor) -> Tensor:
     return torch.where(known > most, most - 1, known).to(old.dtype)
 
 
-def fewest(counts: Values, k: int, generator: torch.Generator, shard: Shard | None = None) -> Mask:
+def fewest(counts: Values, k: int, generator: torch.Generator) -> Mask:
     """Marks the `k` smallest counts; ties are drawn at random.
 
     Args:
         counts: Counts, shape (N,), integers; negative counts are never marked.
         k: Number of counts to mark; all counts of 0 or more are marked where there are fewer.
         generator: Random generator on the CPU.
-        shard: Shard that the counts are of. Default: there is one process.
 
     Returns:
         Bool mask (N,).
     """
-    shard = Shard.whole(len(counts)) if shard is None else shard
     usable = counts >= 0
-    k = min(k, shard.count(usable))
+    k = min(k, int(np.count_nonzero(usable)))
     if k <= 0:
         return np.zeros(len(counts), dtype=np.bool_)
-    cut = kth_smallest(counts[usable], k - 1, shard.world)
+    cut = kth_smallest(counts[usable], k - 1)
     mask = usable & (counts < cut)
-    return mask | draw_lots(k - shard.count(mask), generator, shard, counts == cut)
+    return mask | draw_lots(k - int(np.count_nonzero(mask)), generator, len(counts), counts == cut)
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,7 @@ class Forgetting:
     @property
     def requires(self) -> Requirements:
         """Returns the needs: the model, where hidden samples are refreshed."""
-        return Requirements(refresh="eval" if self.hide == "each_epoch" else None, sharded=True)
+        return Requirements(refresh="eval" if self.hide == "each_epoch" else None)
 
     def columns(self) -> dict[str, Column]:
         """Returns the recorded columns, 2 bytes per sample: the turns, and with `hide="once"` also the hidden samples."""
@@ -164,21 +160,20 @@ class Forgetting:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan without the samples that were forgotten least often."""
-        column, shard = records["forgetting"], shard_of(records)
+        recorded = on_host(records["forgetting"])
+        n = len(recorded)
         if not self.hides(epoch, epochs) or epoch == 0:
-            return full_plan(shard)
-        hidden = on_host(records["hidden"]).copy() if self.hide == "once" else np.zeros(len(shard), dtype=np.bool_)
-        if not shard.count(hidden):
-            most = min(share(self.fraction, shard.n), shard.n - 1)
-            hidden = fewest(self._counts(column), most, generator, shard)
+            return full_plan(n)
+        hidden = on_host(records["hidden"]).copy() if self.hide == "once" else np.zeros(n, dtype=np.bool_)
+        if not hidden.any():
+            hidden = fewest(self._counts(recorded), min(share(self.fraction, n), n - 1), generator)
         return EpochPlan(
-            ids_of(~hidden, shard.first),
-            refresh=ids_of(hidden, shard.first) if self.requires.refresh else None,
-            facts={"scheduled_fraction": self.fraction, "actual_fraction": shard.count(hidden) / shard.n},
+            ids_of(~hidden),
+            refresh=ids_of(hidden) if self.requires.refresh else None,
+            facts={"scheduled_fraction": self.fraction, "actual_fraction": np.count_nonzero(hidden) / n},
             remember={} if self.requires.refresh else {"hidden": torch.from_numpy(hidden)},
         )
 
-    def _counts(self, column: Tensor) -> Values:
+    def _counts(self, recorded: Values) -> Values:
         """Returns the numbers of forgetting events, -1 for samples that must not be hidden."""
-        recorded = on_host(column)
         return np.where(recorded < (1 if self.never_learned == "keep" else 0), recorded.dtype.type(-1), recorded >> 1)

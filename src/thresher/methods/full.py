@@ -7,11 +7,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._base import full_plan
+from thresher.methods._base import full_plan, samples_of
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.shards import shard_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class FullData:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    requires: ClassVar[Requirements] = Requirements(records=False, sharded=True)
+    requires: ClassVar[Requirements] = Requirements(records=False)
     card: ClassVar[Card] = Card(
         summary="every sample, every epoch",
         rule="nothing is left out",
@@ -44,4 +43,4 @@ class FullData:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with all N samples."""
-        return full_plan(shard_of(records))
+        return full_plan(samples_of(records))

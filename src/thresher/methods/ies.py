@@ -22,14 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.exact import chunks, kth_smallest
 from thresher.methods._base import full_plan
 from thresher.methods._target import LEFT_OUT, Target, check_target
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Mask, Values, ids_of, on_host, smallest
-from thresher.shards import Shard, shard_of
+from thresher.selection import Mask, Values, chunks, ids_of, kth_smallest, smallest
 
 START = 6
 """First epoch that leaves out samples."""
@@ -95,7 +93,7 @@ class Ies:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    requires: ClassVar[Requirements] = Requirements(refresh="eval", sharded=True)
+    requires: ClassVar[Requirements] = Requirements(refresh="eval")
     card: ClassVar[Card] = Card(
         summary="leave out samples whose loss curve is straight",
         paper="arXiv:2502.07547",
@@ -138,55 +136,49 @@ class Ies:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan without the samples whose loss curves are straight, which are refreshed."""
-        shard = shard_of(records)
+        n = len(records["loss"])
         target = None if self.target is None else Target(self, self.target, START, epochs, epochs)
         if epoch == 0:
-            return full_plan(shard)
+            return full_plan(n)
         mean, remember = self._straightness(records)
         if target is not None:
-            out = smallest(mean, min(target.due(records, shard, epoch), shard.n - 1), world=shard.world)
+            out = smallest(mean, min(target.due(records, epoch), n - 1))
         else:
-            out, level = self._mastered(mean, records, epoch, epochs, shard)
+            out, level = self._mastered(mean, records, epoch, epochs)
             remember |= level
         del mean
-        left_out, kept = shard.count(out) / shard.n, ~out
+        left_out, kept = np.count_nonzero(out) / n, ~out
         plan = EpochPlan(
-            ids_of(kept, shard.first),
-            refresh=ids_of(out, shard.first),
+            ids_of(kept),
+            refresh=ids_of(out),
             facts={"scheduled_fraction": left_out, "actual_fraction": left_out},
             remember=remember,
         )
         del out
-        return plan if target is None else target.counted(plan, kept, records, shard, epoch)
+        return plan if target is None else target.counted(plan, kept, records, epoch)
 
     def _straightness(self, records: Mapping[str, Tensor]) -> tuple[Values, dict[str, Tensor]]:
         """Returns the means of the last second differences, and the columns of the history after this epoch."""
         mean, history = bends(records["loss"].detach().cpu(), {name: records[name].detach().cpu() for name in HISTORY})
         return mean.numpy(), history
 
-    def _mastered(
-        self, mean: Values, records: Mapping[str, Tensor], epoch: int, epochs: int, shard: Shard
-    ) -> tuple[Mask, dict[str, Tensor]]:
+    def _mastered(self, mean: Values, records: Mapping[str, Tensor], epoch: int, epochs: int) -> tuple[Mask, dict[str, Tensor]]:
         """Returns who is below the threshold, but never all samples; and the column of a threshold that is new."""
-        level, new = self._level(mean, records, epoch, epochs, shard)
+        level, new = self._level(mean, records, epoch, epochs)
         out = mean < np.float32(level) if epoch >= START else np.zeros(len(mean), dtype=np.bool_)
-        if shard.count(out) == shard.n:
-            out = smallest(mean, shard.n - 1, world=shard.world)
+        if out.all():
+            out = smallest(mean, len(mean) - 1)
         return out, new
 
-    def _level(
-        self, mean: Values, records: Mapping[str, Tensor], epoch: int, epochs: int, shard: Shard
-    ) -> tuple[float, dict[str, Tensor]]:
+    def _level(self, mean: Values, records: Mapping[str, Tensor], epoch: int, epochs: int) -> tuple[float, dict[str, Tensor]]:
         """Returns the threshold, NaN before it is set, and its column in the epoch that sets it."""
         if self.threshold != "noise":
             return float(self.threshold), {}
-        ends = on_host(records["threshold"])[:1]
-        known = float(shard.world.join(ends)[0])
+        known = float(records["threshold"][0])
         if math.isfinite(known) or epoch < max(START, CALIBRATED * epochs):
             return known, {}
         usable = mean[np.isfinite(mean)]
-        count = shard.world.total(len(usable))
-        if not count:
+        if not len(usable):
             return math.nan, {}
-        level = self.noise * float(kth_smallest(usable, (count - 1) // 2, shard.world))
-        return level, {"threshold": torch.full((len(shard),), level)}
+        level = self.noise * float(kth_smallest(usable, (len(usable) - 1) // 2))
+        return level, {"threshold": torch.full((len(mean),), level)}

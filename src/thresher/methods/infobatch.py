@@ -22,32 +22,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.exact import exact_mean
 from thresher.methods._base import full_plan
 from thresher.methods._target import CANDIDATES, LEFT_OUT, Target, check_target
-from thresher.methods.contract import Card, Requirements
+from thresher.methods.contract import Card
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import Mask, Values, draw_lots, ids_of, on_host, quantile_cut, share, smallest
-from thresher.shards import ALONE, Shard, World, shard_of
 
 
-def well_learned(loss: Values, threshold: float | Literal["mean"], world: World = ALONE) -> Mask:
+def well_learned(loss: Values, threshold: float | Literal["mean"]) -> Mask:
     """Marks the samples whose loss is strictly below the threshold; a sample without a finite loss never is.
 
     Args:
         loss: Last loss of each sample, shape (N,).
         threshold: Threshold: "mean" for the mean of the finite losses, or a quantile of them, (0, 1).
-        world: Ranks that hold the losses. Default: there is one process.
 
     Returns:
         Bool mask (N,).
     """
     usable = np.isfinite(loss)
-    if not world.total(int(np.count_nonzero(usable))):
+    if not usable.any():
         return usable
     finite = loss if usable.all() else loss[usable]
-    cut = exact_mean(finite, world) if threshold == "mean" else np.float64(quantile_cut(finite, threshold, world))
+    cut = finite.mean(dtype=np.float64) if threshold == "mean" else np.float64(quantile_cut(finite, threshold))
     return (loss < cut) & usable
 
 
@@ -83,7 +80,6 @@ class InfoBatch:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    requires: ClassVar[Requirements] = Requirements(sharded=True)
     card: ClassVar[Card] = Card(
         summary="prune below the mean loss at random, rescale",
         paper="arXiv:2303.04947",
@@ -130,36 +126,37 @@ class InfoBatch:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with all samples above the threshold and a random part of the others, with their weights."""
-        loss, shard = on_host(records[self._column]), shard_of(records)
+        loss = on_host(records[self._column])
+        n = len(loss)
         stop = share(self.delta, epochs)
         target = None if self.target is None else Target(self, self.target, 1, stop, epochs)
         if not self.prune_fraction or not 1 <= epoch < stop:
-            return full_plan(shard)
+            return full_plan(n)
         if target is None:
-            below = well_learned(loss, self.threshold, shard.world)
-            learned = shard.count(below)
+            below = well_learned(loss, self.threshold)
+            learned = int(np.count_nonzero(below))
             kept = max(1, share(1 - self.prune_fraction, learned))
         else:
-            below, learned, kept = self._for_target(loss, target.due(records, shard, epoch), shard)
+            below, learned, kept = self._for_target(loss, target.due(records, epoch))
         if kept >= learned:
-            plan, mask = full_plan(shard), np.ones(len(shard), dtype=np.bool_)
+            plan, mask = full_plan(n), np.ones(n, dtype=np.bool_)
         else:
-            mask = draw_lots(kept, generator, shard, below)
+            mask = draw_lots(kept, generator, n, below)
             mask |= ~below
             factor = learned / kept if self.rescale == "mass" else 1 / (1 - self.prune_fraction)
             weights = np.array([1, factor], dtype=np.float32)[below[np.flatnonzero(mask)].view(np.uint8)]
-            left_out = 1 - (shard.n - learned + kept) / shard.n
+            left_out = 1 - (n - learned + kept) / n
             scheduled = self.prune_fraction if target is None else left_out
             facts = {"scheduled_fraction": scheduled, "actual_fraction": left_out}
-            plan = EpochPlan(ids_of(mask, shard.first), weights=torch.from_numpy(weights), facts=facts)
-        return plan if target is None else target.counted(plan, mask, records, shard, epoch)
+            plan = EpochPlan(ids_of(mask), weights=torch.from_numpy(weights), facts=facts)
+        return plan if target is None else target.counted(plan, mask, records, epoch)
 
-    def _for_target(self, loss: Values, due: int, shard: Shard) -> tuple[Mask, int, int]:
+    def _for_target(self, loss: Values, due: int) -> tuple[Mask, int, int]:
         """Returns who may be pruned so that `due` samples are, how many that are, and how many of them are kept."""
         usable = np.isfinite(loss)
-        known = shard.count(usable)
+        known = int(np.count_nonzero(usable))
         due = min(due, share(CANDIDATES, known))
         wanted = max(due + 1, round(due / self.prune_fraction))
-        learned = min(max(due + 1, min(wanted, share(CANDIDATES, shard.n))), known)
-        below = smallest(loss, learned, usable=usable, world=shard.world)
+        learned = min(max(due + 1, min(wanted, share(CANDIDATES, len(loss)))), known)
+        below = smallest(loss, learned, usable=usable)
         return below, learned, max(1, learned - due) if due else learned

@@ -20,18 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.exact import kth_smallest
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.schedules import Milestones, check_milestones, step_value
-from thresher.selection import Mask, Values, ids_of, largest, on_host, share, smallest
-from thresher.shards import Shard, shard_of
+from thresher.selection import Mask, Values, ids_of, kth_smallest, largest, on_host, share, smallest
 
 SCHEDULE: Milestones = ((0, 1.0), (0.3, 0.8), (0.6, 0.6), (0.8, 0.4))
 
 
-def hiding_candidates(loss: Values, fraction: float, *, by_threshold: bool = False, shard: Shard | None = None) -> Mask:
+def hiding_candidates(loss: Values, fraction: float, *, by_threshold: bool = False) -> Mask:
     """Marks the candidates for hiding: the samples with the smallest losses.
 
     Args:
@@ -39,21 +37,19 @@ def hiding_candidates(loss: Values, fraction: float, *, by_threshold: bool = Fal
         fraction: Share of the N samples, [0, 1).
         by_threshold: Whether all samples up to the loss at the cut are candidates, ties included, as in one of the official
             scripts. Default False: floor(fraction * N) samples, ordered by (loss, id).
-        shard: Shard that the losses are of; the fraction is then of the samples of all ranks. Default: there is one process.
 
     Returns:
         Bool mask (N,).
     """
-    shard = Shard.whole(len(loss)) if shard is None else shard
     usable = np.isfinite(loss)
-    k = share(fraction, shard.n)
+    k = share(fraction, len(loss))
     if not by_threshold:
-        return smallest(loss, k, usable=usable, world=shard.world)
-    finite = shard.count(usable)
-    if not finite:
+        return smallest(loss, k, usable=usable)
+    finite = loss[usable]
+    if not len(finite):
         return usable
-    place = (min(k, finite) or finite) - 1
-    return usable & (loss <= kth_smallest(loss[usable], place, shard.world))
+    place = (min(k, len(finite)) or len(finite)) - 1
+    return usable & (loss <= kth_smallest(finite, place))
 
 
 def trusted(correct: Values, confidence: Values, tau: float) -> Mask:
@@ -215,7 +211,7 @@ class Kakurenbo:
     @property
     def requires(self) -> Requirements:
         """Returns the needs: the model, to refresh hidden samples, and the optimizer where the learning rate is adjusted."""
-        return Requirements(optimizer=self.adjust_lr, refresh=self.refresh, sharded=True, switches=SWITCHES)
+        return Requirements(optimizer=self.adjust_lr, refresh=self.refresh, switches=SWITCHES)
 
     def columns(self) -> dict[str, Column]:
         """Returns the columns that are recorded for each sample: 9 bytes, or 4 bytes where samples are not moved back."""
@@ -236,26 +232,26 @@ class Kakurenbo:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan without the trusted candidates and the dropped top; all samples left out are refreshed."""
-        loss, shard = on_host(records["loss"]), shard_of(records)
-        n, fraction = shard.n, self.fraction(epoch, epochs)
+        loss = on_host(records["loss"])
+        n, fraction = len(loss), self.fraction(epoch, epochs)
         if epoch == 0 and not self.first_epoch_hides:
-            return EpochPlan(shard.ids, facts=self._facts(0.0, 0.0, 0))
-        left_out = hiding_candidates(loss, fraction, by_threshold=self.candidates == "threshold", shard=shard)
-        hidden = candidates = shard.count(left_out)
+            return EpochPlan(torch.arange(n), facts=self._facts(0.0, 0.0, 0))
+        left_out = hiding_candidates(loss, fraction, by_threshold=self.candidates == "threshold")
+        hidden = candidates = int(np.count_nonzero(left_out))
         if self.move_back:
             left_out &= trusted(on_host(records["correct"]), on_host(records["confidence"]), self.tau)
-            hidden = shard.count(left_out)
+            hidden = int(np.count_nonzero(left_out))
         facts = self._facts(fraction, hidden / n, candidates - hidden)
         absent = hidden
         if self.drop_top:
-            left_out |= largest(loss, share(self.drop_top, n), world=shard.world)
-            absent = shard.count(left_out)
+            left_out |= largest(loss, share(self.drop_top, n))
+            absent = int(np.count_nonzero(left_out))
             facts["dropped_fraction"] = (absent - hidden) / n
         if absent == n:
             raise ValueError(f"Kakurenbo: nothing is left to train on of {n} samples; lower `max_fraction` or `drop_top`")
         return EpochPlan(
-            ids_of(~left_out, shard.first),
-            refresh=ids_of(left_out, shard.first),
+            ids_of(~left_out),
+            refresh=ids_of(left_out),
             lr_scale=self._lr_scale(epoch, n / (n - hidden), fraction),
             facts=facts,
         )

@@ -3,7 +3,7 @@
 Zeng et al., "Mercury: Efficient On-Device Distributed DNN Training via Stochastic Importance Sampling", SenSys 2021.
 It is unbiased: the expected weighted loss is that of all samples, as long as no loss is zero.
 
-In the paper each device refreshes a group of its shard of the data in every iteration and then draws the next mini-batch. Here
+In the paper each device refreshes a group of its part of the data in every iteration and then draws the next mini-batch. Here
 a group is refreshed at the end of every epoch, and the next epoch is drawn at once. Training on a sample refreshes its loss,
 too. A sample whose loss is not finite or is below zero is kept once, without a draw.
 """

@@ -21,17 +21,16 @@ import torch
 from torch import Tensor
 
 from thresher.methods._base import check_keep
-from thresher.methods.contract import Card, Requirements
+from thresher.methods.contract import Card
 from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.selection import Mask, Values, draw_lots, ids_of, largest, on_host, share
-from thresher.shards import Shard, shard_of
 
 NEW_SAMPLE = float(torch.finfo(torch.float32).max)
 """Loss of a sample that was never seen: finite, and as large as can be, so that it comes first and the share stays exact."""
 
 
-def best_of_pool(loss: Values, k: int, pool: float, generator: torch.Generator, shard: Shard | None = None) -> Mask:
+def best_of_pool(loss: Values, k: int, pool: float, generator: torch.Generator) -> Mask:
     """Marks the `k` samples with the largest losses of a random pool.
 
     Args:
@@ -39,21 +38,19 @@ def best_of_pool(loss: Values, k: int, pool: float, generator: torch.Generator, 
         k: Number of samples to mark; samples without a finite loss are marked first, and all of them.
         pool: Share of the samples with a finite loss that are in the pool, which has `k` samples at least.
         generator: Random generator on the CPU.
-        shard: Shard that the losses are of. Default: there is one process.
 
     Returns:
         Bool mask (N,). Of equal losses those with the higher ids are marked, except that `NEW_SAMPLE` ones are drawn.
     """
-    shard = Shard.whole(len(loss)) if shard is None else shard
     usable = np.isfinite(loss)
-    known = shard.count(usable)
-    k = min(max(0, k - (shard.n - known)), known)
-    inside = draw_lots(max(k, share(pool, known)), generator, shard, usable)
+    n, known = len(loss), int(np.count_nonzero(usable))
+    k = min(max(0, k - (n - known)), known)
+    inside = draw_lots(max(k, share(pool, known)), generator, n, usable)
     new = inside & (loss == np.float32(NEW_SAMPLE))
-    news = shard.count(new)
+    news = int(np.count_nonzero(new))
     if news > k:
-        return draw_lots(k, generator, shard, new) | ~usable
-    rest = largest(np.where(inside & ~new, loss, np.float32(np.nan)), k - news, world=shard.world)
+        return draw_lots(k, generator, n, new) | ~usable
+    rest = largest(np.where(inside & ~new, loss, np.float32(np.nan)), k - news)
     return rest | new | ~usable
 
 
@@ -80,7 +77,6 @@ class OrderDp:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    requires: ClassVar[Requirements] = Requirements(sharded=True)
     card: ClassVar[Card] = Card(
         summary="the largest losses of a random pool",
         paper="arXiv:2606.08574",
@@ -116,7 +112,7 @@ class OrderDp:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with the largest losses of a new pool."""
-        loss, shard = on_host(records["loss"]), shard_of(records)
-        mask = best_of_pool(loss, max(1, share(self.keep, shard.n)), self.pool, generator, shard)
-        facts = {"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - shard.count(mask) / shard.n}
-        return EpochPlan(ids_of(mask, shard.first), facts=facts)
+        loss = on_host(records["loss"])
+        mask = best_of_pool(loss, max(1, share(self.keep, len(loss))), self.pool, generator)
+        facts = {"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - np.count_nonzero(mask) / len(mask)}
+        return EpochPlan(ids_of(mask), facts=facts)

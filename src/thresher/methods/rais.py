@@ -23,12 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.exact import chunks
 from thresher.methods._base import Chances, check_keep, drawn_plan, full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import EPOCH, NEVER_SEEN, Column
-from thresher.selection import Mask, Values, on_host
+from thresher.selection import Mask, Values, chunks, on_host
 
 FEWEST_PAIRS = 10
 """Least number of samples to which c and d are fitted."""

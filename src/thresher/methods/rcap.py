@@ -26,12 +26,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher import rng
-from thresher.exact import chunks
 from thresher.methods._base import check_keep, full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Mask, Values, ids_of, on_host, share
+from thresher.selection import Mask, Values, chunks, ids_of, on_host, share
 
 TABLE = 2**20
 """Largest label for which classes are numbered by a table."""

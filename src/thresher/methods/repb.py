@@ -19,14 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.exact import chunks
 from thresher.methods._base import full_plan
 from thresher.methods._target import CANDIDATES, LEFT_OUT, Target, check_epochs, check_target, counted
-from thresher.methods.contract import Card, Requirements
+from thresher.methods.contract import Card
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Mask, Values, draw_lots, ids_of, on_host, share, smallest
-from thresher.shards import Shard, shard_of
+from thresher.selection import Mask, Values, chunks, draw_lots, ids_of, on_host, share, smallest
 
 
 def cumulative_weights(left_out: Values, epochs: int, most: float) -> Values:
@@ -74,7 +72,6 @@ class RePb:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    requires: ClassVar[Requirements] = Requirements(sharded=True)
     card: ClassVar[Card] = Card(
         summary="prune below the batch's mean, weigh by times trained",
         paper="openreview Zw1Uw7u6Su",
@@ -107,42 +104,42 @@ class RePb:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan without a random part of the samples below the means of their batches."""
-        shard = shard_of(records)
+        n = len(records["loss"])
         target = None if self.target is None else Target(self, self.target, 1, epochs, epochs)
         check_epochs(self, epochs)
         if epoch == 0:
-            return full_plan(shard)
+            return full_plan(n)
         above = _above_the_mean(on_host(records["loss"]), on_host(records["batch_loss"]))
         if target is None:
             below = above < 0
-            candidates = shard.count(below)
+            candidates = int(np.count_nonzero(below))
             pruned = candidates - max(1, share(1 - self.prune_fraction, candidates)) if candidates else 0
             most = 1 / (1 - self.prune_fraction)
         else:
-            below, candidates, pruned = self._for_target(above, target.due(records, shard, epoch), shard)
+            below, candidates, pruned = self._for_target(above, target.due(records, epoch))
             most = candidates / (candidates - pruned) if pruned else 1 / (1 - self.prune_fraction)
-        kept = np.ones(len(shard), dtype=np.bool_)
+        kept = np.ones(n, dtype=np.bool_)
         if pruned:
-            kept = draw_lots(candidates - pruned, generator, shard, below) | ~below
+            kept = draw_lots(candidates - pruned, generator, n, below) | ~below
         weights = cumulative_weights(on_host(records["left_out"])[kept], epoch + 1, most)
-        left_out = pruned / shard.n
+        left_out = pruned / n
         scheduled = left_out if target is not None or not pruned else self.prune_fraction
         plan = EpochPlan(
-            ids_of(kept, shard.first),
+            ids_of(kept),
             weights=torch.from_numpy(weights),
             facts={"scheduled_fraction": scheduled, "actual_fraction": left_out},
         )
         if target is None:
             return replace(plan, remember=counted(records, kept))
-        return target.counted(plan, kept, records, shard, epoch)
+        return target.counted(plan, kept, records, epoch)
 
-    def _for_target(self, above: Values, due: int, shard: Shard) -> tuple[Mask, int, int]:
+    def _for_target(self, above: Values, due: int) -> tuple[Mask, int, int]:
         """Returns who may be pruned so that `due` samples are, how many that are, and how many of them are pruned."""
         usable = np.isfinite(above)
-        below = shard.count(above < 0)
-        wanted = max(due + 1, min(max(below, round(due / CANDIDATES)), share(CANDIDATES, shard.n)))
-        candidates = min(wanted, shard.count(usable)) if due else 0
-        return smallest(above, candidates, usable=usable, world=shard.world), candidates, max(0, min(due, candidates - 1))
+        below = int(np.count_nonzero(above < 0))
+        wanted = max(due + 1, min(max(below, round(due / CANDIDATES)), share(CANDIDATES, len(above))))
+        candidates = min(wanted, int(np.count_nonzero(usable))) if due else 0
+        return smallest(above, candidates, usable=usable), candidates, max(0, min(due, candidates - 1))
 
 
 def _above_the_mean(loss: Values, batch_loss: Values) -> Values:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,6 @@ from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.selection import draw_lots, ids_of, on_host, share
-from thresher.shards import shard_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Rs2:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    requires: ClassVar[Requirements] = Requirements(records=False, sharded=True)
+    requires: ClassVar[Requirements] = Requirements(records=False)
     card: ClassVar[Card] = Card(
         summary="a random subset each epoch, every sample has its turn",
         paper="arXiv:2305.18424",
@@ -84,18 +84,17 @@ class Rs2:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with a random subset, of the samples that had no turn yet unless samples are replaced."""
-        shard = shard_of(records)
-        kept = max(1, share(self.keep, shard.n))
         fresh = ~on_host(records["used"])
-        left = shard.count(fresh)
+        n, left = len(fresh), int(np.count_nonzero(fresh))
+        kept = max(1, share(self.keep, n))
         if left < kept:  # the last samples of an order and the first of the next
-            drawn = draw_lots(kept - left, generator, shard, ~fresh)
+            drawn = draw_lots(kept - left, generator, n, ~fresh)
             mask, used = fresh | drawn, drawn
         else:
-            mask = draw_lots(kept, generator, shard, None if self.replace else fresh)
+            mask = draw_lots(kept, generator, n, None if self.replace else fresh)
             used = ~fresh | mask
         return EpochPlan(
-            ids_of(mask, shard.first),
-            facts={"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - kept / shard.n},
+            ids_of(mask),
+            facts={"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - kept / n},
             remember={} if self.replace else {"used": torch.from_numpy(used)},
         )

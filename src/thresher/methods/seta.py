@@ -22,14 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thresher.exact import chunks
 from thresher.methods._base import full_plan
 from thresher.methods._target import LEFT_OUT, Target, check_target
-from thresher.methods.contract import Card, Requirements
+from thresher.methods.contract import Card
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Mask, Values, draw_lots, ids_of, on_host, share
-from thresher.shards import ALONE, Shard, World, shard_of
+from thresher.selection import Mask, Values, chunks, draw_lots, ids_of, on_host, share
 
 BINS = 2**16
 """Number of bins of a loss: the values of the upper half of a float32."""
@@ -70,13 +68,12 @@ def k_means(values: NDArray[np.float64], counts: NDArray[np.int64], groups: int)
     return np.unique(found, return_inverse=True)[1]
 
 
-def loss_groups(loss: Values, groups: int, world: World = ALONE) -> tuple[NDArray[np.int16], int]:
+def loss_groups(loss: Values, groups: int) -> tuple[NDArray[np.int16], int]:
     """Returns the group of each sample, 0 for the smallest losses, and the number of groups.
 
     Args:
         loss: Last loss of each sample, shape (N,).
         groups: Largest number of groups, 1 or more.
-        world: Ranks that hold the losses. Default: there is one process.
 
     Returns:
         Groups, shape (N,), int16; -1 for a sample without a finite loss. The number is 0 where there are only such samples.
@@ -84,7 +81,6 @@ def loss_groups(loss: Values, groups: int, world: World = ALONE) -> tuple[NDArra
     counts = np.zeros(BINS, dtype=np.int64)
     for part in chunks(len(loss)):
         counts += np.bincount(bins_of(loss[part]), minlength=BINS)
-    counts = world.sum(counts)
     middles = (np.arange(BINS, dtype=np.uint32) << np.uint32(16) | np.uint32(1 << 15)).view(np.float32)
     there = np.flatnonzero((counts > 0) & np.isfinite(middles))
     group_of_bin = np.full(BINS, -1, dtype=np.int16)
@@ -138,7 +134,6 @@ class SeTa:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    requires: ClassVar[Requirements] = Requirements(sharded=True)
     card: ClassVar[Card] = Card(
         summary="a random part of a sliding window of losses",
         paper="arXiv:2503.13385",
@@ -180,34 +175,28 @@ class SeTa:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with a random part of the samples in the window."""
-        loss, shard = on_host(records["loss"]), shard_of(records)
+        loss = on_host(records["loss"])
+        n = len(loss)
         target = None if self.target is None else Target(self, self.target, 1, epochs, epochs)
         if epoch == 0:
-            return full_plan(shard)
+            return full_plan(n)
         if epoch < share(self.delta, epochs):
-            group, groups = loss_groups(loss, self.groups, shard.world)
+            group, groups = loss_groups(loss, self.groups)
             inside, outside = in_window(group, groups, self.window, epoch), group >= 0
             outside &= ~inside
         else:
             inside = np.isfinite(loss)
             outside = np.zeros_like(inside)
-        within, beyond = shard.count(inside), shard.count(outside)
+        within, beyond = int(np.count_nonzero(inside)), int(np.count_nonzero(outside))
         if target is None:
             pruned = beyond + within - share(1 - self.prune_fraction, within)
         else:
-            pruned = min(target.due(records, shard, epoch), within + beyond)
-        pruned = min(pruned, shard.n - 1)
-        kept = _without(pruned, inside, outside, (within, beyond), generator, shard)
-        left_out = pruned / shard.n
-        plan = EpochPlan(ids_of(kept, shard.first), facts={"scheduled_fraction": left_out, "actual_fraction": left_out})
-        return plan if target is None else target.counted(plan, kept, records, shard, epoch)
-
-
-def _without(
-    pruned: int, inside: Mask, outside: Mask, counts: tuple[int, int], generator: torch.Generator, shard: Shard
-) -> Mask:
-    """Marks all samples but `pruned` ones: random ones outside the window and, where these are too few, inside."""
-    within, beyond = counts
-    if pruned < beyond:
-        return ~outside | draw_lots(beyond - pruned, generator, shard, outside)
-    return ~(inside | outside) | draw_lots(within + beyond - pruned, generator, shard, inside)
+            pruned = min(target.due(records, epoch), within + beyond)
+        pruned = min(pruned, n - 1)
+        if pruned < beyond:
+            kept = ~outside | draw_lots(beyond - pruned, generator, n, outside)
+        else:
+            kept = ~(inside | outside) | draw_lots(within + beyond - pruned, generator, n, inside)
+        left_out = pruned / n
+        plan = EpochPlan(ids_of(kept), facts={"scheduled_fraction": left_out, "actual_fraction": left_out})
+        return plan if target is None else target.counted(plan, kept, records, epoch)

@@ -21,13 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.exact import chunks
 from thresher.methods._base import check_keep, full_plan
-from thresher.methods.contract import Card, Requirements
+from thresher.methods.contract import Card
 from thresher.plans import EpochPlan
 from thresher.records import EPOCH, NEVER_SEEN, Column
-from thresher.selection import Mask, Values, draw_lots, ids_of, largest, on_host, share
-from thresher.shards import Shard, shard_of
+from thresher.selection import Mask, Values, chunks, draw_lots, ids_of, largest, on_host, share
 
 LARGEST = np.finfo(np.float32).max
 """Largest variance and score, so that scores of samples with a mean are finite."""
@@ -86,7 +84,6 @@ class Ucb:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    requires: ClassVar[Requirements] = Requirements(sharded=True)
     card: ClassVar[Card] = Card(
         summary="the largest moving mean losses, and some exploration",
         paper="arXiv:2111.12621",
@@ -135,19 +132,19 @@ class Ucb:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with the samples of the largest scores, or of the last choice while it holds."""
-        loss, shard = on_host(records["loss"]), shard_of(records)
+        loss = on_host(records["loss"])
         if epoch == 0:
-            return full_plan(shard)
+            return full_plan(len(loss))
         seen = on_host(records["epoch"]) == epoch - 1
         mean, variance = moments(loss, on_host(records["mean"]), on_host(records["variance"]), seen, self.alpha)
         known = np.isfinite(loss) & np.isfinite(mean)
         choice = on_host(records["kept"])
-        if (epoch - 1) % self.every == 0 or not shard.count(choice):
-            choice = self._chosen(self._scores(mean, variance, known), known, generator, shard)
+        if (epoch - 1) % self.every == 0 or not choice.any():
+            choice = self._chosen(self._scores(mean, variance, known), known, generator)
         kept = choice | ~known
         return EpochPlan(
-            ids_of(kept, shard.first),
-            facts={"scheduled_fraction": 1 - self.keep, "actual_fraction": shard.count(~kept) / shard.n},
+            ids_of(kept),
+            facts={"scheduled_fraction": 1 - self.keep, "actual_fraction": np.count_nonzero(~kept) / len(kept)},
             remember={name: torch.from_numpy(v) for name, v in (("mean", mean), ("variance", variance), ("kept", choice))},
         )
 
@@ -161,12 +158,12 @@ class Ucb:
             score[part] = np.where(known[part], upper, np.nan)
         return score
 
-    def _chosen(self, score: Values, known: Mask, generator: torch.Generator, shard: Shard) -> Mask:
+    def _chosen(self, score: Values, known: Mask, generator: torch.Generator) -> Mask:
         """Marks the samples of the largest scores, so many that those without a score fill up the share."""
-        k = max(0, max(1, share(self.keep, shard.n)) - shard.count(~known))
+        k = max(0, max(1, share(self.keep, len(known))) - int(np.count_nonzero(~known)))
         drawn = share(self.epsilon, k) if self.explore == "epsilon" else 0
-        best = largest(score, k - drawn, world=shard.world)
+        best = largest(score, k - drawn)
         del score
         if drawn:
-            best |= draw_lots(drawn, generator, shard, known & ~best)
+            best |= draw_lots(drawn, generator, len(known), known & ~best)
         return best

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from thresher.methods._base import samples_of
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import draw_lots, ids_of, share
-from thresher.shards import shard_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class UniformSubset:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    requires: ClassVar[Requirements] = Requirements(records=False, sharded=True)
+    requires: ClassVar[Requirements] = Requirements(records=False)
     card: ClassVar[Card] = Card(
         summary="a fresh random subset each epoch",
         rule="not in the random subset",
@@ -57,8 +57,7 @@ class UniformSubset:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with a new random subset."""
-        shard = shard_of(records)
-        kept = max(1, share(self.keep, shard.n))
-        mask = draw_lots(kept, generator, shard)
-        facts = {"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - kept / shard.n}
-        return EpochPlan(ids_of(mask, shard.first), facts=facts)
+        n = samples_of(records)
+        kept = max(1, share(self.keep, n))
+        facts = {"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - kept / n}
+        return EpochPlan(ids_of(draw_lots(kept, generator, n)), facts=facts)

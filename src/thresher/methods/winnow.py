@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher import rng
-from thresher.exact import chunks
 from thresher.methods._base import full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Mask, Values, ids_of, on_host, smallest
-from thresher.shards import Shard, World, shard_of
+from thresher.selection import Mask, Values, chunks, ids_of, on_host, smallest
 
 MEASURED_FROM = 0.3
 """Share of the training after which the agreement of loss and uncertainty is judged: before it both say little."""
@@ -59,27 +57,24 @@ LARGEST_FACTOR = 1e6
 """Largest lambda: where nearly all scores are 0, fewer visits are due than rows are trained on."""
 
 
-def visits_per_score(score: Values, k: int, world: World) -> float:
-    """Returns the factor lambda with which min(1, lambda * score) adds up to `k` over the samples of all ranks.
+def visits_per_score(score: Values, k: int) -> float:
+    """Returns the factor lambda with which min(1, lambda * score) adds up to `k`.
 
     Args:
-        score: Scores of the samples of this rank, shape (n,), float32 that bfloat16 can hold, 0 or more.
+        score: Scores of the samples, shape (N,), float32 that bfloat16 can hold, 0 or more.
         k: Number of visits.
-        world: The ranks.
 
     Returns:
         The factor, at most `LARGEST_FACTOR`.
 
     Example:
-        >>> from thresher.shards import ALONE
-        >>> visits_per_score(np.array([0.5, 0.25, 0.25, 0.0], dtype=np.float32), 2, ALONE)
+        >>> visits_per_score(np.array([0.5, 0.25, 0.25, 0.0], dtype=np.float32), 2)
         2.0
     """
-    # A positive bfloat16 has one of 2^15 values: counts of these are all that the ranks need to know of each other
+    # A positive bfloat16 has one of 2^15 values, whose counts take the place of a sort of all scores.
     counts = np.zeros(2**15, dtype=np.int64)
     for part in chunks(len(score)):
         counts += np.bincount(score[part].view(np.uint32) >> 16, minlength=2**15)
-    counts = world.sum(counts)
     present = np.flatnonzero(counts)[::-1]  # from the largest score
     counts, values = counts[present], (present.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     before = np.concatenate([[0], np.cumsum(counts)[:-1]])  # samples with larger scores, which are visited once
@@ -90,20 +85,19 @@ def visits_per_score(score: Values, k: int, world: World) -> float:
     return min(LARGEST_FACTOR, float(factors[int(np.argmax(fits))]) if fits.any() else LARGEST_FACTOR)
 
 
-def most_overdue(score: Values | Tensor | None, credit: Values, k: int, shard: Shard) -> tuple[Mask, Values]:
+def most_overdue(score: Values | Tensor | None, credit: Values, k: int) -> tuple[Mask, Values]:
     """Returns the samples that are visited in an epoch, and the credits after it.
 
     Args:
         score: Scores, shape (n,), which bfloat16 can hold; samples with a negative one or NaN have none. None: no score.
         credit: Credits before the epoch, shape (n,), float32.
-        k: Number of visits of all ranks.
-        shard: Samples of this rank.
+        k: Number of visits.
 
     Returns:
         Marks, shape (n,), bool, and the credits, shape (n,), float32.
 
     Example:
-        >>> mask, credit = most_overdue(torch.tensor([0.5, 0.125]), np.array([0.25, 0.5]), 1, Shard.whole(2))
+        >>> mask, credit = most_overdue(torch.tensor([0.5, 0.125]), np.array([0.25, 0.5]), 1)
         >>> mask.tolist(), credit.round(3)
         ([True, False], array([0.05, 0.7 ], dtype=float32))
     """
@@ -113,26 +107,24 @@ def most_overdue(score: Values | Tensor | None, credit: Values, k: int, shard: S
             values = on_host(torch.as_tensor(score[part]).float())
             # Without the sign of -0.0: scores are counted by their bits.
             np.copyto(due[part], np.abs(values), where=np.isfinite(values) & (values >= 0))
-    largest = float(shard.world.gather(np.array([due.max(initial=1)], dtype=np.float64)).max())
-    due[due < 0] = largest
-    factor = np.float32(visits_per_score(due, k, shard.world))
+    due[due < 0] = due.max(initial=1)
+    factor = np.float32(visits_per_score(due, k))
     for part in chunks(len(due)):
         due[part] = -(credit[part] + np.minimum(due[part] * factor, np.float32(1)))
-    mask = smallest(due, k, world=shard.world)
+    mask = smallest(due, k)
     np.negative(due, out=due)
     due[mask] -= 1
     return mask, due
 
 
-def sampled(columns: Sequence[Tensor], shard: Shard) -> Values:
-    """Returns the values of every so many samples of all ranks, shape (columns, k), where k is below twice `MOST_MEASURED`.
+def sampled(columns: Sequence[Tensor]) -> Values:
+    """Returns the values of every so many samples, shape (columns, k), where k is below twice `MOST_MEASURED`.
 
     Args:
-        columns: Values of the samples of a shard, each of shape (len(shard),).
-        shard: The shard.
+        columns: Values of the samples, one or more of shape (N,).
     """
-    step = max(1, shard.n // MOST_MEASURED)
-    return shard.world.join(np.stack([on_host(values[-shard.first % step :: step].float()) for values in columns]))
+    step = max(1, len(columns[0]) // MOST_MEASURED)
+    return np.stack([on_host(values[::step].float()) for values in columns])
 
 
 def agreement(loss: Values, uncertainty: Values) -> float | None:
@@ -243,7 +235,6 @@ class Winnow:
             optimizer=self.lr_scale != 1,
             smaller_batches=chooses,
             order="class" if chooses else "loader",
-            sharded=True,
             records=chooses,
             switches={"optimizer": "lr_scale=1", **({"uncertainty": "score='loss'"} if by_uncertainty else {})},
         )
@@ -257,26 +248,27 @@ class Winnow:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns the plan with the rows that are most overdue."""
-        shard = shard_of(records)
+        credit = on_host(records["credit"])
+        n = len(credit)
         if self.share == 1:
-            return replace(full_plan(shard), lr_scale=self.lr_scale)
+            return replace(full_plan(n), lr_scale=self.lr_scale)
         base = int(torch.randint(2**62, (), generator=generator))
-        rows = max(1, round(self.share * shard.n))
-        facts = {"scheduled_fraction": 1 - self.share, "actual_fraction": 1 - rows / shard.n}
+        rows = max(1, round(self.share * n))
+        facts = {"scheduled_fraction": 1 - self.share, "actual_fraction": 1 - rows / n}
         known = {name: records[name] for name in ("uncertainty", "loss") if name in records}
-        measured, spread = self._measured(known, shard)
+        measured, spread = self._measured(known)
         soon = epoch < max(SOONEST, MEASURED_FROM * epochs)
         judged = None if soon or spread < LEAST_SPREAD else measured
         doubted = judged is not None and judged < self.least_agreement
         if measured is not None:
             facts |= {"agreement": round(measured, 4), "spread": round(spread, 4), "uniform": float(doubted)}
-        score, credit = None if doubted else known.get(self.score), on_host(records["credit"])
+        score = None if doubted else known.get(self.score)
         new = ~np.isfinite(credit)
         if new.any():
-            credit = np.where(new, uniform(base, range(shard.first, shard.last)), credit)
-        mask, credit = most_overdue(score, credit, rows, shard)
+            credit = np.where(new, uniform(base, range(n)), credit)
+        mask, credit = most_overdue(score, credit, rows)
         return EpochPlan(
-            ids_of(mask, shard.first),
+            ids_of(mask),
             smaller_batches=True,
             lr_scale=self.lr_scale,
             facts=facts,
@@ -284,11 +276,11 @@ class Winnow:
             note=self._note(judged, doubted),
         )
 
-    def _measured(self, known: Mapping[str, Tensor], shard: Shard) -> tuple[float | None, float]:
+    def _measured(self, known: Mapping[str, Tensor]) -> tuple[float | None, float]:
         """Returns the agreement of loss and uncertainty, None where it is not known, and the spread of the uncertainties."""
         if "uncertainty" not in known:
             return None, 0.0
-        loss, uncertainty = sampled([known["loss"], known["uncertainty"]], shard)
+        loss, uncertainty = sampled([known["loss"], known["uncertainty"]])
         measured = agreement(loss, uncertainty)
         return measured, 0.0 if measured is None else spread_of(uncertainty)
 

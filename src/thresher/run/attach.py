@@ -239,9 +239,6 @@ def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSub
             f"{type(config.before).__name__} decides among all {loader.n} samples of the dataset, but the loader's sampler "
             f"yields {len(ids)} of them. Pass a loader over torch.utils.data.Subset(dataset, ids), and scores of these samples."
         )
-    if config.world.size > 1 and requirements_of(method).sharded:
-        block = ShardLayout(loader.n, config.world.size).block(config.world.rank)
-        kept = kept[(kept >= block.start) & (kept < block.stop)]
     return OnSubset(method, kept, loader.n)
 
 

@@ -16,10 +16,9 @@ from thresher.attribution.rows import AttributionError
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.plan import HeldPlan, PackedPlan, part_of_plan
 from thresher.distributed.sharded_records import ShardedRecords
-from thresher.exact import exact_mean
 from thresher.loading.order import OrderPlace, PieceOrder, TensorOrder, check_begins, sequential
 from thresher.methods._adapted import OnSubset
-from thresher.methods.contract import EpochMethod, calls_model, defines, requirements_of, way_around
+from thresher.methods.contract import EpochMethod, calls_model, defines, requirements_of
 from thresher.passes.consistency import Comparison
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.run.batch_selection import BatchSelection, BeforeForward
@@ -28,7 +27,7 @@ from thresher.run.clock import RunClock
 from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
 from thresher.run.optimizer_steps import StepChecks, StepHooks, parameters_elsewhere
 from thresher.run.parts import Parts
-from thresher.shards import ALONE, Shard, World, shard_of
+from thresher.shards import ALONE, World
 from thresher.timing import ATTRIBUTION, OUTSIDE, PLANNING, REFRESH, SCORING_PASS, STEPS
 from thresher.warning import warn
 
@@ -60,8 +59,7 @@ class Planner:
         """
         generator, epochs = rng.seeded(seed, epoch), self._config.epochs
         known, shard = self._known(epoch), self._records.shard
-        plan = self._method.plan_epoch(known, epoch=epoch, epochs=epochs, generator=generator)
-        plan = self._checked(plan, shard_of(known))
+        plan = self._checked(self._method.plan_epoch(known, epoch=epoch, epochs=epochs, generator=generator))
         if self._gathers:
             plan = part_of_plan(plan, shard)
         if self._config.strata is not None:
@@ -88,7 +86,7 @@ class Planner:
         method: Any = self._method
         if self._gathers:
             assert isinstance(self._records, ShardedRecords)
-            return self._records.gathered(title_of(method), way_around(method, "sharded"))
+            return self._records.gathered()
         names = method.full_pass(epoch, self._config.epochs) if defines(method, "full_pass") else ()
         if not names:
             return self._records
@@ -98,20 +96,15 @@ class Planner:
 
     @property
     def _gathers(self) -> bool:
-        """Whether every process makes the plan of all samples, because the method does not plan for a shard."""
-        return self._records.shard.world.size > 1 and not requirements_of(self._method).sharded
+        """Whether there are several processes, each of which makes the plan of all samples."""
+        return self._records.shard.world.size > 1
 
-    def _checked(self, plan: Any, shard: Shard) -> EpochPlan:
+    def _checked(self, plan: Any) -> EpochPlan:
         name = title_of(self._method)
         if not isinstance(plan, EpochPlan):
             raise TypeError(f"{name}.plan_epoch must return a thresher.EpochPlan, got {type(plan).__name__}")
-        if plan.drawn and shard.world.size > 1:
-            raise ValueError(
-                f"{name} draws the order of training, which is one of all samples, and plans for the block of each of "
-                f"{shard.world.size} processes. Leave out Requirements(sharded=True)."
-            )
-        plan.check(shard)
-        plan = as_spent(plan, self._config.spend, shard.world)
+        plan.check(self._loader.n)
+        plan = as_spent(plan, self._config.spend)
         if plan.smaller_batches and self._fills():
             raise ValueError(
                 f"{name} makes smaller batches, which the batch method would fill up with forward_passes='twice': use "
@@ -132,7 +125,7 @@ class Planner:
         return plan
 
 
-def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None, world: World = ALONE) -> EpochPlan:
+def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None) -> EpochPlan:
     """Returns a plan that spends its samples as `attach(spend=)` says.
 
     With as many steps as in full training there is nothing to make up for: the learning rate is not scaled, and weights have a
@@ -141,13 +134,12 @@ def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None, world: 
     Args:
         plan: Plan of the method.
         spend: "steps", "batches", or None for the plan as it is.
-        world: Processes that have the other parts of the plan. Default: there are none.
     """
     if spend == "steps":
         return replace(plan, smaller_batches=False)
     if spend != "batches" or plan.smaller_batches:
         return plan
-    weights = None if plan.weights is None else plan.weights / exact_mean(plan.weights.numpy(), world)
+    weights = None if plan.weights is None else plan.weights / plan.weights.numpy().mean(dtype=np.float64)
     return replace(plan, smaller_batches=True, weights=weights, lr_scale=1.0)
 
 

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from thresher.exact import chunks
 from thresher.loading.stratified import StratifiedBatchSampler, arranged, codes_of, labels_of, same_classes, strata_keys
 from thresher.methods.contract import EpochMethod, requirements_of
 from thresher.plans import EpochPlan
 from thresher.records import Column
-from thresher.selection import on_host
+from thresher.selection import chunks, on_host
 from thresher.shards import World
 
 STRATUM = "stratum"

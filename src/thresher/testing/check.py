@@ -30,8 +30,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from thresher import rng
-from thresher.distributed.layout import ShardLayout
-from thresher.distributed.plan import HeldPlan
 from thresher.methods.contract import (
     BatchMethod,
     BeforeMethod,
@@ -48,8 +46,6 @@ from thresher.plans import BatchPlan, EpochPlan
 from thresher.records import EPOCH, Records
 from thresher.run.attach import attach
 from thresher.score_table import Scores
-from thresher.shards import ShardColumns
-from thresher.testing.threaded_world import ThreadWorld, on_ranks
 
 CPU = torch.device("cpu")
 
@@ -1067,68 +1063,6 @@ def _check_ties(subject: EpochSubject) -> None:
         subject.expect(draws or same, "breaks ties by something else than (value, id): use a stable order")
 
 
-RANKS = (2, 3, 9)
-"""Numbers of shards; of 9, some are empty by default."""
-
-
-@promise("epoch")
-def check_shards(subject: EpochSubject) -> None:
-    """Checks that a method with `Requirements(sharded=True)` plans the same over shards, however many there are.
-
-    Args:
-        subject: Method under examination; callers pass the method itself.
-
-    Example:
-        >>> import dataclasses
-        >>> import thresher
-        >>> class OfEachShard(thresher.UniformSubset):
-        ...     def plan_epoch(self, records, **settings):
-        ...         shard = thresher.shards.shard_of(records)
-        ...         plan = super().plan_epoch(dict(records), **settings)  # knows nothing of the other shards
-        ...         return dataclasses.replace(plan, ids=plan.ids + shard.first)
-        >>> try:
-        ...     check_shards(OfEachShard(keep=0.5))
-        ... except AssertionError as error:
-        ...     print(error)
-        OfEachShard: the plans of 2 shards are not the plan of one process in epoch 0
-    """
-    if not requirements_of(subject.method).sharded:
-        return
-    for kind in ("tied", "spoilt"):
-        records = subject.seen(kind)
-        for epoch in range(subject.epochs):
-            whole = comparable_plan(subject.ask(records, epoch))
-            # More shards in fewer epochs: of every epoch, 9 would take most of the time of the whole check.
-            for size in (size for size in RANKS if epoch % size < 2):
-                with subject.asked(f"plan_epoch of epoch {epoch} over {size} shards ({kind})"):
-                    parts = on_ranks(size, lambda world, e=epoch, r=records: _part(subject, r, e, world))
-                same = comparable_plan(_joined(parts)) == whole and all(one.facts == parts[0].facts for one in parts)
-                subject.expect(same, f"the plans of {size} shards are not the plan of one process in epoch {epoch}")
-
-
-def _part(subject: EpochSubject, records: Records, epoch: int, world: ThreadWorld) -> EpochPlan:
-    """Returns the plan of one shard."""
-    layout = ShardLayout(subject.samples, world.size, 8)
-    shard = layout.shard(world)
-    columns = ShardColumns({name: values[shard.first : shard.last].clone() for name, values in records.items()}, shard)
-    plan = subject.method.plan_epoch(columns, epoch=epoch, epochs=subject.epochs, generator=rng.seeded(0, epoch))
-    plan.check(shard)
-    HeldPlan.of(plan, layout, world)
-    return plan
-
-
-def _joined(parts: list[EpochPlan]) -> EpochPlan:
-    """Returns the plan of all samples that the parts of the shards make up."""
-
-    def joined(name: str) -> Any:
-        tensors = [getattr(part, name) for part in parts]
-        return None if any(one is None for one in tensors) else torch.cat(tensors)
-
-    found = {name: joined(name) for name in ("ids", "weights", "refresh")}
-    remember = {name: torch.cat([part.remember[name] for part in parts]) for name in parts[0].remember}
-    return EpochPlan(**{**vars(parts[0]), **found, "remember": remember})
-
-
 class AttachedTraining:
     """A linear model on a small problem, with a method attached.
 
@@ -1475,7 +1409,6 @@ CHECKS: tuple[Check, ...] = (
     check_not_finite,
     check_inputs,
     check_order,
-    check_shards,
     check_state,
     check_waiting,
     check_device,

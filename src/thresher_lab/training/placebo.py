@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,9 +63,7 @@ def placebo_of(method: Method) -> Any:
         raise ValueError(reason)
     kind = type(method)
     plan = {"plan_epoch": _plan_epoch} if method.stage == "epoch" else {"plan_batch": _plan_batch}
-    requires = replace(requirements_of(method), sharded=False)  # the records of all samples are permuted
-    own = property(lambda _: requires)  # as a method declares it whose settings decide what it needs
-    permuted = type(kind.__name__ + NAME, (kind,), {**plan, "requires": own, "__doc__": kind.__doc__})
+    permuted = type(kind.__name__ + NAME, (kind,), {**plan, "__doc__": kind.__doc__})
     copied = object.__new__(permuted)
     vars(copied).update(vars(method))
     return copied

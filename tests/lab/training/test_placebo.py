@@ -1,7 +1,5 @@
 """A placebo decides as its method does, by the signals of other samples."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -68,7 +66,7 @@ def test_it_is_the_method_otherwise():
     method = thresher.Winnow(0.25)
     permuted = placebo_of(method)
     assert isinstance(permuted, thresher.Winnow) and permuted.share == 0.25
-    assert permuted.requires == replace(method.requires, sharded=False), "the records of all samples are permuted"
+    assert permuted.requires == method.requires
     assert permuted.columns() == method.columns() and "Placebo" in repr(permuted)
 
 

@@ -15,7 +15,7 @@ N = depth(100_000, 1_000_000)
 @pytest.mark.parametrize("size", [Size(5000, 3), Size(2**14, 16), Size(100_000, 7)])
 def test_what_travels_is_what_the_formulas_say(size):
     counted = many_ranks.traffic(size)
-    assert counted == many_ranks.traffic_of(size, counted["counts"]) and counted["counts"] < 64_000
+    assert counted == many_ranks.traffic_of(size, counted["counts"])
     assert counted["marks"] - 24 >= size.n / 8 and counted["places"] >= size.n / 512
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from thresher.distributed import bitmask as module
 from thresher.distributed.bitmask import Bitmask, number, packed, unpacked
-from thresher.exact import CHUNK
+from thresher.selection import CHUNK
 
 
 @given(st.data(), st.integers(1, 300), st.integers(0, 50))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from depth import depth
-from shard_cases import assert_one_plan, hard_columns, part_of_records, planned, records_of
+from shard_cases import assert_one_plan, hard_columns, planned, planned_part, records_of
 from thresher import EpochPlan, EpochSelectiveBackprop, FullData, InfoBatch, Kakurenbo, UniformSubset
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.order import KeptOrder, RankOrder
@@ -26,7 +26,7 @@ def shared(method, size, look, *, n=N, columns=None):
     layout = ShardLayout(n, size, 8)
 
     def plan(world):
-        return look(HeldPlan.of(planned(method, part_of_records(records, layout.shard(world))), layout, world), world)
+        return look(HeldPlan.of(planned_part(method, records, layout.shard(world)), layout, world), world)
 
     return on_ranks(size, plan), planned(method, records)
 
@@ -68,7 +68,7 @@ def test_one_bit_per_sample_travels_or_none(method, gathers):
     layout, records = ShardLayout(N, 3, 8), records_of(method, hard_columns(N, 3))
 
     def look(world):
-        part = planned(method, part_of_records(records, layout.shard(world)))
+        part = planned_part(method, records, layout.shard(world))
         world.reset()
         plan = HeldPlan.of(part, layout, world)
         plan.weights(plan.plan().ids.numpy())

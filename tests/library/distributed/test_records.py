@@ -9,7 +9,6 @@ import torch
 from depth import depth
 from helpers import over_instances
 from thresher import Forgetting
-from thresher.distributed import sharded_records as module
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.sharded_records import ShardedRecords
 from thresher.records import NEVER_SEEN, Column, Records
@@ -191,14 +190,11 @@ def test_a_plan_remembers_its_block():
     assert in_two(train) == [[0.0] * 8, [1.0] * 8]
 
 
-# Methods that do not plan over shards
-
-
-def test_columns_are_gathered_for_methods_that_need_all():
+def test_columns_are_gathered():
     def train(records, rank):
         records["loss"].copy_(torch.arange(8) + 8.0 * rank)
         records["half"].copy_(torch.arange(8) + 8.0 * rank)
-        found = records.gathered("Mercury")
+        found = records.gathered()
         return (
             found["loss"].tolist(),
             found["half"].tolist(),
@@ -209,69 +205,3 @@ def test_columns_are_gathered_for_methods_that_need_all():
 
     for loss, half, dtype, shape, _ in in_two(train):
         assert loss == half == [float(i) for i in range(16)] and dtype is torch.bfloat16 and shape == (16,)
-
-
-def test_records_that_are_too_large_are_not_gathered(monkeypatch):
-    monkeypatch.setattr(module, "MOST_GATHERED", 2**20)
-    columns, n = {"loss": Column(torch.float32)}, 2**20
-
-    def train(records, rank):
-        with pytest.raises(
-            ValueError, match=r"RAIS plans from the records of all samples.* 4 MiB, of at most 1\. .*, or use X\."
-        ):
-            records.gathered("RAIS", ", or use X")
-        return records.shard.world.bytes
-
-    assert in_two(train, n, columns) == [0, 0]
-
-
-# Saving
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_state_has_what_has_not_come_home_and_the_run_goes_on_as_without_it(size):
-    n = 20
-
-    def train(world):
-        records = ShardedRecords(COLUMNS, ShardLayout(n, size, 8), world, CPU)
-        own = torch.arange(n)[world.rank :: world.size]
-        records.write(own, {"loss": own.float(), "correct": own % 2 == 0, "digit": own % 10})
-        records.sync()
-        records.epoch = 3
-        if world.rank == 0:
-            records.write(torch.tensor([n - 1]), values(99.0))
-        before, state = {name: column.clone() for name, column in records.items()}, records.state_dict()
-        unchanged = all(torch.equal(before[name], records[name]) for name in COLUMNS)
-        records.sync()
-        again = ShardedRecords(COLUMNS, ShardLayout(n, size, 8), world, CPU)
-        again.write(torch.tensor([0]), values(5.0))  # forgotten
-        again.load_state_dict(state)
-        again.sync()
-        return unchanged, *({name: column.clone() for name, column in one.items()} for one in (records, state, again))
-
-    for unchanged, whole, state, again in on_ranks(size, train):
-        assert unchanged and list(state) == [*COLUMNS]
-        assert all(torch.equal(state[name], whole[name]) and torch.equal(again[name], whole[name]) for name in COLUMNS)
-
-
-def test_of_a_sample_that_comes_again_after_a_resume_the_later_value_counts():
-    def train(records, rank, resumed):
-        for turn in (0, 1):
-            if rank == turn:
-                records.write(torch.tensor([5]), values(float(turn)))
-            if resumed and not turn:
-                records.load_state_dict(records.state_dict())
-        records.sync()
-        return records["loss"][5].item()
-
-    for resumed in (False, True):
-        assert in_two(lambda records, rank, resumed=resumed: train(records, rank, resumed))[0] == resumed
-
-
-def test_a_copy_is_saved():
-    def train(records, rank):
-        state = records.state_dict()
-        records["loss"].fill_(3.0)
-        return state["loss"].isneginf().all().item()
-
-    assert in_two(train) == [True, True]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from thresher.exact import CHUNK
 from thresher.methods._base import Chances, drawn_ids, drawn_plan, full_plan, unbiased_weights
 from thresher.rng import seeded
+from thresher.selection import CHUNK
 
 NAN = math.nan
 

@@ -13,7 +13,6 @@ from thresher import Bls, EpochPlan, Ies, InfoBatch, RePb, SeTa
 from thresher.methods._target import LEFT_OUT, MOST, Target, counted
 from thresher.records import Records
 from thresher.rng import seeded
-from thresher.shards import Shard
 
 N = 1000
 
@@ -32,12 +31,12 @@ def test_what_is_due_adds_up_to_the_share(share: float, start: int, stop: int, e
     except ValueError:
         assert share > MOST * (stop - start) / epochs
         return
-    records, whole, total = table(), Shard.whole(N), 0
+    records, total = table(), 0
     for epoch in range(epochs):
-        due = target.due(records, whole, epoch)
+        due = target.due(records, epoch)
         assert due == 0 or start <= epoch < stop
         total += due
-        plan = target.counted(EpochPlan(torch.arange(N)), np.arange(N) >= due, records, whole, epoch)
+        plan = target.counted(EpochPlan(torch.arange(N)), np.arange(N) >= due, records, epoch)
         assert plan.facts["left_out_so_far"] == pytest.approx(total / N / (epoch + 1))
         assert not plan.note
         records.remember(plan.remember)
@@ -47,21 +46,21 @@ def test_what_is_due_adds_up_to_the_share(share: float, start: int, stop: int, e
 def test_each_epoch_leaves_out_as_much_where_nothing_is_in_the_way() -> None:
     target, records = Target(None, 0.4, 1, 9, 10), table()
     for epoch in range(1, 9):
-        assert target.due(records, Shard.whole(N), epoch) == 500
+        assert target.due(records, epoch) == 500
         records["left_out"][:500] += 1
 
 
 def test_what_was_left_out_so_far_is_read_from_the_records_alone() -> None:
     """Half of the epochs, with more than the share already: nothing is due; with nothing yet: the most that is allowed."""
     target = Target(None, 0.5, 0, 10, 10)
-    assert target.due(table(5), Shard.whole(N), 5) == 0
-    assert target.due(table(0), Shard.whole(N), 5) == MOST * N
-    assert target.due(table(4), Shard.whole(N), 5) == 200
+    assert target.due(table(5), 5) == 0
+    assert target.due(table(0), 5) == MOST * N
+    assert target.due(table(4), 5) == 200
 
 
 def test_a_share_that_was_missed_is_said_in_the_last_epoch_that_leaves_out() -> None:
     target, kept = Target(InfoBatch(), 0.5, 0, 4, 5), np.ones(N, dtype=np.bool_)
-    notes = [target.counted(EpochPlan(torch.arange(N)), kept, table(1), Shard.whole(N), epoch).note for epoch in range(5)]
+    notes = [target.counted(EpochPlan(torch.arange(N)), kept, table(1), epoch).note for epoch in range(5)]
     assert notes[:3] == ["", "", ""]
     assert notes[3].startswith("InfoBatch(target=0.5) leaves out 0.200 of the samples over the whole training: samples without")
 

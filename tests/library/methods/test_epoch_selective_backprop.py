@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from thresher import EpochSelectiveBackprop
-from thresher.exact import CHUNK
 from thresher.methods.epoch_selective_backprop import share_up_to, share_up_to_bin
+from thresher.selection import CHUNK
 
 
 def test_published_defaults() -> None:

@@ -406,8 +406,10 @@ def test_plans_within_are_checked(plan, error, message):
         _ = run.plan
 
 
-def test_fractions_count_what_was_pruned():
-    run, *_ = make([Keeps(tuple(range(20))), thresher.UniformSubset(keep=0.5)])
+@pytest.mark.parametrize("observe", [False, True], ids=["", "observed"])
+def test_fractions_count_what_was_pruned(observe):
+    """Columns that only the run observes are cut to the subset like those of the method."""
+    run, *_ = make([Keeps(tuple(range(20))), thresher.UniformSubset(keep=0.5)], observe=observe)
     assert run.plan.facts == {"scheduled_fraction": 0.75, "actual_fraction": 0.75, "pruned_fraction": 0.5}
 
 
