@@ -134,6 +134,11 @@ OutOption = Annotated[Path, typer.Option(help="Folder for the results. Finished 
 SeedsOption = Annotated[str, typer.Option(help="Random seeds, separated by commas. Every method is trained once with each.")]
 DataOption = Annotated[Path | None, typer.Option(help="Folder or file with the data, for tasks that need one.")]
 JobsOption = Annotated[int, typer.Option(min=1, help="Number of processes that train side by side, with one thread each.")]
+TOGETHER_JOBS_HELP = (
+    "Number of processes that train side by side, with one thread each. Default: 2. Under torchrun or accelerate launch all "
+    "processes train each run together instead."
+)
+TogetherJobsOption = Annotated[int | None, typer.Option(min=1, help=TOGETHER_JOBS_HELP)]
 
 
 DeviceOption = Annotated[

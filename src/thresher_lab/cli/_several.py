@@ -16,9 +16,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from datetime import timedelta
 from typing import Any
 
-TOGETHER = ("compare", "train")
+TOGETHER = ("compare", "reproduce", "train")
 """Commands that all processes run together."""
-TRAIN_ALONE = ("advise", "demo", "observe", "reproduce", "score", "time-to-target")
+TRAIN_ALONE = ("advise", "demo", "observe", "score", "time-to-target")
 """Other commands that train."""
 
 ENDED = "thresher: a process has failed and said why"
@@ -47,7 +47,7 @@ def check_command(name: str | None) -> None:
     if name in TRAIN_ALONE:
         raise ValueError(
             f"`{name}` trains in one process, and torchrun or accelerate launch has started {processes} (WORLD_SIZE). Start it "
-            f"by itself. The commands that train in several processes are {' and '.join(TOGETHER)}."
+            f"by itself. The commands that train in several processes are {', '.join(TOGETHER)}."
         )
     if os.environ["RANK"] != "0":
         raise SystemExit(0)

@@ -18,6 +18,7 @@ from thresher_lab.cli._console import (
     QuietOption,
     ScriptArgument,
     SeedsOption,
+    TogetherJobsOption,
     training_of,
     use_device,
 )
@@ -34,10 +35,6 @@ CONTROLS_HELP = (
     "Controls at the cost of each method, separated by commas: uniform (a random subset each epoch), shorter (fewer epochs), "
     "smaller (as many steps, with smaller batches), placebo (the method with its losses or scores permuted among samples). "
     'Default: all four, without those that a method or the training cannot have, which the output names; "" trains none.'
-)
-COMPARED_JOBS_HELP = (
-    "Number of processes that train side by side, with one thread each. Default: 2. Under torchrun or accelerate launch all "
-    "processes train each run together instead."
 )
 MARGIN_HELP = (
     "A loss of the metric up to this size does not matter: in percentage points where the metric is a share, else in the unit "
@@ -71,7 +68,7 @@ def compare(
     out: OutOption,
     seeds: SeedsOption = "0,1,2",
     data: DataOption = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help=COMPARED_JOBS_HELP)] = None,
+    jobs: TogetherJobsOption = None,
     device: DeviceOption = None,
     margin: Annotated[float | None, typer.Option(help=MARGIN_HELP)] = None,
     controls: Annotated[str | None, typer.Option(help=CONTROLS_HELP)] = None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thresher_lab.cli._console import DataOption, JobsOption, QuietOption
+from thresher_lab.cli._console import DataOption, QuietOption, TogetherJobsOption
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ def reproduce(
         typer.Option(help=f"Page to write from all of these JSON files. Default: {PAGE} in the folder of the runs."),
     ] = None,
     data: DataOption = None,
-    jobs: JobsOption = 2,
+    jobs: TogetherJobsOption = None,
     *,
     recipe: Annotated[str | None, typer.Option(help=RECIPE_HELP)] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help=SMOKE_HELP)] = False,
@@ -49,13 +49,14 @@ def reproduce(
 ) -> None:
     """Train what tables and figures of the papers need, judge their claims, and write a page with all results.
 
-    Finished runs are kept, and the same command goes on where it was stopped. With --recipe, processes that torchrun or
-    accelerate launch has started train each run together.
+    Finished runs are kept, and the same command goes on where it was stopped. Processes that torchrun or accelerate launch
+    has started train each run together.
     """
     from thresher.methods import no_such
     from thresher_lab.cli._console import open_console, print_table
     from thresher_lab.reproduction import ARTEFACTS
     from thresher_lab.reproduction.page import section
+    from thresher_lab.training.processes import own_rank
 
     if not names:
         print_table(open_console(), _artefact_table())
@@ -72,9 +73,11 @@ def reproduce(
     folder, page = results or work / "results", page or work / PAGE
     for name in ARTEFACTS if "all" in names else dict.fromkeys(names):
         found = _reproduced(ARTEFACTS[name], name, work, folder, data, jobs, quiet=quiet)
-        console.print(section(found), markup=False, highlight=False)
-    _write_page(page, folder)
-    typer.echo(f"{folder}\n{page}")
+        if found:
+            console.print(section(found), markup=False, highlight=False)
+    if own_rank() == 0:
+        _write_page(page, folder)
+        typer.echo(f"{folder}\n{page}")
 
 
 def _at_full_size(
@@ -84,7 +87,7 @@ def _at_full_size(
     results: Path | None,
     page: Path | None,
     data: Path | None,
-    jobs: int,
+    jobs: int | None,
     *,
     smoke: bool,
     dry_run: bool,
@@ -96,7 +99,6 @@ def _at_full_size(
     from thresher_lab.reproduction import ARTEFACTS
     from thresher_lab.reproduction.full_size import at_full_size
     from thresher_lab.reproduction.page import reproduction_page, section
-    from thresher_lab.training.processes import own_rank
     from thresher_lab.training.store import whole
 
     if len(names) != 1 or names == ["all"]:
@@ -115,25 +117,24 @@ def _at_full_size(
         )
         return
     found = _reproduced(artefact, name, work, results or work / "results", data, jobs, quiet=quiet)
-    if own_rank() == 0:
+    if found:
         open_console().print(section(found), markup=False, highlight=False)
         with whole(page or work / f"{name}.md") as file:
             file.write(reproduction_page([found]).encode())
 
 
 def _reproduced(
-    artefact: "Artefact", name: str, work: Path, folder: Path, data: Path | None, jobs: int, *, quiet: bool
+    artefact: "Artefact", name: str, work: Path, folder: Path, data: Path | None, jobs: int | None, *, quiet: bool
 ) -> dict[str, Any]:
     from thresher_lab.cli._comparison import explained_interruptions
     from thresher_lab.cli._console import open_console
     from thresher_lab.cli._progress import progress_on
     from thresher_lab.reproduction.artefact import reproduce
-    from thresher_lab.training.processes import own_rank
     from thresher_lab.training.store import write_json
 
     with explained_interruptions(work), progress_on(open_console(), quiet=quiet) as watcher:
         found = reproduce(artefact, work, data=data, jobs=jobs, watcher=watcher)
-    if own_rank() == 0:
+    if found:
         write_json(folder / f"{name}.json", found)
     return found
 

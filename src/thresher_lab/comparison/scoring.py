@@ -1,7 +1,7 @@
 """Makes scores of samples: trains models for a few epochs, as a comparison does, and scores every sample with them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,15 @@ from thresher.records import Column
 from thresher.scores import Scores
 from thresher.selection import share
 from thresher_lab.recipes.running import task_of
-from thresher_lab.training.processes import fresh_accelerator
+from thresher_lab.training.loop import BETWEEN_SEEDS
+from thresher_lab.training.processes import (
+    dealt,
+    fresh_accelerator,
+    number_of_processes,
+    of_each_process,
+    of_processes,
+    own_rank,
+)
 from thresher_lab.training.samples import class_labels, class_name
 from thresher_lab.training.store import versions, whole
 from thresher_lab.training.trainable import Trainable, Training
@@ -276,9 +284,14 @@ def _train(
     training: Training, epochs: int, seed: int, watch: Watch | None, made: Ensemble, done: Callable[[int], None] | None
 ) -> None:
     """Trains one model in a plain loop over all data, calls `done` after each epoch, and adds model and cost to `made`."""
+    together = number_of_processes() > 1
+    if training.accumulate > 1 or (together and watch is not None):
+        why = "in one process" if together else "without accumulated gradients: leave out --accumulate"
+        raise ValueError(f"score: models for these scores are trained {why}")
+    training = replace(training, loader=dealt(training.loader, seed))
     accelerator = fresh_accelerator()
     with rng.undisturbed(accelerator.device):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed + BETWEEN_SEEDS * own_rank())
         model, optimizer = accelerator.prepare(training.model, training.optimizer)
         run = thresher.attach(
             FullDataWithCorrect() if watch is was_right else FullData(),
@@ -301,11 +314,12 @@ def _train(
                 seen.append(watch(run, model, training))
             if done is not None:
                 done(epoch)
-    if not run.cost.backward:
+    cost = of_processes(of_each_process(asdict(run.cost)))
+    if not cost["backward"]:
         raise ValueError(f"score: a loader of {run.loader.n} samples has no batch; give it more of them, or drop_last=False")
     made.models.append(accelerator.unwrap_model(model, keep_fp32_wrapper=False))
     watched = 0 if watch in (None, was_right) else sum(map(len, seen))
-    made.passes.append((run.cost.forward + watched, run.cost.backward))
+    made.passes.append((cost["forward"] + watched, cost["backward"]))
     made.watched += [torch.stack(seen)] if seen else []
     run.detach()
 

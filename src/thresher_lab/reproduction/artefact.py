@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from thresher_lab.comparison.controls import Control
 from thresher_lab.comparison.scoring import make_scores
 from thresher_lab.comparison.statistics import NO_SPREAD, Paired
 from thresher_lab.comparison.summary import RowDict, RunDict, kind_of
+from thresher_lab.training.processes import of_first, once_per_machine, own_rank
 from thresher_lab.training.specs import Composition, Spec, parse_methods
 
 RunsByRow = Mapping[str, Mapping[int, RunDict]]
@@ -324,7 +326,7 @@ def with_interval(mean: float, ci95: Sequence[float] | None, scale: float = 100)
 
 
 def reproduce(
-    artefact: Artefact, work: Path, *, data: Path | None = None, jobs: int = 2, watcher: Watcher | None = None
+    artefact: Artefact, work: Path, *, data: Path | None = None, jobs: int | None = None, watcher: Watcher | None = None
 ) -> dict[str, Any]:
     """Trains the runs that are not finished yet, and judges the claims.
 
@@ -334,13 +336,13 @@ def reproduce(
         artefact: The table or figure.
         work: Folder of the runs.
         data: Folder with the data, for tasks that take one.
-        jobs: Number of processes that train side by side, with one torch thread each.
+        jobs: Number of processes that train side by side, with one torch thread each. Default: 2; 1 where several train a run.
         watcher: Object whose functions are called as runs proceed.
 
     Returns:
         name, paper, shows, here, beside, seeds, device, versions, verdict, claims (see `Claim.judge`), tables (title, header,
         rows), pictures (title, png) and parts (name, task, epochs, metric, backward_to_forward and summary, see
-        `summary.summarise`).
+        `summary.summarise`); nothing in all but the first of several processes that train together.
 
     Raises:
         ValueError: An argument is not possible, see `compare`.
@@ -348,6 +350,8 @@ def reproduce(
         RunError: A run failed.
     """
     results = {part.name: _compared(artefact, part, work, data=data, jobs=jobs, watcher=watcher) for part in artefact.parts}
+    if own_rank():
+        return {}
     measured = {name: _by_row(found) for name, found in results.items()}
     claims = [claim.judge(measured, artefact.seeds) for claim in artefact.claims]
     make = artefact.tables
@@ -373,6 +377,8 @@ def _compared(artefact: Artefact, part: ArtefactPart, work: Path, **options: Any
     sets = _scores_files(part, work, options["data"], len(artefact.seeds))
     specs = specs_of(part, sets[0] if sets else None)
     found = compare(part.task, list(specs.values()), artefact.seeds, part.epochs, folder, controls=part.controls, **options)
+    if own_rank():
+        return {}  # the first process has the files of samples
     labels = {FULL_ROW: FULL_ROW, **{row: spec.label for row, spec in specs.items()}}
     batches = {FULL_ROW: FULL_BATCHES, **{spec.label: batches_of(spec) for spec in specs.values()}}
     first = found["runs"][0]
@@ -417,9 +423,10 @@ def _scores_files(part: ArtefactPart, work: Path, data: Path | None, seeds: int)
     paths = [work / "scores" / f"{stem}{f'-{number}' if number else ''}.parquet" for number in range(seeds)]
     paths = paths if part.score_sets else paths[:1]
     for number, path in enumerate(paths):
-        if not path.exists():
+        if not of_first(path.exists()):
+            found = make_scores(part.task, name, models=models, epochs=epochs, seed=number * models, data=data)
             path.parent.mkdir(parents=True, exist_ok=True)
-            make_scores(part.task, name, models=models, epochs=epochs, seed=number * models, data=data).save(path)
+            once_per_machine(partial(found.save, path))
     return paths
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from depth import DEEP
+from thresher.scores import Scores
 
 pytestmark = pytest.mark.skipif(not DEEP, reason="commands in processes that torchrun starts")
 
@@ -92,3 +93,19 @@ def test_a_recipe_and_commands_that_one_process_runs(tmp_path):
     assert code == 0 and out.count("deepcam") == 1
     code, out, err = ended(launched(tmp_path, "advise", "digits"))
     assert code and not out and err.count("`advise` trains in one process, and torchrun or accelerate launch has") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "claims"),
+    [("adaselection-beta", "adaselection-line", 1), ("diet-sb-b", "diet-sb-resnet20-cifar10", 5)],
+)
+def test_a_table_with_a_recipe(tmp_path, name, recipe, claims):
+    code, out, err = ended(launched(tmp_path, "reproduce", name, "--recipe", recipe, "--smoke", "--work", "w", "-q"))
+    assert code == 0, err
+    found = json.loads((tmp_path / "w" / "results" / f"{name}@{recipe}-smoke.json").read_text())
+    assert len(found["claims"]) == claims and all(claim["mean"] is not None for claim in found["claims"])
+    assert found["device"].startswith("2 x") and out.count(f'<a id="{name}"') == 1
+    for file in (tmp_path / "w").glob("scores/*"):
+        scores = Scores.load(file)
+        models = len(scores.provenance["seeds"])
+        assert scores.backward == models * scores.provenance["epochs"] * scores.samples and scores.values.isfinite().all()

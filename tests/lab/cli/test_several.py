@@ -32,10 +32,12 @@ def test_commands_that_several_processes_run_together_alone_or_not_at_all(monkey
     check_command("advise")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "1")
-    for name in ("compare", "train"):
+    for name in ("compare", "reproduce", "train"):
         check_command(name)
-    for name in ("advise", "demo", "reproduce", "score", "time-to-target"):
-        with pytest.raises(ValueError, match=f"`{name}` trains in one process, .* has started 4 .* are compare and train"):
+    for name in ("advise", "demo", "score", "time-to-target"):
+        with pytest.raises(
+            ValueError, match=f"`{name}` trains in one process, .* has started 4 .* are compare, reproduce, train"
+        ):
             check_command(name)
     with pytest.raises(SystemExit, match="0"):
         check_command("report")
