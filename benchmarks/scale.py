@@ -1,20 +1,18 @@
-"""Measures a training with Kakurenbo on 10^8 samples in one process: memory, plans, the saved state, and going on.
+"""Measures a training with Kakurenbo on 10^8 samples: memory, plans, the saved state, and going on; in one process and in 8.
 
 `python -m benchmarks.scale [--quick] [--out FILE.json] [--page FILE.md]`; exit code 1 where a limit is missed. Memory
 is what the process holds beyond what it held before `attach`, at its largest from the first batch after a plan to the end of
 the epoch, the forward-only pass over hidden samples included. The benchmark takes 6 GB, most of it to load a state beside
 a run.
 
-The model of a training in many processes is made of parts that `benchmarks.many_ranks` counts and times.
+Of eight processes `benchmarks.many_ranks` measures the parts of an epoch that concern the books, without the training.
 """
 
 import argparse
 import gc
 import statistics
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from torch.utils.data import DataLoader
 
 import thresher
 from benchmarks import many_ranks
-from benchmarks.many_ranks import Size
+from benchmarks.many_ranks import largest
 from benchmarks.marks import between_marks
 from benchmarks.measure import Row, Side, compare, judgement, lines, ratios_table, seconds_in_turns
 from benchmarks.overhead import BATCH, Attached, CheapDataset, Shift, about, as_it_is, fill, randperm, resident, start_epoch
@@ -35,9 +33,8 @@ N, QUICK_N = 10**8, 10**6
 MOST_RESIDENT, MOST_STATE, MOST_PLAN, MOST_FIRST_S = 14.0, 13.5, 1.0, 0.2
 """Limits: bytes per sample, CPU time over that of torch.randperm, and CPU seconds."""
 LARGE_BATCH = 2**11
-MODEL, CHECKED = Size(10**9, 1024), Size(2**21, 1024)
-"""Size of the training that is modelled, and that at which its traffic is counted."""
-QUICK_MODEL = Size(2**17, 16), Size(2**14, 16)
+MOST_OF_RANKS = {"first": {"planning": 26.0, "rest": 15.0}, "others": {"gathering": 2.5, "planning": 2.5, "rest": 2.5}}
+"""Limits: bytes per sample of all processes, that process 0 and another one hold."""
 MARKS = "<!-- tables of benchmarks.scale -->", "<!-- end of the tables -->"
 """Lines of a page that the results stand between."""
 
@@ -64,25 +61,6 @@ def steps(made: Attached) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def largest(found: dict[str, int]) -> Iterator[None]:
-    """Writes the largest number of bytes that the process held, at any of many moments, to `found["resident"]`."""
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(0.02):
-            found["resident"] = max(found["resident"], resident()[0])
-
-    found["resident"] = resident()[0]
-    looking = threading.Thread(target=look)
-    looking.start()
-    try:
-        yield
-    finally:
-        over.set()
-        looking.join()
-
-
 def nbytes(state: Any) -> int:
     """Returns the bytes of all tensors in a state."""
     if isinstance(state, Tensor):
@@ -93,7 +71,7 @@ def nbytes(state: Any) -> int:
 
 def counted(run: thresher.Run) -> int:
     """Returns the bytes of the tables of a run: records, counts, and the plan."""
-    plan = run._epochs.held.own
+    plan = run._epochs.held
     return nbytes([dict(run.records), run.trained, plan.ids, *([] if plan.refresh is None else [plan.refresh])])
 
 
@@ -170,7 +148,7 @@ def as_text(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
         for one in (*results["memory"], results["state"], results["first"])
     ]
     table = lines((f"N = {results['n']:,}, one process", "", "limit"), found)
-    return "\n\n".join((table, f"a plan over torch.randperm(N)\n{ratios_table(rows)}", many_ranks_part(results["model"])))
+    return "\n\n".join((table, f"a plan over torch.randperm(N)\n{ratios_table(rows)}", many_ranks_part(results["processes"])))
 
 
 def one_process_part(results: Mapping[str, Any]) -> str:
@@ -201,44 +179,58 @@ def page_part(results: Mapping[str, Any]) -> str:
     Args:
         results: Content of the results.
     """
-    return f"{one_process_part(results)}\n\n{many_ranks_part(results['model'])}"
+    return f"{one_process_part(results)}\n\n{many_ranks_part(results['processes'])}"
+
+
+PARTS = {
+    "recording": "the losses of the epoch are recorded",
+    "gathering": "they are sent to process 0",
+    "planning": "process 0 plans, and sends the plan",
+    "order": "the kept samples of the order are counted",
+    "rest": "after that",
+}
+"""Parts of an epoch, and what happens in them."""
+
+
+def rows_of_ranks(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows of the memory of several processes.
+
+    Args:
+        found: Result of `many_ranks.measure`.
+    """
+    limits = MOST_OF_RANKS if found["n"] >= N else {"first": {}, "others": {}}
+    return [row(f"{who}: {part}", found[who][part], limits[who].get(part)) for who in limits for part in PARTS]
 
 
 def many_ranks_part(found: Mapping[str, Any]) -> str:
-    """Returns the model in Markdown.
+    """Returns what was measured in several processes in Markdown.
 
     Args:
-        found: Result of `many_ranks.model`.
+        found: Result of `many_ranks.measure`.
     """
-    held, got, spent = found["memory"], found["traffic"], found["seconds"]
-    table = [
-        ("memory", "records, and how often each sample was trained on, of the block", _mega(held["records"])),
-        ("memory", "who is kept, of all samples", _mega(held["marks"])),
-        ("memory", "numbers of kept samples by 1,024 places of the order", _mega(held["places"])),
-        ("memory", "signals that wait for the end of the epoch, at its largest", _mega(held["noted"])),
-        ("memory", "all of these", _mega(sum(held.values()))),
-        ("traffic of a plan", "counts, for the losses at the cuts", _mega(got["counts"])),
-        ("traffic of a plan", "who is kept", _mega(got["marks"])),
-        ("traffic of a plan", "numbers of kept samples", _mega(got["places"])),
-        ("traffic of an epoch", "signals on their way to the records", _mega(found["home"])),
-        ("CPU time of a plan", "the plan of the block", f"{spent['plan'] * 1e3:.0f} ms"),
-        ("CPU time of a plan", "numbers of kept samples of its part of the order", f"{spent['order'] * 1e3:.0f} ms"),
-    ]
-    same = "the very numbers of bytes" if found["as_expected"] else "OTHER NUMBERS OF BYTES THAN THE FORMULAS"
+    limits = MOST_OF_RANKS
+
+    def cell(who: str, part: str) -> str:
+        most = limits[who].get(part)
+        return f"{found[who][part]:.2f}{'' if most is None else f' (limit {most:g})'}"
+
+    table = (
+        f"| {what} | {cell('first', part)} | {cell('others', part)} | {_seconds(found['seconds'].get(part))} |"
+        for part, what in PARTS.items()
+    )
     return "\n".join(
         (
-            f"Each of {found['ranks']:,} ranks, with {found['n']:,} samples:\n",
-            "| | part | of one rank |",
-            "|---|---|---|",
-            *(f"| {what} | {part} | {number} |" for what, part, number in table),
-            f"\nCounted with {found['checked_ranks']:,} ranks that are threads of one process and {found['checked_n']:,} "
-            f"samples: {same}.",
+            f"Kakurenbo on {found['n']:,} samples in {found['ranks']} processes on two cores, an epoch without its training; "
+            "bytes per sample of all processes, at the largest:\n",
+            "| part of the epoch | process 0 | the largest of the others | wall time |",
+            "|---|---|---|---|",
+            *table,
         )
     )
 
 
-def _mega(size: float) -> str:
-    return f"{size / 1e6:,.2f} MB"
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.1f} s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -246,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--quick", action="store_true", help=f"measure {QUICK_N:,} samples, and plans once")
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
-    parser.add_argument("--page", type=Path, help="page in Markdown whose model is written anew (default: none)")
+    parser.add_argument("--page", type=Path, help="page in Markdown whose tables are written anew (default: none)")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     n, rounds = (QUICK_N, 1) if given.quick else (N, 5)
@@ -264,10 +256,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "first": first,
         "plans": [one.as_dict() for one in rows],
         "peak_bytes": resident()[1],
-        "model": many_ranks.model(*(QUICK_MODEL if given.quick else (MODEL, CHECKED))),
+        "processes": many_ranks.measure(n),
     }
-    missed = [one["name"] for one in (*of_memory, state, first, *results["plans"]) if not one["ok"]]
-    missed += [] if results["model"]["as_expected"] else ["traffic"]
+    judged = (*of_memory, state, first, *results["plans"], *rows_of_ranks(results["processes"]))
+    missed = [one["name"] for one in judged if not one["ok"]]
     print(as_text(results, rows))
     write_json(given.out, {**results, "missed": missed})
     if given.page is not None:

@@ -99,7 +99,8 @@ def lightning_equals_a_plain_loop(rank: int, folder: str) -> None:
         assert_same([dict(entry) for entry in found.history], [dict(entry) for entry in run.history], name)
         assert [getattr(found.cost, one) for one in COUNTED] == [getattr(run.cost, one) for one in COUNTED]
         assert (found.cost.refresh > 0) == (name == "kakurenbo")
-        assert_same(found.records.state_dict(), run.records.state_dict(), name)
+        if rank == 0:
+            assert_same(dict(found.records), dict(run.records), name)
         rates = [one.param_groups[0]["lr"] for one in (made.optimizers[0], optimizer)]
         assert rates == [last_rate_of_full_training(EPOCHS * 7)] * 2
         assert [epoch for epoch, _ in module.validated] == list(range(EPOCHS))

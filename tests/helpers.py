@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from thresher.run.checkpoint import digest_of
+from thresher.run.checkpoint import BOOKS, digest_of
 
 
 @contextlib.contextmanager
@@ -72,7 +72,8 @@ def changed(state, **fields):
 
 def signed(state):
     """A state as if it had been saved so."""
-    return {**state, "digest": digest_of(state["kept"], state["ranks"])}
+    ranks = [{**own, "books": own["books"] and {name: digest_of(state[name]) for name in BOOKS}} for own in state["ranks"]]
+    return {**state, "digest": digest_of(ranks), "ranks": tuple(ranks)}
 
 
 def lot(base: int, i: int) -> int:

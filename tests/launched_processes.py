@@ -207,7 +207,6 @@ def comparisons() -> dict[str, Any]:
 def refusals() -> dict[str, str]:
     """Messages of what is refused, before anything is written."""
     compared: dict[str, dict[str, Any]] = {
-        "grad_match": {"methods": "grad_match"},
         "jobs": {"jobs": 2},
         "too many controls": {"methods": "winnow:share=0.02", "controls": ["smaller"]},
     }

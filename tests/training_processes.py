@@ -32,7 +32,7 @@ from thresher.distributed import world as worlds
 from thresher.methods.contract import Requirements
 from thresher.plans import BatchPlan, EpochPlan
 
-N, BATCH, EPOCHS = 2561, 64, 3
+N, BATCH, EPOCHS = 2561, 64, 4
 SEED = 3
 
 
@@ -84,15 +84,16 @@ METHODS: dict[str, Callable[[], Any]] = {
     "Forgetting": lambda: thresher.Forgetting(fraction=0.3, start=1),
     "InfoBatch, target": lambda: thresher.InfoBatch(target=0.2),
     "Ucb": thresher.Ucb,
+    "GradMatch": lambda: thresher.GradMatch(keep=0.3, every=1, first=1),
     "Rcap": thresher.Rcap,
     "by chance": lambda: Above(keep=0.5),
+    "a share": lambda: 0.5,
 }
 """Methods of which several processes make the training of one process, as long as batches are full."""
 
 
 OWN_ORDER: dict[str, Callable[[], Any]] = {
     "ImportanceSampling": lambda: thresher.ImportanceSampling(keep=0.7, weights="unbiased"),
-    "Winnow": lambda: thresher.Winnow(share=0.5),
     "Rais": thresher.Rais,
 }
 """Methods that draw the order of training. The loss of a sample that two processes trained on is that of one of them."""
@@ -103,6 +104,7 @@ PLANNED = [
     for name in METHODS
     for kind in ("DistributedSampler", "Shuffle")
     if kind == "Shuffle" or name in depth(("FullData", "Kakurenbo", "by chance"), tuple(METHODS))
+    if kind == "Shuffle" or name != "a share"  # a DistributedSampler of one process is no plain shuffle
 ]
 """Methods with the samplers of the loaders that they plan for."""
 PREPARED = depth(("Kakurenbo",), ("UniformSubset", "Kakurenbo", "InfoBatch", "smaller batches"))
@@ -225,9 +227,10 @@ class Training:
         found = {"weights": weights, "seen": self.seen, "syncs": len(self.syncs)}
         if run is None:
             return found
+        keeper = self.rank == 0
         return found | {
-            "records": {name: column.clone() for name, column in run.records.items()},
-            "trained": run.trained.clone(),
+            "records": {name: column.clone() for name, column in run.records.items()} if keeper else {},
+            "trained": run.trained.clone() if keeper else None,
             "history": [_of_all(entry) for entry in run.history],
             "forward": run.cost.forward,
         }
@@ -276,11 +279,11 @@ def plans(rank: int, size: int) -> dict[str, Any]:
 
 
 def observed(rank: int, size: int) -> dict[str, Any]:
-    """The data map of a training with a method beside it, as each process has it."""
+    """The data map of a training with a method beside it, which process 0 has."""
     training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, METHODS["InfoBatch"](), observe=True)
     for number in range(EPOCHS):
         training.epoch(number)
-    return dict(training.run.data_map())
+    return {} if rank else dict(training.run.data_map())
 
 
 def nothing_left_out(rank: int, size: int) -> dict[str, Any]:
@@ -325,7 +328,7 @@ def in_the_batch(rank: int, size: int) -> dict[str, Any]:
     return found
 
 
-FURTHER = ("twice by chance", "ImportanceSampling", "Winnow")
+FURTHER = ("twice by chance", "ImportanceSampling", "a share")
 
 
 def resumed(rank: int, size: int) -> dict[str, bool]:
@@ -364,7 +367,7 @@ def resharded(rank: int, size: int) -> dict[str, Any]:
         training = Training(shared_out(rank, size), rank, size, METHODS[name]())
         training.epoch(0)
         training.epoch(1, stop=3)
-        before = {column: values.clone() for column, values in training.run.records.items()}
+        before = {} if rank else {column: values.clone() for column, values in training.run.records.items()}
         checkpoint.save(training.parts(), checkpoint_id=f"checkpoint-{name}")
         found[f"{name}, as it was"] = all(torch.equal(before[column], training.run.records[column]) for column in before)
         for fewer in range(size, 0, -1):
@@ -410,7 +413,56 @@ def gone_on(folder: str, name: str, rank: int = 0, size: int = 1, group: Any = N
 def _equal(own: dict[str, Any], whole: dict[str, Any]) -> bool:
     same = all(torch.equal(a, b) for a, b in zip(own["weights"], whole["weights"], strict=True))
     same = same and all(torch.equal(own["records"][name], whole["records"][name]) for name in whole["records"])
-    return same and torch.equal(own["trained"], whole["trained"]) and own["history"] == whole["history"]
+    trained = own["trained"] is whole["trained"] is None or torch.equal(own["trained"], whole["trained"])
+    return same and trained and own["history"] == whole["history"]
+
+
+def one_file(rank: int, size: int) -> dict[str, Any]:
+    """A training that goes on, between epochs, from what process 0 alone has saved with torch.save."""
+    first = Training(shared_out(rank, size), rank, size, METHODS["Kakurenbo"]())
+    first.epoch(0)
+    states = [part.state_dict() for part in (first.run, first.plain, first.optimizer)]
+    if rank == 0:
+        torch.save(states, "one-file")
+    distributed.barrier()
+    return from_one_file("one-file", rank, size)
+
+
+def from_one_file(file: str, rank: int = 0, size: int = 1) -> dict[str, Any]:
+    """The rest of the training."""
+    training = Training(shared_out(rank, size), rank, size, METHODS["Kakurenbo"]())
+    states = torch.load(file, weights_only=True)
+    for part, state in zip((training.run, training.plain, training.optimizer), states, strict=True):
+        part.load_state_dict(state)
+    for number in range(1, EPOCHS):
+        training.epoch(number)
+    return training.found()
+
+
+class Fails(thresher.UniformSubset):
+    """A method whose second plan fails, in the process that makes it."""
+
+    def plan_epoch(self, records: Any, *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+        if epoch:
+            raise LookupError("no plan")
+        return super().plan_epoch(records, epoch=epoch, epochs=epochs, generator=generator)
+
+
+def errors(rank: int, size: int) -> dict[str, str]:
+    """Messages about what only process 0 has, and of an error in process 0."""
+    training, found = Training(loader_of("Shuffle", rank, size, samples(260)), rank, size, Fails(), observe=True), {}
+    for name in ("records", "trained", "data_map"):
+        try:
+            value = getattr(training.run, name)
+            found[name] = str(len(value() if callable(value) else value))
+        except RuntimeError as error:
+            found[name] = str(error)
+    try:
+        training.epoch(0)
+    except LookupError as error:
+        found["plan"] = str(error)
+    training.run.detach(together=False)
+    return found
 
 
 class Stream(IterableDataset[Any]):
@@ -431,7 +483,6 @@ def refusals(rank: int, size: int) -> dict[str, str]:
         "over other samples": (thresher.FullData(), DataLoader(data, BATCH, sampler=DistributedSampler(range(9), **group)), {}),
         "a stream": (thresher.BigLoss(keep=0.5), DataLoader(Stream(), BATCH), {}),
         "own order": (thresher.ImportanceSampling(), dealt(shuffle=False), {}),
-        "full pass": (thresher.GradMatch(), dealt(), {}),
         "stale losses": (thresher.BigLoss(keep=0.5), dealt(), {"scoring": thresher.Scoring(every_epochs=2)}),
         "by chance without losses": (Tossed(), dealt(), {}),
         "another seed": (thresher.FullData(), dealt(), {"seed": rank}),
@@ -550,10 +601,10 @@ def left_open(rank: int, size: int) -> dict[str, Any]:
                 break
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            _ = run.history, run.records
+            _ = run.history
         warned = any("Call run.detach() in all processes" in str(one.message) for one in said)
         run.detach()
-        found[name] = warned, run.trained.clone(), len(run.history)
+        found[name] = warned, torch.zeros(0) if rank else run.trained.clone(), len(run.history)
     method = Above(keep=0.5)
     training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, method)
     for x, y in training.run.loader:
@@ -585,6 +636,8 @@ CASES = (
     resumed,
     resharded,
     grown,
+    one_file,
+    errors,
     left_open,
     clocks,
     refusals,

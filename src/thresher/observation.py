@@ -285,18 +285,15 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def map_of(records: Records, dataset: Any, labels: Any = None, on_mismatch: Callable[[], None] | None = None) -> DataMap:
-    """Returns the table of the records of a run; all processes call it together, and each has the whole table.
+    """Returns the table of the records of a run.
 
     Args:
-        records: Records with the columns of `OBSERVED`, those of this process's block where there are several.
+        records: Records with the columns of `OBSERVED`.
         dataset: Dataset of the run, which may hold the classes.
         labels: Classes of the samples, shape (N,). Default: those of the dataset or, if the criterion got others, these.
         on_mismatch: Function that is called when the criterion got others. Default: none.
     """
-    world = records.shard.world
     columns = {name: records[name].cpu() for name in (*OBSERVED, "stratum") if name in records}
-    if world.size > 1:
-        columns = {name: torch.from_numpy(world.join(column.float().numpy())) for name, column in columns.items()}
     seen = columns.pop("stratum", torch.full((1,), -1)).long().numpy()
     if labels is None:
         with suppress(ValueError):
@@ -308,6 +305,6 @@ def map_of(records: Records, dataset: Any, labels: Any = None, on_mismatch: Call
             on_mismatch()
         if not alike or (labels is None and seen.max() >= 0):
             labels = np.maximum(seen, -1)
-    elif len(labels) != records.shard.n:
-        raise ValueError(f"data_map: `labels` must be the class of each of {records.shard.n} samples, got {len(labels)}")
+    elif len(labels) != records.n:
+        raise ValueError(f"data_map: `labels` must be the class of each of {records.n} samples, got {len(labels)}")
     return data_map(columns, labels)

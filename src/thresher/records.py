@@ -7,8 +7,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from thresher.shards import Shard
-
 NEVER_SEEN = float("-inf")
 """Value of the `loss` column before a sample is first seen: not finite, so that the sample is never hidden or scored."""
 
@@ -64,7 +62,7 @@ class Records(Mapping[str, Tensor]):
 
     Attributes:
         columns: Declarations of the columns by name.
-        shard: Samples that the columns are for: all of them.
+        n: Number of samples N; 0 where another process keeps the records.
         epoch: Number of the epoch in progress, which the signal "epoch" writes.
         written: Names of the columns that a signal is written to, each with the name of the signal.
 
@@ -79,8 +77,7 @@ class Records(Mapping[str, Tensor]):
 
     def __init__(self, columns: Mapping[str, Column], n: int, device: torch.device) -> None:
         self.columns = dict(columns)
-        self.shard = Shard.whole(n)
-        self.epoch = 0
+        self.n, self.epoch = n, 0
         self._data = {
             name: torch.full((n,), column.fill, dtype=column.dtype, device=device) for name, column in self.columns.items()
         }

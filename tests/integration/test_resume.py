@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 import thresher
 from depth import depth
-from helpers import assert_same, changed
+from helpers import assert_same, changed, signed
 
 N, B, EPOCHS = 60, 8, 5
 pytestmark = pytest.mark.usefixtures("shared_traces")
@@ -238,12 +238,12 @@ def test_states_of_another_method_or_n_are_refused():
     same = Training(METHODS["kakurenbo"], LOADERS["shuffle"]).run
     with pytest.raises(ValueError, match="17 samples.*60"):
         same.load_state_dict(changed(state, n=17))
-    with pytest.raises(ValueError, match="version 0.*version 10"):
+    with pytest.raises(ValueError, match="version 0.*version 11"):
         same.load_state_dict({**state, "version": 0})
-    with pytest.raises(ValueError, match="version 7.*version 10.*the version of thresher that saved it"):
+    with pytest.raises(ValueError, match="version 7.*version 11.*the version of thresher that saved it"):
         same.load_state_dict({**state, "version": 7})
     with pytest.raises(ValueError, match=r"columns \{'loss'"):
-        same.load_state_dict({**state, "records": {"loss": state["records"]["loss"]}})
+        same.load_state_dict(signed({**state, "records": {"loss": state["records"]["loss"]}}))
     with pytest.warns(UserWarning, match="saved with"):
         same.load_state_dict(changed(state, settings="Kakurenbo(max_fraction=0.1)"))
     assert_same(other.state_dict()["records"], before["records"])

@@ -42,7 +42,6 @@ FLOORS = (
         "schedules",
         "score_table",
         "selection",
-        "shards",
         "permutation",
         "cost",
         "stopwatch",

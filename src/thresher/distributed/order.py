@@ -5,9 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from thresher.distributed.layout import UNIT
+from thresher.distributed.world import World
 from thresher.selection import Mask
-from thresher.shards import World
 
 Piece = Callable[[int, int], NDArray[np.int64]]
 """Function that returns the ids of an order from a first place up to an end place; the same on all ranks."""
@@ -15,6 +14,8 @@ Piece = Callable[[int, int], NDArray[np.int64]]
 Keeps = Callable[[NDArray[np.int64]], Mask]
 """Function that returns the mask of the kept ids."""
 
+UNIT = 1024
+"""Number of places in a unit of an order."""
 AT_ONCE = 2**8
 """Number of units that are counted in one call."""
 
@@ -32,7 +33,7 @@ class KeptOrder:
         unit: Number of places in a unit, at most 65,535.
 
     Example:
-        >>> from thresher.shards import ALONE
+        >>> from thresher.distributed.world import ALONE
         >>> order = KeptOrder(np.arange, 10, lambda ids: ids % 3 == 0, ALONE)
         >>> len(order), order.take(1, 3)
         (4, array([3, 6]))
@@ -114,20 +115,20 @@ class RankOrder:
     Args:
         piece: The order of the epoch, such as `KeptOrder.take`.
         total: Number of ids of the order, 1 or more.
-        world: The ranks.
+        rank: Number of this rank.
+        size: Number of ranks.
         drop_last: Whether the end is left out if it is too short for all ranks.
 
     Example:
-        >>> from thresher.testing.threaded_world import on_ranks
         >>> order = lambda begin, end: np.arange(10, 15)[begin:end]
-        >>> on_ranks(2, lambda world: RankOrder(order, 5, world).take(0, 9).tolist())
+        >>> [RankOrder(order, 5, rank, 2).take(0, 9).tolist() for rank in range(2)]
         [[10, 12, 14], [11, 13, 10]]
     """
 
-    def __init__(self, piece: Piece, total: int, world: World, *, drop_last: bool = False) -> None:
-        self._piece, self._total, self._rank, self._size = piece, total, world.rank, world.size
+    def __init__(self, piece: Piece, total: int, rank: int, size: int, *, drop_last: bool = False) -> None:
+        self._piece, self._total, self._rank, self._size = piece, total, rank, size
         # As many rows on all ranks: a rank with one step less would leave the others waiting in their all-reduce.
-        self._rows = total // world.size if drop_last else -(-total // world.size)
+        self._rows = total // size if drop_last else -(-total // size)
 
     def __len__(self) -> int:
         return self._rows
@@ -151,20 +152,20 @@ class RankBatches:
     Args:
         piece: The order of the epoch, such as `KeptOrder.take`.
         total: Number of ids of the order, 1 or more.
-        world: The ranks.
+        rank: Number of this rank.
+        size: Number of ranks.
         batch: Number of rows of a batch of one rank, 1 or more.
         drop_last: Whether the end is left out if it is too short for one batch on each rank.
 
     Example:
-        >>> from thresher.testing.threaded_world import on_ranks
         >>> order = lambda begin, end: np.arange(10, 15)[begin:end]
-        >>> on_ranks(2, lambda world: RankBatches(order, 5, world, 2).take(0, 9).tolist())
+        >>> [RankBatches(order, 5, rank, 2, batch=2).take(0, 9).tolist() for rank in range(2)]
         [[10, 11, 14, 10], [12, 13, 11, 12]]
     """
 
-    def __init__(self, piece: Piece, total: int, world: World, batch: int, *, drop_last: bool = False) -> None:
-        self._piece, self._total, self._rank, self._size, self._batch = piece, total, world.rank, world.size, batch
-        all_ranks = batch * world.size
+    def __init__(self, piece: Piece, total: int, rank: int, size: int, *, batch: int, drop_last: bool = False) -> None:
+        self._piece, self._total, self._rank, self._size, self._batch = piece, total, rank, size, batch
+        all_ranks = batch * size
         self._rows = (total // all_ranks if drop_last else -(-total // all_ranks)) * batch
 
     def __len__(self) -> int:

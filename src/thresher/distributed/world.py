@@ -3,13 +3,13 @@
 import atexit
 import hashlib
 import json
+import pickle
 import time
-from abc import abstractmethod
-from collections import Counter
-from collections.abc import Mapping, Sequence, Sized
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thresher.shards import World
 from thresher.warning import warn
 
 PATIENCE = timedelta(seconds=60)
@@ -28,63 +27,156 @@ BEFORE_EXIT_S = 0.1
 """Seconds that the exit of a process waits for the threads of its process group."""
 
 
-class CountedWorld(World):
-    """A world that counts its calls and their bytes.
+T = TypeVar("T")
 
-    Args:
-        rank: Number of this rank, [0, size).
-        size: Number of ranks, 1 or more.
 
-    Attributes:
-        calls: Number of calls by name: "sum", "gather" and "exchange".
-        traffic: Received bytes by the name of the call, including the own part; for "sum", the bytes of the array.
+class World(ABC):
+    """The processes of a training, its ranks, which all call the same functions in the same order. Rank 0 keeps the books.
+
+    Values that are sent are plain values, tensors on the host, and dicts, lists and tuples of them.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-        self.calls: Counter[str] = Counter()
-        self.traffic: Counter[str] = Counter()
+    rank: int = 0
+    """Number of this process, [0, size)."""
+    size: int = 1
+    """Number of processes, 1 or more."""
 
     @property
-    def bytes(self) -> int:
-        """Bytes that this rank has received in all calls together."""
-        return self.traffic.total()
+    def is_first(self) -> bool:
+        """Whether this process keeps the records and makes the plans."""
+        return self.rank == 0
 
-    def reset(self) -> None:
-        """Sets the counts to 0."""
-        self.calls.clear()
-        self.traffic.clear()
-
-    def sum(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the sum over all ranks of arrays of one shape."""
-        self._count("sum", numbers.nbytes)
-        return self._sum(np.ascontiguousarray(numbers))
-
+    @abstractmethod
     def gather(self, values: NDArray[Any]) -> NDArray[Any]:
         """Returns the arrays of all ranks, which have one shape and dtype: shape (size, *shape)."""
-        self._count("gather", values.nbytes * self.size)
-        return self._gather(np.ascontiguousarray(values))
-
-    def exchange(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Sends one array to each rank, and returns those that were sent to this one; shape (any,), all of one dtype."""
-        if len(parts) != self.size:
-            raise ValueError(f"exchange: `parts` must have one array for each of {self.size} ranks, got {len(parts)}")
-        got = self._exchange([np.ascontiguousarray(part) for part in parts])
-        self._count("exchange", sum(part.nbytes for part in got))
-        return got
-
-    def _count(self, name: str, size: int) -> None:
-        self.calls[name] += 1
-        self.traffic[name] += size
 
     @abstractmethod
-    def _sum(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def every(self, value: T) -> list[T]:
+        """Returns the values of all ranks."""
 
     @abstractmethod
-    def _gather(self, values: NDArray[Any]) -> NDArray[Any]: ...
+    def _broadcast(self, value: Any) -> Any:
+        """Returns the value of rank 0."""
 
     @abstractmethod
-    def _exchange(self, parts: list[NDArray[Any]]) -> list[NDArray[Any]]: ...
+    def _send(self, value: Any) -> None:
+        """Sends a value to rank 0."""
+
+    @abstractmethod
+    def _receive(self, rank: int) -> Any:
+        """Returns what another rank sends to rank 0, which calls it."""
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """Calls a function in rank 0, and returns its result in all ranks.
+
+        Args:
+            make: Function without arguments.
+
+        Raises:
+            Exception: The function raised it in rank 0; all ranks raise it.
+
+        Example:
+            >>> ALONE.from_first(lambda: 3)
+            3
+        """
+        if self.size == 1:
+            return make()
+        if self.rank:
+            value, error = self._broadcast(None)
+            if error is not None:
+                raise error
+            return value
+        try:
+            value = make()
+        except Exception as error:
+            try:
+                self._broadcast((None, error))
+            except (pickle.PicklingError, TypeError, AttributeError):  # of a class that cannot be sent
+                self._broadcast((None, RuntimeError(f"process 0 raised {type(error).__name__}: {error}")))
+            raise
+        self._broadcast((value, None))
+        return value
+
+    def to_first(self, values: Iterable[T]) -> Iterator[T]:
+        """Yields the values of all ranks in rank 0, those of the last rank first; sends the values and yields none in others.
+
+        Rank 0 has one value at a time in memory.
+
+        Args:
+            values: Values of this rank, none of which is None.
+
+        Example:
+            >>> list(ALONE.to_first([1, 2]))
+            [1, 2]
+        """
+        if self.rank:
+            for value in values:
+                self._send(value)
+            self._send(None)
+            return
+        for rank in range(self.size - 1, 0, -1):
+            while (value := self._receive(rank)) is not None:
+                yield value
+        yield from values
+
+    def meet(self, what: str, *, patient: bool = False) -> None:
+        """Waits for all ranks, up to a time.
+
+        Args:
+            what: Name of what all ranks must call, for the message.
+            patient: Whether a rank that does not come in that time is told by a warning, and waited for. Default: False.
+
+        Raises:
+            RuntimeError: A rank does not come.
+        """
+        self.total(len(what))
+
+    def share_of_mean(self, count: int, device: torch.device) -> Tensor:
+        """Returns the factor with which a mean over rows of this rank enters the mean of the ranks' means, shape (), float64.
+
+        With it, the mean over the ranks is that over the rows of all ranks: size * count / rows of all ranks.
+
+        Args:
+            count: Number of rows of this rank.
+            device: Device of the result.
+        """
+        return torch.full((), self.size * count / max(1, self.total(count)), dtype=torch.float64, device=device)
+
+    def total(self, number: int) -> int:
+        """Returns the sum of one number over all ranks.
+
+        Args:
+            number: Number of this rank.
+        """
+        return int(self.gather(np.array([number], dtype=np.int64)).sum())
+
+
+class Alone(World):
+    """The world of a training in one process.
+
+    Example:
+        >>> ALONE.total(3), ALONE.gather(np.array([1, 2]))
+        (3, array([[1, 2]]))
+    """
+
+    def gather(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns the values as those of one rank, shape (1, *shape)."""
+        return values[None]
+
+    def every(self, value: T) -> list[T]:
+        """Returns the only value."""
+        return [value]
+
+    def _broadcast(self, value: Any) -> Any:
+        return value
+
+    def _send(self, value: Any) -> None: ...
+
+    def _receive(self, rank: int) -> Any: ...
+
+
+ALONE = Alone()
+"""World of a training in one process."""
 
 
 @cache
@@ -95,7 +187,7 @@ def _let_threads_of_gloo_end() -> None:
     atexit.register(time.sleep, BEFORE_EXIT_S)
 
 
-class ProcessWorld(CountedWorld):
+class ProcessWorld(World):
     """The processes of a process group of torch.distributed.
 
     Args:
@@ -112,8 +204,7 @@ class ProcessWorld(CountedWorld):
         rank = dist.get_rank(group)
         if rank < 0:
             raise RuntimeError("`process_group` is a group that this process is not in")
-        super().__init__(rank, dist.get_world_size(group))
-        self._group = group
+        self.rank, self.size, self._group = rank, dist.get_world_size(group), group
         nccl = dist.get_backend(group) == "nccl"
         if not nccl:
             _let_threads_of_gloo_end()
@@ -146,8 +237,8 @@ class ProcessWorld(CountedWorld):
                 end = float("inf")
             elif late and not patient and store.add(place, -1) < self.size - 1:
                 raise RuntimeError(
-                    f"{said} Each process holds a part of the run: call it in every process, also "
-                    "where one alone writes the file. Nothing was sent to the others, and the training can go on."
+                    f"{said} All processes take part: call it in every process, also where one "
+                    "alone writes the file. Nothing was sent to the others, and the training can go on."
                 )
             time.sleep(BETWEEN_LOOKS_S)
 
@@ -158,41 +249,36 @@ class ProcessWorld(CountedWorld):
         dist.all_reduce(rows, group=self._group)
         return self.size * count / rows.clamp(min=1)
 
-    def sharded(self, part: torch.Tensor, total: int) -> torch.Tensor:
-        """Returns a DTensor with the part of this rank; see `World`."""
-        from torch.distributed.device_mesh import DeviceMesh  # a second to import, for those who save
-        from torch.distributed.tensor import DTensor, Shard
-
-        group: Any = self._group or dist.group.WORLD
-        mesh = DeviceMesh.from_group(group, part.device.type)
-        return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=torch.Size([total]), stride=(1,))
-
-    def _sum(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        tensor = torch.from_numpy(numbers.copy()).to(self._device)
-        dist.all_reduce(tensor, group=self._group)
-        return tensor.cpu().numpy()
-
-    def _gather(self, values: NDArray[Any]) -> NDArray[Any]:
-        own = self._bytes_of(values)
+    def gather(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns the arrays of all ranks, which have one shape and dtype: shape (size, *shape)."""
+        # As bytes, because gloo does not know every dtype.
+        own = torch.from_numpy(values.reshape(-1).view(np.uint8).copy()).to(self._device)
         every = torch.empty((self.size, len(own)), dtype=torch.uint8, device=self._device)
         dist.all_gather(list(every.unbind()), own, group=self._group)
         return every.cpu().numpy().reshape(-1).view(values.dtype).reshape(self.size, *values.shape)
 
-    def _exchange(self, parts: list[NDArray[Any]]) -> list[NDArray[Any]]:
-        # As bytes, because rows of records are arrays with a dtype of their own, which torch does not have.
-        dtype = parts[0].dtype
-        sent = torch.tensor([part.nbytes for part in parts], device=self._device)
-        arriving = torch.empty_like(sent)
-        dist.all_to_all_single(arriving, sent, group=self._group)
-        sizes = arriving.tolist()
-        outgoing = self._bytes_of(np.concatenate(parts))
-        received = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
-        dist.all_to_all_single(received, outgoing, sizes, sent.tolist(), group=self._group)
-        return [piece.view(dtype) for piece in np.split(received.cpu().numpy(), np.cumsum(sizes)[:-1])]
+    def every(self, value: T) -> list[T]:
+        """Returns the values of all ranks."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self._group)
+        return found
 
-    def _bytes_of(self, values: NDArray[Any]) -> torch.Tensor:
-        """Returns an array as bytes on the device of the group, because gloo does not know every dtype."""
-        return torch.from_numpy(values.reshape(-1).view(np.uint8).copy()).to(self._device)
+    def _broadcast(self, value: Any) -> Any:
+        box = [value]
+        dist.broadcast_object_list(box, self._global(0), group=self._group, device=self._device)
+        return box[0]
+
+    def _send(self, value: Any) -> None:
+        dist.send_object_list([value], self._global(0), group=self._group, device=self._device)
+
+    def _receive(self, rank: int) -> Any:
+        box = [None]
+        dist.recv_object_list(box, self._global(rank), group=self._group, device=self._device)
+        return box[0]
+
+    def _global(self, rank: int) -> int:
+        group: Any = self._group or dist.group.WORLD
+        return dist.get_global_rank(group, rank)
 
 
 PLAIN = (bool, int, float, str, type(None))
@@ -208,7 +294,7 @@ class DisagreementError(RuntimeError):
 
 
 def agree(world: World, facts: Mapping[str, Any]) -> None:
-    """Checks that all ranks have the same settings, with 16 bytes per rank if they do.
+    """Checks that all ranks have the same settings, with 8 bytes per rank if they do.
 
     Args:
         world: The ranks.
@@ -218,22 +304,15 @@ def agree(world: World, facts: Mapping[str, Any]) -> None:
         DisagreementError: A setting differs; all ranks raise it.
 
     Example:
-        >>> from thresher.testing.threaded_world import on_ranks
-        >>> on_ranks(2, lambda world: agree(world, {"seed": 0, "epochs": 5 + world.rank}))
-        Traceback (most recent call last):
-        thresher.distributed.world.DisagreementError: The processes of this training were started with different settings:
-          epochs is 5 on rank 0, and 6 on rank 1.
-        Start all of them with the same settings.
+        >>> agree(ALONE, {"seed": 0, "epochs": 5})
     """
     # A digest first: only if it differs are the texts sent, from which every rank names the difference.
-    own = json.dumps({name: described(value) for name, value in facts.items()}, sort_keys=True).encode()
-    digest = np.frombuffer(hashlib.sha256(own).digest()[:8], dtype=np.int64)
-    found = world.gather(np.append(digest, len(own)))
+    own = {name: described(value) for name, value in facts.items()}
+    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).digest()[:8]
+    found = world.gather(np.frombuffer(digest, dtype=np.int64))
     if (found == found[0]).all():
         return
-    ends = np.cumsum(found[:, 1]).tolist()
-    texts = np.split(world.join(np.frombuffer(own, dtype=np.uint8)), ends[:-1])
-    every = [json.loads(text.tobytes()) for text in texts]
+    every = world.every(own)
     names = [*facts, *sorted({name for one in every for name in one} - set(facts))]
     lines = [f"  {_difference(name, [one.get(name, 'missing') for one in every])}" for name in names]
     raise DisagreementError(

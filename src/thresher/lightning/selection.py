@@ -1,12 +1,9 @@
 """`Selection`: the callback that has a LightningModule trained on a selection of samples."""
 
-import importlib
 import inspect
-import io
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
@@ -192,49 +189,21 @@ class CriterionInPlace:
         return getattr(self._own, name)
 
 
-def gathered(state: dict[str, Any]) -> Any:
-    """Returns what belongs into a checkpoint; all processes call it together.
+def check_processes(state: dict[str, Any]) -> None:
+    """Refuses the state of a run of another number of processes.
 
     Args:
-        state: State of the run of this process.
-
-    Returns:
-        The state itself where there is no process group; else, in the first process, the states of all of them as bytes, one
-        tensor of uint8 for each, and None in the others.
-    """
-    if not has_group():
-        return state
-    written = io.BytesIO()
-    torch.save(state, written)
-    states: list[Any] | None = [None] * distributed.get_world_size() if distributed.get_rank() == 0 else None
-    distributed.gather_object(torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8), states)
-    return states
-
-
-def own_state(saved: Any) -> dict[str, Any]:
-    """Returns the state of the run of this process.
-
-    Args:
-        saved: Result of `gathered` in the process that wrote the checkpoint.
+        state: State of the run.
 
     Raises:
-        ValueError: The checkpoint was saved by another number of processes.
+        ValueError: Another number of processes has saved it.
     """
-    before: int | None = len(saved) if isinstance(saved, list) else None
-    now = distributed.get_world_size() if has_group() else None
+    before, now = len(state["ranks"]), distributed.get_world_size() if has_group() else 1
     if before != now:
         raise ValueError(
-            f"thresher.lightning.Selection: the checkpoint was saved {_with(before)}, and this training runs {_with(now)}. "
-            "Go on with as many, and with the same strategy."
+            f"thresher.lightning.Selection: the checkpoint was saved by {before} processes, and this training runs with {now}. "
+            "Go on with as many."
         )
-    if not isinstance(saved, list):
-        return saved
-    importlib.import_module("torch.distributed.tensor")  # torch.load knows DTensors once it is imported
-    return torch.load(io.BytesIO(saved[distributed.get_rank()].numpy().tobytes()), weights_only=True, map_location="cpu")
-
-
-def _with(processes: int | None) -> str:
-    return "without a process group" if processes is None else f"by {processes} processes with a strategy of several devices"
 
 
 def not_supported(what: str, way_out: str) -> ValueError:
@@ -586,10 +555,10 @@ class Selection(Callback):
             self._batches.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the run, or those of the runs of all processes; nothing before the training began."""
+        """Returns the state of the run; nothing before the training began. Lightning saves that of process 0."""
         if self._batches is None:
             return {}
-        return {"run": gathered(self.run.state_dict()), "batches": self._length}
+        return {"run": self.run.state_dict(), "batches": self._length}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Puts the states of the schedulers as without pace into the checkpoint, so that it loads without the callback, too."""
@@ -634,7 +603,8 @@ class Selection(Callback):
                     f"scheduler than interval={config.interval!r}, and its state counts other steps. Use the same interval."
                 )
             config.scheduler.load_state_dict(state if pace is None else {"scheduler": state, **pace})
-        run.load_state_dict(own_state(self._saved["run"]))
+        check_processes(self._saved["run"])
+        run.load_state_dict(self._saved["run"])
 
     def _iterate(self, trainer: Any, run: Run) -> None:
         """Has Lightning iterate the loader of the run, whose first pass draws where the pass of the user's loader has drawn."""

@@ -13,14 +13,13 @@ from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from thresher.distributed.order import KeptOrder, Piece, RankBatches, RankOrder
-from thresher.distributed.plan import HeldPlan
-from thresher.distributed.world import agree
+from thresher.distributed.world import World, agree
+from thresher.loading.held_plan import HeldPlan
 from thresher.loading.order import EpochCursor, IdBatchSampler, OrderPlace, as_ids, generators_of
-from thresher.loading.samplers import check_unchanged, inner_sampler, is_shard_of_accelerate, share_states
+from thresher.loading.samplers import check_unchanged, inner_sampler, is_dealt_by_accelerate, share_states
 from thresher.loading.shuffle import Shuffle
 from thresher.loading.smaller_batches import StepSizes, smaller_sizes
 from thresher.permutation import Permutation
-from thresher.shards import World
 
 
 class SharedSampler:
@@ -37,9 +36,10 @@ class SharedSampler:
 
     def __init__(self, loader: DataLoader[Any], world: World) -> None:
         self._loader, self._dataset, self._world = loader, loader.dataset, world
+        self._place = world.rank, world.size
         self.n = len(self._dataset)  # pyright: ignore[reportArgumentType]
         self._batches: Any = loader.batch_sampler
-        self._by_batches = is_shard_of_accelerate(self._batches)
+        self._by_batches = is_dealt_by_accelerate(self._batches)
         self.sampler = inner_sampler(self._batches)
         self._epoch: int | None = None
 
@@ -89,8 +89,8 @@ class SharedSampler:
             by_rows: Whether every W-th row is dealt to a process also where the loader deals every W-th batch.
         """
         if self._by_batches and not by_rows:
-            return RankBatches(piece, total, self._world, self.batch_size, drop_last=self._drops)
-        return RankOrder(piece, total, self._world, drop_last=self._drops)
+            return RankBatches(piece, total, *self._place, batch=self.batch_size, drop_last=self._drops)
+        return RankOrder(piece, total, *self._place, drop_last=self._drops)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what the order of the epoch in progress and those of later ones depend on, as plain values."""
@@ -209,7 +209,7 @@ class OwnRows:
         Args:
             ids: Ids to look up, shape (k,), int64.
         """
-        return self._plan.weights(ids)
+        return self._plan.weights_of(ids)
 
 
 class SharedOrder:
@@ -226,7 +226,6 @@ class SharedOrder:
         self.sizes = sampler = SharedSampler(loader, world)
         self.n, self.sampler, self._world = sampler.n, sampler.sampler, world
         self.generators, self.state_dict, self.load_state_dict = sampler.generators, sampler.state_dict, sampler.load_state_dict
-        self._kept: KeptOrder | None = None
 
     # What does not depend on the plan
 
@@ -269,7 +268,7 @@ class SharedOrder:
         Raises:
             ValueError: There are too few rows for the steps.
         """
-        if not plan.own.smaller_batches:
+        if not plan.smaller_batches:
             return None
         full = self.n if everything is None else everything
         staying, everything = self.sizes.rows_of(plan.rows), self.sizes.rows_of(full)
@@ -292,7 +291,7 @@ class SharedOrder:
             RuntimeError: An interrupted epoch goes on, and the sampler was set to another epoch.
             ValueError: An interrupted epoch goes on, whose steps had other numbers of rows.
         """
-        epoch, smaller = self.sizes.begin(place, drawn=plan.own.drawn), self.step_sizes(plan, sizes, everything, 0)
+        epoch, smaller = self.sizes.begin(place, drawn=plan.drawn), self.step_sizes(plan, sizes, everything, 0)
         # Refused before any process begins to draw, as the order of a step cannot be continued in its middle.
         if smaller is not None:
             smaller.step_at(place.stayed)
@@ -300,7 +299,7 @@ class SharedOrder:
         return EpochCursor(
             order=rows,
             stayed=place.stayed,
-            weights=None if plan.own.weights is None else rows.weights,
+            weights=None if plan.weights is None else rows.weights,
             staying=self.samples_of(plan) if smaller is None else smaller.rows,
             sizes=smaller,
             least=1 if smaller is not None else sizes.least_of(plan),
@@ -308,19 +307,12 @@ class SharedOrder:
 
     def _make(self, plan: HeldPlan, epoch: int, *, by_rows: bool) -> RankOrder | RankBatches:
         """Returns the rows of this process in an epoch; all processes call it together."""
-        self._kept = None
-        if plan.own.drawn:
-            piece, total = self._drawn(plan), plan.rows
+        if plan.drawn:
+            ids = plan.ids.numpy()
+            piece, total = (lambda begin, end: ids[begin:end]), plan.rows
         elif plan.everything:
             piece, total = self.sizes.order(epoch), self.n
         else:
-            self._kept = KeptOrder(self.sizes.order(epoch), self.n, plan.keeps, self._world)
-            piece, total = self._kept.take, len(self._kept)
+            kept = KeptOrder(self.sizes.order(epoch), self.n, plan.keeps, self._world)
+            piece, total = kept.take, len(kept)
         return self.sizes.dealt(piece, total, by_rows=by_rows)
-
-    def _drawn(self, plan: HeldPlan) -> Piece:
-        """Returns the order of a plan that was drawn, which replaces the sampler's."""
-        ids = plan.own.ids.numpy()
-        # Each process has drawn it by itself, from records that all of them have gathered.
-        agree(self._world, {"the checksum of the order that was drawn": zlib.crc32(ids.tobytes())})
-        return lambda begin, end: ids[begin:end]

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from thresher import rng
-from thresher.distributed.plan import HeldPlan
+from thresher.distributed.world import ALONE, World
 from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows
 from thresher.loading.distributed_order import SharedOrder
+from thresher.loading.held_plan import HeldPlan
 from thresher.loading.local_order import UserOrder
 from thresher.loading.order import (
     EpochControl,
@@ -38,7 +39,6 @@ from thresher.loading.smaller_batches import StepSizes
 from thresher.loading.tensor_loader import TensorRows
 from thresher.loading.trees import to_device
 from thresher.loading.worker_draws import NotedBatch, NotedCollate, ResumedDraws, begin_noted
-from thresher.shards import ALONE, World
 from thresher.timing import ATTRIBUTION, LOADING, Timing
 
 Device = torch.device | None

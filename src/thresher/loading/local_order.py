@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from thresher.distributed.plan import HeldPlan
+from thresher.loading.held_plan import HeldPlan
 from thresher.loading.order import (
     EpochCursor,
     IdBatchSampler,
@@ -177,7 +177,7 @@ class UserOrder:
         Raises:
             ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
         """
-        if not plan.own.smaller_batches:
+        if not plan.smaller_batches:
             return None
         everything = self.candidates(seen) if everything is None else everything
         ids, size, drop_last = partial(self.samples_of, plan), sizes.batch_size, sizes.drop_last
@@ -196,9 +196,9 @@ class UserOrder:
         smaller = self.step_sizes(plan, sizes, everything, 0)
         return EpochCursor(
             order=order,
-            keeps=None if plan.own.drawn or plan.everything else plan.keeps,
+            keeps=None if plan.drawn or plan.everything else plan.keeps,
             stayed=stayed,
-            weights=None if plan.own.weights is None else plan.weights,
+            weights=None if plan.weights is None else plan.weights_of,
             staying=_known(lambda: self.samples_of(plan)) if smaller is None else smaller.rows,
             drawn=_known(lambda: len(self.sampler)),
             sizes=smaller,
@@ -217,12 +217,12 @@ class UserOrder:
                 f"`loader` has a Shuffle over {len(self.sampler.data_source)} samples, and its dataset has {self.n}: use "
                 "Shuffle(dataset) with the dataset of the loader"
             )
-        ids = self.passes.order(0 if plan.own.drawn else place.consumed)
-        return (self._from_start(plan), None) if plan.own.drawn else (ids, place.stayed)
+        ids = self.passes.order(0 if plan.drawn else place.consumed)
+        return (self._from_start(plan), None) if plan.drawn else (ids, place.stayed)
 
     def _from_start(self, plan: HeldPlan) -> Order:
-        if plan.own.drawn:
-            return TensorOrder(lambda: plan.own.ids)
+        if plan.drawn:
+            return TensorOrder(lambda: plan.ids)
         # The ids of a sampler of the user are taken one by one, when the plain loader would.
         if not self.is_known:
             return SamplerOrder(self.sampler, self.n)
@@ -249,7 +249,7 @@ class UserOrder:
         """
         if plan.everything:
             return len(self.sampler)
-        if plan.own.drawn or self.yields_once:
+        if plan.drawn or self.yields_once:
             return plan.rows
         raise TypeError(
             f"the length of this epoch is not known before it is over: the plan leaves samples out of the order of "

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from thresher.distributed.order import Keeps, Piece
-from thresher.distributed.plan import HeldPlan
+from thresher.loading.held_plan import HeldPlan
 from thresher.loading.row_buffer import rows_of
 from thresher.loading.samplers import is_seeded_by_epoch
 from thresher.loading.settings import checked_batch_size

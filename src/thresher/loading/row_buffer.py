@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.distributed.world import ALONE, World
 from thresher.loading.trees import differing_part, leaves, map_where
 from thresher.plans import BatchPlan
-from thresher.shards import ALONE, World
 
 
 def rows_of(batch: Any) -> int:

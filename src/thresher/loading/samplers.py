@@ -8,9 +8,9 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from thresher.distributed.world import World
 from thresher.loading.shuffle import Shuffle
 from thresher.loading.stratified import StratifiedBatchSampler
-from thresher.shards import World
 
 
 class ShardedSampler(Sampler[int]):
@@ -131,7 +131,7 @@ def is_prepared(loader: Any) -> bool:
     return all(hasattr(loader, name) for name in names)
 
 
-def is_shard_of_accelerate(batches: Any) -> bool:
+def is_dealt_by_accelerate(batches: Any) -> bool:
     """Whether a batch sampler is one by which accelerate deals out the batches of another one."""
     loaders = sys.modules.get("accelerate.data_loader")
     return loaders is not None and isinstance(batches, loaders.BatchSamplerShard)
@@ -139,7 +139,7 @@ def is_shard_of_accelerate(batches: Any) -> bool:
 
 def inner_sampler(batches: Any) -> Any:
     """Returns the sampler of a batch sampler, inside of one of accelerate and of `ShardedSampler`."""
-    sampler = (batches.batch_sampler if is_shard_of_accelerate(batches) else batches).sampler
+    sampler = (batches.batch_sampler if is_dealt_by_accelerate(batches) else batches).sampler
     return sampler.whole if isinstance(sampler, ShardedSampler) else sampler
 
 
@@ -193,7 +193,7 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
     # A batch sampler that buckets by length, say, would have batches of mixed lengths after a plan.
     known = type(loader.batch_sampler) in (BatchSampler, StratifiedBatchSampler)
-    if not known and not (several and is_shard_of_accelerate(loader.batch_sampler)):
+    if not known and not (several and is_dealt_by_accelerate(loader.batch_sampler)):
         raise ValueError(
             f"`loader` has a batch_sampler of its own, {type(loader.batch_sampler).__name__}: leaving samples out would break "
             "what it arranges. Use sampler= and batch_size=."
@@ -283,7 +283,7 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
         ValueError: The loader does not deal out its samples, deals them out to others, or not equally.
     """
     batches: Any = loader.batch_sampler
-    by_batches = is_shard_of_accelerate(batches)
+    by_batches = is_dealt_by_accelerate(batches)
     outer: Any = None if by_batches else batches.sampler
     sampler: Any = inner_sampler(batches)
     dataset: Any = loader.dataset

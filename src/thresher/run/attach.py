@@ -11,14 +11,14 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from thresher.attribution.accumulator import COUNT_OF_TRAINED, StepAccumulator
+from thresher.attribution.accumulator import COUNT_OF_TRAINED, TRAINED, StepAccumulator
 from thresher.attribution.attributor import Attributor
 from thresher.attribution.cost_meter import Meter
 from thresher.attribution.model import TrackedModel
 from thresher.attribution.tracker import RowTracker, SampleDimension
 from thresher.cost import Cost
-from thresher.distributed.layout import ShardLayout
-from thresher.distributed.sharded_records import ShardedRecords
+from thresher.distributed.gathered_records import GatheredRecords
+from thresher.distributed.world import World
 from thresher.loading.loader import SelectedLoader
 from thresher.losses.base import SignalReader, Signals
 from thresher.methods import registry
@@ -38,7 +38,6 @@ from thresher.run.epochs import Epochs
 from thresher.run.parts import Parts, RunConfig, SelectionMode
 from thresher.run.run import Run
 from thresher.run.strata import STRATUM, STRATUM_COLUMN
-from thresher.shards import World
 from thresher.stopwatch import Stopwatch
 from thresher.timing import Timing
 from thresher.warning import warn
@@ -220,10 +219,10 @@ def _cost_of_scores(config: RunConfig) -> Cost:
 
 
 def _records(columns: dict[str, Column], n: int, device: torch.device, world: World) -> Records:
-    """Records of all samples, or of those whose records this process holds."""
-    return (
-        Records(columns, n, device) if world.size == 1 else ShardedRecords(columns, ShardLayout(n, world.size), world, device)
-    )
+    """Records of all samples, which process 0 keeps."""
+    if world.size == 1:
+        return Records(columns, n, device)
+    return GatheredRecords(columns, n, world, device, sent={TRAINED: torch.bool})  # a sample is counted once at a time
 
 
 def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSubset:

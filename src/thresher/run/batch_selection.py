@@ -340,7 +340,7 @@ class BatchSelection:
     """Whether another selection, which makes own passes, may take its place; None where there is no other."""
 
     def __init__(self, parts: Parts, stage: BatchStage | None = None) -> None:
-        self._parts, self.stage, self._world = parts, stage, parts.records.shard.world
+        self._parts, self.stage, self._world = parts, stage, parts.config.world
         self.by_chance = stage is not None and by_chance(stage.method)
         """Whether processes keep different numbers of rows of equal batches."""
         self.loss: MeasureLoss = parts.reader.measuring()  # the criterion's own function: this is called in every step

@@ -1,12 +1,10 @@
 """What a run saves, the checks of a saved state, and how a run goes on from there.
 
-The names, the number and the sizes of the tensors do not depend on the number of processes, as
-`torch.distributed.checkpoint` needs it. Everything else is in one tuple, which it saves and loads as one object.
+The state of process 0 has the books: what is kept of each sample. Their names, number and sizes do not depend on the number of
+processes, as `torch.distributed.checkpoint` needs it. Everything else is in tuples, which it saves and loads as objects.
 """
 
 import hashlib
-import io
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
@@ -17,30 +15,24 @@ from torch import Tensor
 
 from thresher import rng
 from thresher.attribution.accumulator import TRAINED
-from thresher.distributed.bitmask import unpacked
-from thresher.distributed.layout import ShardLayout
 from thresher.distributed.order import KeptOrder
-from thresher.distributed.plan import HeldPlan, PackedPlan
-from thresher.distributed.sharded_records import from_bits, on_host_as_bits
+from thresher.distributed.world import ALONE, World, agree
+from thresher.loading.held_plan import HeldPlan
 from thresher.loading.loader import SelectedLoader
 from thresher.methods import name_of
 from thresher.permutation import Permutation
 from thresher.run.batch_selection import BatchStage
 from thresher.run.epochs import Epochs
 from thresher.run.parts import Parts
-from thresher.shards import ALONE, Shard, World
 from thresher.warning import warn
 
-VERSION = 10
+VERSION = 11
 """Number of the form of a saved state."""
 
-MARKS = ("ids", "refresh")
-"""Parts of a plan that are marks of samples."""
-BY_ID = "by_id"
-"""Entry of the plan of a process: names of the parts that are in the tensors of all samples."""
-
-FIELDS = ("version", "digest", "kept", "records", "trained", "plan", "ranks")
-"""Names of what a state holds, in any number of processes."""
+FIELDS = ("version", "digest", "ranks")
+"""Names of what the state of each process holds."""
+BOOKS = ("kept", "records", "trained", "plan")
+"""Names of what that of process 0 holds besides."""
 
 
 def refuse(what: str) -> NoReturn:
@@ -59,7 +51,7 @@ def refuse(what: str) -> NoReturn:
 
 
 def check_form(state: Any) -> None:
-    """Checks that a state has this version, and that all in it but the values by id is as it was saved.
+    """Checks that a state has this version, and that all in it but the books is as it was saved.
 
     Args:
         state: Argument of `load_state_dict`.
@@ -75,10 +67,12 @@ def check_form(state: Any) -> None:
             f"load_state_dict: the state has version {state.get('version')}, this is version {VERSION}. Load it with the "
             "version of thresher that saved it, or begin the training again; nothing was loaded."
         )
-    missing, unknown = [name for name in FIELDS if name not in state], [name for name in state if name not in FIELDS]
+    needed = (*FIELDS, *BOOKS) if any(name in state for name in BOOKS) else FIELDS
+    missing = [name for name in needed if name not in state]
+    unknown = [name for name in state if name not in FIELDS + BOOKS]
     if missing or unknown:
         refuse(f"`state` lacks {missing}" if missing else f"`state` has {unknown}, which this version does not know")
-    if state["digest"] != digest_of(state["kept"], state["ranks"]):
+    if state["digest"] != digest_of(state["ranks"]):
         refuse("`state` is not what its digest was made of")
 
 
@@ -97,7 +91,8 @@ def digest_of(*values: Any) -> str:
     def add(value: Any) -> None:
         if isinstance(value, Tensor):
             digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-            digest.update(np.ascontiguousarray(on_host_as_bits(value)).data)
+            bits = value.view(torch.int16) if value.dtype is torch.bfloat16 else value  # which NumPy does not have
+            digest.update(np.ascontiguousarray(bits.detach().cpu().numpy()).data)
         elif isinstance(value, Mapping):
             add(sorted(value.items()) if all(isinstance(name, str) for name in value) else list(value.items()))
         elif isinstance(value, list | tuple):
@@ -110,27 +105,6 @@ def digest_of(*values: Any) -> str:
 
     add(values)
     return digest.hexdigest()
-
-
-SUMMED_AT_ONCE = 2**22
-"""Number of values whose bits are added up at once."""
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def sum_of(values: Tensor, first: int) -> int:
-    """Returns a sum over the bits and the places of values; the sums of all blocks add up to that of the whole, modulo 2^31.
-
-    Args:
-        values: Values of a block, shape (block,).
-        first: Place of the first of them.
-    """
-    total = 0
-    for start in range(0, len(values), SUMMED_AT_ONCE):
-        bits = values[start : start + SUMMED_AT_ONCE].contiguous().view(BITS[values.element_size()]).long()
-        # Weighted by place: a sum alone would not notice values that changed places.
-        places = torch.arange(first + start, first + start + len(bits), device=bits.device)
-        total += int((bits * (2 * places + 1)).sum())
-    return total % 2**31
 
 
 def check_batch_stage(state: Mapping[str, Any], stage: BatchStage | None) -> None:
@@ -240,235 +214,16 @@ def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: t
         )
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The two places of values by id: the block of a rank, and the part that a DTensor gives it, as `torch.chunk` cuts it.
-
-    Args:
-        layout: Blocks of the ranks.
-        world: The ranks.
-        ids_per_value: Number of ids that one value is for: 1, or 8 for marks that are packed as bits. Default: 1.
-
-    Example:
-        >>> from thresher.testing.threaded_world import on_ranks
-        >>> def there_and_back(world):
-        ...     spread = Spread(ShardLayout(n=20, size=2, unit=8), world)
-        ...     block = torch.arange(20)[spread.layout.block(world.rank)]
-        ...     return [len(part) for part in spread.parts], torch.equal(spread.home(spread.out(block)), block)
-        >>> import torch
-        >>> on_ranks(2, there_and_back)
-        [([10, 10], True), ([10, 10], True)]
-    """
-
-    layout: ShardLayout
-    world: World
-    ids_per_value: int = 1
-
-    @property
-    def total(self) -> int:
-        """Number of values of all ranks."""
-        return -(-self.layout.n // self.ids_per_value)
-
-    @property
-    def blocks(self) -> list[range]:
-        """Places of the values that belong to the records of each rank."""
-        blocks = map(self.layout.block, range(self.world.size))
-        return [range(-(-block.start // self.ids_per_value), -(-block.stop // self.ids_per_value)) for block in blocks]
-
-    @property
-    def parts(self) -> list[range]:
-        """Places of the values that each rank has of a DTensor."""
-        most = -(-self.total // self.world.size)
-        ends = [min(self.total, rank * most) for rank in range(self.world.size + 1)]
-        return [range(*part) for part in itertools.pairwise(ends)]
-
-    def out(self, values: Tensor) -> Tensor:
-        """Returns what is saved: a DTensor or, in one process, the values; all ranks call it.
-
-        Args:
-            values: Values of the block of this rank.
-        """
-        if self.world.size == 1:
-            return values
-        return self.world.sharded(self._moved(values, self.blocks, self.parts), self.total)
-
-    def home(self, saved: Any) -> Any:
-        """Returns the values of the block of this rank; all ranks call it.
-
-        Args:
-            saved: Result of `out` of this number of ranks, or a plain tensor with the values of all ids.
-
-        Raises:
-            ValueError: It is no such tensor, or has the part of another rank or of a rank among another number of ranks.
-        """
-        if not isinstance(saved, Tensor) or saved.shape != (self.total,):
-            refuse(f"a tensor of shape ({self.total},) is needed for the samples, got {getattr(saved, 'shape', saved)!r:.80}")
-        mesh: Any = getattr(saved, "device_mesh", None)
-        if mesh is None:
-            block = self.blocks[self.world.rank]
-            return saved[block.start : block.stop]
-        (rank,) = mesh.get_coordinate()
-        if (rank, mesh.size()) != (self.world.rank, self.world.size):
-            raise ValueError(
-                f"load_state_dict: the state has the part of process {rank} of {mesh.size()}, and this is process "
-                f"{self.world.rank} of {self.world.size}. What a process saves with torch.save is for itself alone: save and "
-                "load with torch.distributed.checkpoint, which gives each process its part."
-            )
-        part: Any = saved
-        return self._moved(part.to_local(), self.parts, self.blocks)
-
-    def _moved(self, values: Tensor, have: Sequence[range], want: Sequence[range]) -> Tensor:
-        """Returns the values that this rank wants, of those that all ranks have."""
-        own, bits = have[self.world.rank], on_host_as_bits(values)
-        parts = [bits[max(0, to.start - own.start) : max(0, to.stop - own.start)] for to in want]
-        return from_bits(np.concatenate(self.world.exchange(parts)), values.dtype).to(values.device)
-
-
-class SavedForm:
-    """Makes the state that is saved of the states of all processes, and takes from it what belongs to this one.
-
-    Args:
-        shard: Samples whose records this process holds.
-    """
-
-    def __init__(self, shard: Shard) -> None:
-        self._world, self._streams = shard.world, not shard.n
-        layout = ShardLayout(max(1, shard.n), shard.world.size)
-        self._values, self._bits = Spread(layout, shard.world), Spread(layout, shard.world, ids_per_value=8)
-
-    def made(self, own: Mapping[str, Any], by_id: Mapping[str, Any], kept: Tensor | None, *, is_fresh: bool) -> dict[str, Any]:
-        """Returns the state that is saved; all processes call it.
-
-        Args:
-            own: Tensors and plain values that this process has by itself, and its part of the plan.
-            by_id: "records", columns by name, and "trained": copies, each of shape (block,).
-            kept: Ids that pruning left; None where there was no pruning.
-            is_fresh: Whether nothing was trained yet. The state then has room for a plan with all parts, so that
-                `torch.distributed.checkpoint` can load any state into it.
-        """
-        sums: dict[str, int] = {}
-        plan, tensors = self._split(own["plan"], sums, is_fresh=is_fresh)
-        records = {name: self._out(f"records.{name}", column, sums) for name, column in by_id["records"].items()}
-        trained = self._out("trained", by_id["trained"], sums)
-        # The tensors by id have sums of their own, which do not depend on how they are spread; the digest is of everything
-        # else.
-        kept, ranks = None if kept is None else kept.clone(), of_all({**own, "plan": plan, "sums": sums}, self._world)
-        parts = {"kept": kept, "records": records, "trained": trained, "plan": tensors, "ranks": ranks}
-        return {"version": VERSION, "digest": digest_of(kept, ranks), **parts}
-
-    def _spread(self, name: str) -> Spread:
-        return self._bits if name in [f"plan.{marks}" for marks in MARKS] else self._values
-
-    def _out(self, name: str, values: Tensor, sums: dict[str, int]) -> Tensor:
-        """Returns what is saved of values by id, and notes their sum."""
-        spread = self._spread(name)
-        sums[f"{name} {values.dtype}"] = sum_of(values, spread.blocks[self._world.rank].start)
-        return spread.out(values)
-
-    def _home(self, state: Mapping[str, Any], name: str, saved: Any) -> Tensor:
-        """Returns the values of the block of this rank, which must be as they were saved."""
-        if self._streams:  # which have no values by id
-            return saved
-        spread = self._spread(name)
-        values = spread.home(saved)
-        key = f"{name} {values.dtype}"
-        whole = sum(rank["sums"].get(key, -1) for rank in state["ranks"]) % 2**31
-        if self._world.total(sum_of(values, spread.blocks[self._world.rank].start)) % 2**31 != whole:
-            refuse(f"`{name}` has other values, or another dtype, than were saved")
-        return values
-
-    def _split(
-        self, plan: Mapping[str, Any] | None, sums: dict[str, int], *, is_fresh: bool
-    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """Splits a plan in what each process saves, such as ids that were drawn, and tensors of all samples."""
-        tensors: dict[str, Any] = dict.fromkeys((*MARKS, "weights"))
-        if plan is None:
-            return None, tensors
-        parts = ("refresh",) if plan["drawn"] else tensors  # ids that were drawn are an order, with their weights beside them
-        by_id = tuple(name for name in parts if plan[name] is not None)
-        own, block = {name: value for name, value in plan.items() if name not in by_id}, self._block
-        for name in tensors:
-            if name in by_id:
-                value = plan[name].clone()
-                if name == "weights":
-                    value = torch.zeros(block).masked_scatter_(self._marks(plan["ids"]), value)
-            # torch.distributed.checkpoint loads in place, into tensors that are there before.
-            elif is_fresh:
-                size, dtype = (-(-block // 8), torch.uint8) if name in MARKS else (block, torch.float32)
-                value = torch.zeros(size, dtype=dtype)
-            else:
-                continue
-            tensors[name] = self._out(f"plan.{name}", value, sums)
-        return {**own, BY_ID: by_id}, tensors
-
-    @property
-    def _block(self) -> int:
-        return len(self._values.blocks[self._world.rank])
-
-    def _marks(self, bits: Tensor) -> Tensor:
-        return torch.from_numpy(unpacked(bits.numpy())[: self._block])
-
-    def joined(self, state: Mapping[str, Any], own: Mapping[str, Any], plan: Any) -> dict[str, Any]:
-        """Returns all that this process goes on with, as one flat mapping; all processes call it.
-
-        Args:
-            state: The state that was saved, whose form was checked.
-            own: Tensors and plain values that this process has by itself.
-            plan: Result of `plan` for the same state.
-
-        Raises:
-            ValueError: Values by id are not as they were saved.
-        """
-        records = {name: self._home(state, f"records.{name}", saved) for name, saved in state["records"].items()}
-        return {**own, "records": records, "trained": self._home(state, "trained", state["trained"]), "plan": plan}
-
-    def plan(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Returns this process's part of the plan, as `PackedPlan.state_dict` does; None where there is no plan.
-
-        Args:
-            state: The state that was saved, whose form was checked.
-
-        Raises:
-            ValueError: Values by id are not as they were saved.
-        """
-        plan = state["ranks"][self._world.rank % len(state["ranks"])]["plan"]
-        if plan is None:
-            return None
-        found = {name: value for name, value in plan.items() if name != BY_ID}
-        for name in (name for name in (*MARKS, "weights") if name in plan[BY_ID]):
-            value = self._home(state, f"plan.{name}", state["plan"][name]).cpu()
-            found[name] = value.clone() if name in MARKS else value[self._marks(found["ids"])]
-        return found
-
-
-def of_all(own: Mapping[str, Any], world: World) -> tuple[Any, ...]:
-    """Returns what each process has by itself, in the order of their ranks; all processes call it.
-
-    Args:
-        own: Tensors and plain values of this process.
-        world: The processes.
-    """
-    if world.size == 1:
-        return (own,)
-    file = io.BytesIO()
-    torch.save(own, file)
-    # The states of ranks differ in size, so that they travel as bytes, one after the other.
-    text = np.frombuffer(file.getvalue(), dtype=np.uint8)
-    ends = np.cumsum(world.gather(np.array([len(text)])))
-    parts = np.split(world.join(text), ends[:-1])
-    return tuple(torch.load(io.BytesIO(part.tobytes()), map_location="cpu", weights_only=True) for part in parts)
-
-
 SAMPLES = ("forward", "backward", "refresh", "scoring", "full_forward", "full_backward")
 """Fields of `Cost` that count samples of one process."""
 
 
-class Resharding:
-    """What all processes of a run had by themselves, of which each process of another run takes its part.
+class OtherProcesses:
+    """What the processes of a run had by themselves, of which each process of another number of them takes its part.
 
     Args:
         states: Parts of a saved state that each process had by itself, in the order of their ranks.
-        plan: The part of the plan that is of this process's block; None where there is no plan.
+        plan: The plan; None where there is none.
         world: Processes of this run.
         loader: Loader of this run.
 
@@ -480,7 +235,7 @@ class Resharding:
         self, states: Sequence[Mapping[str, Any]], plan: Mapping[str, Any] | None, world: World, loader: SelectedLoader
     ) -> None:
         self._states, self._world, self._loader = states, world, loader
-        self._plan = None if plan is None else PackedPlan(**plan)
+        self._plan = None if plan is None else HeldPlan(**plan)
         batch_size = loader.sizes.batch_size
         self._first, self._n = self._states[0], self._states[0]["n"]
         stayed = len(self._states) * self._first["stayed"]
@@ -528,12 +283,11 @@ class Resharding:
             state["consumed"] = self._place_alone(self._plan)
         return state
 
-    def _place_alone(self, plan: PackedPlan) -> int:
+    def _place_alone(self, plan: HeldPlan) -> int:
         """Returns the place in the order of a `Shuffle`, which one process goes on at."""
         order = self._first["shuffle"]
-        held = HeldPlan(plan, ShardLayout(self._n, 1), ALONE)
-        kept = KeptOrder(Permutation(self._n, order["seed"], order["begun"]).piece, self._n, held.keeps, ALONE)
-        sizes = self._loader.step_sizes(held)
+        kept = KeptOrder(Permutation(self._n, order["seed"], order["begun"]).piece, self._n, plan.keeps, ALONE)
+        sizes = self._loader.step_sizes(plan)
         if sizes is not None:
             sizes.step_at(self._stayed)
         return kept.place_after(self._stayed)
@@ -565,11 +319,22 @@ class SavedState:
         return " ".join(map(repr, self.parts.config.methods))
 
     def save(self) -> dict[str, Any]:
-        """Returns everything that the run remembers."""
-        self.parts.records.shard.world.meet("run.state_dict()")
+        """Returns everything that the run remembers; all processes call it, and the state of process 0 has the books."""
+        world = self.parts.config.world
+        world.meet("run.state_dict()")
         position = self.epochs.state_dict()
         self.parts.accumulator.settle()
         self.parts.stopwatch.update(self.parts.cost)
+        records, trained = self.parts.records.state_dict(), self.parts.accumulator.count_trained()
+        trained = self.parts.accumulator.counts.state_dict().get(TRAINED, trained)
+        # The plan is an object, too: torch.distributed.checkpoint loads tensors in place, and those of plans differ in size.
+        plan, kept = position.pop("plan"), self.parts.config.kept
+        books = {
+            "kept": None if kept is None else kept.clone(),
+            "records": records,
+            "trained": trained,
+            "plan": () if plan is None else (_copied(plan),),
+        }
         own = {
             "method": self._name(),
             "settings": self._options,
@@ -578,14 +343,10 @@ class SavedState:
             **self.parts.loader.state_dict(),
             "cost": asdict(self.parts.cost),
             "rng": rng.capture(self.parts.device, self.parts.loader.generators()),
+            "books": {name: digest_of(books[name]) for name in BOOKS} if world.is_first else None,
         }
-        trained = self.parts.accumulator.count_trained()
-        by_id = {
-            "records": self.parts.records.state_dict(),
-            "trained": self.parts.accumulator.counts.state_dict().get(TRAINED, trained),
-        }
-        is_fresh = not (position["active"] or position["epoch"])
-        return SavedForm(self.parts.records.shard).made(own, by_id, self.parts.config.kept, is_fresh=is_fresh)
+        ranks = tuple(world.every(own))
+        return {"version": VERSION, "digest": digest_of(ranks), "ranks": ranks, **(books if world.is_first else {})}
 
     def load(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
         """Goes on where a saved run stopped.
@@ -601,16 +362,19 @@ class SavedState:
         """
         # Everything is checked before anything changes: a refused state leaves the run as it was.
         check_form(state)
+        books, world = state, self.parts.config.world
+        agree(world, {"the digest of the saved state": state["digest"]})
         state = self._of_this_process(state)
         self._check(state, restore_rng=restore_rng)
-        state |= {"waiting": _on_host(state["waiting"])}
+        state |= {"waiting": _copied(state["waiting"])}
         self.parts.accumulator.end_step()
         self.parts.accumulator.settle()
-        self.parts.records.load_state_dict(state["records"])
+        self.parts.records.load_state_dict(books["records"] if world.is_first else self.parts.records)
         vars(self.parts.cost).update(state["cost"])
         self.parts.accumulator.meter.restart()
         self.parts.accumulator.count_trained()
-        self.parts.accumulator.counts.load_state_dict({TRAINED: state["trained"]})
+        counts = self.parts.accumulator.counts
+        counts.load_state_dict({TRAINED: books["trained"]} if world.is_first else counts)
         # The epochs first: they decide by the state whether the loader has a buffer of rows.
         self.epochs.load_state_dict(state)
         self.parts.loader.load_state_dict(state)
@@ -620,15 +384,39 @@ class SavedState:
 
     def _of_this_process(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what this process goes on with, of the state of this or another number of processes."""
-        shard, ranks = self.parts.records.shard, state["ranks"]
-        form = SavedForm(shard)
-        self._check_kind(state)
-        plan = form.plan(state)
-        if len(ranks) == shard.world.size:
-            own = ranks[shard.world.rank]
-        else:
-            own = Resharding(ranks, plan, shard.world, self.parts.loader).state()
-        return form.joined(state, own, plan)
+        world, ranks = self.parts.config.world, state["ranks"]
+        self._check_kind(ranks[0])
+        plan = world.from_first(lambda: self._plan_of(state))
+        same = len(ranks) == world.size
+        own = ranks[world.rank] if same else OtherProcesses(ranks, plan, world, self.parts.loader).state()
+        return {**own, "plan": plan}
+
+    def _plan_of(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Returns the plan of a state, whose books are those that were saved and of this run."""
+        if "records" not in state:
+            raise ValueError(
+                "load_state_dict: process 0 was given the state of another process, which has no records. Give it the state "
+                "that process 0 saved; the other processes may have that one, too."
+            )
+        kept, given = self.parts.config.kept, state["kept"]
+        for name, digest in state["ranks"][0]["books"].items():
+            if digest_of(state[name]) != digest:
+                refuse(f"`{name}` is not as it was saved: values, sizes or dtypes differ")
+        if (not state["plan"]) != self.parts.loader.streams:
+            here, there = ("a stream", "a dataset with a length")[:: 1 if self.parts.loader.streams else -1]
+            raise ValueError(f"load_state_dict: the state is of {there}, the loader of this run reads {here}")
+        if kept is not None and not torch.equal(kept, given.cpu()):
+            raise ValueError(
+                f"load_state_dict: the state keeps {len(given)} samples, this run {len(kept)} others: the scores that pruning "
+                "goes by have changed; use the file or the scores of the interrupted run"
+            )
+        columns, own = (
+            {name: getattr(column, "dtype", None) for name, column in found.items()}
+            for found in (state["records"], self.parts.records)
+        )
+        if columns != own:
+            raise ValueError(f"load_state_dict: the state has columns {columns}, this run {own}")
+        return _copied(state["plan"][0]) if state["plan"] else None
 
     def _name(self) -> str:
         return "+".join(name_of(method) for method in self.parts.config.methods)
@@ -676,29 +464,14 @@ class SavedState:
                 "on within the epoch, save the state inside the loop, before break or return."
             )
 
-    def _check_kind(self, state: Mapping[str, Any]) -> None:
+    def _check_kind(self, own: Mapping[str, Any]) -> None:
         """Refuses a state of another run."""
-        own, kept, given = state["ranks"][0], self.parts.config.kept, state["kept"]
         if own["method"] != self._name():
             raise ValueError(f"load_state_dict: the state is of method {own['method']!r}, this run has {self._name()!r}")
         if own["n"] != self.parts.loader.n:
             raise ValueError(f"load_state_dict: the state is of {own['n']} samples, this run has {self.parts.loader.n}")
-        if (own["plan"] is None) != self.parts.loader.streams:
-            here, there = ("a stream", "a dataset with a length")[:: 1 if self.parts.loader.streams else -1]
-            raise ValueError(f"load_state_dict: the state is of {there}, the loader of this run reads {here}")
-        if kept is not None and not torch.equal(kept, given.cpu()):
-            raise ValueError(
-                f"load_state_dict: the state keeps {len(given)} samples, this run {len(kept)} others: the scores that pruning "
-                "goes by have changed; use the file or the scores of the interrupted run"
-            )
-        columns, own = (
-            {name: getattr(column, "dtype", None) for name, column in found.items()}
-            for found in (state["records"], self.parts.records)
-        )
-        if columns != own:
-            raise ValueError(f"load_state_dict: the state has columns {columns}, this run {own}")
 
 
-def _on_host(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors of a mapping on the host, where they were when it was saved, wherever torch.load has put them."""
-    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in tensors.items()}
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a mapping with copies of its tensors on the host, wherever torch.load has put them."""
+    return {name: value.cpu().clone() if isinstance(value, Tensor) else value for name, value in values.items()}

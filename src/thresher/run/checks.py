@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
 from thresher import selection
-from thresher.distributed.world import ProcessWorld, agree, sampler_facts
+from thresher.distributed.world import ALONE, ProcessWorld, World, agree, sampler_facts
 from thresher.distributed.wrappers import SubsetModule, check_wrapping, in_several_processes, inside, is_sharded
 from thresher.loading.distributed_order import SharedOrder
 from thresher.loading.local_order import UserOrder
@@ -43,7 +43,6 @@ from thresher.run.batch_selection import by_chance, divides_by_batch, divisible_
 from thresher.run.optimizer_steps import parts_of
 from thresher.run.parts import RunConfig, SelectionMode
 from thresher.run.strata import OTHER_LABELS, Strata, given_codes, why_not_stratified
-from thresher.shards import ALONE, World
 from thresher.warning import warn
 
 
@@ -177,15 +176,10 @@ def check_several(config: RunConfig) -> None:
             "different numbers of batches. Use a map-style dataset, or one process."
         )
     check_shared(loader, world)
-    if defines(config.epoch_method, "full_pass"):
-        raise ValueError(
-            f"{type(config.epoch_method).__name__} needs the gradients of all samples in one place, which {world.size} "
-            "processes do not have. Train in one process, or use another method, such as Kakurenbo."
-        )
     if scoring is not None and scoring.every_epochs > 1:
         raise ValueError(
-            "`scoring`: losses of earlier epochs are in the records of the process that holds a sample, not of the one that "
-            "has it in a batch. Use every_epochs=1 in several processes."
+            "`scoring`: losses of earlier epochs are in the records of process 0, and not where a sample is in a batch. Use "
+            "every_epochs=1 in several processes."
         )
     if batch is not None and config.mode is SelectionMode.WITHOUT_LOSSES and by_chance(batch):
         raise ValueError(

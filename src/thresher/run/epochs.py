@@ -13,10 +13,8 @@ from torch.optim import Optimizer
 
 from thresher import rng
 from thresher.attribution.rows import AttributionError
-from thresher.distributed.layout import ShardLayout
-from thresher.distributed.plan import HeldPlan, PackedPlan, part_of_plan
-from thresher.distributed.sharded_records import ShardedRecords
-from thresher.loading.order import OrderPlace, PieceOrder, TensorOrder, check_begins, sequential
+from thresher.loading.held_plan import HeldPlan, equal_part
+from thresher.loading.order import OrderPlace, PieceOrder, TensorOrder, check_begins
 from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, calls_model, defines, requirements_of
 from thresher.passes.consistency import Comparison
@@ -27,7 +25,6 @@ from thresher.run.clock import RunClock
 from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
 from thresher.run.optimizer_steps import StepChecks, StepHooks, parameters_elsewhere
 from thresher.run.parts import Parts
-from thresher.shards import ALONE, World
 from thresher.timing import ATTRIBUTION, OUTSIDE, PLANNING, REFRESH, SCORING_PASS, STEPS
 from thresher.warning import warn
 
@@ -57,53 +54,43 @@ class Planner:
             TypeError: The method returned no plan.
             ValueError: The plan does not fit the training.
         """
-        generator, epochs = rng.seeded(seed, epoch), self._config.epochs
-        known, shard = self._known(epoch), self._records.shard
-        plan = self._checked(self._method.plan_epoch(known, epoch=epoch, epochs=epochs, generator=generator))
-        if self._gathers:
-            plan = part_of_plan(plan, shard)
-        if self._config.strata is not None:
-            layout = lambda one: self._loader.rows_of_steps(self.hold(PackedPlan.of(one, shard)))  # noqa: E731
-            plan = self._config.strata.in_order(plan, self._records, layout, shard.world, generator)
-        held = self.hold(PackedPlan.of(plan, shard))
-        self._records.remember(plan.remember)
-        if plan.note and plan.note not in self._warned_of:
-            self._warned_of.add(plan.note)
-            warn(plan.note)
+        known = self._known(epoch)
+        held = HeldPlan(**self._config.world.from_first(lambda: self._planned(known, epoch, seed).state_dict()))
+        if held.note and held.note not in self._warned_of:
+            self._warned_of.add(held.note)
+            warn(held.note)
         return held
 
-    def hold(self, own: PackedPlan) -> HeldPlan:
-        """Returns a plan as a run holds it; all processes call it together.
-
-        Args:
-            own: Part of the plan that is of this process's block.
-        """
-        shard = self._records.shard
-        return HeldPlan(own, ShardLayout(shard.n, shard.world.size), shard.world)
+    def _planned(self, known: Mapping[str, Tensor], epoch: int, seed: int) -> HeldPlan:
+        """Returns the plan that the process with the records makes."""
+        generator, n = rng.seeded(seed, epoch), self._records.n
+        plan = self._method.plan_epoch(known, epoch=epoch, epochs=self._config.epochs, generator=generator)
+        plan = self._checked(plan)
+        if self._config.strata is not None:
+            layout = lambda one: self._loader.rows_of_steps(HeldPlan.of(one, n))  # noqa: E731
+            plan = self._config.strata.in_order(plan, self._records, layout, self._config.world.size, generator)
+        self._records.remember(plan.remember)
+        return HeldPlan.of(plan, n)
 
     def _known(self, epoch: int) -> Mapping[str, Tensor]:
         """What a plan is made of: the records and, where the method asks for one, the results of a full pass."""
-        method: Any = self._method
-        if self._gathers:
-            assert isinstance(self._records, ShardedRecords)
-            return self._records.gathered()
-        names = method.full_pass(epoch, self._config.epochs) if defines(method, "full_pass") else ()
+        method, world = self._method, self._config.world
+        names = method.full_pass(epoch, self._config.epochs) if defines(method, "full_pass") else ()  # pyright: ignore
         if not names:
             return self._records
-        kept = method.kept if isinstance(method, OnSubset) else None
-        ids = sequential(self._loader.n) if kept is None else TensorOrder(lambda: kept)
-        return {**self._records, **self._passes.full_pass(ids, names)}
-
-    @property
-    def _gathers(self) -> bool:
-        """Whether there are several processes, each of which makes the plan of all samples."""
-        return self._records.shard.world.size > 1
+        ids = method.kept if isinstance(method, OnSubset) else torch.arange(self._loader.n)
+        part = ids[slice(*equal_part(len(ids), world.rank, world.size))]
+        found = self._passes.full_pass(TensorOrder(lambda: part), names)
+        if world.size > 1:
+            parts = [*world.to_first([{name: values.cpu() for name, values in found.items()}])][::-1]
+            found = {name: torch.cat([one[name] for one in parts]).to(found[name].device) for name in found if parts}
+        return {**self._records, **found}
 
     def _checked(self, plan: Any) -> EpochPlan:
         name = title_of(self._method)
         if not isinstance(plan, EpochPlan):
             raise TypeError(f"{name}.plan_epoch must return a thresher.EpochPlan, got {type(plan).__name__}")
-        plan.check(self._loader.n)
+        plan.check(self._records.n)
         plan = as_spent(plan, self._config.spend)
         if plan.smaller_batches and self._fills():
             raise ValueError(
@@ -139,7 +126,7 @@ def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None) -> Epoc
         return replace(plan, smaller_batches=False)
     if spend != "batches" or plan.smaller_batches:
         return plan
-    weights = None if plan.weights is None else plan.weights / plan.weights.numpy().mean(dtype=np.float64)
+    weights = None if plan.weights is None else plan.weights / plan.weights.mean(dtype=torch.float64).item()
     return replace(plan, smaller_batches=True, weights=weights, lr_scale=1.0)
 
 
@@ -152,7 +139,7 @@ LOOKED_AT = 2**20
 """Number of losses that are looked at together."""
 
 NAMED = 5
-"""Number of samples that are named."""
+"""Largest number of samples that are named."""
 
 
 def not_finite(losses: Tensor) -> tuple[int, NDArray[np.int64]]:
@@ -174,12 +161,11 @@ def not_finite(losses: Tensor) -> tuple[int, NDArray[np.int64]]:
     return sum(counts), np.concatenate(first)[:NAMED]
 
 
-def mean_loss(losses: Tensor, world: World = ALONE) -> float | None:
-    """Returns the mean of the finite losses of all ranks, with four digits; None if there is none.
+def mean_loss(losses: Tensor) -> float | None:
+    """Returns the mean of the finite losses, with four digits; None if there is none.
 
     Args:
-        losses: Last loss of each sample of this rank, shape (n,), on any device; -inf stands for a sample that was never seen.
-        world: Ranks that hold the losses. Default: this process alone.
+        losses: Last loss of each sample, shape (N,), on any device; -inf stands for a sample that was never seen.
 
     Example:
         >>> mean_loss(torch.tensor([0.5, float("nan"), float("-inf"), 1.5]))
@@ -189,8 +175,8 @@ def mean_loss(losses: Tensor, world: World = ALONE) -> float | None:
     for piece in losses.split(LOOKED_AT):
         finite = piece.isfinite()
         found += torch.stack([torch.where(finite, piece, 0).sum(dtype=torch.float64), finite.sum(dtype=torch.float64)])
-    total, count = world.gather(found.cpu().numpy()).sum(axis=0)
-    # Rounded: the last bits of a sum depend on the number of ranks.
+    total, count = found.tolist()
+    # Rounded: the last bits of the losses depend on the number of processes that computed them.
     return float(f"{total / count:.4g}") if count else None
 
 
@@ -223,7 +209,7 @@ class Epochs:
         """Scales the learning rate and counts steps; None without an optimizer, and before `follow`."""
         self.step_checks: StepChecks | None = None
         """Compares the steps with what the run takes them for; None where there are no hooks."""
-        self._world = self._records.shard.world
+        self._world = self.config.world
         self._single_process, self._had_group = self._world.size == 1, has_group()
         self.clock = RunClock(self._loader, self._attributor, self.config.epochs)
         """How far the training is."""
@@ -301,14 +287,14 @@ class Epochs:
         # The scale is set anew in each epoch and holds for steps on losses of the run: between epochs there is nothing to put
         # back.
         if self.hooks is not None:
-            self.hooks.scale = 1.0 if plan is None else plan.own.lr_scale
+            self.hooks.scale = 1.0 if plan is None else plan.lr_scale
         if self.step_checks is not None:
             self.step_checks.begin_epoch(self._attributor.batches, resumed=resumed)
         return plan, self._place
 
     def _ids_repeat(self, plan: HeldPlan | None) -> bool:
         """Whether a sample can come twice in an epoch, which a plan that is only dealt into stratified batches does not do."""
-        if plan is None or not plan.own.drawn:
+        if plan is None or not plan.drawn:
             return plan is None or not self._loader.yields_once
         return self.config.strata is None or self._world.size > 1
 
@@ -510,7 +496,7 @@ class Epochs:
             "in_step": in_step,
             "ran_out": self._active or self._ran_out or not self._history[-1:] or not self._history[-1]["complete"],
             **self._place._asdict(),
-            "plan": None if plan is None else plan.own.state_dict(),
+            "plan": None if plan is None else plan.state_dict(),
             "batch_stage": None if stage is None else stage.state_dict(),
             "passes": self.selection.forward_passes,
             "history": [dict(entry) for entry in self._history],
@@ -519,7 +505,7 @@ class Epochs:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on at the position that `state_dict` returned."""
         self._history = [dict(entry) for entry in state["history"]]
-        self._plan = None if state["plan"] is None else self._planner.hold(PackedPlan(**state["plan"]))
+        self._plan = None if state["plan"] is None else HeldPlan(**state["plan"])
         # A model that could not be traced may be traceable where the run goes on, and the other way round: the state decides.
         attached = self._selection_attached
         if attached.instead is not None:
@@ -553,9 +539,12 @@ class Epochs:
             # A sample may be trained on in one process and refreshed in another: its loss of the refresh is the later one.
             self._records.sync()
             before = self.timing.switch(REFRESH)
-            self._passes.refresh(PieceOrder(plan.refreshing()), training=requirements_of(self._method).refresh == "train")
+            self._passes.refresh(
+                PieceOrder(plan.refreshing(self._world.rank, self._world.size)),
+                training=requirements_of(self._method).refresh == "train",
+            )
             self.timing.switch(before)
-        # Every process sends the losses of samples that others own: the next plan reads them.
+        # Every process sends what it recorded to the one that keeps the records: the next plan reads them.
         self._accumulator.sync()
         if complete:
             # What a plan left out of a complete epoch, full training would have trained on.
@@ -571,8 +560,8 @@ class Epochs:
             entry |= {
                 "kept": plan.rows if sizes is None else sizes.rows * self._world.size,
                 "refreshed": plan.refreshed,
-                "lr_scale": plan.own.lr_scale,
-                **plan.own.facts,
+                "lr_scale": plan.lr_scale,
+                **plan.facts,
             }
         if stage is not None:
             own = stage.facts()
@@ -609,16 +598,14 @@ class Epochs:
     def _look_for_nonfinite(self) -> None:
         if "loss" not in self._records or not self._history or "nonfinite" in self._history[-1]:
             return
-        number, first = not_finite(self._records["loss"])
-        count = self._world.total(number)
+        losses = self._records["loss"]
+        count, some, mean = self._world.from_first(lambda: (*not_finite(losses), mean_loss(losses)))
         self._history[-1]["nonfinite"] = count
-        if (mean := mean_loss(self._records["loss"], self._world)) is not None:
+        if mean is not None:
             self._history[-1]["mean_loss"] = mean
         if not count:
             return
-        shard = self._records.shard
-        some = shard.world.join(first + shard.first)[:5].tolist()
-        message = f"{count} samples have a loss that is not finite (ids {some}{' ...' if count > 5 else ''})"
+        message = f"{count} samples have a loss that is not finite (ids {some.tolist()}{' ...' if count > 5 else ''})"
         if self.config.on_nonfinite == "raise":
             raise FloatingPointError(f"{message}; attach(on_nonfinite='keep') trains on")
         if not self._warned:

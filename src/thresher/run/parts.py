@@ -12,6 +12,7 @@ from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
 from thresher.attribution.model import TrackedModel
 from thresher.cost import Cost
+from thresher.distributed.world import ALONE, World
 from thresher.loading.loader import SelectedLoader
 from thresher.losses.base import Criterion, SignalReader
 from thresher.methods.contract import BatchMethod, EpochMethod
@@ -20,7 +21,6 @@ from thresher.observation import OPTIONAL
 from thresher.passes.own import OwnPasses
 from thresher.records import Records
 from thresher.run.strata import Strata
-from thresher.shards import ALONE, World
 from thresher.stopwatch import Stopwatch
 from thresher.timing import Timing
 

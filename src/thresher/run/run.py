@@ -343,8 +343,8 @@ class Run(Uncopied):
     def plan(self) -> EpochPlan:
         """The plan of the epoch in progress or, between epochs, of the one that comes next.
 
-        The run holds a bit per sample in place of ids, so that the plan is made anew each time that it is asked for.
-        In several processes it is the part of the plan for the samples whose records this process holds.
+        The run holds a bit per sample in place of ids, so that the plan is made anew each time that it is asked for. It is the
+        same in all processes.
 
         Raises:
             ValueError: The loader streams: there is nothing to plan.
@@ -355,9 +355,12 @@ class Run(Uncopied):
     def records(self) -> Records:
         """What is remembered of every sample, up to the last call of the criterion.
 
-        In several processes: of the samples of this one's block, `records.shard`, up to the end of the last epoch, or to
-        `detach`.
+        In several processes process 0 has them, up to the end of the last epoch, or to `detach`.
+
+        Raises:
+            RuntimeError: This is another process than process 0.
         """
+        self._check_keeper("run.records")
         self._warn_if_open()
         self._epochs.end.read()
         self._parts.accumulator.flush()
@@ -366,13 +369,14 @@ class Run(Uncopied):
     def data_map(self, labels: Any = None) -> DataMap:
         """Returns the table of what the run has observed of each sample, where it was made with `observe=True`.
 
-        In several processes all of them call it together, and each has the whole table.
+        In several processes process 0 has it.
 
         Args:
             labels: Classes of the samples, shape (N,): list, array or tensor. Default: those that the dataset holds, or if the
                 criterion got others, these; -1 for a sample that it did not get.
 
         Raises:
+            RuntimeError: This is another process than process 0.
             ValueError: The run does not observe.
 
         Example:
@@ -385,15 +389,19 @@ class Run(Uncopied):
         """
         if not self._parts.config.observe:
             raise ValueError("run.data_map: the run does not observe: use thresher.observe(...), or attach(..., observe=True)")
-        self._parts.records.shard.world.meet("run.data_map()")
+        self._check_keeper("run.data_map()")
         return map_of(self.records, self._parts.config.loader.dataset, labels, self._parts.config.on_mismatch)
 
     @property
     def trained(self) -> Tensor:
         """Number of times each sample was trained on, shape (N,), int32; empty for a stream.
 
-        In several processes of the samples of this one's block, as `records`.
+        In several processes process 0 has it, as `records`.
+
+        Raises:
+            RuntimeError: This is another process than process 0.
         """
+        self._check_keeper("run.trained")
         self._warn_if_open()
         self._parts.accumulator.flush()
         return self._parts.accumulator.count_trained()
@@ -424,9 +432,18 @@ class Run(Uncopied):
         self._epochs.history  # noqa: B018 - ends an epoch that is over
         return self._epochs.timing.entries
 
+    def _check_keeper(self, what: str) -> None:
+        """Refuses what only the process with the records has."""
+        world = self._parts.config.world
+        if not world.is_first:
+            raise RuntimeError(
+                f"{what}: process 0 keeps the records of all samples, and this is process {world.rank} of {world.size}. Ask "
+                "for them there, as in `if torch.distributed.get_rank() == 0`."
+            )
+
     def _warn_if_open(self) -> None:
         """Says of several processes that an epoch is over, and that they have not ended it together."""
-        if self._parts.records.shard.world.size > 1 and self._epochs.end.due:
+        if self._parts.config.world.size > 1 and self._epochs.end.due:
             warn(
                 "The last epoch is over, and the processes have not ended it together: its last gradients were not stepped "
                 "with, or the loop did not ask run.loader for a further batch. Its records and its entry of run.history are "
@@ -510,7 +527,10 @@ class Run(Uncopied):
     def state_dict(self) -> dict[str, Any]:
         """Returns everything the run remembers: tensors and plain values, so that it loads with `weights_only=True`.
 
-        Several processes call it together, and values by id are then DTensors, for `torch.distributed.checkpoint`.
+        Several processes call it together. The state of process 0 has what is kept of each sample; each state has the random
+        states of all processes. Save them with `torch.distributed.checkpoint`, or that of process 0 with `torch.save` and load
+        it in all processes.
+
         Warns where batches were yielded whose loss was not credited yet: after resuming they will not come again.
 
         A state that is saved at the last batch of an epoch, inside `for batch in run.loader`, belongs to this epoch: the next
@@ -558,7 +578,7 @@ class Run(Uncopied):
         """
         if together:
             self._epochs.end.finish(leaves=True)
-        if together or self._parts.records.shard.world.size == 1:
+        if together or self._parts.config.world.size == 1:
             self._parts.accumulator.sync()
         self._epochs.detach()
         self.loader.close()

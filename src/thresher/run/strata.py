@@ -15,7 +15,6 @@ from thresher.methods.contract import EpochMethod, requirements_of
 from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.selection import chunks, on_host
-from thresher.shards import World
 
 STRATUM = "stratum"
 """Column of the records, and signal, with the class of each sample, as `losses.signals.strata` gives it."""
@@ -68,7 +67,7 @@ def given_codes(labels: Any, loader: DataLoader[Any]) -> NDArray[Any] | None:
 
 
 StepLayout = Callable[[EpochPlan], tuple[NDArray[np.int64], bool]]
-"""Function of a drawn plan of all ranks: the rows of a rank in each step, and whether ranks are dealt row after row."""
+"""Function of a drawn plan: the rows of a rank in each step, and whether ranks are dealt row after row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,31 +84,24 @@ class Strata:
     on_mismatch: Callable[[], None] | None = None
 
     def in_order(
-        self, plan: EpochPlan, records: Mapping[str, Tensor], layout: StepLayout, world: World, generator: torch.Generator
+        self, plan: EpochPlan, records: Mapping[str, Tensor], layout: StepLayout, ranks: int, generator: torch.Generator
     ) -> EpochPlan:
         """Returns a plan in the order of training; as it is where nothing is known to stratify it by.
 
         Args:
-            plan: Part of the plan that is of this rank's block.
-            records: Records of this rank.
+            plan: The plan.
+            records: Records of all samples.
             layout: Function of a plan that was drawn, see `StepLayout`.
-            world: The ranks, which all call it together.
-            generator: Random generator, in the same state on all ranks.
-
-        Returns:
-            The plan of all ranks, drawn.
+            ranks: Number of processes that share each step.
+            generator: Random generator.
         """
-        # Records are of this rank's block, and ids are of all samples.
-        first = 0 if world.size == 1 else records.shard.first  # pyright: ignore[reportAttributeAccessIssue]
         ids = plan.ids.numpy()
-        own = ids - first if first else ids
-        ids = world.join(ids)
-        recorded = _recorded(records, (STRATUM,), own, world)
+        recorded = _recorded(records, (STRATUM,), ids)
         codes = recorded if self.codes is None else self.codes[ids]
         if self.on_mismatch is not None and codes is not None and recorded is not None and not same_classes(codes, recorded):
             self.on_mismatch()
             codes = recorded
-        keys = strata_keys(codes, scores := _recorded(records, SCORES, own, world))
+        keys = strata_keys(codes, scores := _recorded(records, SCORES, ids))
         # Drawn before it is known whether there are classes, so that later draws of the plan do not depend on that.
         numbers = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
         if keys is None or not len(keys) or (keys == keys[0]).all():
@@ -122,31 +114,29 @@ class Strata:
             for stratum in np.split(sorted_rows, np.flatnonzero(np.diff(keys[sorted_rows])) + 1):
                 numbers.shuffle(stratum)
         del keys
-        weights = None if plan.weights is None else world.join(plan.weights.numpy())
-        # The number of rows of each step follows from the plan of all ranks, before the rows have their order.
-        plan = replace(plan, ids=torch.from_numpy(ids), weights=None, drawn=True)
-        rows = _dealt(sorted_rows, *layout(plan), world.size, numbers)
+        # The number of rows of each step follows from the plan, before the rows have their order.
+        drawn = replace(plan, weights=None, drawn=True)
+        rows = _dealt(sorted_rows, *layout(drawn), ranks, numbers)
         ordered = np.empty_like(ids)
         for part in chunks(len(ids)):
             ordered[part] = ids[rows[part]]
-        return replace(
-            plan, ids=torch.from_numpy(ordered), weights=None if weights is None else torch.from_numpy(weights[rows])
-        )
+        weights = None if plan.weights is None else plan.weights[torch.from_numpy(rows)]
+        return replace(drawn, ids=torch.from_numpy(ordered), weights=weights)
 
 
-def _recorded(records: Mapping[str, Tensor], names: tuple[str, ...], rows: NDArray[Any], world: World) -> NDArray[Any] | None:
-    """Returns a column of some rows, and of the rows of all other ranks: the first that is recorded; None if none is."""
+def _recorded(records: Mapping[str, Tensor], names: tuple[str, ...], ids: NDArray[Any]) -> NDArray[Any] | None:
+    """Returns a column of some samples: the first that is recorded; None if none is."""
     for name in names:
         if name in records:
-            column = records[name].index_select(0, torch.from_numpy(rows).to(records[name].device))
-            return world.join(on_host(column if name == STRATUM else column.float()))
+            column = records[name].index_select(0, torch.from_numpy(ids).to(records[name].device))
+            return on_host(column if name == STRATUM else column.float())
     return None
 
 
 def _dealt(
     rows: NDArray[Any], steps: NDArray[np.int64], by_rows: bool, ranks: int, numbers: np.random.Generator
 ) -> NDArray[Any]:
-    """Returns sorted rows in the order that is dealt out to the ranks: each of them has batches that are stratified.
+    """Returns sorted rows in the order of training: that of one process, in which each rank has a stratified part of a step.
 
     Args:
         rows: Rows, shape (k,), sorted by stratum.
@@ -155,24 +145,25 @@ def _dealt(
         ranks: Number of ranks W.
         numbers: Random generator.
     """
-    sizes = np.repeat(steps, ranks)
+    sizes = steps * ranks
     missing = int(sizes.sum()) - len(rows)
     if missing < 0:  # rows that no rank gets
         sizes = np.append(sizes, -missing)
-    at = len(sizes) - 1
-    while missing > 0:  # rows that the order is continued with, by its beginning
-        less = min(missing, 1 if by_rows and ranks > 1 else int(sizes[at]))
-        sizes[at] -= less
-        missing, at = missing - less, at - 1
-    order = arranged(rows, sizes[sizes > 0], numbers)
-    if not by_rows or ranks == 1:
-        return order
+    for step in range(len(sizes) - 1, -1, -1):  # rows that the order is continued with, by its beginning
+        less = min(max(0, missing), int(sizes[step]))
+        sizes[step] -= less
+        missing -= less
+    sizes = sizes[sizes > 0]
+    if ranks == 1:
+        return arranged(rows, sizes, numbers)
+    order = arranged(np.arange(len(rows), dtype=rows.dtype), sizes, numbers)
     begin = 0
-    for some in sizes[: len(steps) * ranks].reshape(-1, ranks):
-        end = begin + int(some.sum())
-        places = np.arange(some.max())[:, None] < some  # in the last step, the first ranks may have one row more
-        by_rank = np.full(places.T.shape, -1, dtype=order.dtype)
-        by_rank[places.T] = order[begin:end]
-        order[begin:end] = by_rank.T[places]
+    for end in sizes.cumsum().tolist():
+        if (end - begin) % ranks == 0:  # of a last step that cannot be shared equally, the ranks get any rows
+            # Every W-th row in the order of the strata. Turned, so that the first is not always that of rank 0, and in a random
+            # order: no place in a batch may belong to a class, as mixup pairs rows by their places.
+            by_rank = np.roll(np.sort(order[begin:end]), numbers.integers(ranks)).reshape(-1, ranks)
+            by_rank = numbers.permutation(by_rank)
+            order[begin:end] = (by_rank if by_rows else by_rank.T).ravel()
         begin = end
-    return order
+    return rows[order]

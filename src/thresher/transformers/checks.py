@@ -74,8 +74,8 @@ _WHY = {
 
 def _check_processes(trainer: Any) -> None:
     args = trainer.args
-    sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or trainer.is_distributed_loading_by_transformers
-    if sharded or getattr(trainer.accelerator, "parallelism_config", None) is not None:
+    split = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or trainer.is_distributed_loading_by_transformers
+    if split or getattr(trainer.accelerator, "parallelism_config", None) is not None:
         raise unsupported(
             "A model in shards (DeepSpeed, FSDP, tensor or context parallelism)",
             "Use data parallelism: torchrun with a model that fits into the memory of each device.",

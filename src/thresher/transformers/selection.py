@@ -1,7 +1,6 @@
 """`Selection`: the mixin that has a Trainer train on a selection of samples."""
 
 import copy
-import importlib
 import inspect
 import math
 from collections.abc import Iterator, Mapping
@@ -105,6 +104,9 @@ def split_tokens(selection: Any) -> tuple[Any, Tokens | None]:
 
 Base: Any = object
 """Base of the mixin: beside the class of a trainer, whose methods it calls by `super`, it needs none."""
+
+FILE = "thresher.pt"
+"""Name of the file with the state of the run in a checkpoint."""
 
 GIVEN_BY_TRAINER = {"method", "loader", "criterion", "model", "optimizer", "epochs", "forward", "device", "process_group"}
 """Arguments of `attach` that are no settings: `Selection` has its own, or Trainer knows them."""
@@ -315,8 +317,9 @@ class Selection(Base):
         with self._users_scheduler() as pace:
             super()._save_optimizer_and_scheduler(output_dir)
         state = {"run": self.run.state_dict(), "epoch": self.run.epoch, "batches": self._done, "pace": pace}
-        Path(output_dir).mkdir(parents=True, exist_ok=True)
-        torch.save(state | {"processes": self.args.world_size}, self._file_in(output_dir))
+        if self.args.should_save:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            torch.save(state | {"processes": self.args.world_size}, Path(output_dir) / FILE)
 
     # Parts
 
@@ -324,26 +327,20 @@ class Selection(Base):
         """The model without the wrapper of peft, which has the names of the model's own class."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
 
-    def _file_in(self, checkpoint: Any) -> Path:
-        several = f"_{self.args.process_index}" if self.args.world_size > 1 else ""
-        return Path(checkpoint) / f"thresher{several}.pt"
-
     def _state_of(self, checkpoint: Any) -> dict[str, Any] | None:
         """Returns what `_save_optimizer_and_scheduler` saved; None for a training from its beginning."""
         if checkpoint is True:
             checkpoint = get_last_checkpoint(self.args.output_dir)
         if checkpoint in (None, False):
             return None
-        file, processes = self._file_in(checkpoint), self.args.world_size
+        file, processes = Path(checkpoint) / FILE, self.args.world_size
         if not file.is_file():
             raise ValueError(
                 f"thresher.transformers.Selection: {checkpoint} has no file {file.name}, the state of the run: it was saved "
-                "without Selection, with save_only_model=True, or by another number of processes. Records and plans would "
-                "begin anew in the middle of the training. Load the weights alone, by from_pretrained, and call train() "
+                "without Selection, or with save_only_model=True. Records and plans would begin anew in the middle of the "
+                "training. Load the weights alone, by from_pretrained, and call train() "
                 "without resume_from_checkpoint."
             )
-        if processes > 1:
-            importlib.import_module("torch.distributed.tensor")  # torch.load knows DTensors once it is imported
         state = torch.load(file, weights_only=True, map_location="cpu")
         if state["processes"] != processes:
             raise ValueError(

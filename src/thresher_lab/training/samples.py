@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 import thresher
+from thresher_lab.training.processes import own_rank
 from thresher_lab.training.store import whole
 
 MARK = 16
@@ -135,7 +136,7 @@ class Recording:
     """Records the losses of a run and how often each sample was trained, epoch by epoch.
 
     The history of every sample is written to a file as the epochs end; in memory there is one epoch, however many there are.
-    Several processes call its functions together: each has the samples of all of them, and the first one writes the files.
+    In several processes the first one records and writes the file; in the others its functions do nothing.
 
     Args:
         run: Run, before its first epoch.
@@ -145,15 +146,16 @@ class Recording:
     """
 
     def __init__(self, run: thresher.Run, dataset: Any, *, epochs_in: Path | None = None) -> None:
-        self._run = run
-        self._world = run.records.shard.world
+        self._run, self._elsewhere = run, own_rank() > 0
         self._classes = class_labels(dataset)
-        self._before = self._of_all(run.trained).copy()
-        self._epochs = None if epochs_in is None or self._world.rank else EpochFile(epochs_in, len(self._before))
+        self._before = np.empty(0, dtype=np.int32) if self._elsewhere else _to_numpy(run.trained).copy()
+        self._epochs = None if epochs_in is None or self._elsewhere else EpochFile(epochs_in, len(self._before))
 
     def epoch(self) -> dict[str, Any]:
         """Returns loss_histogram, easy_share and, with classes, hidden_by_class of the epoch that has just ended."""
-        trained = self._of_all(self._run.trained).copy()
+        if self._elsewhere:
+            return {}
+        trained = _to_numpy(self._run.trained).copy()
         times, self._before = trained - self._before, trained
         losses = self._last_losses()
         if self._epochs is not None:
@@ -188,11 +190,7 @@ class Recording:
         """Returns the last loss of every sample, shape (N,); NaN if the method does not record losses."""
         if "loss" not in self._run.records:
             return np.full(len(self._before), np.nan, dtype=np.float32)
-        return self._of_all(self._run.records["loss"]).astype(np.float32)
-
-    def _of_all(self, column: torch.Tensor) -> NDArray[Any]:
-        """Returns a column for the samples of all processes, shape (N, ...); in one process it may be the run's own memory."""
-        return np.moveaxis(self._world.join(np.moveaxis(_to_numpy(column), 0, -1)), -1, 0)
+        return _to_numpy(self._run.records["loss"]).astype(np.float32)
 
     def save(self, path: Path) -> None:
         """Writes one row per sample: id, target, final records, trained, hidden, loss_by_epoch and trained_by_epoch.
@@ -200,9 +198,9 @@ class Recording:
         Raises:
             ValueError: There is no history, or no epoch has ended.
         """
-        records = {name: self._of_all(column) for name, column in self._run.records.items()}
-        if self._world.rank:
+        if self._elsewhere:
             return
+        records = {name: _to_numpy(column) for name, column in self._run.records.items()}
         if self._epochs is None or not self._epochs.epochs:
             raise ValueError("Recording.save: there is no history; give `epochs_in`, and call `epoch` after each epoch")
         with whole(path) as file:

@@ -1,12 +1,11 @@
-"""Orders by hand; against one process in tests/property/test_shards.py."""
+"""Orders by hand; against one process in tests/property/test_orders_of_ranks.py."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from thresher.distributed.order import AT_ONCE, KeptOrder, RankBatches, RankOrder, continued
-from thresher.shards import ALONE
-from thresher.testing.threaded_world import on_ranks
+from thresher.distributed.world import ALONE
 
 
 def test_an_order_of_many_units():
@@ -16,20 +15,12 @@ def test_an_order_of_many_units():
     assert order.take(0, n).tolist() == list(range(0, n, 7)) and order.take(len(order), n).tolist() == []
 
 
-def test_two_bytes_per_unit_travel():
-    def look(world):
-        KeptOrder(np.arange, 10_000, lambda ids: ids >= 0, world)
-        return world.bytes
-
-    assert on_ranks(2, look) == [2 * 10] * 2
-
-
 def test_a_whole_unit_is_counted():
     assert len(KeptOrder(np.arange, 2**16 - 1, lambda ids: ids >= 0, ALONE, 2**16 - 1)) == 2**16 - 1
 
 
 def test_ids_are_int64_also_where_there_are_none():
-    for order in (KeptOrder(np.arange, 10, lambda ids: ids < 0, ALONE), RankOrder(np.arange, 3, ALONE)):
+    for order in (KeptOrder(np.arange, 10, lambda ids: ids < 0, ALONE), RankOrder(np.arange, 3, 0, 1)):
         assert order.take(5, 9).dtype == np.int64 and len(order.take(5, 9)) == 0
 
 
@@ -55,10 +46,7 @@ def test_every_wth_batch(total, size, batch, drop_last, begin, more):
     steps = total // (size * batch) if drop_last else -(-total // (size * batch))
     whole = [place % total for place in range(steps * size * batch)]
 
-    def take(world):
-        rows = RankBatches(np.arange, total, world, batch, drop_last=drop_last)
-        return len(rows), rows.take(begin, begin + more).tolist()
-
-    for rank, (count, found) in enumerate(on_ranks(size, take)):
+    for rank in range(size):
+        rows = RankBatches(np.arange, total, rank, size, batch=batch, drop_last=drop_last)
         own = [whole[(step * size + rank) * batch + row] for step in range(steps) for row in range(batch)]
-        assert (count, found) == (len(own), own[begin : begin + more])
+        assert len(rows) == len(own) and rows.take(begin, begin + more).tolist() == own[begin : begin + more]

@@ -2,7 +2,7 @@
 
 import torch
 
-from thresher.distributed.sharded_records import BLOCK, WriteBuffer
+from thresher.distributed.gathered_records import BLOCK, WriteBuffer
 
 
 def test_rows_come_out_as_they_were_noted():
@@ -11,15 +11,16 @@ def test_rows_come_out_as_they_were_noted():
         buffer.add({"id": torch.arange(n, n + size), "loss": torch.arange(n, n + size).bfloat16()})
         n += size
         assert len(buffer) == n
-    rows = buffer.rows()
-    assert torch.equal(rows["id"], torch.arange(n)) and rows["loss"].dtype == torch.bfloat16
-    assert torch.equal(rows["loss"], torch.arange(n).bfloat16())
+    pieces = list(buffer.pieces())
+    assert max(len(piece["id"]) for piece in pieces) == BLOCK
+    assert torch.equal(torch.cat([piece["id"] for piece in pieces]), torch.arange(n))
+    assert torch.equal(torch.cat([piece["loss"] for piece in pieces]), torch.arange(n).bfloat16())
     buffer.clear()
-    assert len(buffer) == 0 and buffer.rows() == {}
+    assert len(buffer) == 0 and list(buffer.pieces()) == []
 
 
 def test_what_is_noted_is_a_copy():
     buffer, ids = WriteBuffer(), torch.arange(3)
     buffer.add({"id": ids})
     ids.zero_()
-    assert buffer.rows()["id"].tolist() == [0, 1, 2]
+    assert [piece["id"].tolist() for piece in buffer.pieces()] == [[0, 1, 2]]

@@ -7,10 +7,10 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
+from threaded_world import on_ranks
 from thresher.loading.row_buffer import RowBuffer
 from thresher.loading.trees import differing_part
 from thresher.plans import BatchPlan
-from thresher.testing.threaded_world import on_ranks
 
 N, B, T, F, C = 48, 8, 5, 3, 3
 
@@ -145,7 +145,7 @@ def filled(world):
             batches.append(buffer.take()[1].tolist())
     if buffer.rows:
         batches.append(buffer.take()[1].tolist())
-    return batches, buffer.waiting[0].tolist(), world.calls["gather"]
+    return batches, buffer.waiting[0].tolist(), world.gathers
 
 
 def test_ranks_that_keep_other_numbers_of_rows_make_equal_batches():

@@ -7,43 +7,36 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from thresher.distributed.layout import ShardLayout
-from thresher.distributed.plan import HeldPlan
-from thresher.distributed.world import DisagreementError
+from threaded_world import on_ranks
 from thresher.loading.distributed_order import SharedOrder
+from thresher.loading.held_plan import HeldPlan
 from thresher.loading.order import IdBatchSampler, OrderPlace
 from thresher.plans import EpochPlan
-from thresher.testing.threaded_world import on_ranks
 
 N = 3000
 
 
-def layout_of(world: Any) -> ShardLayout:
-    return ShardLayout(N, world.size)
+ALL = torch.arange(N)
 
 
-def block_of(world: Any) -> torch.Tensor:
-    return layout_of(world).shard(world).ids
+def held(plan: EpochPlan) -> HeldPlan:
+    return HeldPlan.of(plan, N)
 
 
-def held(plan: EpochPlan, world: Any) -> HeldPlan:
-    return HeldPlan.of(plan, layout_of(world), world)
-
-
-def rows_of(world: Any, make: Any, *, batch: int = 7, place: OrderPlace | None = None, drop_last: bool = False) -> Any:
+def rows_of(world: Any, plan: EpochPlan, *, batch: int = 7, place: OrderPlace | None = None, drop_last: bool = False) -> Any:
     """The rows of a rank with their weights, and the plan's numbers."""
     sampler = DistributedSampler(range(N), world.size, world.rank, seed=5)
     order = SharedOrder(DataLoader(range(N), batch, sampler=sampler, drop_last=drop_last), world)  # pyright: ignore
-    plan = held(make(block_of(world)), world)
+    whole = held(plan)
     sizes = IdBatchSampler(order.sizes)
-    found = order.cursor(plan, place or OrderPlace(), sizes, None)
+    found = order.cursor(whole, place or OrderPlace(), sizes, None)
     ids = found.order.take(N)
     return (
         ids,
         None if found.weights is None else found.weights(ids.numpy()),
-        order.samples_of(plan),
-        plan.rows,
-        plan.refreshing()(0, N),
+        order.samples_of(whole),
+        whole.rows,
+        whole.refreshing(world.rank, world.size)(0, N),
     )
 
 
@@ -53,13 +46,10 @@ def whole_order() -> list[int]:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_what_a_plan_keeps_is_dealt_out_in_the_order_of_the_sampler(size):
-    """Weights that differ from sample to sample are asked for once; they are those of the plan."""
-
-    def make(block):
-        ids = block[block % 3 != 0]
-        return EpochPlan(ids, weights=1 + ids / N, refresh=block[block % 3 == 0])
-
-    found = on_ranks(size, lambda world: rows_of(world, make))
+    """The weights are those of the plan."""
+    some = ALL[ALL % 3 != 0]
+    plan = EpochPlan(some, weights=1 + some / N, refresh=ALL[ALL % 3 == 0])
+    found = on_ranks(size, lambda world: rows_of(world, plan))
     kept = [i for i in whole_order() if i % 3]
     padded = [kept[k % len(kept)] for k in range(-(-len(kept) // size) * size)]
     for rank, (ids, weights, samples, count, _) in enumerate(found):
@@ -70,16 +60,14 @@ def test_what_a_plan_keeps_is_dealt_out_in_the_order_of_the_sampler(size):
 
 
 def test_an_interrupted_epoch_goes_on_at_its_rows():
-    make = lambda block: EpochPlan(block[block % 2 == 0])  # noqa: E731
-    whole = on_ranks(2, lambda world: rows_of(world, make)[0])
+    plan = EpochPlan(ALL[::2])
+    whole = on_ranks(2, lambda world: rows_of(world, plan)[0])
 
     def rest(world):
         loader = DataLoader(range(N), 7, sampler=DistributedSampler(range(N), 2, world.rank, seed=5))
         order = SharedOrder(loader, world)
         order.load_state_dict({"begun": 0, "epoch": 0}, active=True, consumed=70)
-        return order.cursor(
-            held(make(block_of(world)), world), OrderPlace(70, 35), IdBatchSampler(order.sizes), None
-        ).order.take(N)
+        return order.cursor(held(plan), OrderPlace(70, 35), IdBatchSampler(order.sizes), None).order.take(N)
 
     for own, expected in zip(on_ranks(2, rest), whole, strict=True):
         assert own.tolist() == expected[35:].tolist()
@@ -89,7 +77,7 @@ def test_another_epoch_than_the_interrupted_one():
     def begin(world):
         sampler = DistributedSampler(range(N), 2, world.rank)
         order = SharedOrder(DataLoader(range(N), 7, sampler=sampler), world)
-        plan = held(EpochPlan(block_of(world)), world)
+        plan = held(EpochPlan(ALL))
         order.load_state_dict({"begun": 2, "epoch": 2}, active=True, consumed=7)
         sampler.set_epoch(3)
         order.cursor(plan, OrderPlace(7, 7), IdBatchSampler(order.sizes), None)
@@ -103,7 +91,7 @@ def test_a_dataset_that_has_grown():
 
     def begin(world):
         order = SharedOrder(DataLoader(data, 7, sampler=DistributedSampler(data, 1, 0)), world)
-        plan = held(EpochPlan(torch.arange(N)), world)
+        plan = held(EpochPlan(ALL))
         data.append(0)
         order.cursor(plan, OrderPlace(), IdBatchSampler(order.sizes), None)
 
@@ -114,7 +102,7 @@ def test_a_dataset_that_has_grown():
 def test_steps_with_other_numbers_of_rows():
     def begin(world):
         order = SharedOrder(DataLoader(range(N), 7, sampler=DistributedSampler(range(N), 2, world.rank)), world)
-        plan = held(EpochPlan(block_of(world)[::2], smaller_batches=True), world)
+        plan = held(EpochPlan(ALL[::2], smaller_batches=True))
         order.load_state_dict({"begun": 0, "epoch": 0}, active=True, consumed=10)
         order.cursor(plan, OrderPlace(10, 5), IdBatchSampler(order.sizes), None)
 
@@ -125,25 +113,14 @@ def test_steps_with_other_numbers_of_rows():
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_an_order_that_was_drawn_is_dealt_out_in_the_place_of_that_of_the_sampler(size):
     drawn = torch.randint(N, (800,), generator=torch.Generator().manual_seed(0))
-
-    def make(block):
-        return EpochPlan(drawn, weights=1 + drawn / N, drawn=True)
-
-    found = on_ranks(size, lambda world: rows_of(world, make))
+    plan = EpochPlan(drawn, weights=1 + drawn / N, drawn=True)
+    found = on_ranks(size, lambda world: rows_of(world, plan))
     rows = -(-800 // size)
     for rank, (ids, weights, samples, total, _) in enumerate(found):
         whole = torch.cat([drawn, drawn[: rows * size - 800]])
         assert ids.tolist() == whole[rank::size].tolist()
         torch.testing.assert_close(weights, 1 + ids / N)
         assert samples == rows and total == 800
-
-
-def test_ranks_that_drew_other_orders_are_refused():
-    def make(world):
-        return EpochPlan(torch.tensor([world.rank, 2, 2]), drawn=True)
-
-    with pytest.raises(DisagreementError, match="the order that was drawn"):
-        on_ranks(2, lambda world: rows_of(world, lambda block: make(world)))
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

@@ -67,10 +67,9 @@ def at(state, path, change):
     """A copy of a state with one entry changed; None as the change takes the entry away."""
     state = copy.deepcopy(state)
     *way, last = path.split(".")
-    in_tensors = path.split(".")[0] in state and not (way == ["plan"] and last not in state["plan"])
-    inside = state if in_tensors else state["ranks"][0]
+    inside = state if path.split(".")[0] in state else state["ranks"][0]
     for name in way:
-        inside = inside[int(name) if isinstance(inside, list) else name]
+        inside = inside[int(name) if isinstance(inside, list | tuple) else name]
     last = int(last) if isinstance(inside, list) else last
     if change is None:
         del inside[last]
@@ -98,16 +97,16 @@ DAMAGES = {
     "epoch_start.python": [to((3, (1, 2), None))],
     "cost.forward": [to(float("nan"))],
     "rng.generators": [lambda found: found * 2],
-    "plan.lr_scale": [to(0.5)],
-    "plan.by_id": [to(()), to(("ids", "tea"))],
-    "plan.ids": [torch.Tensor.float, torch.zeros_like, lambda t: t[:-1], to([1, 2])],
-    "plan.refresh": [lambda t: t.flip(0)],
+    "plan.0.lr_scale": [to(0.5)],
+    "plan": [to(()), to([1, 2])],
+    "plan.0.ids": [torch.Tensor.float, torch.zeros_like, lambda t: t[:-1], to([1, 2])],
+    "plan.0.refresh": [lambda t: t.flip(0)],
 }
 OF_BATCH_METHODS = {
     "batch_stage": [to(None)],
     "batch_stage.state.history": [torch.Tensor.double, lambda t: t + 1],
     "waiting.weights": [to(torch.ones(77))],
-    "plan.weights": [lambda t: t * float("nan"), lambda t: t.flip(0), to(torch.ones(3))],
+    "plan.0.weights": [lambda t: t * float("nan"), lambda t: t.flip(0), to(torch.ones(3))],
 }
 INSIDE = ("consumed", "history", "waiting", "epoch_start", "cost", "rng", "batch_stage")
 """Entries of what a process has by itself; a test takes each of them away."""
@@ -161,9 +160,11 @@ def test_no_mapping_is_refused():
 def test_what_is_the_matter_is_said(states):
     run, _ = make(METHODS["kakurenbo"][0])
     state, changed = states["kakurenbo"], "The state is damaged, or was changed after .* nothing was loaded. Load another"
-    refused(run, at(state, "records.loss", torch.zeros_like), f"`records.loss` has other values, or another dtype.*{changed}")
-    refused(run, at(state, "records.loss", lambda t: t[:-1]), rf"a tensor of shape \(40,\) is needed.*39.*{changed}")
+    refused(run, at(state, "records.loss", torch.zeros_like), f"`records` is not as it was saved.*{changed}")
+    refused(run, at(state, "records.loss", lambda t: t[:-1]), f"`records` is not as it was saved.*{changed}")
     refused(run, at(state, "seed", to(3)), f"`state` is not what its digest was made of. {changed}")
+    elsewhere = {name: state[name] for name in ("version", "digest", "ranks")}
+    refused(run, elsewhere, "process 0 was given the state of another process, which has no records. Give it")
     refused(run, at(state, "trained", None), rf"`state` lacks \['trained'\]. {changed}")
     refused(run, {**state, "more": 1}, r"`state` has \['more'\], which this version does not know")
 

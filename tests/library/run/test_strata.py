@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 import thresher
 from thresher.plans import EpochPlan
 from thresher.run.strata import Strata, _dealt
-from thresher.shards import ALONE
 
 CRITERION = nn.CrossEntropyLoss()
 
@@ -136,7 +135,7 @@ def test_weights_stay_with_their_samples():
     weights = torch.rand(60)
     plan = EpochPlan(torch.arange(0, 120, 2), weights=weights)
     records = {"stratum": (torch.arange(120) % 7).short()}
-    found = Strata().in_order(plan, records, lambda _: (np.full(6, 10), True), ALONE, torch.Generator().manual_seed(0))
+    found = Strata().in_order(plan, records, lambda _: (np.full(6, 10), True), 1, torch.Generator().manual_seed(0))
     assert found.drawn and torch.equal(found.weights, weights[found.ids // 2])
     assert found.ids.sort().values.tolist() == plan.ids.tolist()
 
@@ -144,7 +143,7 @@ def test_weights_stay_with_their_samples():
 def test_a_plan_without_anything_known_stays_as_it_is():
     plan = EpochPlan(torch.arange(20))
     for records in ({}, {"stratum": torch.full((20,), -1, dtype=torch.int16)}):
-        assert Strata().in_order(plan, records, lambda _: None, ALONE, torch.Generator()) is plan
+        assert Strata().in_order(plan, records, lambda _: None, 1, torch.Generator()) is plan
 
 
 @given(st.integers(1, 200), st.integers(1, 4), st.integers(1, 16), st.booleans(), st.integers(-3, 3))
@@ -165,6 +164,14 @@ def test_each_rank_has_stratified_batches(ranks, size, steps, by_rows):
         own = order[rank::ranks] if by_rows else order.reshape(-1, size)[rank::ranks].ravel()
         for batch in own.reshape(-1, size):
             assert np.abs(np.bincount(labels[batch], minlength=5) - size * share).max() < 2
+
+
+@given(st.integers(1, 4), st.integers(1, 8), st.integers(2, 9), st.booleans())
+def test_each_step_has_the_rows_of_a_step_of_one_process(ranks, size, steps, by_rows):
+    rows = np.random.default_rng(1).permutation(ranks * size * steps)
+    order = _dealt(rows, np.full(steps, size), by_rows, ranks, np.random.default_rng(0))
+    alone = _dealt(rows, np.full(steps, ranks * size), True, 1, np.random.default_rng(0))
+    assert np.sort(order.reshape(steps, -1)).tolist() == np.sort(alone.reshape(steps, -1)).tolist()
 
 
 @pytest.mark.parametrize(

@@ -5,35 +5,32 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from thresher.distributed.layout import ShardLayout
 from thresher.selection import Mask, chunks
-from thresher.shards import World
 
 BYTES = 2**9
 """Number of bytes whose bits are counted together."""
 
 
-def packed(ids: NDArray[np.int64], block: range) -> NDArray[np.uint8]:
-    """Returns the bitmask of a block of samples.
+def packed(ids: NDArray[np.int64], n: int) -> NDArray[np.uint8]:
+    """Returns the bitmask of some samples.
 
     Args:
-        ids: Ids of the marked samples, shape (K,), ascending, within the block.
-        block: Ids of the block.
+        ids: Ids of the marked samples, shape (K,), ascending, within [0, n).
+        n: Number of samples.
 
     Returns:
-        Bits, lowest id first, shape (ceil(len(block) / 8),), uint8; bits beyond the block are 0.
+        Bits, lowest id first, shape (ceil(n / 8),), uint8; bits beyond n are 0.
 
     Example:
-        >>> packed(np.array([3, 4, 12]), range(2, 14))
+        >>> packed(np.array([1, 2, 10]), 12)
         array([6, 4], dtype=uint8)
     """
-    bits = np.zeros(-(-len(block) // 8), dtype=np.uint8)
-    # In parts, because a mask of the whole block would take a byte per sample. A part begins at a whole byte of the bits.
-    for part in chunks(len(block)):
-        some = block[part]
-        low, high = np.searchsorted(ids, (some.start, some.stop))
-        mask = np.zeros(len(some), dtype=np.bool_)
-        mask[ids[low:high] - some.start] = True
+    bits = np.zeros(-(-n // 8), dtype=np.uint8)
+    # In parts, because a mask of all samples would take a byte per sample. A part begins at a whole byte of the bits.
+    for part in chunks(n):
+        low, high = np.searchsorted(ids, (part.start, part.stop))
+        mask = np.zeros(part.stop - part.start, dtype=np.bool_)
+        mask[ids[low:high] - part.start] = True
         bits[part.start // 8 : -(-part.stop // 8)] = np.packbits(mask, bitorder="little")
     return bits
 
@@ -65,30 +62,14 @@ class Bitmask:
 
     Example:
         >>> marks = Bitmask(np.packbits([0, 1, 0, 0, 1, 1], bitorder="little"), 6)
-        >>> marks.of(np.array([4, 0])), marks.count, marks.ids(1, 3), marks.inverse().ids(0, 9)
-        (array([ True, False]), 3, array([4, 5]), array([0, 2, 3]))
+        >>> marks.of(np.array([4, 0])), marks.count, marks.ids(1, 3)
+        (array([ True, False]), 3, array([4, 5]))
         >>> marks.before(np.array([5, 1]))
         array([2, 0])
     """
 
     def __init__(self, bits: NDArray[np.uint8], n: int) -> None:
         self.bits, self.n = bits, n
-
-    @staticmethod
-    def gathered(packed: NDArray[np.uint8], layout: ShardLayout, world: World) -> "Bitmask":
-        """Returns the bitmask of all samples; all ranks call it.
-
-        Args:
-            packed: Bits of the block of this rank, lowest id first.
-            layout: Blocks of the ranks.
-            world: The ranks.
-        """
-        if world.size == 1:
-            return Bitmask(packed, layout.n)
-        # The last blocks are shorter, and a gather needs one size on all ranks.
-        own = np.zeros(layout.per // 8, dtype=np.uint8)
-        own[: len(packed)] = packed
-        return Bitmask(world.gather(own).reshape(-1)[: -(-layout.n // 8)], layout.n)
 
     def of(self, ids: NDArray[np.int64]) -> Mask:
         """Returns the mask of some samples.
@@ -146,11 +127,3 @@ class Bitmask:
         word, bit = ids >> 6, (ids & 63).astype(np.uint64)
         lower = words[word] & ((np.uint64(1) << bit) - np.uint64(1))
         return counts[word] + np.bitwise_count(lower)
-
-    def inverse(self) -> "Bitmask":
-        """Returns the bitmask of the other samples."""
-        bits = ~self.bits
-        # The bits beyond n became 1, and would be counted as samples.
-        if self.n % 8:
-            bits[-1] &= (1 << self.n % 8) - 1
-        return Bitmask(bits, self.n)

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from thresher.distributed.plan import PackedPlan
+from threaded_world import on_ranks
+from thresher.loading.held_plan import HeldPlan
 from thresher.plans import EpochPlan
-from thresher.run.checkpoint import Resharding
-from thresher.shards import Shard
-from thresher.testing.threaded_world import on_ranks
+from thresher.run.checkpoint import OtherProcesses
 
 LOADER = SimpleNamespace(sizes=SimpleNamespace(batch_size=4))
 
@@ -29,17 +28,17 @@ def state(**other):
 )
 def test_refused(states, message):
     with pytest.raises(ValueError, match=message):
-        on_ranks(2, lambda world: Resharding(states, None, world, LOADER))  # pyright: ignore[reportArgumentType]
+        on_ranks(2, lambda world: OtherProcesses(states, None, world, LOADER))  # pyright: ignore[reportArgumentType]
 
 
 def test_one_process_does_not_go_on_with_an_order_that_was_drawn():
-    plan = PackedPlan.of(EpochPlan(torch.tensor([1, 1, 2]), drawn=True), Shard.whole(8)).state_dict()
+    plan = HeldPlan.of(EpochPlan(torch.tensor([1, 1, 2]), drawn=True), 8).state_dict()
     states = [state(shuffle={"sampler": "Shuffle"})] * 2
     with pytest.raises(ValueError, match="in the middle of an epoch whose order was drawn"):
-        on_ranks(1, lambda world: Resharding(states, plan, world, LOADER))  # pyright: ignore[reportArgumentType]
+        on_ranks(1, lambda world: OtherProcesses(states, plan, world, LOADER))  # pyright: ignore[reportArgumentType]
 
 
 def test_one_process_goes_on_with_a_shuffle_only():
     states = [state(shuffle={"sampler": "DistributedSampler"})] * 2
     with pytest.raises(ValueError, match="goes on there only with a thresher.Shuffle"):
-        on_ranks(1, lambda world: Resharding(states, None, world, LOADER))  # pyright: ignore[reportArgumentType]
+        on_ranks(1, lambda world: OtherProcesses(states, None, world, LOADER))  # pyright: ignore[reportArgumentType]

@@ -1,13 +1,12 @@
-"""The primitives of shards in processes: they answer as ranks that are threads do, and plan as one process does."""
+"""The calls between processes: they answer as ranks that are threads do."""
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 
-from shard_cases import hard_columns, planned, records_of
-from shard_processes import CASES, METHODS, RANKS, N, run_cases
+from process_worlds import CASES, RANKS, N, run_cases
+from threaded_world import on_ranks
 from thresher.distributed.world import ProcessWorld
-from thresher.testing.threaded_world import on_ranks
 
 
 @pytest.fixture(scope="module")
@@ -18,27 +17,28 @@ def results(tmp_path_factory):
     return [torch.load(folder / str(rank)) for rank in range(RANKS)]
 
 
-@pytest.mark.parametrize("case", CASES[:3], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", CASES[:2], ids=lambda case: case.__name__)
 def test_processes_answer_as_threads(results, case):
     for process, thread in zip(results, on_ranks(RANKS, case), strict=True):
         assert process[case.__name__] == thread
 
 
-def test_plans_are_those_of_one_process(results):
-    for place, method in enumerate(METHODS):
-        whole = planned(method, records_of(method, hard_columns(N, 1)))
-        parts = [result["plans"][place] for result in results]
-        assert [i for part in parts for i in part[0]] == whole.ids.tolist()
-        assert [i for part in parts for i in part[3]] == ([] if whole.refresh is None else whole.refresh.tolist())
-        assert all(part[1] == dict(whole.facts) and part[2] == len(whole.ids) for part in parts)
-        if whole.weights is not None:
-            assert parts[0][4] == parts[2][4] == whole.weights[10:20].tolist()
+def test_the_last_rank_comes_first(results):
+    *_, rows, nothing = results[0]["calls"]
+    assert rows == [(2, []), (2, [0]), (1, []), (1, [0]), (0, []), (0, [0])] and nothing == []
+    assert results[1]["calls"][-2:] == [[], []]
 
 
 def test_rows_come_home(results):
     loss = [0.5, 0.0, 2.5, *[0.0] * 12, 0.5, *[0.0] * 11, 2.5, 0.0, 0.5]
-    assert [x for result in results for x in result["home"][0]] == loss
-    assert all(result["home"][2] == loss for result in results)
+    assert results[0]["home"] == (loss, loss) and results[1]["home"] == ([], [])
+
+
+def test_an_error_of_rank_0_is_raised_in_all(results):
+    assert results[0]["errors"] == ["ValueError: too few", "OnlyHereError: held"]
+    for found in results[1:]:
+        plain, unsendable = found["errors"]
+        assert plain == "ValueError: too few" and unsendable.startswith("RuntimeError: process 0 raised OnlyHereError: ('held'")
 
 
 def test_a_rank_with_other_settings_is_told_on_all_ranks_at_once(results):
@@ -51,8 +51,8 @@ def test_a_rank_with_other_settings_is_told_on_all_ranks_at_once(results):
 
 
 def test_a_group_of_some_processes(results):
-    assert results[0]["groups"] == [0, 2, 22] and results[2]["groups"] == [1, 2, 22]
-    assert results[1]["groups"] == ["`process_group` is a group that this process is not in"]
+    assert results[1]["groups"] == [0, 2, 11, [1, 0]] and results[2]["groups"] == [1, 2, 11, []]
+    assert results[0]["groups"] == ["`process_group` is a group that this process is not in"]
 
 
 def test_without_a_process_group():

@@ -1,0 +1,186 @@
+"""Records of a training in several processes: rank 0 keeps them, and all ranks send it what they wrote once per epoch."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thresher.distributed.world import World
+from thresher.records import EPOCH, Column, Records
+
+BLOCK = 2**16
+"""Least number of rows in one piece of memory, and largest number of those that are sent together."""
+
+
+class WriteBuffer:
+    """Buffer of recorded rows on the device, until they are sent; never waits for the device.
+
+    Example:
+        >>> buffer = WriteBuffer()
+        >>> buffer.add({"id": torch.tensor([4, 2]), "loss": torch.tensor([0.5, 1.5])})
+        >>> len(buffer), [rows["id"] for rows in buffer.pieces()]
+        (2, [tensor([4, 2])])
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[dict[str, Tensor]] = []
+        self._rows = self._left = 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def add(self, rows: Mapping[str, Tensor]) -> None:
+        """Appends a copy of rows.
+
+        Args:
+            rows: Values by field, each of shape (n,); the fields and their data types are those of the first call.
+        """
+        # Copied, because the loop may write into its tensors before the rows are sent.
+        n, done = len(next(iter(rows.values()))), 0
+        while done < n:
+            if not self._left:
+                # Memory of large blocks goes back to the system when they are cleared; that of many small ones does not.
+                self._left = max(BLOCK, self._rows // 8)
+                self._blocks.append({name: values.new_empty(self._left) for name, values in rows.items()})
+            part = min(n - done, self._left)
+            for name, block in self._blocks[-1].items():
+                place = len(block) - self._left
+                block[place : place + part] = rows[name][done : done + part]
+            done, self._rows, self._left = done + part, self._rows + part, self._left - part
+
+    def pieces(self) -> Iterator[dict[str, Tensor]]:
+        """Yields the rows in the order of `add`, up to `BLOCK` at a time."""
+        for block in self._blocks:
+            size = len(next(iter(block.values()))) - (self._left if block is self._blocks[-1] else 0)
+            for begin in range(0, size, BLOCK):
+                yield {name: values[begin : min(size, begin + BLOCK)] for name, values in block.items()}
+
+    def clear(self) -> None:
+        """Removes all rows."""
+        self._blocks, self._rows, self._left = [], 0, 0
+
+
+ID, FIRST = "#id", "#first"
+"""Fields of buffered rows beside those of the columns."""
+
+
+class GatheredRecords(Records):
+    """Records that rank 0 keeps; other ranks have columns without values.
+
+    Written rows are buffered until all ranks call `sync`. Rank 0 then writes them rank by rank, its own at the end: of a
+    sample that several ranks wrote, columns with merge="last" take the last value of the lowest rank.
+
+    Args:
+        columns: Declarations of the columns by name.
+        n: Number of samples.
+        world: The ranks.
+        device: Device of the columns and of the written values.
+        sent: Data types in which values are buffered and sent, where another one than that of the column can hold them.
+
+    Example:
+        >>> from thresher.distributed.world import ALONE
+        >>> records = GatheredRecords({"loss": Column(torch.float32)}, 3, ALONE, torch.device("cpu"))
+        >>> records.write(torch.tensor([2, 0, 2]), {"loss": torch.tensor([0.5, 1.5, 2.5])})
+        >>> before = records["loss"].tolist()
+        >>> records.sync()
+        >>> before, records["loss"].tolist()
+        ([0.0, 0.0, 0.0], [1.5, 0.0, 2.5])
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        n: int,
+        world: World,
+        device: torch.device,
+        sent: Mapping[str, torch.dtype] | None = None,
+    ) -> None:
+        super().__init__(columns, n if world.is_first else 0, device)
+        self._world, self._device, self._write_buffer = world, device, WriteBuffer()
+        # A rank holds its rows of an epoch, so that each byte of an id counts.
+        self._id_dtype = torch.int32 if n < 2**31 else torch.int64
+        self._fields = [name for name, signal in self.written.items() if signal != EPOCH]
+        self._by_function = any(callable(self.columns[name].merge) for name in self._fields)
+        self._sent = dict(sent or {})
+
+    def write(
+        self,
+        ids: Tensor,
+        values: Mapping[str, Tensor],
+        before: Mapping[str, Tensor] | None = None,
+        *,
+        first: bool | Tensor = True,
+        certain: Tensor | None = None,
+    ) -> None:
+        """Buffers the signals of one batch until `sync`; the arguments are those of `Records.write`."""
+        # Rows that do not count have the id -1: to leave them out here would wait for the device in each step.
+        rows = {ID: (ids if certain is None else torch.where(certain, ids, -1)).to(self._id_dtype)}
+        if self._by_function:
+            rows[FIRST] = torch.as_tensor(first, device=ids.device).expand(len(ids))
+        for name in self._fields:
+            signal, column = self.written[name], self.columns[name]
+            new = values[signal] if callable(column.merge) else values[signal].to(self._sent.get(name, column.dtype))
+            # Rank 0 adds up what it receives, and does not have the value of the last write: the difference is sent.
+            rows[name] = new - before[signal].to(column.dtype) if before is not None and column.merge == "sum" else new
+        self._write_buffer.add(rows)
+
+    def sync(self) -> None:
+        """Writes what all ranks have buffered to the columns of rank 0; all ranks call it."""
+        self._collect(self)
+        self._write_buffer.clear()
+
+    def _collect(self, columns: Mapping[str, Tensor]) -> None:
+        """Writes what all ranks have buffered to columns of rank 0."""
+        # Cloned, because a pickle of a slice has all that it is a slice of.
+        pieces = ({name: values.clone().cpu() for name, values in piece.items()} for piece in self._write_buffer.pieces())
+        for piece in self._world.to_first(pieces):
+            certain = (piece[ID] >= 0).nonzero().flatten()
+            for turn in _turns(piece[ID][certain].numpy()):
+                chosen = certain[turn]
+                self._store(columns, {name: values[chosen].to(self._device) for name, values in piece.items()})
+
+    def _store(self, columns: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
+        """Writes rows, of which none has the sample of another one, to columns."""
+        ids = rows[ID].long()
+        for name, signal in self.written.items():
+            merge, column = self.columns[name].merge, columns[name]
+            new = torch.full_like(ids, self.epoch) if signal == EPOCH else rows[name]
+            if callable(merge):
+                self._merge(column, ids, new, merge, rows.get(FIRST, True))
+            elif merge == "last":
+                column.scatter_(0, ids, new.to(column.dtype))
+            else:
+                column.scatter_add_(0, ids, new.to(column.dtype))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the columns as after `sync`, without changing them; all ranks call it."""
+        # Copies: a sync in mid-epoch would make the run that was saved differ from one that was not.
+        columns = {name: column.clone() for name, column in self.items()}
+        self._collect(columns)
+        return columns
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Loads saved columns, and removes buffered rows."""
+        super().load_state_dict(state)
+        self._write_buffer.clear()
+
+
+def _turns(ids: NDArray[Any]) -> Iterator[Tensor]:
+    """Yields places of ids, each id at most once: all places or, of ids that come again, first those of their first time.
+
+    Args:
+        ids: Ids, shape (k,).
+    """
+    ascending = np.sort(ids)
+    if (ascending[1:] != ascending[:-1]).all():
+        yield torch.arange(len(ids))
+        return
+    # A merge function takes the old value of a sample and one new value: of several at once, all but one would be lost.
+    order = np.argsort(ids, kind="stable")
+    first = np.append(True, ascending[1:] != ascending[:-1])
+    turn = np.arange(len(order)) - np.flatnonzero(first)[np.cumsum(first) - 1]
+    for number in range(int(turn.max()) + 1):
+        yield torch.from_numpy(order[turn == number])

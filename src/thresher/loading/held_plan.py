@@ -1,0 +1,166 @@
+"""The plan of an epoch as a run holds, sends and saves it: one bit per sample, and the weights of the kept ones."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thresher.loading.bitmask import Bitmask, number, packed, unpacked
+from thresher.plans import EpochPlan
+from thresher.selection import Mask, ids_of
+
+
+@dataclass(frozen=True, eq=False)
+class HeldPlan:
+    """A plan with bitmasks in place of ids, and without the columns for the records; the same in all processes.
+
+    Args:
+        n: Number of samples.
+        ids: Bitmask of the kept samples, lowest id first, shape (ceil(n / 8),), uint8; bits beyond n are 0. If `drawn` is True,
+            the ids in the order of training, shape (K,), int64.
+        weights: Factors on the losses of the kept samples, shape (K,), float32; this and the rest are as in `EpochPlan`.
+        refresh: Bitmask of the refreshed samples; None if the plan refreshes none.
+        lr_scale: Factor on the learning rate.
+        drawn: Whether `ids` was drawn.
+        facts: Scalars for the history by name.
+        smaller_batches: Whether the epoch has as many steps as full training.
+        note: Sentence that the user must know.
+
+    Raises:
+        ValueError: A bitmask does not have one bit per sample.
+
+    Example:
+        >>> plan = HeldPlan.of(EpochPlan(torch.tensor([1, 3, 4]), refresh=torch.tensor([0])), 5)
+        >>> plan.ids, plan.rows, plan.refreshed, plan.plan().ids
+        (tensor([26], dtype=torch.uint8), 3, 1, tensor([1, 3, 4]))
+    """
+
+    n: int
+    ids: Tensor
+    weights: Tensor | None
+    refresh: Tensor | None
+    lr_scale: float
+    drawn: bool
+    facts: Mapping[str, float]
+    smaller_batches: bool
+    note: str
+
+    def __post_init__(self) -> None:
+        for name in self._packed:
+            bits = getattr(self, name)
+            if bits is not None and (bits.dtype != torch.uint8 or bits.shape != (-(-self.n // 8),)):
+                raise ValueError(
+                    f"`{name}` must be one bit for each of {self.n} samples, a torch.uint8 tensor of shape "
+                    f"({-(-self.n // 8)},), got a {bits.dtype} tensor of shape {tuple(bits.shape)}"
+                )
+
+    @property
+    def _packed(self) -> tuple[str, ...]:
+        # Ids that were drawn have an order and come more than once, which a bitmask cannot hold.
+        return ("refresh",) if self.drawn else ("ids", "refresh")
+
+    @staticmethod
+    def of(plan: EpochPlan, n: int) -> "HeldPlan":
+        """Returns the plan of a method as a run holds it.
+
+        Args:
+            plan: The plan, already checked by `EpochPlan.check`.
+            n: Number of samples.
+        """
+        values = {field.name: getattr(plan, field.name) for field in fields(HeldPlan) if field.name != "n"}
+        for name in ("refresh",) if plan.drawn else ("ids", "refresh"):
+            if values[name] is not None:
+                values[name] = torch.from_numpy(packed(values[name].numpy(), n))
+        return HeldPlan(n, **values)
+
+    def plan(self) -> EpochPlan:
+        """Returns the plan with ids in place of bitmasks."""
+        values = self.state_dict()
+        del values["n"]
+        for name in self._packed:
+            if values[name] is not None:
+                values[name] = ids_of(unpacked(values[name].numpy()))
+        return EpochPlan(**values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state as tensors and plain values; `HeldPlan(**state)` restores the plan."""
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"facts": dict(self.facts)}
+
+    @cached_property
+    def rows(self) -> int:
+        """Number of kept samples; in a drawn plan, a sample counts as often as it was drawn."""
+        return len(self.ids) if self.drawn else number(self.ids.numpy())
+
+    @cached_property
+    def refreshed(self) -> int:
+        """Number of refreshed samples."""
+        return 0 if self.refresh is None else number(self.refresh.numpy())
+
+    @property
+    def everything(self) -> bool:
+        """Whether every sample is kept, and comes once."""
+        return not self.drawn and self.rows == self.n
+
+    @cached_property
+    def _marks(self) -> Bitmask:
+        return Bitmask(self.ids.numpy(), self.n)
+
+    def keeps(self, ids: NDArray[np.int64]) -> Mask:
+        """Returns the mask of kept samples.
+
+        Args:
+            ids: Ids, shape (k,), int64.
+        """
+        return np.ones(len(ids), dtype=np.bool_) if self.everything else self._marks.of(ids)
+
+    def weights_of(self, ids: NDArray[np.int64]) -> Tensor | None:
+        """Returns the weights of kept samples, shape (k,), float32; None if the plan has none.
+
+        Args:
+            ids: Ids, shape (k,), int64.
+        """
+        return None if self.weights is None else self.weights[torch.from_numpy(self._place(ids))]
+
+    @cached_property
+    def _place(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """Function from ids to places among the kept samples."""
+        if self.drawn:
+            place = torch.empty(self.n, dtype=torch.int32 if self.rows < 2**31 else torch.int64)
+            place[self.ids] = torch.arange(self.rows, dtype=place.dtype)  # a sample that was drawn twice has one weight
+            return place.numpy().take
+        return (lambda ids: ids) if self.everything else self._marks.before
+
+    def refreshing(self, rank: int = 0, size: int = 1) -> Callable[[int, int], NDArray[np.int64]]:
+        """Returns a function from a first and an end place to the ids that a process refreshes, ascending.
+
+        The function returns fewer ids at the end of the part of the process.
+
+        Args:
+            rank: Number of the process. Default: 0.
+            size: Number of processes, which refresh equal parts. Default: 1.
+        """
+        begin, end = equal_part(self.refreshed, rank, size)
+        if self.refresh is None:
+            return lambda first, last: np.empty(0, dtype=np.int64)
+        marks = Bitmask(self.refresh.numpy(), self.n)
+        return lambda first, last: marks.ids(min(begin + first, end), min(begin + last, end))
+
+
+def equal_part(total: int, rank: int, size: int) -> tuple[int, int]:
+    """Returns the first and the end place of a rank, if places are divided equally.
+
+    Args:
+        total: Number of places; the parts of the ranks differ by one at most.
+        rank: Number of the rank.
+        size: Number of ranks.
+
+    Example:
+        >>> [equal_part(7, rank, 3) for rank in range(3)]
+        [(0, 2), (2, 4), (4, 7)]
+    """
+    return total * rank // size, total * (rank + 1) // size
