@@ -30,6 +30,17 @@ TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime", "wall
 """Headings of the table after that of the metric."""
 
 
+def print_rate(task: str) -> str:
+    """Prints the learning rate of a recipe that was changed with its batch, and returns the name of the task."""
+    from thresher_lab.recipes.batches import rate_note
+    from thresher_lab.recipes.running import task_of
+
+    found: Any = task_of(task)
+    if getattr(found, "before", None) and (note := rate_note(found.before, found.settings)):
+        typer.echo(note, err=True)
+    return task
+
+
 def print_summary(console: "Console", results: dict[str, Any]) -> None:
     """Prints the verdicts of a comparison with their numbers, each in full, and what to do.
 

@@ -6,9 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from thresher_lab.cli._comparison import after_a_loss, print_dry_run, run_and_print
+from thresher_lab.cli._comparison import after_a_loss, print_dry_run, print_rate, run_and_print
 from thresher_lab.cli._console import (
     STANDARD_OUTPUT,
+    AccumulateOption,
+    BatchSizeOption,
     DataOption,
     DeviceOption,
     EpochsOption,
@@ -68,6 +70,8 @@ def compare(
     out: OutOption,
     seeds: SeedsOption = "0,1,2",
     data: DataOption = None,
+    batch_size: BatchSizeOption = None,
+    accumulate: AccumulateOption = None,
     jobs: TogetherJobsOption = None,
     device: DeviceOption = None,
     margin: Annotated[float | None, typer.Option(help=MARGIN_HELP)] = None,
@@ -91,11 +95,12 @@ def compare(
     accelerate launch (`torchrun --nproc-per-node 2 -m thresher compare ...`), all processes train each run together.
     """
     from thresher_lab.comparison.controls import parse_budget, parse_controls, parse_rates
+    from thresher_lab.recipes.running import with_batch_of
 
     if methods is None and budget is None:
         raise ValueError("compare: give --methods, such as infobatch, or --budget, such as 0.5,0.35")
     use_device(device)
-    training = training_of(script, task)
+    training = print_rate(with_batch_of(training_of(script, task), batch_size, accumulate))
     kinds = None if controls is None else parse_controls(controls)
     kept = [] if budget is None else [f"winnow:share={share:g}" for share in parse_budget(budget)]
     asked = ",".join(filter(None, (methods, *kept)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thresher_lab.cli._console import DataOption, QuietOption, TogetherJobsOption
+from thresher_lab.cli._console import AccumulateOption, BatchSizeOption, DataOption, QuietOption, TogetherJobsOption
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,10 +18,18 @@ if TYPE_CHECKING:
 PAGE = "reproduce.md"
 RECIPE_HELP = (
     "Recipe that trains one table or figure at full size, on the data of its paper: the network, epochs and schedules of the "
-    "recipe, the methods of the table. `thresher reproduce` lists the recipes of each."
+    "recipe, the methods of the table. `thresher reproduce` lists the recipes of each; `all`, with --dry-run or --smoke, is "
+    "every one."
 )
 SMOKE_HELP = "With --recipe: try it out in seconds, with a small network on made-up data."
-DRY_RUN_HELP = "With --recipe: print what would be trained, its cost and about how long it takes here, and train nothing."
+DRY_RUN_HELP = (
+    "With --recipe: print what would be trained, its cost and about how long it takes here, and train nothing. With --recipe "
+    "all: print the commands, with data, runs, epochs, and the hours of the recipes."
+)
+PLAN_NOTE = (
+    "Hours are as if each run took as long as full training, on the hardware of the recipe. Commands with one recipe and one "
+    "--work share the runs that they have in common. A command with --dry-run measures its time here."
+)
 
 
 def reproduce(
@@ -41,6 +49,8 @@ def reproduce(
     ] = None,
     data: DataOption = None,
     jobs: TogetherJobsOption = None,
+    batch_size: BatchSizeOption = None,
+    accumulate: AccumulateOption = None,
     *,
     recipe: Annotated[str | None, typer.Option(help=RECIPE_HELP)] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help=SMOKE_HELP)] = False,
@@ -53,10 +63,12 @@ def reproduce(
     has started train each run together.
     """
     from thresher.methods import no_such
+    from thresher_lab.cli._comparison import print_rate
     from thresher_lab.cli._console import open_console, print_table
     from thresher_lab.reproduction import ARTEFACTS
-    from thresher_lab.reproduction.page import section
-    from thresher_lab.training.processes import own_rank
+    from thresher_lab.reproduction.full_size import at_full_size, plan
+    from thresher_lab.reproduction.page import reproduction_page
+    from thresher_lab.training.store import whole
 
     if not names:
         print_table(open_console(), _artefact_table())
@@ -64,78 +76,69 @@ def reproduce(
     unknown = [name for name in names if name not in ARTEFACTS and name != "all"]
     if unknown:
         raise ValueError(no_such("table or figure", unknown[0], ["all", *ARTEFACTS]))
-    if recipe is not None:
-        _at_full_size(names, recipe, work, results, page, data, jobs, smoke=smoke, dry_run=dry_run, quiet=quiet)
-        return
-    if smoke or dry_run:
-        raise ValueError("reproduce: --smoke and --dry-run go with --recipe")
-    console = open_console()
-    folder, page = results or work / "results", page or work / PAGE
-    for name in ARTEFACTS if "all" in names else dict.fromkeys(names):
-        found = _reproduced(ARTEFACTS[name], name, work, folder, data, jobs, quiet=quiet)
-        if found:
-            console.print(section(found), markup=False, highlight=False)
-    if own_rank() == 0:
-        _write_page(page, folder)
-        typer.echo(f"{folder}\n{page}")
-
-
-def _at_full_size(
-    names: list[str],
-    recipe: str,
-    work: Path,
-    results: Path | None,
-    page: Path | None,
-    data: Path | None,
-    jobs: int | None,
-    *,
-    smoke: bool,
-    dry_run: bool,
-    quiet: bool,
-) -> None:
-    """Trains one table or figure with a recipe, prints it, and writes its results and a page of its own."""
-    from thresher_lab.cli._comparison import print_dry_run
-    from thresher_lab.cli._console import open_console
-    from thresher_lab.reproduction import ARTEFACTS
-    from thresher_lab.reproduction.full_size import at_full_size
-    from thresher_lab.reproduction.page import reproduction_page, section
-    from thresher_lab.training.store import whole
-
-    if len(names) != 1 or names == ["all"]:
-        raise ValueError(f"--recipe: give one table or figure, got {', '.join(names)}")
+    batch, given = {"batch_size": batch_size, "accumulate": accumulate}, {"data": data, "jobs": jobs, "quiet": quiet}
+    asked, folder = list(ARTEFACTS if "all" in names else dict.fromkeys(names)), results or work / "results"
+    if recipe == "all":
+        if dry_run == smoke or any(batch.values()):
+            raise ValueError("--recipe all: goes with --dry-run, which prints all commands, or --smoke, and not with a batch")
+        pairs = [(ARTEFACTS[name], one) for name in asked for one in ARTEFACTS[name].recipes]
+    elif recipe is not None and len(asked) > 1:
+        raise ValueError(f"--recipe: give one table or figure, got {', '.join(names)}; or --recipe all")
+    else:
+        pairs = [] if recipe is None else [(ARTEFACTS[asked[0]], recipe)]
+    if recipe is None and (smoke or dry_run or any(batch.values())):
+        raise ValueError("reproduce: --smoke, --dry-run, --batch-size and --accumulate go with --recipe")
     if smoke and data is not None:
         typer.echo(f"--smoke: the data is made up, {data} is not read", err=True)
-        data = None
-    artefact, name = at_full_size(ARTEFACTS[names[0]], recipe, smoke=smoke), f"{names[0]}@{recipe}{'-smoke' * smoke}"
-    if dry_run:
-        [part], seeds = artefact.parts, ",".join(map(str, artefact.seeds))
+        given["data"] = None
+    for artefact, name in pairs:
+        if recipe == "all" and dry_run:
+            typer.echo(plan(artefact, name))
+            continue
+        own = at_full_size(artefact, name, smoke=smoke, **batch)
+        for part in own.parts:
+            print_rate(part.task)
+        if dry_run:
+            _dry_run(own, work, **given)
+        elif found := _reproduced(own, called := f"{artefact.name}@{name}{'-smoke' * smoke}", work, folder, **given):
+            with whole(page if page and recipe != "all" else work / f"{called}.md") as file:
+                file.write(reproduction_page([found]).encode())
+    if recipe is None:
+        every = [_reproduced(ARTEFACTS[name], name, work, folder, **given) for name in asked]
+        if all(every):
+            _write_page(page or work / PAGE, folder)
+            typer.echo(f"{folder}\n{page or work / PAGE}")
+    elif recipe == "all" and dry_run:
+        typer.echo(PLAN_NOTE)
+
+
+def _dry_run(artefact: "Artefact", work: Path, **given: Any) -> None:
+    """Prints what a table or figure would train, part by part, and about how long here."""
+    from thresher_lab.cli._comparison import print_dry_run
+    from thresher_lab.reproduction.artefact import runs_folder
+
+    for part in artefact.parts:
         if part.scores is not None:
             typer.echo("The scores that some rows need are made before, and are not in this estimate.", err=True)
-        rows = ",".join(text for text in part.rows.values() if "{scores}" not in text)
-        print_dry_run(
-            part.task, rows, seeds, part.epochs, work / name, data=data, jobs=jobs, controls=part.controls, quiet=quiet
-        )
-        return
-    found = _reproduced(artefact, name, work, results or work / "results", data, jobs, quiet=quiet)
-    if found:
-        open_console().print(section(found), markup=False, highlight=False)
-        with whole(page or work / f"{name}.md") as file:
-            file.write(reproduction_page([found]).encode())
+        rows, seeds = [text for text in part.rows.values() if "{scores}" not in text] or ["full"], map(str, artefact.seeds)
+        own = part.task, ",".join(rows), ",".join(seeds), part.epochs, runs_folder(work, part)
+        print_dry_run(*own, controls=part.controls, **given)
 
 
-def _reproduced(
-    artefact: "Artefact", name: str, work: Path, folder: Path, data: Path | None, jobs: int | None, *, quiet: bool
-) -> dict[str, Any]:
+def _reproduced(artefact: "Artefact", name: str, work: Path, folder: Path, *, quiet: bool, **given: Any) -> dict[str, Any]:
+    """Trains one table or figure, prints it, and writes its results; in all but the first process it returns nothing."""
     from thresher_lab.cli._comparison import explained_interruptions
     from thresher_lab.cli._console import open_console
     from thresher_lab.cli._progress import progress_on
     from thresher_lab.reproduction.artefact import reproduce
+    from thresher_lab.reproduction.page import section
     from thresher_lab.training.store import write_json
 
     with explained_interruptions(work), progress_on(open_console(), quiet=quiet) as watcher:
-        found = reproduce(artefact, work, data=data, jobs=jobs, watcher=watcher)
+        found = reproduce(artefact, work, watcher=watcher, **given)
     if found:
         write_json(folder / f"{name}.json", found)
+        open_console().print(section(found), markup=False, highlight=False)
     return found
 
 

@@ -8,14 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from thresher_lab.cli._console import QuietOption
+from thresher_lab.cli._console import AccumulateOption, BatchSizeOption, QuietOption
 
 RECIPE_HELP = "Name of a recipe, as listed by `thresher recipes`, or your own FILE.yaml."
-BATCH_HELP = (
-    "Number of samples of one forward and backward pass, over all processes. Default: that of the recipe. The learning rate is "
-    "scaled to the samples of a step."
-)
-ACCUMULATE_HELP = "Number of batches whose gradients are added up before each step. Default: that of the recipe, mostly 1."
 DATA_HELP = "Folder with the data of the recipe; `thresher recipes NAME` says which data it needs."
 
 
@@ -41,14 +36,8 @@ def train(
     weights: Annotated[
         Path | None, typer.Option(help="File with the weights to start from: the model.pt of the recipe that this one names.")
     ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help=BATCH_HELP),
-    ] = None,
-    accumulate: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="K", help=ACCUMULATE_HELP),
-    ] = None,
+    batch_size: BatchSizeOption = None,
+    accumulate: AccumulateOption = None,
     workers: Annotated[
         int | None,
         typer.Option(min=0, help="Number of processes that load data. Default: one per CPU core; none with --smoke."),

@@ -2,6 +2,7 @@
 
 import getpass
 import math
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from thresher.scores import Scores
 from thresher_lab.recipes import datasets
 from thresher_lab.recipes import schema as loading
 from thresher_lab.recipes.schema import Recipe
-from thresher_lab.recipes.task import Measure, RecipeTask, map_settings, scale_counts
+from thresher_lab.recipes.task import PREFIX, Measure, RecipeTask, map_settings, scale_counts
 from thresher_lab.tasks import built_in
 from thresher_lab.tasks.base import Data
 from thresher_lab.tasks.script import Script
@@ -56,11 +57,15 @@ class SmokeTask(RecipeTask):
         return cls(file, reduced(full, file), full=full, folder=folder, **options)
 
     def spec(self, text: str | None = None) -> Spec:
-        """Returns the method, with counts of epochs and steps that shrink like those of the training, and synthetic scores."""
+        """Returns the method, with synthetic scores."""
+        found = self.scaled(self.given_method(text))
+        return map_settings(found, lambda name, value: str(self._scores()) if name == "scores" else value)
+
+    def scaled(self, spec: Spec) -> Spec:
+        """Returns a method whose counts of epochs and steps shrink like those of the training."""
         assert self.full is not None
         steps = steps_of(self.settings) / steps_of(self.full)
-        found = scale_counts(self.given_method(text), warmup_epochs=self.epochs / self.full.epochs, warmup_steps=steps)
-        return map_settings(found, lambda name, value: str(self._scores()) if name == "scores" else value)
+        return scale_counts(spec, warmup_epochs=self.epochs / self.full.epochs, warmup_steps=steps)
 
     def find(self, folder: Path | None) -> Path | None:
         """Writes synthetic files, if the recipe reads files, and returns their folder.
@@ -222,6 +227,34 @@ def _generator() -> torch.Generator:
 
 SMOKE = "smoke:"
 """Prefix of the name of a recipe that is to be tried out with a small network on made-up data."""
+BATCH_OF = re.compile(rf"((?:{PREFIX}|{SMOKE}).+)@([1-9]\d*)x([1-9]\d*)")
+"""Name of a recipe with another batch."""
+
+
+def with_batch_of(name: str, batch_size: int | None, accumulate: int | None, factor: int = 1) -> str:
+    """Returns the name of a recipe with another batch, `NAME@SIZExACCUMULATE`.
+
+    Args:
+        name: Name of a task.
+        batch_size: Number of samples of one forward and backward pass. Default: that of the recipe.
+        accumulate: Number of batches whose gradients are added up before each step. Default: that of the recipe.
+        factor: Factor on the samples of a step: on the number of batches where a batch is given, else on the batch. Default: 1.
+
+    Raises:
+        ValueError: A batch is given, and the task is no recipe.
+    """
+    given = batch_size is not None or accumulate is not None
+    if not given and factor == 1:
+        return name
+    task = task_of(name)
+    if not isinstance(task, RecipeTask):
+        raise ValueError(
+            f"--batch-size and --accumulate are for recipes, such as recipe:wrn-28-10; set the batch of {name} there"
+        )
+    own = task.settings.batch
+    size, times = batch_size or own.size, accumulate or own.accumulate
+    size, times = (size, times * factor) if given else (size * factor, times)
+    return name if (size, times) == (own.size, own.accumulate) else f"{name}@{size}x{times}"
 
 
 def task_of(name: str) -> Trainable:
@@ -229,15 +262,19 @@ def task_of(name: str) -> Trainable:
 
     Args:
         name: Name of a task; `NAME@SAMPLES` for a subset of its training samples, see `tasks.built_in`; `recipe:NAME`, see
-            `RecipeTask`; `smoke:NAME`, see `SmokeTask`; or `FILE.py:FUNCTION`, see `Script`.
+            `RecipeTask`; `smoke:NAME`, see `SmokeTask`; either with another batch, see `with_batch_of`; or `FILE.py:FUNCTION`,
+            see `Script`.
 
     Raises:
         ValueError: There is no such task, and the message lists all tasks; no number after the @; or no such function.
         FileNotFoundError: There is no such file.
     """
+    if found := BATCH_OF.fullmatch(name):
+        bare, size, accumulate = found.groups()
+        return RecipeTask.batched(task_of(bare), int(size), int(accumulate))  # pyright: ignore[reportArgumentType]
     path, colon, function = name.rpartition(":")
-    if path == "recipe":
-        return RecipeTask.of(function)
+    if name.startswith(PREFIX):
+        return RecipeTask.of(name.removeprefix(PREFIX))
     if name.startswith(SMOKE):
         return SmokeTask.at(function, Path(tempfile.gettempdir()) / f"thresher-{getpass.getuser()}" / function)
     if colon and path.endswith(".py"):

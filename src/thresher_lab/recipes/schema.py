@@ -254,6 +254,8 @@ class Recipe(Section):
         ema: Moving average of the weights that is tested. Default: none.
         metric: Metric: "accuracy", "mean IoU", or "-loss", for which larger is better, too.
         published: Numbers of the source.
+        hardware: Hardware of the source.
+        hours: Hours of full training on it. Default: not given.
         notes: Contradictions within the source, or between the source and its code, and the choices made here.
         not_given: Choices made here for settings that the source does not give, by field.
         smoke: Fields of a recipe that differ in a smoke test, in addition to those of `recipes.running.reduced`.
@@ -273,6 +275,8 @@ class Recipe(Section):
     ema: EmaSection | None = None
     metric: Literal["accuracy", "mean IoU", "-loss"] = "accuracy"
     published: tuple[PublishedNumber, ...]
+    hardware: str = "hardware not given"
+    hours: float | None = None
     notes: tuple[str, ...] = ()
     not_given: dict[str, str] = Field(default_factory=dict)
     smoke: dict[str, Any] = Field(default_factory=dict)
@@ -280,7 +284,8 @@ class Recipe(Section):
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that a training depends on, as plain values."""
-        return self.model_dump(mode="json", exclude={"paper", "title", "published", "notes", "not_given", "smoke"})
+        about = {"paper", "title", "published", "hardware", "hours", "notes", "not_given", "smoke"}
+        return self.model_dump(mode="json", exclude=about)
 
 
 RECIPE_SUFFIX = ".yaml"

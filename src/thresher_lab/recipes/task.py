@@ -241,7 +241,7 @@ class RecipeTask:
         return self.shortened or self.settings.epochs
 
     def spec(self, text: str | None = None) -> Spec:
-        """Returns the method; its counts of epochs shrink with the epochs, and those of batches grow where batches are smaller.
+        """Returns the method, with counts that fit the training, see `scaled`.
 
         Args:
             text: Method in the form of the command line. Default: that of the recipe.
@@ -255,8 +255,12 @@ class RecipeTask:
         if missing:
             make = f"`thresher score --task {self.name} --data DIR --out {missing[0]}` makes it"
             raise FileNotFoundError(f"{loading.display_path(self.file)}: method: no file of scores {missing[0]}; {make}")
+        return self.scaled(found)
+
+    def scaled(self, spec: Spec) -> Spec:
+        """Returns a method whose counts of epochs shrink with the epochs; those of batches grow where batches are smaller."""
         batches = 1.0 if self.before is None else self.before.batch.size / self.settings.batch.size
-        return scale_counts(found, warmup_epochs=min(1.0, self.epochs / self.settings.epochs), warmup_steps=batches)
+        return scale_counts(spec, warmup_epochs=min(1.0, self.epochs / self.settings.epochs), warmup_steps=batches)
 
     def given_method(self, text: str | None) -> Spec:
         """Returns the given method, or that of the recipe if none is given, without changes.

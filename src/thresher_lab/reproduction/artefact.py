@@ -53,6 +53,7 @@ class ArtefactPart:
         score_sets: Whether each seed has a set of scores, by models with seeds of their own, so that statements about scores
             have a spread; `{scores}` stands for those of the first seed. Default False: one set of scores.
         controls: Kinds of controls that are trained for every row, at its cost.
+        batch: Factor on the batch of a recipe at full size, and with it on the learning rate. Default: 1.
     """
 
     name: str
@@ -63,6 +64,7 @@ class ArtefactPart:
     scores: tuple[str, int, int] | None = None
     score_sets: bool = False
     controls: tuple[Control, ...] = ()
+    batch: int = 1
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,10 @@ class Artefact:
         chart: How the tables are drawn. Default: not at all.
         seeds: Distinct random seeds, at least three.
         beside: Remark for the reader, as a sentence in Markdown, such as a result that contradicts it.
-        recipes: Names of the recipes that train a part at full size, with the name of that part, see `full_size.at_full_size`.
+        recipes: Names of the recipes that train parts at full size, with the name of the part, or the names of several; see
+            `full_size.at_full_size`.
+        command: Command that makes it. Default: `thresher reproduce` with its name.
+        head: First paragraph of a page about it alone. Default: that of the page of all tables and figures.
     """
 
     name: str
@@ -208,7 +213,9 @@ class Artefact:
     chart: TableChart | None = None
     seeds: Sequence[int] = (0, 1, 2)
     beside: str = ""
-    recipes: Mapping[str, str] = field(default_factory=dict)
+    recipes: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    command: str = ""
+    head: str = ""
 
 
 def overall(claims: Sequence[Mapping[str, Any]]) -> Verdict:
@@ -359,7 +366,7 @@ def reproduce(
     first = next(iter(results.values()))
     names = ("name", "task", "epochs", "metric", "backward_to_forward", "summary")
     return {
-        **{name: getattr(artefact, name) for name in ("name", "paper", "shows", "here", "beside")},
+        **{name: getattr(artefact, name) for name in ("name", "paper", "shows", "here", "beside", "command", "head")},
         "seeds": list(artefact.seeds),
         "device": first["device"],
         "versions": first["versions"],
@@ -371,9 +378,14 @@ def reproduce(
     }
 
 
+def runs_folder(work: Path, part: ArtefactPart) -> Path:
+    """Returns the folder of the runs of a part, which parts of one task share."""
+    return work / f"{part.task.replace(':', '-')}-{part.epochs}"
+
+
 def _compared(artefact: Artefact, part: ArtefactPart, work: Path, **options: Any) -> dict[str, Any]:
     """Returns the results of a part; `labels` has the label of each row's method, and runs name the files of their scores."""
-    folder = work / f"{part.task.replace(':', '-')}-{part.epochs}"
+    folder = runs_folder(work, part)
     sets = _scores_files(part, work, options["data"], len(artefact.seeds))
     specs = specs_of(part, sets[0] if sets else None)
     found = compare(part.task, list(specs.values()), artefact.seeds, part.epochs, folder, controls=part.controls, **options)

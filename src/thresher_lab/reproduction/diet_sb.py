@@ -34,7 +34,7 @@ from thresher_lab.tasks.pictures import contact_sheet, png_base64, training_imag
 DIET_SB_PAPER = "Diet Selective-Backprop (poster)"
 MNIST_EPOCHS = 20
 EL2N_MODELS = ("el2n", 3, 2)
-"""Scores: EL2N of three models that train for two epochs."""
+"""Scores: EL2N of three models that train for two epochs; with a recipe, see `full_size.EL2N_MODELS`."""
 CNN_TASK, MLP_TASK = "mnist-5k", "mnist-5k-mlp"
 MNIST_SETUP = (
     "A small CNN on 4,000 digits of MNIST for GoogLeNet and ResNet-18 on CIFAR-100; a perceptron is the second architecture. "
@@ -240,10 +240,11 @@ def _panel_d(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     for share in OVERLAP_SHARES:
         of_parts = [
             statistics.mean(least_used_overlap(part, share)(measured, seed) for seed in measured[part]["SB 50%"])
-            for part in ("cnn", "mlp")
+            for part in measured
         ]
         rows.append([f"{share:.0%}", *(f"{value:.3f}" for value in of_parts), f"{share:.3f}"])
-    header = ["share", "overlap, CNN", "overlap, perceptron", "by chance"]
+    names = {"cnn": ", CNN", "mlp": ", perceptron"} if len(measured) > 1 else {"cnn": ""}
+    header = ["share", *(f"overlap{names[part]}" for part in measured), "by chance"]
     return [PageTable("Samples trained on least by Selective-Backprop and lowest in EL2N (mean of the seeds)", header, rows)]
 
 

@@ -1,25 +1,37 @@
 """A table or figure of a paper at full size: its rows, trained with a recipe on the data of the paper."""
 
+import shlex
 from dataclasses import replace
 from typing import Any
 
 from thresher.methods import no_such
-from thresher_lab.recipes.running import SMOKE, task_of
+from thresher_lab.recipes.running import SMOKE, task_of, with_batch_of
 from thresher_lab.recipes.task import PREFIX, RecipeTask
-from thresher_lab.reproduction.artefact import Artefact
+from thresher_lab.reproduction.artefact import Artefact, ArtefactPart
 from thresher_lab.training.specs import Composition, parse_methods
 
+EL2N_MODELS = ("el2n", 10, 10)
+"""Scores at full size: EL2N of ten models that train for ten epochs, as in arXiv:2107.07075."""
+OF_TABLE = "The rows are trained with the recipe `{}`: its network, data, epochs and schedules."
+OF_SMOKE = (
+    "**A smoke test, on made-up data: it shows that the command runs. Its numbers and verdicts say nothing about the paper.**"
+)
 
-def at_full_size(artefact: Artefact, recipe: str, *, smoke: bool = False) -> Artefact:
-    """Returns a table or figure with the part that a recipe stands for, at the size of the recipe.
 
-    The rows of that part are trained with the network, the data, the epochs and the schedules of the recipe. A row of the
+def at_full_size(
+    artefact: Artefact, recipe: str, *, smoke: bool = False, batch_size: int | None = None, accumulate: int | None = None
+) -> Artefact:
+    """Returns a table or figure with the parts that a recipe stands for, at the size of the recipe.
+
+    The rows of these parts are trained with the network, the data, the epochs and the schedules of the recipe. A row of the
     recipe's own method has the settings of the recipe, where the row gives none. Claims about other parts are left out.
 
     Args:
         artefact: The table or figure.
         recipe: Name of one of the recipes of the table or figure.
         smoke: Whether a small network is trained on made-up data instead, in seconds. Default False.
+        batch_size: Number of samples of one forward and backward pass. Default: that of the recipe.
+        accumulate: Number of batches whose gradients are added up before each step. Default: that of the recipe.
 
     Raises:
         ValueError: The table or figure has no such recipe; the message names those that it has.
@@ -28,21 +40,65 @@ def at_full_size(artefact: Artefact, recipe: str, *, smoke: bool = False) -> Art
         raise ValueError(f"--recipe: {artefact.name} has no form at full size; leave --recipe out")
     if recipe not in artefact.recipes:
         raise ValueError(f"--recipe: {artefact.name}: {no_such('recipe', recipe, artefact.recipes)}")
+    given = artefact.recipes[recipe]
+    names = (given,) if isinstance(given, str) else given
     named = f"{SMOKE if smoke else PREFIX}{recipe}"
-    task = task_of(named)
-    assert isinstance(task, RecipeTask)
-    name = artefact.recipes[recipe]
-    [part] = [part for part in artefact.parts if part.name == name]
-    rows = {row: with_settings_of(task.settings.method, text) for row, text in part.rows.items()}
-    own = replace(part, task=named, epochs=task.epochs, rows=rows)
-    several = len(artefact.parts) > 1
-    claims = [
-        replace(claim, text=claim.text.removeprefix(f"{name}: "))
-        for claim in artefact.claims
-        if claim.part == name or not (several or claim.part)
+    parts = [
+        _at_its_size(part, with_batch_of(named, batch_size, accumulate, part.batch))
+        for part in artefact.parts
+        if part.name in names
     ]
-    here = f"{task.settings.title}, the recipe `{recipe}`" + (" with a small network on made-up data" if smoke else "")
-    return replace(artefact, parts=[own], claims=claims, here=here, beside="")
+    settings = _recipe(parts[0].task).settings
+    claims = [
+        replace(claim, text=claim.text.removeprefix(f"{names[0]}: ")) if len(parts) == 1 else claim
+        for claim in artefact.claims
+        if claim.part in names or (not claim.part and len(parts) == len(artefact.parts))
+    ]
+    here = f"{settings.title}, the recipe `{recipe}`" + (" with a small network on made-up data" if smoke else "")
+    options = {"recipe": recipe, "batch-size": batch_size, "accumulate": accumulate}
+    command = ["thresher", "reproduce", artefact.name]
+    command += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    command += ["--smoke"] if smoke else [] if settings.data.task in OWN_DATA else ["--data", "DIR"]
+    own = {"here": here, "beside": "", "command": shlex.join(command), "head": OF_SMOKE if smoke else OF_TABLE.format(recipe)}
+    return replace(artefact, parts=parts, claims=claims, **own)
+
+
+OWN_DATA = ("line", "bike")
+"""Tasks of recipes that take no folder with data."""
+
+
+def _recipe(name: str) -> RecipeTask:
+    task = task_of(name)
+    assert isinstance(task, RecipeTask)
+    return task
+
+
+def _at_its_size(part: ArtefactPart, name: str) -> ArtefactPart:
+    """Returns a part with the epochs of a recipe, the settings of its method and, but for smoke tests, its scores."""
+    task = _recipe(name)
+    method = task.scaled(task.given_method(None)).text
+    rows = {row: with_settings_of(method, text) for row, text in part.rows.items()}
+    scores = part.scores if name.startswith(SMOKE) or not part.scores else EL2N_MODELS
+    return replace(part, task=name, epochs=task.epochs, rows=rows, scores=scores)
+
+
+def plan(artefact: Artefact, recipe: str) -> str:
+    """Returns what a table or figure would train at full size, from the recipe alone: the command, and below what it takes.
+
+    Hours are as if each run took as long as full training on the hardware of the source.
+
+    Args:
+        artefact: The table or figure.
+        recipe: Name of one of its recipes.
+    """
+    found, settings = at_full_size(artefact, recipe), RecipeTask.of(recipe).settings
+    runs = len(found.seeds) * sum(1 + len(part.rows) * (1 + len(part.controls)) for part in found.parts)
+    models = sum(part.scores[1] * (len(found.seeds) if part.score_sets else 1) for part in found.parts if part.scores)
+    scores = f", {models} models of {EL2N_MODELS[2]} epochs for scores" if models else ""
+    hours = (settings.hours or 0) * (runs + models * EL2N_MODELS[2] / settings.epochs)
+    time = f"about {hours:,.0f} h" if hours >= 10 else f"about {hours:.2g} h" if hours else "hours not given"
+    taken = f"{settings.data.name}: {runs} runs of {settings.epochs} epochs{scores}; {time}, {settings.hardware}"
+    return f"{found.command}\n    {taken}"
 
 
 def with_settings_of(recipe_method: str, text: str) -> str:
@@ -65,5 +121,5 @@ def with_settings_of(recipe_method: str, text: str) -> str:
     return ":".join([text, *(setting for setting in others if setting.partition("=")[0] not in named | CHOICES)])
 
 
-CHOICES = {"keep", "beta", "forward_passes"}
+CHOICES = {"keep", "beta", "forward_passes", "drop_top"}
 """Settings in which the rows of a table differ, so that a row without one has the method's default."""

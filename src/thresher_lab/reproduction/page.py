@@ -7,16 +7,18 @@ from typing import Any
 from thresher_lab.reproduction.artefact import VERDICTS, with_interval
 from thresher_lab.training.files import markdown_table
 
-PAGE_HEAD = """# Which results of the papers reproduce
-
+SMALL_HEAD = """\
 The command `thresher reproduce NAME` makes one table or figure, and `thresher reproduce all` makes all of them and this page.
 All experiments are at the scale of two CPU cores: small networks and small data stand for those of the papers, and each section
-names them. Each row of a section has what the paper says, in our words with the place, and a number, measured with each seed,
+names them."""
+SMALL_END = " A\nclaim that does not reproduce here may still hold at the scale of the paper."
+PAGE_HEAD = """# Which results of the papers reproduce
+
+{} Each row of a section has what the paper says, in our words with the place, and a number, measured with each seed,
 that should be above a limit. The claim is **reproduced** where the whole 95 % interval of the mean is above the limit, and
 **not reproduced** where the whole interval is below it. Otherwise, these seeds **cannot tell**: more of them are needed. A
 number of counted passes that is the same with every seed has no interval: such a claim **holds by count** or **fails by
-count**, and decides no table. Some rows are conditions of our setup; where one does not hold, the table is **not tested**. A
-claim that does not reproduce here may still hold at the scale of the paper.
+count**, and decides no table. Some rows are conditions of our setup; where one does not hold, the table is **not tested**.{}
 
 The tables say how many optimizer steps each row takes: not all have as many as full training. A method that chooses in the
 batch trains either on batches that are **filled up** with the rows kept of several batches, which takes fewer steps, or on
@@ -47,7 +49,8 @@ def reproduction_page(results: Sequence[Mapping[str, Any]], missing: Sequence[st
         [f"[{found['paper']}](#{found['name']})", found["shows"], found["verdict"], _claim_counts(found)] for found in ordered
     ]
     overview = markdown_table(["", "subject", "verdict", "claims"], rows) + "\n"
-    head = f"{PAGE_HEAD}{summary_sentence(results)}\n\n{waiting}"
+    own = next((found["head"] for found in results if found.get("head")), None)
+    head = f"{PAGE_HEAD.format(*((own, '') if own else (SMALL_HEAD, SMALL_END)))}{summary_sentence(results)}\n\n{waiting}"
     return f"{head}{_failed_claims(ordered)}{overview}" + "".join(
         f"\n{section(found, with_chart=found['name'] in charts)}" for found in (*ordered, *outdated)
     )
@@ -93,11 +96,11 @@ def _failed_claims(results: Sequence[Mapping[str, Any]]) -> str:
 
 def section(found: Mapping[str, Any], *, with_chart: bool = False) -> str:
     """Returns the section of one table or figure, above whose tables their chart may be shown."""
-    outdated = found.get("outdated")
+    outdated, command = found.get("outdated"), found.get("command") or f"thresher reproduce {found['name']}"
     lines = [
         f'## <a id="{found["name"]}"></a>{found["paper"]}: {"to be trained anew" if outdated else found["verdict"]}\n',
         *([f"Numbers of an earlier version. {outdated}\n"] if outdated else []),
-        f"{_capital(found['shows'])}. {found['here']}. Seeds: {len(found['seeds'])}. `thresher reproduce {found['name']}`\n",
+        f"{_capital(found['shows'])}. {found['here']}. Seeds: {len(found['seeds'])}. `{command}`\n",
         markdown_table(CLAIM_COLUMNS, [_claim_cells(claim) for claim in found["claims"]]) + "\n",
         *([f"{found['beside']}\n"] if found.get("beside") else []),
     ]

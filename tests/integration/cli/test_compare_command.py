@@ -204,3 +204,14 @@ def until(condition, seconds=60):
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.02)
+
+
+def test_a_recipe_with_another_batch(called, tmp_path):
+    given = ["--methods", "random_backprop", "--epochs", "1", "--seeds", "0", "--controls", "", "--out", str(tmp_path / "out")]
+    done = called("compare", "smoke:adaselection-line", *given, "--batch-size", "8", "--accumulate", "4")
+    assert done.returncode == 0, done.stderr
+    assert "32 samples per step in place of 16: learning rate 0.01 -> 0.02 (sgd: in proportion" in done.stderr
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["task"] == "smoke:adaselection-line@8x4" and {run["cost"]["steps"] for run in results["runs"]} == {4}
+    refused = called("compare", "digits", *given, "--batch-size", "8")
+    assert refused.returncode == 2 and "are for recipes" in refused.stderr

@@ -1,9 +1,10 @@
 import json
 
+import pytest
 import torch
 import yaml
 
-from thresher_lab.recipes.running import run
+from thresher_lab.recipes.running import SmokeTask, run, task_of, with_batch_of
 from thresher_lab.recipes.task import RecipeTask
 
 CONTENT = """
@@ -51,3 +52,14 @@ def written_without_average(tmp_path):
     file = tmp_path / "direct.yaml"
     file.write_text(yaml.safe_dump({name: value for name, value in yaml.safe_load(CONTENT).items() if name != "ema"}))
     return file
+
+
+def test_the_name_of_a_recipe_with_another_batch():
+    assert with_batch_of("recipe:wrn-28-10", None, None) == "recipe:wrn-28-10" == with_batch_of("recipe:wrn-28-10", 1024, 1)
+    named = with_batch_of("smoke:wrn-28-10", 4, None)
+    assert named == "smoke:wrn-28-10@4x1" and with_batch_of("recipe:wrn-28-10", None, 2) == "recipe:wrn-28-10@1024x2"
+    task = task_of(named)
+    assert isinstance(task, SmokeTask) and task.settings.batch.step == 4 and task.before is not None
+    assert task_of("digits@100").name == "digits@100"
+    with pytest.raises(ValueError, match="--batch-size and --accumulate are for recipes, .*; set the batch of digits there"):
+        with_batch_of("digits", 8, None)

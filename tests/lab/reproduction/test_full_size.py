@@ -1,12 +1,16 @@
 """A table or figure at full size: what is left of it, and which settings its rows have."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from depth import depth
+from thresher_lab.recipes.batches import rate_of
 from thresher_lab.recipes.running import task_of
-from thresher_lab.recipes.schema import recipe_names
+from thresher_lab.recipes.schema import file_of, read_recipe, recipe_names
 from thresher_lab.reproduction import ARTEFACTS
-from thresher_lab.reproduction.full_size import at_full_size, with_settings_of
+from thresher_lab.reproduction.full_size import at_full_size, plan, with_settings_of
 from thresher_lab.training.specs import parse_methods
 
 PAIRS = [(artefact, recipe) for artefact in ARTEFACTS.values() for recipe in artefact.recipes][:: depth(5, 1)]
@@ -15,16 +19,88 @@ PAIRS = [(artefact, recipe) for artefact in ARTEFACTS.values() for recipe in art
 @pytest.mark.filterwarnings("ignore:AdaSelection. `pool` is")
 @pytest.mark.parametrize(("artefact", "recipe"), PAIRS, ids=lambda value: getattr(value, "name", value))
 def test_each_recipe_trains_its_part_with_at_least_one_claim(artefact, recipe):
-    found = at_full_size(artefact, recipe)
-    [part] = found.parts
+    found, smoke = at_full_size(artefact, recipe), at_full_size(artefact, recipe, smoke=True)
     task = task_of(f"recipe:{recipe}")
-    assert (part.task, part.epochs) == (f"recipe:{recipe}", task.epochs)  # pyright: ignore[reportAttributeAccessIssue]
-    assert part.name == artefact.recipes[recipe] and recipe in recipe_names() and f"`{recipe}`" in found.here
-    for text in part.rows.values():
-        parse_methods(text.replace("{scores}", "el2n.parquet"))
-    several = len(artefact.parts) > 1
-    assert found.claims or (several and not any(claim.part for claim in artefact.claims))
-    assert not any(claim.text.startswith(f"{part.name}: ") for claim in found.claims)
+    assert recipe in recipe_names() and f"`{recipe}`" in found.here
+    for part in found.parts:
+        assert part.task.partition("@")[0] == f"recipe:{recipe}"
+        assert part.epochs == task.epochs  # pyright: ignore[reportAttributeAccessIssue]
+        for text in part.rows.values():
+            parse_methods(text.replace("{scores}", "el2n.parquet"))
+        assert len(found.parts) > 1 or not any(claim.text.startswith(f"{part.name}: ") for claim in found.claims)
+    assert {part.name for part in found.parts} <= {part.name for part in artefact.parts}
+    assert found.claims or artefact.name == "adaselection-weights"  # its claim compares tasks
+    assert [claim.text for claim in smoke.claims] == [claim.text for claim in found.claims]
+    assert found.command.startswith(f"thresher reproduce {artefact.name} --recipe {recipe}") and "--smoke" in smoke.command
+    assert found.command in plan(artefact, recipe)
+
+
+def test_a_row_drops_the_largest_losses_only_where_it_says_so():
+    found = at_full_size(ARTEFACTS["kakurenbo-figure-5"], "deepcam")
+    dropping = {row for row, text in found.parts[0].rows.items() if "drop_top" in text}
+    assert dropping == {row for row in found.parts[0].rows if "DropTop" in row} and len(found.claims) == 4
+
+
+def test_a_recipe_trains_all_batches_of_the_table():
+    table = ARTEFACTS["kakurenbo-table-4"]
+    for smoke, given, sizes in (
+        (False, {}, [(1024, 1), (2048, 1), (4096, 1), (8192, 1)]),
+        (False, {"batch_size": 128, "accumulate": 8}, [(128, 8), (128, 16), (128, 32), (128, 64)]),
+        (True, {}, [(16, 1), (32, 1), (64, 1), (128, 1)]),
+    ):
+        found = at_full_size(table, "resnet50-a", smoke=smoke, **given)
+        tasks: list[Any] = [task_of(part.task) for part in found.parts]
+        assert [(task.settings.batch.size, task.settings.batch.accumulate) for task in tasks] == sizes
+        rates = [rate_of(task.settings) for task in tasks]
+        assert rates == pytest.approx([factor * rates[0] for factor in (1, 2, 4, 8)])
+        assert len(found.claims) == 4 and found.claims[1].text.startswith("with batches 2 times")
+
+
+def test_figure_3_hides_as_much_as_the_paper():
+    [part] = at_full_size(ARTEFACTS["kakurenbo-figure-3"], "efficientnet-b3").parts
+    assert [text.split(":")[1] for text in part.rows.values()] == ["max_fraction=0.3"]
+
+
+@pytest.mark.parametrize(("recipe", "full"), [("selective-backprop-svhn", 573), ("selective-backprop-cifar10", 391)])
+def test_steps_of_the_warmup_fit_the_training(recipe, full):
+    table = ARTEFACTS["selective-backprop-time-to-target"]
+    for given, steps in (({}, full), ({"batch_size": 64}, 2 * full), ({"smoke": True}, 8)):
+        [part] = at_full_size(table, recipe, **given).parts
+        specs = [parse_methods(text)[0] for row, text in part.rows.items() if row != "importance sampling"]
+        assert {spec.settings["warmup_steps"] for spec in specs} == {steps}
+
+
+def test_scores_are_those_of_the_recipe():
+    table = ARTEFACTS["diet-sb-d"]
+    recipe = "diet-sb-resnet20-cifar10"
+    assert [part.scores for part in at_full_size(table, recipe).parts] == [("el2n", 10, 10)]
+    assert [part.scores for part in at_full_size(table, recipe, smoke=True).parts] == [("el2n", 3, 2)]
+    assert "--models 10 --epochs 10" in read_recipe(file_of(recipe)).not_given["method"]
+    assert "CIFAR-10: 9 runs of 200 epochs, 30 models of 10 epochs for scores; hours not given" in plan(table, recipe)
+
+
+def test_a_plan_has_the_hours_of_the_recipe():
+    text = plan(ARTEFACTS["kakurenbo-table-3"], "resnet50-a")
+    command, taken = text.splitlines()
+    assert command == "thresher reproduce kakurenbo-table-3 --recipe resnet50-a --data DIR"
+    assert taken.strip() == "ImageNet-1K: 35 runs of 100 epochs; about 157 h, 32 GPUs (V100)"  # 35 times 4.48 h
+    assert "123 runs of 20 epochs; about 0.27 h" in plan(ARTEFACTS["adaselection-table-4"], "adaselection-line")
+
+
+def test_the_batch_is_in_the_command_and_in_the_task():
+    found = at_full_size(ARTEFACTS["kakurenbo-table-2"], "wrn-28-10", batch_size=64, accumulate=16)
+    assert found.command.endswith("--recipe wrn-28-10 --batch-size 64 --accumulate 16 --data DIR")
+    task: Any = task_of(found.parts[0].task)
+    assert (task.settings.batch.size, task.settings.batch.step) == (64, 1024)
+
+
+def test_hours_and_hardware_are_on_the_page_of_the_recipes():
+    page = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text().splitlines()
+    for name in recipe_names():
+        [row] = [line for line in page if line.startswith(f"| `{name}` |")]
+        recipe = read_recipe(file_of(name))
+        assert recipe.hardware in row or "not given" in recipe.hardware or recipe.hardware == "one core, measured here"
+        assert recipe.hours is None or "not given |" not in row[-14:]
 
 
 def test_claims_about_other_parts_are_left_out():

@@ -259,13 +259,40 @@ def test_what_stands_beside_a_table_and_conditions_are_on_the_page(made):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["kakurenbo-table-2", "--smoke"], "--smoke and --dry-run go with --recipe"),
-        (["all", "--recipe", "wrn-28-10"], "--recipe: give one table or figure, got all"),
+        (["kakurenbo-table-2", "--smoke"], "--smoke, --dry-run, --batch-size and --accumulate go with --recipe"),
+        (["diet-sb-a", "--accumulate", "2"], "--batch-size and --accumulate go with --recipe"),
+        (["all", "--recipe", "wrn-28-10"], "--recipe: give one table or figure, got all; or --recipe all"),
+        (["all", "--recipe", "all"], "--recipe all: goes with --dry-run, which prints all commands, or --smoke"),
+        (["all", "--recipe", "all", "--smoke", "--batch-size", "8"], "and not with a batch"),
     ],
 )
 def test_options_of_recipes_that_do_not_fit(arguments, message):
     found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 1 and message in str(found.exception)
+
+
+def test_all_commands_at_full_size_are_listed():
+    found = CliRunner().invoke(app, ["all", "--recipe", "all", "--dry-run"])
+    pairs = [(one.name, recipe) for one in papers.ARTEFACTS.values() for recipe in one.recipes]
+    commands = [line for line in found.output.splitlines() if line.startswith("thresher")]
+    assert found.exit_code == 0 and len(commands) == len(pairs) > 50
+    assert all(f" {name} --recipe {recipe}" in line for line, (name, recipe) in zip(commands, pairs, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:AdaSelection. `pool` is")
+def test_a_table_at_another_batch_says_what_it_is(tmp_path):
+    work = tmp_path / "work"
+    given = ["--recipe", "adaselection-line", "--smoke", "--batch-size", "8", "--work", str(work), "--jobs", "1", "-q"]
+    done = CliRunner().invoke(app, ["adaselection-pools", *given])
+    assert done.exit_code == 0, done.output
+    assert "8 samples per step in place of 16: learning rate 0.01 -> 0.005" in done.output
+    [file] = (work / "results").iterdir()
+    found, text = json.loads(file.read_text()), (work / f"{file.stem}.md").read_text()
+    assert [part["task"] for part in found["parts"]] == ["smoke:adaselection-line@8x1"]
+    assert all(claim["mean"] is not None for claim in found["claims"]) and found["parts"][0]["summary"][0]["steps"] == 8 * 16
+    assert "`thresher reproduce adaselection-pools --recipe adaselection-line --batch-size 8 --smoke`" in text
+    assert "made-up data: it shows that the command runs" in text and "scale of two CPU cores" not in text
+    assert "at the scale of the paper" not in text
 
 
 @in_verify
