@@ -143,9 +143,7 @@ BATCH_HELP = (
     "Number of samples of one forward and backward pass of a recipe, over all processes. Default: that of the recipe. The "
     "learning rate is scaled to the samples of a step."
 )
-ACCUMULATE_HELP = (
-    "Number of batches of a recipe whose gradients are added up before each step. Default: that of the recipe, mostly 1."
-)
+ACCUMULATE_HELP = "Number of batches of a recipe whose gradients are added up before each step. Default: that of the recipe."
 BatchSizeOption = Annotated[int | None, typer.Option(min=1, help=BATCH_HELP)]
 AccumulateOption = Annotated[int | None, typer.Option(min=1, metavar="K", help=ACCUMULATE_HELP)]
 

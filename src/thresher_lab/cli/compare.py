@@ -77,10 +77,7 @@ def compare(
     margin: Annotated[float | None, typer.Option(help=MARGIN_HELP)] = None,
     controls: Annotated[str | None, typer.Option(help=CONTROLS_HELP)] = None,
     rates: Annotated[str | None, typer.Option(help=RATES_HELP)] = None,
-    track: Annotated[
-        str | None,
-        typer.Option(help="Tracker of accelerate that logs every epoch: tensorboard, wandb, mlflow, trackio, ..."),
-    ] = None,
+    track: Annotated[str | None, typer.Option(help="Tracker of accelerate that logs every epoch, such as wandb.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help=QUICK_HELP)] = False,
     until_decided: Annotated[bool, typer.Option("--until-decided", help=UNTIL_HELP)] = False,
     max_seeds: Annotated[int, typer.Option(min=3, help="Largest number of seeds with --until-decided.")] = 12,

@@ -36,17 +36,9 @@ def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(help="Names of tables and figures, or `all`. Without a name, all are listed.")
     ] = None,
-    work: Annotated[Path, typer.Option(help="Folder for the runs. Finished runs in it are not repeated.")] = Path(
-        "runs/reproduce"
-    ),
-    results: Annotated[
-        Path | None,
-        typer.Option(help="Folder for one JSON file per table or figure. Default: `results` in the folder of the runs."),
-    ] = None,
-    page: Annotated[
-        Path | None,
-        typer.Option(help=f"Page to write from all of these JSON files. Default: {PAGE} in the folder of the runs."),
-    ] = None,
+    work: Annotated[Path, typer.Option(help="Folder for the runs. Finished runs are not repeated.")] = Path("runs/reproduce"),
+    results: Annotated[Path | None, typer.Option(help="Folder for a JSON file of each. Default: `results` in --work.")] = None,
+    page: Annotated[Path | None, typer.Option(help=f"Page to write from these files. Default: {PAGE} in --work.")] = None,
     data: DataOption = None,
     jobs: TogetherJobsOption = None,
     batch_size: BatchSizeOption = None,
@@ -78,14 +70,7 @@ def reproduce(
         raise ValueError(no_such("table or figure", unknown[0], ["all", *ARTEFACTS]))
     batch, given = {"batch_size": batch_size, "accumulate": accumulate}, {"data": data, "jobs": jobs, "quiet": quiet}
     asked, folder = list(ARTEFACTS if "all" in names else dict.fromkeys(names)), results or work / "results"
-    if recipe == "all":
-        if dry_run == smoke or any(batch.values()):
-            raise ValueError("--recipe all: goes with --dry-run, which prints all commands, or --smoke, and not with a batch")
-        pairs = [(ARTEFACTS[name], one) for name in asked for one in ARTEFACTS[name].recipes]
-    elif recipe is not None and len(asked) > 1:
-        raise ValueError(f"--recipe: give one table or figure, got {', '.join(names)}; or --recipe all")
-    else:
-        pairs = [] if recipe is None else [(ARTEFACTS[asked[0]], recipe)]
+    pairs = _pairs(asked, recipe, alone=dry_run != smoke and not any(batch.values()))
     if recipe is None and (smoke or dry_run or any(batch.values())):
         raise ValueError("reproduce: --smoke, --dry-run, --batch-size and --accumulate go with --recipe")
     if smoke and data is not None:
@@ -110,6 +95,19 @@ def reproduce(
             typer.echo(f"{folder}\n{page or work / PAGE}")
     elif recipe == "all" and dry_run:
         typer.echo(PLAN_NOTE)
+
+
+def _pairs(asked: list[str], recipe: str | None, *, alone: bool) -> "list[tuple[Artefact, str]]":
+    """Returns the tables and figures to make with recipes; `alone` is whether `all` stands with one of the options for it."""
+    from thresher_lab.reproduction import ARTEFACTS
+
+    if recipe == "all":
+        if not alone:
+            raise ValueError("--recipe all: goes with --dry-run, which prints all commands, or --smoke, and not with a batch")
+        return [(ARTEFACTS[name], one) for name in asked for one in ARTEFACTS[name].recipes]
+    if recipe is not None and len(asked) > 1:
+        raise ValueError(f"--recipe: give one table or figure, got {', '.join(asked)}; or --recipe all")
+    return [] if recipe is None else [(ARTEFACTS[asked[0]], recipe)]
 
 
 def _dry_run(artefact: "Artefact", work: Path, **given: Any) -> None:

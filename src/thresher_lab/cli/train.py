@@ -17,31 +17,15 @@ DATA_HELP = "Folder with the data of the recipe; `thresher recipes NAME` says wh
 def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.yaml", help=RECIPE_HELP)],
     data: Annotated[Path | None, typer.Option(help=DATA_HELP)] = None,
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="Try the recipe out: a small network and few samples, on generated data.")
-    ] = False,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="A single method, in the same form as in `thresher compare`. Default: the recipe's method.",
-            show_default=False,
-        ),
-    ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of epochs in place of the recipe's; its schedules are stretched or compressed."),
-    ] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Try it out: a small network and few samples, made up.")] = False,
+    method: Annotated[str | None, typer.Option(help="One method, as in `thresher compare`. Default: the recipe's.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs; the schedules are stretched to it.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed for weight initialisation, sample order and selection.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and model.pt. Default: runs/RECIPE.")] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="File with the weights to start from: the model.pt of the recipe that this one names.")
-    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="model.pt to start from, of the recipe that this one names.")] = None,
     batch_size: BatchSizeOption = None,
     accumulate: AccumulateOption = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=0, help="Number of processes that load data. Default: one per CPU core; none with --smoke."),
-    ] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes that load data. Default: one per CPU core.")] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Train one of the papers' experiments. If training is interrupted, the same command continues after the last full epoch.

@@ -284,10 +284,8 @@ def _train(
     training: Training, epochs: int, seed: int, watch: Watch | None, made: Ensemble, done: Callable[[int], None] | None
 ) -> None:
     """Trains one model in a plain loop over all data, calls `done` after each epoch, and adds model and cost to `made`."""
-    together = number_of_processes() > 1
-    if training.accumulate > 1 or (together and watch is not None):
-        why = "in one process" if together else "without accumulated gradients: leave out --accumulate"
-        raise ValueError(f"score: models for these scores are trained {why}")
+    if training.accumulate > 1 or (watch is not None and number_of_processes() > 1):
+        raise ValueError("score: models for this score are trained in one process, and without accumulated gradients")
     training = replace(training, loader=dealt(training.loader, seed))
     accelerator = fresh_accelerator()
     with rng.undisturbed(accelerator.device):

@@ -48,17 +48,7 @@ SELECTOR_NAMES = {ADA_SELECTION: "ada_selection", UNIFORM_SELECTION: "random_bac
 DEFAULT_POOL = ("Big Loss", "Small Loss", UNIFORM_SELECTION)
 """Candidates of AdaSelection by default."""
 
-TABLE_COLUMNS = (
-    FULL_ROW,
-    ADA_SELECTION,
-    UNIFORM_SELECTION,
-    "Big Loss",
-    "Small Loss",
-    "AdaBoost",
-    "Gradient Norm",
-    "Coresets 1",
-    "Coresets 2",
-)
+TABLE_COLUMNS = (FULL_ROW, *SELECTOR_NAMES)
 PUBLISHED_RANKS = {
     "CIFAR-10": (3.5, 8.25, 8.25, 1.75, 4.75, 7.5, 3.0, 7.0, 11.75),
     "CIFAR-100": (8.75, 1.5, 6.25, 4.25, 12.0, 10.75, 3.5, 7.0, 10.25),
@@ -196,13 +186,8 @@ def _time(measured: RunsByPart, part: str, method: str, rate: float) -> float:
     return statistics.median(cpu(part, name)(measured, seed) for seed in measured[part][name])
 
 
-FULL_SIZE = {
-    "adaselection-cifar10": "image",
-    "adaselection-cifar100": "image",
-    "adaselection-svhn": "image",
-    "adaselection-line": "line",
-    "adaselection-bike": "bike",
-    "adaselection-wikitext2": "text",
+FULL_SIZE = {f"adaselection-{data}": "image" for data in ("cifar10", "cifar100", "svhn")} | {
+    f"adaselection-{data}": part for data, part in (("line", "line"), ("bike", "bike"), ("wikitext2", "text"))
 }
 """Recipes of the paper's data sets, by the part that they train at full size."""
 FOUR_TASKS_SETUP = (
@@ -316,6 +301,10 @@ LITERAL_TEXT = ":importance=softmax:normalise=false:average=picked:uniform=flat:
 ABLATION_RATE = 0.3
 
 
+def _on_all_tasks(rows: Mapping[str, str]) -> list[ArtefactPart]:
+    return [ArtefactPart(name, task, epochs, rows) for name, (task, epochs) in RATE_TASKS.items()]
+
+
 def _beta(beta: float, reading: str = "") -> str:
     return f"beta = {beta:g}{reading}"
 
@@ -340,7 +329,7 @@ BETA_FIGURE = Artefact(
     paper=f"{ADA_SELECTION_PAPER}, figure 7",
     shows=f"the effect of beta, at a rate of {ABLATION_RATE}",
     here=f'{FOUR_TASKS_SETUP}. Rows with "literal" have AdaSelection.variant("literal"), the first reading that was tried',
-    parts=[ArtefactPart(name, task, epochs, _betas()) for name, (task, epochs) in RATE_TASKS.items()],
+    parts=_on_all_tasks(_betas()),
     claims=[
         Claim(
             f"{part}: no tuning is needed, the best and the worst beta are within a point",
@@ -377,15 +366,9 @@ POOL_ABLATION = Artefact(
     paper=f"{ADA_SELECTION_PAPER}, section 4",
     shows=f"the effect of the pool, at a rate of {ABLATION_RATE}",
     here=FOUR_TASKS_SETUP,
-    parts=[
-        ArtefactPart(
-            name,
-            task,
-            epochs,
-            {pool: method_text(ADA_SELECTION, ABLATION_RATE, f":pool={members!r}") for pool, members in ABLATED_POOLS.items()},
-        )
-        for name, (task, epochs) in RATE_TASKS.items()
-    ],
+    parts=_on_all_tasks(
+        {pool: method_text(ADA_SELECTION, ABLATION_RATE, f":pool={members!r}") for pool, members in ABLATED_POOLS.items()}
+    ),
     claims=[
         Claim(
             f"{part}: the best pool with four candidates is better than big and small loss alone",
@@ -404,10 +387,6 @@ POOL_ABLATION = Artefact(
 
 WEIGHTS_ROW = row_name(ADA_SELECTION, ABLATION_RATE)
 WEIGHT_NAMES = ("weight_big_loss", "weight_small_loss", "weight_uniform")
-WEIGHT_PARTS = [
-    ArtefactPart(name, task, epochs, {WEIGHTS_ROW: method_text(ADA_SELECTION, ABLATION_RATE)})
-    for name, (task, epochs) in RATE_TASKS.items()
-]
 
 
 def weights_by_epoch(measured: RunsByPart, part: str, seed: int) -> list[list[float]]:
@@ -442,7 +421,7 @@ WEIGHTS_FIGURE = Artefact(
     paper=f"{ADA_SELECTION_PAPER}, figure 8",
     shows=f"the weights of the candidates during training, at a rate of {ABLATION_RATE}",
     here=FOUR_TASKS_SETUP,
-    parts=WEIGHT_PARTS,
+    parts=_on_all_tasks({WEIGHTS_ROW: method_text(ADA_SELECTION, ABLATION_RATE)}),
     claims=[
         Claim(
             "the weights of the two most different of five tasks end apart: over a tenth of the weight is elsewhere",
@@ -454,13 +433,4 @@ WEIGHTS_FIGURE = Artefact(
     tables=_figure_8,
     chart=TableChart("lines", y="weight"),
     recipes=FULL_SIZE,
-)
-
-ADA_SELECTION_ARTEFACTS = (
-    ADA_SELECTION_TABLE_3,
-    ADA_SELECTION_TABLE_4,
-    RATES_FIGURE,
-    BETA_FIGURE,
-    POOL_ABLATION,
-    WEIGHTS_FIGURE,
 )

@@ -270,11 +270,6 @@ def minus(left: SeedValue, right: SeedValue) -> SeedValue:
     return lambda measured, seed: left(measured, seed) - right(measured, seed)
 
 
-def over(left: SeedValue, right: SeedValue) -> SeedValue:
-    """Returns the ratio of two values, seed by seed."""
-    return lambda measured, seed: left(measured, seed) / right(measured, seed)
-
-
 def mean_of(values: Sequence[SeedValue]) -> SeedValue:
     """Returns the mean of several values, seed by seed."""
     return lambda measured, seed: statistics.mean(value(measured, seed) for value in values)

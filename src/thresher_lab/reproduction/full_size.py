@@ -48,7 +48,7 @@ def at_full_size(
         for part in artefact.parts
         if part.name in names
     ]
-    settings = _recipe(parts[0].task).settings
+    settings = RecipeTask.of(recipe).settings
     claims = [
         replace(claim, text=claim.text.removeprefix(f"{names[0]}: ")) if len(parts) == 1 else claim
         for claim in artefact.claims
@@ -67,15 +67,9 @@ OWN_DATA = ("line", "bike")
 """Tasks of recipes that take no folder with data."""
 
 
-def _recipe(name: str) -> RecipeTask:
-    task = task_of(name)
-    assert isinstance(task, RecipeTask)
-    return task
-
-
 def _at_its_size(part: ArtefactPart, name: str) -> ArtefactPart:
     """Returns a part with the epochs of a recipe, the settings of its method and, but for smoke tests, its scores."""
-    task = _recipe(name)
+    task: Any = task_of(name)
     method = task.scaled(task.given_method(None)).text
     rows = {row: with_settings_of(method, text) for row, text in part.rows.items()}
     scores = part.scores if name.startswith(SMOKE) or not part.scores else EL2N_MODELS

@@ -7,13 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from thresher_lab.comparison.summary import RunDict
 from thresher_lab.comparison.time_to_target import TARGET_FACTORS, first_at, points_of
 from thresher_lab.reproduction.artefact import (
-    FILLED_BATCHES,
-    FULL_BATCHES,
     FULL_ROW,
-    SMALLER_BATCHES,
     Artefact,
     ArtefactPart,
     Claim,
@@ -31,12 +27,6 @@ ARMS = {
     "Selective-Backprop, one forward pass": "selective_backprop:beta=3:forward_passes=once",
     "importance sampling": "batch_importance:forward_passes=twice",
 }
-
-BATCHES = dict.fromkeys(ARMS, FILLED_BATCHES) | {
-    FULL_ROW: FULL_BATCHES,
-    "Selective-Backprop, one forward pass": SMALLER_BATCHES,
-}
-"""Kind of the training batches of each row; what is compared is the time to an error, not the choice of the rows alone."""
 
 
 def time_until(measured: RunsByPart, row: str, seed: int, factor: float) -> float:
@@ -58,22 +48,25 @@ def time_until(measured: RunsByPart, row: str, seed: int, factor: float) -> floa
 
 
 def sooner(row: str, than: str, factor: float) -> SeedValue:
-    """Returns how many times sooner one row reaches a target than another; 0 where it never does."""
+    """Returns how many times sooner one row reaches a target than another; 0 where it never does.
+
+    Where the other one never does, its whole time counts: it takes at least as long.
+    """
 
     def ratio(measured: RunsByPart, seed: int) -> float:
         own, other = (time_until(measured, name, seed, factor) for name in (row, than))
-        return other / own if math.isfinite(own) else 0.0
+        return min(other, points_of(measured[ARMS_PART][than][seed])[-1]["cpu_s"]) / own if math.isfinite(own) else 0.0
 
     return ratio
 
 
 def _time_tables(measured: RunsByPart, results: Mapping[str, Any]) -> list[PageTable]:
-    rows = []
+    rows, labels, batches = [], results[ARMS_PART]["labels"], results[ARMS_PART].get("batches", {})
     for row, runs in measured[ARMS_PART].items():
         times = [[time_until(measured, row, seed, factor) for seed in runs] for factor in TARGET_FACTORS]
         error = statistics.mean(1 - run["metric"]["value"] for run in runs.values())
-        found = list(runs.values())
-        spent = [f"{_mean_cost(found):.3f}", f"{statistics.mean(run['cost']['steps'] for run in found):.0f}", BATCHES[row]]
+        cost, steps = (statistics.mean(run["cost"][of] for run in runs.values()) for of in ("ratio", "steps"))
+        spent = [f"{cost:.3f}", f"{steps:.0f}", batches.get(labels[row], "")]
         rows.append([row, f"{100 * error:.2f}", *map(_mean_seconds, times), *spent])
     times_to = [f"CPU s to {factor:g}x" for factor in TARGET_FACTORS]
     header = ["", "error at the end, %", *times_to, "cost in all", "steps", "batches"]
@@ -110,10 +103,6 @@ def _mean_seconds(times: list[float]) -> str:
     reached = [time for time in times if math.isfinite(time)]
     note = "" if len(reached) == len(times) else f" ({len(reached)} of {len(times)} seeds)"
     return f"{statistics.mean(reached):.1f}{note}" if reached else "never"
-
-
-def _mean_cost(runs: list[RunDict]) -> float:
-    return statistics.mean(run["cost"]["ratio"] for run in runs)
 
 
 TIME_TO_TARGET = Artefact(
@@ -161,5 +150,3 @@ TIME_TO_TARGET = Artefact(
     seeds=(0, 1, 2, 3, 4),
     recipes={f"selective-backprop-{data}": ARMS_PART for data in ("cifar10", "cifar100", "svhn")},
 )
-
-SELECTIVE_BACKPROP_ARTEFACTS = (TIME_TO_TARGET,)

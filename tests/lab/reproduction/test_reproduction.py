@@ -261,7 +261,7 @@ def test_what_stands_beside_a_table_and_conditions_are_on_the_page(made):
     [
         (["kakurenbo-table-2", "--smoke"], "--smoke, --dry-run, --batch-size and --accumulate go with --recipe"),
         (["diet-sb-a", "--accumulate", "2"], "--batch-size and --accumulate go with --recipe"),
-        (["all", "--recipe", "wrn-28-10"], "--recipe: give one table or figure, got all; or --recipe all"),
+        (["all", "--recipe", "wrn-28-10"], "--recipe: give one table or figure, got kakurenbo-table-2-deit, "),
         (["all", "--recipe", "all"], "--recipe all: goes with --dry-run, which prints all commands, or --smoke"),
         (["all", "--recipe", "all", "--smoke", "--batch-size", "8"], "and not with a batch"),
     ],
