@@ -134,7 +134,7 @@ PAGES := $(BIN)/python -m benchmarks.pages && $(BIN)/python -m thresher_lab.repo
 
 mnist-5k: .venv/installed
 	$(BIN)/thresher compare --task mnist-5k --methods $(PUBLISHED) --epochs 20 --seeds 0,1,2 --out runs/$@
-	cp runs/$@/results.json $(RESULTS)/demo-mnist-5k.json
+	$(BIN)/python -m benchmarks.kept runs/$@/results.json $(RESULTS)/demo-mnist-5k.json
 	$(PAGES)
 
 FURTHER := bls:target=0.4,jest:keep=0.25,mercury:keep=0.5,minibatch_dropping,obftf:keep=0.25,rais:keep=0.5,rs2:keep=0.5
@@ -144,20 +144,20 @@ further-methods: .venv/installed
 	$(BIN)/thresher score mnist-5k --score aum --models 1 --epochs 10 --seed 20 --out runs/aum.parquet --force
 	$(BIN)/thresher score mnist-5k --score irreducible --models 1 --epochs 10 --seed 20 --out runs/irreducible.parquet --force
 	$(BIN)/thresher compare mnist-5k --methods $(FURTHER) --epochs 10 --seeds 0,1,2,3,4 --rates 0.5,1,2 --out runs/$@
-	cp runs/$@/results.json $(RESULTS)/$@.json
+	$(BIN)/python -m benchmarks.kept runs/$@/results.json $(RESULTS)/$@.json
 	$(PAGES)
 
 fashion: fashion-cnn fashion-resnet8
 
 fashion-cnn: .venv/installed
 	$(BIN)/thresher compare --task fashion-mnist@10000 --methods $(FASHION) --epochs 10 --seeds 0,1,2,3,4 --out runs/$@
-	cp runs/$@/results.json $(RESULTS)/$@.json
+	$(BIN)/python -m benchmarks.kept runs/$@/results.json $(RESULTS)/$@.json
 	cp runs/$@/report.html $(RESULTS)/$@.html
 	$(PAGES)
 
 fashion-resnet8: .venv/installed
 	$(BIN)/thresher compare --task fashion-mnist-resnet8@4000 --methods $(FASHION) --epochs 10 --seeds 0,1,2,3,4 --out runs/$@
-	cp runs/$@/results.json $(RESULTS)/$@.json
+	$(BIN)/python -m benchmarks.kept runs/$@/results.json $(RESULTS)/$@.json
 	cp runs/$@/report.html $(RESULTS)/$@.html
 	$(PAGES)
 

@@ -259,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2.")
     parser.add_argument("--minutes", type=float, help="Minutes after which no further training begins. Default: no limit.")
     folder = Path("benchmarks/results")
-    parser.add_argument("--runs", type=Path, default=folder / "ada_selection-runs.jsonl", help="File of the trainings.")
+    parser.add_argument("--runs", type=Path, default=folder / "ada_selection-runs.jsonl.gz", help="File of the trainings.")
     parser.add_argument("--results", type=Path, default=folder / "ada_selection.json", help="File of the results.")
     parser.add_argument("--page", type=Path, help="Page in Markdown whose table is written anew. Default: none.")
     parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")

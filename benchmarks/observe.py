@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
+from benchmarks.kept import add_line, pack, read_lines
 from benchmarks.marks import between_marks
 from thresher_lab.comparison.statistics import Paired
 from thresher_lab.tasks import TASKS
@@ -47,7 +48,7 @@ from thresher_lab.tasks.networks import perceptron, small_cnn
 from thresher_lab.training.files import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
-RUNS = ROOT / "benchmarks" / "results" / "observe-runs.jsonl"
+RUNS = ROOT / "benchmarks" / "results" / "observe-runs.jsonl.gz"
 COUNTS = RUNS.with_name("observe-counts.json")
 MARKS_OF_COUNTS = "<!-- counts of benchmarks.observe -->", "<!-- end of the counts of observe -->"
 COUNTED, COUNT_SEEDS = ("0 %", "5 %", "10 %", "20 %"), 2
@@ -280,10 +281,7 @@ def planned() -> list[Job]:
 
 def load(path: Path) -> dict[Job, dict[str, Any]]:
     """Returns the results in a file of JSON lines; {} where there is no such file."""
-    if not path.exists():
-        return {}
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return {Job(**line["job"]): line["result"] for line in lines}
+    return {Job(**line["job"]): line["result"] for line in read_lines(path)}
 
 
 SCORES = ("suspicion", "aum", "last loss", "variability", "forgetting", "cross-validation")
@@ -347,16 +345,16 @@ def main() -> None:
         COUNTS.write_text(json.dumps(counted(), indent=1) + "\n")
     end, done = time.monotonic() + 60 * given.minutes, load(given.runs)
     waiting = iter([] if given.show or given.counts else [job for job in planned() if job not in done])
-    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool, given.runs.open("a") as file:
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(run, job): job for _, job in zip(range(given.jobs), waiting, strict=False)}
         while running:
             finished = next(as_completed(running))
             job = running.pop(finished)
             done[job] = finished.result()
-            file.write(json.dumps({"job": asdict(job), "result": done[job]}) + "\n")
-            file.flush()
+            add_line(given.runs, {"job": asdict(job), "result": done[job]})
             if time.monotonic() < end and (following := next(waiting, None)) is not None:
                 running[pool.submit(run, following)] = following
+    pack(given.runs)
     if given.page is not None:
         page = between_marks(given.page.read_text(), *MARKS, text(done))
         given.page.write_text(between_marks(page, *MARKS_OF_COUNTS, text_of_counts(json.loads(COUNTS.read_text()))))

@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="Minutes after which no training begins. Default: no limit."
     )
-    parser.add_argument("--runs", type=Path, default=folder / "grpo-runs.jsonl", help="JSON lines of the trainings.")
+    parser.add_argument("--runs", type=Path, default=folder / "grpo-runs.jsonl.gz", help="JSON lines of the trainings.")
     parser.add_argument("--times", type=Path, default=folder / "grpo.json", help="File of the times of steps.")
     parser.add_argument("--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none.")
     parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")

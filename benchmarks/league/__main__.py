@@ -16,8 +16,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.league", description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2.")
     parser.add_argument("--minutes", type=float, help="Minutes after which no further training begins. Default: no limit.")
-    parser.add_argument("--runs", type=Path, default=folder / "league-runs.jsonl", help="File of the trainings.")
-    parser.add_argument("--beside", type=Path, default=folder / "winnow-runs.jsonl", help="Trainings of benchmarks.winnow.")
+    parser.add_argument("--runs", type=Path, default=folder / "league-runs.jsonl.gz", help="File of the trainings.")
+    parser.add_argument("--beside", type=Path, default=folder / "winnow-runs.jsonl.gz", help="Trainings of benchmarks.winnow.")
     parser.add_argument("--results", type=Path, default=folder / "league.json", help="File of the results.")
     parser.add_argument("--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none.")
     parser.add_argument(

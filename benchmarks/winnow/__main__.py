@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2.")
     parser.add_argument("--minutes", type=float, help="Minutes after which no further training begins. Default: no limit.")
     parser.add_argument(
-        "--runs", type=Path, default=Path("benchmarks/results/winnow-runs.jsonl"), help="File of the trainings."
+        "--runs", type=Path, default=Path("benchmarks/results/winnow-runs.jsonl.gz"), help="File of the trainings."
     )
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/winnow.json"), help="File of the results.")
     parser.add_argument("--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none.")

@@ -1,6 +1,5 @@
 """What is run: one line of JSON for each training, in a file that a later call goes on with."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.kept import add_line, pack, read_lines
 from benchmarks.winnow.measures import Measures, measures_of
 from benchmarks.winnow.tasks import PROBLEMS, Problem, problem_of
 from thresher_lab.comparison.controls import FULL_TRAINING
@@ -196,10 +196,7 @@ def train_arm(job: Job, arm: Arm, problem: Problem | None = None) -> dict[str, A
 
 def load(path: Path) -> dict[Job, dict[str, Any]]:
     """Returns the results in a file of JSON lines; {} where there is no such file."""
-    if not path.exists():
-        return {}
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return {Job(**line["job"]): line["result"] for line in lines}
+    return {Job(**line["job"]): line["result"] for line in read_lines(path)}
 
 
 def run_all(design: Design, path: Path, workers: int, until: Callable[[], bool]) -> dict[Job, dict[str, Any]]:
@@ -234,16 +231,16 @@ def run_missing(
     path.parent.mkdir(parents=True, exist_ok=True)
     running: dict[Future[dict[str, Any]], Job] = {}
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
-    with pool, path.open("a") as file:
+    with pool:
         while True:
             waiting = (job for job in ready(done) if job not in done and job not in running.values())
             while len(running) < workers and not until() and (job := next(waiting, None)):
                 running[pool.submit(run, job)] = job
             if not running:
+                pack(path)
                 return done
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 job = running.pop(future)
                 done[job] = future.result()
-                file.write(json.dumps({"job": asdict(job), "result": done[job]}) + "\n")
-                file.flush()
+                add_line(path, {"job": asdict(job), "result": done[job]})
                 print(f"{len(done):5d}  {job}: {done[job]['metric']:.2f}", flush=True)

@@ -87,7 +87,9 @@ WRONG_CLOCK = (
 )
 """Arms whose first trainings had a learning rate of another place in the training."""
 ROOT = Path(__file__).resolve().parents[2]
-RUNS, EARLIER_RUNS = (ROOT / "benchmarks" / "results" / f"winnow-second-{name}.jsonl" for name in ("runs", "wrong-clock-runs"))
+RUNS, EARLIER_RUNS = (
+    ROOT / "benchmarks" / "results" / f"winnow-second-{name}.jsonl.gz" for name in ("runs", "wrong-clock-runs")
+)
 EVERYWHERE = tuple(arm.name for arm in ARMS if "placebo" not in arm.name)
 LENGTHS = ("full", "full, stratified", "second version", "smaller batches", "in fewer steps", "fewer epochs")
 OTHER_SHARES = ("first version", "second version", "smaller batches", "in fewer steps")

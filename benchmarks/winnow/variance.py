@@ -26,7 +26,7 @@ SEEDS = range(3)
 PROBE_SECONDS = 60.0
 MARKS = "<!-- table of benchmarks.winnow.variance -->", "<!-- end of the table of variances -->"
 ROOT = Path(__file__).resolve().parents[2]
-RUNS, RESULTS = (ROOT / "benchmarks" / "results" / name for name in ("winnow-second-runs.jsonl", "winnow-variance.json"))
+RUNS, RESULTS = (ROOT / "benchmarks" / "results" / name for name in ("winnow-second-runs.jsonl.gz", "winnow-variance.json"))
 
 
 def measured(task: str, seed: int) -> dict[str, float] | None:

@@ -108,7 +108,7 @@ RESULTS = [path for path in (ROOT / "benchmarks" / "results" / "ada_selection.js
 
 @pytest.mark.parametrize("path", RESULTS)
 def test_results_and_page_are_those_of_the_runs(path: Path) -> None:
-    found = ada_selection.results(load(path.with_name("ada_selection-runs.jsonl")))
+    found = ada_selection.results(load(path.with_name("ada_selection-runs.jsonl.gz")))
     assert json.loads(path.read_text()) == json.loads(json.dumps(found))
     page = (ROOT / "docs" / "results.md").read_text()
     assert page == between_marks(page, BEGIN, END, ada_selection.markdown(found))

@@ -62,4 +62,4 @@ def test_the_tables_are_those_of_the_seeds_that_all_arms_have():
 def test_the_page_is_that_of_the_results():
     page = (ROOT / "docs" / "rl.md").read_text()
     assert step.with_table(page, step.text(json.loads((RESULTS / "grpo.json").read_text()))) == page
-    assert table.with_tables(page, table.text(load(RESULTS / "grpo-runs.jsonl"))) == page
+    assert table.with_tables(page, table.text(load(RESULTS / "grpo-runs.jsonl.gz"))) == page

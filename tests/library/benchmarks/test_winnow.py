@@ -32,7 +32,7 @@ TASKS = ("fashion-20k", "mnist-5k", "bike", "text", "relief", "fashion-resnet8")
 DESIGN = replace(SHORT, tasks=TASKS, shares=(0.5,))
 
 ROOT = Path(__file__).parents[3]
-RUNS, RESULTS = (ROOT / "benchmarks" / "results" / name for name in ("winnow-runs.jsonl", "winnow.json"))
+RUNS, RESULTS = (ROOT / "benchmarks" / "results" / name for name in ("winnow-runs.jsonl.gz", "winnow.json"))
 PAGE, OVERVIEW_PAGE = ROOT / "docs" / "winnow-measured.md", ROOT / "docs" / "results.md"
 
 BEST = {"full": 1.0, "winnow": 0.6, "shorter": 1.6}

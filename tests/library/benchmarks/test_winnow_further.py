@@ -17,7 +17,7 @@ from benchmarks.winnow.further.trainings import (
 from benchmarks.winnow.jobs import load
 
 ROOT = Path(__file__).parents[3]
-RUNS, RESULTS = (ROOT / "benchmarks" / "results" / name for name in ("winnow-further-runs.jsonl", "winnow-further.json"))
+RUNS, RESULTS = (ROOT / "benchmarks" / "results" / name for name in ("winnow-further-runs.jsonl.gz", "winnow-further.json"))
 PAGE = ROOT / "docs" / "winnow-measured.md"
 
 ATTEMPTS = [way.name for way in WAYS if way.attempt]
