@@ -193,7 +193,7 @@ def start_epoch(run: thresher.Run) -> None:
     A step makes it an epoch: a pass in which nothing was trained begins again, with the same plan.
     """
     next(iter(run.loader))
-    run._epochs.step_over()  # optimizer.step does this in an attached loop
+    run._timeline.step_over()  # optimizer.step does this in an attached loop
 
 
 def mid_training(method: Any, n: int, device: torch.device) -> Attached:
@@ -312,7 +312,7 @@ def criterion_side(name: str, made: Attached, *, backward: bool, limit: float | 
     run, source = made.run, batches(made.run.loader)
 
     def prepare() -> tuple[Tensor, Tensor]:
-        run._epochs.step_over()  # of the step before, for the count of steps
+        run._timeline.step_over()  # of the step before, for the count of steps
         made.optimizer.zero_grad()
         inputs, targets = next(source)
         return run.model(inputs), targets

@@ -71,7 +71,7 @@ def nbytes(state: Any) -> int:
 
 def counted(run: thresher.Run) -> int:
     """Returns the bytes of the tables of a run: records, counts, and the plan."""
-    plan = run._epochs.held
+    plan = run._timeline.held
     return nbytes([dict(run.records), run.trained, plan.ids, *([] if plan.refresh is None else [plan.refresh])])
 
 
@@ -136,7 +136,7 @@ def plans(made: Attached, n: int, rounds: int) -> list[Row]:
         rounds: Number of rounds.
     """
     fill(made.run.records)  # losses of few samples that are repeated have many ties
-    planner = made.run._epochs._planner
+    planner = made.run._timeline.planner
     side = Side("Kakurenbo", lambda _: planner.plan(1, 0), limit=MOST_PLAN if n >= N else None)
     return compare(randperm(n), [side], pairs=rounds)
 

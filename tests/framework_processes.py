@@ -22,7 +22,7 @@ from helpers import assert_same
 from lightning_cases import BATCH, Classifier, Saves, dataset, fit, last_rate_of_full_training, trainer
 from subset_cases import trace_once_per_architecture
 from thresher.attribution.accumulator import StepAccumulator
-from thresher.run.epochs import COUNTED
+from thresher.run.history import COUNTED
 from thresher.subset import SubsetBackward
 
 WORLD, EPOCHS = 2, 3

@@ -614,7 +614,7 @@ def test_a_model_that_cannot_be_traced():
                     torch.testing.assert_close(own, theirs)
                 optimizer.step()
     assert len([w for w in found if "subset_backward" in str(w.message)]) == 1
-    assert run._epochs.selection.forward_passes == "once"
+    assert run._timeline.selection.forward_passes == "once"
     assert run.cost.scoring == 0
 
 
@@ -740,7 +740,7 @@ def test_without_gradient_it_is_the_plain_criterion():
     net.eval()
     with torch.no_grad():
         assert torch.equal(run.criterion(run.model(x), y), F.cross_entropy(net(x), y))
-    assert run.cost.forward == 0 == run._epochs.selection.stage.step
+    assert run.cost.forward == 0 == run._timeline.selection.stage.step
 
 
 def test_reduce_without_a_criterion():

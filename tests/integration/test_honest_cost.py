@@ -51,7 +51,7 @@ class Sample:
             epochs=3,
             forward_passes=passes,
         )
-        self.run._epochs.comparison._times = 0  # its pass runs inside of a backward pass, whose operations are counted here
+        self.run._timeline.comparison._times = 0  # its pass runs inside of a backward pass, whose operations are counted here
         self.flops = 0
 
     @contextmanager

@@ -401,7 +401,7 @@ class Counting(list):
 
 def test_closing_an_epoch_does_not_read_the_history():
     run, _, optimizer = make(thresher.FullData(), epochs=9)
-    run._epochs._history = Counting()
+    run._timeline._history.entries = Counting()
     for _ in range(9):
         for batch in run.loader:
             step(run, optimizer, batch)

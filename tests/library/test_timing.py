@@ -180,11 +180,11 @@ def test_a_trace_that_came_to_nothing_is_booked_once():
 
 def test_losses_that_are_written_when_the_loop_has_left_are_attribution(monkeypatch):
     run, optimizer = attached(thresher.FullData(), epochs=1)
-    accumulator, booked_on = run._epochs._accumulator, []
+    accumulator, booked_on = run._timeline._parts.accumulator, []
     flush = accumulator.flush
 
     def noted():
-        booked_on.append((run._epochs.timing._part, len(accumulator._waiting)))
+        booked_on.append((run._timeline.timing._part, len(accumulator._waiting)))
         flush()
 
     monkeypatch.setattr(accumulator, "flush", noted)
@@ -197,8 +197,8 @@ def test_stratified_batches_are_written_to_the_records_together():
     """Their plan has an order, like one that draws samples several times, and no sample comes twice."""
     run, optimizer = attached(thresher.Winnow(0.5), samples=640)
     train(run, optimizer, 1)
-    assert run._epochs.config.strata is not None
-    assert not run._epochs._accumulator.ids_repeat
+    assert run._timeline._parts.config.strata is not None
+    assert not run._timeline._parts.accumulator.ids_repeat
 
 
 @pytest.mark.parametrize("share", [0.2, 0.22, 0.3])

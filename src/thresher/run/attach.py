@@ -34,10 +34,10 @@ from thresher.passes.scoring import Scoring
 from thresher.records import NEVER_SEEN, Column, Records
 from thresher.run.batch_selection import BatchSelection, BatchStage, BeforeForward, Trained
 from thresher.run.checks import check, claim, least_rows, optimizers_of, undefined_signals
-from thresher.run.epochs import Epochs
 from thresher.run.parts import Parts, RunConfig, SelectionMode
 from thresher.run.run import Run
 from thresher.run.strata import STRATUM, STRATUM_COLUMN
+from thresher.run.timeline import Timeline
 from thresher.stopwatch import Stopwatch
 from thresher.timing import Timing
 from thresher.warning import warn
@@ -125,15 +125,15 @@ def build_run(config: RunConfig) -> Run:
     trained, timing = Trained(config.model, subset=config.mode.is_in_forward), Timing()
     loader, method = _data(config, device=device, timing=timing)
     parts = _attribution(config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing)
-    # A batch method may ask for the progress of the training, which is known once the epochs are there.
-    selection = _selection(parts, trained=trained, progress=lambda: epochs.clock.progress)
-    epochs = _epochs(parts, method=method, selection=selection)
-    _check_batches(parts, epochs)
+    # A batch method may ask for the progress of the training, which is known once the timeline is there.
+    selection = _selection(parts, trained=trained, progress=lambda: timeline.clock.progress)
+    timeline = _timeline(parts, method=method, selection=selection)
+    _check_batches(parts, timeline)
     # Nothing of the user's was changed before this line; nothing is refused after it.
     if config.optimizer is not None:
-        epochs.follow(config.optimizer, config.model)
-    claim(epochs, [config.loader, *optimizers_of(config)])
-    return Run(parts, epochs)
+        timeline.follow(config.optimizer, config.model)
+    claim(timeline, [config.loader, *optimizers_of(config)])
+    return Run(parts, timeline)
 
 
 def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> tuple[SelectedLoader, EpochMethod | OnSubset]:
@@ -199,13 +199,13 @@ def _selection(parts: Parts, *, trained: Trained, progress: Callable[[], float])
     return InForward(parts, stage, trained, BeforeForward(parts, stage, scoring, fills=True) if falls_back else None)
 
 
-def _epochs(parts: Parts, *, method: EpochMethod | OnSubset, selection: BatchSelection) -> Epochs:
-    """The epochs, to which the loader reports, with the plan of the first one where processes make plans together."""
+def _timeline(parts: Parts, *, method: EpochMethod | OnSubset, selection: BatchSelection) -> Timeline:
+    """The timeline, to which the loader reports, with the plan of the first one where processes make plans together."""
     parts.loader.select_before_loop(selection.fills, by_chance=selection.by_chance)
-    epochs = Epochs(parts, method, selection)
-    parts.loader.connect(epochs)
-    epochs.plan_ahead()
-    return epochs
+    timeline = Timeline(parts, method, selection)
+    parts.loader.connect(timeline)
+    timeline.plan_ahead()
+    return timeline
 
 
 def _cost_of_scores(config: RunConfig) -> Cost:
@@ -274,7 +274,7 @@ def _columns(config: RunConfig) -> dict[str, Column]:
     return columns
 
 
-def _check_batches(parts: Parts, epochs: Epochs) -> None:
+def _check_batches(parts: Parts, timeline: Timeline) -> None:
     """Refuses batches that would have too few rows, and says what a method cannot do here."""
     config, loader, method = parts.config, parts.loader, parts.config.epoch_method
     requires, name = requirements_of(method), type(method).__name__
@@ -286,7 +286,7 @@ def _check_batches(parts: Parts, epochs: Epochs) -> None:
         )
     if loader.streams or (config.spend != "batches" and not requires.smaller_batches):
         return
-    sizes = loader.step_sizes(epochs.held)
+    sizes = loader.step_sizes(timeline.held)
     for signal in undefined_signals(config.optional, config.adapter, config.signals):
         if said := _without(config)[signal]:
             warn(said)

@@ -22,8 +22,8 @@ from thresher.loading.loader import SelectedLoader
 from thresher.methods import name_of
 from thresher.permutation import Permutation
 from thresher.run.batch_selection import BatchStage
-from thresher.run.epochs import Epochs
 from thresher.run.parts import Parts
+from thresher.run.timeline import Timeline
 from thresher.warning import warn
 
 VERSION = 11
@@ -307,11 +307,11 @@ class SavedState:
 
     Args:
         parts: Parts of the run.
-        epochs: Epochs of the run.
+        timeline: Timeline of the run.
     """
 
     parts: Parts
-    epochs: Epochs
+    timeline: Timeline
 
     @property
     def _options(self) -> str:
@@ -322,7 +322,7 @@ class SavedState:
         """Returns everything that the run remembers; all processes call it, and the state of process 0 has the books."""
         world = self.parts.config.world
         world.meet("run.state_dict()")
-        position = self.epochs.state_dict()
+        position = self.timeline.state_dict()
         self.parts.accumulator.settle()
         self.parts.stopwatch.update(self.parts.cost)
         records, trained = self.parts.records.state_dict(), self.parts.accumulator.count_trained()
@@ -376,7 +376,7 @@ class SavedState:
         counts = self.parts.accumulator.counts
         counts.load_state_dict({TRAINED: books["trained"]} if world.is_first else counts)
         # The epochs first: they decide by the state whether the loader has a buffer of rows.
-        self.epochs.load_state_dict(state)
+        self.timeline.load_state_dict(state)
         self.parts.loader.load_state_dict(state)
         self.parts.attributor.forget_batches()
         if restore_rng:
@@ -423,12 +423,12 @@ class SavedState:
 
     def _check(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
         try:
-            check_batch_stage(state, self.epochs.selection.stage)
+            check_batch_stage(state, self.timeline.selection.stage)
         except ValueError as error:
             said = f"{error} The state was saved with {state['settings']}, this run has {self._options}."
             raise ValueError(said) from None
-        passes = self.epochs.selection.forward_passes
-        if state["passes"] != passes and not (self.epochs.may_switch and state["passes"] in ("once", "twice")):
+        passes = self.timeline.selection.forward_passes
+        if state["passes"] != passes and not (self.timeline.may_switch and state["passes"] in ("once", "twice")):
             raise ValueError(f"load_state_dict: the state is of forward_passes={state['passes']!r}, this run has {passes!r}")
         check_shuffle(state, self.parts.loader)
         check_generators(state, self.parts.loader, self.parts.device, restored=restore_rng)

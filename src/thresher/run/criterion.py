@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thresher.losses.base import Criterion
-from thresher.run.epochs import Epochs
+from thresher.run.timeline import Timeline
 from thresher.stopwatch import Stopwatch
 
 
@@ -23,7 +23,7 @@ class CreditedCriterion(nn.Module):
     Args:
         criterion: The user's criterion; None where the loop computes its losses.
         adapter: Its adapter, which computes its value; None where there is no criterion.
-        epochs: Epochs of the run, which have its selection.
+        timeline: Timeline of the run, which has its selection.
         credit: `Attributor.credit`.
         stopwatch: The stopwatch of the run.
 
@@ -31,7 +31,7 @@ class CreditedCriterion(nn.Module):
         >>> from torch.utils.data import DataLoader
         >>> import thresher
         >>> own = nn.CrossEntropyLoss(weight=torch.ones(3))
-        >>> run = thresher.attach(thresher.FullData(), loader=DataLoader([0, 1]), criterion=own, epochs=1)
+        >>> run = thresher.attach(thresher.FullData(), loader=DataLoader([0, 1]), criterion=own, timeline=1)
         >>> list(run.criterion.state_dict()) == list(own.state_dict())
         True
     """
@@ -40,13 +40,13 @@ class CreditedCriterion(nn.Module):
         self,
         criterion: Any,
         adapter: Criterion | None,
-        epochs: Epochs,
+        timeline: Timeline,
         credit: Callable[..., Tensor | None],
         stopwatch: Stopwatch,
     ) -> None:
         super().__init__()
         self._own, self._adapter = (criterion,), adapter  # in a tuple, it is no module of this one
-        self._epochs, self._credit, self._stopwatch = epochs, credit, stopwatch
+        self._timeline, self._credit, self._stopwatch = timeline, credit, stopwatch
         if isinstance(criterion, nn.Module):
             # The same dictionaries: a task that moves to a device takes class weights along, and checkpoints keep their names.
             self._parameters, self._buffers, self._modules = criterion._parameters, criterion._buffers, criterion._modules
@@ -86,7 +86,7 @@ class CreditedCriterion(nn.Module):
         if not torch.is_grad_enabled():
             return self._adapter.value(outputs, targets)
         # The selection is asked for in every call: with forward_passes="auto" it may be another one from the second epoch on.
-        value = self._credit(outputs, targets, ids, self._epochs.selection.loss, repeat)
+        value = self._credit(outputs, targets, ids, self._timeline.selection.loss, repeat)
         return self._adapter.value(outputs, targets) if value is None else self.watched(value, outputs)
 
     def watched(self, value: Tensor, outputs: Any) -> Tensor:
@@ -97,9 +97,9 @@ class CreditedCriterion(nn.Module):
             outputs: Outputs that it was computed from.
         """
         if self._stopwatch.running:
-            self._epochs.selection.watch(value)
-        if self._epochs.comparison.pending:
-            self._epochs.comparison.credited(value, outputs)
+            self._timeline.selection.watch(value)
+        if self._timeline.comparison.pending:
+            self._timeline.comparison.credited(value, outputs)
         return value
 
     def train(self, mode: bool = True) -> "CreditedCriterion":

@@ -20,9 +20,9 @@ from thresher.plans import EpochPlan
 from thresher.records import Records
 from thresher.run.checkpoint import SavedState
 from thresher.run.criterion import CreditedCriterion
-from thresher.run.epochs import Epochs
 from thresher.run.parts import Parts
 from thresher.run.schedule import PacedLR, followed, paced
+from thresher.run.timeline import Timeline
 from thresher.timing import time_by_part
 from thresher.warning import warn
 
@@ -159,7 +159,7 @@ class Run(Uncopied):
 
     Args:
         parts: Parts of the run.
-        epochs: Beginning and end of epochs, plans, progress and history.
+        timeline: Events of the loop, plans, progress and history.
 
     Attributes:
         method: The method, the last one where there are several.
@@ -180,12 +180,12 @@ class Run(Uncopied):
         (0, 0.0, 4, 2)
     """
 
-    def __init__(self, parts: Parts, epochs: Epochs) -> None:
-        self._parts, self._epochs = parts, epochs
+    def __init__(self, parts: Parts, timeline: Timeline) -> None:
+        self._parts, self._timeline = parts, timeline
         self.method, self.loader, self.epochs = parts.config.methods[-1], parts.loader, parts.config.epochs
-        self._credit, self._state = parts.attributor.credit, SavedState(parts, epochs)
+        self._credit, self._state = parts.attributor.credit, SavedState(parts, timeline)
         own, adapter = parts.config.criterion, parts.config.adapter
-        self.criterion = CreditedCriterion(own, adapter, epochs, self._credit, parts.stopwatch)
+        self.criterion = CreditedCriterion(own, adapter, timeline, self._credit, parts.stopwatch)
 
     # What the loop calls
 
@@ -253,7 +253,7 @@ class Run(Uncopied):
         given = GivenLosses(per_sample_losses, valid, total, keep)
         if not torch.is_grad_enabled():
             return given.plain()
-        made, selection = (per_sample_losses, outputs), self._epochs.selection
+        made, selection = (per_sample_losses, outputs), self._timeline.selection
         if (value := self._credit(made, targets, ids, partial(selection.reduced, given), repeat)) is None:
             return given.plain()
         return self.criterion.watched(value, made)
@@ -323,21 +323,21 @@ class Run(Uncopied):
             >>> schedule.get_last_lr()
             [0.0]
         """
-        return paced(scheduler, followed(self._epochs), total)
+        return paced(scheduler, followed(self._timeline), total)
 
     # What it remembers and reports
 
     @property
     def epoch(self) -> int:
         """The epoch in progress or, between epochs, the one that comes next; 0-based."""
-        return self._epochs.epoch + self._epochs.end.due
+        return self._timeline.epoch + self._timeline.end.due
 
     @property
     def progress(self) -> float:
         """Share of full training's samples that is behind the step that was made last, in [0, 1]."""
-        if self._epochs.step_checks is not None:
-            self._epochs.step_checks.by_progress = True
-        return self._epochs.clock.progress
+        if self._timeline.step_checks is not None:
+            self._timeline.step_checks.by_progress = True
+        return self._timeline.clock.progress
 
     @property
     def plan(self) -> EpochPlan:
@@ -349,7 +349,7 @@ class Run(Uncopied):
         Raises:
             ValueError: The loader streams: there is nothing to plan.
         """
-        return self._epochs.held.plan()
+        return self._timeline.held.plan()
 
     @property
     def records(self) -> Records:
@@ -362,7 +362,7 @@ class Run(Uncopied):
         """
         self._check_keeper("run.records")
         self._warn_if_open()
-        self._epochs.end.read()
+        self._timeline.end.read()
         self._parts.accumulator.flush()
         return self._parts.records
 
@@ -410,7 +410,7 @@ class Run(Uncopied):
     def cost(self) -> Cost:
         """What was computed, and what full training would have computed."""
         cost = self._parts.cost
-        self._epochs.end.read()
+        self._timeline.end.read()
         self._parts.accumulator.settle()
         self._parts.stopwatch.update(cost)
         return cost
@@ -419,7 +419,7 @@ class Run(Uncopied):
     def history(self) -> list[dict[str, Any]]:
         """One entry per epoch that is over: the facts of its plan, what it computed, how many losses were not finite."""
         self._warn_if_open()
-        return self._epochs.history
+        return self._timeline.history
 
     @property
     def times(self) -> list[dict[str, Any]]:
@@ -429,8 +429,8 @@ class Run(Uncopied):
         waited for batches and trained; `planning_s`, `refresh_s`, `scoring_s`, `tracing_s` and `attribution_s` those of
         Thresher's own work. On an accelerator, the parts are what the host spent: it does not wait for the work that it queues.
         """
-        self._epochs.history  # noqa: B018 - ends an epoch that is over
-        return self._epochs.timing.entries
+        self._timeline.history  # noqa: B018 - ends an epoch that is over
+        return self._timeline.timing.entries
 
     def _check_keeper(self, what: str) -> None:
         """Refuses what only the process with the records has."""
@@ -443,7 +443,7 @@ class Run(Uncopied):
 
     def _warn_if_open(self) -> None:
         """Says of several processes that an epoch is over, and that they have not ended it together."""
-        if self._parts.config.world.size > 1 and self._epochs.end.due:
+        if self._parts.config.world.size > 1 and self._timeline.end.due:
             warn(
                 "The last epoch is over, and the processes have not ended it together: its last gradients were not stepped "
                 "with, or the loop did not ask run.loader for a further batch. Its records and its entry of run.history are "
@@ -545,7 +545,7 @@ class Run(Uncopied):
         Raises:
             RuntimeError: Not all processes have called it within a minute.
         """
-        if self._epochs.in_progress and self._parts.attributor.waits_for_credit:
+        if self._timeline.position.active and self._parts.attributor.waits_for_credit:
             warn(
                 "state_dict: a batch was yielded whose loss was not credited yet (skipped, or a prefetcher holds it); "
                 "a resumed run goes on after it"
@@ -577,10 +577,10 @@ class Run(Uncopied):
                 ended, and a state that is saved goes on within it. Default: True.
         """
         if together:
-            self._epochs.end.finish(leaves=True)
+            self._timeline.end.finish(leaves=True)
         if together or self._parts.config.world.size == 1:
             self._parts.accumulator.sync()
-        self._epochs.detach()
+        self._timeline.detach()
         self.loader.close()
 
     def __repr__(self) -> str:

@@ -11,15 +11,15 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from thresher.run.clock import RunClock
 
 
-def followed(epochs: Any) -> RunClock:
+def followed(timeline: Any) -> RunClock:
     """Returns the clock of a run, for a schedule that follows it.
 
     Args:
-        epochs: Epochs of the run.
+        timeline: Timeline of the run.
     """
-    if epochs.step_checks is not None:
-        epochs.step_checks.paced = True
-    return epochs.clock
+    if timeline.step_checks is not None:
+        timeline.step_checks.paced = True
+    return timeline.clock
 
 
 class PacedLR(LRScheduler):
@@ -188,7 +188,7 @@ class ProgressLR(LRScheduler):
     def __init__(self, optimizer: Optimizer, run: Any, fn: Callable[[float], float]) -> None:
         if not callable(fn):
             raise TypeError(f"ProgressLR: `fn` must map progress to a factor, got {type(fn).__name__}")
-        self.fn, self._clock = fn, followed(run._epochs)
+        self.fn, self._clock = fn, followed(run._timeline)
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | torch.Tensor]:

@@ -23,7 +23,7 @@ from lightning_cases import (
     trainer,
 )
 from thresher.lightning import Selection
-from thresher.run.epochs import COUNTED
+from thresher.run.history import COUNTED
 
 pytestmark = [
     pytest.mark.usefixtures("shared_traces"),

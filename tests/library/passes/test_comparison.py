@@ -94,7 +94,7 @@ def test_batches_that_are_changed_in_place_beside_a_forward_are_not_told():
 def test_a_forward_that_does_the_same_is_silent():
     run, optimizer = attached("hides", forward=lambda model, batch: (model((batch[0] - 1) * 2), batch[1]))
     train(run, optimizer, OTHERS["normalised"])
-    assert not run._epochs.comparison.pending and run._epochs.comparison._times == 0
+    assert not run._timeline.comparison.pending and run._timeline.comparison._times == 0
 
 
 class Random(nn.Module):
@@ -119,7 +119,7 @@ def test_dropout_and_buffers_are_those_of_the_loop_s_pass(method):
     run, optimizer = attached(method, model := Random())
     seen = []
     train(run, optimizer, lambda run, x, y: (seen.append(len(x)), plain(run, x, y))[1])
-    assert run._epochs.comparison._times == 0
+    assert run._timeline.comparison._times == 0
     assert model.count == sum(seen) and model.norm.num_batches_tracked == len(seen)
 
 
@@ -150,7 +150,7 @@ def test_a_prefetcher_and_a_model_called_directly_are_compared():
 def test_random_losses_of_a_model_called_directly_are_not_compared():
     run, optimizer = attached("hides", model := nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5)))
     train(run, optimizer, lambda run, x, y: run.criterion(model(x), y))
-    assert run._epochs.comparison.pending
+    assert run._timeline.comparison.pending
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -169,7 +169,7 @@ def test_without_memory_the_training_goes_on(monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(run._epochs._passes, "repeat", full)
+    monkeypatch.setattr(run._timeline._parts.passes, "repeat", full)
     with pytest.warns(UserWarning, match="not enough memory to compare"):
         train(run, optimizer, plain, epochs=1)
 
@@ -192,7 +192,7 @@ def test_batches_that_cannot_be_compared_are_not_looked_for_in_every_epoch(monke
     for _ in range(4):
         for x, y in run.loader:
             run.criterion(run.model(x), y)  # without a backward pass there is nothing to compare with
-            pending.append(run._epochs.comparison.pending)
+            pending.append(run._timeline.comparison.pending)
     assert pending[0] and pending[6] and not any(pending[12:])
 
 
@@ -223,8 +223,8 @@ def test_the_comparison_leaves_attributes_of_the_model_as_they_are(wrap):
     seen, table = net.seen, net.table["all"]
     run, optimizer = attached("hides", wrap(net))
     made = []
-    repeat = run._epochs.comparison._passes.repeat
-    run._epochs.comparison._passes.repeat = lambda *given: made.append(repeat(*given)) or made[-1]
+    repeat = run._timeline.comparison._passes.repeat
+    run._timeline.comparison._passes.repeat = lambda *given: made.append(repeat(*given)) or made[-1]
     train(run, optimizer, plain, epochs=1)
     assert len(made) == 1 and net.calls == len(net.seen) == net.counts.calls == 6 and net.table["calls"] == [6]
     assert net.seen is net.same is seen and net.table["all"] is table and table == 6

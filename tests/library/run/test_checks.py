@@ -185,7 +185,7 @@ def test_a_sharded_model_makes_no_passes_beside_those_of_the_loop():
     attach(method=SB, **settings, scoring=Scoring(model=nn.Linear(6, C)))[0]().detach()
     attach(method=SB, **settings, scoring=Scoring(losses=torch.rand(N)))[0]().detach()
     run = attach(method=SB, **settings)[0]()
-    assert run.model.module is model and not run._epochs.may_switch  # to forward passes before those of the loop
+    assert run.model.module is model and not run._timeline.may_switch  # to forward passes before those of the loop
 
 
 def test_the_device_is_the_models():

@@ -65,7 +65,7 @@ def test_criterion_enters_each_package_at_most_once(method):
         for x, y in run.loader:
             outputs, clock = run.model(x), ["stopwatch"] if run._parts.stopwatch.running else []
             packages = entered(lambda outputs=outputs, y=y, criterion=run.criterion: criterion(outputs, y))
-            compared = ["passes"] if run._epochs.comparison.pending else []
+            compared = ["passes"] if run._timeline.comparison.pending else []
             path = ["run", "attribution", "losses", *clock, *compared]
             assert packages[: len(path)] == path and (compared or packages == path)
             assert entered(lambda: run.records)[-1:] == ["records"]

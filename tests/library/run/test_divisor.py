@@ -171,8 +171,8 @@ def test_a_divisor_that_is_none_is_refused_by_the_declaration():
 
 def test_a_random_number_of_rows_never_switches_to_batches_that_are_filled_up():
     """Its weights are made for the rows of one batch: rows of several would be weighed wrongly."""
-    assert made(nn.CrossEntropyLoss(), thresher.ThresholdKeep())._epochs.may_switch is False
-    assert made(nn.CrossEntropyLoss())._epochs.may_switch is True
+    assert made(nn.CrossEntropyLoss(), thresher.ThresholdKeep())._timeline.may_switch is False
+    assert made(nn.CrossEntropyLoss())._timeline.may_switch is True
 
 
 def test_labels_that_are_ignored_are_no_part_of_the_divisor():

@@ -43,7 +43,7 @@ def test_the_mean_over_all_samples(method):
 
 
 def test_losses_that_are_not_finite_and_samples_never_seen_do_not_count():
-    from thresher.run.epochs import mean_loss
+    from thresher.run.history import mean_loss
 
     assert mean_loss(torch.tensor([-torch.inf, torch.nan, torch.inf])) is None
     assert mean_loss(torch.tensor([-torch.inf, 2.0, torch.nan, 4.0])) == 3.0

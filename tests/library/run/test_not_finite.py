@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from thresher.run import epochs as module
-from thresher.run.epochs import not_finite
+from thresher.run import history as module
+from thresher.run.history import not_finite
 
 
 @pytest.mark.parametrize("piece", [1, 3, 100])

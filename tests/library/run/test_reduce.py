@@ -229,7 +229,7 @@ def test_bad_arguments_change_nothing():
     for wrong in ({"valid": torch.ones(T + 1)}, {"total": 0}, {"total": -1.0}, {"valid": y}, {"valid": y[:, 0] != -100}):
         with pytest.raises(ValueError, match="run.reduce: `(valid|total)`"):
             run.reduce(losses, outputs=outputs, targets=y, **wrong)
-    assert not run.trained.any() and run.cost.backward == 0 and run._epochs.selection.stage.step == 0
+    assert not run.trained.any() and run.cost.backward == 0 and run._timeline.selection.stage.step == 0
     run.reduce(losses, outputs=outputs, targets=y, valid=y != -100)
     assert run.trained.sum() == B // 2
 

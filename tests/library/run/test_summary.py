@@ -127,7 +127,7 @@ def test_a_notebook_gets_a_table_and_markup_in_names_is_text():
 def test_the_loader_says_what_it_is_and_plans_nothing():
     run, _ = attached(thresher.UniformSubset(keep=0.5))
     assert repr(run.loader) == "SelectedLoader(40 samples, DataLoader with batch_size=5)"
-    assert run._epochs._plan is None
+    assert run._timeline.planner.current is None
 
 
 def test_values_stand_below_each_other():

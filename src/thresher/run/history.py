@@ -1,0 +1,139 @@
+"""The entries of `run.history`: what each epoch planned, counted and recorded."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thresher.attribution.rows import AttributionError
+from thresher.run.parts import Parts
+from thresher.warning import warn
+
+LOOKED_AT = 2**20
+"""Number of losses that are looked at together."""
+
+NAMED = 5
+"""Largest number of samples that are named."""
+
+
+def not_finite(losses: Tensor) -> tuple[int, NDArray[np.int64]]:
+    """Returns how many losses are NaN or +inf, and the first places where they are; it waits for the device once, or twice.
+
+    Args:
+        losses: Last loss of each sample, shape (N,), on any device; -inf stands for a sample that was never seen.
+
+    Example:
+        >>> not_finite(torch.tensor([0.5, float("nan"), float("-inf"), float("inf")]))
+        (2, array([1, 3]))
+    """
+    pieces = losses.split(LOOKED_AT)
+    counts = torch.stack([len(piece) - (piece < torch.inf).sum() for piece in pieces]).tolist()
+    first = [np.empty(0, dtype=np.int64)]
+    for number, piece in enumerate(pieces):
+        if counts[number] and sum(map(len, first)) < NAMED:
+            first.append((piece < torch.inf).logical_not_().nonzero().flatten()[:NAMED].cpu().numpy() + number * LOOKED_AT)
+    return sum(counts), np.concatenate(first)[:NAMED]
+
+
+def mean_loss(losses: Tensor) -> float | None:
+    """Returns the mean of the finite losses, with four digits; None if there is none.
+
+    Args:
+        losses: Last loss of each sample, shape (N,), on any device; -inf stands for a sample that was never seen.
+
+    Example:
+        >>> mean_loss(torch.tensor([0.5, float("nan"), float("-inf"), 1.5]))
+        1.0
+    """
+    found = torch.zeros(2, dtype=torch.float64, device=losses.device)
+    for piece in losses.split(LOOKED_AT):
+        finite = piece.isfinite()
+        found += torch.stack([torch.where(finite, piece, 0).sum(dtype=torch.float64), finite.sum(dtype=torch.float64)])
+    total, count = found.tolist()
+    # Rounded: the last bits of the losses depend on the number of processes that computed them.
+    return float(f"{total / count:.4g}") if count else None
+
+
+COUNTED = ("forward", "backward", "refresh", "scoring", "steps", "full_forward", "full_backward")
+"""Fields of `Cost` that the history gives by epoch."""
+
+
+class History:
+    """Writes an entry when an epoch ends, and the counts of the epoch when its last step is over.
+
+    Args:
+        parts: Parts of the run.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._config, self._cost, self._records = parts.config, parts.cost, parts.records
+        self._accumulator, self._timing = parts.accumulator, parts.timing
+        self.entries: list[dict[str, Any]] = []
+        """One entry per epoch that is over."""
+        self._booked = dict.fromkeys(COUNTED, 0)
+        self._traced_s = 0.0
+        self._warned = False
+
+    def close(self, tracing_s: float) -> dict[str, Any] | None:
+        """Adds what the last epoch computed to its entry, and returns the entry; None if that was done before.
+
+        Args:
+            tracing_s: Seconds of the run's steps that tracing the model has taken.
+        """
+        if not self.entries or "forward" in self.entries[-1]:
+            return None
+        self._accumulator.settle()
+        entry, counted = self.entries[-1], asdict(self._cost)
+        entry |= {name: counted[name] - self._booked[name] for name in COUNTED}
+        self._booked = {name: counted[name] for name in COUNTED}
+        before, self._traced_s = self._traced_s, tracing_s
+        self._timing.close(epoch=entry["epoch"], tracing_s=tracing_s - before)
+        return entry
+
+    def check(self) -> None:
+        """Checks everything that the device was asked in the epoch that is over, before its records are used.
+
+        Raises:
+            AttributionError: Targets on the device had other values than the rows that the outputs named.
+            FloatingPointError: Losses are not finite, with on_nonfinite="raise".
+        """
+        self._accumulator.settle()
+        # Comparisons on a device are read once an epoch: read in the step they would make the host wait.
+        doubts, self._accumulator.doubts = self._accumulator.doubts, []
+        if self._config.world.total(bool(doubts) and not bool(torch.stack(doubts).all())):
+            raise AttributionError(
+                "Targets were new tensors whose values are not the yielded targets of the rows that the outputs name, or `ids` "
+                "were not those of the rows or named a sample more than once, in the epoch that just ended. Those losses were "
+                "not recorded."
+            )
+        if "loss" in self._records and self.entries and "nonfinite" not in self.entries[-1]:
+            self._look_at_losses(self.entries[-1], self._records["loss"])
+
+    def _look_at_losses(self, entry: dict[str, Any], losses: Tensor) -> None:
+        count, some, mean = self._config.world.from_first(lambda: (*not_finite(losses), mean_loss(losses)))
+        entry["nonfinite"] = count
+        if mean is not None:
+            entry["mean_loss"] = mean
+        if not count:
+            return
+        message = f"{count} samples have a loss that is not finite (ids {some.tolist()}{' ...' if count > 5 else ''})"
+        if self._config.on_nonfinite == "raise":
+            raise FloatingPointError(f"{message}; attach(on_nonfinite='keep') trains on")
+        if not self._warned:
+            self._warned = True
+            warn(f"{message}; they are kept for training and not scored. This is said once.")
+
+    def load(self, entries: Sequence[dict[str, Any]], tracing_s: float) -> None:
+        """Goes on after the epochs of a saved run.
+
+        Args:
+            entries: Entries of the saved run.
+            tracing_s: Seconds of this run's steps that tracing the model has taken.
+        """
+        self.entries = [dict(entry) for entry in entries]
+        self._booked = {name: sum(entry.get(name, 0) for entry in entries) for name in COUNTED}
+        self._traced_s = tracing_s

@@ -1,0 +1,125 @@
+"""Makes the plan of each epoch: asks the method, checks its answer, and puts it into stratified order."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from thresher import rng
+from thresher.loading.held_plan import HeldPlan, equal_part
+from thresher.loading.order import TensorOrder
+from thresher.methods._adapted import OnSubset
+from thresher.methods.contract import EpochMethod, defines
+from thresher.plans import EpochPlan
+from thresher.run.parts import Parts
+from thresher.warning import warn
+
+
+class Planner:
+    """Makes the plans of a run, and holds the one of the epoch in progress or, between epochs, of the one that comes next.
+
+    Args:
+        parts: Parts of the run.
+        method: The epoch method, on the samples that pruning left where there was pruning.
+        fills: Function that returns whether a batch method fills the rows that it chooses up to full batches.
+    """
+
+    def __init__(self, parts: Parts, method: EpochMethod | OnSubset, *, fills: Callable[[], bool | None]) -> None:
+        self._config, self._method, self._fills = parts.config, method, fills
+        self._loader, self._records, self._passes = parts.loader, parts.records, parts.passes
+        self._warned_of: set[str] = set()
+        self.current: HeldPlan | None = None
+        """The plan; None if it is not made yet, and for a stream."""
+
+    def plan(self, epoch: int, seed: int) -> HeldPlan:
+        """Returns the plan of an epoch.
+
+        Args:
+            epoch: Number of the epoch.
+            seed: Random seed of the run.
+
+        Raises:
+            TypeError: The method returned no plan.
+            ValueError: The plan does not fit the training.
+        """
+        known = self._known(epoch)
+        held = HeldPlan(**self._config.world.from_first(lambda: self._planned(known, epoch, seed).state_dict()))
+        if held.note and held.note not in self._warned_of:
+            self._warned_of.add(held.note)
+            warn(held.note)
+        return held
+
+    def _planned(self, known: Mapping[str, Tensor], epoch: int, seed: int) -> HeldPlan:
+        """Returns the plan that the process with the records makes."""
+        generator, n = rng.seeded(seed, epoch), self._records.n
+        plan = self._method.plan_epoch(known, epoch=epoch, epochs=self._config.epochs, generator=generator)
+        plan = self._checked(plan)
+        if self._config.strata is not None:
+            layout = lambda one: self._loader.rows_of_steps(HeldPlan.of(one, n))  # noqa: E731
+            plan = self._config.strata.in_order(plan, self._records, layout, self._config.world.size, generator)
+        self._records.remember(plan.remember)
+        return HeldPlan.of(plan, n)
+
+    def _known(self, epoch: int) -> Mapping[str, Tensor]:
+        """What a plan is made of: the records and, where the method asks for one, the results of a full pass."""
+        method, world = self._method, self._config.world
+        names = method.full_pass(epoch, self._config.epochs) if defines(method, "full_pass") else ()  # pyright: ignore
+        if not names:
+            return self._records
+        ids = method.kept if isinstance(method, OnSubset) else torch.arange(self._loader.n)
+        part = ids[slice(*equal_part(len(ids), world.rank, world.size))]
+        found = self._passes.full_pass(TensorOrder(lambda: part), names)
+        if world.size > 1:
+            parts = [*world.to_first([{name: values.cpu() for name, values in found.items()}])][::-1]
+            found = {name: torch.cat([one[name] for one in parts]).to(found[name].device) for name in found if parts}
+        return {**self._records, **found}
+
+    def _checked(self, plan: Any) -> EpochPlan:
+        name = title_of(self._method)
+        if not isinstance(plan, EpochPlan):
+            raise TypeError(f"{name}.plan_epoch must return a thresher.EpochPlan, got {type(plan).__name__}")
+        plan.check(self._records.n)
+        plan = as_spent(plan, self._config.spend)
+        if plan.smaller_batches and self._fills():
+            raise ValueError(
+                f"{name} makes smaller batches, which the batch method would fill up with forward_passes='twice': use "
+                "forward_passes='once', or one of the two methods"
+            )
+        if plan.drawn and self._config.strata is not None:
+            raise ValueError(
+                f"{name} draws the order of training, which stratified batches would change: declare Requirements(order='plan')"
+            )
+        if plan.drawn and not self._loader.order_is_free:
+            raise ValueError(
+                f"{name} draws the order of training, but the loader's sampler has an order of its own: use shuffle=True"
+            )
+        if plan.lr_scale != 1 and self._config.optimizer is None:
+            raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=...)")
+        if plan.refresh is not None and not self._passes.possible:
+            raise ValueError(f"{name} refreshes samples: pass attach(model=..., criterion=...)")
+        return plan
+
+
+def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None) -> EpochPlan:
+    """Returns a plan that spends its samples as `attach(spend=)` says.
+
+    With as many steps as in full training there is nothing to make up for: the learning rate is not scaled, and weights have a
+    mean of 1.
+
+    Args:
+        plan: Plan of the method.
+        spend: "steps", "batches", or None for the plan as it is.
+    """
+    if spend == "steps":
+        return replace(plan, smaller_batches=False)
+    if spend != "batches" or plan.smaller_batches:
+        return plan
+    weights = None if plan.weights is None else plan.weights / plan.weights.mean(dtype=torch.float64).item()
+    return replace(plan, smaller_batches=True, weights=weights, lr_scale=1.0)
+
+
+def title_of(method: Any) -> str:
+    """Returns the name of a method, for messages."""
+    return type(method.method if isinstance(method, OnSubset) else method).__name__

@@ -1,0 +1,432 @@
+"""What happens when: the events of a training loop, and what the run does at each of them, in this order.
+
+    for batch in run.loader:                            # begin: ends the epoch before, plans, starts a pass
+                                                        # batch: notes the batch and the place after it
+        loss = run.criterion(run.model(inputs), targets)  # loss: `attribution` credits it to its samples
+        loss.backward()
+        optimizer.step()                                # step: counts it, and closes what was credited
+                                                        # end: refreshes, gathers, writes the history, plans
+
+The epoch ends with the step of its last batch, where that can be told, else when something needs its results
+(`run/epoch_end.py`).
+"""
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from thresher.loading.held_plan import HeldPlan
+from thresher.loading.order import OrderPlace, PieceOrder, check_begins
+from thresher.methods._adapted import OnSubset
+from thresher.methods.contract import EpochMethod, calls_model, requirements_of
+from thresher.passes.consistency import Comparison
+from thresher.plans import BatchPlan
+from thresher.run.batch_selection import BatchSelection, BeforeForward
+from thresher.run.checks import NO_FURTHER_PLAN, check_attached_late_enough, has_group, release
+from thresher.run.clock import RunClock
+from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
+from thresher.run.history import History
+from thresher.run.optimizer_steps import StepChecks, StepHooks, parameters_elsewhere
+from thresher.run.parts import Parts
+from thresher.run.planner import Planner, title_of
+from thresher.run.position import Position, place_of
+from thresher.timing import ATTRIBUTION, OUTSIDE, PLANNING, REFRESH, SCORING_PASS, STEPS
+from thresher.warning import warn
+
+
+class Timeline:
+    """Has the parts of a run do their work at each event; the loader reports to it (`loading.order.EpochControl`).
+
+    Args:
+        parts: Parts of the run.
+        method: The epoch method, on the samples that pruning left where there was pruning.
+        selection: How the rows of batches are chosen.
+    """
+
+    def __init__(self, parts: Parts, method: EpochMethod | OnSubset, selection: BatchSelection) -> None:
+        self._parts, self._method, self.timing = parts, method, parts.timing
+        self.selection, self._selection_attached = selection, selection
+        self.comparison = Comparison(parts.passes, parts.accumulator)
+        """Compares the losses of own passes with those of the loop."""
+        by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
+        needs_losses = lambda: by_losses or self.selection.by_loop  # noqa: E731
+        self._silence = SilentEpochs(parts.attributor, title_of(who), needs_losses)
+        self.planner = Planner(parts, method, fills=lambda: self.selection.fills)
+        self.hooks: StepHooks | None = None
+        """Scales the learning rate and counts steps; None without an optimizer, and before `follow`."""
+        self.step_checks: StepChecks | None = None
+        """Compares the steps with what the run takes them for; None where there are no hooks."""
+        self.clock = RunClock(parts.loader, parts.attributor, parts.config.epochs)
+        """How far the training is."""
+        self.position, self._history = Position(parts.cost), History(parts)
+        self._seed, self._had_group, self._warned_of = parts.config.seed, has_group(), set[str]()
+        self.end = EpochEnd(parts, self._end_epoch, single_process=self._single_process)
+
+    @property
+    def _single_process(self) -> bool:
+        return self._parts.config.world.size == 1
+
+    def follow(self, optimizer: Optimizer, model: nn.Module | None) -> None:
+        """Follows the steps of the optimizer from now on: the last thing of `attach`, after which nothing is refused.
+
+        Args:
+            optimizer: The user's optimizer.
+            model: The user's model; None where there is none.
+        """
+        zeroed = self._parts.accumulator.gradients_zeroed
+        self.hooks = hooks = StepHooks(optimizer, self.step_over, self.trains, self.timing, zeroed)
+        self.step_checks = StepChecks(hooks, type(optimizer).__name__, parameters_elsewhere(model, hooks))
+
+    # Begin
+
+    def begin(self) -> tuple[HeldPlan | None, OrderPlace]:
+        """Begins an epoch, or goes on with an interrupted one."""
+        position, parts = self.position, self._parts
+        check_attached_late_enough(self._had_group)
+        if position.resumed and position.place.consumed and parts.loader.streams:
+            check_begins(parts.loader.dataset)
+        # The last batch of the pass before may still have to be compared.
+        self.comparison.compare()
+        self._end_pass_before()
+        # The share of candidates that a yielded row stands for is that of the plan, so that a pass is counted by itself.
+        parts.accumulator.meter.begin_pass()
+        if not position.resumed:
+            # Judged before the plan is made: a method that chooses by losses must not plan a third epoch without any.
+            self._silence.begin()
+        plan = self.plan_if_any()
+        if not position.resumed:
+            # The last step of an epoch may come after its pass, so that its books close when the next one begins.
+            self.close_books()
+            parts.records.start_epoch()
+            self._switch(self.selection.at_epoch_start(can_score=self.comparison.can_choose))
+        self.comparison.begin_epoch(_use_of_own_losses(self.selection, self._method, plan), trial=self.selection.gives_up)
+        if position.epoch >= parts.config.epochs and torch.is_grad_enabled():
+            self._warn_once(
+                f"Epoch {position.epoch + 1} begins, but attach was given epochs={parts.config.epochs}, to which the schedules "
+                "of methods refer. Pass the number of all epochs to attach. This is said once.",
+                "length",
+            )
+        parts.records.epoch = position.epoch
+        resumed = position.begin()
+        self.end.begin()
+        parts.attributor.begin_epoch(ids_repeat=self._ids_repeat(plan))
+        self.clock.begin_pass(parts.loader.scale_of(plan))
+        # The scale is set anew in each epoch and holds for steps on losses of the run: between epochs there is nothing to put
+        # back.
+        if self.hooks is not None:
+            self.hooks.scale = 1.0 if plan is None else plan.lr_scale
+        if self.step_checks is not None:
+            self.step_checks.begin_epoch(parts.attributor.batches, resumed=resumed)
+        return plan, position.place
+
+    def _end_pass_before(self) -> None:
+        """Ends a pass whose end was not seen, because the loop kept its iterator, or left by break."""
+        position = self.position
+        if position.active and not position.resumed:
+            left = position.epoch
+            if not self.end.finish(leaves=True):
+                self._silence.begin_again(steps_are_seen=self.hooks is not None)
+                self._take_back()
+            elif position.saved_left:
+                warn(
+                    f"The state that was saved after the loop had left epoch {left} by break goes on within epoch {left} when "
+                    f"it is loaded, but this run begins epoch {left + 1}. For both to do the same, end epochs early with a "
+                    "sampler of fewer samples instead of break."
+                )
+        position.saved_left = False
+
+    def _ids_repeat(self, plan: HeldPlan | None) -> bool:
+        """Whether a sample can come twice in an epoch, which a plan that is only dealt into stratified batches does not do."""
+        if plan is None or not plan.drawn:
+            return plan is None or not self._parts.loader.yields_once
+        return self._parts.config.strata is None or not self._single_process
+
+    # Batch
+
+    def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
+        """Returns the rows of a candidate batch that the loop sees."""
+        loading = self.timing.switch(SCORING_PASS)
+        assert isinstance(self.selection, BeforeForward)
+        plan = self.selection.choose(batch, ids, self.position.epoch)
+        self.timing.switch(loading)
+        return plan
+
+    def count(self, n: int) -> int | None:
+        """Returns how many rows of a batch of n are kept; None where that is not known before the losses are."""
+        stage = self.selection.stage
+        return n if stage is None else stage.method.count(n)
+
+    def on_batch(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool) -> None:
+        """Notes a batch that is on its way to the loop.
+
+        Args:
+            batch: The batch, on the device.
+            ids: Ids of its rows, shape (n,), int64, on the host.
+            place: Where the epoch's order goes on after it.
+            weights: Weights of the rows, of the plan and of a batch method, shape (n,); None where all are 1.
+            last: Whether it is the last batch of the epoch.
+        """
+        begin, attributor = perf_counter(), self._parts.attributor
+        self.end.on_batch(last=last)
+        # After that call, which asks whether the batch before was credited, and before this batch gets its number.
+        number = attributor.batches
+        self.position.move(place, self.clock.on_batch(number, self.position.epoch, place, last=last))
+        # A comparison of the batch before is read now: by then the device has computed its losses.
+        if self.comparison.pending:
+            self.comparison.compare()
+            self.comparison.yielded(number, batch)
+        self.selection.batch_yielded(number)
+        # A batch that own passes cannot read is refused before the first step, not when the first epoch has been trained.
+        if number == 0 or self._parts.loader.unknown_rows.reason is not None:
+            self._parts.passes.check(batch)
+        attributor.yielded(batch, ids, weights)
+        self.timing.attribution_s += perf_counter() - begin
+        self.timing.switch(STEPS)
+
+    # Step
+
+    def trains(self) -> bool:
+        """Returns whether the next step trains on a loss of the run, so that its learning rate is scaled.
+
+        A closure computes the loss inside of the step: then a batch waits for it.
+        """
+        # A loss that was credited belongs to this step; a batch that waits may get its loss in the closure of the step.
+        running = self.end.state in (Pass.RUNNING, Pass.ALL_YIELDED)
+        return running or self._parts.accumulator.in_step or not self._parts.attributor.last_credited
+
+    def step_over(self) -> None:
+        """Notes that the optimizer stepped."""
+        begin = perf_counter()
+        self._parts.cost.steps += 1
+        self.selection.step_over()
+        self._parts.accumulator.end_step()
+        self._silence.step_over()
+        self.end.step_over()
+        if self.end.state in (Pass.RUNNING, Pass.ALL_YIELDED):  # else the end of the epoch may be in it, which books itself
+            self.timing.attribution_s += perf_counter() - begin
+        if self.end.state is Pass.ALL_YIELDED:  # the loop may keep the iterator, and evaluate next
+            self.timing.switch(OUTSIDE)
+
+    # End
+
+    def on_loop_exit(self, *, exhausted: bool) -> None:
+        """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
+        self.timing.switch(ATTRIBUTION)  # of the losses that were not written yet
+        if exhausted:
+            self.comparison.compare()
+            self.position.ran_out = True
+            self.clock.end_epoch(self.position.epoch)
+        self.end.on_loop_exit(exhausted=exhausted)
+        self.timing.switch(OUTSIDE)
+        # After the last epoch no other pass may come that could show that nothing was trained in this one.
+        looks = exhausted and self.position.epoch >= self._parts.config.epochs and not self.end.trained
+        if self.position.active and (looks or self.end.evaluates):
+            self._silence.end(complete=False)
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """Takes back a pass in which nothing was trained: the same epoch begins with the next one."""
+        plan, stage, exhausted = self.planner.current, self.selection.stage, self.end.state is Pass.OVER
+        self.end.forget()
+        self.clock.take_back_pass()
+        scale, place = self._parts.loader.scale_of(plan), self.position.before_pass
+        self.position.take_back(scale.samples_at(place, scale.at(place)))
+        self.timing.drop()
+        if stage is not None:
+            stage.facts()
+        selects = self.selection.fills is not None or (plan is not None and not plan.everything)
+        if exhausted and selects:
+            who = title_of(self._method if stage is None else stage.method)
+            self._warn_once(
+                "A pass over run.loader without training, as for an evaluation or for torch.optim.swa_utils.update_bn, had "
+                f"only the samples that {who} keeps for training, so that its results are not those of all samples. The pass "
+                "does not count as an epoch. Evaluate on a DataLoader of your own. If the loop trains, call run.model and "
+                "run.criterion; with forward passes only, call run.criterion under torch.enable_grad() once per batch. This "
+                "warning is given once.",
+                "evaluation",
+            )
+
+    def _end_epoch(self, complete: bool) -> None:
+        """Ends the epoch: refreshes, and checks what the device has computed."""
+        parts, position = self._parts, self.position
+        # A process whose loop left the pass early must not send to others that are still in the gradients of a step.
+        parts.config.world.meet(f"The end of epoch {position.epoch}", patient=True)
+        self._silence.end(complete=complete)
+        plan = self.planner.current
+        parts.accumulator.flush()
+        if plan is not None and plan.refreshed:
+            self._refresh(plan)
+        # Every process sends what it recorded to the one that keeps the records: the next plan reads them.
+        parts.accumulator.sync()
+        if complete:
+            position.finish(parts.loader.candidates)
+        self.clock.end_epoch(position.epoch)
+        # From here on no read ends this epoch a second time.
+        self.end.forget()
+        self._history.entries.append(self._entry(plan, complete=complete))
+        if complete and self.step_checks is not None:
+            full = -(-parts.loader.candidates // parts.loader.batch_sampler.batch_size)
+            self.step_checks.end_epoch(position.epoch, parts.attributor.batches, full)
+        position.end()
+        self.planner.current = None
+        # The plan of the next epoch reads the records, so that the last losses are written and checked before it is made.
+        self._history.check()
+        self.plan_ahead()
+
+    def _refresh(self, plan: HeldPlan) -> None:
+        # A sample may be trained on in one process and refreshed in another: its loss of the refresh is the later one.
+        self._parts.records.sync()
+        before, world = self.timing.switch(REFRESH), self._parts.config.world
+        part = PieceOrder(plan.refreshing(world.rank, world.size))
+        self._parts.passes.refresh(part, training=requirements_of(self._method).refresh == "train")
+        self.timing.switch(before)
+
+    def _entry(self, plan: HeldPlan | None, *, complete: bool) -> dict[str, Any]:
+        """Returns the entry of the history of an epoch that is over."""
+        config, stage = self._parts.config, self.selection.stage
+        entry: dict[str, Any] = {"epoch": self.position.epoch, "complete": complete, "lr_scale": 1.0}
+        if plan is not None:
+            sizes = self._parts.loader.step_sizes(plan)
+            kept = plan.rows if sizes is None else sizes.rows * config.world.size
+            entry |= {"kept": kept, "refreshed": plan.refreshed, "lr_scale": plan.lr_scale, **plan.facts}
+        if stage is not None:
+            facts = stage.facts()
+            entry |= facts if len(config.methods) == 1 else {f"batch_{name}": value for name, value in facts.items()}
+            self.selection.warn_if_in_vain(*stage.chosen())
+        return entry
+
+    # Plans
+
+    @property
+    def held(self) -> HeldPlan:
+        """The plan of the epoch in progress or, between epochs, of the one that comes next; made when first asked for.
+
+        Raises:
+            RuntimeError: Several processes train, and the training is over.
+            ValueError: The loader streams: there is nothing to plan.
+        """
+        if self._parts.loader.streams:
+            raise ValueError("run.plan: an IterableDataset has no epoch plan; rows are chosen in every batch")
+        if self.planner.current is None and not self._single_process:
+            raise RuntimeError(NO_FURTHER_PLAN.format(self.epoch + 1, self._parts.config.epochs))
+        plan = self.plan_if_any()
+        assert plan is not None
+        return plan
+
+    def plan_ahead(self) -> None:
+        """Makes the plan of the next epoch, where processes must make it together: no other event is common to all of them."""
+        if not self._single_process and self.epoch < self._parts.config.epochs:
+            self.plan_if_any()
+
+    def plan_if_any(self) -> HeldPlan | None:
+        """Returns the plan, which all processes ask for together; None for a stream, which has none."""
+        self.end.read()
+        planner = self.planner
+        if planner.current is None and not self._parts.loader.streams:
+            self._history.check()
+            before = self.timing.switch(PLANNING)
+            planner.current = planner.plan(self.epoch, self._seed)
+            self.timing.switch(before)
+            if (
+                not self.position.active
+            ):  # the length of the next epoch depends on it, which frameworks ask for before it begins
+                self._switch(self.selection.at_epoch_start(can_score=self.comparison.can_choose))
+        return planner.current
+
+    def _switch(self, selection: BatchSelection) -> None:
+        if selection is not self.selection:
+            self.selection = selection
+            self._parts.loader.select_before_loop(selection.fills, by_chance=selection.by_chance)
+
+    # What the run reports
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch in progress or, between epochs, of the one that comes next."""
+        return self.position.epoch
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One entry per epoch that is over."""
+        self.end.read()
+        self.close_books()
+        return self._history.entries
+
+    def close_books(self) -> None:
+        """Adds what the last epoch computed to its entry; its last step may have come after it was exhausted."""
+        entry = None if self.position.active else self._history.close(self._selection_attached.tracing_s)
+        if entry is not None and self.step_checks is not None:
+            self.step_checks.check_steps(entry["epoch"], entry["steps"], entry["backward"], entry.get("lr_scale", 1.0))
+
+    def detach(self) -> None:
+        """Takes the hooks off the optimizer, and lets other runs have it and the loader."""
+        self.close_books()
+        if self.hooks is not None:
+            self.hooks.remove()
+        release(self)
+
+    def _warn_once(self, message: str, about: str) -> None:
+        if about not in self._warned_of:
+            self._warned_of.add(about)
+            warn(message)
+
+    # Saving
+
+    @property
+    def may_switch(self) -> bool:
+        """Whether the selection may change by itself, as with forward_passes="auto"."""
+        return self._selection_attached.instead is not None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position in the training, as tensors and plain values."""
+        self.end.finish(leaves=False)
+        position, entries = self.position, self._history.entries
+        position.saved_left = position.active and (self.end.state is Pass.LEFT or (position.resumed and position.saved_left))
+        in_step = self.hooks is not None and self._parts.accumulator.waits_for_step
+        plan, stage = self.plan_if_any(), self.selection.stage
+        self.close_books()
+        return {
+            "epochs": self._parts.config.epochs,
+            "seed": self._seed,
+            "epoch": position.epoch,
+            "active": position.active,
+            "left": position.saved_left,
+            "in_step": in_step,
+            "ran_out": position.active or position.ran_out or not entries or not entries[-1]["complete"],
+            **position.place._asdict(),
+            "plan": None if plan is None else plan.state_dict(),
+            "batch_stage": None if stage is None else stage.state_dict(),
+            "passes": self.selection.forward_passes,
+            "history": [dict(entry) for entry in entries],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on at the position that `state_dict` returned."""
+        self._seed = state["seed"]
+        plan = self.planner.current = None if state["plan"] is None else HeldPlan(**state["plan"])
+        # A model that could not be traced may be traceable where the run goes on, and the other way round: the state decides.
+        attached = self._selection_attached
+        if attached.instead is not None:
+            self._switch(attached if state["passes"] == "once" else attached.instead)
+        self.selection.step_over()
+        if self.selection.stage is not None:
+            self.selection.stage.load_state_dict(state["batch_stage"])
+        scale = self._parts.loader.scale_of(plan)
+        self.position.load(state, self.clock.resume(state["epoch"], place_of(state), scale))
+        self._history.load(state["history"], attached.tracing_s)
+        self.end.forget()
+        self.timing.forget()
+
+
+def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset, plan: HeldPlan | None) -> str | None:
+    """Returns what the run does by the losses of its own forward passes, as a sentence; None where it makes none."""
+    if selection.scores:
+        who = method if selection.stage is None else selection.stage.method
+        return f"{title_of(who)} chooses samples by the losses of own passes."
+    if calls_model(method) or (plan is not None and plan.refreshed):
+        return f"{title_of(method)} decides about samples by losses of own passes, beside those of the loop."
+    return None
