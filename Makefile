@@ -45,6 +45,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
+CARDS := $(BIN)/python -m thresher_lab.report.cards docs/methods && $(BIN)/python -m benchmarks.methods_page
 VERSIONS := 2.6.0 2.15.0
 SMOKE := tests/library tests/reference tests/conformance tests/property
 
@@ -117,7 +118,7 @@ bench: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.scale --page docs/scale.md
 
 cards: .venv/installed
-	$(BIN)/python -m thresher_lab.report.cards docs/methods
+	$(CARDS)
 
 subset-backward: .venv/for-tests
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.subset_backward --only conv-gn resnet20 vit lm unet --figure docs/figures/$@.svg --markdown
@@ -130,7 +131,7 @@ compiled: .venv/for-tests
 SELECTIVE := selective_backprop:keep=0.33:forward_passes
 PUBLISHED := kakurenbo,infobatch,$(SELECTIVE)=once,$(SELECTIVE)=twice
 FASHION := $(PUBLISHED),random_backprop:keep=0.33
-PAGES := $(BIN)/python -m benchmarks.pages && $(BIN)/python -m thresher_lab.report.cards docs/methods
+PAGES := $(BIN)/python -m benchmarks.pages && $(CARDS)
 
 mnist-5k: .venv/installed
 	$(BIN)/thresher compare --task mnist-5k --methods $(PUBLISHED) --epochs 20 --seeds 0,1,2 --out runs/$@

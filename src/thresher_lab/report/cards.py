@@ -1,6 +1,6 @@
 """The card of a method as a page in Markdown: what it does, its settings, what is missing, and what was measured.
 
-`python -m thresher_lab.report.cards docs/methods` writes the pages of the methods of this package and their index.
+`python -m thresher_lab.report.cards docs/methods` writes the pages of the methods of this package.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def measurements(name: str, folder: Path) -> str:
         Sections in Markdown; one sentence where there are none.
     """
     sections, shown = [], set[tuple[Any, ...]]()
-    for found in (*_compared(folder), *(() if name == "full" else _reproduced(folder))):
+    for found in (*compared(folder), *(() if name == "full" else reproduced(folder))):
         rows = method_rows(name, found.summary)
         key = (found.task, found.epochs, found.seeds)
         if any(
@@ -101,7 +101,7 @@ def _content(path: Path, _changed: int) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _compared(folder: Path) -> Iterator[MeasuredComparison]:
+def compared(folder: Path) -> Iterator[MeasuredComparison]:
     """Yields the comparisons of `thresher compare`."""
     for path, found in _read(folder):
         if "summary" in found:
@@ -112,7 +112,7 @@ def _compared(folder: Path) -> Iterator[MeasuredComparison]:
             yield MeasuredComparison(*of, found["summary"], found.get("rates"))
 
 
-def _reproduced(folder: Path) -> Iterator[MeasuredComparison]:
+def reproduced(folder: Path) -> Iterator[MeasuredComparison]:
     """Yields the parts of the tables and figures of `thresher reproduce`."""
     for path, found in _read(folder / REPRODUCED):
         for part in found["parts"]:
@@ -134,13 +134,13 @@ def method_rows(name: str, summary: Sequence[Row]) -> list[Row]:
         >>> [row["method"] for row in method_rows("uniform", rows)]
         ['full', 'uniform:keep=0.3']
     """
-    labels = {row["method"] for row in summary if row["control_of"] is None and _method_of(row["method"]) == name}
+    labels = {row["method"] for row in summary if row["control_of"] is None and method_of(row["method"]) == name}
     rows = [row for row in summary if (row["control_of"] or row["method"]) in labels]
     full = [row for row in summary if row["method"] == "full" and "full" not in labels]
     return [*full, *rows] if rows else []
 
 
-def _method_of(label: str) -> str:
+def method_of(label: str) -> str:
     """Returns the method's name in a label such as `name:setting=value once`."""
     return re.split("[: ]", label)[0]
 
@@ -173,7 +173,7 @@ def result_cells(row: Row, *, share: bool) -> tuple[str, ...]:
 def _of_pairs(name: str, folder: Path) -> Iterator[str]:
     """Yields the tables of methods that were compared in pairs, with as many optimizer steps."""
     for path, found in _read(folder):
-        pairs = [pair for pair in found.get("pairs", ()) if name in (_method_of(pair["method"]), _method_of(pair["other"]))]
+        pairs = [pair for pair in found.get("pairs", ()) if name in (method_of(pair["method"]), method_of(pair["other"]))]
         if pairs:
             header = ("task", "method", "metric", "beside", "metric", "difference", "steps", "seeds")
             table = markdown_table(header, [_pair_cells(pair) for pair in pairs])
@@ -239,7 +239,6 @@ def _with_finding(one: Mapping[str, Any]) -> str:
 
 
 COMPARISONS = Path("benchmarks/results")
-INDEX = "README.md"
 BY_HAND = "not-implemented.md"
 STAGE_TITLES = {
     "before": "before training",
@@ -283,48 +282,33 @@ def card_page(name: str, results: Path | None = None, *, as_lists: bool = False)
 
 
 def all_pages(results: Path) -> dict[str, str]:
-    """Returns the pages of the methods of this package and their index, by the names of their files.
+    """Returns the pages of the methods of this package, by the names of their files.
 
     Args:
         results: Folder with results.json files of comparisons, see `card_page`.
 
     Example:
-        >>> sorted(all_pages(Path("no-such-folder")))[:3]
-        ['README.md', 'ada_boost.md', 'ada_selection.md']
+        >>> sorted(all_pages(Path("no-such-folder")))[:2]
+        ['ada_boost.md', 'ada_selection.md']
     """
-    cards = {f"{name}.md": card_page(name, results) for name in _names()}
-    return {INDEX: index_page(), **cards}
+    return {f"{name}.md": card_page(name, results) for name in names()}
 
 
-def index_page() -> str:
-    """Returns the index page: the methods of this package, one table per stage.
-
-    Example:
-        >>> print(index_page().splitlines()[0])
-        # The methods
-    """
-    parts = [
-        "# The methods",
-        "Each method has a page with its settings, its differences to the official code, what is missing, and what was "
-        "measured here beside controls of the same cost. `thresher methods NAME` prints the same page "
-        f"without the measurements. [{BY_HAND}]({BY_HAND}) lists what the papers describe and this package does not have.",
-    ]
-    kinds: dict[str, Any] = {name: methods.load(name) for name in _names()}
-    for stage, title in STAGE_TITLES.items():
-        rows = [_index_row(name, kind) for name, kind in kinds.items() if kind.stage == stage]
-        header = ("method", "what it does", "paper", "signals", "bytes per sample")
-        parts.append(f"## {title.capitalize()}\n\n{markdown_table(header, rows)}")
-    return "\n\n".join(parts) + "\n"
-
-
-def _names() -> list[str]:
+def names() -> list[str]:
+    """Returns the names of the methods of this package."""
     return sorted(methods.BUILT_IN | methods.FOR_POSITIONS)
 
 
-def _index_row(name: str, kind: Any) -> tuple[str, ...]:
+def index_row(name: str) -> tuple[str, ...]:
+    """Returns the cells of a method in an index: link, summary, stage, paper, signals and bytes per sample.
+
+    Args:
+        name: Name of the method.
+    """
+    kind: Any = methods.load(name)
     card = _card_of(name, kind)
-    signals = _as_code(signals_of(kind))
-    return f"[{name}]({name}.md)", card.summary, _paper_link(card.paper), signals, f"{card.bytes_per_sample:g}"
+    paper, signals = _paper_link(card.paper), _as_code(signals_of(kind))
+    return f"[{name}]({name}.md)", card.summary, f"`{kind.stage}`", paper, signals, f"{card.bytes_per_sample:g}"
 
 
 def _card_of(name: str, kind: type) -> Card:
@@ -447,10 +431,8 @@ def _args_section(docstring: str) -> dict[str, str]:
 
 
 def write_pages(arguments: Sequence[str] | None = None) -> None:
-    """Writes the pages of the methods of this package and their index into a folder."""
-    parser = argparse.ArgumentParser(
-        prog="python -m thresher_lab.report.cards", description="Write the pages of all methods and their index."
-    )
+    """Writes the pages of the methods of this package into a folder."""
+    parser = argparse.ArgumentParser(prog="python -m thresher_lab.report.cards", description="Write the pages of all methods.")
     parser.add_argument("folder", type=Path, help="folder for the pages, such as docs/methods")
     parser.add_argument(
         "--results", type=Path, default=COMPARISONS, help="folder with results.json files to quote (default: %(default)s)"
