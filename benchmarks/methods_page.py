@@ -125,7 +125,7 @@ def _of_league(found: Mapping[str, Any]) -> Iterator[Trial]:
 
 
 def _of_winnow(found: Mapping[str, Any]) -> Iterator[Trial]:
-    """Yields Winnow at half of the cost."""
+    """Yields Winnow at half of the cost; where its file has no list of what it is worse than, an interval below 0 counts."""
     shown = {"smaller batches": "smaller batches", "fewer epochs, same time": "fewer epochs in the same time"}
     for task in found["verdict"]["tasks"]:
         rows, beside = found["tables"][f"{task} at 0.5"], []
@@ -158,20 +158,23 @@ def standing(of: Sequence[Trial]) -> int | None:
 
 
 def in_words(of: Sequence[Trial]) -> str:
-    """Returns how often a method was better and worse, and its best trial, or its worst where it was never better.
+    """Returns how often a method was better and worse, with its best and worst decided trials, or the ends of undecided ones.
 
     Args:
         of: Trials of the method, at least one.
     """
-    better, worse = (sum(trial.sign == sign for trial in of) for sign in (1, -1))
-    counted = f"better in {better}, worse in {worse} of {len(of)}"
-    now = standing(of)
-    by_strongest = sorted((trial for trial in of if not now or trial.sign == now), key=lambda one: one.strongest.difference)
-    if len(of) == 1:
-        return f"{counted}: {of[0]}"
-    if now == 0:
-        return f"{counted}; from {by_strongest[0]} up to {by_strongest[-1]}"
-    return f"{counted}; {'best' if now == 1 else 'worst'}: {by_strongest[-1 if now == 1 else 0]}"
+    better, worse, tied = ([trial for trial in of if trial.sign == sign] for sign in (1, -1, 0))
+    counted = f"better in {len(better)}, worse in {len(worse)} of {len(of)}"
+    best = [f"best: {max(better, key=_difference)}"] if better else []
+    worst = [f"worst: {min(worse, key=_difference)}"] if worse else []
+    if best or worst:
+        return "; ".join((counted, *best, *worst))
+    low, high = min(tied, key=_difference), max(tied, key=_difference)
+    return f"{counted}; {low}" if low == high else f"{counted}; from {low} up to {high}"
+
+
+def _difference(trial: Trial) -> float:
+    return trial.strongest.difference
 
 
 def _order(name: str, of: Sequence[Trial]) -> tuple[float, str]:
@@ -197,9 +200,9 @@ def page(folder: Path = RESULTS) -> str:
         "cost; fewer epochs have the same CPU time in the trials of Winnow. A trial is a method with some settings on one "
         "task. It counts as better where its file finds it better than one of these controls and worse than none, and as "
         "worse the other way round; these findings are corrected for many looks. The difference in points is that to the "
-        "control that leaves the smallest one, with its 95 % interval, which is not corrected. Where a method costs more "
-        "than full training, its controls are full training. The tasks are small; other tasks and settings may come out "
-        "differently.",
+        "control that leaves the smallest one, with its 95 % interval, which is not corrected: the interval of a tied "
+        "trial may lie beside 0. Where a method costs more than full training, its controls are full training. The tasks "
+        "are small; other tasks and settings may come out differently.",
         f"A method decides {stages}.",
     ]
     header = ("method", "what it does", "decides", "paper", "signals", "bytes per sample")

@@ -40,9 +40,11 @@ def test_the_figure_is_that_to_the_strongest_control():
     more = trial(beside("better", 0.4), task="more")
     lost = trial(beside("worse", -1), task="lost")
     figure = "+0.40 [+0.20, +0.60] to fewer epochs on `more` at 0.50 of the cost (one.json)"
-    assert in_words([won, more, lost]) == f"better in 2, worse in 1 of 3; best: {figure}"
-    assert in_words([more]) == f"better in 1, worse in 0 of 1: {figure}"
-    assert "; worst: -1.00" in in_words([lost, trial(beside("worse", -0.5)), trial(beside("unclear", -9))])
+    worst = "-1.00 [-1.20, -0.80] to fewer epochs on `lost` at 0.50 of the cost (one.json)"
+    assert in_words([won, more, lost]) == f"better in 2, worse in 1 of 3; best: {figure}; worst: {worst}"
+    assert in_words([more]) == f"better in 1, worse in 0 of 1; best: {figure}"
+    assert in_words([lost, trial(beside("worse", -0.5)), trial(beside("unclear", -9))]).endswith(f" of 3; worst: {worst}")
+    assert in_words([TIED]).startswith("better in 0, worse in 0 of 1; +0.10 [")
     low = trial(beside("unclear", -0.3), task="low")
     said = in_words([TIED, low, trial(Beside("random samples", "unclear", 0.7, None, None))])
     assert "from -0.30 [-0.50, -0.10] to fewer epochs on `low`" in said and "up to +0.70 to random samples on `a`" in said
