@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from thresher import rng
 from thresher.distributed.world import ALONE, World
-from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows
+from thresher.loading.collate_check import UnknownRows
 from thresher.loading.distributed_order import SharedOrder
 from thresher.loading.held_plan import HeldPlan
 from thresher.loading.local_order import UserOrder
@@ -30,21 +29,16 @@ from thresher.loading.order import (
     Order,
     OrderPlace,
     StreamBatches,
-    sequential,
 )
+from thresher.loading.reader import NOTHING, Reader
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.samplers import PreparedLoader
-from thresher.loading.settings import OfUser, SettingsAtAttach, loader_settings
+from thresher.loading.settings import OfUser
 from thresher.loading.smaller_batches import StepSizes
 from thresher.loading.tensor_loader import TensorRows
-from thresher.loading.trees import to_device
-from thresher.loading.worker_draws import NotedBatch, NotedCollate, ResumedDraws, begin_noted
 from thresher.timing import ATTRIBUTION, LOADING, Timing
 
 Device = torch.device | None
-NOTHING = EpochCursor(order=sequential(0))
-WITH_WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Loaders of users whose persistent workers a run has started; a later run starts its own without drawing their seed."""
 NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
 
 
@@ -79,40 +73,48 @@ class SelectedLoader(OfUser):
         """Rows that were selected and not yielded yet; None where batches go to the loop as they are."""
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
         self._seen = 0
-        self._order: UserOrder | SharedOrder = UserOrder(loader) if world.size == 1 else SharedOrder(loader, world)
-        self.ids_of_sampler, self.order_state = self._order.ids_of_sampler, self._order.state_dict
-        self.generators, self.sizes = self._order.generators, self._order.sizes
-        self.streams, self.n = self._order.streams, self._order.n
-        self._device = device
+        self.order: UserOrder | SharedOrder = UserOrder(loader) if world.size == 1 else SharedOrder(loader, world)
+        """The order of the user's loader."""
+        self.streams, self.n = self.order.streams, self.order.n
         self.device = device or torch.device("cpu")
         """Device on which the loop draws random numbers."""
-        self._ids = self.ids = IdBatchSampler(self._order.sizes, least, as_tensors=isinstance(loader.dataset, TensorRows))
-        self.unknown_rows = UnknownRows(collate_keeps_rows=collate_keeps_rows)
-        """Why the rows of batches are not their samples in order, as far as that is known."""
-        self._resumed_draws = ResumedDraws(loader.num_workers, stay=loader.persistent_workers)
-        self._settings = None if self.streams else SettingsAtAttach(loader, self.unknown_rows)
-        self._loader = loader if self._settings is None else self._settings.rebuilt(self._ids)
-        # A run is collected as part of a cycle, in which workers could not be told to stop: held from outside it, they
-        # are let go in good order after the cycle is gone.
-        self._held = weakref.finalize(self, lambda _: None, self._loader)
-        self._held.atexit = False
+        self.ids = IdBatchSampler(self.order.sizes, least, as_tensors=isinstance(loader.dataset, TensorRows))
+        self.reader = Reader(
+            loader,
+            self.ids,
+            device=device,
+            generators=self.order.generators,
+            streams=self.streams,
+            collate_keeps_rows=collate_keeps_rows,
+        )
+        """Reads the batches."""
         self.current: Callable[[], EpochIterator | None] = lambda: None
         """Returns the iterator that has the epoch; weak, so that breaking out of the loop lets the workers go at once."""
-        self._workers_ran = self._closed = self._resumes_after_epochs = False
         self.prepared = PreparedLoader(loader)
         """The end of an epoch, as accelerate reads it."""
-        self._epoch_start: rng.RandomStates | None = None
-        """Random states when the epoch in progress began, from which an interrupted epoch is replayed."""
+
+    @property
+    def unknown_rows(self) -> UnknownRows:
+        """Why the rows of batches are not their samples in order, as far as that is known."""
+        return self.reader.unknown_rows
+
+    def generators(self) -> list[torch.Generator]:
+        """Returns the generators that the loader draws from."""
+        return self.order.generators()
+
+    def passes(self, order: Order) -> Iterator[tuple[Any, Tensor]]:
+        """Yields the batches of some samples, in order and on the device, with their ids, for the run's own forward passes."""
+        return self.reader.passes(order)
 
     @property
     def order_is_free(self) -> bool:
         """Whether the user's order is a plain shuffle, which a plan with an order of its own may replace."""
-        return self._order.is_free
+        return self.order.is_free
 
     @property
     def yields_once(self) -> bool:
         """Whether no sample can come twice in an epoch."""
-        return self._order.yields_once
+        return self.order.yields_once
 
     def connect(self, control: EpochControl) -> None:
         """Connects the loader with the run that it belongs to."""
@@ -131,8 +133,8 @@ class SelectedLoader(OfUser):
         0 for a stream without a length, until an epoch of it is over.
         """
         # A last batch that is dropped is no part of full training, either.
-        total = self._order.candidates(self._seen)
-        return total - total % self._ids.batch_size if self._ids.drop_last else total
+        total = self.order.candidates(self._seen)
+        return total - total % self.ids.batch_size if self.ids.drop_last else total
 
     def __len__(self) -> int:
         """Returns the number of batches in the epoch in progress or, between epochs, in the next one.
@@ -146,21 +148,21 @@ class SelectedLoader(OfUser):
             return sizes.steps
         stream: Any = self._user.dataset
         samples = (
-            len(stream) if self.streams else self._ids.served_of(self.control.held, self._order.samples_of(self.control.held))
+            len(stream) if self.streams else self.ids.served_of(self.control.held, self.order.samples_of(self.control.held))
         )
         # Rows that a batch method keeps of the last, smaller candidate batch count as well.
-        full, rest = divmod(samples, self._ids.batch_size)
-        rest = 0 if self._ids.drop_last else rest
+        full, rest = divmod(samples, self.ids.batch_size)
+        rest = 0 if self.ids.drop_last else rest
         if self.row_buffer is None or self.row_buffer.size is None:
             return full + bool(rest)
-        rows = _rows_of(full * self._ids.batch_size + rest, self._ids.batch_size, self.control)
+        rows = _rows_of(full * self.ids.batch_size + rest, self.ids.batch_size, self.control)
         if rows is None:
             raise TypeError(
                 "the length of this epoch is not known before it is over: how many rows of a batch are kept depends on the "
                 "losses. A method with a fixed `keep` has one."
             )
-        full, rest = divmod(rows, self._ids.batch_size)
-        return full + bool(rest and not self._ids.drop_last)
+        full, rest = divmod(rows, self.ids.batch_size)
+        return full + bool(rest and not self.ids.drop_last)
 
     def step_sizes(self, plan: HeldPlan) -> StepSizes | None:
         """Returns the sizes of the smaller batches of a plan; None where an epoch has full batches.
@@ -171,7 +173,7 @@ class SelectedLoader(OfUser):
         Raises:
             ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
         """
-        return self._order.step_sizes(plan, self._ids, self._samples, self._seen)
+        return self.order.step_sizes(plan, self.ids, self._samples, self._seen)
 
     def scale_of(self, plan: HeldPlan | None) -> EpochScale:
         """Returns how far the places of an epoch are.
@@ -182,14 +184,14 @@ class SelectedLoader(OfUser):
         if plan is None:
             return EpochScale(self.candidates)
         try:
-            rows = self._ids.served_of(plan, self._order.samples_of(plan))
+            rows = self.ids.served_of(plan, self.order.samples_of(plan))
         except (TypeError, NotImplementedError):  # a sampler of the user without a length, or with an order that is not known
             rows = None
         return EpochScale(self.candidates, rows, self.step_sizes(plan))
 
     def samples_of(self, plan: HeldPlan) -> int:
         """Returns the number of rows that this process has in an epoch that follows a plan."""
-        return self._order.samples_of(plan)
+        return self.order.samples_of(plan)
 
     def rows_of_steps(self, plan: HeldPlan) -> tuple[NDArray[np.int64], bool]:
         """Returns how many rows of this process each step of an epoch has, and whether processes are dealt row after row.
@@ -203,94 +205,60 @@ class SelectedLoader(OfUser):
         sizes = self.step_sizes(plan)
         if sizes is not None:
             return np.diff(sizes.ends()), True
-        rows = self._order.samples_of(plan)
-        rows -= 0 if rows % self._ids.batch_size >= self._ids.least_of(plan) else rows % self._ids.batch_size
-        return np.diff(np.append(np.arange(0, rows, self._ids.batch_size), rows)), not getattr(self.sizes, "by_batches", False)
+        rows = self.order.samples_of(plan)
+        rows -= 0 if rows % self.ids.batch_size >= self.ids.least_of(plan) else rows % self.ids.batch_size
+        ends = np.append(np.arange(0, rows, self.ids.batch_size), rows)
+        return np.diff(ends), not getattr(self.order.sizes, "by_batches", False)
 
     def __iter__(self) -> "EpochIterator":
-        if self._closed:
+        if self.reader.closed:
             raise RuntimeError(
                 "run.loader was closed by run.detach(). Iterate your own DataLoader, or attach again and use its run.loader."
             )
         self.timing.switch(LOADING)  # workers start
-        if self._settings is not None:
-            self._settings.check()
         self.stop()
-        self._ids.serve(NOTHING)  # the last epoch's order goes before the plan is made: at 10^9 samples both would not fit
-        # Workers end with their pass, and with them the count of batches that were compared with their samples.
-        collate = self._loader.collate_fn
-        if isinstance(collate, CheckedCollate) and self.num_workers:
-            collate.calls = self._ids.served // self.num_workers  # new workers go on where the last ones were
+        self.reader.check()
         # The run first: it ends the epoch before, which may make passes over this very loader, and makes the plan.
         plan, place = self.control.begin()
         self.prepared.begin()
         # The order comes before the workers: a sampler of several processes is refused before any of them waits for a batch.
-        cursor = None if plan is None else self._order.cursor(plan, place, self._ids, self._samples)
-        resumed = self._epoch_start if place.consumed else None
-        candidates = self._start(cursor) if resumed is None else self._resume(cursor, place, resumed)
+        cursor = None if plan is None else self.order.cursor(plan, place, self.ids, self._samples)
+        resumes = place.consumed and self.reader.epoch_start is not None
+        candidates = self._resume(cursor, place) if resumes else self._start(cursor)
         iterator = EpochIterator(self, self.control, candidates, cursor or NOTHING, place)
         # An iterator that is gone tells the run that the loop has left its pass; a strong reference would keep the run alive.
         control = weakref.ref(self.control)
         self.current = weakref.ref(iterator, lambda _: _gone(control()))
         return iterator
 
-    def _start(self, cursor: EpochCursor | None) -> "MapStyleBatches | StreamBatches":
+    def _start(self, cursor: EpochCursor | None) -> MapStyleBatches | StreamBatches:
         """Begins an epoch with its first batch."""
         self._begin_with(NONE_WAIT)
-        # Random numbers are drawn as by the user's loader: persistent workers draw their seed when they start, which they have
-        # done before this epoch in a run without an interruption; then the epoch draws its own, and the sampler comes last.
-        loader: Any = self._user
-        if self.persistent_workers and (self._resumes_after_epochs or loader in WITH_WORKERS or loader._iterator is not None):
-            self._start_workers()
-        self._resumes_after_epochs = False
-        self._epoch_start = {**rng.capture(self.device, self.generators()), "workers_ran": self._workers_ran}
-        candidates = self._candidates(cursor, 0, iter)
-        self._workers_ran = self.persistent_workers
-        if self._workers_ran:
-            WITH_WORKERS.add(loader)
-        return candidates
+        return self.reader.start(cursor, self.order.length_of_stream(self._seen))
 
-    def _resume(
-        self, cursor: EpochCursor | None, place: OrderPlace, began: rng.RandomStates
-    ) -> "MapStyleBatches | StreamBatches":
+    def _resume(self, cursor: EpochCursor | None, place: OrderPlace) -> MapStyleBatches | StreamBatches:
         """Goes on with an interrupted epoch."""
-        # It begins once more with the random states of then, and draws again what it had consumed: then what it has still to
-        # draw is the same.
-        self._resumes_after_epochs = False
-        now = rng.capture(self.device, self.generators())
-        if began["workers_ran"]:
-            self._start_workers()
-        rng.restore(began, self.device, self.generators())
-        candidates = self._candidates(cursor, place.consumed, begin_noted if self.num_workers else iter)
-        self._workers_ran = self.persistent_workers
+        now = self.reader.random_states()
+        candidates = self.reader.resume(cursor, place.consumed, self.order.length_of_stream(self._seen))
         waiting = self._waiting
         self._begin_with(NONE_WAIT)
         if isinstance(candidates, StreamBatches):
             replayed = candidates.skip(place.consumed, self._keep_waiting(waiting))
         else:
-            replayed = self._ids.replay()
+            replayed = self.ids.replay()
         # The loader's generators stay as replayed: the loop's own random numbers go on where they were.
-        rng.restore({**now, "generators": []}, self.device)
+        self.reader.put_back(now)
         if (cursor is None or cursor.stayed is None) and zlib.crc32(replayed.numpy().tobytes()) != place.checksum:
             raise RuntimeError(
-                f"{type(self._order.sampler).__name__} did not repeat the order of the interrupted epoch: it "
+                f"{type(self.order.sampler).__name__} did not repeat the order of the interrupted epoch: it "
                 "must depend only on the global random states and its `generator`. Resume between epochs, or give it a "
                 "generator."
             )
-        if cursor is not None and len(waiting[0]):
-            self._fetch(*waiting)
         if self.row_buffer is not None:
+            if cursor is not None and len(waiting[0]):  # rows that were selected and not trained on are read again
+                self.row_buffer.put(self.reader.read_again(waiting[0]), *waiting)
             self.row_buffer.count()
         return candidates
-
-    def _candidates(
-        self, cursor: EpochCursor | None, consumed: int, begin: Callable[[Any], Iterator[Any]]
-    ) -> "MapStyleBatches | StreamBatches":
-        """Begins the user's loader, and returns the batches that it makes of an epoch."""
-        if cursor is None:
-            return StreamBatches(map(self._opened, iter(self._loader)), self._order.length_of_stream(self._seen))
-        self._ids.serve(cursor, consumed=consumed)
-        return MapStyleBatches(begin(self._loader), self._ids, ahead=self.num_workers > 0)
 
     def last_yielded(self, seen: int) -> None:
         """Drops buffered rows after the last batch of an epoch, which had `seen` samples."""
@@ -307,7 +275,7 @@ class SelectedLoader(OfUser):
         """
         # A fixed number of rows needs no call of all ranks per candidate batch.
         world = self._world if by_chance else ALONE
-        self.row_buffer = None if fills is None else RowBuffer(self._ids.batch_size if fills else None, world)
+        self.row_buffer = None if fills is None else RowBuffer(self.ids.batch_size if fills else None, world)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the rows that were selected and not yielded yet, and how the epoch began, as tensors and plain values."""
@@ -317,17 +285,17 @@ class SelectedLoader(OfUser):
         return {
             "waiting": {"ids": ids, "weights": weights},
             "seen": self._seen,
-            "epoch_start": self._epoch_start,
-            "shuffle": self.order_state(),
+            "epoch_start": self.reader.epoch_start,
+            "shuffle": self.order.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on, at the next `iter`, with the epoch that was saved."""
         self.stop()
         self._begin_with((state["waiting"]["ids"].clone(), state["waiting"]["weights"]))
-        self._seen, self._epoch_start = state["seen"], state["epoch_start"]
-        self._resumes_after_epochs = self._epoch_start is not None and not state["active"]
-        self._order.load_state_dict(state["shuffle"], active=state["active"], consumed=state["consumed"])
+        self._seen = state["seen"]
+        self.reader.load(state["epoch_start"], between_epochs=not state["active"])
+        self.order.load_state_dict(state["shuffle"], active=state["active"], consumed=state["consumed"])
 
     def _begin_with(self, waiting: tuple[Tensor, Tensor | None]) -> None:
         """Sets the rows that the next pass begins with: those that waited when the epoch was interrupted."""
@@ -344,53 +312,10 @@ class SelectedLoader(OfUser):
             if self.row_buffer is None or not bool(here.any()):
                 return
             rows = wanted[here] - ids[0]
-            part = select(self.moved(batch), rows, len(ids))
+            part = select(self.reader.moved(batch), rows, len(ids))
             self.row_buffer.put(part, wanted[here], None if weights is None else weights[here])
 
         return look
-
-    def _fetch(self, ids: Tensor, weights: Tensor | None) -> None:
-        """Reads again the rows that were selected and not trained on when the epoch was interrupted."""
-        assert self.row_buffer is not None
-        settings = loader_settings(self._loader)
-        # The samples are read a second time, so that an augmentation draws other random numbers; the first batch shows whether
-        # it does.
-        noted = NotedCollate(self._user.collate_fn)
-        settings |= {"collate_fn": noted, "persistent_workers": False}
-        with rng.undisturbed(self.device, self.generators()):
-            # Read by workers where there are any: a file that a dataset opens here would be shared with them.
-            batches = iter(DataLoader(self._user.dataset, batch_sampler=[ids.tolist()], **settings))
-            if not self.num_workers:
-                noted.start()
-            batch = next(batches)
-        self.row_buffer.put(self.moved(batch), ids, weights)
-
-    def _start_workers(self) -> None:
-        """Starts persistent workers, which draw their seed then; an epoch that found them running drew none."""
-        if not self._workers_ran:
-            with rng.undisturbed(self.device, self.generators()):
-                self._ids.serve(NOTHING)
-                begin_noted(self._loader)
-            self._workers_ran = self.persistent_workers
-
-    def passes(self, order: Order) -> Iterator[tuple[Any, Tensor]]:
-        """Yields the batches of some samples, in order and on the device, with their ids, for the run's own forward passes."""
-        self._ids.serve(EpochCursor(order=order), drop_last=False)
-        for batch in iter(self._loader):
-            self._workers_ran = self.persistent_workers
-            batch_ids, *_ = self._ids.on_the_way.popleft()
-            yield self.moved(batch), batch_ids
-
-    def moved(self, batch: Any) -> Any:
-        """Returns the batch of the user's collate function, on the device of the model."""
-        batch = self._opened(batch)
-        return batch if self._device is None else to_device(batch, self._device)
-
-    def _opened(self, batch: Any) -> Any:
-        """Unwraps the batch of the user's collate function from what our own collate functions add to it."""
-        if type(batch) is NotedBatch:
-            batch = self._resumed_draws.open(batch)
-        return self.unknown_rows.open(batch) if type(batch) is CheckedBatch else batch
 
     def stop(self) -> None:
         """Ends the iterator that has the epoch."""
@@ -399,10 +324,7 @@ class SelectedLoader(OfUser):
     def close(self) -> None:
         """Releases the data and persistent workers."""
         self.stop()
-        self._closed = True
-        self._held()
-        # The dataset and its workers go, and attributes of the loader can still be read.
-        self._loader = DataLoader((), batch_sampler=self._ids)  # pyright: ignore[reportArgumentType]
+        self.reader.close()
 
 
 class EpochIterator:
@@ -488,9 +410,9 @@ class EpochIterator:
         batch, ids, drawn, stayed, left = self._candidates.take()
         if on_host:
             timing.switch(before)
-            batch = self._loader.moved(batch)
+            batch = self._loader.reader.moved(batch)
         else:  # the loop would have moved the batch by itself
-            batch = self._loader.moved(batch)
+            batch = self._loader.reader.moved(batch)
             timing.switch(before)
         # Known when the batch is yielded, so that the last one can be told to accelerate, and the epoch ends with its step.
         self._left = self._sizes.in_batches(left)

@@ -230,7 +230,7 @@ def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSub
     method, kept = config.epoch_method, config.kept
     if kept is None and isinstance(method, FullData):
         return method
-    ids = loader.ids_of_sampler()
+    ids = loader.order.ids_of_sampler()
     if kept is None:
         return method if ids is None else OnSubset(method, ids, loader.n, of=len(ids))
     if ids is not None:

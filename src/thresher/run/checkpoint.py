@@ -153,7 +153,7 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
     Raises:
         ValueError: An interrupted epoch would go on in another order.
     """
-    saved, own = state["shuffle"], loader.order_state()
+    saved, own = state["shuffle"], loader.order.state_dict()
     was, now = _order_of(saved), _order_of(own)
     # A drawn plan brings its own order, which is in the state.
     if state["consumed"] and state["plan"] is not None and not state["plan"]["drawn"]:
@@ -236,7 +236,7 @@ class OtherProcesses:
     ) -> None:
         self._states, self._world, self._loader = states, world, loader
         self._plan = None if plan is None else HeldPlan(**plan)
-        batch_size = loader.sizes.batch_size
+        batch_size = loader.order.sizes.batch_size
         self._first, self._n = self._states[0], self._states[0]["n"]
         stayed = len(self._states) * self._first["stayed"]
         self._stayed = stayed // world.size

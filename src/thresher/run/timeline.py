@@ -181,7 +181,7 @@ class Timeline:
             self.comparison.yielded(number, batch)
         self.selection.batch_yielded(number)
         # A batch that own passes cannot read is refused before the first step, not when the first epoch has been trained.
-        if number == 0 or self._parts.loader.unknown_rows.reason is not None:
+        if number == 0 or self._parts.loader.reader.unknown_rows.reason is not None:
             self._parts.passes.check(batch)
         attributor.yielded(batch, ids, weights)
         self.timing.attribution_s += perf_counter() - begin

@@ -231,7 +231,7 @@ def test_new_workers_go_on_with_the_count():
     for _ in range(3):
         for _ in run.loader:
             pass
-    assert run.loader._loader.collate_fn.calls == 2 * (N // B) // 2
+    assert run.loader.reader.loader.collate_fn.calls == 2 * (N // B) // 2
 
 
 def test_single_samples_are_not_checked():

@@ -109,7 +109,7 @@ def test_settings_are_kept():
         data(), B, num_workers=2, timeout=7, worker_init_fn=worker_init, prefetch_factor=3, persistent_workers=True,
         multiprocessing_context="spawn", generator=torch.Generator(), collate_fn=lambda s: torch.stack([x for x, _ in s]),
     )  # fmt: skip
-    rebuilt = attach(user).loader._loader
+    rebuilt = attach(user).loader.reader.loader
     assert rebuilt.collate_fn.collate is user.collate_fn
     for name in (
         "num_workers",

@@ -82,7 +82,7 @@ def test_a_wrong_batch_size_is_refused(size):
 def test_the_rebuilt_loader_has_all_settings():
     given = {"num_workers": 1, "collate_fn": plain, "timeout": 5, "prefetch_factor": 3, "persistent_workers": True}
     loader, run = made(**given, drop_last=True)
-    rebuilt = run.loader._loader
+    rebuilt = run.loader.reader.loader
     same = {name for name in KEPT_SETTINGS if getattr(rebuilt, name) == getattr(loader, name)}
     assert set(KEPT_SETTINGS) - same == {"collate_fn"} and rebuilt.collate_fn.collate is plain
 

@@ -10,7 +10,7 @@ from thresher.loading.held_plan import HeldPlan
 from thresher.plans import EpochPlan
 from thresher.run.checkpoint import OtherProcesses
 
-LOADER = SimpleNamespace(sizes=SimpleNamespace(batch_size=4))
+LOADER = SimpleNamespace(order=SimpleNamespace(sizes=SimpleNamespace(batch_size=4)))
 
 
 def state(**other):

@@ -1,0 +1,197 @@
+"""The user's DataLoader rebuilt: it reads the batches of any order, and draws the random numbers that the user's would.
+
+Persistent workers draw their seed when they start, an epoch draws its own, and the sampler comes last. An interrupted epoch
+begins once more with the random states of then, and draws again what it had consumed.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from thresher import rng
+from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows
+from thresher.loading.order import EpochCursor, IdBatchSampler, MapStyleBatches, Order, StreamBatches, sequential
+from thresher.loading.settings import SettingsAtAttach, loader_settings
+from thresher.loading.trees import to_device
+from thresher.loading.worker_draws import NotedBatch, NotedCollate, ResumedDraws, begin_noted
+
+NOTHING = EpochCursor(order=sequential(0))
+WITH_WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Loaders of users whose persistent workers a run has started; a later run starts its own without drawing their seed."""
+
+
+class Reader:
+    """Reads batches with the settings of the user's loader.
+
+    Args:
+        loader: The user's DataLoader.
+        ids: Batches of ids that are read.
+        device: Device that batches are moved to; None leaves them where they are.
+        generators: Function that returns the generators that the loader draws from.
+        streams: Whether the dataset has no ids.
+        collate_keeps_rows: Whether the user has declared that row i of each batch is sample i.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        ids: IdBatchSampler,
+        *,
+        device: torch.device | None,
+        generators: Callable[[], list[torch.Generator]],
+        streams: bool,
+        collate_keeps_rows: bool,
+    ) -> None:
+        self._user, self._ids, self._device, self._generators = loader, ids, device, generators
+        self.unknown_rows = UnknownRows(collate_keeps_rows=collate_keeps_rows)
+        """Why the rows of batches are not their samples in order, as far as that is known."""
+        self._resumed_draws = ResumedDraws(loader.num_workers, stay=loader.persistent_workers)
+        self._settings = None if streams else SettingsAtAttach(loader, self.unknown_rows)
+        self.loader = loader if self._settings is None else self._settings.rebuilt(ids)
+        """The rebuilt loader; the user's own for a stream."""
+        # A run is collected as part of a cycle, in which workers could not be told to stop: held from outside it, they
+        # are let go in good order after the cycle is gone.
+        self._held = weakref.finalize(self, lambda _: None, self.loader)
+        self._held.atexit = False
+        self.closed = self._workers_ran = self._resumes_after_epochs = False
+        self.epoch_start: rng.RandomStates | None = None
+        """Random states when the epoch in progress began, from which an interrupted epoch is replayed."""
+
+    @property
+    def _draws_on(self) -> torch.device:
+        return self._device or torch.device("cpu")
+
+    def check(self) -> None:
+        """Refuses settings that were changed since the run was attached, and counts on where the last workers were."""
+        if self._settings is not None:
+            self._settings.check()
+        self._ids.serve(NOTHING)  # the last epoch's order goes before the plan is made: at 10^9 samples both would not fit
+        # Workers end with their pass, and with them the count of batches that were compared with their samples.
+        collate, workers = self.loader.collate_fn, self._user.num_workers
+        if isinstance(collate, CheckedCollate) and workers:
+            collate.calls = self._ids.served // workers
+
+    def start(self, cursor: EpochCursor | None, length: int | None) -> MapStyleBatches | StreamBatches:
+        """Begins an epoch with its first batch.
+
+        Args:
+            cursor: The rows of the epoch; None for a stream.
+            length: Number of samples of a stream, if it is known.
+        """
+        loader: Any = self._user
+        stay = loader.persistent_workers
+        if stay and (self._resumes_after_epochs or loader in WITH_WORKERS or loader._iterator is not None):
+            self._start_workers()
+        self._resumes_after_epochs = False
+        self.epoch_start = {**rng.capture(self._draws_on, self._generators()), "workers_ran": self._workers_ran}
+        candidates = self._candidates(cursor, 0, iter, length)
+        self._workers_ran = stay
+        if stay:
+            WITH_WORKERS.add(loader)
+        return candidates
+
+    def resume(self, cursor: EpochCursor | None, consumed: int, length: int | None) -> MapStyleBatches | StreamBatches:
+        """Goes on with an interrupted epoch; `stand` is to be called when what it had consumed is drawn again.
+
+        Args:
+            cursor: The rows of the epoch; None for a stream.
+            consumed: Number of ids of the order that were consumed.
+            length: Number of samples of a stream, if it is known.
+        """
+        began = self.epoch_start
+        assert began is not None
+        self._resumes_after_epochs = False
+        if began["workers_ran"]:
+            self._start_workers()
+        rng.restore(began, self._draws_on, self._generators())
+        candidates = self._candidates(cursor, consumed, begin_noted if self._user.num_workers else iter, length)
+        self._workers_ran = self._user.persistent_workers
+        return candidates
+
+    def random_states(self) -> rng.RandomStates:
+        """Returns the random states that the loader draws from."""
+        return rng.capture(self._draws_on, self._generators())
+
+    def put_back(self, states: rng.RandomStates) -> None:
+        """Restores the loop's own random states; the loader's generators stay as they are.
+
+        Args:
+            states: Result of `random_states`.
+        """
+        rng.restore({**states, "generators": []}, self._draws_on)
+
+    def load(self, epoch_start: rng.RandomStates | None, *, between_epochs: bool) -> None:
+        """Goes on with the random states of a saved run.
+
+        Args:
+            epoch_start: Those when its epoch began.
+            between_epochs: Whether it was saved between two epochs.
+        """
+        self.epoch_start = epoch_start
+        self._resumes_after_epochs = epoch_start is not None and between_epochs
+
+    def _candidates(
+        self, cursor: EpochCursor | None, consumed: int, begin: Callable[[Any], Iterator[Any]], length: int | None
+    ) -> MapStyleBatches | StreamBatches:
+        """Begins the user's loader, and returns the batches that it makes of an epoch."""
+        if cursor is None:
+            return StreamBatches(map(self._opened, iter(self.loader)), length)
+        self._ids.serve(cursor, consumed=consumed)
+        return MapStyleBatches(begin(self.loader), self._ids, ahead=self._user.num_workers > 0)
+
+    def read_again(self, ids: Tensor) -> Any:
+        """Returns the batch of some samples that were read before, without a draw of random numbers in this process.
+
+        Args:
+            ids: Ids of the samples, shape (k,), int64.
+        """
+        settings = loader_settings(self.loader)
+        # The samples are read a second time, so that an augmentation draws other random numbers; the first batch shows whether
+        # it does.
+        noted = NotedCollate(self._user.collate_fn)
+        settings |= {"collate_fn": noted, "persistent_workers": False}
+        with rng.undisturbed(self._draws_on, self._generators()):
+            # Read by workers where there are any: a file that a dataset opens here would be shared with them.
+            batches = iter(DataLoader(self._user.dataset, batch_sampler=[ids.tolist()], **settings))
+            if not self._user.num_workers:
+                noted.start()
+            batch = next(batches)
+        return self.moved(batch)
+
+    def _start_workers(self) -> None:
+        """Starts persistent workers, which draw their seed then; an epoch that found them running drew none."""
+        if not self._workers_ran:
+            with rng.undisturbed(self._draws_on, self._generators()):
+                self._ids.serve(NOTHING)
+                begin_noted(self.loader)
+            self._workers_ran = self._user.persistent_workers
+
+    def passes(self, order: Order) -> Iterator[tuple[Any, Tensor]]:
+        """Yields the batches of some samples, in order and on the device, with their ids, for the run's own forward passes."""
+        self._ids.serve(EpochCursor(order=order), drop_last=False)
+        for batch in iter(self.loader):
+            self._workers_ran = self._user.persistent_workers
+            batch_ids, *_ = self._ids.on_the_way.popleft()
+            yield self.moved(batch), batch_ids
+
+    def moved(self, batch: Any) -> Any:
+        """Returns the batch of the user's collate function, on the device of the model."""
+        batch = self._opened(batch)
+        return batch if self._device is None else to_device(batch, self._device)
+
+    def _opened(self, batch: Any) -> Any:
+        """Unwraps the batch of the user's collate function from what our own collate functions add to it."""
+        if type(batch) is NotedBatch:
+            batch = self._resumed_draws.open(batch)
+        return self.unknown_rows.open(batch) if type(batch) is CheckedBatch else batch
+
+    def close(self) -> None:
+        """Releases the data and persistent workers."""
+        self.closed = True
+        self._held()
+        # The dataset and its workers go, and attributes of the loader can still be read.
+        self.loader = DataLoader((), batch_sampler=self._ids)  # pyright: ignore[reportArgumentType]
