@@ -224,3 +224,22 @@ def _made_in(function: ast.FunctionDef) -> Iterator[str]:
             if called[:1].isupper() or called in {"data", "attribution", "selection", "epochs", "build_run"}:
                 for target in node.targets:
                     yield from (ast.unparse(one) for one in (target.elts if isinstance(target, ast.Tuple) else [target]))
+
+
+MOST_ATTRIBUTES = 16
+OF_TRAINER = {"lr_scheduler", "compute_loss_func"}
+"""Attributes of transformers' Trainer that our mixin sets for a while."""
+
+
+def test_a_class_has_few_attributes():
+    """Those that its methods set; a class with more has more than one concern."""
+    for path in modules().values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found = {
+                    one.attr
+                    for one in ast.walk(node)
+                    if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
+                    if isinstance(one.value, ast.Name) and one.value.id == "self"
+                }
+                assert len(found - OF_TRAINER) <= MOST_ATTRIBUTES, (node.name, sorted(found))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from thresher.attribution.cost_meter import ForwardPass, Meter, next_node
+from thresher.attribution.cost_meter import Meter
+from thresher.attribution.forward_passes import ForwardPass, next_node
 from thresher.attribution.resolve import ROW_MAJOR
 from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.loading.trees import leaves
@@ -91,14 +92,14 @@ def credited_before(
     """
     if not isinstance(call, tuple) or batch is None:
         return None
-    made, origin = call[0], meter.origin(outputs)
-    returned = meter.pass_with(made[0][0]) is origin
+    made, origin = call[0], meter.passes.origin(outputs)
+    returned = meter.passes.pass_with(made[0][0]) is origin
     found = None
     for one in calls:
         # The common path of a step saves the search for an origin. Its outputs were the last that `run.model` returned for
         # the batch before the loss, so the pass can still be found by number.
         as_returned = one.origin is None and isinstance(one.identity, int)
-        of = meter.last_pass(batch.number, one.made) if as_returned else one.origin
+        of = meter.passes.last_pass(batch.number, one.made) if as_returned else one.origin
         if isinstance(one.identity, tuple) and one.identity[0] == made:
             return True
         if of is not None and of is origin:
@@ -260,7 +261,7 @@ class StepAccumulator:
     def _credit_beside(self, entry: Entry, outputs: Any, untracked: Any) -> None:
         """Adds an entry if the step has other entries, or if the entry may be withdrawn."""
         attribution = entry.attribution
-        origin = None if untracked is None else self.meter.origin(outputs)
+        origin = None if untracked is None else self.meter.passes.origin(outputs)
         # Inputs that the loop has normalised or augmented are new tensors: only the loss tells the batch of that forward pass.
         if origin is not None and attribution.batch is not None:
             origin.batch = attribution.batch.number
@@ -276,7 +277,7 @@ class StepAccumulator:
         new: int | Tensor = attribution.layout.n
         others = [other for other in self._open if _may_overlap(other.attribution, attribution)]
         if others:
-            origin = origin or self.meter.origin(outputs)
+            origin = origin or self.meter.passes.origin(outputs)
             later = origin is None or all(origin.first >= other.made for other in others)
             again = later and all(entry.backwards > other.backwards for other in others)
             if later and not again:
@@ -291,7 +292,7 @@ class StepAccumulator:
 
     def _credit_again(self, same: Entry, more: Entry, outputs: Any, origin: ForwardPass | None, *, tracked: bool) -> None:
         """Adds a further loss to the entry of the same rows, or replaces it after another backward and forward pass."""
-        origin = origin or self.meter.origin(outputs)
+        origin = origin or self.meter.passes.origin(outputs)
         later = origin is None or origin.first >= same.made
         if not later and tracked and same.call == more.call:
             return  # the tensor that the model returned last, and a target of the batch, once more
@@ -317,7 +318,7 @@ class StepAccumulator:
     def _pass_of(self, entry: Entry) -> ForwardPass | None:
         """Returns the latest forward pass of an entry; None if it is not known."""
         batch = entry.attribution.batch
-        return entry.origin or (None if batch is None else self.meter.last_pass(batch.number, entry.made))
+        return entry.origin or (None if batch is None else self.meter.passes.last_pass(batch.number, entry.made))
 
     def gradients_zeroed(self) -> None:
         """Notes that gradients were set to zero: the backward passes so far are not part of the next step."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thresher.attribution.accumulator import CallIdentity, StepAccumulator, credited_before, identity_of, same_samples
-from thresher.attribution.cost_meter import in_transform
+from thresher.attribution.forward_passes import in_transform
 from thresher.attribution.resolve import StatedIds, attribute, check_stated
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
 from thresher.attribution.tracker import RowTracker
@@ -209,11 +209,11 @@ class Attributor:
         batch = attribution.batch
         # A teacher or a moving average gets the plain criterion. If its loss comes before the first loss of the run's own
         # model, that loss is withdrawn later. If the loop never calls the run's own model, every loss counts.
-        if batch is not None and self.meter.parameters is not None:
-            if self.meter.is_of_own_model(outputs):
+        if batch is not None and self.meter.passes.parameters is not None:
+            if self.meter.passes.is_of_own_model(outputs):
                 if not self._trains_model:
                     self._begin_training()
-            elif self._trains_model or self.meter.has_passed(batch.number):
+            elif self._trains_model or self.meter.passes.has_passed(batch.number):
                 return None
         call = identity_of(outputs, targets)
         if self._was_stepped(outputs, call, attribution):
@@ -253,7 +253,7 @@ class Attributor:
             raise AttributionError(INSIDE_TRANSFORM)
         check_stated(ids, repeat, self._ids_end)
         try:
-            made_for = set[int]() if ids is None else self.meter.batches_of(outputs)
+            made_for = set[int]() if ids is None else self.meter.passes.batches_of(outputs)
             stated = None if ids is None else self._batches.stated(ids, repeat, made_for, self._first_of_epoch)
             found = attribute(self._tracker, outputs, targets, stated)
         except AttributionError:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from thresher.attribution.cost_meter import TRANSFORMED, Meter, in_transform, next_node
+from thresher.attribution.cost_meter import TRANSFORMED, Meter
+from thresher.attribution.forward_passes import in_transform, next_node
 from thresher.attribution.tracker import RowTracker
 from thresher.distributed.wrappers import plain_module
 from thresher.loading.trees import leaves

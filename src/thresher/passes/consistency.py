@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thresher.attribution.accumulator import Entry, StepAccumulator
-from thresher.attribution.cost_meter import next_node
+from thresher.attribution.forward_passes import next_node
 from thresher.attribution.rows import AttributionError
 from thresher.passes.own import Beginning, OwnPasses
 from thresher.warning import warn
@@ -128,7 +128,7 @@ class Comparison:
             return
         entry = self._entry
         self._made, self._own = entry.made, None
-        made, origin = entry.made, self._accumulator.meter.origin(outputs)
+        made, origin = entry.made, self._accumulator.meter.passes.origin(outputs)
         beginning = None if origin is None else self._began.get(origin.first)
         assert entry.attribution.batch is not None
         batch, versions = self._held[entry.attribution.batch.number]

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from thresher.attribution.cost_meter import ForwardPass, Meter
+from thresher.attribution.cost_meter import Meter
+from thresher.attribution.forward_passes import ForwardPass
 from thresher.cost import Cost
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=12)
@@ -19,11 +20,11 @@ def test_the_latest_pass_with_a_number_is_found(spans: list[tuple[int, int]], in
     for first, last in sorted(ends, key=lambda span: span[1]) if in_order else ends:
         one = ForwardPass(meter, first, 1)
         one.last = last
-        meter._remember(one)
+        meter.passes.add(one)
         passes.append(one)
     for number in range(75):
         holding = [one for one in passes if one.first <= number < one.last]
-        assert meter.pass_with(number) is (holding[-1] if holding else None)
+        assert meter.passes.pass_with(number) is (holding[-1] if holding else None)
 
 
 def test_a_pass_around_others_is_found_by_nodes_of_its_beginning() -> None:
@@ -35,8 +36,8 @@ def test_a_pass_around_others_is_found_by_nodes_of_its_beginning() -> None:
     inner = ForwardPass(meter, torch._C._autograd._get_sequence_nr(), 4)
     nn.Linear(2, 2)(x)
     inner.last = torch._C._autograd._get_sequence_nr()
-    meter._remember(inner)
+    meter.passes.add(inner)
     outputs = x * 3
     meter.passed(outputs, 4, first)
-    assert begun is not None and meter.pass_with(begun._sequence_nr()) is outer
-    assert meter.pass_with(inner.first) is inner
+    assert begun is not None and meter.passes.pass_with(begun._sequence_nr()) is outer
+    assert meter.passes.pass_with(inner.first) is inner

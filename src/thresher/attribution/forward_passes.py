@@ -1,0 +1,269 @@
+"""The forward passes of the training, by the autograd nodes that they made, and the hook that counts their backward passes."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from thresher.loading.trees import leaves
+
+if TYPE_CHECKING:
+    from thresher.attribution.cost_meter import Meter
+
+KEY = -1
+"""Key of our hook among those of a tensor; other hooks have keys of 0 or more."""
+MOST_PASSES = 256
+"""Largest number of remembered forward passes; a loss of an older pass counts as one of a new pass."""
+MOST_NODES = 100_000
+"""Largest number of autograd nodes searched for the parameters of the model."""
+MOST_OPERATIONS = 4096
+"""Largest number of operations searched for the forward pass of a tensor."""
+RECOMPUTED = (
+    "run.model was called and differentiated inside of a backward pass, as by torch.utils.checkpoint with use_reentrant=True, "
+    "so that its passes cannot be told apart; pass use_reentrant=False"
+)
+
+next_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
+"""Number of the autograd node that this thread makes next."""
+_innermost: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
+_task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def in_transform() -> bool:
+    """Returns whether a `torch.func` transform is running; its tensors have no storage."""
+    return _innermost() is not None
+
+
+class ForwardPass:
+    """One forward pass of the training, and the hook that runs when a backward pass reaches its outputs.
+
+    Args:
+        meter: Meter that takes the numbers.
+        first: Number of the first autograd node that can belong to this pass.
+        n: Number of samples; None if only credited losses tell it.
+        by_model: Whether `run.model` made the pass.
+        rows: Number of rows of a call of `subset_backward`, which reports its own backward passes; 0 for other passes.
+
+    Attributes:
+        batch: Number of the batch of its inputs or, if the inputs do not show it, of its credited loss; None if unknown.
+        inputs_of: Number of the batch of its inputs; None if the inputs do not show it.
+    """
+
+    __slots__ = (
+        "backwards", "batch", "by_model", "first", "inputs_of", "last", "meter", "n", "named", "rows", "shapes", "task",
+        "within",
+    )  # fmt: skip
+    __torch_unserializable__ = True
+
+    def __init__(self, meter: "Meter", first: int, n: int | None, *, by_model: bool = True, rows: int = 0) -> None:
+        self.meter, self.first, self.last, self.by_model = meter, first, next_node(), by_model
+        self.n, self.named = n or 0, n is not None
+        self.task, self.backwards, self.rows, self.within = -1, 0, rows, _task()
+        self.batch: int | None = None
+        self.inputs_of: int | None = None
+        self.shapes: Sequence[Sequence[int]] = ()
+
+    def __call__(self, _: Any) -> None:
+        """Counts a backward pass once, even if it reaches several outputs."""
+        # The hook runs for each output; the number of the autograd task is equal for all outputs of one backward pass.
+        task = _task()
+        if task != self.task:
+            # A reentrant checkpoint makes the forward pass again, inside of the backward pass: it looks like another pass.
+            if self.within != -1:
+                self.meter.make_unknown(RECOMPUTED)
+            self.task = task
+            self.backwards += 1
+            self.meter.backwards += 1
+            self.meter.cost.backward += self.n
+            self.meter.reached += self.n
+
+    def count_backward(self, rows: int) -> None:
+        """Counts a backward pass of `subset_backward` on some rows, in the unit of the forward pass: samples, if known.
+
+        Args:
+            rows: Number of rows.
+        """
+        meter = self.meter
+        if self.within != -1:
+            meter.make_unknown(RECOMPUTED)
+        self.name_by_rows()
+        self.backwards += 1
+        meter.backwards += 1
+        meter.subset_backwards += 1
+        meter.whole_backwards += rows == self.rows
+        meter.reached += self.n
+        # The model may run several rows per sample, such as two crops: the two passes must be counted in one unit.
+        if self.n == self.rows:
+            meter.cost.backward += rows
+        else:
+            meter.count_shares(rows * self.n, self.rows)
+
+    def name_by_rows(self) -> None:
+        """Counts the forward pass of `subset_backward` once a loss or a backward pass shows that the loop trains on it."""
+        if not self.named:
+            self.named, self.n = True, self.rows
+            self.meter.cost.forward += self.rows
+
+    @property
+    def uncredited(self) -> bool:
+        """Whether `run.model` made the pass, and neither its inputs nor a loss tell the number of samples."""
+        return not (self.named or self.n or self.rows)
+
+    def add(self, n: int) -> None:
+        """Adds samples of a credited loss to this pass."""
+        self.n += n
+        self.meter.cost.forward += n
+        self.meter.cost.backward += n * self.backwards
+        self.meter.reached += n * self.backwards
+        self.meter.elsewhere += 0 if self.by_model else n
+
+    def watch(self, outputs: Any) -> None:
+        """Counts the backward passes that reach these outputs from now on."""
+        for tensor in (outputs,) if isinstance(outputs, Tensor) else leaves(outputs):
+            if not tensor.requires_grad:
+                continue
+            hooks = tensor._backward_hooks
+            if hooks is None:
+                # The same as `register_hook`, which takes four times as long: it would be a share of a small step.
+                tensor._backward_hooks = OrderedDict(((KEY, self),))
+                if tensor.grad_fn is not None:
+                    tensor.grad_fn._register_hook_dict(tensor)
+            else:
+                hooks[KEY] = self
+
+
+class ForwardPasses:
+    """The latest forward passes of the training: finds the one that outputs come from.
+
+    Args:
+        parameters: Function that returns the parameters of `run.model`; None if attach got no model.
+        forgets: Function that is called with a pass that is not remembered any more.
+    """
+
+    def __init__(self, parameters: Callable[[], Iterable[Tensor]] | None, forgets: Callable[[ForwardPass], None]) -> None:
+        self.parameters, self._forgets = parameters, forgets
+        self.latest: list[ForwardPass] = []
+        """The passes, the last one at the end."""
+        self.subset: ForwardPass | None = None
+        """The last forward pass of `subset_backward`, until `run.model` takes it."""
+        self.in_order = True
+        """Whether each pass ended after those before it, which numbers of several threads do not show."""
+        self._known_parameters: dict[int, Tensor] = {}
+
+    def clear(self) -> None:
+        """Forgets all passes."""
+        self.latest.clear()
+        self.in_order = True
+
+    def add(self, one: ForwardPass) -> None:
+        """Remembers a forward pass.
+
+        Args:
+            one: The pass, which has ended.
+        """
+        self.in_order = self.in_order and (not self.latest or self.latest[-1].last <= one.last)
+        self.latest.append(one)
+        if len(self.latest) > MOST_PASSES:
+            self._forgets(self.latest.pop(0))
+
+    def has_passed(self, batch: int) -> bool:
+        """Whether `run.model` made a forward pass for a batch, with outputs that can be trained on."""
+        return any(one.by_model and one.batch == batch and one.last > one.first for one in self.latest)
+
+    def last_pass(self, batch: int, before: int) -> ForwardPass | None:
+        """Returns the last forward pass of `run.model` for a batch that began before the autograd node with a number."""
+        return next((one for one in reversed(self.latest) if one.batch == batch and one.by_model and one.first < before), None)
+
+    def pass_with(self, number: int) -> ForwardPass | None:
+        """Returns the forward pass that made the autograd node with this number; None if it is not remembered."""
+        for one in reversed(self.latest):
+            if one.first <= number < one.last:
+                return one
+            if one.last <= number and self.in_order:
+                return None
+        return None
+
+    def origin(self, outputs: Any) -> ForwardPass | None:
+        """Returns the forward pass of outputs; None if it is not remembered."""
+        return next(self._origins(outputs), None)
+
+    def batches_of(self, outputs: Any) -> set[int]:
+        """Returns the numbers of the batches whose forward passes made outputs; empty if one of the passes is unknown.
+
+        Args:
+            outputs: Outputs that a loss is made of, in any nesting.
+        """
+        found = {None if one is None else one.inputs_of for one in self._origins(outputs)}
+        return {number for number in found if number is not None} if None not in found else set()
+
+    def _origins(self, outputs: Any) -> Iterator[ForwardPass | None]:
+        """Yields the forward passes of outputs, and None if the search is given up."""
+        if not self.latest:
+            return
+        # Nodes older than the first remembered pass cannot lead to one: the walk ends there, not at the start of the graph.
+        oldest, left = self.latest[0].first, MOST_OPERATIONS
+        todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
+        seen = set(todo)
+        while todo and left:
+            node, left = todo.pop(), left - 1
+            number = node._sequence_nr()
+            if (one := self.pass_with(number)) is not None:
+                yield one
+            elif number >= oldest:
+                parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
+                seen |= parents
+                todo += parents
+        if todo:
+            yield None
+
+    def lead_to_parameters(self, outputs: Any) -> bool:
+        """Returns whether outputs lead to a parameter of the model, or to too many operations to tell.
+
+        Args:
+            outputs: Outputs of a loss, in any nesting.
+        """
+        if self.parameters is None:
+            return True
+        own = {id(parameter) for parameter in self.parameters()}
+        todo, left = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None], MOST_OPERATIONS
+        seen = set(todo)
+        while todo and left:
+            node, left = todo.pop(), left - 1
+            if id(getattr(node, "variable", None)) in own:
+                return True
+            parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
+            seen |= parents
+            todo += parents
+        return bool(todo)
+
+    def is_of_own_model(self, outputs: Any) -> bool:
+        """Returns whether outputs were computed by the run's own model, with or without `run.model`.
+
+        Args:
+            outputs: Outputs that a loss is made of, in any nesting.
+        """
+        if self.parameters is None:
+            return True
+        todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
+        seen, variables = set(todo), list[Tensor]()
+        while todo and len(seen) < MOST_NODES:
+            node = todo.pop()
+            one = self.pass_with(node._sequence_nr())
+            if one is not None and one.by_model:
+                return True
+            variable: Tensor | None = getattr(node, "variable", None)
+            if variable is not None:
+                if id(variable) in self._known_parameters:
+                    return True
+                variables.append(variable)
+            parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
+            seen |= parents
+            todo += parents
+        if not variables:
+            return bool(todo)
+        # Looked up anew if no variable is known, because the loop may have replaced parameters of its model. The values of the
+        # table keep the parameters alive, so that a new tensor cannot get the id of an old one.
+        self._known_parameters = {id(parameter): parameter for parameter in self.parameters()}
+        return bool(todo) or any(id(variable) in self._known_parameters for variable in variables)
