@@ -25,7 +25,7 @@ SOME_DIMENSION = (
 
 
 @dataclass
-class PassCounts:
+class LoaderPass:
     """What one pass over the loader has counted so far.
 
     Args:
@@ -112,7 +112,7 @@ class Meter:
     def _begin_window(self) -> None:
         cost, passed = self.cost, self.of_loop()
         self.reached = 0
-        self._counts = PassCounts((passed, cost.full_forward, cost.full_backward, cost.steps), self.evaluated, (passed, 0))
+        self._counts = LoaderPass((passed, cost.full_forward, cost.full_backward, cost.steps), self.evaluated, (passed, 0))
 
     # What the model reports
 

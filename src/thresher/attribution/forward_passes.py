@@ -2,15 +2,12 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from thresher.loading.trees import leaves
-
-if TYPE_CHECKING:
-    from thresher.attribution.cost_meter import Meter
 
 KEY = -1
 """Key of our hook among those of a tensor; other hooks have keys of 0 or more."""
@@ -40,7 +37,7 @@ class ForwardPass:
     """One forward pass of the training, and the hook that runs when a backward pass reaches its outputs.
 
     Args:
-        meter: Meter that takes the numbers.
+        meter: `cost_meter.Meter` that takes the numbers.
         first: Number of the first autograd node that can belong to this pass.
         n: Number of samples; None if only credited losses tell it.
         by_model: Whether `run.model` made the pass.
@@ -57,7 +54,7 @@ class ForwardPass:
     )  # fmt: skip
     __torch_unserializable__ = True
 
-    def __init__(self, meter: "Meter", first: int, n: int | None, *, by_model: bool = True, rows: int = 0) -> None:
+    def __init__(self, meter: Any, first: int, n: int | None, *, by_model: bool = True, rows: int = 0) -> None:
         self.meter, self.first, self.last, self.by_model = meter, first, next_node(), by_model
         self.n, self.named = n or 0, n is not None
         self.task, self.backwards, self.rows, self.within = -1, 0, rows, _task()

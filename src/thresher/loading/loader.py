@@ -30,7 +30,7 @@ from thresher.loading.order import (
     OrderPlace,
     StreamBatches,
 )
-from thresher.loading.reader import NOTHING, Reader
+from thresher.loading.reader import NO_ROWS, Reader
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.samplers import PreparedLoader
 from thresher.loading.settings import OfUser
@@ -225,7 +225,7 @@ class SelectedLoader(OfUser):
         cursor = None if plan is None else self.order.cursor(plan, place, self.ids, self._samples)
         resumes = place.consumed and self.reader.epoch_start is not None
         candidates = self._resume(cursor, place) if resumes else self._start(cursor)
-        iterator = EpochIterator(self, self.control, candidates, cursor or NOTHING, place)
+        iterator = EpochIterator(self, self.control, candidates, cursor or NO_ROWS, place)
         # An iterator that is gone tells the run that the loop has left its pass; a strong reference would keep the run alive.
         control = weakref.ref(self.control)
         self.current = weakref.ref(iterator, lambda _: _gone(control()))

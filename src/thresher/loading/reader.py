@@ -19,7 +19,7 @@ from thresher.loading.settings import SettingsAtAttach, loader_settings
 from thresher.loading.trees import to_device
 from thresher.loading.worker_draws import NotedBatch, NotedCollate, ResumedDraws, begin_noted
 
-NOTHING = EpochCursor(order=sequential(0))
+NO_ROWS = EpochCursor(order=sequential(0))
 WITH_WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()
 """Loaders of users whose persistent workers a run has started; a later run starts its own without drawing their seed."""
 
@@ -69,7 +69,7 @@ class Reader:
         """Refuses settings that were changed since the run was attached, and counts on where the last workers were."""
         if self._settings is not None:
             self._settings.check()
-        self._ids.serve(NOTHING)  # the last epoch's order goes before the plan is made: at 10^9 samples both would not fit
+        self._ids.serve(NO_ROWS)  # the last epoch's order goes before the plan is made: at 10^9 samples both would not fit
         # Workers end with their pass, and with them the count of batches that were compared with their samples.
         collate, workers = self.loader.collate_fn, self._user.num_workers
         if isinstance(collate, CheckedCollate) and workers:
@@ -166,7 +166,7 @@ class Reader:
         """Starts persistent workers, which draw their seed then; an epoch that found them running drew none."""
         if not self._workers_ran:
             with rng.undisturbed(self._draws_on, self._generators()):
-                self._ids.serve(NOTHING)
+                self._ids.serve(NO_ROWS)
                 begin_noted(self.loader)
             self._workers_ran = self._user.persistent_workers
 

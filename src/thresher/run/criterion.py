@@ -31,7 +31,7 @@ class CreditedCriterion(nn.Module):
         >>> from torch.utils.data import DataLoader
         >>> import thresher
         >>> own = nn.CrossEntropyLoss(weight=torch.ones(3))
-        >>> run = thresher.attach(thresher.FullData(), loader=DataLoader([0, 1]), criterion=own, timeline=1)
+        >>> run = thresher.attach(thresher.FullData(), loader=DataLoader([0, 1]), criterion=own, epochs=1)
         >>> list(run.criterion.state_dict()) == list(own.state_dict())
         True
     """

@@ -12,10 +12,11 @@ class Position:
 
     Args:
         cost: Counts what full training would have computed.
+        seed: Random seed of the plans.
     """
 
-    def __init__(self, cost: Cost) -> None:
-        self._cost = cost
+    def __init__(self, cost: Cost, seed: int) -> None:
+        self._cost, self.seed = cost, seed
         self.epoch = 0
         """Number of the epoch in progress or, between epochs, of the one that comes next."""
         self.active = False
@@ -89,7 +90,8 @@ class Position:
             state: State of the run.
             samples: Number of samples of full training that are behind it in its epoch.
         """
-        self.epoch, self.active, self.ran_out, self.saved_left = (state[n] for n in ("epoch", "active", "ran_out", "left"))
+        names = ("seed", "epoch", "active", "ran_out", "left")
+        self.seed, self.epoch, self.active, self.ran_out, self.saved_left = (state[name] for name in names)
         self.place, self.resumed, self._samples = place_of(state), self.active, samples
 
 

@@ -62,8 +62,8 @@ class Timeline:
         """Compares the steps with what the run takes them for; None where there are no hooks."""
         self.clock = RunClock(parts.loader, parts.attributor, parts.config.epochs)
         """How far the training is."""
-        self.position, self._history = Position(parts.cost), History(parts)
-        self._seed, self._had_group, self._warned_of = parts.config.seed, has_group(), set[str]()
+        self.position, self._history = Position(parts.cost, parts.config.seed), History(parts)
+        self._had_group, self._warned_of = has_group(), set[str]()
         self.end = EpochEnd(parts, self._end_epoch, single_process=self._single_process)
 
     @property
@@ -329,7 +329,7 @@ class Timeline:
         if planner.current is None and not self._parts.loader.streams:
             self._history.check()
             before = self.timing.switch(PLANNING)
-            planner.current = planner.plan(self.epoch, self._seed)
+            planner.current = planner.plan(self.epoch, self.position.seed)
             self.timing.switch(before)
             if (
                 not self.position.active
@@ -391,7 +391,7 @@ class Timeline:
         self.close_books()
         return {
             "epochs": self._parts.config.epochs,
-            "seed": self._seed,
+            "seed": position.seed,
             "epoch": position.epoch,
             "active": position.active,
             "left": position.saved_left,
@@ -406,7 +406,6 @@ class Timeline:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on at the position that `state_dict` returned."""
-        self._seed = state["seed"]
         plan = self.planner.current = None if state["plan"] is None else HeldPlan(**state["plan"])
         # A model that could not be traced may be traceable where the run goes on, and the other way round: the state decides.
         attached = self._selection_attached
