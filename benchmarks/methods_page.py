@@ -15,10 +15,10 @@ from thresher_lab.report.cards import (
     NOT_MEASURED,
     STAGE_TITLES,
     compared,
+    documented_methods,
     index_row,
+    labeled_method,
     measurements,
-    method_of,
-    names,
     reproduced,
 )
 from thresher_lab.training.files import markdown_table
@@ -108,7 +108,7 @@ def _of_comparisons(folder: Path) -> Iterator[Trial]:
                 if kind in CONTROLS and one["finding"] is not None
             ]
             if row["control_of"] is None and beside and "+" not in row["method"]:  # a chain is no trial of its first method
-                yield Trial(found.source, found.task, method_of(row["method"]), row["cost_ratio"], beside)
+                yield Trial(found.source, found.task, labeled_method(row["method"]), row["cost_ratio"], beside)
 
 
 def _ends(interval: Sequence[float] | None, scale: float) -> tuple[float | None, float | None]:
@@ -144,7 +144,7 @@ def trials(folder: Path = RESULTS) -> dict[str, list[Trial]]:
         folder: Folder of the results.
     """
     league, winnow = (json.loads((folder / name).read_text()) for name in ("league.json", "winnow-second.json"))
-    found = {name: list[Trial]() for name in names() if name not in BASELINES}
+    found = {name: list[Trial]() for name in documented_methods() if name not in BASELINES}
     for trial in (*_of_comparisons(folder), *_of_league(league), *_of_winnow(winnow)):
         if trial.method in found:
             found[trial.method].append(trial)

@@ -134,13 +134,13 @@ def method_rows(name: str, summary: Sequence[Row]) -> list[Row]:
         >>> [row["method"] for row in method_rows("uniform", rows)]
         ['full', 'uniform:keep=0.3']
     """
-    labels = {row["method"] for row in summary if row["control_of"] is None and method_of(row["method"]) == name}
+    labels = {row["method"] for row in summary if row["control_of"] is None and labeled_method(row["method"]) == name}
     rows = [row for row in summary if (row["control_of"] or row["method"]) in labels]
     full = [row for row in summary if row["method"] == "full" and "full" not in labels]
     return [*full, *rows] if rows else []
 
 
-def method_of(label: str) -> str:
+def labeled_method(label: str) -> str:
     """Returns the method's name in a label such as `name:setting=value once`."""
     return re.split("[: ]", label)[0]
 
@@ -173,7 +173,9 @@ def result_cells(row: Row, *, share: bool) -> tuple[str, ...]:
 def _of_pairs(name: str, folder: Path) -> Iterator[str]:
     """Yields the tables of methods that were compared in pairs, with as many optimizer steps."""
     for path, found in _read(folder):
-        pairs = [pair for pair in found.get("pairs", ()) if name in (method_of(pair["method"]), method_of(pair["other"]))]
+        pairs = [
+            pair for pair in found.get("pairs", ()) if name in (labeled_method(pair["method"]), labeled_method(pair["other"]))
+        ]
         if pairs:
             header = ("task", "method", "metric", "beside", "metric", "difference", "steps", "seeds")
             table = markdown_table(header, [_pair_cells(pair) for pair in pairs])
@@ -291,10 +293,10 @@ def all_pages(results: Path) -> dict[str, str]:
         >>> sorted(all_pages(Path("no-such-folder")))[:2]
         ['ada_boost.md', 'ada_selection.md']
     """
-    return {f"{name}.md": card_page(name, results) for name in names()}
+    return {f"{name}.md": card_page(name, results) for name in documented_methods()}
 
 
-def names() -> list[str]:
+def documented_methods() -> list[str]:
     """Returns the names of the methods of this package."""
     return sorted(methods.BUILT_IN | methods.FOR_POSITIONS)
 
