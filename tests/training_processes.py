@@ -483,7 +483,7 @@ def refusals(rank: int, size: int) -> dict[str, str]:
         "over other samples": (thresher.FullData(), DataLoader(data, BATCH, sampler=DistributedSampler(range(9), **group)), {}),
         "a stream": (thresher.BigLoss(keep=0.5), DataLoader(Stream(), BATCH), {}),
         "own order": (thresher.ImportanceSampling(), dealt(shuffle=False), {}),
-        "stale losses": (thresher.BigLoss(keep=0.5), dealt(), {"scoring": thresher.Scoring(every_epochs=2)}),
+        "stale losses": (thresher.BigLoss(keep=0.5), dealt(), {"forward_passes": thresher.Scoring(every_epochs=2)}),
         "by chance without losses": (Tossed(), dealt(), {}),
         "another seed": (thresher.FullData(), dealt(), {"seed": rank}),
         "another setting": (thresher.UniformSubset(keep=0.5 if first else 0.6), dealt(), {}),

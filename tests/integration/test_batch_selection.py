@@ -147,14 +147,14 @@ def test_progress_and_ids_inside_an_epoch():
 
 
 def test_stale_losses_are_scored_every_other_epoch():
-    run, _, optimizer = make(SB(keep=0.5), scoring=Scoring(every_epochs=2))
+    run, _, optimizer = make(SB(keep=0.5), Scoring(every_epochs=2))
     train(run, optimizer, 4)
     assert [entry["scoring"] for entry in run.history] == [N, 0, N, 0]
     assert run.history[1]["forward"] == run.history[1]["backward"]
 
 
 def test_recorded_losses_are_never_scored():
-    run, _, optimizer = make(SB(keep=0.5), scoring=Scoring(losses=torch.arange(float(N))), loader=DataLoader(samples(), B))
+    run, _, optimizer = make(SB(keep=0.5), Scoring(losses=torch.arange(float(N))), loader=DataLoader(samples(), B))
     train(run, optimizer, 1)
     assert run.cost.scoring == 0
     expected = [i for i in range(N) if (i % 8 >= 4 and i < 48)] + [49]
@@ -174,7 +174,7 @@ def test_scoring_by_another_model_and_on_smaller_inputs():
     net, proxy = Sizes(), Sizes()
     data = TensorDataset(torch.randn(N, 3, 8, 8), torch.arange(N) % C)
     scoring = Scoring(model=proxy, input_scale=0.5, dtype=torch.bfloat16)
-    run, _, optimizer = make(SB(keep=0.5), net=net, loader=DataLoader(data, B), scoring=scoring)
+    run, _, optimizer = make(SB(keep=0.5), net=net, loader=DataLoader(data, B), forward_passes=scoring)
     train(run, optimizer, 1)
     assert set(proxy.seen) == {((3, 4, 4), False, False, True)}
     assert set(net.seen) == {((3, 8, 8), True, True, False)}
@@ -185,7 +185,7 @@ def test_scoring_by_another_model_and_on_smaller_inputs():
 @pytest.mark.parametrize(("every", "keep", "said"), [(1, 0.6, False), (1, 0.75, True), (3, 0.8, False), (3, 0.95, True)])
 def test_break_even(monkeypatch, every, keep, said):
     """A backward pass of two forward passes: worth it below 2/3, and with losses of every third epoch below 8/9."""
-    run, _, optimizer = make(SB(keep=keep), loader=DataLoader(samples(), 25), scoring=Scoring(every_epochs=every))
+    run, _, optimizer = make(SB(keep=keep), loader=DataLoader(samples(), 25), forward_passes=Scoring(every_epochs=every))
     monkeypatch.setattr(run._parts.stopwatch, "ratio", lambda: 2.0)
     share = int(25 * keep) / 25
     with warnings.catch_warnings(record=True) as found:
@@ -207,8 +207,8 @@ def test_break_even_counts_candidates_alone(monkeypatch):
 
 
 def test_break_even_is_not_said_of_cheaper_ways(monkeypatch):
-    for passes, scoring in (("once", None), ("twice", Scoring(dtype=torch.bfloat16)), ("twice", Scoring(model=Net()))):
-        run, _, optimizer = make(SB(keep=0.9), passes, scoring=scoring)
+    for passes in ("once", Scoring(dtype=torch.bfloat16), Scoring(model=Net())):
+        run, _, optimizer = make(SB(keep=0.9), passes)
         monkeypatch.setattr(run._parts.stopwatch, "ratio", lambda: 2.0)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -779,10 +779,12 @@ class Unsure:
 @pytest.mark.parametrize("how", ["criterion", "reduce", "users"])
 @pytest.mark.parametrize("passes", ["once", "twice", "stale"])
 def test_methods_that_need_more_than_losses(passes, how):
-    settings = {"scoring": Scoring(every_epochs=2)} if passes == "stale" else {}
+    settings = {}
     if how == "users":
-        settings |= {"signals": lambda o, t: {"confidence": -o[:, 0].detach(), "correct": o[:, 0] > 0, "other": o[:, 1]}}
-    run, net, optimizer = make(Unsure(), "auto" if passes == "stale" else passes, net=nn.Linear(6, C), **settings)
+        settings = {"signals": lambda o, t: {"confidence": -o[:, 0].detach(), "correct": o[:, 0] > 0, "other": o[:, 1]}}
+    run, net, optimizer = make(
+        Unsure(), Scoring(every_epochs=2) if passes == "stale" else passes, net=nn.Linear(6, C), **settings
+    )
     for _ in range(2):
         for x, y in run.loader:
             before = run.trained.clone()

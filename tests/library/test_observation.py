@@ -394,7 +394,7 @@ def test_batches_are_stratified_by_what_the_criterion_gets():
     settings = {"stratify": "class", "epochs": 2}
     _, _, batches, said = of_stored(thresher.FullData(), torch.arange(200) % 3, trained_on, **settings)
     assert all(abs(int(trained_on[ids].sum()) - 10) < 2 for ids in batches) and len(said) == 1
-    given = {"labels": (torch.arange(200) % 3).tolist(), **settings}
+    given = {**settings, "stratify": (torch.arange(200) % 3).tolist()}
     _, _, batches, said = of_stored(thresher.FullData(), torch.arange(200) % 3, trained_on, **given)
     assert all(np.ptp(np.bincount(ids % 3)) < 3 for ids in batches)  # the user's own labels are not questioned
 

@@ -162,8 +162,7 @@ def test_two_forward_passes_are_the_loop_by_hand(number):
         optimizer=optimizer,
         epochs=4,
         seed=s["seed"],
-        forward_passes="twice",
-        scoring=Scoring(every_epochs=s["stale"], losses=s["losses"]),
+        forward_passes=Scoring(every_epochs=s["stale"], losses=s["losses"]),
     )
     hand = ByHand(
         other,

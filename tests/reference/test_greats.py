@@ -120,7 +120,7 @@ def test_the_rows_are_those_whose_gradients_are_along_that_of_the_validation_bat
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3, bias=False))
     beside = torch.randn(7, 4, generator=seeded(3)), torch.arange(7) % 3
-    run = attached(Greats(keep=0.34, lr=0.05), model, scoring=Scoring(validation=lambda: beside))
+    run = attached(Greats(keep=0.34, lr=0.05), model, forward_passes=Scoring(validation=lambda: beside))
     next(iter(run.loader))
     x, y = (tensor[:6] for tensor in run.loader.dataset.tensors)
 
@@ -136,8 +136,8 @@ def test_the_rows_are_those_whose_gradients_are_along_that_of_the_validation_bat
 
 
 def test_it_needs_a_validation_batch() -> None:
-    for scoring in (None, Scoring()):
-        with pytest.raises(ValueError, match=r"Greats needs a validation batch: pass attach\(scoring=thresher.Scoring\("):
-            attached(Greats(), nn.Linear(4, 3), scoring=scoring)
+    for passes in ("auto", Scoring()):
+        with pytest.raises(ValueError, match=r"Greats needs a validation batch: pass attach\(forward_passes=thresher.Sco"):
+            attached(Greats(), nn.Linear(4, 3), forward_passes=passes)
     with pytest.raises(TypeError, match="Scoring: `validation` must be a function that returns a .* got tuple"):
         Scoring(validation=(torch.zeros(1), torch.zeros(1)))  # type: ignore[arg-type]

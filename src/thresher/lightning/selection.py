@@ -18,6 +18,7 @@ from thresher.loading.settings import OfUser
 from thresher.methods.full import FullData
 from thresher.run.attach import attach, method_of
 from thresher.run.checks import has_group, split_by_stage
+from thresher.run.parts import Options
 from thresher.run.run import Run
 from thresher.run.schedule import PacedLR
 
@@ -388,7 +389,7 @@ def check_schedulers(trainer: Any) -> None:
             )
 
 
-GIVEN_BY_TRAINER = {"method", "loader", "criterion", "model", "optimizer", "epochs", "device", "process_group"}
+GIVEN_BY_TRAINER = {"method", "loader", "criterion", "model", "optimizer", "epochs", "device", "process_group", "options"}
 """Arguments of `attach` that are no settings: `Selection` has its own, or Lightning knows them."""
 
 
@@ -440,7 +441,7 @@ class Selection(Callback):
         model: str | None = "net",
         **settings: Any,
     ) -> None:
-        known = set(inspect.signature(attach).parameters) - GIVEN_BY_TRAINER
+        known = {*inspect.signature(attach).parameters, *Options.__annotations__} - GIVEN_BY_TRAINER
         if unknown := sorted(set(settings) - known):
             raise TypeError(f"Selection: {', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}")
         self.method, self.criterion, self.model, self.settings = method, criterion, model, settings

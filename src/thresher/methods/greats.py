@@ -60,7 +60,7 @@ class Greats(KeepShare):
     """Trains on the floor(keep * n) rows of each batch, at least one, that lower the loss of a validation batch most.
 
     Rows whose gradient is not finite are kept before all others. The validation batch comes from
-    `attach(scoring=Scoring(validation=...))`; it goes through a forward pass beside each candidate batch, which is counted.
+    `attach(forward_passes=Scoring(validation=...))`; its forward pass beside each candidate batch is counted.
 
     Args:
         keep: Share kept of each batch, (0, 1]. Default and published: 0.5.

@@ -2,9 +2,9 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, cast
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ from thresher.passes.scoring import Scoring
 from thresher.records import NEVER_SEEN, Column, Records
 from thresher.run.batch_selection import BatchSelection, BatchStage, BeforeForward, Trained
 from thresher.run.checks import check, claim, least_rows, optimizers_of, undefined_signals
-from thresher.run.parts import Parts, RunConfig, SelectionMode
+from thresher.run.parts import Options, Parts, RunConfig, SelectionMode
 from thresher.run.run import Run
 from thresher.run.strata import STRATUM, STRATUM_COLUMN
 from thresher.run.timeline import Timeline
@@ -338,18 +338,14 @@ def attach(
     optimizer: Optimizer | None = None,
     epochs: int,
     forward: Forward | None = None,
-    forward_passes: Literal["auto", "once", "twice"] = "auto",
-    scoring: Scoring | None = None,
+    forward_passes: Literal["auto", "once", "twice"] | Scoring = "auto",
     signals: Signals | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
-    on_nonfinite: Literal["keep", "raise"] = "keep",
     spend: Literal["steps", "batches"] | None = None,
+    stratify: Any = "auto",
     process_group: Any = None,
-    stratify: Literal["auto", "class"] | None = "auto",
-    labels: Any = None,
-    collate_keeps_rows: bool = False,
-    observe: bool = False,
+    **options: Unpack[Options],
 ) -> Run:
     """Attaches a method to a training loop, which then iterates `run.loader` and calls `run.model` and `run.criterion`.
 
@@ -368,17 +364,18 @@ def attach(
         forward_passes: Where the losses come from by which a batch method chooses. "once": from the loop's own forward pass;
             `run.model` is `subset_backward(model)`, inside of DDP. "twice": from a pass before it, over every candidate batch.
             "auto": "once"; "twice" with torch before 2.11, and from the second epoch on if the model cannot be traced.
-        scoring: Settings of the scoring pass with "twice": lower precision, stale losses, another model, smaller inputs.
+            `Scoring(...)`: "twice", with a lower precision, stale losses, another model or smaller inputs in the pass before.
         signals: Function `(outputs, targets) -> {name: (n,) tensor}` for signals that the criterion cannot give.
         seed: Random seed of all draws of the method; the loop's own random numbers are not touched.
         device: Device of batches and records. Default: the device of the model, else that of the optimizer's parameters.
-        on_nonfinite: Reaction to losses that are not finite, whose samples are always kept: "keep" warns, "raise" raises.
         spend: Way to spend plans: "steps", fewer steps; "batches", smaller ones, no LR scaled. Default None: the method's own.
+        stratify: "class", batches with each class in its share, as the dataset or `run.criterion` has it; the class of each
+            sample, shape (N,), the same by these; None, the loader's order. Default "auto": the method's own.
         process_group: Process group of data parallelism. Default: the default group of torch.distributed, where there is one.
-        stratify: "class", batches with each class in its share; None, the loader's order. Default "auto": the method's own.
-        labels: Class of each sample, as of `StratifiedBatchSampler`. Default: those of the dataset, or of `run.criterion`.
-        collate_keeps_rows: Declaration that row i of each batch is sample i; without it, batches are compared with samples.
-        observe: Whether the run records what `run.data_map` is made of, 16 to 32 bytes a sample more. Default: False.
+        options: Further settings, by name. `on_nonfinite`: reaction to losses that are not finite, whose samples are always
+            kept: "keep" warns, the default; "raise" raises. `observe`: whether the run records what `run.data_map` is made of,
+            16 to 32 bytes a sample more; default False. `collate_keeps_rows`: declaration that row i of each batch is sample i;
+            by default, batches are compared with samples.
 
     Example:
         >>> loader = DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2), 2)
@@ -398,19 +395,38 @@ def attach(
         optimizer=optimizer,
         epochs=epochs,
         forward=forward,
-        forward_passes=forward_passes,
-        scoring=scoring,
+        forward_passes="twice" if (scores := not isinstance(forward_passes, str)) else forward_passes,
+        scoring=forward_passes if scores else None,
         signals=signals,
         seed=seed,
         device=device,
-        on_nonfinite=on_nonfinite,
         spend=spend,
-        stratify=stratify,
-        labels=labels,
-        collate_keeps_rows=collate_keeps_rows,
-        observe=observe,
+        stratify=stratify if (named := stratify is None or isinstance(stratify, str)) else "class",
+        labels=None if named else stratify,
+        **checked_options(options),
     )
     return build_run(check(given, process_group))
+
+
+SUCCESSORS = {"scoring": "forward_passes=Scoring(...)", "labels": "stratify=labels"}
+"""Former arguments of `attach`, and what is written in their place."""
+
+
+def checked_options(options: Mapping[str, Any]) -> Options:
+    """Returns options of `attach`.
+
+    Args:
+        options: Options by name.
+
+    Raises:
+        TypeError: There is no option of a name.
+    """
+    for name in options:
+        if name in SUCCESSORS:
+            raise TypeError(f"attach({name}=...) is attach({SUCCESSORS[name]})")
+        if name not in Options.__annotations__:
+            raise TypeError(f"attach has no argument {name!r}; its options are {', '.join(Options.__annotations__)}")
+    return cast(Options, options)
 
 
 def observe(*, loader: DataLoader[Any], criterion: Any, model: nn.Module | None = None, epochs: int, **settings: Any) -> Run:

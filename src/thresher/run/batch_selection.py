@@ -490,5 +490,5 @@ class BeforeForward(BatchSelection):
         warn(
             f"{type(self._stage.method).__name__} kept {keep:.2f} of the samples, but with two forward passes it saves time on "
             f"this model only below {most:.2f} (a backward pass takes {ratio:.2f} forward passes, measured). Keep less than "
-            f"{most:.2f}, use forward_passes='once', or a cheaper scoring=Scoring(...). This is said once."
+            f"{most:.2f}, use forward_passes='once', or a cheaper forward_passes=Scoring(...). This is said once."
         )

@@ -70,13 +70,13 @@ def check_wide(method: Any, forward_passes: str, scoring: Scoring | None, model:
         )
     if "alignment" in requirements_of(method).signals and (scoring is None or scoring.validation is None):
         raise ValueError(
-            f"{name} needs a validation batch: pass attach(scoring=thresher.Scoring(validation=function)) with a function that "
-            "returns one, such as lambda: (inputs, targets)"
+            f"{name} needs a validation batch: pass attach(forward_passes=thresher.Scoring(validation=function)) with a "
+            "function that returns one, such as lambda: (inputs, targets)"
         )
     if scoring is not None and (scoring.every_epochs > 1 or scoring.losses is not None):
         raise ValueError(
-            f"`scoring`: {name} chooses by {', '.join(sorted(wide))}, of which each sample has several numbers, and nothing of "
-            "them is kept from epoch to epoch: use every_epochs=1 and no `losses`"
+            f"`forward_passes`: {name} chooses by {', '.join(sorted(wide))}, of which each sample has several numbers, and "
+            "nothing of them is kept from epoch to epoch: use every_epochs=1 and no `losses`"
         )
     if "feature" not in wide:
         return forward_passes
@@ -178,8 +178,8 @@ def check_several(config: RunConfig) -> None:
     check_shared(loader, world)
     if scoring is not None and scoring.every_epochs > 1:
         raise ValueError(
-            "`scoring`: losses of earlier epochs are in the records of process 0, and not where a sample is in a batch. Use "
-            "every_epochs=1 in several processes."
+            "`forward_passes`: losses of earlier epochs are in the records of process 0, and not where a sample is in a batch. "
+            "Use every_epochs=1 in several processes."
         )
     if batch is not None and config.mode is SelectionMode.WITHOUT_LOSSES and by_chance(batch):
         raise ValueError(
@@ -356,7 +356,7 @@ def _check_types(given: RunConfig) -> None:
         if function is not None and not callable(function):
             raise TypeError(f"`{name}` must be callable, got {type(function).__name__}")
     if given.stratify not in ("auto", "class", None):
-        raise ValueError(f"`stratify` must be 'auto', 'class' or None, got {given.stratify!r}")
+        raise ValueError(f"`stratify` must be 'auto', 'class', None or the class of each sample, got {given.stratify!r}")
     if not isinstance(given.collate_keeps_rows, bool):
         raise TypeError(f"`collate_keeps_rows` must be True or False, got {given.collate_keeps_rows!r}")
 
@@ -446,7 +446,7 @@ def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite:
     if forward_passes not in ("auto", "once", "twice"):
         raise ValueError(f"`forward_passes` must be 'auto', 'once' or 'twice', got {forward_passes!r}")
     if scoring is not None and not isinstance(scoring, Scoring):
-        raise TypeError(f"`scoring` must be a thresher.Scoring, got {type(scoring).__name__}")
+        raise TypeError(f"`forward_passes` must be 'auto', 'once', 'twice' or a thresher.Scoring, got {type(scoring).__name__}")
     if on_nonfinite not in ("keep", "raise"):
         raise ValueError(f"`on_nonfinite` must be 'keep' or 'raise', got {on_nonfinite!r}")
     if not isinstance(seed, int):
@@ -536,26 +536,24 @@ def selection_mode(config: RunConfig) -> SelectionMode:
     forward_passes = check_wide(method, config.forward_passes, scoring, config.model, config.signals)
     if method is None:
         if scoring is not None:
-            raise ValueError("`scoring` is for methods that select in the batch; none was given")
+            raise ValueError("`forward_passes`: a Scoring is for methods that select in the batch; none was given")
         return SelectionMode.NONE
     name, signals = type(method).__name__, requirements_of(method).signals
     if not signals:
         if scoring is not None:
-            raise ValueError(f"`scoring`: {name} needs no losses to choose by; leave it out")
+            raise ValueError(f"`forward_passes`: {name} needs no losses to choose by; leave the Scoring out")
         return SelectionMode.WITHOUT_LOSSES_FILLED if forward_passes == "twice" else SelectionMode.WITHOUT_LOSSES
-    if scoring is not None and forward_passes == "once":
-        raise ValueError("`scoring` is for forward_passes='twice': with 'once' the loop's own forward pass gives the losses")
     if scoring is not None and n is None and (scoring.every_epochs > 1 or scoring.losses is not None):
-        raise ValueError("`scoring`: losses of earlier epochs need samples with ids, a map-style dataset")
+        raise ValueError("`forward_passes`: losses of earlier epochs need samples with ids, a map-style dataset")
     if scoring is not None and scoring.losses is not None and len(scoring.losses) != n:
-        raise ValueError(f"`scoring`: `losses` are of {len(scoring.losses)} samples, the dataset has {n}")
+        raise ValueError(
+            f"`forward_passes`: the `losses` of the Scoring are of {len(scoring.losses)} samples, the dataset has {n}"
+        )
     for argument, given in (("model", config.model), ("criterion", config.adapter)):
         # A loop that computes its own losses, for run.reduce, has them in its own forward pass.
         in_loop = argument == "criterion" and forward_passes != "twice" and scoring is None
         if given is None and not in_loop:
-            or_once = (
-                "" if argument == "model" else ", or leave out forward_passes= and scoring= where the loop calls run.reduce"
-            )
+            or_once = "" if argument == "model" else ", or leave out forward_passes= where the loop calls run.reduce"
             raise ValueError(f"{name} chooses by {', '.join(signals)}: pass attach({argument}=...){or_once}")
     if scoring is not None or forward_passes == "twice":
         return SelectionMode.BEFORE_FORWARD

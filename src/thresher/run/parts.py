@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -50,6 +50,14 @@ class SelectionMode(enum.Enum):
     def fills(self) -> bool:
         """Whether chosen rows are filled up to full batches."""
         return self in (SelectionMode.BEFORE_FORWARD, SelectionMode.WITHOUT_LOSSES_FILLED)
+
+
+class Options(TypedDict, total=False):
+    """Arguments of `attach` that few trainings need; it describes them."""
+
+    on_nonfinite: Literal["keep", "raise"]
+    observe: bool
+    collate_keeps_rows: bool
 
 
 @dataclass(frozen=True, kw_only=True)

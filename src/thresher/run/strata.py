@@ -21,7 +21,7 @@ STRATUM = "stratum"
 STRATUM_COLUMN = Column(torch.int32, fill=-1, signal=STRATUM)
 OTHER_LABELS = (
     "The labels that {} holds are not those that the criterion gets, as with a `target_transform`. Stratified batches and "
-    "run.data_map() have those of the criterion, but for attach(labels=...) and data_map(labels=...). This is said once."
+    "run.data_map() have those of the criterion, but for attach(stratify=labels) and data_map(labels=...). This is said once."
 )
 SCORES = ("uncertainty", "loss")
 """Columns by which rows of a class are spread over the batches; the first one that is recorded."""
@@ -62,7 +62,7 @@ def given_codes(labels: Any, loader: DataLoader[Any]) -> NDArray[Any] | None:
             raise
         return None
     if len(codes) != samples:
-        raise ValueError(f"`labels` must have the class of each of {samples} samples, got {len(codes)}")
+        raise ValueError(f"`stratify` must have the class of each of {samples} samples, got {len(codes)}")
     return codes
 
 

@@ -22,6 +22,7 @@ from thresher.methods.token_selection import TokenSelection
 from thresher.passes.attributes import Attributes
 from thresher.passes.engine import own_pass
 from thresher.run.attach import attach
+from thresher.run.parts import Options
 from thresher.run.run import Run
 from thresher.run.schedule import PacedLR
 from thresher.transformers.checks import batches_in_epoch, check_has_ids, check_known_length, check_settings_of
@@ -108,7 +109,18 @@ Base: Any = object
 FILE = "thresher.pt"
 """Name of the file with the state of the run in a checkpoint."""
 
-GIVEN_BY_TRAINER = {"method", "loader", "criterion", "model", "optimizer", "epochs", "forward", "device", "process_group"}
+GIVEN_BY_TRAINER = {
+    "method",
+    "loader",
+    "criterion",
+    "model",
+    "optimizer",
+    "epochs",
+    "forward",
+    "device",
+    "process_group",
+    "options",
+}
 """Arguments of `attach` that are no settings: `Selection` has its own, or Trainer knows them."""
 
 
@@ -158,7 +170,7 @@ class Selection(Base):
         **kwargs: Any,
     ) -> None:
         settings = dict(selection_settings or {})
-        known = set(inspect.signature(attach).parameters) - GIVEN_BY_TRAINER
+        known = {*inspect.signature(attach).parameters, *Options.__annotations__} - GIVEN_BY_TRAINER
         if unknown := sorted(set(settings) - known):
             raise TypeError(
                 f"Selection: selection_settings: {', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}"

@@ -27,7 +27,7 @@ BATCH_SETTINGS = {
     "score_dtype": "{}",
     "score_scale": "scale={}",
 }
-"""Settings of a spec for `attach(forward_passes=..., scoring=Scoring(...))`, and the format of each in labels."""
+"""Settings of a spec for `attach(forward_passes=...)`, and the format of each in labels."""
 
 RUN_SETTINGS = {"spend": "in {}", "stratify": "stratify={}", "placebo": "placebo"}
 """Settings of a spec of any method: `attach(spend=..., stratify=...)`, and whether its signals are permuted, with the format of
@@ -129,7 +129,7 @@ class MethodSpec:
 
         if "dtype" in scoring:
             scoring["dtype"] = getattr(torch, scoring["dtype"])
-        return {**found, "scoring": Scoring(**scoring)}
+        return {**found, "forward_passes": Scoring(**scoring)}
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def test_settings_of_the_batch_stage_go_to_attach():
     assert spec.create() == thresher.SelectiveBackprop(keep=0.33)
     assert spec.label == "selective_backprop:keep=0.33 twice every=3 bfloat16 scale=0.5"
     scoring = thresher.Scoring(dtype=torch.bfloat16, every_epochs=3, input_scale=0.5)
-    assert spec.attachment() == {"forward_passes": "twice", "scoring": scoring}
+    assert spec.attachment() == {"forward_passes": scoring}
     batch = {"forward_passes": "twice", "score_every": 3, "score_dtype": "bfloat16", "score_scale": 0.5}
     assert spec.settings.items() >= ({"keep": 0.33} | batch).items()
 
@@ -78,7 +78,7 @@ def test_settings_of_the_batch_stage_go_to_attach():
         (
             "selective_backprop:score_every=2",
             "selective_backprop every=2",
-            {"scoring": thresher.Scoring(every_epochs=2)},
+            {"forward_passes": thresher.Scoring(every_epochs=2)},
             "auto",
         ),
     ],
@@ -165,8 +165,7 @@ def test_a_composition():
     assert [type(method).__name__ for method in spec.create()] == ["UniformSubset", "SelectiveBackprop"]
     assert spec.settings["uniform"] == {"keep": 0.5}
     assert spec.settings["selective_backprop"]["score_every"] == 2
-    arguments = spec.attachment()
-    assert arguments["forward_passes"] == "twice" and arguments["scoring"].every_epochs == 2
+    assert spec.attachment() == {"forward_passes": thresher.Scoring(every_epochs=2)}
     assert spec.batch == {"forward_passes": "twice", "score_every": 2}
 
 

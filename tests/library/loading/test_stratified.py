@@ -231,7 +231,7 @@ def test_what_is_no_class_of_each_sample_is_no_class(labels):
     run.detach()
     if not isinstance(labels[0], str):
         with pytest.raises(ValueError, match="labels must be numbers or strings, one or several of each sample, got"):
-            thresher.attach(0.5, loader=loader, labels=labels, **settings)
+            thresher.attach(0.5, loader=loader, stratify=labels, **settings)
 
 
 def test_words_in_an_array_of_objects_are_classes():

@@ -16,7 +16,7 @@ METHODS = {
     "hides": lambda: (thresher.Kakurenbo(adjust_lr=False), {}),
     "twice": lambda: (
         thresher.SelectiveBackprop(keep=0.5),
-        {"forward_passes": "twice", "scoring": thresher.Scoring(dtype=torch.float32)},
+        {"forward_passes": thresher.Scoring(dtype=torch.float32)},
     ),
 }
 

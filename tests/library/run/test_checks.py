@@ -58,10 +58,16 @@ REFUSED = [
     ({"epochs": 2.5}, ValueError, "`epochs`.*2.5"),
     ({"epochs": True}, ValueError, "`epochs`.*True"),
     ({"forward_passes": "thrice"}, ValueError, "`forward_passes` must be 'auto', 'once' or 'twice', got 'thrice'"),
-    ({"scoring": "half"}, TypeError, "`scoring` must be a thresher.Scoring, got str"),
-    ({"scoring": Scoring()}, ValueError, "`scoring` is for methods that select in the batch; none was given"),
-    ({"method": RandomBackprop(), "scoring": Scoring()}, ValueError, "RandomBackprop needs no losses to choose by; leave it"),
-    ({"method": SB, "scoring": Scoring(), "forward_passes": "once"}, ValueError, "is for forward_passes='twice': with 'once'"),
+    ({"forward_passes": 3}, TypeError, "`forward_passes` must be 'auto', 'once', 'twice' or a thresher.Scoring, got int"),
+    ({"scoring": Scoring()}, TypeError, r"attach\(scoring=...\) is attach\(forward_passes=Scoring\(...\)\)"),
+    ({"labels": [0, 1]}, TypeError, r"attach\(labels=...\) is attach\(stratify=labels\)"),
+    (
+        {"observes": True},
+        TypeError,
+        "attach has no argument 'observes'; its options are on_nonfinite, observe, coll",
+    ),
+    ({"forward_passes": Scoring()}, ValueError, "a Scoring is for methods that select in the batch; none was given"),
+    ({"method": RandomBackprop(), "forward_passes": Scoring()}, ValueError, "needs no losses to choose by; leave the Scoring"),
     ({"on_nonfinite": "drop"}, ValueError, "`on_nonfinite` must be 'keep' or 'raise', got 'drop'"),
     ({"process_group": object()}, ValueError, "`process_group`: there is no process group: call"),
     ({"seed": "x"}, TypeError, "`seed` must be an int, got str"),
@@ -80,12 +86,20 @@ REFUSED = [
     (
         {"method": SB, "criterion": None, "forward_passes": "twice"},
         ValueError,
-        r"chooses by loss: pass attach\(criterion=...\), or leave out forward_passes= and scoring=",
+        r"chooses by loss: pass attach\(criterion=...\), or leave out forward_passes=",
     ),
     ({"method": SB, "model": None, "forward_passes": "once"}, ValueError, r"pass attach\(model=...\)"),
-    ({"method": SB, "scoring": Scoring(losses=torch.rand(7))}, ValueError, f"`losses` are of 7 samples, the dataset has {N}"),
-    ({"method": SB, "loader": STREAM, "scoring": Scoring(every_epochs=2)}, ValueError, "need samples with ids, a map-style"),
-    ({"method": SB, "loader": STREAM, "scoring": Scoring(losses=torch.rand(N))}, ValueError, "need samples with ids"),
+    (
+        {"method": SB, "forward_passes": Scoring(losses=torch.rand(7))},
+        ValueError,
+        f"are of 7 samples, the dataset has {N}",
+    ),
+    (
+        {"method": SB, "loader": STREAM, "forward_passes": Scoring(every_epochs=2)},
+        ValueError,
+        "need samples with ids, a map-style",
+    ),
+    ({"method": SB, "loader": STREAM, "forward_passes": Scoring(losses=torch.rand(N))}, ValueError, "need samples with ids"),
     (
         {"method": [Kakurenbo(merge="sum"), SB]},
         ValueError,
@@ -132,7 +146,7 @@ def test_refused_before_anything_changes(settings, error, message):
         {"method": [Kakurenbo(merge="sum"), RandomBackprop()], "forward_passes": "twice"},
         {"method": (Kakurenbo(), SB)},
         {"method": [SB], "loader": STREAM},
-        {"method": SB, "scoring": Scoring(losses=torch.rand(N))},
+        {"method": SB, "forward_passes": Scoring(losses=torch.rand(N))},
         {"method": NeedsConfidence(), "criterion": nn.MSELoss(), "signals": lambda o, t: {}},
     ],
 )
@@ -178,12 +192,12 @@ def test_a_sharded_model_makes_no_passes_beside_those_of_the_loop():
     for name, method, more in (
         ("Kakurenbo", Kakurenbo(), {}),
         ("SelectiveBackprop", SB, {"forward_passes": "twice"}),
-        ("SelectiveBackprop", SB, {"scoring": Scoring(dtype=torch.bfloat16)}),
+        ("SelectiveBackprop", SB, {"forward_passes": Scoring(dtype=torch.bfloat16)}),
     ):
         with pytest.raises(ValueError, match=f"`model`: {name} needs forward passes beside.*Use DistributedDataParallel, or"):
             attach(method=method, **settings, **more)[0]()
-    attach(method=SB, **settings, scoring=Scoring(model=nn.Linear(6, C)))[0]().detach()
-    attach(method=SB, **settings, scoring=Scoring(losses=torch.rand(N)))[0]().detach()
+    attach(method=SB, **settings, forward_passes=Scoring(model=nn.Linear(6, C)))[0]().detach()
+    attach(method=SB, **settings, forward_passes=Scoring(losses=torch.rand(N)))[0]().detach()
     run = attach(method=SB, **settings)[0]()
     assert run.model.module is model and not run._timeline.may_switch  # to forward passes before those of the loop
 

@@ -197,7 +197,7 @@ def trained(run):
     ("method", "given"),
     [
         (None, {"forward_passes": "twice"}),
-        (None, {"forward_passes": "twice", "scoring": thresher.Scoring(losses=torch.linspace(0, 1, N))}),
+        (None, {"forward_passes": thresher.Scoring(losses=torch.linspace(0, 1, N))}),
         (RandomByBatch(keep=0.5), {}),
     ],
 )

@@ -81,7 +81,7 @@ def test_classes_are_recorded_where_the_dataset_holds_none():
 
 def test_labels_may_be_given_and_a_sampler_of_batches_is_recognised():
     labels = [number // 50 for number in range(100)]
-    for settings in ({"stratify": "class", "labels": labels}, {}):
+    for settings in ({"stratify": labels}, {}):
         sampler = thresher.StratifiedBatchSampler(labels, 10)
         loader = DataLoader(data(), batch_sampler=sampler) if not settings else None
         for batches in epochs_of(thresher.FullData(), loader=loader, **settings):
@@ -177,10 +177,14 @@ def test_each_step_has_the_rows_of_a_step_of_one_process(ranks, size, steps, by_
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [
-        (thresher.FullData(), {"stratify": "classes"}, "`stratify` must be 'auto', 'class' or None, got 'classes'"),
+        (
+            thresher.FullData(),
+            {"stratify": "classes"},
+            "`stratify` must be 'auto', 'class', None or the class of each sample, got 'classes'",
+        ),
         (thresher.ImportanceSampling(), {"stratify": "class"}, "ImportanceSampling draws the order of training"),
-        (thresher.FullData(), {"stratify": "class", "labels": [0, 1]}, "the class of each of 100 samples, got 2"),
-        (thresher.FullData(), {"stratify": "class", "labels": []}, "labels must have shape"),
+        (thresher.FullData(), {"stratify": [0, 1]}, "the class of each of 100 samples, got 2"),
+        (thresher.FullData(), {"stratify": []}, "labels must have shape"),
     ],
 )
 def test_what_cannot_be_stratified_is_refused(method, settings, message):
