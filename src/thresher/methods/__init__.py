@@ -20,3 +20,5 @@ from thresher.methods.registry import name_of as name_of
 from thresher.methods.registry import names as names
 from thresher.methods.registry import nearest_name as nearest_name
 from thresher.methods.registry import no_such as no_such
+from thresher.methods.text import parse as parse
+from thresher.methods.text import split_outside_brackets as split_outside_brackets

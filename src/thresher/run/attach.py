@@ -1,6 +1,5 @@
 """`attach`: the one way to attach a method to a training loop, and the wiring of the parts of a run."""
 
-import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from thresher.methods import registry
 from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, Method, calls_model, defines, requirements_of, way_around
 from thresher.methods.full import FullData
+from thresher.methods.text import parse
 from thresher.methods.uniform_rows import UniformRows
 from thresher.methods.winnow import Winnow
 from thresher.observation import OBSERVED, OF_ANY_LOSS
@@ -86,12 +86,11 @@ def _percent(given: str) -> float:
 
 def _by_name(name: str) -> Any:
     """Returns the method of a name, or of a text as on the command line, such as "kakurenbo:max_fraction=0.2"."""
-    known, *texts = name.split(":")
     try:
+        known, settings = parse(name)
         kind = registry.load(known)
     except ValueError as error:
         raise ValueError(f"`method`: {error}") from None
-    settings = {key: _value(text) for key, _, text in (one.partition("=") for one in texts)}
     parameters = inspect.signature(kind).parameters
     for key in settings:
         if key not in parameters:
@@ -101,14 +100,6 @@ def _by_name(name: str) -> Any:
         missing = ", ".join(f"{one}=..." for one in needed)
         raise ValueError(f"`method`: {name!r} has settings without a default; write thresher.{kind.__name__}({missing})")
     return kind(**settings)
-
-
-def _value(text: str) -> Any:
-    """Returns the value that a setting has on the command line: a number, True, False, None, or else the text."""
-    try:
-        return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
-    except (ValueError, SyntaxError):
-        return text
 
 
 def build_run(config: RunConfig) -> Run:

@@ -33,9 +33,9 @@ TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime", "wall
 def print_rate(task: str) -> str:
     """Prints the learning rate of a recipe that was changed with its batch, and returns the name of the task."""
     from thresher_lab.recipes.batches import rate_note
-    from thresher_lab.recipes.running import task_of
+    from thresher_lab.recipes.running import BATCH_OF, task_of
 
-    found: Any = task_of(task)
+    found: Any = task_of(task) if BATCH_OF.fullmatch(task) else None  # a script of the user's is not run here
     if getattr(found, "before", None) and (note := rate_note(found.before, found.settings)):
         typer.echo(note, err=True)
     return task

@@ -4,9 +4,8 @@ Settings are those of the method and, for methods of the batch stage, the argume
 Methods of several stages are joined by a plus: `prune:scores=el2n.parquet:keep=0.75+selective_backprop:keep=0.67`.
 """
 
-import ast
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from thresher_lab.training.placebo import placebo_of
 
 SCORES_SUFFIX = ".parquet"
 """Suffix of the files of scores."""
-LITERALS = {"true": True, "false": False, "none": None}
 FORWARD_PASSES = ("auto", "once", "twice")
 SCORE_DTYPES = ("bfloat16", "float16", "float32")
 
@@ -223,7 +221,7 @@ def parse_methods(text: str) -> list[Spec]:
         kakurenbo:max_fraction=0.4
         uniform:keep=0.5+selective_backprop:keep=0.5
     """
-    specs = [_parse_spec(part) for part in _split_outside_brackets(text, ",") if part]
+    specs = [_parse_spec(part) for part in methods.split_outside_brackets(text, ",") if part]
     seen: list[Any] = []
     for spec in specs:
         identity = (spec.name, spec.settings)
@@ -257,49 +255,21 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _parse_spec(text: str) -> Spec:
-    parts = list(_split_outside_brackets(text, "+"))
+    parts = list(methods.split_outside_brackets(text, "+"))
     return _parse_method(text) if len(parts) == 1 else Composition(tuple(_parse_method(part) for part in parts))
 
 
 def _parse_method(text: str) -> MethodSpec:
-    name, *settings = _split_outside_brackets(text, ":")
-    given: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals or not key.isidentifier():
-            raise ValueError(f"--methods: {text!r}: write settings as name:setting=value, got {setting!r}")
-        if key in given:
-            raise ValueError(f"--methods: {text!r}: the setting {key!r} is given twice")
-        given[key] = _parse_value(value)
+    try:
+        name, given = methods.parse(text)
+    except ValueError as error:
+        raise ValueError(f"--methods: {error}") from None
     batch = {key: given.pop(key) for key in FORMATS if key in given}
     return MethodSpec(name, given, batch)
 
 
 def _stem(value: Any) -> Any:
     return Path(value).stem if isinstance(value, str) and value.endswith(SCORES_SUFFIX) else value
-
-
-def _split_outside_brackets(text: str, separator: str) -> Iterator[str]:
-    """Splits a text outside of brackets, so that a value may be a tuple."""
-    part, depth = "", 0
-    for letter in text:
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == separator and depth == 0:
-            yield part.strip()
-            part = ""
-        else:
-            part += letter
-    if part.strip():
-        yield part.strip()
-
-
-def _parse_value(text: str) -> Any:
-    if text.lower() in LITERALS:
-        return LITERALS[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def _check_kind(name: str, value: Any, default: Any) -> None:
