@@ -288,6 +288,7 @@ def check(given: RunConfig, process_group: Any) -> RunConfig:
     given = replace(given, on_mismatch=cache(partial(warn, OTHER_LABELS.format(type(given.loader.dataset).__name__))))
     strata = _strata(given, epoch_method, adapter, world)
     check_needs(epoch_method, batch_method, adapter, given.model, given.optimizer, given.signals, given.epochs)
+    samples = None if streams else len(given.loader.dataset)  # pyright: ignore[reportArgumentType]
     config = replace(
         given,
         world=world,
@@ -295,7 +296,7 @@ def check(given: RunConfig, process_group: Any) -> RunConfig:
         epoch_method=epoch_method,
         batch_method=_with_least_rows(batch_method, given),
         adapter=adapter,
-        samples=None if streams else len(given.loader.dataset),
+        samples=samples,
         strata=strata,
     )
     config = replace(config, mode=selection_mode(config), by_batch=divides_by_batch(batch_method))
@@ -304,7 +305,7 @@ def check(given: RunConfig, process_group: Any) -> RunConfig:
     if config.model is not None:
         check_wrappers(config.model, config.mode, _who_calls_it(config))
     check_several(config)
-    config = replace(config, kept=None if before is None or streams else kept_of(before, len(given.loader.dataset)))
+    config = replace(config, kept=None if before is None or samples is None else kept_of(before, samples))
     # After pruning: a method that looks samples up by their ids is asked for the ids that training has.
     for method in (epoch_method, batch_method):
         _check_ids(method, config.samples, config.kept)
@@ -573,7 +574,8 @@ def _can_choose_before(config: RunConfig, method: BatchMethod) -> bool:
     """Whether a batch method that chooses in the loop's forward pass could go on with a scoring pass of the model."""
     by_batch = divides_by_batch(method)
     uneven = by_chance(method) and (config.world.size > 1 or by_batch)
-    return not (is_sharded(config.model) or uneven or (by_batch and not divisible_before(config.adapter)))
+    split = config.model is not None and is_sharded(config.model)
+    return not (split or uneven or (by_batch and not divisible_before(config.adapter)))
 
 
 def check_counted_once(config: RunConfig) -> None:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
@@ -14,11 +16,13 @@ from thresher.attribution.model import TrackedModel
 from thresher.cost import Cost
 from thresher.distributed.world import ALONE, World
 from thresher.loading.loader import SelectedLoader
-from thresher.losses.base import Criterion, SignalReader
+from thresher.losses.base import Criterion, SignalReader, Signals
 from thresher.methods.contract import BatchMethod, EpochMethod
 from thresher.methods.full import FullData
 from thresher.observation import OPTIONAL
+from thresher.passes.engine import Forward
 from thresher.passes.own import OwnPasses
+from thresher.passes.scoring import Scoring
 from thresher.records import Records
 from thresher.run.strata import Strata
 from thresher.stopwatch import Stopwatch
@@ -79,22 +83,22 @@ class RunConfig:
     """
 
     method: Any
-    loader: Any
+    loader: DataLoader[Any]
     criterion: Any
-    epochs: Any
-    model: Any = None
-    optimizer: Any = None
-    forward: Any = None
-    forward_passes: Any = "auto"
-    scoring: Any = None
-    signals: Any = None
-    seed: Any = 0
-    device: Any = None
-    on_nonfinite: Any = "keep"
-    spend: Any = None
-    stratify: Any = None
+    epochs: int
+    model: nn.Module | None = None
+    optimizer: Optimizer | None = None
+    forward: Forward | None = None
+    forward_passes: str = "auto"
+    scoring: Scoring | None = None
+    signals: Signals | None = None
+    seed: int = 0
+    device: torch.device | str | None = None
+    on_nonfinite: Literal["keep", "raise"] = "keep"
+    spend: Literal["steps", "batches"] | None = None
+    stratify: str | None = None
     labels: Any = None
-    collate_keeps_rows: Any = False
+    collate_keeps_rows: bool = False
     observe: bool = False
 
     world: World = ALONE
