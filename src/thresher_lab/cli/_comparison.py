@@ -1,7 +1,7 @@
 """Running a comparison, or foretelling what it would train, and printing its results on a terminal of any width."""
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from json import loads as load_json
@@ -75,18 +75,21 @@ def caption(results: dict[str, Any]) -> str:
     Args:
         results: Content of results.json.
     """
-    from thresher_lab.comparison.controls import CONTROLS
+    from thresher_lab.comparison.controls import CONTROLS, SAME_TIME, kind_of
 
-    kinds = {row["method"].partition("@")[0] for row in results["summary"] if row["control_of"] is not None}
-    controls = "; ".join(f"{kind}@ {CONTROLS[kind].does}" for kind in CONTROLS if kind in kinds)
+    kinds = {kind_of(row) for row in results["summary"]} - {None}
+    controls = "; ".join(f"{kind}@ {CONTROLS[kind].does}" for kind in CONTROLS if kind in kinds - {SAME_TIME})
     said = [
         "Cost counts the samples in forward and backward passes. Cost, times and the peak memory of a step are shares of full "
         "training."
     ]
     if any("?" in _numbers(row, results) for row in results["summary"]):
         said.append('"?" is not known.')
-    if kinds:
-        said.append(f"Controls have the cost of the method above them, but not its time: {controls}.")
+    if SAME_TIME in kinds:
+        said.append(f"{SAME_TIME} {CONTROLS[SAME_TIME].does}; its cost is its share of the epochs.")
+    if controls:
+        others = "Other controls" if SAME_TIME in kinds else "Controls"
+        said.append(f"{others} have the cost of the method above them, but not its time: {controls}.")
     if through := [f"{kind}@" for kind in ("uniform", "smaller") if kind in kinds]:
         said.append(f"A plain loop of {' or '.join(through)}, without Thresher, takes less time.")
     said.append('"loses": below full training by more than chance. Intervals are for one comparison, verdicts for all of them.')
@@ -170,20 +173,13 @@ def _name_cell(row: dict[str, Any]) -> str:
 
 
 def _numbers(row: dict[str, Any], results: dict[str, Any]) -> tuple[str, ...]:
-    show, signed = _forms(_whole(results))
+    from thresher_lab.comparison.summary import forms, with_interval
+
+    show, signed = forms(results)
     spread = "" if row["std"] is None else f" ± {show(row['std'])}"
-    bounds = "" if row["ci95"] is None else " [{}, {}]".format(*map(signed, row["ci95"]))
-    difference = "" if row["difference"] is None else f"{signed(row['difference'])}{bounds}"
     shares = (row.get(f"{name}_ratio") for name in ("cpu", "wall", "memory"))
     known = ("?" if share is None else f"{share:.2f}" for share in shares)
-    return f"{show(row['mean'])}{spread}", difference, f"{row['cost_ratio']:.3f}", *known
-
-
-def _forms(whole: bool) -> tuple[Callable[[float], str], Callable[[float], str]]:
-    """Returns how values and differences are written: in percent and points where the metric is a share."""
-    if whole:
-        return (lambda value: f"{100 * value:.2f}"), (lambda value: f"{100 * value:+.2f}")
-    return (lambda value: f"{value:.4g}"), (lambda value: f"{value:+.3g}")
+    return f"{show(row['mean'])}{spread}", with_interval(row, signed), f"{row['cost_ratio']:.3f}", *known
 
 
 def print_dry_run(
@@ -257,7 +253,7 @@ def dry_run_lines(found: Mapping[str, Any]) -> list[str]:
     return [
         *lines,
         said,
-        "Controls are at the cost of the finished runs of a method; before there are any, at an estimated cost.",
+        "Controls are at the cost or in the time of the finished runs of a method; before there are any, at an estimate of it.",
     ]
 
 

@@ -13,15 +13,18 @@ from thresher_lab.advise.budget import equal_seeds
 from thresher_lab.comparison.controls import (
     CONTROLS,
     FULL_TRAINING,
+    SAME_TIME,
     Arm,
     Control,
     Job,
     Rates,
     as_placebo,
     has_controls,
+    kind_of,
+    same_time_share,
     why_no_placebo_of,
 )
-from thresher_lab.comparison.summary import any_busy, kind_of, margin_of, summarise
+from thresher_lab.comparison.summary import any_busy, margin_of, summarise
 from thresher_lab.comparison.workers import Advanced, RunRefusedError, RunValueError, TogetherWorkers, Warned, Workers
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.folders import sole_use
@@ -85,8 +88,10 @@ def compare(
     The controls of a run, at its counted cost, are a fresh random subset in each epoch; full data for a share of the epochs,
     within which the learning rate decays; as many steps as full training, with smaller batches that are drawn uniformly; and a
     placebo: the method with its signals permuted among the samples. Methods whose costs agree in three digits after the point
-    share their controls, except for the placebo. Finished runs are kept in `out`, and the same call goes on where it was
-    stopped. Several processes of torchrun or accelerate launch call it and train each run together.
+    share their controls, except for the placebo. A further control has the time of the method: full data for as many epochs as
+    fit into it, by the median of all of its runs; that length is kept, also for seeds that are added later. Finished runs are
+    kept in `out`, and the same call goes on where it was stopped. Several processes of torchrun or accelerate launch call it
+    and train each run together.
 
     Args:
         task: Name of the task, see `recipes.running.task_of`.
@@ -272,9 +277,11 @@ class ComparedRuns:
         runs = []
         for asked in self._asked:
             runs.append(self._run(asked))
-            for kind, job in self._controls.get(asked.key, {}).items():
-                if (asked.label, kind) not in self.left_out:
-                    runs.append(self._run(job) | {"control_of": asked.label})
+            trained = self._controls.get(asked.key, {})
+            for kind in self._kinds[asked.label]:
+                if kind in trained and (asked.label, kind) not in self.left_out:
+                    length = {"length": self.store.lengths[asked.label]} if kind == SAME_TIME else {}
+                    runs.append(self._run(trained[kind]) | {"control_of": asked.label} | length)
         return runs
 
     def _kinds_of(self, spec: Spec, kinds: Sequence[Control] | None) -> Sequence[Control]:
@@ -284,7 +291,7 @@ class ComparedRuns:
         if self.rates.everywhere is not None:  # a placebo has the rate of its method
             return [kind for kind in (CONTROLS if kinds is None else kinds) if kind != "placebo"]
         if kinds is not None:
-            return kinds
+            return sorted(kinds, key=lambda kind: kind != SAME_TIME)
         reason = why_no_placebo_of(spec)
         if reason:
             self._leave_out(spec.label, "placebo", reason)
@@ -330,22 +337,38 @@ class ComparedRuns:
         if not all(asked.key in self._done for asked in self._asked if asked.spec == FULL_TRAINING):
             return
         for asked in self._asked:
-            if asked.needs_control and asked.key in self._done and asked.key not in self._controls:
+            if asked.needs_control and asked.key in self._done:
                 self._add_controls(asked)
 
     def _add_controls(self, asked: Job) -> None:
-        known = {job.key for jobs in self._controls.values() for job in jobs.values()}
-        cost = self._run(asked)["cost"]["ratio"]
-        kinds = self._kinds[asked.label]
-        self._controls[asked.key] = {
-            kind: Job.control(kind, asked.seed, cost, asked.spec, self.rates.of(asked.label, kind)) for kind in kinds
-        }
-        for job in self._controls[asked.key].values():
-            if job.key in known:
+        """Adds the controls of a finished run that wait for nothing else."""
+        own = self._controls.setdefault(asked.key, {})
+        for kind in self._kinds[asked.label]:
+            cost = None if kind in own else self._share_of(asked, kind)
+            if cost is None:
+                continue
+            job = Job.control(kind, asked.seed, cost, asked.spec, self.rates.of(asked.label, kind))
+            if any(job.key == other.key for jobs in self._controls.values() for other in jobs.values()):
                 self.watcher.shared(job)
             else:
                 self._queue.append(job)
+            own[kind] = job
         self._check_refused(asked)
+
+    def _share_of(self, asked: Job, kind: Control) -> float | None:
+        """Returns the share of full training that a control of a run is given; None before it can be known."""
+        if kind != SAME_TIME:
+            return self._run(asked)["cost"]["ratio"]
+        label, lengths = asked.label, self.store.lengths
+        own, full = ([job.key for job in self._asked if job.label == name] for name in (label, FULL_TRAINING.label))
+        if label not in lengths and all(key in self._done for key in own):
+            clock = "cpu_s" if self._done[asked.key].get("device", "cpu") == "cpu" else "wall_s"
+            share = same_time_share(*([self._done[key][clock] for key in keys] for keys in (own, full)))
+            if share is None:
+                self._leave_out(label, kind, "The time of its runs is not known")
+                return None
+            self.store.lengths = lengths | {label: {"share": round(share, 3), "clock": clock, "seeds": len(own)}}
+        return self.store.lengths.get(label, {}).get("share")
 
     def _run(self, job: Job) -> dict[str, Any]:
         """Returns a finished run, with its cost by one ratio of backward to forward time for all runs.

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,7 +13,9 @@ from typing import Any, Literal
 from thresher_lab.training.placebo import why_no_placebo
 from thresher_lab.training.specs import Composition, MethodSpec, Spec
 
-Control = Literal["uniform", "shorter", "smaller", "placebo"]
+Control = Literal["shorter@time", "uniform", "shorter", "smaller", "placebo"]
+SAME_TIME: Control = "shorter@time"
+"""Kind and label of the control that has the time of its method; the others have its cost as counted."""
 
 FULL_TRAINING = MethodSpec("full")
 METHODS_WITHOUT_CONTROLS = ("full", "uniform")
@@ -39,6 +42,14 @@ class ControlKind:
 
 
 CONTROLS: dict[Any, ControlKind] = {
+    # What people would do without the method: it comes first.
+    SAME_TIME: ControlKind(
+        "fewer epochs in the same time",
+        "trains for as many epochs as fit into the time of the method above it",
+        "fewer epochs, same time",
+        "longdashdot",
+        "not reached: training had ended",
+    ),
     # Another random subset in each epoch.
     "uniform": ControlKind("random", "trains on a random subset each epoch", "random, same cost", "dot"),
     # Full data for fewer epochs, with a learning rate that decays within them.
@@ -58,7 +69,41 @@ CONTROLS: dict[Any, ControlKind] = {
         "left out by the rule of the method, with the losses or scores of another sample",
     ),
 }
-"""Kinds of controls, at the cost of the run. A new kind has its line here, and `Job.control` says how it is trained."""
+"""Kinds of controls. A new kind has its line here, and `Job.control` says how it is trained."""
+
+
+def kind_of(run: Mapping[str, Any]) -> str | None:
+    """Returns the kind of a control, such as `uniform`; None for a method.
+
+    Args:
+        run: Run, or row of the summary, as in results.json.
+
+    Example:
+        >>> kind_of({"method": "uniform@0.500", "control_of": "winnow"})
+        'uniform'
+    """
+    label = run["method"]
+    return None if run["control_of"] is None else label if label == SAME_TIME else label.partition("@")[0]
+
+
+def same_time_share(method: Sequence[float], full: Sequence[float]) -> float | None:
+    """Returns the share of the epochs of full training that fits into the time of a method; 1 where the method is slower.
+
+    It is the median over the seeds, so that one run that was disturbed does not decide.
+
+    Args:
+        method: Seconds of the method, seed by seed.
+        full: Seconds of full training with the same seeds.
+
+    Returns:
+        None where no time is known.
+
+    Example:
+        >>> same_time_share([6.0, 7.0, 30.0], [10.0, 10.0, 10.0])
+        0.7
+    """
+    known = [own / whole for own, whole in zip(method, full, strict=True) if own > 0 and whole > 0]
+    return min(1.0, statistics.median(known)) if known else None
 
 
 def parse_budget(text: str) -> list[float]:
@@ -160,7 +205,7 @@ class Job:
         seed: Random seed of the run.
         label: Name of the method in the results.
         share: Share of the epochs that are trained, (0, 1]; the learning rate decays within them. Default: 1.
-        method: Label of the method that a placebo is of, for messages. Default "": the label says it all.
+        method: Label of the method that a control is of, for messages. Default "": the label says it all.
         rate: Factor on the learning rate. Default: 1.
         rate_of_full: Factor of the full training beside which samples of the run are shown. Default: 1.
     """
@@ -188,12 +233,14 @@ class Job:
         Args:
             kind: Kind of the control.
             seed: Random seed of the run.
-            cost: Cost of the run, as a share of full training.
-            of: Method of the run, for a placebo.
+            cost: Cost of the run, as a share of full training; its time, for a control in the same time.
+            of: Method of the run, for a placebo or a control in the same time.
             rate: Factor on the learning rate. Default: 1.
         """
         share = min(1.0, max(0.001, round(cost, 3)))
         label = f"{kind}@{share:.3f}"
+        if kind == SAME_TIME:
+            return cls(FULL_TRAINING, seed, SAME_TIME, share, of.label, rate)
         if kind == "uniform":
             return cls(MethodSpec("uniform", {"keep": share}), seed, label, rate=rate)
         if kind == "smaller":

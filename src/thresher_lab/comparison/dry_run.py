@@ -91,7 +91,8 @@ class Prices:
             keep, in_batches = job.spec.given["keep"], job.spec.batch.get("spend") == "batches"
             step = self.pace.step(self.pace.compute * self.pace.of_smaller(keep), keep) / self.pace.full if in_batches else keep
             return Passes(step, keep, keep)
-        return self.methods.get(job.method or job.spec.label, Passes())
+        of = job.spec.label if job.spec == FULL_TRAINING else job.method or job.spec.label
+        return self.methods.get(of, Passes())
 
     def seconds(self, job: Job, epochs: int) -> float:
         """Returns the seconds of a run, without the start of its process.
@@ -100,9 +101,12 @@ class Prices:
             job: The run.
             epochs: Number of epochs of full training.
         """
-        training = job.share * epochs * self.epoch * self.passes(job).time
         trace = self.trace if chooses_in_forward(job.spec) else 0.0
-        return self.run + trace + training + job.epochs(epochs) * self.evaluation
+        return self.run + trace + self.training(job, epochs) + job.epochs(epochs) * self.evaluation
+
+    def training(self, job: Job, epochs: int) -> float:
+        """Returns the seconds of the steps of a run, see `seconds`."""
+        return job.share * epochs * self.epoch * self.passes(job).time
 
 
 class DryWorkers:
@@ -259,7 +263,7 @@ def schedule(
     workers: Any = DryWorkers(
         jobs,
         lambda job: crowded * prices.seconds(job, epochs),
-        lambda job: outcome(job, prices),
+        lambda job: outcome(job, prices, epochs),
         crowded * (prices.imports + prices.start),
     )
     ComparedRuns(store, methods, seeds, controls, notes, rates).work(workers)
@@ -280,18 +284,20 @@ def schedule(
     return {"runs": runs, **times, "jobs": jobs, "cores": cores, "left_out": notes.without}
 
 
-def outcome(job: Job, prices: Prices) -> dict[str, Any]:
+def outcome(job: Job, prices: Prices, epochs: int = 1) -> dict[str, Any]:
     """Returns as much of the results of a run as a comparison needs to find its controls.
 
     Args:
         job: The run.
         prices: Prices with the passes of its method.
+        epochs: Number of epochs of full training. Default: 1.
     """
     passes, whole = prices.passes(job), 1_000_000
     ratio = prices.pace.backward / prices.pace.forward if prices.pace.backward and prices.pace.forward else TEXTBOOK
     counts = {"forward": round(job.share * whole * passes.forward), "backward": round(job.share * whole * passes.backward)}
     cost = counts | {"full_forward": whole, "full_backward": whole, "backward_to_forward": ratio}
-    return with_costs({"cost": cost, "history": []}, ratio)
+    took = prices.training(job, epochs)
+    return with_costs({"cost": cost, "history": [], "cpu_s": took, "wall_s": took}, ratio)
 
 
 def measured_prices(

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from thresher_lab.advise.budget import about_equal_seeds, in_fewer_steps
-from thresher_lab.comparison.controls import CONTROLS
+from thresher_lab.comparison.controls import CONTROLS, SAME_TIME, kind_of
 from thresher_lab.comparison.statistics import (
     LEAST_SEEDS,
     Against,
@@ -32,11 +32,6 @@ RowDict = dict[str, Any]
 """A row of the summary, or a part of one."""
 Place = tuple[str, str | None]
 """Name of a method, and a kind of its controls; None for the method itself."""
-
-
-def kind_of(run: RunDict) -> str | None:
-    """Returns the kind of a control, such as `uniform`; None for the run of a method."""
-    return None if run["control_of"] is None else run["method"].partition("@")[0]
 
 
 def any_busy(runs: Sequence[RunDict]) -> bool | None:
@@ -107,10 +102,11 @@ def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: in
     Returns:
         Rows with the keys method, control_of, rate, mean, std, difference, ci95, finding, seeds_needed, against, cost_ratio,
         wall_ratio, cpu_ratio, memory_ratio, verdict and sentence. `against` has for each control of a method the difference to
-        it, ci95, finding, seeds_needed and verdict. Differences are paired by seed. Intervals are for one comparison; findings
-        are corrected for the number of methods, and findings against controls for the number of controls. Ratios of times and
-        of the peak memory of a step, None where it is not known, are medians over the seeds. A row with a training that has
-        diverged, half of whose losses or more are not finite, has no finding.
+        it, ci95, finding, seeds_needed and verdict; the finding is None for the control in the same time where its time differs
+        from that of the method by more than `TOLERANCE`. Differences are paired by seed. Intervals are for one comparison;
+        findings are corrected for the number of methods, and findings against controls for the number of controls. Ratios of
+        times and of the peak memory of a step, None where it is not known, are medians over the seeds. A row with a training
+        that has diverged, half of whose losses or more are not finite, has no finding.
     """
     whole = is_share(runs)
     margin = margin / 100 if whole else margin
@@ -125,13 +121,14 @@ def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: in
     beside = {
         at: _paired(sound[at[0], None], group) for at, group in sound.items() if at[1] is not None and (at[0], None) in sound
     }
-    against = against_controls(beside, margin, looks)
+    apart = {at for at in beside if at[1] == SAME_TIME and _times_differ(sound[at[0], None], sound[at], full)}
+    against = against_controls({at: paired for at, paired in beside.items() if at not in apart}, margin, looks)
     rows = []
     for place, group in groups.items():
         row = _summary_row(group, full)
         if place in to_full:
             own = [at for at in beside if at[0] == place[0] and place[1] is None]
-            kinds = {at[1]: _against(beside[at], against[at], margin, looks * len(beside)) for at in own}
+            kinds = {at[1]: _against(beside[at], against.get(at), margin, looks * (len(beside) - len(apart))) for at in own}
             among = looks * sum((at[1] is None) is (place[1] is None) for at in to_full)
             row |= _judged(to_full[place], found[place], margin, among, whole=whole)
             row["against"], row["verdict"] = kinds, "; ".join([row["verdict"], *_verdicts_against(kinds, row["cost_ratio"])])
@@ -140,6 +137,17 @@ def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: in
         rows.append(row)
     baseline, metric = _summary_row(full, full)["mean"], full[0]["metric"]["name"]
     return [row | {"sentence": _row_sentence(row, baseline, len(full), metric, whole)} for row in rows]
+
+
+TOLERANCE = 0.1
+"""Largest difference of a time from the time that it was to be, as a share of the latter."""
+
+
+def _times_differ(own: Sequence[RunDict], control: Sequence[RunDict], full: Sequence[RunDict]) -> bool:
+    """Returns whether a control took another time than its method, or than full training where the method took longer."""
+    clock = control[0].get("length", {}).get("clock", "cpu_s")
+    wanted, took = _median_ratio(own, full, clock), _median_ratio(control, full, clock)
+    return wanted is None or took is None or abs(took - min(1.0, wanted)) > TOLERANCE * min(1.0, wanted)
 
 
 def _diverged(runs: Sequence[RunDict]) -> list[int]:
@@ -209,7 +217,7 @@ def _summary_row(runs: Sequence[RunDict], full: Sequence[RunDict]) -> RowDict:
 def _label(runs: Sequence[RunDict], cost: float) -> str:
     """Returns the label of a method; or of a control, with the mean of the costs, which differ by seed."""
     kind = kind_of(runs[0])
-    return runs[0]["method"] if kind is None else f"{kind}@{cost:.3f}"
+    return runs[0]["method"] if kind in (None, SAME_TIME) else f"{kind}@{cost:.3f}"
 
 
 def of_known(ratio: float | None) -> str:
@@ -235,9 +243,9 @@ def _judged(paired: Paired, finding: Finding, margin: float, among: int, *, whol
     return {**_difference_entries(paired), "finding": finding, "seeds_needed": needed, "verdict": verdicts[finding]}
 
 
-def _against(paired: Paired, finding: Against, margin: float, among: int) -> RowDict:
+def _against(paired: Paired, finding: Against | None, margin: float, among: int) -> RowDict:
     needed = seeds_to_tell_from_control(paired, margin, among) if finding == "unclear" else None
-    verdict = _unclear(paired, needed) if finding == "unclear" else finding
+    verdict = _unclear(paired, needed) if finding == "unclear" else finding or "no verdict, the times differ"
     return {**_difference_entries(paired), "finding": finding, "seeds_needed": needed, "verdict": verdict}
 
 
@@ -247,21 +255,18 @@ def _difference_entries(paired: Paired) -> RowDict:
 
 def _verdicts_against(against: Mapping[Any, RowDict], cost: float) -> list[str]:
     """Returns the verdicts against the controls of a method; those of the same cost with the same finding share one."""
-    words = {
-        "better": "better than {}",
-        "worse": "worse than {}",
-        "no better": "no better than {}",
-        "unclear": "not told apart from {}",
-    }
-    kinds: dict[tuple[str, str], list[str]] = {}
+    words = {"unclear": "not told apart from {}", None: "no verdict against {}: the times differ"}
+    kinds: dict[tuple[str | None, str], list[str]] = {}
     for kind, found in against.items():
         kinds.setdefault((found["finding"], _at_cost(kind, cost)), []).append(CONTROLS[kind].words)
-    return [f"{words[finding].format(listed(names))} {at}" for (finding, at), names in kinds.items()]
+    return [f"{words.get(one, f'{one} than {{}}').format(listed(names))}{at}" for (one, at), names in kinds.items()]
 
 
 def _at_cost(kind: str, cost: float) -> str:
     """Returns what a control costs beside its method; none but a placebo costs more than full training."""
-    return "at the cost of full training" if kind != "placebo" and round(cost, 3) > 1 else "at the same cost"
+    if kind == SAME_TIME:
+        return ""
+    return " at the cost of full training" if kind != "placebo" and round(cost, 3) > 1 else " at the same cost"
 
 
 def listed(names: Sequence[str]) -> str:
@@ -312,15 +317,39 @@ def _row_sentence(row: RowDict, baseline: float, seeds: int, metric: str, whole:
     ]
     for kind, found in row["against"].items():
         at = _at_cost(kind, row["cost_ratio"])
-        parts.append(f"Against {CONTROLS[kind].words} {at} {_with_interval(found, whole)}: {found['verdict']}.")
+        parts.append(f"Against {CONTROLS[kind].words}{at} {_with_interval(found, whole)}: {found['verdict']}.")
     return " ".join(parts)
 
 
 def _with_interval(of: RowDict, whole: bool) -> str:
-    scale, unit, form = (100, " points", "+.2f") if whole else (1, "", "+.4g")
-    bounds = of["ci95"]
-    between = "" if bounds is None else f" [{scale * bounds[0]:{form}}, {scale * bounds[1]:{form}}]"
-    return f"{scale * of['difference']:{form}}{unit}{between}"
+    return with_interval(
+        of, (lambda value: f"{100 * value:+.2f}") if whole else (lambda value: f"{value:+.4g}"), " points" * whole
+    )
+
+
+def with_interval(of: Mapping[str, Any], signed: Callable[[float], str], unit: str = "") -> str:
+    """Returns a difference with its 95 % interval; "" where there is none.
+
+    Args:
+        of: Row of the summary, or its entry against a control.
+        signed: Function that writes a difference.
+        unit: Unit of the difference. Default: none.
+    """
+    if of["difference"] is None:
+        return ""
+    bounds = "" if of["ci95"] is None else " [{}, {}]".format(*map(signed, of["ci95"]))
+    return f"{signed(of['difference'])}{unit}{bounds}"
+
+
+def forms(results: Mapping[str, Any]) -> tuple[Callable[[float], str], Callable[[float], str]]:
+    """Returns how values and differences are written: in percent and points where the metric is a share.
+
+    Args:
+        results: Content of results.json.
+    """
+    if _whole(results):
+        return (lambda value: f"{100 * value:.2f}"), (lambda value: f"{100 * value:+.2f}")
+    return (lambda value: f"{value:.4g}"), (lambda value: f"{value:+.3g}")
 
 
 MOST_OPEN = 3
@@ -340,7 +369,7 @@ LEAST_SCORES = 0.005
 NOT_COUNTED = "Not counted are, for example, steps of the optimizer, loading, and the choice of rows."
 SAVES = 0.99
 """Cost above which a method is not said to save anything."""
-SIMPLEST = ("smaller", "shorter", "uniform")
+SIMPLEST = ("smaller", "shorter", SAME_TIME, "uniform")
 """Controls that can take the place of a method, the one that is usually best first."""
 
 
@@ -434,7 +463,7 @@ def _cost_in_words(row: RowDict, runs: Sequence[Mapping[str, Any]], scores: floa
 
 
 def conclude(results: Mapping[str, Any]) -> Conclusion:
-    """Returns the pick of a comparison beside the sentences of `closing`.
+    """Returns the pick of a comparison beside the sentences of `closing`, which begin with fewer epochs in the same time.
 
     A method that is shown to be better than all of its controls comes first. Otherwise everything that is not told apart is
     on the same footing, methods and controls, and the cheapest by CPU time is picked.
@@ -447,12 +476,32 @@ def conclude(results: Mapping[str, Any]) -> Conclusion:
     options = _options(judged, results)
     if results.get("equal_seeds"):
         return Conclusion(None, [about_equal_seeds(seeds) for seeds in results["equal_seeds"]])
+    first = [_in_the_same_time(row, results) for row in judged if SAME_TIME in row["against"]]
     if not options:
-        return Conclusion(None, _without_a_pick(judged, results))
+        return Conclusion(None, first + _without_a_pick(judged, results))
     picked = _cheapest(options, results) if len(options) > 1 else _only(options[0], results)
     if all(row["control_of"] is not None for row in options):
         picked.sentences.extend(_about_methods(judged, results))
-    return picked
+    return Conclusion(picked.pick, first + picked.sentences)
+
+
+def _in_the_same_time(row: RowDict, results: Mapping[str, Any]) -> str:
+    """Returns how a method stands against the control in the same time, or why that is not known."""
+    found, words = row["against"][SAME_TIME], CONTROLS[SAME_TIME].words
+    control = next(one for one in _controls_of(row, results) if kind_of(one) == SAME_TIME)
+    (own, time), (took, _) = time_of(row, results), time_of(control, results)
+    if found["finding"] is None:
+        return (
+            f"No verdict on {row['method']} against {words}: they were to take {of_known(own and min(1.0, own))} of the {time} "
+            f"of full training, and took {of_known(took)}. Another program, other runs beside or another machine changed the "
+            "times; repeat in another --out, on a machine that does nothing else."
+        )
+    said = f"not shown to be better or worse ({found['verdict']})" if found["finding"] == "unclear" else found["finding"]
+    length = f"{results['epochs'] * control['cost_ratio']:.3g} of {results['epochs']} epochs"
+    return (
+        f"Against {words}, {row['method']} is {said}: {_with_interval(found, _whole(results))}. They trained for {length} and "
+        f"took {of_known(took)} of the {time} of full training, and {row['method']} {of_known(own)}."
+    )
 
 
 def _options(judged: Sequence[RowDict], results: Mapping[str, Any]) -> list[RowDict]:
@@ -462,7 +511,7 @@ def _options(judged: Sequence[RowDict], results: Mapping[str, Any]) -> list[RowD
         return best
     controls = [one for row in judged for one in _controls_of(row, results) if _is_option(one, row, results)]
     controls.sort(key=lambda one: (one["finding"] != "no loss", one["cost_ratio"]), reverse=True)
-    of_kind = {one["method"].partition("@")[0]: one for one in controls}
+    of_kind = {kind_of(one): one for one in controls}
     options = [*methods, *(of_kind[kind] for kind in SIMPLEST if kind in of_kind)]
     return options if any(row["finding"] == "no loss" for row in options) else []
 
@@ -473,9 +522,9 @@ def _is_option(control: RowDict, row: RowDict, results: Mapping[str, Any]) -> bo
     With few seeds, a control is often neither shown to lose nor shown not to. It counts where it is tied with its method,
     and lies within the margin as measured: the method has to be better, not the control.
     """
-    kind = control["method"].partition("@")[0]
+    kind = kind_of(control)
     against = row["against"].get(kind)
-    if kind not in SIMPLEST or against is None or against["finding"] == "better" or control["cost_ratio"] > SAVES:
+    if kind not in SIMPLEST or against is None or against["finding"] in ("better", None) or control["cost_ratio"] > SAVES:
         return False
     margin = results["margin"] / 100 if _whole(results) else results["margin"]
     within = control["difference"] >= -margin and against["difference"] <= margin
@@ -582,12 +631,13 @@ def _cheapest(options: Sequence[RowDict], results: Mapping[str, Any]) -> Conclus
 
 def _complexity(row: RowDict) -> int:
     """Returns the place of a row among those that take the same time, the simplest first: controls, then methods."""
-    kind = row["method"].partition("@")[0]
-    return len(SIMPLEST) if row["control_of"] is None else SIMPLEST.index(kind)
+    kind = kind_of(row)
+    return len(SIMPLEST) if kind is None else SIMPLEST.index(kind)
 
 
 def _words(row: RowDict) -> str:
-    return row["method"] if row["control_of"] is None else CONTROLS[row["method"].partition("@")[0]].words
+    kind = kind_of(row)
+    return row["method"] if kind is None else CONTROLS[kind].words
 
 
 def _named(row: RowDict) -> str:
@@ -735,7 +785,5 @@ def rates_sentences(results: Mapping[str, Any]) -> list[str]:
 
 def _of_method(rows: Sequence[RowDict]) -> str:
     own, *controls = rows
-    others = [
-        f"{row['method'].partition('@')[0]} {row['rate']:g}" for row in controls if not row["method"].startswith("placebo@")
-    ]
+    others = [f"{kind_of(row)} {row['rate']:g}" for row in controls if not row["method"].startswith("placebo@")]
     return f"{own['method']} {own['rate']:g}" + (f" ({', '.join(others)})" if others else "")

@@ -20,7 +20,7 @@ import torch
 from thresher import methods
 from thresher.methods import Card, defines, requirements_of
 from thresher.records import Records
-from thresher_lab.comparison.summary import rates_sentences
+from thresher_lab.comparison.summary import rates_sentences, with_interval
 from thresher_lab.training.files import markdown_table
 
 REPRODUCED = "reproduce"
@@ -162,12 +162,11 @@ def result_cells(row: Row, *, share: bool) -> tuple[str, ...]:
     """
     scale, digits = (100, 2) if share else (1, 4)
     spread = "" if row["std"] is None else f" ± {scale * row['std']:.{digits}f}"
-    difference = "" if row["difference"] is None else f"{scale * row['difference']:+.{digits}f}"
-    between = "" if row["ci95"] is None else " [{}, {}]".format(*(f"{scale * bound:+.{digits}f}" for bound in row["ci95"]))
+    difference = with_interval(row, lambda value: f"{scale * value:+.{digits}f}")
     cpu = "" if row.get("cpu_ratio") is None else f"{row['cpu_ratio']:.2f}"
     name = f"`{row['method']}`" if row["control_of"] is None else row["method"]
     mean, cost = f"{scale * row['mean']:.{digits}f}{spread}", f"{row['cost_ratio']:.3f}"
-    return name, mean, f"{difference}{between}", cost, cpu, row["verdict"]
+    return name, mean, difference, cost, cpu, row["verdict"]
 
 
 def _of_pairs(name: str, folder: Path) -> Iterator[str]:

@@ -16,8 +16,8 @@ import plotly.graph_objects as go
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
-from thresher_lab.comparison.controls import CONTROLS
-from thresher_lab.comparison.summary import is_share, kind_of
+from thresher_lab.comparison.controls import CONTROLS, kind_of
+from thresher_lab.comparison.summary import is_share
 from thresher_lab.comparison.time_to_target import measure
 from thresher_lab.report.loading import ResultsDict, Samples, by_epoch, controls, histories, runs_by_method
 from thresher_lab.training.samples import RunHistory, class_name

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from thresher import methods
-from thresher_lab.comparison.controls import CONTROLS
-from thresher_lab.comparison.summary import conclude, is_share, kind_of, time_beside_cost, time_of
+from thresher_lab.comparison.controls import CONTROLS, SAME_TIME, kind_of
+from thresher_lab.comparison.summary import conclude, forms, is_share, time_beside_cost, time_of, with_interval
 from thresher_lab.report.charts import INK, looks
 from thresher_lab.report.loading import ResultsDict
 from thresher_lab.training.specs import SCORES_SUFFIX
@@ -34,16 +34,16 @@ def snippet(row: Mapping[str, Any], settings: Mapping[str, Any], epochs: int) ->
         The call of `attach` and the loop; for the control with fewer epochs, the number of epochs; None where the method is
         not registered here, or has settings that no code can be written for, such as several methods in one.
     """
-    kind, _, cost = row["method"].partition("@")
-    if row["control_of"] is not None:
-        if kind == "shorter":
-            wanted, whole = float(cost) * epochs, max(1, round(float(cost) * epochs))
+    kind, cost = kind_of(row), row["cost_ratio"]
+    if kind is not None:
+        if kind in ("shorter", SAME_TIME):
+            wanted, whole = cost * epochs, max(1, round(cost * epochs))
             rounded = f", rounded from {wanted:.3g}" if abs(wanted - whole) > 0.05 else ""
             return f"epochs = {whole}  # instead of {epochs}{rounded}, with the schedule fitted to it"
         if kind not in ("uniform", "smaller"):
             return None
         beside = {"spend": "batches"} if kind == "smaller" else {}
-        return _code(f"thresher.UniformSubset(keep={float(cost):g})", beside, epochs)
+        return _code(f"thresher.UniformSubset(keep={round(cost, 3):g})", beside, epochs)
     name = re.split("[: ]", row["method"])[0]
     if "+" in row["method"] or name not in methods.names():
         return None
@@ -124,34 +124,22 @@ def _settings_of(row: Mapping[str, Any], results: ResultsDict) -> Mapping[str, A
 
 def _facts(row: Mapping[str, Any], results: ResultsDict) -> list[tuple[str, str]]:
     metric, full = results["runs"][0]["metric"]["name"], next(row for row in results["summary"] if row["method"] == "full")
-    show, signed = _forms(results)
+    show, signed = forms(results)
     unit = " %" if is_share(results["runs"]) else ""
-    interval = "" if row["ci95"] is None else " [{}, {}]".format(*map(signed, row["ci95"]))
     facts = [
         (metric, f"{show(row['mean'])}{unit}, full training {show(full['mean'])}{unit}"),
-        ("difference", f"{signed(row['difference'])}{interval}"),
+        ("difference", with_interval(row, signed)),
         ("cost as counted", f"{row['cost_ratio']:.3f} of full training"),
         ("CPU time saved", _saved(row.get("cpu_ratio"))),
         *([("learning rate", f"{row['rate']:g} of that of the training")] if row.get("rate", 1.0) != 1 else []),
         ("memory of a step saved", _saved(row.get("memory_ratio"))),
     ]
     against = row.get("against") or {}
-    return facts + [(f"against {CONTROLS[kind].words}", _against(one, signed)) for kind, one in against.items()]
+    return facts + [(f"against {CONTROLS[kind].words}", with_interval(one, signed)) for kind, one in against.items()]
 
 
 def _saved(ratio: float | None) -> str:
     return "unknown" if ratio is None else f"{100 * (1 - ratio):.0f} %"
-
-
-def _against(one: Mapping[str, Any], signed: Callable[[float], str]) -> str:
-    bounds = "" if one["ci95"] is None else " [{}, {}]".format(*map(signed, one["ci95"]))
-    return f"{signed(one['difference'])}{bounds}"
-
-
-def _forms(results: ResultsDict) -> tuple[Callable[[float], str], Callable[[float], str]]:
-    if is_share(results["runs"]):
-        return (lambda value: f"{100 * value:.2f}"), (lambda value: f"{100 * value:+.2f}")
-    return (lambda value: f"{value:.4g}"), (lambda value: f"{value:+.3g}")
 
 
 def chart(results: ResultsDict) -> str:
@@ -217,7 +205,7 @@ def _forest_row(
     picked: bool,
 ) -> list[str]:
     """Returns the parts of a row: its name, difference and time, its point, and its interval."""
-    control = kind_of({"control_of": row["control_of"], "method": row["method"]})
+    control = kind_of(row)
     colour = "var(--quiet)" if control is not None else looks(results)[row["method"]].colour
     colour = "currentColor" if colour == INK else colour
     label = row["method"] if control is None else f"{CONTROLS[control].words}"

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thresher_lab.comparison.summary import RunDict, kind_of
+from thresher_lab.comparison.controls import kind_of
+from thresher_lab.comparison.summary import RunDict
 from thresher_lab.training.files import Results, ShownSamples, read_checked
 from thresher_lab.training.samples import RunHistory, read_history
 from thresher_lab.training.store import RESULTS

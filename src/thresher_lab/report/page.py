@@ -16,7 +16,7 @@ from urllib.parse import quote
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from thresher_lab.comparison.controls import CONTROLS
+from thresher_lab.comparison.controls import CONTROLS, SAME_TIME
 from thresher_lab.comparison.summary import (
     busy_sentence,
     closing,
@@ -25,6 +25,7 @@ from thresher_lab.comparison.summary import (
     listed,
     rates_sentences,
     time_beside_cost,
+    with_interval,
 )
 from thresher_lab.report import charts, class_charts
 from thresher_lab.report import charts as sample_charts
@@ -85,8 +86,7 @@ def as_markdown(results: ResultsDict) -> str:
 def _cells(row: dict[str, Any], share: bool) -> tuple[str, ...]:
     scale, form, signed = (100, ".2f", "+.2f") if share else (1, ".4g", "+.3g")
     spread = "" if row["std"] is None else f" ± {scale * row['std']:{form}}"
-    bounds = "" if row["ci95"] is None else " [{}, {}]".format(*(f"{scale * bound:{signed}}" for bound in row["ci95"]))
-    difference = "" if row["difference"] is None else f"{scale * row['difference']:{signed}}{bounds}"
+    difference = with_interval(row, lambda value: f"{scale * value:{signed}}")
     name = f"`{row['method']}`" if row["control_of"] is None else f"  `{row['method']}` for `{row['control_of']}`"
     ratios = (row.get("cpu_ratio"), row.get("memory_ratio"))
     shares = ("unknown" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
@@ -393,7 +393,7 @@ def _verdict_row(row: Mapping[str, Any], results: ResultsDict) -> dict[str, Any]
     shares = [row.get(f"{name}_ratio") for name in COST_MEASURES]
     cells = [
         (f"{scale * row['mean']:.{digits}f}{spread}", row["mean"]),
-        (_difference_text(row, scale, digits), row["difference"]),
+        (with_interval(row, lambda value: f"{scale * value:+.{digits}f}"), row["difference"]),
         *(("unknown" if share is None else f"{share:.3f}", share) for share in shares),
     ]
     return {
@@ -406,21 +406,17 @@ def _verdict_row(row: Mapping[str, Any], results: ResultsDict) -> dict[str, Any]
 
 
 def _controls_in_words(results: ResultsDict) -> str:
-    """Returns the kinds of controls that were trained; "" without any."""
-    named = [f"{CONTROLS[kind].words} ({kind})" for kind in controls(results)]
-    return listed(named) if named else ""
+    """Returns the kinds of controls that were trained, in the same time and of the same cost; "" without any."""
+    named = {kind: f"{CONTROLS[kind].words} ({kind})" for kind in controls(results)}
+    said = [named.pop(SAME_TIME)] if SAME_TIME in named else []
+    if named:
+        said.append(f"controls of the same cost: {listed([*named.values()])}")
+    return ", and ".join(said)
 
 
 def margin_text(results: ResultsDict, margin: float | None) -> str:
     """Returns the margin with its unit: points where the metric is a share, else nothing."""
     return "" if margin is None else f"{margin:g}{' points' if is_share(results['runs']) else ''}"
-
-
-def _difference_text(row: Mapping[str, Any], scale: int, digits: int) -> str:
-    if row["difference"] is None:
-        return ""
-    bounds = "" if row["ci95"] is None else " [{}, {}]".format(*(f"{scale * bound:+.{digits}f}" for bound in row["ci95"]))
-    return f"{scale * row['difference']:+.{digits}f}{bounds}"
 
 
 def _method_settings(results: ResultsDict) -> dict[str, dict[str, str]]:

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from thresher import methods
 from thresher.cost import Cost
 from thresher_lab.comparison.compare import Watcher, compare
-from thresher_lab.comparison.controls import Control
+from thresher_lab.comparison.controls import Control, kind_of
 from thresher_lab.comparison.scoring import make_scores
 from thresher_lab.comparison.statistics import NO_SPREAD, Paired
-from thresher_lab.comparison.summary import RowDict, RunDict, kind_of
+from thresher_lab.comparison.summary import RowDict, RunDict
 from thresher_lab.training.processes import of_first, once_per_machine, own_rank
 from thresher_lab.training.specs import Composition, Spec, parse_methods
 

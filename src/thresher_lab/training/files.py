@@ -397,12 +397,14 @@ class Manifest(JsonFile):
         task: Name of the task.
         epochs: Number of epochs of every run.
         looked_at: Numbers of seeds at which the verdicts of the folder were looked at, or were planned to be.
+        lengths: Length of the control in the same time by the label of its method: share of the epochs, clock and seeds.
     """
 
     backward_to_forward: float | None
     task: str
     epochs: int
     looked_at: list[int] = []
+    lengths: dict[str, dict[str, Any]] = {}
 
 
 def read_json(path: Path) -> Any:

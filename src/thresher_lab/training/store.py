@@ -98,6 +98,16 @@ class Store:
         self._manifest["backward_to_forward"] = ratio
         self._save_manifest()
 
+    @property
+    def lengths(self) -> dict[str, dict[str, Any]]:
+        """For each method the length of its control in the same time: `share` of the epochs, `clock`, and number of `seeds`."""
+        return self._manifest.get("lengths", {})
+
+    @lengths.setter
+    def lengths(self, lengths: dict[str, dict[str, Any]]) -> None:
+        self._manifest["lengths"] = lengths
+        self._save_manifest()
+
     def looks_with(self, sizes: Iterable[int]) -> int:
         """Returns how often the verdicts of this folder are looked at, with other numbers of seeds each time, and remembers it.
 

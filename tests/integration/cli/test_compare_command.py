@@ -149,9 +149,9 @@ def test_what_a_method_cannot_have_is_left_out_of_the_default_controls_and_said(
     ]
     lines, page = done.stdout.splitlines(), (out / "report.html").read_text()
     assert all(sentence in lines and sentence in page for sentence in said)
-    assert "up to 5 runs of 1 epochs" in done.stdout
+    assert "up to 6 runs of 1 epochs" in done.stdout
     results = json.loads((out / "results.json").read_text())
-    assert [row["method"].partition("@")[0] for row in results["summary"]][2:] == ["uniform", "shorter"]
+    assert [row["method"].partition("@")[0] for row in results["summary"]][2:] == ["shorter", "uniform", "shorter"]
     by_name = called(*arguments(tmp_path / "named", methods="random_backprop", controls="placebo", seeds="0"))
     assert by_name.returncode == 2 and "RandomBackprop chooses without losses or scores" in by_name.stderr
 

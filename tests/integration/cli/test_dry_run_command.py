@@ -45,7 +45,7 @@ def test_with_more_seeds_it_may_take_longer(tmp_path, called, priced):
     done = called(*given, "--until-decided")
     assert "With --until-decided, up to 12 seeds: at most 4 times as long." in " ".join(done.stdout.split())
     assert "infobatch: 3 runs of 4 epochs; about 23 s each\n  " in done.stdout
-    assert "18 runs to train, 0 finished: about" in done.stdout
+    assert "21 runs to train, 0 finished: about" in done.stdout
     assert not (tmp_path / "out").exists()
 
 

@@ -6,6 +6,7 @@ import pytest
 from depth import DEEP
 from thresher_lab.comparison import compare as comparison
 from thresher_lab.comparison.compare import Watcher, compare
+from thresher_lab.comparison.controls import SAME_TIME
 from thresher_lab.comparison.summary import closing
 from thresher_lab.comparison.workers import Finished, RunRefusedError, RunValueError
 from thresher_lab.training.folders import sole_use
@@ -107,7 +108,7 @@ def compared(out, methods, **settings):
 
 def test_every_run_has_all_controls_of_its_cost(tmp_path, workers):
     results = compared(tmp_path, "kakurenbo,selective_backprop:forward_passes=twice,uniform:keep=0.3")
-    kinds = ("uniform", "shorter", "smaller", "placebo")
+    counted = ("uniform", "shorter", "smaller", "placebo")
     assert [(run["method"], run["control_of"], run["seed"]) for run in results["runs"]] == [
         ("full", None, 0),
         ("full", None, 1),
@@ -115,14 +116,14 @@ def test_every_run_has_all_controls_of_its_cost(tmp_path, workers):
             (name, of, seed)
             for method, cost in (("kakurenbo", "0.750"), ("selective_backprop twice", "0.900"))
             for seed in (0, 1)
-            for name, of in ((method, None), *((f"{kind}@{cost}", method) for kind in kinds))
+            for name, of in ((method, None), (SAME_TIME, method), *((f"{kind}@{cost}", method) for kind in counted))
         ),
         ("uniform:keep=0.3", None, 0),
         ("uniform:keep=0.3", None, 1),
     ]
     assert [row["method"] for row in results["summary"]] == [
-        "full", "kakurenbo", *(f"{kind}@0.750" for kind in kinds),
-        "selective_backprop twice", *(f"{kind}@0.900" for kind in kinds), "uniform:keep=0.3",
+        "full", "kakurenbo", SAME_TIME, *(f"{kind}@0.750" for kind in counted),
+        "selective_backprop twice", SAME_TIME, *(f"{kind}@0.900" for kind in counted), "uniform:keep=0.3",
     ]  # fmt: skip
     for run in results["runs"]:
         assert run["history"][-1]["cost"] == run["cost"]["ratio"]
@@ -132,11 +133,12 @@ def test_every_run_has_all_controls_of_its_cost(tmp_path, workers):
 def test_methods_of_one_cost_share_their_controls_but_for_the_placebo(tmp_path, workers):
     notes = Notes()
     results = compared(tmp_path, "kakurenbo,infobatch", watcher=notes)
-    assert notes.runs == 22 and len(workers.started) == 16
+    assert notes.runs == 26 and len(workers.started) == 18
     shared = ("shorter", "smaller", "uniform")
-    assert sorted(notes.common) == [f"{kind}@0.750, seed {seed}" for kind in shared for seed in (0, 1)]
+    same = [f"shorter@time of infobatch, seed {seed}" for seed in (0, 1)]  # whose methods took the same time
+    assert sorted(notes.common) == sorted([f"{kind}@0.750, seed {seed}" for kind in shared for seed in (0, 1)] + same)
     of = {run["control_of"] for run in results["runs"] if run["method"] == "shorter@0.750"}
-    assert of == {"kakurenbo", "infobatch"} and len(results["runs"]) == 22
+    assert of == {"kakurenbo", "infobatch"} and len(results["runs"]) == 26
 
 
 WITHOUT_SIGNALS = "RandomBackprop chooses without losses or scores: there is nothing to permute"
@@ -151,7 +153,7 @@ def test_by_default_a_method_without_signals_has_no_placebo(tmp_path, workers):
     ]
     assert results["left_out"][0] == {"method": "random_backprop", "control": "placebo", "why": WITHOUT_SIGNALS}
     placebos = [run for run in results["runs"] if run["method"].startswith("placebo")]
-    assert {run["control_of"] for run in placebos} == {"kakurenbo"} and notes.runs == len(results["runs"]) == 2 + 8 + 10 + 8
+    assert {run["control_of"] for run in placebos} == {"kakurenbo"} and notes.runs == len(results["runs"]) == 2 + 10 + 12 + 10
 
 
 def test_asked_for_by_name_it_is_refused(tmp_path, workers):
@@ -170,7 +172,7 @@ def test_smaller_batches_that_cannot_be_made_are_left_out_for_all_seeds(tmp_path
     assert sorted(notes.without) == [(name, "smaller", "less than one row a batch.") for name in ("infobatch", "kakurenbo")]
     assert {run["control_of"] for run in results["runs"] if run["method"].startswith("smaller")} == {"selective_backprop"}
     rows = {row["method"]: row for row in results["summary"] if row["control_of"] is None}
-    assert [*rows["kakurenbo"]["against"]] == ["uniform", "shorter", "placebo"]
+    assert [*rows["kakurenbo"]["against"]] == [SAME_TIME, "uniform", "shorter", "placebo"]
     assert [one["control"] for one in results["left_out"]] == ["smaller", "smaller"]
 
 

@@ -69,8 +69,10 @@ def test_what_runs_is_what_a_comparison_runs(store, monkeypatch):
         "infobatch, seed 0",
         "infobatch, seed 1",
     ]
-    controls = {"uniform@0.750", "shorter@0.750", "smaller@0.750", "placebo@0.750 of infobatch"}
-    assert {run["label"] for run in found["runs"][4:]} == controls and len(found["runs"]) == 12
+    counted = {"uniform@0.750", "shorter@0.750", "smaller@0.750", "placebo@0.750 of infobatch"}
+    in_time = [run for run in found["runs"] if run["label"] == "shorter@time of infobatch"]
+    assert [(run["epochs"], run["seconds"]) for run in in_time] == [(2, 1 + 2 * 10 + 2 * 0.5)] * 2
+    assert {run["label"] for run in found["runs"][4:]} == {*counted, in_time[0]["label"]} and len(found["runs"]) == 14
     assert all(run["control"] for run in found["runs"][4:]) and not any(run["finished"] for run in found["runs"])
     trained = sum(run["seconds"] for run in found["runs"])
     assert found["cpu_s"] == pytest.approx(2 + 2 * 5 + trained)

@@ -5,17 +5,22 @@ import pytest
 from in_process import InProcessWorkers
 from thresher_lab.comparison import compare as comparison
 from thresher_lab.comparison.compare import LOOK_SEEDS, chosen_rates, compare
+from thresher_lab.comparison.controls import SAME_TIME
 from thresher_lab.comparison.workers import Finished, RunValueError
 from thresher_lab.training.specs import parse_methods
 from thresher_lab.training.store import restart
 
-BEST = {"full": 1.0, "infobatch": 0.5, "uniform": 2.0, "shorter": 1.0, "smaller": 0.5}
+BEST = {"full": 1.0, "infobatch": 0.5, "uniform": 2.0, "shorter": 1.0, "smaller": 0.5, SAME_TIME: 2.0}
 """The rate that each arm is best with here."""
+
+
+def arm_of(label):
+    return label if label == SAME_TIME else label.partition("@")[0]
 
 
 def outcome(job):
     """A run that is the worse the further its rate is from the best one."""
-    arm = job.label.partition("@")[0]
+    arm = arm_of(job.label)
     value = 0.9 - 0.1 * abs(math.log2(job.rate / BEST.get(arm, 1.0)))
     kept = 50 if arm != "full" else 100
     cost = {"forward": kept, "backward": kept, "refresh": 0, "scoring": 0, "steps": 10}
@@ -63,17 +68,17 @@ def test_every_arm_gets_the_rate_that_it_is_best_with(tmp_path, trained):
     rates = looked(tmp_path)
     assert rates.chosen == {
         ("full", None): 1.0, ("infobatch", None): 0.5, ("infobatch", "uniform"): 2.0, ("infobatch", "shorter"): 1.0,
-        ("infobatch", "smaller"): 0.5,
+        ("infobatch", "smaller"): 0.5, ("infobatch", SAME_TIME): 2.0,
     }  # fmt: skip
     assert {job.seed for job in trained} == set(LOOK_SEEDS) and {job.rate for job in trained} == {0.5, 1.0, 2.0}
-    assert not any(job.label.startswith("placebo") for job in trained) and len(trained) == 3 * 2 * 5
+    assert not any(job.label.startswith("placebo") for job in trained) and len(trained) == 3 * 2 * 6
     trained.clear()
     assert looked(tmp_path) == rates and not trained, "what was tried is not trained again"
     results = compare("digits", parse_methods("infobatch"), [0, 1], 1, tmp_path, rates=rates)
     assert results["rates"] == {"factors": [0.5, 1.0, 2.0], "seeds": list(LOOK_SEEDS)}
-    found = {row["method"].partition("@")[0]: row["rate"] for row in results["summary"]}
+    found = {arm_of(row["method"]): row["rate"] for row in results["summary"]}
     assert found == BEST | {"placebo": 0.5}
-    assert {(run["method"].partition("@")[0], run["rate"]) for run in results["runs"]} == set(found.items())
+    assert {(arm_of(run["method"]), run["rate"]) for run in results["runs"]} == set(found.items())
     assert {job.seed for job in trained} == {0, 1}
 
 

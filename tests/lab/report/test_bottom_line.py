@@ -126,7 +126,7 @@ def test_the_page_begins_with_it():
 
 
 def row_of(method, control_of=None):
-    return {"method": method, "control_of": control_of}
+    return {"method": method, "control_of": control_of, "cost_ratio": float(method.partition("@")[2] or 1)}
 
 
 def run_code(code):
