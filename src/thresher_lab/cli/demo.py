@@ -8,10 +8,10 @@ from thresher_lab.cli._comparison import run_and_print
 from thresher_lab.cli._console import OutOption, QuietOption, open_console
 
 DEMO_TASK, DEMO_METHODS, DEMO_EPOCHS, DEMO_SEEDS = "mnist-5k-hard", "winnow", 8, "0,1,2,3,4,5,6,7,8,9"
-DEMO_CONTROLS = ("smaller", "shorter")
+DEMO_CONTROLS = ("shorter@time", "smaller")
 NEXT_COMMANDS = """
 Do not use it if fewer epochs do as well, as on an easy task. See it on plain digits:
-thresher compare mnist-5k --epochs 20 --methods winnow --controls smaller,shorter
+thresher compare mnist-5k --epochs 20 --methods winnow --controls shorter@time,smaller
 
 Next, on a training of your own. The first command writes my_training.py, in which you put your model, data and loss:
 thresher init
@@ -20,9 +20,9 @@ thresher advise my_training.py:build --budget 0.5"""
 
 
 def demo(out: OutOption = Path("runs/demo"), *, quiet: QuietOption = False) -> None:
-    """Compare Winnow at half of the cost with full training, smaller batches and fewer epochs, on digits with wrong labels.
+    """Compare Winnow at half of the cost with full training, smaller batches, and fewer epochs in the same time.
 
-    The digits are 4,000 of MNIST, turned and shifted at random; every fifth has a wrong label.
+    They train on 4,000 digits of MNIST, turned and shifted at random; every fifth has a wrong label.
     """
     settings = {"data": None, "jobs": 2, "controls": DEMO_CONTROLS}
     results = run_and_print(DEMO_TASK, DEMO_METHODS, DEMO_SEEDS, DEMO_EPOCHS, out, quiet=quiet, **settings)

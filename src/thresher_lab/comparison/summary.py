@@ -496,7 +496,7 @@ def _in_the_same_time(row: RowDict, results: Mapping[str, Any]) -> str:
             f"of full training, and took {of_known(took)}. Another program, other runs beside or another machine changed the "
             "times; repeat in another --out, on a machine that does nothing else."
         )
-    said = f"not shown to be better or worse ({found['verdict']})" if found["finding"] == "unclear" else found["finding"]
+    said = "not shown to be better or worse" if found["finding"] == "unclear" else found["finding"]
     length = f"{results['epochs'] * control['cost_ratio']:.3g} of {results['epochs']} epochs"
     return (
         f"Against {words}, {row['method']} is {said}: {_with_interval(found, _whole(results))}. They trained for {length} and "

@@ -217,6 +217,11 @@ def test_times_that_differ_make_no_verdict(took, said):
     assert "is better than fewer epochs" not in " ".join(closing(results))
 
 
+def test_an_open_verdict_is_said_with_its_numbers():
+    first = closing(results_of((0.0, 0.02, -0.01, 0.005)))[0]
+    assert first.startswith("Against fewer epochs in the same time, m is not shown to be better or worse: +0.38 points [")
+
+
 def test_a_method_slower_than_full_training_is_compared_with_all_epochs():
     results = results_of((0.0, 0.0001, 0.0002, 0.0001), method=1.3, took=1.0)
     assert results["summary"][1]["against"][SAME_TIME]["finding"] == "no better"
