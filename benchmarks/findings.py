@@ -55,7 +55,9 @@ def of_winnow(source: str, found: Results) -> Iterator[Measurement]:
             cost = round(own["cost"], 3)
             given = (source, task, f"winnow:share={share}", cost, difference, shown["to_full"], against)
             as_attached = table["tasks"][task].get(OWN_RATE, own)
-            yield Measurement(*given, *_interval(as_attached["to_full"]), found.get("margin"))
+            lost = {arm: row["to_full"]["mean"] for arm, row in table["tasks"][task].items() if row["to_full"] is not None}
+            others = (round(lost["smaller"], 3), round(max(lost.values()), 3)) if "smaller" in lost else ()
+            yield Measurement(*given, *_interval(as_attached["to_full"]), found.get("margin"), *others)
 
 
 def of_league(source: str, found: Results) -> Iterator[Measurement]:

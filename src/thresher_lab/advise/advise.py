@@ -6,9 +6,11 @@ and the steps of each method in turns. Loading and computing take `overlap * max
 overlap is that of full training: 0 where one waits for the other, 1 where workers load while the model computes.
 """
 
+import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 from thresher_lab.advise.findings import STANDINGS, record_of
 from thresher_lab.advise.forecast import ALIKE, GRADIENT_NORM, INPUT_BOUND, Outlook, loss_summary, outlook_of
 from thresher_lab.advise.pace import torch_threads
-from thresher_lab.advise.probe import Probe, Says, quietly
+from thresher_lab.advise.probe import STRATA, Probe, Says, quietly
 from thresher_lab.advise.variance import about_strata
 from thresher_lab.recipes.running import task_of
 from thresher_lab.tasks.script import errors_placed
@@ -31,8 +33,8 @@ AT_RANDOM = ("uniform", "random_backprop")
 """Methods that choose samples at random: they are controls, and what they save is not recommended."""
 RANDOM_HALF = "uniform:keep=0.5"
 """Method to compare where no choice of samples is recommended: half of the samples of each epoch, at random."""
-HALF = 0.5
-"""Share of the cost that short runs are trained at next."""
+PROBE_PART = 1 / 3
+"""Share of the time limit that the probe may take where short runs come after it."""
 MOST_NAMED = 2
 """Largest number of methods in the next command: each of them is trained with its controls."""
 
@@ -96,7 +98,7 @@ def next_command(
     return _command("compare", task, [*arms, *_budget_option(budget)], epochs, data, "--out", folder)
 
 
-def budget_command(task: str, share: float, *, epochs: int, data: Path | None = None) -> str:
+def budget_command(task: str, share: float, *, epochs: int, data: Path | None = None, seconds: float | None = None) -> str:
     """Returns the command that trains short runs at a share of the cost.
 
     Args:
@@ -104,12 +106,14 @@ def budget_command(task: str, share: float, *, epochs: int, data: Path | None = 
         share: Share of the cost.
         epochs: Number of epochs of the planned training.
         data: Folder with the data that was given. Default: none.
+        seconds: Time limit, where the default does not suffice. Default: that of the command.
 
     Example:
         >>> budget_command("digits", 0.5, epochs=20)
         'thresher advise digits --budget 0.5 --epochs 20'
     """
-    return _command("advise", task, _budget_option([share]), epochs, data)
+    limit = () if seconds is None else ("--seconds", f"{seconds:g}")
+    return _command("advise", task, _budget_option([share]), epochs, data, *limit)
 
 
 def _budget_option(shares: Sequence[float]) -> list[str]:
@@ -154,9 +158,8 @@ def sentences(advice: Mapping[str, Any]) -> list[str]:
             "One forward pass saves no part of the backward pass here, because the model cannot be traced: "
             f"{advice['trace']['fallback']}."
         )
-    outlook = outlook_in(advice)
     strata = [about_strata(advice["strata"], advice["steps"])] if "strata" in advice else []
-    return [*said, _about_losses(advice), *strata, about_outlook(outlook), *_conclusion(rows, outlook)]
+    return [*said, _about_losses(advice), *strata, about_outlook(outlook_in(advice))]
 
 
 def outlook_in(advice: Mapping[str, Any]) -> Outlook:
@@ -246,60 +249,6 @@ def about_outlook(outlook: Outlook) -> str:
     return f"{choice}; and {smaller}, so that smaller batches save time, too."
 
 
-def _conclusion(rows: Sequence[Mapping[str, Any]], outlook: Outlook) -> list[str]:
-    """Returns what to do, in sentences."""
-    if outlook.hopeless:
-        return ["Nothing will help here: the samples are alike, and smaller batches save no time. Train for fewer epochs."]
-    if outlook.alike:
-        return [
-            "Choosing samples will not help here, because they are alike. Fewer epochs, smaller batches or "
-            f"random samples ({RANDOM_HALF}) do the same."
-        ]
-    worth = worth_trying(rows, outlook)
-    if worth:
-        order = ", in this order" * (len(worth) > 1)
-        said = [f"Try first: {_listed([row['method'] for row in worth])}{order}.", _reason(worth[0])]
-        return said + _warning(rows, worth[0])
-    if all(row["at_most"] < WORTHWHILE for row in rows):
-        return [f"Selection cannot help here: none of these methods could save {in_percent(WORTHWHILE)} of the time."]
-    return [f"None of these methods is recommended: compare random samples ({RANDOM_HALF}) first.", *_warning(rows, None)]
-
-
-def _reason(row: Mapping[str, Any]) -> str:
-    """Returns what a recommendation rests on."""
-    record, saves = row["record"], in_percent(row["at_most"])
-    time = f"here it could save {saves} of the time. What it does to the result, `thresher compare` measures."
-    if record["standing"] == "not measured":
-        return f"{row['method']} was not measured by this project; {time}"
-    of = f"of {_trainings(record['on'])} that this project measured{', with other settings' * record['other_settings']}"
-    better = f"was better than a control of the same cost on {len(record['better_on']) or 'none'} {of}"
-    known, under = len(record["interval_on"]), f"all of it was below 0 on {_where(record['under_zero_on'])}"
-    below = f"the interval reached below the margin on {len(record['below_on'])} of {known or 'none'}, and {under}"
-    named = f" ({_listed(record['better_on'])})" if record["better_on"] else ""
-    return f"{row['method']} {better}{named}, and worse on {_where(record['worse_on'])}. Against full training, {below}; {time}"
-
-
-def _warning(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> list[str]:
-    """Returns why methods are not recommended that would save more time, or any."""
-    least = WORTHWHILE if best is None else best["at_most"]
-    behind = [
-        row for row in rows if row["record"]["standing"] == "behind" and row["at_most"] >= least and not draws_blindly(row)
-    ]
-    return [
-        f"{row['method']} could save {in_percent(row['at_most'])}, but was worse than a control of the same cost where this "
-        f"project measured it: {_where(row['record']['worse_on'])}."
-        for row in behind
-    ]
-
-
-def _trainings(names: Sequence[str]) -> str:
-    return f"{len(names)} training{'s' * (len(names) > 1)}"
-
-
-def _where(names: Sequence[str]) -> str:
-    return _listed(names) if names else "none"
-
-
 def in_percent(share: float) -> str:
     """Returns a share in whole percent."""
     return f"{round(100 * share)} %"
@@ -315,7 +264,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 PLANNED_EPOCHS = 20
-PROBE_SECONDS = 60.0
+SECONDS = 120.0
 
 Advice = dict[str, Any]
 
@@ -326,9 +275,10 @@ def advise(
     *,
     epochs: int = PLANNED_EPOCHS,
     data: Path | None = None,
-    seconds: float = PROBE_SECONDS,
+    seconds: float = SECONDS,
     seed: int = 0,
     threads: int = 1,
+    parts: bool = True,
     says: Says = quietly,
 ) -> Advice:
     """Probes a training and estimates for each method what share of the time it could save.
@@ -338,32 +288,37 @@ def advise(
         specs: Methods other than full training.
         epochs: Number of epochs of the planned training; the schedules of methods refer to it. Default: 20.
         data: Folder with the data, for tasks that take one.
-        seconds: Time limit for the epochs of the probe, in seconds. Default: 60.
+        seconds: Time limit, in seconds; the epochs of the probe take half of it at most. What it does not suffice for is left
+            out, and named in `skipped`. Default: 120.
         seed: Random seed of the training and of the order in which things are timed. Default: 0.
         threads: Number of CPU threads of torch during the probe. Default: 1, as in a comparison.
+        parts: Whether the forward pass, the backward pass and the optimizer are timed, too. Default: True.
         says: Function that is called with a line about what is done now, and how long it takes at most. Default: none.
 
     Returns:
         Plain values: task, epochs, device, threads, versions, probe, step, outlook, losses, trace, break_even_keep, methods,
-        strata (see `variance.VarianceRatio`; None: not known), steps, busy (whether the load was above the cores), worth_trying
-        (the best first), next, compare (commands), sentences. The entry of a method has `record`, see `findings.Record`,
-        `saves`, the share of the wall time of full training that it saves with the losses of the probe, and `at_most`, that
-        share if all samples but one were learned; below 0 if slower.
+        strata (see `variance.VarianceRatio`; None: not known), steps, skipped, busy (whether the load was above the cores),
+        worth_trying (the best first), next, compare (commands), sentences. The entry of a method has `record`, see
+        `findings.Record`, `saves`, the share of the wall time of full training that it saves with the losses of the probe, and
+        `at_most`, that share if all samples but one were learned; below 0 if slower.
 
     Raises:
         ValueError: An argument is out of its range, the training has no batch, or its `evaluate` returns no number.
         FileNotFoundError: The data is missing.
     """
-    _check_ranges(epochs, threads, seconds)
-    trainable, was_busy = task_of(task), is_busy()
+    if epochs < 1 or threads < 1 or not seconds > 0:
+        allowed = "`epochs` and `threads` must be 1 or more and `seconds` above 0"
+        raise ValueError(f"advise: {allowed}, got {epochs}, {threads} and {seconds}")
+    trainable, was_busy, until = task_of(task), is_busy(), time.monotonic() + seconds
     with torch_threads(threads), errors_placed(trainable):
         says("reading the data, and preparing the training")
         training = trainable.training(trainable.load(trainable.find(data)), seed)
-        probe = Probe(training, epochs=epochs, seed=seed, says=says)
+        probe = Probe(training, epochs=epochs, seed=seed, says=says, until=until, parts=parts)
         probe.try_evaluate()
-        pace, signals, rows = probe.forecasts(specs, seconds)
+        pace, signals, rows = probe.forecasts(specs, max(0.0, min(seconds / 2, until - time.monotonic())))
         strata = probe.variance_ratio()
-    rows = _with_records(specs, rows, traced=probe.fallback is None)
+    records = [record_of(spec, traced=probe.fallback is None).as_dict() for spec in specs]
+    rows = [row | {"record": record} for row, record in zip(rows, records, strict=True)]
     norms, losses = ([known[name].numpy() for known in signals if name in known] for name in (GRADIENT_NORM, "loss"))
     outlook = outlook_of(norms, pace, losses)
     advice = {
@@ -372,35 +327,54 @@ def advise(
         "device": str(probe.device),
         "threads": threads,
         "versions": versions(),
-        "probe": {"samples": probe.seen, "epochs": probe.trained},
+        "probe": {"samples": probe.seen, "epochs": probe.trained, "warm_up": epochs * warm_up_share(training.schedule)},
         "step": pace.as_dict(),
         "outlook": outlook.as_dict(),
         "losses": loss_summary(signals[-1]),
         "trace": {"fallback": probe.fallback},
         "break_even_keep": pace.break_even,
         "methods": rows,
-        "strata": None if strata is None else strata.as_dict(),
         "steps": epochs * len(training.loader),
+        "skipped": probe.skipped,
         "busy": was_busy or is_busy(),
     }
-    return advice | _recommended(task, specs, rows, outlook, epochs, data) | {"sentences": sentences(advice)}
+    if STRATA not in probe.skipped:
+        advice["strata"] = None if strata is None else strata.as_dict()
+    advice["worth_trying"] = worth = [row["method"] for row in worth_trying(rows, outlook)]
+    limit = seconds_of_runs(advice)
+    advice["next"] = budget_command(task, 0.5, epochs=epochs, data=data, seconds=limit if limit > SECONDS else None)
+    advice["compare"] = next_command(task, named_methods(worth, specs), epochs=epochs, data=data)
+    return advice | {"sentences": sentences(advice)}
 
 
-def _check_ranges(epochs: int, threads: int, seconds: float) -> None:
-    if epochs < 1 or threads < 1 or not seconds > 0:
-        allowed = "`epochs` and `threads` must be 1 or more and `seconds` above 0"
-        raise ValueError(f"advise: {allowed}, got {epochs}, {threads} and {seconds}")
+def warm_up_share(schedule: Callable[[float], float]) -> float:
+    """Returns the share of training in which the learning rate only rises, [0, 1].
+
+    Args:
+        schedule: Function from the share of training that is done to a factor on the learning rate.
+
+    Example:
+        >>> warm_up_share(lambda done: min(4 * done, 1.0)), warm_up_share(lambda done: 1 - done)
+        (0.25, 0.0)
+    """
+    factors = [schedule(i / 1000) for i in range(1001)]
+    return next((i for i in range(1000) if factors[i + 1] <= factors[i]), 1000) / 1000
 
 
-def _with_records(specs: Sequence[Spec], rows: Sequence[Advice], *, traced: bool) -> list[Advice]:
-    """Returns the entries of methods with what was measured of them."""
-    return [row | {"record": record_of(spec, traced=traced).as_dict()} for spec, row in zip(specs, rows, strict=True)]
+def short_epochs(epochs: int) -> int:
+    """Returns the number of epochs of a short run.
+
+    Args:
+        epochs: Number of epochs of the planned training.
+    """
+    return max(2, round(epochs / 4))
 
 
-def _recommended(
-    task: str, specs: Sequence[Spec], rows: Sequence[Advice], outlook: Outlook, epochs: int, data: Path | None
-) -> Advice:
-    """Returns the methods that are worth trying, the best first, and the next commands."""
-    worth = [row["method"] for row in worth_trying(rows, outlook)]
-    compare = next_command(task, named_methods(worth, specs), epochs=epochs, data=data)
-    return {"worth_trying": worth, "next": budget_command(task, HALF, epochs=epochs, data=data), "compare": compare}
+def seconds_of_runs(advice: Mapping[str, Any]) -> int:
+    """Returns the time limit that suffices for short runs with two seeds at one share, and for the probe before them.
+
+    Args:
+        advice: Result of `advise`.
+    """
+    runs = 4 * short_epochs(advice["epochs"]) / advice["epochs"] * advice["steps"] * advice["step"]["full"]
+    return 10 * math.ceil(runs / (1 - PROBE_PART) / 10)

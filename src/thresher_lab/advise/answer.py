@@ -5,31 +5,37 @@ budget do, and in the end a comparison. So nothing is called safe here.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from thresher_lab.advise.advise import MOST_NAMED, RANDOM_HALF, ROUNDS_TO_ZERO, WORTHWHILE, in_percent, outlook_in
-from thresher_lab.advise.budget import in_fewer_steps, needs_steps, seeds_agree, time_sentence, times_at
+from thresher_lab.advise.budget import BudgetFinding, in_fewer_steps, needs_steps, odds_of, seeds_agree, time_sentence, times_at
 from thresher_lab.advise.forecast import ALIKE, Outlook
-from thresher_lab.advise.probe import PROBED_EPOCHS
+from thresher_lab.advise.probe import NO_TIME
 from thresher_lab.advise.variance import about_strata
 
-CanHelp = Literal["yes", "no", "unknown"]
+LIKELY = 0.8
+"""Share of the measured comparisons from which what they show is called probable."""
+LOST_THERE: dict[BudgetFinding, str] = {
+    "free": "0.4 points or less",
+    "between": "0.4 to 1.2 points",
+    "lost": "1.2 points or more",
+}
 
-IN_WORDS: dict[CanHelp, str] = {"yes": "Yes", "no": "No", "unknown": "Unknown"}
 
-
-def answer_of(advice: Mapping[str, Any]) -> CanHelp:
-    """Returns whether selection can help on a training.
+def answer_of(advice: Mapping[str, Any]) -> str:
+    """Returns whether selection can help: "no", "probably not", "perhaps not", "perhaps", "probably" or "unknown".
 
     Args:
         advice: Result of `advise`, with the entry `budget` where short runs were trained.
     """
-    outlook = outlook_in(advice)
-    if outlook.alike or not _saves(advice):
+    if outlook_in(advice).alike or not _saves(advice):
         return "no"
-    if _too_short(outlook) or outlook.rho is None or not advice["worth_trying"]:
-        return "unknown"
-    return "yes" if "budget" not in advice else _of_short_runs(advice)
+    loss = _least_lost(advice)
+    if loss is None:
+        return "perhaps" if advice["worth_trying"] else "unknown"
+    lost, of, _ = odds_of(loss["finding"])
+    likely = "probably" if _is_sure(loss) and max(lost, of - lost) >= LIKELY * of else "perhaps"
+    return f"{likely} not" if lost >= of / 2 else likely
 
 
 def answer_lines(advice: Mapping[str, Any]) -> list[str]:
@@ -40,20 +46,38 @@ def answer_lines(advice: Mapping[str, Any]) -> list[str]:
     """
     strata = [about_strata(advice["strata"], advice["steps"])] if advice.get("strata") is not None else []
     busy = ["The machine was busy, with more work than cores: the times above are rough."] if advice.get("busy") else []
-    said = [_headline(advice), f"Why: {_why(advice)}", *_on_the_loss(advice), *strata, *busy]
+    said = [_headline(advice), f"Why: {_why(advice)}", *_on_the_loss(advice), *strata, *_on_the_time(advice), *busy]
     return [*said, _before_next(advice), advice["next"]]
 
 
 def _headline(advice: Mapping[str, Any]) -> str:
-    answer = answer_of(advice)
-    said = f"Can selection help here? {IN_WORDS[answer]}"
-    if answer != "yes":
-        return f"{said}."
-    return (
-        f"{said}, as far as short runs show. Simpler ways to spend less may do as well."
-        if "budget" in advice
-        else f"{said}, it can save time. What it loses is unknown."
-    )
+    answer, loss = answer_of(advice), _least_lost(advice)
+    if answer == "unknown":
+        return f"Can selection help here? Not known yet: `{advice['next']}` tells."
+    said = f"Can selection help here? {answer.capitalize()}"
+    if answer == "no" or loss is None:
+        return f"{said}." if answer == "no" else f"{said}: {_elsewhere(_row(advice, advice['worth_trying'][0]))}."
+    lost, of, trainings = odds_of(loss["finding"])
+    count, shown = of - lost, "a way to spend less lost 0.2 points or less"
+    if answer.endswith("not"):
+        count, shown = lost, "every way to spend less lost more than 0.2"
+    doubt = "" if _is_sure(loss) else ", but seeds differ here" if len(loss["by_seed"]) > 1 else ", but this is one seed"
+    where = f"{trainings} tasks of this project where smaller batches lost {LOST_THERE[loss['finding']]}"
+    return f"{said}: in {count} of {of} comparisons on {where}, {shown}{doubt}."
+
+
+def _is_sure(loss: Mapping[str, Any]) -> bool:
+    return len(loss["by_seed"]) > 1 and seeds_agree(loss, points=True)
+
+
+def _elsewhere(row: Mapping[str, Any]) -> str:
+    """Returns what a method could save, and on how many trainings it lost, or may have."""
+    record, most = row["record"], f"{row['method']} could save about {in_percent(row['at_most'])} of the time"
+    if not record["interval_on"]:
+        return f"{most}; what it loses was not measured"
+    lost, known = record["under_zero_on"], len(record["interval_on"])
+    may = f"and may have on {len(set(record['below_on']) - set(lost))}{' with other settings' * record['other_settings']}"
+    return f"{most}; it lost on {len(lost)} of {known} tasks of this project, {may}"
 
 
 def _why(advice: Mapping[str, Any]) -> str:
@@ -65,20 +89,13 @@ def _why(advice: Mapping[str, Any]) -> str:
     if not _saves(advice):
         return f"none of these methods could save {in_percent(WORTHWHILE)} of the time."
     if _too_short(outlook):
-        return f"the samples are still alike{rho}, as they are before a network has learned: {_about_probe(advice)}."
+        return f"the samples are still alike{rho}, as they are before a network has learned."
     if not worth:
         return "the methods that could save time draw at random here, or were worse than a control where they were measured."
     saving = _saving(_row(advice, worth[0]))
     if outlook.rho is None:
         return f"{saving}, but the criterion does not show how unlike the samples are."
     return f"the samples are unlike{rho}, and {saving}."
-
-
-def _about_probe(advice: Mapping[str, Any]) -> str:
-    epochs = advice["probe"]["epochs"]
-    if epochs < PROBED_EPOCHS and epochs < advice["epochs"]:
-        return f"the probe of {epochs:.2g} epochs was too short, and --seconds makes it longer"
-    return f"the probe of {epochs:.2g} epoch{'s' * (epochs != 1)} was too short, and a comparison shows it"
 
 
 def _saving(row: Mapping[str, Any]) -> str:
@@ -88,6 +105,15 @@ def _saving(row: Mapping[str, Any]) -> str:
         return most
     now = f"{in_percent(row['saves'])} of it" if row["saves"] >= ROUNDS_TO_ZERO else "nothing"
     return f"{most} once all samples are learned, and {now} at the losses of the probe"
+
+
+def _on_the_time(advice: Mapping[str, Any]) -> list[str]:
+    """Returns whether all of the probe was in warm-up, and what there was no time for."""
+    trained, warm_up = advice["probe"]["epochs"], advice["probe"].get("warm_up", 0)
+    rises = f"The {trained:.2g} epochs of the probe were within the warm-up of the learning rate, which takes {warm_up:.2g}."
+    said = [rises] if trained <= warm_up else []
+    missed = f"There was no time for {', '.join(advice.get('skipped', ()))}; --seconds gives more."
+    return [*said, missed] if advice.get("skipped") else said
 
 
 def _on_the_loss(advice: Mapping[str, Any]) -> list[str]:
@@ -106,9 +132,8 @@ def _on_the_loss(advice: Mapping[str, Any]) -> list[str]:
     if not advice["worth_trying"]:
         return ["A smaller budget without a choice of samples may still do: fewer epochs, or smaller batches."]
     name = advice["worth_trying"][0]
-    measured = f"Measured elsewhere: {on_the_interval(name, _row(advice, name)['record'])}"
     share = _row(advice, name)["settings"].get("share")
-    return [measured, *(on_fewer_steps(times_at(advice["step"], [share]), advice) if name == f"winnow:share={share}" else [])]
+    return on_fewer_steps(times_at(advice["step"], [share]), advice) if name == f"winnow:share={share}" else []
 
 
 def on_fewer_steps(times: Sequence[Mapping[str, float]], advice: Mapping[str, Any]) -> list[str]:
@@ -127,22 +152,6 @@ def on_fewer_steps(times: Sequence[Mapping[str, float]], advice: Mapping[str, An
     return [said] if said else []
 
 
-def on_the_interval(name: str, record: Mapping[str, Any]) -> str:
-    """Returns how far the measured losses of a method reach, as a sentence; it calls nothing safe.
-
-    Args:
-        name: Name of the method.
-        record: Result of `findings.Record.as_dict`.
-    """
-    known, below, under = record["interval_on"], record["below_on"], record["under_zero_on"]
-    if not known:
-        return f"no interval of the difference to full training is known for {name}."
-    of = f"{len(known)} training{'s' * (len(known) > 1)}"
-    other = " with other settings" if record["other_settings"] else ""
-    reached = f"the interval of the difference to full training reached below the margin on {len(below)} of {of}"
-    return f"for {name}{other}, {reached}, and all of it was below 0 on {len(under)} of them."
-
-
 def _before_next(advice: Mapping[str, Any]) -> str:
     if "budget" not in advice:
         return "Next (trains short runs, which show what half of the cost loses here):"
@@ -151,11 +160,10 @@ def _before_next(advice: Mapping[str, Any]) -> str:
     return f"Next (trains {', '.join(['Winnow at a budget', *others])} and {'their' if others else 'its'} controls):"
 
 
-def _of_short_runs(advice: Mapping[str, Any]) -> CanHelp:
-    """Returns what the best of the shares says; a loss says nothing, since a method may lose less than smaller batches."""
-    budget = advice["budget"]
-    free = (loss["finding"] == "free" and seeds_agree(loss, points=budget["points"]) for loss in budget["losses"])
-    return "yes" if any(free) else "unknown"
+def _least_lost(advice: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the share at which smaller batches lose least; None without short runs, or where no limits are known."""
+    known = [loss for loss in advice.get("budget", {}).get("losses", ()) if loss["finding"] != "unknown"]
+    return min(known, key=lambda loss: loss["lost"], default=None)
 
 
 def _too_short(outlook: Outlook) -> bool:
@@ -163,7 +171,7 @@ def _too_short(outlook: Outlook) -> bool:
 
 
 def _saves(advice: Mapping[str, Any]) -> bool:
-    return any(row["at_most"] >= WORTHWHILE for row in advice["methods"] if row["refused"] is None)
+    return any(row["refused"] == NO_TIME or row.get("at_most", 0) >= WORTHWHILE for row in advice["methods"])
 
 
 def _row(advice: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -5,13 +5,17 @@ every way to spend less loses, and no choice of samples brings that back. No sig
 short runs do.
 """
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from thresher_lab.advise.advise import next_command
+from thresher_lab.advise.advise import next_command, short_epochs
+from thresher_lab.advise.findings import all_measurements
 from thresher_lab.advise.pace import Pace, torch_threads
 from thresher_lab.advise.probe import Says, quietly
 from thresher_lab.recipes.running import task_of
@@ -25,24 +29,8 @@ LARGEST = 0.8
 """Share of the cost up to which a larger one, halfway to the whole cost, is compared, too."""
 BudgetFinding = Literal["free", "between", "lost", "unknown"]
 """What a loss in short runs is; not known where the metric is no share."""
-SAID_OF_LOSSES: dict[BudgetFinding, str] = {
-    "free": "Where that was up to 0.4 points, Winnow lost little or nothing: `thresher compare --budget` shows it.",
-    "between": "That is between little (0.4 points) and much (1.2); `thresher compare --budget` measures it.",
-    "lost": (
-        "That is much (1.2 points or more): elsewhere every way to spend less lost then, Winnow mostly less than smaller "
-        "batches; `thresher compare --budget` measures it."
-    ),
-    "unknown": (
-        "The metric is no share, so that no limit is known for it; `thresher compare --budget` measures the whole training."
-    ),
-}
-SEEDS_DIFFER = "The seeds do not agree whether that is little (0.4) or much (1.2); `thresher compare --budget` measures it."
-"""Said in place of the former where a seed by itself shows something else than the mean."""
 
 SEEDS = (0, 1)
-SHORTEST = 2
-"""Smallest number of epochs of a short run."""
-
 TrainShort = Callable[[Spec, int], float]
 """Function from a method and a seed to the metric at the end of a short run."""
 
@@ -55,6 +43,8 @@ def budget_advice(
     data: Path | None = None,
     threads: int = 1,
     says: Says = quietly,
+    until: float = math.inf,
+    epoch_s: float = 0.0,
 ) -> dict[str, Any]:
     """Trains short runs at full cost and with smaller batches, and returns what smaller batches lose.
 
@@ -65,26 +55,34 @@ def budget_advice(
         data: Folder with the data, for tasks that take one.
         threads: Number of CPU threads of torch. Default: 1, as in a comparison.
         says: Function that is called with a line about what is done now. Default: none.
+        until: Time, as `time.monotonic` says it, at which short runs end, finished or not. Default: no limit.
+        epoch_s: Seconds that an epoch takes, so that no run begins that would not end in time. Default: not known.
 
     Returns:
         Plain values: epochs of a short run, seeds, name and mean of the metric at full cost, losses and sentences. The entry
         of a share has `lost`, the metric at full cost minus that with smaller batches, mean over the seeds, and `finding`.
+        `losses` is empty where there was no time for a pair of runs.
 
     Raises:
         ValueError: A share is smaller than one sample for each batch.
         FileNotFoundError: The data is missing.
     """
-    trainable, short = task_of(task), max(SHORTEST, round(epochs / 4))
+    trainable, short = task_of(task), short_epochs(epochs)
     loaded, runs = trainable.load(trainable.find(data)), list[dict[str, Any]]()
 
+    def stop(done: int, _: float) -> None:
+        if done < short and time.monotonic() + (short - done) * epoch_s > until:
+            raise TimeoutError
+
     def metric(spec: Spec, seed: int) -> float:
+        stop(0, 0.0)
         says(f"training short run {len(runs) + 1} of {len(SEEDS) * (1 + len(shares))}, {short} epochs")
-        runs.append(train(trainable, loaded, spec, seed=seed, epochs=short))
+        runs.append(train(trainable, loaded, spec, seed=seed, epochs=short, progress=stop))
         return runs[-1]["metric"]["value"]
 
     with torch_threads(threads):
         losses = smaller_losses(metric, shares) | {"equal_seeds": equal_seeds(runs)}
-    found = {"epochs": short, "seeds": list(SEEDS), "metric": runs[0]["metric"]["name"], **losses}
+    found = {"epochs": short, "seeds": list(SEEDS), "metric": runs[0]["metric"]["name"] if runs else "", **losses}
     return found | {"sentences": budget_sentences(found)}
 
 
@@ -158,21 +156,37 @@ def smaller_losses(metric: TrainShort, shares: Sequence[float]) -> dict[str, Any
     """Returns the mean metric at full cost, and what smaller batches lose at each share.
 
     Args:
-        metric: Function that trains a short run.
+        metric: Function that trains a short run; after a `TimeoutError`, what was trained before counts.
         shares: Shares of the cost.
     """
-    full = [metric(MethodSpec("full"), seed) for seed in SEEDS]
+    full, smaller = list[float](), {share: list[float]() for share in shares}
+    with suppress(TimeoutError):
+        for seed in SEEDS:
+            full.append(metric(MethodSpec("full"), seed))
+            for share, values in smaller.items():
+                values.append(metric(MethodSpec("uniform", {"keep": share}, {"spend": "batches"}), seed))
     points, losses = all(0 <= value <= 1 for value in full), []
-    for share in shares:
-        spec = MethodSpec("uniform", {"keep": share}, {"spend": "batches"})
-        lost = [at_full - metric(spec, seed) for at_full, seed in zip(full, SEEDS, strict=True)]
-        finding = _finding(100 * fmean(lost)) if points else "unknown"
-        losses.append({"share": share, "lost": fmean(lost), "by_seed": lost, "finding": finding})
-    return {"full": fmean(full), "points": points, "losses": losses}
+    for share, values in smaller.items():
+        if lost := [at_full - value for at_full, value in zip(full, values, strict=False)]:
+            finding = _finding(100 * fmean(lost)) if points else "unknown"
+            losses.append({"share": share, "lost": fmean(lost), "by_seed": lost, "finding": finding})
+    return {"full": fmean(full) if full else None, "points": points, "losses": losses}
 
 
 def _finding(points: float) -> BudgetFinding:
     return "free" if points <= FREE else "between" if points < NOT_FREE else "lost"
+
+
+def odds_of(finding: BudgetFinding) -> tuple[int, int, int]:
+    """Returns in how many measured comparisons every way to spend less lost, of how many, and on how many trainings.
+
+    They are those in which smaller batches lost over whole trainings what the finding says.
+
+    Args:
+        finding: Finding of short runs.
+    """
+    known = [one for one in all_measurements() if one.smaller is not None and _finding(-one.smaller) == finding]
+    return sum(one.all_lost is True for one in known), len(known), len({one.task for one in known})
 
 
 def seeds_agree(loss: Mapping[str, Any], *, points: bool) -> bool:
@@ -233,11 +247,12 @@ def budget_sentences(found: Mapping[str, Any]) -> list[str]:
     for loss in found["losses"]:
         lost = scale * loss["lost"]
         amount = f"lose {lost:.2f}{unit} of {found['metric']}" if lost > 0 else "lose nothing"
-        apart = max(loss["by_seed"]) - min(loss["by_seed"])
-        shown = SAID_OF_LOSSES[loss["finding"]] if seeds_agree(loss, points=found["points"]) else SEEDS_DIFFER
+        apart = f"the seeds differ by {scale * (max(loss['by_seed']) - min(loss['by_seed'])):.2f}{unit}"
+        seeds = apart if len(loss["by_seed"]) > 1 else "there was time for one seed"
+        limit = "" if found["points"] else " The metric is no share, so that no limit is known for it."
         said.append(
             f"At {loss['share']:g} of the cost, smaller batches {amount} in short runs of {found['epochs']} epochs; "
-            f"the seeds differ by {scale * apart:.2f}{unit}. {shown}"
+            f"{seeds}.{limit}"
         )
     return said
 

@@ -38,6 +38,9 @@ class Measurement:
             comparison takes by itself; `difference` may be at the best of several rates. Default None: not known.
         high: Upper end of that interval. Default None: not known.
         margin: Loss that did not matter, in the same unit. Default None: not known.
+        smaller: Metric of smaller batches of the same cost less that of full training, in that unit. Default None: not known.
+        best: Largest such difference of all ways to spend as little that were measured, smaller batches among them. Default
+            None: not known.
     """
 
     source: str
@@ -50,11 +53,18 @@ class Measurement:
     low: float | None = None
     high: float | None = None
     margin: float | None = None
+    smaller: float | None = None
+    best: float | None = None
 
     @property
     def below(self) -> bool | None:
         """Whether the interval of the difference reached below the margin; None where it is not known."""
         return None if self.low is None or self.margin is None else self.low < -self.margin
+
+    @property
+    def all_lost(self) -> bool | None:
+        """Whether every way to spend as little lost more than the margin; None where it is not known."""
+        return None if self.best is None or self.margin is None else self.best < -self.margin
 
     @property
     def sign(self) -> int:

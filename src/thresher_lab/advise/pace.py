@@ -107,15 +107,15 @@ class PreparedBatches(Dataset[Any]):
         size: Number of samples of each batch.
 
     Attributes:
-        times: Number of times that the same samples come, one after the other. Default: 1.
+        times: Number of times that the same samples come, one after the other; below 1, the first of them. Default: 1.
     """
 
     def __init__(self, samples: Sequence[Any], batches: Sequence[Any], size: int) -> None:
         self._samples, self._batches, self._size = samples, batches, size
-        self.times = 1
+        self.times = 1.0
 
     def __len__(self) -> int:
-        return self.times * len(self._samples)
+        return round(self.times * len(self._samples))
 
     def __getitem__(self, i: int) -> Any:
         return self._samples[i % len(self._samples)]
@@ -249,11 +249,13 @@ def pace_of(seconds: Mapping[str, float]) -> Pace:
     Args:
         seconds: Times of "loader", "forward", "both" (forward and backward), "compute" (with the optimizer) and "scoring";
             of "half" (computing half a batch) where a batch has halves; and of "loop" (loading and computing) where the two can
-            overlap.
+            overlap. Without "forward" and "both", `forward` is all of it; without "scoring", it takes as long as `forward`.
     """
     loader, compute = seconds["loader"], seconds["compute"]
-    forward = min(seconds["forward"], compute)
-    backward = min(max(seconds["both"] - forward, 0.0), compute - forward)
+    forward = min(seconds.get("forward", compute), compute)
+    backward = min(max(seconds.get("both", compute) - forward, 0.0), compute - forward)
     both_at_once = loader + compute - seconds.get("loop", loader + compute)
     overlap = min(1.0, max(0.0, both_at_once / min(loader, compute)))
-    return Pace(loader, forward, backward, compute - forward - backward, seconds["scoring"], overlap, seconds.get("half"))
+    return Pace(
+        loader, forward, backward, compute - forward - backward, seconds.get("scoring", forward), overlap, seconds.get("half")
+    )

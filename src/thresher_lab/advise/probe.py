@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import thresher
 from thresher import EpochPlan, to_device
+from thresher.methods import requirements_of
 from thresher.records import NEVER_SEEN, Column
 from thresher_lab.advise.forecast import GRADIENT_NORM, columns_of, forecast, is_foreseeable
 from thresher_lab.advise.pace import Pace, PreparedBatches, Spent, median_seconds, pace_of, prepared_loader, time_steps
@@ -30,6 +31,10 @@ TIMED_STEPS = 6
 TIMED_ROUNDS = 9
 TIMED_SECONDS = 0.1
 """Smallest time that is measured at once, in seconds, so that a short disturbance of the machine is a small one."""
+FIXED_CALLS, CALLS_OF_METHOD = 10, 3
+"""Smallest number of times that batches are gone through to time full training, and one method besides."""
+NO_TIME = "there was no time for it; --seconds gives more"
+STRATA = "the variance of stratified batches"
 LEAST_HALVED = 4
 """Smallest batch of which half a batch is timed: BatchNorm needs two samples."""
 
@@ -69,10 +74,13 @@ class Probe:
         epochs: Number of epochs of the training that is planned.
         seed: Random seed of all draws.
         says: Function that is called with what is done now. Default: none.
+        until: Time, as `time.monotonic` says it, at which the probe is to be done. Default: no limit.
+        parts: Whether the parts of a step are timed, too; else those that methods need. Default: True.
 
     Attributes:
         seen: Number of samples that the first epochs trained on.
         trained: Number of epochs that were trained, a fraction where the last one was not finished.
+        skipped: What there was no time for, in words.
         trace_s: Seconds that tracing the model took; 0 where no method needed it.
         fallback: Reason why `subset_backward` cannot trace the model; None where it can, or where no method needed it.
 
@@ -80,7 +88,9 @@ class Probe:
         ValueError: The training's loader has no batch.
     """
 
-    def __init__(self, training: Training, *, epochs: int, seed: int, says: Says = quietly) -> None:
+    def __init__(
+        self, training: Training, *, epochs: int, seed: int, says: Says = quietly, until: float = math.inf, parts: bool = True
+    ) -> None:
         if not len(training.loader):
             raise ValueError(
                 f"advise: the loader of {len(training.loader.dataset)} samples has no batch; "  # pyright: ignore[reportArgumentType]
@@ -91,7 +101,8 @@ class Probe:
         self._traced = thresher.subset_backward(self._model)
         self._training, self._epochs, self._seed, self._says = training, epochs, seed, says
         self.device: torch.device = self._accelerator.device
-        self.seen, self.trained, self.trace_s = 0, 0.0, 0.0
+        self.seen, self.trained, self.trace_s, self._step_s = 0, 0.0, 0.0, 0.0
+        self.skipped, self._until, self._parts = list[str](), until, parts
         self._prepared = prepared_loader(training.loader, TIMED_STEPS, self.device, seed)
         self._halves = self._prepared_halves()
         self._loader_steps = TIMED_STEPS
@@ -146,14 +157,15 @@ class Probe:
         recording = RecordSignals(self._recordable(columns))
         run = self._attach(recording, self._training.loader, self._model)
         schedule = thresher.ProgressLR(self._optimizer, run, self._training.schedule)
-        end, late, found = time.monotonic() + seconds, False, []
+        begun, steps, late, found = time.monotonic(), 0, False, []
         epochs = min(PROBED_EPOCHS, self._epochs)
         for epoch in range(epochs):
             self._says(f"training epoch {epoch + 1} of {epochs} of the probe: all of them take {seconds:g} s at most")
             for batch in run.loader:
                 self._step(run.model, run.criterion, batch)
                 schedule.step()
-                late = time.monotonic() > end
+                spent, steps = time.monotonic() - begun, steps + 1
+                late, self._step_s = spent > seconds, spent / steps
                 if late:
                     break
             if not (found and late):
@@ -180,12 +192,26 @@ class Probe:
         possible = [spec for spec in specs if refusals[spec.label] is None]
         signals = self.first_epochs(possible, seconds)
         self.hold_still(possible)
-        refusals |= {spec.label: self._refused_in_steps(spec) for spec in possible}
+        fitting = self._fitting(possible)
+        refusals |= {spec.label: self._refused_in_steps(spec) if spec in fitting else NO_TIME for spec in possible}
         possible = [spec for spec in possible if refusals[spec.label] is None]
         pace, own = self.pace(possible)
         rows = [forecast(spec, refusals[spec.label], pace, own, signals, self._epochs, self._seed) for spec in specs]
         missing = {spec.label: self.missing(spec) for spec in possible}
         return pace, signals, [row | {"missing": missing.get(row["method"], {})} for row in rows]
+
+    def _fitting(self, specs: Sequence[Spec]) -> list[Spec]:
+        """Returns the methods that there is time to time, after batches are made fewer where steps take long."""
+        left, calls = self._until - time.monotonic(), FIXED_CALLS + CALLS_OF_METHOD * len(specs)
+        steps = next((count for count in (TIMED_STEPS, 3, 2) if count * self._step_s * calls <= left), 1)
+        self._loader_steps = steps
+        for loader in filter(None, (self._prepared, self._halves)):
+            dataset: PreparedBatches = loader.dataset  # pyright: ignore[reportAssignmentType]
+            dataset.times = min(1, steps / len(loader))
+        call = steps * self._step_s
+        fitting = [spec for i, spec in enumerate(specs) if call * (FIXED_CALLS + CALLS_OF_METHOD * (i + 1)) <= left or not call]
+        self.skipped += [f"timing {spec.label}" for spec in specs if spec not in fitting]
+        return fitting
 
     def hold_still(self, specs: Sequence[Spec]) -> None:
         """Has further steps leave the weights as they are, and traces the model, before anything is timed.
@@ -217,27 +243,32 @@ class Probe:
         sides: dict[str, Callable[[], Spent]] = {
             "compute": lambda: self._over_prepared(self._plain_step),
             "loader": lambda: self._over_loader(lambda _: None),
-            "forward": lambda: self._over_prepared(self._loss_of),
-            "both": lambda: self._over_prepared(self._gradient_of),
-            "scoring": self._scoring,
         }
+        if self._parts:
+            sides["forward"] = lambda: self._over_prepared(self._loss_of)
+            sides["both"] = lambda: self._over_prepared(self._gradient_of)
+        if self._parts or any(requirements_of(spec.create()).refresh is not None for spec in specs):
+            sides["scoring"] = self._scoring
         if self._halves is not None:
             sides["half"] = lambda: self._over_prepared(self._plain_step, self._halves)
         if self._may_overlap:
             sides["loop"] = lambda: self._over_loader(self._plain_step)
         sides |= {spec.label: (lambda spec=spec: self._over_run(spec)) for spec in specs}
-        self._lengthen(sides)
-        self._says_how_long(sides)
+        if self._loader_steps == TIMED_STEPS:
+            self._lengthen(sides)
+        rounds = self._rounds(sides)
         one_thread = self.device.type == "cpu" and torch.get_num_threads() == 1
         alone = sides.keys() - {"loader", "loop"} if one_thread else ()
-        seconds = median_seconds(sides, TIMED_ROUNDS, self._seed, by_cpu=alone)
+        seconds = median_seconds(sides, rounds, self._seed, by_cpu=alone)
         return pace_of(seconds), {spec.label: seconds[spec.label] for spec in specs}
 
     def variance_ratio(self) -> VarianceRatio | None:
         """Returns the variance of the gradient of stratified batches over that of random ones; None where it is not known."""
-        self._says(
-            f"gradients of {2 * VARIANCE_ROUNDS * ROUND_BATCHES} batches, stratified and random, if the dataset holds classes"
-        )
+        batches = 2 * VARIANCE_ROUNDS * ROUND_BATCHES
+        if time.monotonic() + batches * self._step_s > self._until:
+            self.skipped.append(STRATA)
+            return None
+        self._says(f"gradients of {batches} batches, stratified and random, if the dataset holds classes")
 
         def backward(batch: Any) -> None:
             self._accelerator.backward(self._loss_of(to_device(batch, self.device)))
@@ -300,12 +331,18 @@ class Probe:
             dataset.times = times
         self._loader_steps = TIMED_STEPS * _repeats(sides["loader"]().wall)
 
-    def _says_how_long(self, sides: Mapping[str, Callable[[], Spent]]) -> None:
-        """Says about how long the timing takes: the first side takes about as long as each of the others."""
+    def _rounds(self, sides: Mapping[str, Callable[[], Spent]]) -> int:
+        """Returns the number of rounds that take half of the time left; others than the loader take as long as the first."""
         begun = time.monotonic()
         sides["compute"]()
-        seconds = (time.monotonic() - begun) * len(sides) * (TIMED_ROUNDS + 1)
-        self._says(f"timing {len(sides)} kinds of steps in {TIMED_ROUNDS} rounds: about {max(1, round(seconds))} s")
+        first = time.monotonic() - begun
+        sides["loader"]()
+        seconds = time.monotonic() - begun + first * (len(sides) - 2)  # of a round
+        rounds = max(1, int(min(TIMED_ROUNDS, (self._until - time.monotonic()) / 2 / seconds - 1)))
+        self._says(
+            f"timing {len(sides)} kinds of steps in {rounds} round{'s' * (rounds > 1)}: about {max(1, round((rounds + 1) * seconds))} s"
+        )
+        return rounds
 
     def _plain_step(self, batch: Any) -> None:
         self._step(self._model, self._training.criterion, batch)

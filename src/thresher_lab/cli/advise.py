@@ -1,5 +1,6 @@
 """`thresher advise`: estimates from a short probe how much time selection could save on a training."""
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,18 +27,18 @@ ADVISED_METHODS = (
     "selective_backprop:keep=0.33:forward_passes=twice,random_backprop:keep=0.33"
 )
 """Six methods at common settings, one of them with one forward pass and with two."""
+ANSWERED_METHODS = "winnow:share=0.5,infobatch"
+"""Methods that are timed where nothing but the answer is printed."""
 
 TRAINING_HELP = (
     "Name of a task as in `thresher compare --task`, or your own training as FILE.py:FUNCTION (see `thresher init`)."
 )
 ADVISED_METHODS_HELP = (
-    "Methods in the same form as in `thresher compare`. Default: winnow, kakurenbo, infobatch, uniform, selective_backprop "
-    "(with one and with two forward passes) and random_backprop, at common settings."
+    "Methods in the same form as in `thresher compare`. Default: winnow and infobatch; with --verbose or --json also "
+    "kakurenbo, uniform, selective_backprop (with one and with two forward passes) and random_backprop, at common settings."
 )
 
-SECONDS_HELP = (
-    "Time limit for the training of the probe, in seconds, beside its one evaluation. The probe trains for at most 3 epochs."
-)
+SECONDS_HELP = "Time limit for the probe and the short runs, in seconds. What it does not suffice for is left out, and said."
 VERBOSE_HELP = "Print the estimate for each method and the other findings of the probe before the answer."
 BUDGET_HELP = (
     "Shares of the cost of full training, separated by commas, such as 0.5,0.35: trains short runs, of a quarter of --epochs "
@@ -48,9 +49,9 @@ BUDGET_HELP = (
 
 def advise(
     training: Annotated[str, typer.Argument(metavar="TASK|FILE.py:FUNCTION", help=TRAINING_HELP)],
-    methods: Annotated[str, typer.Option(help=ADVISED_METHODS_HELP, show_default=False)] = ADVISED_METHODS,
+    methods: Annotated[str, typer.Option(help=ADVISED_METHODS_HELP, show_default=False)] = "",
     epochs: Annotated[int, typer.Option(min=1, help="Number of epochs of the training that you plan.")] = 20,
-    seconds: Annotated[float, typer.Option(help=SECONDS_HELP)] = 60.0,
+    seconds: Annotated[float, typer.Option(help=SECONDS_HELP)] = 120.0,
     json: JsonOption = None,
     budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
     threads: Annotated[
@@ -67,24 +68,34 @@ def advise(
     training = training_of(training, None)
     says = announcer("advise", quiet=quiet)
     says("loading torch, for some seconds")
-    from thresher_lab.advise.advise import advise, named_methods
+    from thresher_lab.advise.advise import PROBE_PART, advise, budget_command, named_methods, seconds_of_runs
     from thresher_lab.advise.answer import answer_lines, answer_of, on_fewer_steps
     from thresher_lab.advise.budget import budget_advice, needs_steps, next_after_budget, times_at
     from thresher_lab.comparison.controls import parse_budget
     from thresher_lab.training.specs import parse_methods
 
     shares = [] if budget is None else parse_budget(budget)
-    if shares and methods == ADVISED_METHODS:  # Winnow at the share that is asked for
-        methods = methods.replace("share=0.5", f"share={shares[0]:g}")
+    until, parts = time.monotonic() + seconds, verbose or json is not None
+    if not methods:  # Winnow at the share that is asked for
+        methods = (ADVISED_METHODS if parts else ANSWERED_METHODS).replace("share=0.5", f"share={(shares or [0.5])[0]:g}")
     specs = [spec for spec in parse_methods(methods) if spec.name != "full"]
-    advice = advise(training, specs, epochs=epochs, data=data, seconds=seconds, threads=threads, says=says)
+    probed = seconds * (PROBE_PART if shares else 1)
+    advice = advise(training, specs, epochs=epochs, data=data, seconds=probed, threads=threads, parts=parts, says=says)
     if shares:
-        advice["budget"] = budget_advice(training, shares, epochs=epochs, data=data, threads=threads, says=says)
+        epoch_s = advice["step"]["full"] * advice["steps"] / epochs
+        runs = {"epochs": epochs, "data": data, "threads": threads, "says": says, "until": until, "epoch_s": epoch_s}
+        advice["budget"] = budget_advice(training, shares, **runs)
         named = named_methods(advice["worth_trying"], specs)
         advice["budget"]["times"] = times = times_at(advice["step"], shares)
         by_steps = needs_steps(times)
         ways = {"by_steps": by_steps, "and_steps": not by_steps and bool(on_fewer_steps(times, advice))}
-        advice["next"] = next_after_budget(advice["budget"], training, named, epochs=epochs, data=data, **ways)
+        if advice["budget"]["losses"]:
+            advice["next"] = next_after_budget(advice["budget"], training, named, epochs=epochs, data=data, **ways)
+        else:
+            advice["skipped"].append("short runs")
+            advice["next"] = budget_command(
+                training, shares[0], epochs=epochs, data=data, seconds=max(seconds_of_runs(advice), 2 * seconds)
+            )
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
     advice["answer"] = answer_of(advice)
     if verbose:

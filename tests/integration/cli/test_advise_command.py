@@ -48,7 +48,7 @@ def test_a_task_gives_a_table_words_and_figures(tmp_path):
     assert all("".join(sentence.split()) in "".join(done.stdout.split()) for sentence in found["sentences"])
     assert done.stdout.index("Can selection help here? ") > done.stdout.index(found["sentences"][-1][:20])
     assert found["next"] == "thresher advise digits@200 --budget 0.5 --epochs 4" and f"\n{found['next']}\n" in done.stdout
-    assert found["answer"] in ("yes", "no", "unknown")
+    assert found["answer"] in ("no", "perhaps", "unknown") and found["skipped"] == []
     assert "Two forward passes save time only while less than" in " ".join(words.split())
 
 
@@ -56,7 +56,7 @@ def test_without_verbose_the_answer_has_a_few_lines(called):
     done = called("advise", "digits@200", "--methods", "uniform:keep=0.5", "--epochs", "4", "--seconds", "1", "--quiet")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert 5 <= len(lines) <= 7 and lines[0].startswith("Can selection help here? ") and lines[1].startswith("Why: ")
+    assert 4 <= len(lines) <= 9 and lines[0].startswith("Can selection help here? ") and lines[1].startswith("Why: ")
     assert lines[-2:] == [
         "Next (trains short runs, which show what half of the cost loses here):",
         "thresher advise digits@200 --budget 0.5 --epochs 4",

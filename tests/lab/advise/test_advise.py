@@ -1,5 +1,6 @@
 import itertools
 import textwrap
+import time
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ import thresher
 from depth import in_verify
 from thresher import methods
 from thresher_lab.advise import probe as probing
-from thresher_lab.advise.advise import advise, sentences
-from thresher_lab.advise.findings import Measurement, Record
+from thresher_lab.advise.advise import advise, seconds_of_runs, sentences, warm_up_share
+from thresher_lab.advise.answer import answer_of
+from thresher_lab.advise.findings import Record
 from thresher_lab.advise.forecast import (
     Outlook,
     all_learned,
@@ -24,7 +26,7 @@ from thresher_lab.advise.forecast import (
     saved_by_plans,
 )
 from thresher_lab.advise.pace import Pace, Spent, median_seconds, pace_of, prepared_loader, take_turns, torch_threads
-from thresher_lab.advise.probe import Probe, RecordSignals
+from thresher_lab.advise.probe import NO_TIME, STRATA, Probe, RecordSignals
 from thresher_lab.cli.advise import ADVISED_METHODS
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.specs import MethodSpec, parse_methods
@@ -220,12 +222,6 @@ def test_losses_in_shares():
 UNLIKE = Outlook(0.3, 0.3, 1.5, 0.5, 0.0)
 
 
-def measured_as(row, **against):
-    return row | {
-        "record": Record([Measurement("here", "digits", row["method"], 0.5, -1.0, "loses", against, -1.5, -0.7, 0.5)]).as_dict()
-    }
-
-
 def advice(pace, rows, fallback=None, outlook=UNLIKE):
     return {
         "epochs": 20,
@@ -248,7 +244,6 @@ def test_words_on_an_input_that_decides():
     assert "they cannot help." in said and "do not load the samples that they leave out: uniform:keep=0.7 can help." in said
     assert "This does not hold for kakurenbo: the samples left out are loaded for a forward pass." in said
     assert "This does not hold for infobatch:delta=0.0: too few samples are left out." in said
-    assert "None of these methods is recommended: compare random samples (uniform:keep=0.5) first." in said
 
 
 def test_words_on_an_input_that_takes_much_but_not_all():
@@ -270,50 +265,12 @@ def test_words_on_a_model_that_decides():
     assert "selective_backprop saves no time: it takes 10 % longer than full training." in text
     assert "Two forward passes save time only while less than 75 % of a batch is kept" in text
     assert "One forward pass saves no part of the backward pass here, because the model cannot be traced: it has hooks." in text
-    assert said[-2] == "Try first: selective_backprop:keep=0.33 twice."
-    assert said[-1].startswith("selective_backprop:keep=0.33 twice was not measured by this project; here it could save 40 %")
     assert "After 1 epoch of the probe, 75 % of the samples have a loss below 5 % of the largest" in text
 
 
-def test_words_where_selection_cannot_help():
-    found = rows(COMPUTING, {"uniform:keep=0.96": 7.0}, [0.1] * 100) | {
-        "kakurenbo": forecast(MethodSpec("kakurenbo"), "no classes", COMPUTING, {}, [signals([1.0])], 20, 0)
-    }
-    said = sentences(advice(COMPUTING, found.values()))
-    assert said[-1] == "Selection cannot help here: none of these methods could save 5 % of the time."
-    assert "kakurenbo cannot be used here: no classes" in said
-    assert sentences(advice(COMPUTING, []))[-1] == said[-1]
-
-
-def test_words_on_what_was_measured():
-    found = rows(COMPUTING, {"infobatch": 7.0, "selective_backprop:keep=0.33:forward_passes=twice": 4.2}, [0.0] * 9 + [0.1])
-    infobatch, twice = found.values()
-    twice = measured_as(twice, uniform="worse")
-    said = sentences(advice(COMPUTING, [measured_as(infobatch, uniform="better"), twice]))
-    assert said[-3] == "Try first: infobatch."
-    assert said[-2].startswith(
-        "infobatch was better than a control of the same cost on 1 of 1 training that this project measured (digits), and "
-        "worse on none. Against full training, the interval reached below the margin on 1 of 1, and all of it was below 0 on "
-        "digits; here it could save"
-    )
-    assert said[-1] == (
-        "selective_backprop:keep=0.33 twice could save 40 %, but was worse than a control of the same cost where this project "
-        "measured it: digits."
-    )
-    said = sentences(advice(COMPUTING, [twice]))
-    assert said[-2].startswith("None of these methods is recommended") and said[-1].startswith(
-        "selective_backprop:keep=0.33 twice"
-    )
-
-
-def test_words_where_nothing_helps():
-    found = rows(COMPUTING, {"infobatch": 7.0}).values()
-    said = sentences(advice(COMPUTING, found, outlook=Outlook(0.95, 0.95, 1.0, 0.95, 0.0)))
-    assert said[-1] == (
-        "Nothing will help here: the samples are alike, and smaller batches save no time. Train for fewer epochs."
-    )
-    said = sentences(advice(COMPUTING, found, outlook=Outlook(0.95, 0.95, 1.0, 0.5, 0.0)))
-    assert said[-1].startswith("Choosing samples will not help here, because they are alike.")
+def test_words_on_a_method_that_cannot_be_used():
+    refused = forecast(MethodSpec("kakurenbo"), "no classes", COMPUTING, {}, [signals([1.0])], 20, 0)
+    assert "kakurenbo cannot be used here: no classes" in sentences(advice(COMPUTING, [refused]))
 
 
 # The probe
@@ -399,10 +356,10 @@ def test_advice_on_a_task(quick):
         found = advise("digits@200", parse_methods(ADVISED_METHODS), epochs=6, says=said.append)
     assert said[0] == "reading the data, and preparing the training" and said[1].startswith("calling `evaluate` once")
     assert said[2:5] == [f"training epoch {i} of 3 of the probe: all of them take 60 s at most" for i in (1, 2, 3)]
-    assert "kinds of steps in 1 rounds: about" in said[5]
+    assert "kinds of steps in 1 round: about" in said[5]
     assert said[6:] == ["gradients of 96 batches, stratified and random, if the dataset holds classes"]
     rows = {row["method"]: row for row in found["methods"]}
-    assert found["task"] == "digits@200" and found["probe"] == {"samples": 200, "epochs": 3.0}
+    assert found["task"] == "digits@200" and found["probe"]["samples"] == 200 and found["probe"]["epochs"] == 3.0
     assert 0 < found["break_even_keep"] < 1 and found["trace"] == {"fallback": None}
     assert {name: row["stage"] for name, row in rows.items()} == {
         "winnow:share=0.5": "epoch",
@@ -422,6 +379,46 @@ def test_advice_on_a_task(quick):
     assert not {"selective_backprop:keep=0.33 twice", "kakurenbo", "uniform:keep=0.7"} & set(found["worth_trying"])
     assert found["next"].startswith("thresher advise digits@200 --budget 0.5 --epochs ")
     assert found["compare"].startswith("thresher compare digits@200 --methods ")
+
+
+def test_of_two_methods_only_what_they_need_is_timed(quick):
+    said = []
+    found = advise("digits@200", parse_methods("winnow:share=0.5,infobatch"), epochs=6, parts=False, says=said.append)
+    assert said[5].startswith("timing 5 kinds of steps in 1 round: about")
+    assert found["skipped"] == [] and found["step"]["compute"] > 0 and 0.3 < found["step"]["half_share"] <= 1
+    assert found["probe"]["warm_up"] == pytest.approx(6 * warm_up_share(task_of("digits").schedule), abs=0.01)
+
+
+def test_a_time_limit_is_kept_and_what_it_did_not_suffice_for_is_named(monkeypatch):
+    """Each step takes a tenth of a second, so that whole rounds of all methods would take minutes."""
+    step = Probe._step
+    monkeypatch.setattr(Probe, "_step", lambda *args: time.sleep(0.1) or step(*args))
+    begun = time.monotonic()
+    found = advise("digits@1000", parse_methods(ADVISED_METHODS), epochs=6, seconds=6.0)
+    assert time.monotonic() - begun < 9
+    assert STRATA in found["skipped"] and "strata" not in found and found["probe"]["epochs"] < 3
+    refused = [row["method"] for row in found["methods"] if row["refused"] == NO_TIME]
+    assert refused and [f"timing {name}" for name in refused] == found["skipped"][:-1]
+    assert answer_of(found) != "no"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "share"),
+    [
+        (lambda _: 1.0, 0.0),
+        (lambda done: 1 - done, 0.0),
+        (lambda done: min(10 * done, 1.0), 0.1),
+        (lambda done: min(5 * done, 1.25 * (1 - done)), 0.2),
+        (lambda done: done, 1.0),
+    ],
+)
+def test_how_long_the_learning_rate_rises(schedule, share):
+    assert warm_up_share(schedule) == pytest.approx(share, abs=0.002)
+
+
+def test_short_runs_that_take_longer_than_the_default_are_given_their_time():
+    taken = {"epochs": 20, "steps": 20 * 100, "step": {"full": 0.6}}
+    assert seconds_of_runs(taken) == 10 * round(4 * 5 * 60 * 1.5 / 10)
 
 
 def test_a_mistake_in_evaluate_is_told_before_the_probe(monkeypatch):
