@@ -153,7 +153,7 @@ def on_fewer_steps(times: Sequence[Mapping[str, float]], advice: Mapping[str, An
 
 
 def _before_next(advice: Mapping[str, Any]) -> str:
-    if "budget" not in advice:
+    if not advice.get("budget", {}).get("losses"):
         return "Next (trains short runs, which show what half of the cost loses here):"
     named = advice["worth_trying"][:MOST_NAMED]
     others = [] if any(name.startswith("winnow") for name in named) else named

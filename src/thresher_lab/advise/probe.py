@@ -339,9 +339,8 @@ class Probe:
         sides["loader"]()
         seconds = time.monotonic() - begun + first * (len(sides) - 2)  # of a round
         rounds = max(1, int(min(TIMED_ROUNDS, (self._until - time.monotonic()) / 2 / seconds - 1)))
-        self._says(
-            f"timing {len(sides)} kinds of steps in {rounds} round{'s' * (rounds > 1)}: about {max(1, round((rounds + 1) * seconds))} s"
-        )
+        about = f"{rounds} round{'s' * (rounds > 1)}: about {max(1, round((rounds + 1) * seconds))} s"
+        self._says(f"timing {len(sides)} kinds of steps in {about}")
         return rounds
 
     def _plain_step(self, batch: Any) -> None:

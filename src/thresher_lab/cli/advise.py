@@ -87,22 +87,19 @@ def advise(
         advice["budget"] = budget_advice(training, shares, **runs)
         named = named_methods(advice["worth_trying"], specs)
         advice["budget"]["times"] = times = times_at(advice["step"], shares)
-        by_steps = needs_steps(times)
-        ways = {"by_steps": by_steps, "and_steps": not by_steps and bool(on_fewer_steps(times, advice))}
+        ways = {"by_steps": needs_steps(times), "and_steps": not needs_steps(times) and bool(on_fewer_steps(times, advice))}
         if advice["budget"]["losses"]:
             advice["next"] = next_after_budget(advice["budget"], training, named, epochs=epochs, data=data, **ways)
         else:
             advice["skipped"].append("short runs")
-            advice["next"] = budget_command(
-                training, shares[0], epochs=epochs, data=data, seconds=max(seconds_of_runs(advice), 2 * seconds)
-            )
+            limit = max(seconds_of_runs(advice), 2 * seconds)
+            advice["next"] = budget_command(training, shares[0], epochs=epochs, data=data, seconds=limit)
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
     advice["answer"] = answer_of(advice)
     if verbose:
         print_table(console, advice_table(advice))
-        for sentence in advice["sentences"]:
+        for sentence in [*advice["sentences"], ""]:
             console.print(sentence, markup=False, highlight=False)
-        console.print()
     *said, command = answer_lines(advice)
     for line in said:
         console.print(line, markup=False, highlight=False)

@@ -136,6 +136,9 @@ def test_what_the_time_did_not_suffice_for_and_warm_up_are_said():
         "The 0.2 epochs of the probe were within the warm-up of the learning rate, which takes 0.6.",
         "There was no time for timing infobatch, short runs; --seconds gives more.",
     ]
+    empty = advice(lost=0.003)
+    empty["budget"] |= {"losses": [], "sentences": []}
+    assert answer_of(empty) == "perhaps" and answer_lines(empty)[-2].startswith("Next (trains short runs")
     assert not any("warm-up" in line for line in answer_lines(found | {"probe": {"epochs": 0.7, "warm_up": 0.6}}))
     assert not any("warm-up" in line for line in answer_lines(found | {"probe": {"epochs": 0.7, "warm_up": 0.0}}))
 
