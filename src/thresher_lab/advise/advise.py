@@ -297,7 +297,7 @@ def advise(
 
     Returns:
         Plain values: task, epochs, device, threads, versions, probe, step, outlook, losses, trace, break_even_keep, methods,
-        strata (see `variance.VarianceRatio`; None: not known), steps, skipped, busy (whether the load was above the cores),
+        strata (see `variance.VarianceRatio`; None: not known), steps, step_s, skipped, busy (whether the load was above the cores),
         worth_trying (the best first), next, compare (commands), sentences. The entry of a method has `record`, see
         `findings.Record`, `saves`, the share of the wall time of full training that it saves with the losses of the probe, and
         `at_most`, that share if all samples but one were learned; below 0 if slower.
@@ -335,6 +335,7 @@ def advise(
         "break_even_keep": pace.break_even,
         "methods": rows,
         "steps": epochs * len(training.loader),
+        "step_s": probe.step_s,
         "skipped": probe.skipped,
         "busy": was_busy or is_busy(),
     }
@@ -376,5 +377,5 @@ def seconds_of_runs(advice: Mapping[str, Any]) -> int:
     Args:
         advice: Result of `advise`.
     """
-    runs = 4 * short_epochs(advice["epochs"]) / advice["epochs"] * advice["steps"] * advice["step"]["full"]
+    runs = 4 * short_epochs(advice["epochs"]) / advice["epochs"] * advice["steps"] * advice["step_s"]
     return 10 * math.ceil(runs / (1 - PROBE_PART) / 10)

@@ -81,6 +81,7 @@ class Probe:
         seen: Number of samples that the first epochs trained on.
         trained: Number of epochs that were trained, a fraction where the last one was not finished.
         skipped: What there was no time for, in words.
+        step_s: Wall seconds of a step in the first epochs, with loading; 0 before them.
         trace_s: Seconds that tracing the model took; 0 where no method needed it.
         fallback: Reason why `subset_backward` cannot trace the model; None where it can, or where no method needed it.
 
@@ -101,7 +102,7 @@ class Probe:
         self._traced = thresher.subset_backward(self._model)
         self._training, self._epochs, self._seed, self._says = training, epochs, seed, says
         self.device: torch.device = self._accelerator.device
-        self.seen, self.trained, self.trace_s, self._step_s = 0, 0.0, 0.0, 0.0
+        self.seen, self.trained, self.trace_s, self.step_s = 0, 0.0, 0.0, 0.0
         self.skipped, self._until, self._parts = list[str](), until, parts
         self._prepared = prepared_loader(training.loader, TIMED_STEPS, self.device, seed)
         self._halves = self._prepared_halves()
@@ -165,7 +166,7 @@ class Probe:
                 self._step(run.model, run.criterion, batch)
                 schedule.step()
                 spent, steps = time.monotonic() - begun, steps + 1
-                late, self._step_s = spent > seconds, spent / steps
+                late, self.step_s = spent > seconds, spent / steps
                 if late:
                     break
             if not (found and late):
@@ -203,12 +204,12 @@ class Probe:
     def _fitting(self, specs: Sequence[Spec]) -> list[Spec]:
         """Returns the methods that there is time to time, after batches are made fewer where steps take long."""
         left, calls = self._until - time.monotonic(), FIXED_CALLS + CALLS_OF_METHOD * len(specs)
-        steps = next((count for count in (TIMED_STEPS, 3, 2) if count * self._step_s * calls <= left), 1)
+        steps = next((count for count in (TIMED_STEPS, 3, 2) if count * self.step_s * calls <= left), 1)
         self._loader_steps = steps
         for loader in filter(None, (self._prepared, self._halves)):
             dataset: PreparedBatches = loader.dataset  # pyright: ignore[reportAssignmentType]
             dataset.times = min(1, steps / len(loader))
-        call = steps * self._step_s
+        call = steps * self.step_s
         fitting = [spec for i, spec in enumerate(specs) if call * (FIXED_CALLS + CALLS_OF_METHOD * (i + 1)) <= left or not call]
         self.skipped += [f"timing {spec.label}" for spec in specs if spec not in fitting]
         return fitting
@@ -265,7 +266,7 @@ class Probe:
     def variance_ratio(self) -> VarianceRatio | None:
         """Returns the variance of the gradient of stratified batches over that of random ones; None where it is not known."""
         batches = 2 * VARIANCE_ROUNDS * ROUND_BATCHES
-        if time.monotonic() + batches * self._step_s > self._until:
+        if time.monotonic() + batches * self.step_s > self._until:
             self.skipped.append(STRATA)
             return None
         self._says(f"gradients of {batches} batches, stratified and random, if the dataset holds classes")

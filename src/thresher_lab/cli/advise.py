@@ -82,7 +82,7 @@ def advise(
     probed = seconds * (PROBE_PART if shares else 1)
     advice = advise(training, specs, epochs=epochs, data=data, seconds=probed, threads=threads, parts=parts, says=says)
     if shares:
-        epoch_s = advice["step"]["full"] * advice["steps"] / epochs
+        epoch_s = advice["step_s"] * advice["steps"] / epochs
         runs = {"epochs": epochs, "data": data, "threads": threads, "says": says, "until": until, "epoch_s": epoch_s}
         advice["budget"] = budget_advice(training, shares, **runs)
         named = named_methods(advice["worth_trying"], specs)

@@ -417,7 +417,7 @@ def test_how_long_the_learning_rate_rises(schedule, share):
 
 
 def test_short_runs_that_take_longer_than_the_default_are_given_their_time():
-    taken = {"epochs": 20, "steps": 20 * 100, "step": {"full": 0.6}}
+    taken = {"epochs": 20, "steps": 20 * 100, "step_s": 0.6}
     assert seconds_of_runs(taken) == 10 * round(4 * 5 * 60 * 1.5 / 10)
 
 
