@@ -297,7 +297,7 @@ def advise(
 
     Returns:
         Plain values: task, epochs, device, threads, versions, probe, step, outlook, losses, trace, break_even_keep, methods,
-        strata (see `variance.VarianceRatio`; None: not known), steps, step_s, skipped, busy (whether the load was above the cores),
+        strata (see `variance.VarianceRatio`; None: not known), steps, step_s, skipped, busy (more load than cores),
         worth_trying (the best first), next, compare (commands), sentences. The entry of a method has `record`, see
         `findings.Record`, `saves`, the share of the wall time of full training that it saves with the losses of the probe, and
         `at_most`, that share if all samples but one were learned; below 0 if slower.
