@@ -344,8 +344,7 @@ class ComparedRuns:
         """Adds the controls of a finished run that wait for nothing else."""
         own = self._controls.setdefault(asked.key, {})
         for kind in self._kinds[asked.label]:
-            cost = None if kind in own else self._share_of(asked, kind)
-            if cost is None:
+            if kind in own or (cost := self._share_of(asked, kind)) is None:
                 continue
             job = Job.control(kind, asked.seed, cost, asked.spec, self.rates.of(asked.label, kind))
             if any(job.key == other.key for jobs in self._controls.values() for other in jobs.values()):

@@ -91,8 +91,7 @@ class Prices:
             keep, in_batches = job.spec.given["keep"], job.spec.batch.get("spend") == "batches"
             step = self.pace.step(self.pace.compute * self.pace.of_smaller(keep), keep) / self.pace.full if in_batches else keep
             return Passes(step, keep, keep)
-        of = job.spec.label if job.spec == FULL_TRAINING else job.method or job.spec.label
-        return self.methods.get(of, Passes())
+        return self.methods.get((job.spec != FULL_TRAINING and job.method) or job.spec.label, Passes())
 
     def seconds(self, job: Job, epochs: int) -> float:
         """Returns the seconds of a run, without the start of its process.
