@@ -35,7 +35,7 @@ def answer_of(advice: Mapping[str, Any]) -> str:
         return "perhaps" if advice["worth_trying"] else "unknown"
     lost, of, _ = odds_of(loss["finding"])
     likely = "probably" if _is_sure(loss) and max(lost, of - lost) >= LIKELY * of else "perhaps"
-    return f"{likely} not" if lost >= of / 2 else likely
+    return f"{likely} not" if lost >= LIKELY * of else likely
 
 
 def answer_lines(advice: Mapping[str, Any]) -> list[str]:

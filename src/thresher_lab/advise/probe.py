@@ -161,7 +161,7 @@ class Probe:
         begun, steps, late, found = time.monotonic(), 0, False, []
         epochs = min(PROBED_EPOCHS, self._epochs)
         for epoch in range(epochs):
-            self._says(f"training epoch {epoch + 1} of {epochs} of the probe: all of them take {seconds:g} s at most")
+            self._says(f"training epoch {epoch + 1} of {epochs} of the probe: all of them take {seconds:.3g} s at most")
             for batch in run.loader:
                 self._step(run.model, run.criterion, batch)
                 schedule.step()

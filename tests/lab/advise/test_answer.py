@@ -80,7 +80,7 @@ def test_of_the_eleven_trainings_those_below_the_margin_are_counted_and_named():
         ({"saves": -0.1}, "perhaps", "once all samples are learned, and nothing at the losses of the probe."),
         ({"worth": ()}, "unknown", "draw at random here, or were worse than a control"),
         ({"lost": 0.001}, "probably", "the samples are unlike"),
-        ({"lost": 0.008, "finding": "between"}, "perhaps not", "the samples are unlike"),
+        ({"lost": 0.008, "finding": "between"}, "perhaps", "the samples are unlike"),
         ({"lost": 0.02, "finding": "lost"}, "probably not", "the samples are unlike"),
         ({"lost": 2.0, "finding": "unknown"}, "perhaps", "the samples are unlike"),
         ({"lost": 0.0, "outlook": Outlook(0.95, None, 1.0, 0.5, 0.0)}, "probably", "before a network has learned"),
