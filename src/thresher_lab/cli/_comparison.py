@@ -173,13 +173,13 @@ def _name_cell(row: dict[str, Any]) -> str:
 
 
 def _numbers(row: dict[str, Any], results: dict[str, Any]) -> tuple[str, ...]:
-    from thresher_lab.comparison.summary import forms, with_interval
+    from thresher_lab.comparison.summary import difference_text, forms
 
     show, signed = forms(results)
     spread = "" if row["std"] is None else f" ± {show(row['std'])}"
     shares = (row.get(f"{name}_ratio") for name in ("cpu", "wall", "memory"))
     known = ("?" if share is None else f"{share:.2f}" for share in shares)
-    return f"{show(row['mean'])}{spread}", with_interval(row, signed), f"{row['cost_ratio']:.3f}", *known
+    return f"{show(row['mean'])}{spread}", difference_text(row, signed), f"{row['cost_ratio']:.3f}", *known
 
 
 def print_dry_run(

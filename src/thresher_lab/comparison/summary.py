@@ -103,7 +103,7 @@ def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: in
         Rows with the keys method, control_of, rate, mean, std, difference, ci95, finding, seeds_needed, against, cost_ratio,
         wall_ratio, cpu_ratio, memory_ratio, verdict and sentence. `against` has for each control of a method the difference to
         it, ci95, finding, seeds_needed and verdict; the finding is None for the control in the same time where its time differs
-        from that of the method by more than `TOLERANCE`. Differences are paired by seed. Intervals are for one comparison;
+        from that of the method by more than `TIME_TOLERANCE`. Differences are paired by seed. Intervals are for one comparison;
         findings are corrected for the number of methods, and findings against controls for the number of controls. Ratios of
         times and of the peak memory of a step, None where it is not known, are medians over the seeds. A row with a training
         that has diverged, half of whose losses or more are not finite, has no finding.
@@ -139,7 +139,7 @@ def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: in
     return [row | {"sentence": _row_sentence(row, baseline, len(full), metric, whole)} for row in rows]
 
 
-TOLERANCE = 0.1
+TIME_TOLERANCE = 0.1
 """Largest difference of a time from the time that it was to be, as a share of the latter."""
 
 
@@ -147,7 +147,7 @@ def _times_differ(own: Sequence[RunDict], control: Sequence[RunDict], full: Sequ
     """Returns whether a control took another time than its method, or than full training where the method took longer."""
     clock = control[0].get("length", {}).get("clock", "cpu_s")
     wanted, took = _median_ratio(own, full, clock), _median_ratio(control, full, clock)
-    return wanted is None or took is None or abs(took - min(1.0, wanted)) > TOLERANCE * min(1.0, wanted)
+    return wanted is None or took is None or abs(took - min(1.0, wanted)) > TIME_TOLERANCE * min(1.0, wanted)
 
 
 def _diverged(runs: Sequence[RunDict]) -> list[int]:
@@ -322,12 +322,12 @@ def _row_sentence(row: RowDict, baseline: float, seeds: int, metric: str, whole:
 
 
 def _with_interval(of: RowDict, whole: bool) -> str:
-    return with_interval(
+    return difference_text(
         of, (lambda value: f"{100 * value:+.2f}") if whole else (lambda value: f"{value:+.4g}"), " points" * whole
     )
 
 
-def with_interval(of: Mapping[str, Any], signed: Callable[[float], str], unit: str = "") -> str:
+def difference_text(of: Mapping[str, Any], signed: Callable[[float], str], unit: str = "") -> str:
     """Returns a difference with its 95 % interval; "" where there is none.
 
     Args:

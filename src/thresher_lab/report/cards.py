@@ -20,7 +20,7 @@ import torch
 from thresher import methods
 from thresher.methods import Card, defines, requirements_of
 from thresher.records import Records
-from thresher_lab.comparison.summary import rates_sentences, with_interval
+from thresher_lab.comparison.summary import difference_text, rates_sentences
 from thresher_lab.training.files import markdown_table
 
 REPRODUCED = "reproduce"
@@ -162,7 +162,7 @@ def result_cells(row: Row, *, share: bool) -> tuple[str, ...]:
     """
     scale, digits = (100, 2) if share else (1, 4)
     spread = "" if row["std"] is None else f" ± {scale * row['std']:.{digits}f}"
-    difference = with_interval(row, lambda value: f"{scale * value:+.{digits}f}")
+    difference = difference_text(row, lambda value: f"{scale * value:+.{digits}f}")
     cpu = "" if row.get("cpu_ratio") is None else f"{row['cpu_ratio']:.2f}"
     name = f"`{row['method']}`" if row["control_of"] is None else row["method"]
     mean, cost = f"{scale * row['mean']:.{digits}f}{spread}", f"{row['cost_ratio']:.3f}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from thresher import methods
 from thresher_lab.comparison.controls import CONTROLS, SAME_TIME, kind_of
-from thresher_lab.comparison.summary import conclude, forms, is_share, time_beside_cost, time_of, with_interval
+from thresher_lab.comparison.summary import conclude, difference_text, forms, is_share, time_beside_cost, time_of
 from thresher_lab.report.charts import INK, looks
 from thresher_lab.report.loading import ResultsDict
 from thresher_lab.training.specs import SCORES_SUFFIX
@@ -128,14 +128,14 @@ def _facts(row: Mapping[str, Any], results: ResultsDict) -> list[tuple[str, str]
     unit = " %" if is_share(results["runs"]) else ""
     facts = [
         (metric, f"{show(row['mean'])}{unit}, full training {show(full['mean'])}{unit}"),
-        ("difference", with_interval(row, signed)),
+        ("difference", difference_text(row, signed)),
         ("cost as counted", f"{row['cost_ratio']:.3f} of full training"),
         ("CPU time saved", _saved(row.get("cpu_ratio"))),
         *([("learning rate", f"{row['rate']:g} of that of the training")] if row.get("rate", 1.0) != 1 else []),
         ("memory of a step saved", _saved(row.get("memory_ratio"))),
     ]
     against = row.get("against") or {}
-    return facts + [(f"against {CONTROLS[kind].words}", with_interval(one, signed)) for kind, one in against.items()]
+    return facts + [(f"against {CONTROLS[kind].words}", difference_text(one, signed)) for kind, one in against.items()]
 
 
 def _saved(ratio: float | None) -> str:

@@ -20,12 +20,12 @@ from thresher_lab.comparison.controls import CONTROLS, SAME_TIME
 from thresher_lab.comparison.summary import (
     busy_sentence,
     closing,
+    difference_text,
     is_share,
     left_out_sentence,
     listed,
     rates_sentences,
     time_beside_cost,
-    with_interval,
 )
 from thresher_lab.report import charts, class_charts
 from thresher_lab.report import charts as sample_charts
@@ -86,7 +86,7 @@ def as_markdown(results: ResultsDict) -> str:
 def _cells(row: dict[str, Any], share: bool) -> tuple[str, ...]:
     scale, form, signed = (100, ".2f", "+.2f") if share else (1, ".4g", "+.3g")
     spread = "" if row["std"] is None else f" ± {scale * row['std']:{form}}"
-    difference = with_interval(row, lambda value: f"{scale * value:{signed}}")
+    difference = difference_text(row, lambda value: f"{scale * value:{signed}}")
     name = f"`{row['method']}`" if row["control_of"] is None else f"  `{row['method']}` for `{row['control_of']}`"
     ratios = (row.get("cpu_ratio"), row.get("memory_ratio"))
     shares = ("unknown" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
@@ -393,7 +393,7 @@ def _verdict_row(row: Mapping[str, Any], results: ResultsDict) -> dict[str, Any]
     shares = [row.get(f"{name}_ratio") for name in COST_MEASURES]
     cells = [
         (f"{scale * row['mean']:.{digits}f}{spread}", row["mean"]),
-        (with_interval(row, lambda value: f"{scale * value:+.{digits}f}"), row["difference"]),
+        (difference_text(row, lambda value: f"{scale * value:+.{digits}f}"), row["difference"]),
         *(("unknown" if share is None else f"{share:.3f}", share) for share in shares),
     ]
     return {
