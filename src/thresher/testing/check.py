@@ -1361,7 +1361,7 @@ def check_training(subject: Subject) -> None:
     if isinstance(subject, BatchSubject) and requirements_of(subject.method).signals:
         passes = [{"forward_passes": "once"}, {"forward_passes": "twice"}]
         if "feature" in requirements_of(subject.method).signals:  # which the loop's own forward pass does not show
-            passes = [{"forward_passes": "twice", "scoring": Scoring(validation=lambda: (torch.eye(6), torch.arange(6) % 3))}]
+            passes = [{"forward_passes": Scoring(validation=lambda: (torch.eye(6), torch.arange(6) % 3))}]
     for settings in passes:
         whole = _check_learning(subject, settings)
         _check_resuming(subject, settings, whole)
