@@ -41,7 +41,7 @@ BATCH = {
     "auto": (SB(keep=0.4), {}),
     "twice": (SB(keep=0.4), {"forward_passes": "twice"}),
     "twice, beta": (SB(beta=1.0, history=50), {"forward_passes": "twice"}),
-    "stale": (SB(keep=0.4), {"scoring": thresher.Scoring(every_epochs=2)}),
+    "stale": (SB(keep=0.4), {"forward_passes": thresher.Scoring(every_epochs=2)}),
     "random": (thresher.RandomBackprop(keep=0.4), {}),
     "random, filled": (thresher.RandomBackprop(keep=0.4), {"forward_passes": "twice"}),
     "infobatch": ([thresher.InfoBatch(), SB(keep=0.5)], {"forward_passes": "twice"}),

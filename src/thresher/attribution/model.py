@@ -80,7 +80,7 @@ class TrackedModel(nn.Module):
             own["on_forward"](own["autocast"])
         # Before the call: a model may change its inputs in place, and the nodes of the pass are those made after this number.
         inputs, first = tracker.look_inputs((args, kwargs)), next_node()
-        call, own["_counted_by"].subset = own["_called"], None  # of a call of the model itself, or of one that failed
+        call, own["_counted_by"].passes.subset = own["_called"], None  # of a call of the model itself, or of one that failed
         measures = timer.running and module.training
         calls = perf_counter()
         outputs = timer.forward(lambda: call(*args, **kwargs)) if measures else call(*args, **kwargs)
