@@ -24,7 +24,7 @@ class ThreadWorld(World):
         rank: Number of the rank.
         barrier: Barrier of all ranks.
         values: One place for each rank.
-        boxes: What each rank sends to rank 0.
+        boxes: Queue of messages from each rank to rank 0.
     """
 
     def __init__(self, rank: int, barrier: threading.Barrier, values: list[Any], boxes: list["queue.Queue[Any]"]) -> None:

@@ -31,6 +31,7 @@ from depth import depth
 from thresher.distributed import world as worlds
 from thresher.methods.contract import Requirements
 from thresher.plans import BatchPlan, EpochPlan
+from thresher.records import Column
 
 N, BATCH, EPOCHS = 2561, 64, 4
 SEED = 3
@@ -75,6 +76,13 @@ class Smaller(thresher.UniformSubset):
         return replace(plan, smaller_batches=True)
 
 
+class Trained(thresher.UniformSubset):
+    """A method whose column has the name of the run's own counts."""
+
+    def columns(self) -> dict[str, Column]:
+        return {"trained": Column(torch.float32, signal="loss", merge="sum")}
+
+
 METHODS: dict[str, Callable[[], Any]] = {
     "FullData": thresher.FullData,
     "UniformSubset": lambda: thresher.UniformSubset(keep=0.5),
@@ -87,6 +95,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     "GradMatch": lambda: thresher.GradMatch(keep=0.3, every=1, first=1),
     "Rcap": thresher.Rcap,
     "by chance": lambda: Above(keep=0.5),
+    "Trained": lambda: Trained(keep=0.5),
     "a share": lambda: 0.5,
 }
 """Methods of which several processes make the training of one process, as long as batches are full."""

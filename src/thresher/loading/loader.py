@@ -216,8 +216,8 @@ class SelectedLoader(OfUser):
                 "run.loader was closed by run.detach(). Iterate your own DataLoader, or attach again and use its run.loader."
             )
         self.timing.switch(LOADING)  # workers start
+        self.reader.check()  # before the pass in progress ends: a refused setting leaves it as it is
         self.stop()
-        self.reader.check()
         # The run first: it ends the epoch before, which may make passes over this very loader, and makes the plan.
         plan, place = self.control.begin()
         self.prepared.begin()

@@ -95,7 +95,7 @@ class Reader:
         return candidates
 
     def resume(self, cursor: EpochCursor | None, consumed: int, length: int | None) -> MapStyleBatches | StreamBatches:
-        """Goes on with an interrupted epoch; `stand` is to be called when what it had consumed is drawn again.
+        """Goes on with an interrupted epoch; call `put_back` when what it had consumed is drawn again.
 
         Args:
             cursor: The rows of the epoch; None for a stream.

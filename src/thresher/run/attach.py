@@ -145,7 +145,9 @@ def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> 
 def _attribution(config: RunConfig, *, loader: SelectedLoader, trained: Trained, device: torch.device, timing: Timing) -> Parts:
     """The way of a loss to the records of its samples, and all that the objects of a run share."""
     records = _records(_columns(config), loader.n, device, config.world)
-    counts = _records({} if loader.streams else COUNT_OF_TRAINED, loader.n, device, config.world)
+    # A sample is counted once at a time, for which a bit is enough.
+    columns = {} if loader.streams else COUNT_OF_TRAINED
+    counts = _records(columns, loader.n, device, config.world, sent={TRAINED: torch.bool})
     cost, module = _cost_of_scores(config), trained.module
     meter, stopwatch = Meter(cost, None if module is None else module.parameters), Stopwatch(device)
     trained.report_to(meter)
@@ -209,11 +211,13 @@ def _cost_of_scores(config: RunConfig) -> Cost:
     return cost
 
 
-def _records(columns: dict[str, Column], n: int, device: torch.device, world: World) -> Records:
+def _records(
+    columns: dict[str, Column], n: int, device: torch.device, world: World, sent: Mapping[str, torch.dtype] | None = None
+) -> Records:
     """Records of all samples, which process 0 keeps."""
     if world.size == 1:
         return Records(columns, n, device)
-    return GatheredRecords(columns, n, world, device, sent={TRAINED: torch.bool})  # a sample is counted once at a time
+    return GatheredRecords(columns, n, world, device, sent)
 
 
 def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSubset:
@@ -386,7 +390,7 @@ def attach(
         optimizer=optimizer,
         epochs=epochs,
         forward=forward,
-        forward_passes="twice" if (scores := not isinstance(forward_passes, str)) else forward_passes,
+        forward_passes="twice" if (scores := not isinstance(forward_passes, str | None)) else forward_passes,
         scoring=forward_passes if scores else None,
         signals=signals,
         seed=seed,

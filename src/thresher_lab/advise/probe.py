@@ -80,7 +80,7 @@ class Probe:
     Attributes:
         seen: Number of samples that the first epochs trained on.
         trained: Number of epochs that were trained, a fraction where the last one was not finished.
-        skipped: What there was no time for, in words.
+        skipped: Names of the measurements that there was no time for.
         step_s: Wall seconds of a step in the first epochs, with loading; 0 before them.
         trace_s: Seconds that tracing the model took; 0 where no method needed it.
         fallback: Reason why `subset_backward` cannot trace the model; None where it can, or where no method needed it.

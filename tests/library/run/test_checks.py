@@ -58,6 +58,7 @@ REFUSED = [
     ({"epochs": 2.5}, ValueError, "`epochs`.*2.5"),
     ({"epochs": True}, ValueError, "`epochs`.*True"),
     ({"forward_passes": "thrice"}, ValueError, "`forward_passes` must be 'auto', 'once' or 'twice', got 'thrice'"),
+    ({"forward_passes": None}, ValueError, "`forward_passes` must be 'auto', 'once' or 'twice', got None"),
     ({"forward_passes": 3}, TypeError, "`forward_passes` must be 'auto', 'once', 'twice' or a thresher.Scoring, got int"),
     ({"scoring": Scoring()}, TypeError, r"attach\(scoring=...\) is attach\(forward_passes=Scoring\(...\)\)"),
     ({"labels": [0, 1]}, TypeError, r"attach\(labels=...\) is attach\(stratify=labels\)"),
