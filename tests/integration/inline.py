@@ -23,14 +23,29 @@ class ThreadWorker:
 
     def __init__(self, connection, theirs, arguments):
         self._connection = connection
-        self._thread = threading.Thread(target=workers._work, args=(theirs, *arguments), daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(theirs, *arguments), daemon=True)
         self._thread.start()
+
+    @staticmethod
+    def _work(theirs, *arguments):
+        with theirs:  # closed as by a process that dies: the comparison would wait for ever
+            workers._work(theirs, *arguments)
 
     def kill(self):
         self._connection.close()
 
     def join(self):
         self._thread.join()
+
+
+class OneAfterAnother(workers.Trainer):
+    """A trainer that is made while no other is: `ast.parse` of Python 3.11 fails at times in two threads at once."""
+
+    _lock = threading.Lock()
+
+    def __init__(self, *arguments):
+        with self._lock:
+            super().__init__(*arguments)
 
 
 def train_in_threads(monkeypatch):
@@ -44,6 +59,7 @@ def train_in_threads(monkeypatch):
     no_signals = SimpleNamespace(signal=lambda *_: None, SIGINT=None, SIG_IGN=None)
     monkeypatch.setattr(workers, "signal", no_signals)  # only the main thread may set signal handlers
     monkeypatch.setattr(workers, "_leave_with_parent", lambda: None)
+    monkeypatch.setattr(workers, "Trainer", OneAfterAnother)
     monkeypatch.setattr(workers.Workers, "_spawn", spawn)
 
 
