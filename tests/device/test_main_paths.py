@@ -148,7 +148,7 @@ def test_hidden_samples_are_refreshed(device, kind):
 
 @pytest.mark.parametrize("scoring", [{"every_epochs": 2}, {"dtype": torch.bfloat16}])
 def test_scoring_passes(device, scoring):
-    given = {"forward_passes": "twice", "scoring": thresher.Scoring(**scoring)}
+    given = {"forward_passes": thresher.Scoring(**scoring)}
     training = SmallTraining(SelectiveBackprop(keep=0.5), device, kind="host", **given).train()
     assert training.run.cost.backward == 3 * N // 2
     assert training.run.cost.forward < 3 * N * 1.5 + 1
