@@ -8,11 +8,11 @@ from thresher_lab.comparison.workers import Finished, Trainer
 class InProcessWorkers:
     """Takes the place of `Workers`; trains a job when its first event is asked for."""
 
-    def __init__(self, count, *, task, epochs, folder, samples=None, track=None, track_to=None):
+    def __init__(self, count, **settings):
         self._events = deque()
         self._jobs = deque()
         self._count = count
-        self._train = Trainer(self._events.append, task, epochs, folder, samples, {"trackers": track, "track_to": track_to})
+        self._train = Trainer(self._events.append, **settings)
 
     def __enter__(self):
         return self

@@ -43,9 +43,9 @@ class OneAfterAnother(workers.Trainer):
 
     _lock = threading.Lock()
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments, **settings):
         with self._lock:
-            super().__init__(*arguments)
+            super().__init__(*arguments, **settings)
 
 
 def train_in_threads(monkeypatch):
@@ -53,7 +53,7 @@ def train_in_threads(monkeypatch):
 
     def spawn(self):
         ours, theirs = Pipe()
-        self._processes[ours] = ThreadWorker(ours, theirs, self._arguments)
+        self._processes[ours] = ThreadWorker(ours, theirs, (self._settings,))
         return ours
 
     no_signals = SimpleNamespace(signal=lambda *_: None, SIGINT=None, SIG_IGN=None)

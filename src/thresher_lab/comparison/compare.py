@@ -120,7 +120,7 @@ def compare(
     for spec in filter(has_controls, methods if "placebo" in (controls or ()) else ()):
         as_placebo(spec)
     watcher, where = watcher or Watcher(), {"task": task, "epochs": epochs, "folder": task_of(task).find(data)}
-    workers = _workers(jobs, watcher, **where, samples=out / RUNS, track=track, track_to=out / "trackers")
+    workers = _workers(jobs, watcher, **where, samples=out / RUNS, trackers=track, track_to=out / "trackers")
     if isinstance(workers, TogetherWorkers) and not workers.leads([Job.of(one, seeds[0]) for one in (FULL_TRAINING, *methods)]):
         return of_first(None)
     with sole_use(out):

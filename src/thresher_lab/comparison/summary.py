@@ -102,11 +102,11 @@ def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: in
     Returns:
         Rows with the keys method, control_of, rate, mean, std, difference, ci95, finding, seeds_needed, against, cost_ratio,
         wall_ratio, cpu_ratio, memory_ratio, verdict and sentence. `against` has for each control of a method the difference to
-        it, ci95, finding, seeds_needed and verdict; the finding is None for the control in the same time where its time differs
-        from that of the method by more than `TIME_TOLERANCE`. Differences are paired by seed. Intervals are for one comparison;
-        findings are corrected for the number of methods, and findings against controls for the number of controls. Ratios of
-        times and of the peak memory of a step, None where it is not known, are medians over the seeds. A row with a training
-        that has diverged, half of whose losses or more are not finite, has no finding.
+        it, ci95, finding, seeds_needed and verdict; the finding is None for the control in the same time if unequal times speak
+        for it, see `_is_fair`. Differences are paired by seed. Intervals are for one comparison; findings are corrected for the
+        number of methods, and findings against controls for the number of controls. Ratios of times and of the peak memory of a
+        step, None if not known, are medians over the seeds. A row with a training that has diverged, half of whose losses or
+        more are not finite, has no finding.
     """
     whole = is_share(runs)
     margin = margin / 100 if whole else margin
@@ -121,14 +121,16 @@ def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: in
     beside = {
         at: _paired(sound[at[0], None], group) for at, group in sound.items() if at[1] is not None and (at[0], None) in sound
     }
-    apart = {at for at in beside if at[1] == SAME_TIME and _times_differ(sound[at[0], None], sound[at], full)}
-    against = against_controls({at: paired for at, paired in beside.items() if at not in apart}, margin, looks)
+    against = against_controls(beside, margin, looks)
+    for at in [at for at in beside if at[1] == SAME_TIME]:
+        if not _is_fair(against[at], sound[at[0], None], sound[at], full):
+            del against[at]
     rows = []
     for place, group in groups.items():
         row = _summary_row(group, full)
         if place in to_full:
             own = [at for at in beside if at[0] == place[0] and place[1] is None]
-            kinds = {at[1]: _against(beside[at], against.get(at), margin, looks * (len(beside) - len(apart))) for at in own}
+            kinds = {at[1]: _against(beside[at], against.get(at), margin, looks * len(beside)) for at in own}
             among = looks * sum((at[1] is None) is (place[1] is None) for at in to_full)
             row |= _judged(to_full[place], found[place], margin, among, whole=whole)
             row["against"], row["verdict"] = kinds, "; ".join([row["verdict"], *_verdicts_against(kinds, row["cost_ratio"])])
@@ -139,15 +141,30 @@ def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: in
     return [row | {"sentence": _row_sentence(row, baseline, len(full), metric, whole)} for row in rows]
 
 
-TIME_TOLERANCE = 0.1
-"""Largest difference of a time from the time that it was to be, as a share of the latter."""
+TIME_TOLERANCE = 0.03
+"""Share by which two times may differ and still count as the same."""
 
 
-def _times_differ(own: Sequence[RunDict], control: Sequence[RunDict], full: Sequence[RunDict]) -> bool:
-    """Returns whether a control took another time than its method, or than full training where the method took longer."""
+def _time_gap(method: float | None, control: float | None) -> float | None:
+    """Returns the share by which a control took more time than its method, or than full training if the method took longer.
+
+    Args:
+        method: Time of the method, as a share of full training.
+        control: Time of the control.
+
+    Returns:
+        None if a time is unknown.
+    """
+    return control / min(1.0, method) - 1 if method and control is not None else None
+
+
+def _is_fair(finding: Against, method: Sequence[RunDict], control: Sequence[RunDict], full: Sequence[RunDict]) -> bool:
+    """Returns whether a finding holds although the times differ: the winner must not be the one with more time."""
     clock = control[0].get("length", {}).get("clock", "cpu_s")
-    wanted, took = _median_ratio(own, full, clock), _median_ratio(control, full, clock)
-    return wanted is None or took is None or abs(took - min(1.0, wanted)) > TIME_TOLERANCE * min(1.0, wanted)
+    gap = _time_gap(_median_ratio(method, full, clock), _median_ratio(control, full, clock))
+    if gap is None or abs(gap) <= TIME_TOLERANCE:
+        return gap is not None
+    return finding not in (("better",) if gap < 0 else ("worse", "no better"))
 
 
 def _diverged(runs: Sequence[RunDict]) -> list[int]:
@@ -245,7 +262,7 @@ def _judged(paired: Paired, finding: Finding, margin: float, among: int, *, whol
 
 def _against(paired: Paired, finding: Against | None, margin: float, among: int) -> RowDict:
     needed = seeds_to_tell_from_control(paired, margin, among) if finding == "unclear" else None
-    verdict = _unclear(paired, needed) if finding == "unclear" else finding or "no verdict, the times differ"
+    verdict = _unclear(paired, needed) if finding == "unclear" else finding or "no verdict, the times are not equal"
     return {**_difference_entries(paired), "finding": finding, "seeds_needed": needed, "verdict": verdict}
 
 
@@ -255,7 +272,7 @@ def _difference_entries(paired: Paired) -> RowDict:
 
 def _verdicts_against(against: Mapping[Any, RowDict], cost: float) -> list[str]:
     """Returns the verdicts against the controls of a method; those of the same cost with the same finding share one."""
-    words = {"unclear": "not told apart from {}", None: "no verdict against {}: the times differ"}
+    words = {"unclear": "not told apart from {}", None: "no verdict against {}: the times are not equal"}
     kinds: dict[tuple[str | None, str], list[str]] = {}
     for kind, found in against.items():
         kinds.setdefault((found["finding"], _at_cost(kind, cost)), []).append(CONTROLS[kind].words)
@@ -399,6 +416,10 @@ def closing(results: Mapping[str, Any]) -> list[str]:
     return conclude(results).sentences
 
 
+NOT_JUDGED = (
+    "The difference may come from the time alone. Other programs or another machine change times: repeat in another --out, on "
+    "a machine that does nothing else."
+)
 NO_TIME_SAVED = 0.97
 """Share of full training's CPU time from which on no time is saved, but for noise."""
 
@@ -490,18 +511,20 @@ def _in_the_same_time(row: RowDict, results: Mapping[str, Any]) -> str:
     found, words = row["against"][SAME_TIME], CONTROLS[SAME_TIME].words
     control = next(one for one in _controls_of(row, results) if kind_of(one) == SAME_TIME)
     (own, time), (took, _) = time_of(row, results), time_of(control, results)
-    if found["finding"] is None:
-        return (
-            f"No verdict on {row['method']} against {words}: they were to take {of_known(own and min(1.0, own))} of the {time} "
-            f"of full training, and took {of_known(took)}. Another program, other runs beside or another machine changed the "
-            "times; repeat in another --out, on a machine that does nothing else."
-        )
-    said = "not shown to be better or worse" if found["finding"] == "unclear" else found["finding"]
+    gap = _time_gap(own, took)
+    said = {"unclear": "not shown to be better or worse", None: "not judged"}.get(found["finding"], found["finding"])
     length = f"{results['epochs'] * control['cost_ratio']:.3g} of {results['epochs']} epochs"
-    return (
-        f"Against {words}, {row['method']} is {said}: {_with_interval(found, _whole(results))}. They trained for {length} and "
-        f"took {of_known(took)} of the {time} of full training, and {row['method']} {of_known(own)}."
-    )
+    sentences = [
+        f"Against {words}, {row['method']} is {said}: {_with_interval(found, _whole(results))}.",
+        f"They trained for {length} and took {of_known(took)} of the {time} of full training, and {row['method']} "
+        f"{of_known(own)}.",
+    ]
+    if gap is not None and abs(gap) > TIME_TOLERANCE:
+        than = row["method"] if (own or 0) <= 1 else "full training"
+        sentences.append(f"So they had {abs(gap):.0%} {'less' if gap < 0 else 'more'} time than {than}.")
+    if found["finding"] is None:
+        sentences.append(NOT_JUDGED)
+    return " ".join(sentences)
 
 
 def _options(judged: Sequence[RowDict], results: Mapping[str, Any]) -> list[RowDict]:

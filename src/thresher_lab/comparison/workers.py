@@ -126,27 +126,11 @@ class Workers:
 
     Args:
         count: Number of processes.
-        task: Name of the task.
-        epochs: Number of epochs of full training.
-        folder: Folder with the data, see `Task.load`.
-        samples: Folder for the histories of samples, one file per run, see `Store.runs`. None, the default, writes none.
-        track: Name of a tracker of accelerate. Default: None.
-        track_to: Folder for a tracker that writes files.
+        settings: Further arguments of `Trainer`.
     """
 
-    def __init__(
-        self,
-        count: int,
-        *,
-        task: str,
-        epochs: int,
-        folder: Path | None,
-        samples: Path | None = None,
-        track: str | None = None,
-        track_to: Path | None = None,
-    ) -> None:
-        self._count = count
-        self._arguments = (task, epochs, folder, samples, {"trackers": track, "track_to": track_to})
+    def __init__(self, count: int, **settings: Any) -> None:
+        self._count, self._settings = count, settings
         self._processes: dict[Connection, Any] = {}
         self._busy: dict[Connection, Job] = {}
 
@@ -210,7 +194,7 @@ class Workers:
     def _spawn(self) -> Connection:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, *self._arguments))
+        process = context.Process(target=_work, args=(theirs, self._settings))
         with interrupts_deferred(), _quiet():
             process.start()
             self._processes[ours] = process
@@ -295,7 +279,7 @@ def _leave_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _work(connection: Connection, *arguments: Any) -> None:
+def _work(connection: Connection, settings: dict[str, Any]) -> None:
     """The main function of a worker process: trains job after job until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
@@ -318,7 +302,7 @@ def _work(connection: Connection, *arguments: Any) -> None:
             usual(message, category, filename, lineno, *rest)
 
     warnings.showwarning = show
-    outcome = Trainer(send, *arguments)
+    outcome = Trainer(send, **settings)
     with suppress(EOFError, ConnectionError):  # the parent is gone
         while True:
             send(outcome(connection.recv()))
@@ -345,8 +329,8 @@ class Trainer:
         send: Function that is called with a message after each epoch.
         task: Name of the task.
         epochs: Number of epochs of full training.
-        folder: Folder with the data.
-        samples: Folder for the histories of samples; None writes none.
+        folder: Folder with the data, see `Task.load`.
+        samples: Folder for the histories of samples, one file per run, see `Store.runs`. None, the default, writes none.
         tracking: Arguments of `train` for trackers.
     """
 
@@ -356,8 +340,8 @@ class Trainer:
         task: str,
         epochs: int,
         folder: Path | None,
-        samples: Path | None,
-        tracking: dict[str, Any],
+        samples: Path | None = None,
+        **tracking: Any,
     ) -> None:
         from thresher_lab.recipes.running import task_of
 
@@ -435,28 +419,11 @@ class TogetherWorkers:
 
     Args:
         advanced: Function that is called in the first process with a message after each epoch.
-        task: Name of the task.
-        epochs: Number of epochs of full training.
-        folder: Folder with the data, see `Task.load`.
-        samples: Folder for the histories of samples, one file per run. None, the default, writes none.
-        track: Name of a tracker of accelerate. Default: None.
-        track_to: Folder for a tracker that writes files.
+        settings: Further arguments of `Trainer`.
     """
 
-    def __init__(
-        self,
-        advanced: Callable[[Advanced], None],
-        *,
-        task: str,
-        epochs: int,
-        folder: Path | None,
-        samples: Path | None = None,
-        track: str | None = None,
-        track_to: Path | None = None,
-    ) -> None:
-        tracking = {"trackers": track, "track_to": track_to}
-        send = advanced if own_rank() == 0 else _ignore
-        self._train = Trainer(send, task, epochs, folder, samples, tracking)
+    def __init__(self, advanced: Callable[[Advanced], None], **settings: Any) -> None:
+        self._train = Trainer(advanced if own_rank() == 0 else _ignore, **settings)
         self._job: Job | None = None
 
     def __enter__(self) -> "TogetherWorkers":

@@ -299,10 +299,10 @@ def test_the_folder_is_in_use_until_the_results_are_written(tmp_path, workers):
 class InTurn:
     """Trains jobs in this process, one after the other."""
 
-    def __init__(self, _, *, task, epochs, folder, samples, track, track_to):
+    def __init__(self, _, **settings):
         from thresher_lab.comparison.workers import Trainer
 
-        self._train = Trainer(lambda _: None, task, epochs, folder, samples, {"trackers": track, "track_to": track_to})
+        self._train = Trainer(lambda _: None, **settings)
         self._job = None
 
     def __enter__(self):

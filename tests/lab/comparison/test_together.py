@@ -25,7 +25,7 @@ def trained(monkeypatch):
     found = []
 
     class Trainer:
-        def __init__(self, send, *_):
+        def __init__(self, send, **_):
             self.send = send
 
         def rehearse(self, job):

@@ -110,7 +110,7 @@ def test_what_a_run_raises_arrives_with_its_run(tmp_path, monkeypatch, raised, e
 
     monkeypatch.setattr("thresher_lab.training.loop.train", train)
     job, task = Job.control("uniform", 0, 0.5), "digits" if raised else "fashion-mnist"
-    failed = Trainer(print, task, 1, tmp_path, None, {})(job)
+    failed = Trainer(print, task, 1, tmp_path)(job)
     ours, theirs = Pipe()
     theirs.send(failed)
     workers = Workers(1, task=task, epochs=1, folder=tmp_path)
@@ -217,7 +217,7 @@ def trained(tmp_path):
         path = tmp_path / "mine.py"
         path.write_text(MADE.replace("SHOWN", shown).replace("DROP", str(drop_last)))
         for job in jobs:
-            done = Trainer(lambda _: None, f"{path}:build", 3, None, tmp_path / "runs", {})(job)
+            done = Trainer(lambda _: None, f"{path}:build", 3, None, tmp_path / "runs")(job)
             assert isinstance(done, Finished), done.trace
             assert done.run["classes"] == ["a", "b", "c"]
         return tmp_path / "runs"
