@@ -60,6 +60,8 @@ ARMS: Mapping[str, Arm] = {
     "placebo": Arm("Thompson, of other prompts", Placebo),
     "some": Arm("4 of 8 rollouts", settings={"rollouts": GROUP // 2}),
     "fewer": Arm("4 rollouts", rollouts=GROUP // 2),
+    "thompson refill": Arm("Thompson, refill", rl.Thompson, {"refill": True}),
+    "fewer refill": Arm("4 rollouts, refill", settings={"refill": True}, rollouts=GROUP // 2),
 }
 
 

@@ -59,6 +59,19 @@ def test_the_tables_are_those_of_the_seeds_that_all_arms_have():
     assert table.text({}) == "Not measured yet."
 
 
+def test_an_arm_without_counted_trainings_has_no_row():
+    done = {}
+    for task in table.LEVELS:
+        for share in arms.SHARES:
+            for arm in ("plain", "refill"):
+                done |= {job: {"metric": float(job.factor == 1.0)} for job in arms.looks_of(task, arm, share)}
+                done |= {Job(task, arm, share, 1.0, seed): {"points": curve_to(0.8 + seed / 100)} for seed in range(2)}
+    assert "| refill (DAPO) | 0 | 0 | 0 | 4 |" in table.text(done) and "| Greso |" not in table.text(done)
+    greso = {job: {"metric": 1.0} for job in arms.looks_of("copies", "greso", 0.5)}
+    greso |= {Job("copies", "greso", 0.5, 0.15, seed): {"points": curve_to(0.9)} for seed in range(2)}
+    assert table.text(done | greso).count("| Greso |") == 1  # on its task, and not among the verdicts
+
+
 def test_the_page_is_that_of_the_results():
     page = (ROOT / "docs" / "rl.md").read_text()
     assert step.with_table(page, step.text(json.loads((RESULTS / "grpo.json").read_text()))) == page
