@@ -21,9 +21,9 @@ from thresher.losses.adapters import adapt
 from thresher.methods.big_loss import BigLoss
 from thresher.plans import BatchPlan
 from thresher.run.attach import build_run
-from thresher.run.batch_selection import Trained
 from thresher.run.parts import RunConfig, SelectionMode
 from thresher.run.run import Run
+from thresher.run.trained_model import TrainedModel
 from thresher.subset import SubsetBackward, kept_rows, subset_backward
 
 WORLD, STEPS, BATCH, KEPT, CLASSES = 2, 6, 12, 4, 5
@@ -293,7 +293,7 @@ def own_passes(rank: int) -> dict[str, Any]:
 
 def fallbacks(rank: int) -> tuple[bool, bool, bool]:
     """One process could not trace the model: all must go on in the same way."""
-    trained = Trained(DistributedDataParallel(fresh()), subset=True)
+    trained = TrainedModel(DistributedDataParallel(fresh()), subset=True)
     before = trained.is_plain_anywhere(can_score=True)
     trained._parts[0].fallback = "values" if rank else None
     return before, trained.is_plain, trained.is_plain_anywhere(can_score=True)

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thresher.loading.trees import leaves
 from thresher.subset import SubsetBackward, subset_backward
 from thresher.subset.graphs import Graphs
 from thresher.subset.trace_key import Settings
+from thresher.trees import leaves
 
 VISION = ("torchvision", "timm")
 

@@ -24,7 +24,6 @@ from thresher.loading.smaller_batches import SmallerBatchesError as SmallerBatch
 from thresher.loading.stratified import StratifiedBatchSampler as StratifiedBatchSampler
 from thresher.loading.stratified import labels_of as labels_of
 from thresher.loading.tensor_loader import TensorLoader as TensorLoader
-from thresher.loading.trees import to_device as to_device
 from thresher.methods import Requirements as Requirements
 from thresher.methods.built_in import *  # noqa: F403
 from thresher.methods.prune import keep_in_batch as keep_in_batch
@@ -40,6 +39,7 @@ from thresher.run import observe as observe
 from thresher.run.schedule import ProgressLR as ProgressLR
 from thresher.subset import mixes_samples as mixes_samples
 from thresher.subset import subset_backward as subset_backward
+from thresher.trees import to_device as to_device
 
 __version__: str
 __all__: list[str]

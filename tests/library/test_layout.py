@@ -46,6 +46,7 @@ FLOORS = (
         "cost",
         "stopwatch",
         "timing",
+        "trees",
         "rng",
         "warning",
         "_version",

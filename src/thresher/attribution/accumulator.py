@@ -14,8 +14,8 @@ from thresher.attribution.cost_meter import Meter
 from thresher.attribution.forward_passes import ForwardPass, next_node
 from thresher.attribution.resolve import ROW_MAJOR
 from thresher.attribution.rows import Attribution, YieldedBatch
-from thresher.loading.trees import leaves
 from thresher.records import Column, Records
+from thresher.trees import leaves
 
 CallIdentity = int | tuple[Any, ...]
 """Identity of the outputs and targets of one call; equal for two calls with the very same ones."""

@@ -14,8 +14,8 @@ from thresher.attribution.resolve import StatedIds, attribute, check_stated
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
 from thresher.attribution.tracker import RowTracker
 from thresher.loading.collate_check import UnknownRows
-from thresher.loading.trees import leaves
 from thresher.timing import Timing
+from thresher.trees import leaves
 
 BATCHES_AHEAD = 2
 """Number of batches whose tensors are held to compare values: the batch in use and one that a prefetcher asked for."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thresher.loading.trees import leaves
+from thresher.trees import leaves
 
 KEY = -1
 """Key of our hook among those of a tensor; other hooks have keys of 0 or more."""

@@ -14,9 +14,9 @@ from thresher.attribution.cost_meter import TRANSFORMED, Meter
 from thresher.attribution.forward_passes import in_transform, next_node
 from thresher.attribution.tracker import RowTracker
 from thresher.distributed.wrappers import plain_module
-from thresher.loading.trees import leaves
 from thresher.stopwatch import Stopwatch
 from thresher.timing import Timing
+from thresher.trees import leaves
 
 
 class TrackedModel(nn.Module):

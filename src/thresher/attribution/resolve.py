@@ -22,7 +22,7 @@ from thresher.attribution.given_ids import Suspicion, is_in_order, moved_among_s
 from thresher.attribution.rows import Attribution, AttributionError, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
 from thresher.attribution.tracker import CHANGED_INPUTS, Lookup, RowTracker
 from thresher.loading.collate_check import MOVED
-from thresher.loading.trees import leaves
+from thresher.trees import leaves
 
 
 def _names(text: str) -> frozenset[str]:

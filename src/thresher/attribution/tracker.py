@@ -9,8 +9,8 @@ from torch import Tensor
 
 from thresher.attribution.given_ids import Suspicion
 from thresher.attribution.rows import Attribution, AttributionError, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
-from thresher.loading.trees import leaves
 from thresher.loading.uncopied import Uncopied
+from thresher.trees import leaves
 
 ONE_PER_SAMPLE = (
     "Pass one loss per sample: run.reduce(losses.flatten(1).mean(1), ...) where the samples are the first dimension, "

@@ -16,9 +16,10 @@ from thresher.distributed.wrappers import trains_inside
 from thresher.loading.loader import SelectedLoader
 from thresher.loading.settings import OfUser
 from thresher.methods.full import FullData
+from thresher.methods.stages import split_by_stage
 from thresher.run.attach import attach, method_of
-from thresher.run.checks import has_group, split_by_stage
 from thresher.run.parts import Options
+from thresher.run.processes import has_group
 from thresher.run.run import Run
 from thresher.run.schedule import PacedLR
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, default_collate, default_convert
 
 from thresher.loading.row_buffer import rows_of, take_apart
 from thresher.loading.tensor_loader import as_it_is
-from thresher.loading.trees import map_where
+from thresher.trees import map_where
 from thresher.warning import warn
 
 MOVED = "sorts or mixes the samples of a batch"

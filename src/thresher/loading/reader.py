@@ -16,8 +16,8 @@ from thresher import rng
 from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows
 from thresher.loading.order import EpochCursor, IdBatchSampler, MapStyleBatches, Order, StreamBatches, sequential
 from thresher.loading.settings import SettingsAtAttach, loader_settings
-from thresher.loading.trees import to_device
 from thresher.loading.worker_draws import NotedBatch, NotedCollate, ResumedDraws, begin_noted
+from thresher.trees import to_device
 
 NO_ROWS = EpochCursor(order=sequential(0))
 WITH_WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from thresher.distributed.world import ALONE, World
-from thresher.loading.trees import differing_part, leaves, map_where
 from thresher.plans import BatchPlan
+from thresher.trees import differing_part, leaves, map_where
 
 
 def rows_of(batch: Any) -> int:

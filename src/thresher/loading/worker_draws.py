@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from thresher import rng
-from thresher.loading.trees import differing_part
+from thresher.trees import differing_part
 from thresher.warning import warn
 
 NOTED = 3

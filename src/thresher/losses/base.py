@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thresher.attribution.rows import Attribution, RowLayout
-from thresher.loading.trees import leaves
 from thresher.losses import signals as reading
 from thresher.losses.signals import NOT_OF_VALUES, WIDE_SIGNALS
 from thresher.records import NEVER_SEEN
+from thresher.trees import leaves
 from thresher.warning import warn
 
 

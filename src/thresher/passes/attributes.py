@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 
-from thresher.loading.trees import own_attributes
+from thresher.trees import own_attributes
 
 COPIED = (list, deque, dict, Counter, OrderedDict, defaultdict, set)
 MOST_ELEMENTS = 2**16

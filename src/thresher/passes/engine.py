@@ -12,8 +12,8 @@ from thresher import rng
 from thresher.attribution.resolve import layout_of
 from thresher.attribution.rows import RowLayout
 from thresher.distributed.wrappers import SubsetModule
-from thresher.loading.trees import to_device
 from thresher.losses.signals import as_classes
+from thresher.trees import to_device
 
 
 class LastLinear:

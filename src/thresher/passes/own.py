@@ -20,7 +20,6 @@ from thresher.distributed.wrappers import averages, data_parallel, inside, plain
 from thresher.loading.collate_check import UnknownRows
 from thresher.loading.order import Order
 from thresher.loading.row_buffer import rows_of
-from thresher.loading.trees import leaves, to_device
 from thresher.losses.base import SignalReader
 from thresher.losses.signals import as_classes, narrow
 from thresher.passes.attributes import Attributes
@@ -35,6 +34,7 @@ from thresher.passes.engine import (
 )
 from thresher.passes.scoring import Scoring
 from thresher.records import Records
+from thresher.trees import leaves, to_device
 
 BufferPlace = tuple[nn.Module, str]
 Copies = list[tuple[nn.Module, str, Tensor]]

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thresher.loading.trees import map_leaves
 from thresher.selection import share
+from thresher.trees import map_leaves
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}

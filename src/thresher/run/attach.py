@@ -32,12 +32,16 @@ from thresher.passes.engine import Forward, device_of_model
 from thresher.passes.own import OwnPasses
 from thresher.passes.scoring import Scoring
 from thresher.records import NEVER_SEEN, Column, Records
-from thresher.run.batch_selection import BatchSelection, BatchStage, BeforeForward, Trained
-from thresher.run.checks import check, claim, least_rows, optimizers_of, undefined_signals
+from thresher.run.batch_selection import BatchSelection
+from thresher.run.batch_stage import BatchStage
+from thresher.run.before_forward import BeforeForward
+from thresher.run.checks import check, least_rows, optimizers_of, undefined_signals
+from thresher.run.ownership import claim
 from thresher.run.parts import Options, Parts, RunConfig, SelectionMode
 from thresher.run.run import Run
 from thresher.run.strata import STRATUM, STRATUM_COLUMN
 from thresher.run.timeline import Timeline
+from thresher.run.trained_model import TrainedModel
 from thresher.stopwatch import Stopwatch
 from thresher.timing import Timing
 from thresher.warning import warn
@@ -113,7 +117,7 @@ def build_run(config: RunConfig) -> Run:
             of an epoch would have too few rows.
     """
     device = _device(config)
-    trained, timing = Trained(config.model, subset=config.mode.is_in_forward), Timing()
+    trained, timing = TrainedModel(config.model, subset=config.mode.is_in_forward), Timing()
     loader, method = _data(config, device=device, timing=timing)
     parts = _attribution(config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing)
     # A batch method may ask for the progress of the training, which is known once the timeline is there.
@@ -142,7 +146,9 @@ def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> 
     return loader, _on_subset(config, loader)
 
 
-def _attribution(config: RunConfig, *, loader: SelectedLoader, trained: Trained, device: torch.device, timing: Timing) -> Parts:
+def _attribution(
+    config: RunConfig, *, loader: SelectedLoader, trained: TrainedModel, device: torch.device, timing: Timing
+) -> Parts:
     """The way of a loss to the records of its samples, and all that the objects of a run share."""
     records = _records(_columns(config), loader.n, device, config.world)
     # A sample is counted once at a time, for which a bit is enough.
@@ -176,7 +182,7 @@ def _attribution(config: RunConfig, *, loader: SelectedLoader, trained: Trained,
     )
 
 
-def _selection(parts: Parts, *, trained: Trained, progress: Callable[[], float]) -> BatchSelection:
+def _selection(parts: Parts, *, trained: TrainedModel, progress: Callable[[], float]) -> BatchSelection:
     """How the rows of batches are chosen."""
     config, mode = parts.config, parts.config.mode
     method = config.batch_method

@@ -21,7 +21,7 @@ from thresher.loading.held_plan import HeldPlan
 from thresher.loading.loader import SelectedLoader
 from thresher.methods import name_of
 from thresher.permutation import Permutation
-from thresher.run.batch_selection import BatchStage
+from thresher.run.batch_stage import BatchStage
 from thresher.run.parts import Parts
 from thresher.run.timeline import Timeline
 from thresher.warning import warn

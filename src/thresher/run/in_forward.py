@@ -10,14 +10,16 @@ from torch import Tensor
 from thresher.attribution.attributor import BATCHES_AHEAD
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.loading.row_buffer import is_per_sample, take_rows
-from thresher.loading.trees import leaves, map_where
 from thresher.losses.base import Criterion
 from thresher.losses.given import GivenLosses
 from thresher.losses.signals import narrow
 from thresher.plans import BatchPlan
-from thresher.run.batch_selection import BatchSelection, BatchStage, Trained, without_ignored
+from thresher.run.batch_selection import BatchSelection, without_ignored
+from thresher.run.batch_stage import BatchStage
 from thresher.run.parts import Parts
+from thresher.run.trained_model import TrainedModel
 from thresher.subset import kept_rows
+from thresher.trees import leaves, map_where
 from thresher.warning import warn
 
 
@@ -121,7 +123,7 @@ class InForward(BatchSelection):
     forward_passes = "once"
     by_loop = True
 
-    def __init__(self, parts: Parts, stage: BatchStage, trained: Trained, instead: BatchSelection | None) -> None:
+    def __init__(self, parts: Parts, stage: BatchStage, trained: TrainedModel, instead: BatchSelection | None) -> None:
         super().__init__(parts, stage)
         self._stage, self._trained, self.instead = stage, trained, instead
         self.loss = self._loss_of_chosen

@@ -25,15 +25,17 @@ from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, calls_model, requirements_of
 from thresher.passes.consistency import Comparison
 from thresher.plans import BatchPlan
-from thresher.run.batch_selection import BatchSelection, BeforeForward
-from thresher.run.checks import NO_FURTHER_PLAN, check_attached_late_enough, has_group, release
+from thresher.run.batch_selection import BatchSelection
+from thresher.run.before_forward import BeforeForward
 from thresher.run.clock import RunClock
 from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
 from thresher.run.history import History
 from thresher.run.optimizer_steps import StepChecks, StepHooks, parameters_elsewhere
+from thresher.run.ownership import release
 from thresher.run.parts import Parts
 from thresher.run.planner import Planner, title_of
 from thresher.run.position import Position, place_of
+from thresher.run.processes import NO_FURTHER_PLAN, check_attached_late_enough, has_group
 from thresher.timing import ATTRIBUTION, OUTSIDE, PLANNING, REFRESH, SCORING_PASS, STEPS
 from thresher.warning import warn
 

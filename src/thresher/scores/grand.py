@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader
 
 from thresher.attribution.rows import RowLayout
 from thresher.loading.row_buffer import rows_of
-from thresher.loading.trees import map_leaves
 from thresher.losses.adapters import adapt
 from thresher.losses.base import Criterion
 from thresher.passes.engine import Answer, Forward, feature_rows, plain_forward
 from thresher.passes.scan import Models, as_list, scan
 from thresher.score_table import Scores
 from thresher.scores._common import PassCounts, or_nan, scored
+from thresher.trees import map_leaves
 
 
 def last_layer(errors: Tensor, feature: Tensor, *, bias: bool = True) -> Tensor:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from thresher.loading.trees import REGISTRIES
 from thresher.subset.graphs import CONSTANT_TYPES, HasEffects, LeafIndex
+from thresher.trees import REGISTRIES
 
 LIBRARIES = frozenset({"torch", "numpy", "thresher", *sys.stdlib_module_names})
 """Packages whose own variables do not change what a forward computes."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from thresher.loading.trees import leaves, map_leaves
+from thresher.trees import leaves, map_leaves
 
 
 @functools.lru_cache(4096)

@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, free_unbacked_symbols
 
 from thresher import rng
-from thresher.loading.trees import leaves, map_leaves
 from thresher.subset.assembly import Joint, TracedSizes, assemble
 from thresher.subset.effects import effects_undone
 from thresher.subset.graphs import CONSTANT_TYPES, Graphs, LeafIndex, Unsupported, aten
+from thresher.trees import leaves, map_leaves
 
 
 class FlatModule(nn.Module):

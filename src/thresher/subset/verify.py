@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from thresher import rng
-from thresher.loading.trees import leaves
 from thresher.subset.function import run_backward
 from thresher.subset.graphs import Graphs, Unclear, Unsupported, is_random
 from thresher.subset.mixing import TOLERANCE, compare_gradients
 from thresher.subset.trace_key import GraphTensors, dense
 from thresher.subset.tracing import without_caches
+from thresher.trees import leaves
 
 SAME_BUT_FOR_ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-2, torch.float16: 1e-1, torch.bfloat16: 2e-1}
 """Largest norm of the difference of two results over that of one. A rounding error of the forward can turn a unit off whose

@@ -8,8 +8,8 @@ from thresher.loading.loader import SelectedLoader
 from thresher.loading.samplers import inner_sampler
 from thresher.methods.contract import requirements_of
 from thresher.methods.full import FullData
+from thresher.methods.stages import split_by_stage
 from thresher.run.attach import method_of
-from thresher.run.checks import split_by_stage
 
 
 def unsupported(what: str, way_out: str) -> ValueError:

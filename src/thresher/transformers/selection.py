@@ -16,7 +16,6 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, get_last_checkpoint
 
 from thresher.attribution.rows import AttributionError
-from thresher.loading.trees import leaves
 from thresher.methods.full import FullData
 from thresher.methods.token_selection import TokenSelection
 from thresher.passes.attributes import Attributes
@@ -34,6 +33,7 @@ from thresher.transformers.losses import (
     losses_of,
     without_loss,
 )
+from thresher.trees import leaves
 
 
 class Tokens:

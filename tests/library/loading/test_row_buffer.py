@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 from threaded_world import on_ranks
 from thresher.loading.row_buffer import RowBuffer
-from thresher.loading.trees import differing_part
 from thresher.plans import BatchPlan
+from thresher.trees import differing_part
 
 N, B, T, F, C = 48, 8, 5, 3, 3
 

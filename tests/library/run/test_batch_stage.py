@@ -12,7 +12,7 @@ import torch
 import thresher
 from thresher import BatchPlan
 from thresher.loading.row_buffer import RowBuffer, rows_of, select
-from thresher.run.batch_selection import BatchStage
+from thresher.run.batch_stage import BatchStage
 
 Pair = collections.namedtuple("Pair", "x names")
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 from thresher.methods.contract import Requirements
 from thresher.plans import BatchPlan
-from thresher.run.batch_selection import part_of_batch
+from thresher.run.divisor import part_of_batch
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
 N, B, C = 12, 6, 3

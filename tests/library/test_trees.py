@@ -4,7 +4,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from thresher.loading.trees import leaves, map_leaves, to_device
+from thresher.trees import leaves, map_leaves, to_device
 
 A, B, C = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])
 Pair = collections.namedtuple("Pair", "x y")

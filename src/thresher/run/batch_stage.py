@@ -1,0 +1,131 @@
+"""A batch method at work: its state, its random numbers, and counts of what it chose."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thresher import rng
+from thresher.methods.contract import BatchMethod, defines, requirements_of
+from thresher.plans import BatchPlan
+
+OF_BATCHES = 1
+"""Key that sets the random numbers of steps apart from those of epochs."""
+SEEDS = 256
+"""Number of steps whose seeds are made together; one by one they would take longer than the choice itself."""
+
+
+class BatchStage:
+    """A batch method at work: its state, its own random numbers, and what it did.
+
+    Args:
+        method: The method.
+        seed: Random seed of its draws.
+        rank: Number of this process among those that train together, whose batches have draws of their own. Default: 0.
+        progress: Function that returns the share of the training that is done, in [0, 1]. Default: it is not known.
+    """
+
+    def __init__(
+        self,
+        method: BatchMethod,
+        *,
+        seed: int,
+        rank: int = 0,
+        progress: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.method, self.seed, self._rank, self._progress = method, seed, rank, progress
+        self.requires = requirements_of(method)
+        self.state = method.init_state()
+        self.step = 0
+        self.candidates = self.kept = 0
+        self._facts: dict[str, float] = {}
+        self._batches = self._offered = self._chosen = self._asked = 0
+        self._seeds: tuple[tuple[int, int] | None, list[int]] = None, []
+
+    def plan(self, ids: Tensor, signals: Mapping[str, Tensor]) -> BatchPlan:
+        """Returns the plan of the method for one batch.
+
+        Args:
+            ids: Ids of the rows, shape (n,), int64.
+            signals: Signals by name, each of shape (n,).
+
+        Raises:
+            TypeError: The method did not return a BatchPlan.
+        """
+        signals = {"id": ids, **signals}
+        plan, state = self.method.plan_batch(signals, self.state, step=self.step, generator=self._generator())
+        if not isinstance(plan, BatchPlan):
+            name = type(self.method).__name__
+            raise TypeError(f"{name}.plan_batch must return (thresher.BatchPlan, state), got {type(plan).__name__}")
+        self.state = state
+        self._asked += 1
+        self._offered += len(ids)
+        self._chosen += len(plan.rows)
+        return self._counted(plan, len(ids))
+
+    def _generator(self) -> torch.Generator:
+        """Returns the generator of this step, whatever was drawn before."""
+        # The draw of a step depends on the seed and the number of the step alone: a resumed run draws the same.
+        block, place = divmod(self.step, SEEDS)
+        if self._seeds[0] != (self.seed, block):
+            keys = (self.seed, block, OF_BATCHES, *([self._rank] if self._rank else []))
+            self._seeds = (self.seed, block), rng.seeds(SEEDS, *keys)
+        return torch.Generator().manual_seed(self._seeds[1][place])
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the next batch is trained whole, because the method does not choose at this point of the training."""
+        return defines(self.method, "active") and not self.method.active(self._progress(), self.step)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def whole(self, n: int, device: torch.device) -> BatchPlan:
+        """Returns a plan with every row of a batch."""
+        return self._counted(BatchPlan(torch.arange(n, device=device)), n)
+
+    def _counted(self, plan: BatchPlan, n: int) -> BatchPlan:
+        self.step += 1
+        self.candidates += n
+        self.kept += len(plan.rows)
+        self._batches += 1
+        for name, value in plan.facts.items():
+            self._facts[name] = self._facts.get(name, 0.0) + value
+        return plan
+
+    def facts(self) -> dict[str, float]:
+        """Returns the numbers of rows seen and kept since the last call, and the means of the facts of the plans."""
+        found: dict[str, float] = {"candidates": self.candidates, "selected": self.kept}
+        found |= {name: total / self._batches for name, total in self._facts.items()}
+        if self.candidates:
+            found["actual_fraction"] = 1 - self.kept / self.candidates
+        if defines(self.method, "report"):
+            found |= self.method.report(self.state)  # pyright: ignore[reportAttributeAccessIssue]
+        self.candidates = self.kept = self._batches = 0
+        self._facts = {}
+        return found
+
+    def chosen(self) -> tuple[float, int]:
+        """Returns the share of rows that the method chose since the last call, and in how many batches; others were left whole.
+
+        The share is 1 where it was not asked.
+        """
+        found = self._chosen / self._offered if self._offered else 1.0, self._asked
+        self._offered = self._chosen = self._asked = 0
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the method and its position in the random numbers."""
+        return {
+            "state": {name: v.clone() if isinstance(v, Tensor) else v for name, v in self.state.items()},
+            "step": self.step,
+            "seed": self.seed,
+            "candidates": self.candidates,
+            "kept": self.kept,
+            "facts": dict(self._facts),
+            "batches": self._batches,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where another stage stopped."""
+        self.state, self.step, self.seed = dict(state["state"]), state["step"], state["seed"]
+        self.candidates, self.kept = state["candidates"], state["kept"]
+        self._facts, self._batches = dict(state["facts"]), state["batches"]

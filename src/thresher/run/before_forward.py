@@ -1,0 +1,107 @@
+"""Chooses the rows of a batch before the loop sees it: `forward_passes="twice"`, and methods without signals."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thresher.attribution.rows import Attribution
+from thresher.cost import break_even
+from thresher.losses.given import GivenLosses
+from thresher.passes.scoring import Scoring
+from thresher.plans import BatchPlan
+from thresher.run.batch_selection import BatchSelection, without_ignored
+from thresher.run.batch_stage import BatchStage
+from thresher.run.divisor import UnevenLabels, part_of_batch
+from thresher.run.parts import Parts
+from thresher.warning import warn
+
+
+class BeforeForward(BatchSelection):
+    """A batch method chooses before the loop sees a batch, by a scoring pass or, where it needs no losses, without one.
+
+    Args:
+        parts: Parts of the run.
+        stage: The batch method at work.
+        scoring: How losses are computed.
+        fills: Whether chosen rows are filled up to full batches.
+    """
+
+    def __init__(self, parts: Parts, stage: BatchStage, scoring: Scoring, *, fills: bool) -> None:
+        super().__init__(parts, stage)
+        self._stage, self._scoring, self.fills = stage, scoring, fills
+        self.forward_passes = "twice" if fills else "once"
+        self._known_losses = None if scoring.losses is None else scoring.losses.to(parts.device)
+        self.scores = bool(stage.requires.signals) and scoring.losses is None and scoring.model is None
+        self._warned, self._loss_of_rows = False, self.loss
+        self._uneven = UnevenLabels(parts.device) if parts.config.by_batch else None
+        if self._uneven is not None and parts.reader.criterion is not None:
+            self.loss = self._loss_by_rows
+
+    def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
+        """Returns the rows of a candidate batch that the loop sees.
+
+        Args:
+            batch: The batch, on the device.
+            ids: Ids of its rows, shape (n,), int64, on the host.
+            epoch: Number of the epoch, 0-based.
+        """
+        if self._stage.keeps_all:
+            return self._stage.whole(len(ids), ids.device)
+        # A method without signals chooses on the host, where the loader needs the rows: nothing waits for the device then.
+        here = ids.to(self._parts.device, non_blocking=True) if self._stage.requires.signals else ids
+        plan = self._stage.plan(here, self._signals(batch, here, epoch) if self._stage.requires.signals else {})
+        return part_of_batch(plan, len(ids)) if self._parts.config.by_batch else plan
+
+    def _signals(self, batch: Any, ids: Tensor, epoch: int) -> dict[str, Tensor]:
+        """Signals to choose by: given ones, those of an earlier epoch, or those of a scoring pass."""
+        if self._known_losses is not None:
+            return {"loss": self._known_losses.index_select(0, ids)}
+        # Losses of this step may still wait in the accumulator, and stale ones are read from the records.
+        if epoch % self._scoring.every_epochs:
+            self._parts.attributor.write()
+            return {name: self._parts.records[name].index_select(0, ids) for name in self._stage.requires.signals}
+        return without_ignored(self._parts.passes.score(batch, ids, self._scoring))
+
+    def warn_of_labels(self) -> None:
+        """Warns once where the losses were divided by a share of rows, and labels should have counted."""
+        if self._uneven is not None:
+            self._uneven.warn()
+
+    def reduced(
+        self,
+        given: GivenLosses,
+        outputs: Any,
+        targets: Any,
+        attribution: Attribution,
+        weights: Tensor | None,
+        _weights_over_n: Tensor | None,
+    ) -> tuple[Any, ...]:
+        """Averages losses that the loop computed itself over all rows of its batch, and reads their signals."""
+        if self._uneven is not None and (counts := given.counts(attribution.layout)) is not None:
+            self._uneven.note(counts)
+        return super().reduced(given, outputs, targets, attribution, weights, _weights_over_n)
+
+    def _loss_by_rows(self, outputs: Any, targets: Any, attribution: Attribution, *weights: Any) -> tuple[Any, ...]:
+        criterion, device = self._parts.reader.criterion, self._parts.device
+        assert self._uneven is not None
+        assert criterion is not None
+        self._uneven.note(criterion.shares(torch.empty(attribution.layout.n, 1, device=device), targets))
+        return self._loss_of_rows(outputs, targets, attribution, *weights)
+
+    def warn_if_in_vain(self, keep: float, batches: int) -> None:
+        """Warns once where a scoring pass costs more than it saves on this model, as measured."""
+        self.warn_of_labels()
+        scoring, ratio = self._scoring, self._parts.stopwatch.ratio()
+        cheaper = scoring.losses is not None or scoring.model is not None or scoring.dtype or scoring.input_scale != 1
+        if not self._stage.requires.signals or cheaper or self._warned or not (ratio and batches):
+            return
+        most = 1 - (1 - break_even(1.0, ratio)) / scoring.every_epochs
+        if keep <= most:
+            return
+        self._warned = True
+        warn(
+            f"{type(self._stage.method).__name__} kept {keep:.2f} of the samples, but with two forward passes it saves time on "
+            f"this model only below {most:.2f} (a backward pass takes {ratio:.2f} forward passes, measured). Keep less than "
+            f"{most:.2f}, use forward_passes='once', or a cheaper forward_passes=Scoring(...). This is said once."
+        )

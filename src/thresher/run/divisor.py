@@ -1,0 +1,83 @@
+"""Divides the losses of kept rows by all rows of their batch, for methods that declare `divide="batch"`."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from thresher.losses.base import Criterion
+from thresher.methods.contract import BatchMethod, requirements_of
+from thresher.plans import BatchPlan
+from thresher.run.parts import RunConfig
+from thresher.warning import warn
+
+
+def divides_by_batch(method: BatchMethod | None) -> bool:
+    """Returns whether kept losses are divided by the rows of the batch, as a batch method declares it."""
+    return method is not None and requirements_of(method).divide == "batch"
+
+
+def divisible_before(criterion: Criterion | None) -> bool:
+    """Returns whether a weight that all rows of a batch have becomes a factor on its loss."""
+    return criterion is None or not (criterion.class_weights or criterion.reduction == "sum")
+
+
+class UnevenLabels:
+    """Notices where a share of the rows stood for a share of the labels, and the samples had different numbers of labels.
+
+    Args:
+        device: Device of the losses.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._uneven = torch.zeros((), dtype=torch.bool, device=device)
+        self._warned = False
+
+    def note(self, counts: Tensor) -> None:
+        """Notes how many labels count in each sample of a batch, shape (n,); nothing waits for the device."""
+        # A flag on the device, read once an epoch: the step waits for nothing.
+        if len(counts):
+            self._uneven |= counts.min() != counts.max()
+
+    def warn(self) -> None:
+        """Warns once where samples had different numbers of labels; it waits for the device."""
+        if self._warned or not self._uneven:
+            return
+        self._warned = True
+        warn(
+            "The method divides kept losses by the rows of the batch, and samples of one batch had different numbers of labels "
+            "that count. Where rows are chosen before the forward pass without the labels of their whole batch, the mean over "
+            "the kept labels is multiplied by the share of the rows that were kept, which is not the share of the labels. Use "
+            "forward_passes='once'. This is said once."
+        )
+
+
+def part_of_batch(plan: BatchPlan, n: int) -> BatchPlan:
+    """Returns a plan whose mean over the kept rows is their sum over the rows of the batch.
+
+    Args:
+        plan: Plan of a batch.
+        n: Number of rows of the batch.
+
+    Example:
+        >>> part_of_batch(BatchPlan(torch.tensor([0, 3])), 8).weights
+        tensor([0.2500, 0.2500])
+    """
+    k = len(plan.rows)
+    if k in (0, n):
+        return plan
+    ones = torch.ones(k, dtype=torch.float32, device=plan.rows.device) if plan.weights is None else plan.weights
+    return replace(plan, weights=ones * (k / n))
+
+
+def check_divisor(config: RunConfig) -> None:
+    """Refuses a criterion whose losses cannot be divided by the rows of the batch before the forward pass."""
+    adapter = config.adapter
+    if not config.by_batch or config.mode.is_in_forward or divisible_before(adapter):
+        return
+    how = "class weights" if adapter is not None and adapter.class_weights else "reduction='sum'"
+    raise ValueError(
+        f"`criterion`: {type(config.batch_method).__name__} divides the losses of the rows that it keeps by the rows of the "
+        f"batch. Before the forward pass this is a weight, and {how} of the criterion would cancel it or count it twice. Use "
+        "forward_passes='once', or a criterion without it."
+    )

@@ -1,0 +1,106 @@
+"""What processes that train together must have in common, and what they cannot do together."""
+
+from typing import Any
+
+from torch import distributed
+from torch.utils.data import IterableDataset
+
+from thresher.distributed.world import ALONE, ProcessWorld, World, agree, sampler_facts
+from thresher.distributed.wrappers import in_several_processes
+from thresher.loading.samplers import check_shared, inner_sampler
+from thresher.run.batch_selection import by_chance
+from thresher.run.parts import RunConfig, SelectionMode
+
+NO_FURTHER_PLAN = (
+    "There is no plan of epoch {} before all processes begin it together by iterating run.loader: attach was given epochs={}. "
+    "Ask for run.plan and len(run.loader) before the training is over."
+)
+NOT_SHARED = "sampler.generator"
+"""Fact about a sampler in which processes may differ: accelerate gives all of them the same state before each epoch."""
+
+
+def world_of(process_group: Any) -> World:
+    """Returns the processes that train together; `ALONE` where there is one.
+
+    Args:
+        process_group: Argument of `attach`; None for the default group, where there is one.
+
+    Raises:
+        ValueError: `process_group` is no group of torch.distributed that this process is in.
+    """
+    if process_group is None and not in_several_processes():
+        return ALONE
+    try:
+        world = ProcessWorld(process_group)
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"`process_group`: {error}") from error
+    return ALONE if world.size == 1 else world
+
+
+def has_group() -> bool:
+    """Returns whether this process is in a process group of torch.distributed, be it alone there."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def check_attached_late_enough(had_group: bool) -> None:
+    """Refuses a run that was attached as that of one process, and trains in several.
+
+    Args:
+        had_group: Result of `has_group` when the run was attached.
+
+    Raises:
+        RuntimeError: There is a process group of several processes now, and there was none then.
+    """
+    if not had_group and in_several_processes():
+        raise RuntimeError(
+            f"attach was called before torch.distributed.init_process_group, so that each of the "
+            f"{distributed.get_world_size()} processes would train on all samples by itself. Call attach after it."
+        )
+
+
+def check_alike(world: World, settings: dict[str, Any], loader: Any) -> None:
+    """Checks that all processes attach alike; each of them calls it, before any of them can fail by itself.
+
+    Args:
+        world: The processes.
+        settings: Arguments of `attach` by name.
+        loader: The user's loader.
+
+    Raises:
+        DisagreementError: They do not; all processes raise it.
+    """
+    if world.size == 1:
+        return
+    batches = loader.batch_sampler
+    sampler = None if batches is None else inner_sampler(batches)
+    facts = {name: fact for name, fact in sampler_facts(sampler).items() if name != NOT_SHARED}
+    sizes = {name: getattr(batches, name, None) for name in ("batch_size", "drop_last")}
+    samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
+    agree(world, {**settings, "samples": samples, **sizes, **facts})
+
+
+def check_several(config: RunConfig) -> None:
+    """Refuses what several processes cannot do together.
+
+    Raises:
+        ValueError: A loader or a method is not for several processes.
+    """
+    loader, scoring, world, batch = config.loader, config.scoring, config.world, config.batch_method
+    if world.size == 1:
+        return
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            f"`loader` iterates over {type(loader.dataset).__name__}, an IterableDataset: {world.size} processes could have "
+            "different numbers of batches. Use a map-style dataset, or one process."
+        )
+    check_shared(loader, world)
+    if scoring is not None and scoring.every_epochs > 1:
+        raise ValueError(
+            "`forward_passes`: losses of earlier epochs are in the records of process 0, and not where a sample is in a batch. "
+            "Use every_epochs=1 in several processes."
+        )
+    if batch is not None and config.mode is SelectionMode.WITHOUT_LOSSES and by_chance(batch):
+        raise ValueError(
+            f"{type(batch).__name__} keeps rows by chance and without losses, so that the processes would have batches of "
+            "different sizes, or none. Use forward_passes='twice', which fills them up."
+        )

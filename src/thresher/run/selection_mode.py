@@ -1,0 +1,115 @@
+"""Decides where and by what the rows of a batch are chosen, or refuses what contradicts it."""
+
+from torch import nn
+
+from thresher.distributed.wrappers import is_sharded
+from thresher.losses.signals import GIVEN_ONLY, WIDE_SIGNALS
+from thresher.methods.contract import BatchMethod, requirements_of, way_around
+from thresher.run.batch_selection import by_chance
+from thresher.run.divisor import divides_by_batch, divisible_before
+from thresher.run.parts import RunConfig, SelectionMode
+from thresher.warning import warn
+
+
+def _passes_for_signals(config: RunConfig) -> str:
+    """Returns `forward_passes` as the signals of the batch method need it, after checking that these can be had."""
+    method, forward_passes, scoring = config.batch_method, config.forward_passes, config.scoring
+    wide = set() if method is None else WIDE_SIGNALS & {*requirements_of(method).signals}
+    if not wide:
+        return forward_passes
+    name = type(method).__name__
+    if lacking := sorted(wide & GIVEN_ONLY if config.signals is None else ()):
+        raise ValueError(
+            f"{name} needs {', '.join(lacking)}, which no criterion gives. Pass attach(signals=function) with "
+            f"function(outputs, targets) -> {{'{lacking[0]}': (n, n) tensor}}{way_around(method, *lacking)}."
+        )
+    if "alignment" in requirements_of(method).signals and (scoring is None or scoring.validation is None):
+        raise ValueError(
+            f"{name} needs a validation batch: pass attach(forward_passes=thresher.Scoring(validation=function)) with a "
+            "function that returns one, such as lambda: (inputs, targets)"
+        )
+    if scoring is not None and (scoring.every_epochs > 1 or scoring.losses is not None):
+        raise ValueError(
+            f"`forward_passes`: {name} chooses by {', '.join(sorted(wide))}, of which each sample has several numbers, and "
+            "nothing of them is kept from epoch to epoch: use every_epochs=1 and no `losses`"
+        )
+    if "feature" not in wide:
+        return forward_passes
+    if forward_passes == "once":
+        raise ValueError(
+            f"{name} needs the input of the last nn.Linear, which the loop's own forward pass does not show: use "
+            f"forward_passes='twice'{way_around(method, 'feature')}"
+        )
+    scored = config.model if scoring is None or scoring.model is None else scoring.model
+    if isinstance(scored, nn.Module) and not any(isinstance(part, nn.Linear) for part in scored.modules()):
+        raise ValueError(
+            f"{name} needs the input of the last nn.Linear, and {type(scored).__name__} has none{way_around(method, 'feature')}"
+        )
+    return "twice"
+
+
+def selection_mode(config: RunConfig) -> SelectionMode:
+    """Returns where and by what the rows of a batch are chosen.
+
+    Args:
+        config: Options of the run; its mode is not read.
+
+    Raises:
+        ValueError: Something that the method needs is missing, or options contradict each other.
+        RuntimeError: The backward pass of some rows needs a newer torch.
+    """
+    method, scoring, n = config.batch_method, config.scoring, config.samples
+    forward_passes = _passes_for_signals(config)
+    if method is None:
+        if scoring is not None:
+            raise ValueError("`forward_passes`: a Scoring is for methods that select in the batch; none was given")
+        return SelectionMode.NONE
+    name, signals = type(method).__name__, requirements_of(method).signals
+    if not signals:
+        if scoring is not None:
+            raise ValueError(f"`forward_passes`: {name} needs no losses to choose by; leave the Scoring out")
+        return SelectionMode.WITHOUT_LOSSES_FILLED if forward_passes == "twice" else SelectionMode.WITHOUT_LOSSES
+    if scoring is not None and n is None and (scoring.every_epochs > 1 or scoring.losses is not None):
+        raise ValueError("`forward_passes`: losses of earlier epochs need samples with ids, a map-style dataset")
+    if scoring is not None and scoring.losses is not None and len(scoring.losses) != n:
+        raise ValueError(
+            f"`forward_passes`: the `losses` of the Scoring are of {len(scoring.losses)} samples, the dataset has {n}"
+        )
+    for argument, given in (("model", config.model), ("criterion", config.adapter)):
+        # A loop that computes its own losses, for run.reduce, has them in its own forward pass.
+        in_loop = argument == "criterion" and forward_passes != "twice" and scoring is None
+        if given is None and not in_loop:
+            or_once = "" if argument == "model" else ", or leave out forward_passes= where the loop calls run.reduce"
+            raise ValueError(f"{name} chooses by {', '.join(signals)}: pass attach({argument}=...){or_once}")
+    if scoring is not None or forward_passes == "twice":
+        return SelectionMode.BEFORE_FORWARD
+    may_fall_back = forward_passes == "auto" and config.adapter is not None and _can_choose_before(config, method)
+    from thresher.subset.compilers import lacks_torch  # loads `thresher.subset`, which no other mode needs
+
+    reason = lacks_torch()
+    if reason is None:
+        return SelectionMode.IN_FORWARD_AT_FIRST if may_fall_back else SelectionMode.IN_FORWARD
+    if not may_fall_back:
+        raise RuntimeError(f"{reason}. Update torch, or use forward_passes='twice', which needs attach(criterion=...).")
+    warn(f"{reason}: {name} chooses by a scoring pass before each step, as with forward_passes='twice'.")
+    return SelectionMode.BEFORE_FORWARD
+
+
+def _can_choose_before(config: RunConfig, method: BatchMethod) -> bool:
+    """Whether a batch method that chooses in the loop's forward pass could go on with a scoring pass of the model."""
+    by_batch = divides_by_batch(method)
+    uneven = by_chance(method) and (config.world.size > 1 or by_batch)
+    split = config.model is not None and is_sharded(config.model)
+    return not (split or uneven or (by_batch and not divisible_before(config.adapter)))
+
+
+def check_counted_once(config: RunConfig) -> None:
+    """Refuses a scoring pass beside an epoch method that adds up the losses of a sample."""
+    method = config.epoch_method
+    scores = config.mode in (SelectionMode.BEFORE_FORWARD, SelectionMode.IN_FORWARD, SelectionMode.IN_FORWARD_AT_FIRST)
+    adds = any(column.merge == "sum" or callable(column.merge) for column in method.columns().values())
+    if scores and config.forward_passes != "once" and adds:
+        raise ValueError(
+            f"{type(method).__name__} adds up the losses of a sample, and a scoring pass would add them twice: pass "
+            f"forward_passes='once'{way_around(method, 'sum')}"
+        )

@@ -1,0 +1,107 @@
+"""The model that the loop trains, whose backward pass may cost only the chosen rows."""
+
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from thresher.attribution.cost_meter import Meter
+from thresher.distributed.wrappers import CallInside, SubsetModule, averages, data_parallel, inside
+from thresher.warning import warn
+
+COMPILED_AROUND = (
+    "`model` is torch.compile around subset_backward, and torch.compile would compute the backward pass of all rows. The model "
+    "is trained without that wrapper, with right gradients and more slowly. Write subset_backward(torch.compile(model)), or "
+    "leave subset_backward out and give attach the model that torch.compile returned."
+)
+
+
+class TrainedModel:
+    """The model of a run, whose backward pass may cost only the chosen rows.
+
+    Args:
+        model: Argument of `attach`.
+        subset: Whether the backward pass is to cost only the chosen rows. A model that was made for this is left as it is.
+
+    Attributes:
+        module: Module that `run.model` stands for; None where `attach` was given no model.
+        call: Function that runs a forward pass of the training; None where this is a call of `module`.
+    """
+
+    def __init__(self, model: nn.Module | None, *, subset: bool) -> None:
+        as_given: Any = model
+        if subset:
+            model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper would compile the backward pass of all rows
+        self.module, self.call = model, None
+        self._parallel, self._averages = data_parallel(model), averages(model)
+        self._parts = [] if model is None else [part for part in model.modules() if isinstance(part, SubsetModule)]
+        self._whole = _innermost(model)
+        if model is None or not subset:
+            return
+        # Loaded here, as it loads torch's compiler: other runs need neither.
+        from thresher.subset import subset_backward
+        from thresher.subset.compilers import compiled_like, given
+
+        if self._parts:
+            if model is not as_given and given(as_given).options is not None:
+                warn(COMPILED_AROUND)
+            return
+        # A model that torch.compile returned is compiled inside of the wrapper; one in DistributedDataParallel is wrapped
+        # inside of it, so that gradients are still reduced.
+        self._whole = made = subset_backward(as_given if self._parallel is None else compiled_like(as_given, inside(model)))
+        self._parts = [made]
+        if self._parallel is None:
+            self.module = made
+        else:
+            self.call = CallInside(self._parallel, made)
+
+    @property
+    def tracing_s(self) -> float:
+        """Seconds that tracing and compiling have taken."""
+        return sum(part.tracing_s for part in self._parts)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model turned out not to be traceable, so that its backward pass costs all rows."""
+        return bool(self.why_plain())
+
+    def why_plain(self) -> str:
+        """Returns why the model could not be traced; "" where it was, or has not been tried."""
+        return next((part.fallback for part in self._parts if part.fallback is not None), "")
+
+    def is_plain_anywhere(self, can_score: bool) -> bool:
+        """Returns whether the model turned out not to be traceable in any process that trains it; all get the same answer.
+
+        Args:
+            can_score: Whether this process can choose in another way; where one cannot, the answer is False.
+        """
+        if self._averages is None:
+            return self.is_plain and can_score
+        # All processes choose in the same way, or one would wait for a scoring pass that the others do not make.
+        found = torch.tensor([self.is_plain, not can_score], dtype=torch.int32, device=self._averages.device)
+        distributed.all_reduce(found, op=distributed.ReduceOp.MAX, group=self._averages.process_group)
+        plain, unable = found.tolist()
+        return bool(plain) and not unable
+
+    def report_to(self, meter: Meter) -> None:
+        """Has the model report the samples that go backward, where its backward pass costs the chosen rows only.
+
+        Args:
+            meter: Meter that counts them.
+        """
+        if not self._parts:
+            return
+        self._parts[0].meter = meter
+        # The backward pass of what lies around the wrapped part costs all rows, or fewer, as its operations decide.
+        if self._parts[0] is not self._whole:
+            meter.make_unknown(
+                "only a part of the model has the backward pass of subset_backward, and the cost of the rest depends on its "
+                "operations; wrap the whole model in subset_backward, unless its blocks are sharded one by one"
+            )
+
+
+def _innermost(model: nn.Module | None) -> nn.Module | None:
+    """Returns what is inside of wrappers around a whole model, down to that of `subset_backward`."""
+    while model is not None and not isinstance(model, SubsetModule):
+        model = getattr(model, "_orig_mod", getattr(model, "module", None))
+    return model
