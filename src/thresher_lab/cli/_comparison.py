@@ -49,10 +49,10 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
         results: Content of results.json.
     """
     from thresher_lab.comparison.summary import (
-        busy_sentence,
         closing,
         open_beside_intervals,
         rates_sentences,
+        sentences_on_times,
         time_beside_cost,
     )
 
@@ -62,8 +62,7 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
         for line in _blocks(results, console.width):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         console.print()
-    busy = [said] if (said := busy_sentence(results["runs"])) else []
-    about = open_beside_intervals(results) + time_beside_cost(results) + rates_sentences(results) + busy
+    about = open_beside_intervals(results) + time_beside_cost(results) + rates_sentences(results) + sentences_on_times(results)
     for sentence in closing(results) + about:
         console.print(sentence, markup=False, highlight=False)
     console.print(f"\n{caption(results)}\n", markup=False, highlight=False)
@@ -177,8 +176,8 @@ def _numbers(row: dict[str, Any], results: dict[str, Any]) -> tuple[str, ...]:
 
     show, signed = forms(results)
     spread = "" if row["std"] is None else f" ± {show(row['std'])}"
-    shares = (row.get(f"{name}_ratio") for name in ("cpu", "wall", "memory"))
-    known = ("?" if share is None else f"{share:.2f}" for share in shares)
+    shares = {name: row.get(f"{name}_ratio") for name in ("cpu", "wall", "memory")}
+    known = ({"wall": ""}.get(name, "?") if share is None else f"{share:.2f}" for name, share in shares.items())
     return f"{show(row['mean'])}{spread}", difference_text(row, signed), f"{row['cost_ratio']:.3f}", *known
 
 

@@ -3,8 +3,9 @@
 import math
 import statistics
 import sys
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -205,6 +206,31 @@ def check_tracker(name: str) -> None:
         raise ValueError(f"--track {name}: {why}; installed: {', '.join(available) or 'none'}")
 
 
+class Company:
+    """Measures how many other runs are in progress beside a run, as a mean over its time."""
+
+    def __init__(self) -> None:
+        self._at = self._sum = 0.0
+        self._running: dict[str, tuple[float, float]] = {}
+
+    def begin(self, key: str) -> None:
+        """Notes that a run begins."""
+        self._running[key] = self._now()
+
+    def end(self, key: str) -> float:
+        """Notes that a run has ended, and returns the mean number of others."""
+        now, total = self._now()
+        began, before = self._running.pop(key)
+        return round((total - before) / (now - began) - 1, 2) if now > began else 0.0
+
+    def _now(self) -> tuple[float, float]:
+        """Returns the time, and the sum of the times of all runs until then."""
+        now = time.monotonic()
+        self._sum += (now - self._at) * len(self._running)
+        self._at = now
+        return now, self._sum
+
+
 class ComparedRuns:
     """The runs of a comparison: those that wait, and those that are done.
 
@@ -239,7 +265,8 @@ class ComparedRuns:
         specs = (FULL_TRAINING, *others)
         self._asked = [Job.of(spec, seed, self.rates.of(spec.label), of_full) for spec in specs for seed in seeds]
         # Seed by seed: full training and what it is compared with run at about the same time, under the same load.
-        self._queue = deque(sorted(self._asked, key=lambda job: seeds.index(job.seed)))
+        self._place = {seed: place for place, seed in enumerate(seeds)}
+        self._queue = deque(self._in_turn(self._asked))
         self._done: dict[str, dict[str, Any]] = {}
         self._refused: dict[str, str] = {}
         self._by_name = kinds is not None
@@ -251,17 +278,23 @@ class ComparedRuns:
         """Number of runs, with the controls, if no two methods share a control."""
         return sum(1 + len(self._kinds[job.label]) for job in self._asked)
 
+    def _in_turn(self, jobs: Iterable[Job]) -> list[Job]:
+        return sorted(jobs, key=lambda job: self._place[job.seed])
+
     def work(self, workers: Workers | TogetherWorkers) -> None:
         """Trains until no run is waiting."""
+        company = Company()
         while True:
             while workers.free and (job := self._next()) is not None:
                 workers.start(job)
+                company.begin(job.key)
                 self.watcher.started(job)
             if not workers.busy:
                 return
             try:
                 event = workers.next_event()
             except RunRefusedError as refused:
+                company.end(refused.job.key)
                 self._refuse(refused)
                 continue
             if isinstance(event, Advanced):
@@ -269,8 +302,9 @@ class ComparedRuns:
             elif isinstance(event, Warned):
                 self.watcher.warned(event.text, event.run)
             else:
-                self.store.save_run(event.job.key, event.run)
-                self._finish(event.job, event.run, reused=False)
+                run = event.run | {"other_runs": company.end(event.job.key)}
+                self.store.save_run(event.job.key, run)
+                self._finish(event.job, run, reused=False)
 
     def runs(self) -> list[dict[str, Any]]:
         """Returns all runs, with costs that can be compared; the controls of a run follow it."""
@@ -339,6 +373,7 @@ class ComparedRuns:
         for asked in self._asked:
             if asked.needs_control and asked.key in self._done:
                 self._add_controls(asked)
+        self._queue = deque(self._in_turn(self._queue))
 
     def _add_controls(self, asked: Job) -> None:
         """Adds the controls of a finished run that wait for nothing else."""

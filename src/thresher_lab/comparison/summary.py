@@ -26,6 +26,8 @@ DEFAULT_MARGIN, OF_FULL = 0.5, 0.05
 BASELINE = "the baseline"
 """Verdict of full training."""
 
+WALL_LEFT_BLANK = "A wall time is blank if more or fewer other programs ran then than during full training."
+
 RunDict = dict[str, Any]
 """A run as in results.json."""
 RowDict = dict[str, Any]
@@ -44,20 +46,22 @@ def any_busy(runs: Sequence[RunDict]) -> bool | None:
     return any(known) if known else None
 
 
-def busy_sentence(runs: Sequence[RunDict]) -> str:
-    """Returns how much the times of some runs are worth; "" where no machine is known to have been busy.
+def sentences_on_times(results: Mapping[str, Any]) -> list[str]:
+    """Returns how far the times of a comparison compare; nothing if there is no doubt.
 
     Args:
-        runs: Runs as in results.json.
+        results: Content of results.json.
 
     Example:
-        >>> busy_sentence([{"busy": True}, {"busy": False}, {}])
-        'Times, of the CPU too, were measured on a busy machine: in 1 of 3 runs, its load was above its cores.'
+        >>> sentences_on_times({"runs": [{"busy": True}, {"busy": False}, {}], "summary": []})
+        ['Times, of the CPU too, were measured on a busy machine: in 1 of 3 runs, its load was above its cores.']
     """
+    runs = results["runs"]
     each = {run.get("samples", number): run.get("busy") is True for number, run in enumerate(runs)}  # methods share controls
     busy = sum(each.values())
     said = f"in {busy} of {len(each)} runs, its load was above its cores"
-    return f"Times, of the CPU too, were measured on a busy machine: {said}." if busy else ""
+    blank = any(row["wall_ratio"] is None for row in results["summary"])
+    return [f"Times, of the CPU too, were measured on a busy machine: {said}."] * (busy > 0) + [WALL_LEFT_BLANK] * blank
 
 
 def left_out_sentence(one: Mapping[str, str]) -> str:
@@ -160,8 +164,8 @@ def _time_gap(method: float | None, control: float | None) -> float | None:
 
 def _is_fair(finding: Against, method: Sequence[RunDict], control: Sequence[RunDict], full: Sequence[RunDict]) -> bool:
     """Returns whether a finding holds although the times differ: the winner must not be the one with more time."""
-    clock = control[0].get("length", {}).get("clock", "cpu_s")
-    gap = _time_gap(_median_ratio(method, full, clock), _median_ratio(control, full, clock))
+    clock = "cpu_ratio" if control[0].get("length", {}).get("clock", "cpu_s") == "cpu_s" else "wall_ratio"
+    gap = _time_gap(*(_summary_row(runs, full)[clock] for runs in (method, control)))
     if gap is None or abs(gap) <= TIME_TOLERANCE:
         return gap is not None
     return finding not in (("better",) if gap < 0 else ("worse", "no better"))
@@ -224,7 +228,7 @@ def _summary_row(runs: Sequence[RunDict], full: Sequence[RunDict]) -> RowDict:
         "seeds_needed": None,
         "against": {},
         "cost_ratio": cost,
-        "wall_ratio": _median_ratio(runs, full, "wall_s"),
+        "wall_ratio": _median_ratio(runs, full, "wall_s") if _in_like_company(runs, full) else None,
         "cpu_ratio": _median_ratio(runs, full, "cpu_s"),
         "memory_ratio": _median_ratio(runs, full, "step_memory"),
         "verdict": BASELINE,
@@ -248,6 +252,17 @@ def _median_ratio(runs: Sequence[RunDict], full: Sequence[RunDict], measure: str
     pairs = [(run.get(measure), of_full[run["seed"]]) for run in runs]
     known = [own / whole for own, whole in pairs if own is not None and whole]
     return statistics.median(known) if len(known) == len(pairs) else None
+
+
+COMPANY = ("other_runs", "busy")
+LIKE_COMPANY = 0.5
+"""Difference in the mean number of other runs, and in the share of runs on a busy machine, up to which wall times compare."""
+
+
+def _in_like_company(runs: Sequence[RunDict], full: Sequence[RunDict]) -> bool:
+    """Returns whether as much else ran beside some runs as beside full training, as far as that is known."""
+    apart = (fmean(run.get(name) or 0 for run in runs) - fmean(run.get(name) or 0 for run in full) for name in COMPANY)
+    return all(abs(one) <= LIKE_COMPANY for one in apart)
 
 
 def _judged(paired: Paired, finding: Finding, margin: float, among: int, *, whole: bool) -> RowDict:
@@ -326,11 +341,12 @@ def _row_sentence(row: RowDict, baseline: float, seeds: int, metric: str, whole:
         name = "Full training" if row["method"] == "full" else row["method"]
         tail = "" if row["verdict"] == BASELINE else f"; {row['verdict']}"
         return f"{name} reaches {metric} {level(row['mean'])} {over}{tail}."
+    wall = "" if row["wall_ratio"] is None else f", {row['wall_ratio']:.2f} of its wall time"
     parts = [
         f"{row['method']} reaches {metric} {level(row['mean'])} where full training reaches {level(baseline)}, "
         f"{_with_interval(row, whole)} {over}: {row['verdict'].partition(';')[0]}.",
-        f"It costs {row['cost_ratio']:.3f} of full training as counted, {of_known(row['cpu_ratio'])} of its CPU time, "
-        f"{of_known(row['wall_ratio'])} of its wall time and {of_known(row['memory_ratio'])} of the memory of its steps.",
+        f"It costs {row['cost_ratio']:.3f} of full training as counted, {of_known(row['cpu_ratio'])} of its CPU time"
+        f"{wall} and {of_known(row['memory_ratio'])} of the memory of its steps.",
     ]
     for kind, found in row["against"].items():
         at = _at_cost(kind, row["cost_ratio"])

@@ -18,13 +18,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from thresher_lab.comparison.controls import CONTROLS, SAME_TIME
 from thresher_lab.comparison.summary import (
-    busy_sentence,
     closing,
     difference_text,
     is_share,
     left_out_sentence,
     listed,
     rates_sentences,
+    sentences_on_times,
     time_beside_cost,
 )
 from thresher_lab.report import charts, class_charts
@@ -98,9 +98,6 @@ COST_MEASURES = {"cost": "cost as counted", "cpu": "CPU time", "wall": "wall tim
 """Labels of the measures of cost by the first part of their key in `summary`."""
 COUNTERS = ("forward", "backward", "refresh", "scoring", "steps")
 """Counts in the table of settings, by their key under `cost`."""
-TIMES = {COST_MEASURES["cpu"], COST_MEASURES["wall"]}
-BUSY_MARK = "†"
-"""Mark at the headings of times that were measured on a busy machine, and of the sentence that says so."""
 VERDICT_COLUMNS = ("method", "difference to full", *COST_MEASURES.values(), "verdict")
 """Headings of the table of verdicts, without the metric, which is the second."""
 
@@ -331,7 +328,6 @@ def render_page(
             not shown themselves are rows of a table.
         shown: Pictures and texts of samples, see `load_shown`. Default: none.
     """
-    busy = busy_sentence(results["runs"])
     sections = {title: _section_charts(held, results, samples) for title, held in SECTIONS.items()}
     columns = (*VERDICT_COLUMNS[:1], results["runs"][0]["metric"]["name"], *VERDICT_COLUMNS[1:])
     loader = PackageLoader("thresher_lab.report", ".")
@@ -340,8 +336,8 @@ def render_page(
         results=results,
         first=bottom_line(results),
         seeds=sorted({run["seed"] for run in results["runs"]}),
-        columns=[f"{column} {BUSY_MARK}" if busy and column in TIMES else column for column in columns],
-        busy=f"{BUSY_MARK} {busy}" if busy else "",
+        columns=columns,
+        on_times=sentences_on_times(results),
         margin=margin_text(results, results.get("margin")),
         csv=_csv(results),
         rows=[_verdict_row(row, results) for row in results["summary"]],
@@ -390,11 +386,11 @@ def _verdict_row(row: Mapping[str, Any], results: ResultsDict) -> dict[str, Any]
     """Returns the texts of a row's cells with the values they are sorted by; None sorts last."""
     scale, digits = (100, 2) if is_share(results["runs"]) else (1, 4)
     spread = "" if row.get("std") is None else f" ± {scale * row['std']:.{digits}f}"
-    shares = [row.get(f"{name}_ratio") for name in COST_MEASURES]
+    shares = {name: row.get(f"{name}_ratio") for name in COST_MEASURES}
     cells = [
         (f"{scale * row['mean']:.{digits}f}{spread}", row["mean"]),
         (difference_text(row, lambda value: f"{scale * value:+.{digits}f}"), row["difference"]),
-        *(("unknown" if share is None else f"{share:.3f}", share) for share in shares),
+        *(({"wall": ""}.get(name, "unknown") if share is None else f"{share:.3f}", share) for name, share in shares.items()),
     ]
     return {
         "method": row["method"],

@@ -132,6 +132,7 @@ class ComparedRun(JsonRun):
         cpu_s: CPU seconds.
         wall_s: Seconds.
         busy: Whether the machine was busy at the begin or end; None where that is not known.
+        other_runs: Mean number of other runs of the comparison in progress beside it; None if not known.
         step_memory: Bytes that a step took at most, above those held before; None where that is not known.
         samples: Path of the history of the samples, relative to the folder; None where there is no such file.
         shown: Path of the file with what samples look like, relative to the folder; None where there is none.
@@ -143,6 +144,7 @@ class ComparedRun(JsonRun):
     cpu_s: float
     wall_s: float
     busy: bool | None = None
+    other_runs: float | None = None
     step_memory: int | None = None
     samples: str | None = None
     shown: str | None = None
@@ -212,7 +214,7 @@ class SummaryRow(JsonFile):
         ci95: Interval of the difference.
         cost_ratio: Cost as a share of full training.
         cpu_ratio: CPU time as a share of full training.
-        wall_ratio: Time as a share of full training.
+        wall_ratio: Time as a share of full training; None if not comparable.
         rate: Factor on the learning rate.
         memory_ratio: Peak memory of a step as a share of full training; None where it is not known.
         verdict: Judgement in words.

@@ -50,7 +50,7 @@ def test_results_have_the_schema(finished):
     assert {"thresher", "torch", "python"} <= set(results["versions"])
     for run in results["runs"]:
         fields = {"method", "settings", "seed", "rate", "control_of", "metric", "cost", "wall_s", "cpu_s"}
-        fields |= {"busy", "tracing_s", "step_memory", "confusion", "history", "samples"}
+        fields |= {"busy", "other_runs", "tracing_s", "step_memory", "confusion", "history", "samples"}
         assert run["tracing_s"] == 0
         assert set(run) == fields and (finished[0] / run["samples"]).is_file()
         assert {"forward", "backward", "steps", "ratio"} <= set(run["cost"]) and set(run["metric"]) == {"name", "value"}

@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,6 +142,36 @@ def test_methods_of_one_cost_share_their_controls_but_for_the_placebo(tmp_path, 
     assert of == {"kakurenbo", "infobatch"} and len(results["runs"]) == 26
 
 
+def test_arms_take_turns_within_a_seed(tmp_path, workers):
+    """The controls of all methods with one seed come before those with the next one; those in the same time come last."""
+    compare("digits", parse_methods("kakurenbo,infobatch"), [3, 1, 2], EPOCHS, tmp_path)
+    seeds = [int(name.rpartition(" ")[2]) for name in workers.started if "shorter@time" not in name]
+    methods, controls = seeds[:9], seeds[9:]
+    assert methods == [3, 3, 3, 1, 1, 1, 2, 2, 2] and len(controls) == 15
+    assert controls == sorted(controls, key=[3, 1, 2].index)
+
+
+def test_the_mean_number_of_other_runs(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(comparison, "time", SimpleNamespace(monotonic=lambda: now))
+    company, begun, ended = comparison.Company(), {0: "a", 2: "b", 6: "c", 20: "d"}, {4: "b", 10: "a", 12: "c", 20.0: "d"}
+    found = {}
+    for now in sorted({*begun, *ended}):
+        if now in begun:
+            company.begin(begun[now])
+        if now in ended:
+            found[ended[now]] = company.end(ended[now])
+    # a: 2 of its 10 seconds beside b, 4 beside c; b: all beside a; c: 4 of its 6 seconds beside a; d: no time
+    assert found == {"b": 1.0, "a": 0.6, "c": 0.67, "d": 0.0}
+
+
+def test_each_run_has_the_number_of_other_runs(tmp_path, workers):
+    runs = compared(tmp_path, "kakurenbo")["runs"]
+    assert all(0 <= run["other_runs"] <= 1 for run in runs)
+    files = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*.json")]
+    assert files and all("other_runs" in run for run in files)
+
+
 WITHOUT_SIGNALS = "RandomBackprop chooses without losses or scores: there is nothing to permute"
 
 
@@ -199,7 +230,10 @@ def test_a_comparison_that_was_stopped_anywhere_goes_on_to_the_same_results(tmp_
     monkeypatch.setattr(workers, "stop_after", 100)
     notes = Notes()
     compared(tmp_path / "stopped", "kakurenbo,infobatch", controls=TWO, watcher=notes)
-    assert written(tmp_path / "stopped") == written(tmp_path / "whole")
+    stopped, whole = (written(tmp_path / name) for name in ("stopped", "whole"))
+    for run in stopped["runs"] + whole["runs"]:
+        assert run.pop("other_runs") >= 0  # which is measured
+    assert stopped == whole
     assert len(workers.started) == len(everything) - len(kept)
     assert sum(reused for _, reused in notes.over) == len(kept)
     after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "stopped" / "runs").glob("*")}

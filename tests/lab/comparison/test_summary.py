@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from thresher_lab.comparison.summary import (
+    WALL_LEFT_BLANK,
     any_busy,
-    busy_sentence,
     margin_of,
     open_beside_intervals,
+    sentences_on_times,
     summarise,
     time_beside_cost,
 )
@@ -286,12 +287,35 @@ def test_a_control_that_diverged_is_no_control():
 )
 def test_wall_times_of_a_busy_machine_are_flagged(runs, busy, said):
     assert any_busy(runs) is busy
-    assert said in busy_sentence(runs) and bool(busy_sentence(runs)) is bool(said)
+    sentences = sentences_on_times({"runs": runs, "summary": []})
+    assert said in "".join(sentences) and len(sentences) == bool(said)
 
 
 def test_runs_that_methods_share_are_counted_once():
     runs = [{"busy": True, "samples": "a"}, {"busy": True, "samples": "a"}, {"busy": False, "samples": "b"}]
-    assert "in 1 of 2 runs" in busy_sentence(runs)
+    assert "in 1 of 2 runs" in sentences_on_times({"runs": runs, "summary": []})[0]
+
+
+@pytest.mark.parametrize(
+    ("of_full", "of_method", "ratio"),
+    [
+        ([{}] * 3, [{}] * 3, 1.0),
+        ([{"other_runs": 1.0}] * 3, [{"other_runs": 0.9}] * 3, 1.0),
+        ([{"other_runs": 1.0}] * 3, [{"other_runs": 1.0}] * 2 + [{"other_runs": 0.0}], 1.0),  # the last run of a comparison
+        ([{"other_runs": 1.0}] * 3, [{"other_runs": 1.0}] + [{"other_runs": 0.0}] * 2, None),
+        ([{"other_runs": 0.0}] * 3, [{"other_runs": 1.0}] * 3, None),
+        ([{"busy": True}] * 3, [{"busy": True}] * 3, 1.0),
+        ([{"busy": True}] * 3, [{"busy": False}] * 3, None),
+        ([{"busy": None}] * 3, [{"busy": True}] * 3, None),
+    ],
+)
+def test_wall_times_in_unlike_company_are_left_blank(of_full, of_method, ratio):
+    full, method = ([one | more for one, more in zip(*of, strict=True)] for of in ((FULL, of_full), (METHOD, of_method)))
+    _, row = rows = summarise([*full, *method])
+    assert row["wall_ratio"] == ratio and row["cpu_ratio"] == 0.6
+    assert (" of its wall time" in row["sentence"]) is (ratio is not None)
+    said = sentences_on_times({"runs": [], "summary": rows})
+    assert said == ([] if ratio is not None else [WALL_LEFT_BLANK])
 
 
 def test_the_default_margin_is_in_proportion_to_the_metric():

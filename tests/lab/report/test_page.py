@@ -9,7 +9,7 @@ import pytest
 
 from lab.report.cases import CLASSES, HOSTILE, comparison, save
 from thresher_lab.cli.report import report
-from thresher_lab.comparison.summary import summarise
+from thresher_lab.comparison.summary import WALL_LEFT_BLANK, summarise
 from thresher_lab.report import page as pages
 from thresher_lab.report.page import SECTIONS, plotly_js, render_page, write_report
 from thresher_lab.report.sheets import sheets, suspect_sheet
@@ -147,16 +147,25 @@ def test_samples_that_the_runs_have_shown_are_on_the_page():
     assert any(f"class {HOSTILE}" in (label or "") for label in seen.text)
 
 
-def test_times_of_a_busy_machine_are_marked():
+def test_times_of_a_busy_machine_are_in_the_note():
     results, _ = comparison(seeds=(0,), controls=False)
-    said = "† Times, of the CPU too, were measured on a busy machine: in 1 of 3 runs, its load was above its cores."
+    said = "Times, of the CPU too, were measured on a busy machine: in 1 of 3 runs, its load was above its cores."
     for busy in (None, False, True):
         results["runs"][1]["busy"] = busy
         seen = Seen(render_page(results, {}))
         text = " ".join("".join(seen.text).split())
-        assert (said in text) is ("wall time †" in text) is (busy is True)
-        labels = {attributes.get("data-label") for tag, attributes in seen.tags if tag == "td"}
-        assert ("wall time †" in labels) is ("CPU time †" in labels) is (busy is True)
+        assert (said in text) is (busy is True)
+
+
+def test_a_wall_time_in_other_company_is_blank():
+    results, _ = comparison(seeds=(0,), controls=False)
+    for run in results["runs"]:
+        run["other_runs"] = 0.0 if run["method"] == "kakurenbo" else 1.0
+    results["summary"] = summarise(results["runs"], 0.5)
+    table = render_page(results, {})
+    cells = re.findall(r'data-label="wall time" data-value="([^"]*)">([^<]*)<', table)
+    assert cells[0] == ("1.0", "1.000") and cells[1] == ("", "") and cells[2] != ("", "")
+    assert WALL_LEFT_BLANK in table
 
 
 def test_twenty_methods_are_a_page_below_4_mb():
