@@ -9,6 +9,7 @@ from thresher import plans as plans
 from thresher import records as records
 from thresher import rl as rl
 from thresher import rng as rng
+from thresher import samplers as samplers
 from thresher import schedules as schedules
 from thresher import scores as scores
 from thresher import selection as selection
@@ -19,10 +20,7 @@ from thresher.attribution import AttributionError as AttributionError
 from thresher.cost import break_even as break_even
 from thresher.loading.samplers import ShardedSampler as ShardedSampler
 from thresher.loading.settings import loader_settings as loader_settings
-from thresher.loading.shuffle import Shuffle as Shuffle
 from thresher.loading.smaller_batches import SmallerBatchesError as SmallerBatchesError
-from thresher.loading.stratified import StratifiedBatchSampler as StratifiedBatchSampler
-from thresher.loading.stratified import labels_of as labels_of
 from thresher.loading.tensor_loader import TensorLoader as TensorLoader
 from thresher.methods import Requirements as Requirements
 from thresher.methods.built_in import *  # noqa: F403
@@ -37,6 +35,9 @@ from thresher.run import Run as Run
 from thresher.run import attach as attach
 from thresher.run import observe as observe
 from thresher.run.schedule import ProgressLR as ProgressLR
+from thresher.samplers import Shuffle as Shuffle
+from thresher.samplers import StratifiedBatchSampler as StratifiedBatchSampler
+from thresher.samplers import labels_of as labels_of
 from thresher.subset import mixes_samples as mixes_samples
 from thresher.subset import subset_backward as subset_backward
 from thresher.trees import to_device as to_device

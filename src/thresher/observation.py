@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thresher.loading.stratified import codes_of, labels_of, same_classes
 from thresher.methods.forgetting import UNSEEN_TURNS, turns
 from thresher.records import NEVER_SEEN, Column, Records
+from thresher.samplers.stratified import codes_of, labels_of, same_classes
 from thresher.score_table import Scores
 
 MOST_SEEN = torch.iinfo(torch.int16).max

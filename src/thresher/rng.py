@@ -209,3 +209,20 @@ def lots(base: int, ids: range | NDArray[np.int64]) -> NDArray[np.uint32]:
         bits >>= np.uint64(32)
         found[first : first + CHUNK] = bits
     return found
+
+
+def uniform(base: int, ids: range) -> NDArray[np.float32]:
+    """Returns one random number in (0, 1) for each id, which depends on nothing but `base` and the id.
+
+    Args:
+        base: Number that differs from epoch to epoch, within [0, 2**63).
+        ids: Ids.
+
+    Returns:
+        Random numbers, shape (len(ids),), float32.
+
+    Example:
+        >>> uniform(7, range(2))
+        array([0.3898297, 0.0167883], dtype=float32)
+    """
+    return ((lots(base, ids) >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2**-23)

@@ -35,6 +35,7 @@ FLOORS = (
     ("attribution",),
     ("subset",),
     ("loading",),
+    ("samplers",),
     ("distributed",),
     (
         "plans",
@@ -128,6 +129,10 @@ def test_a_method_imports_the_vocabulary_only(module):
     ("uses", "unneeded"),
     [
         ("thresher.attach, thresher.observe, thresher.scores, thresher.testing", ("thresher.subset",)),
+        (
+            "thresher.samplers.WeightedSampler, thresher.Shuffle",
+            ("thresher.run", "thresher.loading", "thresher.distributed", "thresher.losses"),
+        ),
         (
             "[thresher.methods.load(name) for name in thresher.methods.names()]",
             ("thresher.subset", "thresher.passes", "thresher.scores", "thresher.run"),

@@ -10,9 +10,9 @@ from scipy import stats
 from depth import depth
 from helpers import over_instances
 from thresher import EpochPlan, Winnow
-from thresher.methods.winnow import agreement, spread_of, uniform
+from thresher.methods.winnow import agreement, spread_of
 from thresher.records import NEVER_SEEN, Records
-from thresher.rng import seeded
+from thresher.rng import seeded, uniform
 
 CPU = torch.device("cpu")
 MASK = 2**64 - 1

@@ -17,9 +17,9 @@ from thresher.distributed.world import World, agree
 from thresher.loading.held_plan import HeldPlan
 from thresher.loading.order import EpochCursor, IdBatchSampler, OrderPlace, as_ids, generators_of
 from thresher.loading.samplers import check_unchanged, inner_sampler, is_dealt_by_accelerate, share_states
-from thresher.loading.shuffle import Shuffle
 from thresher.loading.smaller_batches import StepSizes, smaller_sizes
 from thresher.permutation import Permutation
+from thresher.samplers.shuffle import Shuffle
 
 
 class SharedSampler:

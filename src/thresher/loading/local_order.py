@@ -1,6 +1,6 @@
 """The order in which the user's loader reads its dataset."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,14 +30,79 @@ from thresher.loading.order import (
     shuffled,
 )
 from thresher.loading.samplers import check_unchanged, is_seeded_by_epoch
-from thresher.loading.shuffle import Shuffle, ShufflePasses
 from thresher.loading.smaller_batches import StepSizes, smaller_sizes
+from thresher.samplers.epochs import EpochIds
+from thresher.samplers.shuffle import Shuffle
 
 KNOWN = (RandomSampler, SequentialSampler, Shuffle)
 """Samplers whose order can be reproduced with tensors."""
 
 ONCE = ("LengthGroupedSampler",)
 """Classes of samplers of other libraries, by name, that yield each id once: that of Transformers' group_by_length."""
+
+
+class ShufflePasses:
+    """The passes of a run over a `Shuffle`: which epoch each of them has, and where an interrupted one goes on.
+
+    Args:
+        shuffle: The sampler of the user's loader.
+    """
+
+    def __init__(self, shuffle: Shuffle) -> None:
+        self._shuffle, self._ids, self._next = shuffle, EpochIds(shuffle), 0
+
+    def order(self, consumed: int) -> EpochIds:
+        """Returns the ids of the next pass.
+
+        Args:
+            consumed: Number of ids of the order that an interrupted epoch has consumed already; 0 for a new epoch.
+
+        Raises:
+            RuntimeError: `set_epoch` was called with another epoch than the interrupted one.
+            ValueError: `set_epoch` was called with `consumed`.
+        """
+        if self._shuffle.consumed:
+            raise ValueError(
+                f"Shuffle.set_epoch was called with consumed={self._shuffle.consumed}, which is for loaders without a run: the "
+                "run would take the rest of the epoch for all of it. Load run.state_dict() of the interrupted run instead."
+            )
+        if not consumed:
+            self._ids = EpochIds(self._shuffle)
+            return self._ids
+        if self._shuffle.epoch not in (self._ids.epoch, self._next):
+            raise RuntimeError(
+                f"The run goes on in the middle of an epoch whose order is that of epoch {self._ids.epoch} of its Shuffle, but "
+                f"set_epoch({self._shuffle.epoch}) was called. Load the state again, and call set_epoch({self._ids.epoch}) "
+                "(on the loader, where accelerate prepared it), or do not call it before this epoch is over."
+            )
+        self._shuffle.set_epoch(self._next, consumed=0)
+        self._ids = EpochIds(self._shuffle, self._ids.epoch, consumed)
+        return self._ids
+
+    def state_dict(self) -> dict[str, int | None]:
+        """Returns what the order of the pass in progress and those of later ones depend on, as plain values."""
+        shuffle = self._shuffle
+        return {
+            "seed": shuffle.seed,
+            "samples": len(shuffle.data_source),
+            "epoch": shuffle.epoch,
+            "begun": self._ids.epoch,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, active: bool, consumed: int) -> None:
+        """Goes on with the orders of a run that was saved.
+
+        Args:
+            state: Result of `state_dict`.
+            active: Whether an epoch was in progress.
+            consumed: Number of ids of its order that were consumed.
+        """
+        begun, self._next = state["begun"], state["epoch"]
+        self._ids = EpochIds(self._shuffle, begun)
+        # Workers may have begun an epoch of which the loop has had no batch: it begins again.
+        if begun is None or consumed or not active:
+            begun = self._next
+        self._shuffle.set_epoch(begun, consumed=0)
 
 
 class UserOrder:

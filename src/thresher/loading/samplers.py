@@ -9,8 +9,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.distributed import DistributedSampler
 
 from thresher.distributed.world import World
-from thresher.loading.shuffle import Shuffle
-from thresher.loading.stratified import StratifiedBatchSampler
+from thresher.samplers.shuffle import Shuffle
+from thresher.samplers.stratified import StratifiedBatchSampler
 
 
 class ShardedSampler(Sampler[int]):

@@ -40,19 +40,6 @@ WELL_AGREED = 0.85
 """Rank correlation of loss and uncertainty below which large losses are likely to be wrong labels."""
 
 
-def uniform(base: int, ids: range) -> NDArray[np.float32]:
-    """Returns one random number in (0, 1) for each id, which depends on nothing but `base` and the id.
-
-    Args:
-        base: Number that differs from epoch to epoch, within [0, 2**63).
-        ids: Ids.
-
-    Returns:
-        Random numbers, shape (len(ids),), float32.
-    """
-    return ((rng.lots(base, ids) >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2**-23)
-
-
 LARGEST_FACTOR = 1e6
 """Largest lambda: where nearly all scores are 0, fewer visits are due than rows are trained on."""
 
@@ -265,7 +252,7 @@ class Winnow:
         score = None if doubted else known.get(self.score)
         new = ~np.isfinite(credit)
         if new.any():
-            credit = np.where(new, uniform(base, range(n)), credit)
+            credit = np.where(new, rng.uniform(base, range(n)), credit)
         mask, credit = most_overdue(score, credit, rows)
         return EpochPlan(
             ids_of(mask),

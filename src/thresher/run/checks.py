@@ -18,7 +18,6 @@ from thresher.loading.distributed_order import SharedOrder
 from thresher.loading.local_order import UserOrder
 from thresher.loading.samplers import check_loader
 from thresher.loading.smaller_batches import rounded_up, too_few
-from thresher.loading.stratified import StratifiedBatchSampler
 from thresher.losses.adapters import adapt
 from thresher.losses.base import Criterion, unreadable
 from thresher.losses.signals import NOT_OF_VALUES
@@ -42,6 +41,7 @@ from thresher.run.parts import RunConfig, SelectionMode
 from thresher.run.processes import check_alike, check_several, world_of
 from thresher.run.selection_mode import check_counted_once, selection_mode
 from thresher.run.strata import OTHER_LABELS, Strata, given_codes, why_not_stratified
+from thresher.samplers.stratified import StratifiedBatchSampler
 from thresher.warning import warn
 
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from thresher.loading.stratified import StratifiedBatchSampler, arranged, codes_of, labels_of, same_classes, strata_keys
 from thresher.methods.contract import EpochMethod, requirements_of
 from thresher.plans import EpochPlan
 from thresher.records import Column
+from thresher.samplers.stratified import StratifiedBatchSampler, arranged, codes_of, labels_of, same_classes, strata_keys
 from thresher.selection import chunks, on_host
 
 STRATUM = "stratum"

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 import thresher
 from thresher import StratifiedBatchSampler, labels_of
-from thresher.loading.stratified import arranged, codes_of, strata_keys
+from thresher.samplers.stratified import arranged, codes_of, strata_keys
 
 CASES = st.tuples(st.integers(1, 300), st.integers(1, 40), st.integers(1, 20), st.integers(0, 2**31))
 """Number of samples, of classes and of rows of a batch, and a seed."""

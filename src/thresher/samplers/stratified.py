@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Sampler, Subset, TensorDataset
 
-from thresher.loading.shuffle import Shuffle
+from thresher.samplers.shuffle import Shuffle
 from thresher.selection import chunks
 
 GOLDEN = (5**0.5 - 1) / 2

@@ -25,6 +25,7 @@ def test_every_pass_has_the_next_epoch_and_set_epoch_names_it():
     assert [list(shuffle), list(shuffle)] == [order(1), order(2)]
     assert list(Shuffle(range(N), seed=7)) == order(0, seed=7)
     assert sorted(Shuffle(range(N))) == list(range(N))
+    assert list(Shuffle(N)) == order(0)
     assert list(Shuffle([])) == [] and list(Shuffle([5])) == [0]
 
 
@@ -159,7 +160,7 @@ def set_to_the_rest_of_epoch_3():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: Shuffle(iter([1])), TypeError, "`dataset` must have a length, got list_iterator"),
+        (lambda: Shuffle(iter([1])), TypeError, "`dataset` must have a length, or be a number of samples, got list_iterator"),
         (lambda: Shuffle([1], seed=0.5), TypeError, "`seed` must be a whole number, got 0.5"),
         (lambda: Shuffle([1], seed=True), TypeError, "`seed` must be a whole number, got True"),
         (lambda: Shuffle([1], num_replicas=2), ValueError, "`num_replicas` and `rank` together, got 2 and None"),
@@ -170,15 +171,11 @@ def set_to_the_rest_of_epoch_3():
         (lambda: Shuffle([1]).set_epoch(-1), ValueError, "`epoch` must be 0 or more, got -1"),
         (lambda: Shuffle(range(N)).set_epoch(0, consumed=51), ValueError, "0 to 50, got 51"),
         (lambda: Shuffle(range(N)).set_epoch(0, consumed=-1), ValueError, "0 to 50, got -1"),
-        (
-            lambda: Shuffle(range(N), num_replicas=4, rank=0).set_epoch(0, consumed=6),
-            ValueError,
-            "0 to 52 and a multiple of 4, got 6",
-        ),
+        (lambda: Shuffle(range(N), num_replicas=4, rank=0).set_epoch(0, consumed=53), ValueError, "0 to 52, got 53"),
         (
             set_to_the_rest_of_epoch_3,
             ValueError,
-            "rest of epoch 3, after 8 ids, and now it is.* Pass consumed=0",
+            "rest of epoch 3, after 8 items, and now it is.* Pass consumed=0",
         ),
     ],
 )

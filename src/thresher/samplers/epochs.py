@@ -1,0 +1,301 @@
+"""What the samplers of this package have in common: numbered epochs, shares of processes, and a place to resume at."""
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, distributed
+from torch.utils.data import Sampler
+
+from thresher.permutation import PIECE, Permutation
+
+
+class EpochOrder(Protocol):
+    """The order of an epoch, of which any piece can be read."""
+
+    def piece(self, begin: int, end: int, step: int = 1) -> NDArray[np.int64]:
+        """Returns the ids, or the batches of ids, at places begin, begin + step, ... before `end`."""
+        ...
+
+
+class PickedOrder:
+    """Ids in random order, which is computed when it is read.
+
+    Args:
+        ids: Ids, shape (k,), or batches of ids, shape (k, rows); whole numbers.
+        order: Permutation of the k places. Default: none, the ids are in their order already.
+
+    Example:
+        >>> PickedOrder(np.array([2, 2, 5]), Permutation(3, 0, 0)).piece(0, 3)
+        array([2, 5, 2])
+    """
+
+    def __init__(self, ids: NDArray[Any], order: Permutation | None = None) -> None:
+        self._ids, self._order = ids, order
+
+    def piece(self, begin: int, end: int, step: int = 1) -> NDArray[np.int64]:
+        """Returns the ids, or batches, at places begin, begin + step, ... before `end`, int64."""
+        places = slice(begin, end, step) if self._order is None else self._order.piece(begin, end, step)
+        return self._ids[places].astype(np.int64)
+
+
+class EpochSampler(Sampler[Any]):
+    """Base of samplers with numbered epochs, each of which has an order that W processes share.
+
+    A subclass has `order(epoch)`, which is the same in all processes, and `total`.
+
+    Args:
+        seed: Random seed.
+        num_replicas: Number of processes that share the order, 1 or more; None for that of torch.distributed.
+        rank: Number of this process, within [0, num_replicas); given together with `num_replicas`.
+        drop_last: Whether the end of the order is left out where the processes would not all get equally many items.
+
+    Attributes:
+        epoch: Epoch of the next pass.
+        consumed: Number of items of this epoch that all processes together have consumed before.
+
+    Raises:
+        TypeError: `seed` is no whole number.
+        ValueError: `num_replicas` and `rank` do not fit together.
+    """
+
+    def __init__(self, seed: int, num_replicas: int | None, rank: int | None, drop_last: bool) -> None:
+        name = type(self).__name__
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise TypeError(f"{name}: `seed` must be a whole number, got {seed!r}")
+        if (num_replicas is None) != (rank is None):
+            raise ValueError(f"{name}: give `num_replicas` and `rank` together, got {num_replicas} and {rank}")
+        if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
+            raise ValueError(f"{name}: `rank` must be within [0, num_replicas), got {rank} and {num_replicas}")
+        self.seed, self.num_replicas, self.rank, self.drop_last = seed, num_replicas, rank, drop_last
+        self.epoch = self.consumed = 0
+        self._begun: EpochIds | None = None
+
+    @property
+    def total(self) -> int:
+        """Number of items of an epoch, of all processes together."""
+        raise NotImplementedError
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of the dataset."""
+        return self.total
+
+    def order(self, epoch: int) -> EpochOrder:
+        """Returns the order of an epoch, the same in all processes.
+
+        Args:
+            epoch: Number of the epoch, 0 or more.
+        """
+        raise NotImplementedError
+
+    def set_epoch(self, epoch: int, consumed: int | None = None) -> None:
+        """Sets the epoch of the next pass.
+
+        Args:
+            epoch: Number of the epoch, 0 or more.
+            consumed: Number of items (ids, or batches of a batch sampler) of this epoch that all processes together have
+                consumed before; the next pass has the rest of them, and `len` is still that of a whole epoch. Default: 0, or
+                what was set for this epoch before and not used yet.
+
+        Raises:
+            TypeError: A number is no whole number.
+            ValueError: A number is out of its range, or the rest of another epoch was set before and not used yet.
+        """
+        epoch, consumed = operator.index(epoch), None if consumed is None else operator.index(consumed)
+        name = f"{type(self).__name__}.set_epoch"
+        if epoch < 0:
+            raise ValueError(f"{name}: `epoch` must be 0 or more, got {epoch}")
+        # Trainers call set_epoch(epoch) before each epoch: that must not take back the place of a resumed one.
+        if consumed is None and self.consumed:
+            if epoch != self.epoch:
+                raise ValueError(
+                    f"{name}: the next pass was to have the rest of epoch {self.epoch}, after {self.consumed} items, and now "
+                    f"it is to have epoch {epoch}. Pass consumed=0 for the whole of it."
+                )
+            return
+        most = len(self) * self.dealing()[0] if consumed else 0
+        if consumed and not 0 <= consumed <= most:
+            raise ValueError(
+                f"{name}: `consumed` must be a number of items of all processes together, 0 to {most}, got {consumed}"
+            )
+        self.epoch, self.consumed, self._begun = epoch, consumed or 0, None
+
+    def begin_pass(self) -> tuple[int, int]:
+        """Begins a pass, and returns its epoch and place. The next pass has the next epoch."""
+        begun = self.epoch, self.consumed
+        self.epoch, self.consumed = self.epoch + 1, 0
+        return begun
+
+    def dealing(self) -> tuple[int, int]:
+        """Returns the number of processes that share the order, and the number of this one."""
+        if self.num_replicas is not None and self.rank is not None:
+            return self.num_replicas, self.rank
+        if distributed.is_available() and distributed.is_initialized():
+            return distributed.get_world_size(), distributed.get_rank()
+        return 1, 0
+
+    def __len__(self) -> int:
+        """Returns the number of items that this process gets in an epoch."""
+        return self.share_of(self.total)
+
+    def share_of(self, items: int) -> int:
+        """Returns the number of items that each process gets of so many.
+
+        Args:
+            items: Number of items, 0 or more.
+        """
+        replicas, _ = self.dealing()
+        return items // replicas if self.drop_last else -(-items // replicas)
+
+    def __iter__(self) -> "SamplerPass":
+        return SamplerPass(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the place of the pass in progress, or the beginning of the next one; the same in all processes.
+
+        It is the place of what was drawn. The workers of a DataLoader draw batches ahead: torchdata's StatefulDataLoader counts
+        those that were yielded, and without it `{**state, "consumed": steps * items per step of all processes}` is the place
+        after so many steps.
+
+        Returns:
+            Plain values: seed, number of samples, epoch, and the number of items that all processes together have consumed.
+        """
+        begun = self._begun
+        if begun is None or begun.epoch is None or begun.finished:
+            return self.state_at(self.epoch, self.consumed)
+        return self.state_at(begun.epoch, begun.consumed)
+
+    def state_at(self, epoch: int, consumed: int) -> dict[str, Any]:
+        """Returns the state with a place.
+
+        Args:
+            epoch: Number of the epoch.
+            consumed: Number of its items that all processes together have consumed.
+        """
+        return {"seed": self.seed, "samples": self.samples, "epoch": epoch, "consumed": min(consumed, self.total)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Lets the next pass go on at a place, also with another number of processes.
+
+        Args:
+            state: Result of `state_dict`.
+
+        Raises:
+            ValueError: The state is of another order.
+        """
+        if (state["seed"], state["samples"]) != (self.seed, self.samples):
+            raise ValueError(
+                f"{type(self).__name__}: the state is of seed {state['seed']} and {state['samples']} samples, this sampler has "
+                f"seed {self.seed} and {self.samples}: its order is another one. Use the same seed and dataset."
+            )
+        self.set_epoch(state["epoch"], state["consumed"])
+
+
+class EpochIds:
+    """The items of one pass over a sampler, in pieces; it is an `Order` of the loader.
+
+    Args:
+        sampler: The sampler.
+        epoch: Epoch of the pass. Default: that of the sampler's next pass, at the place that was set for it.
+        consumed: Number of items that all processes together have consumed before, where an epoch is given.
+    """
+
+    def __init__(self, sampler: EpochSampler, epoch: int | None = None, consumed: int = 0) -> None:
+        self._sampler, self._first = sampler, consumed
+        self.epoch = epoch
+        """Epoch of the pass; None until it begins."""
+        self._place = 0
+        self._order: EpochOrder | None = None
+        self._ahead = torch.empty(0, dtype=torch.int64)
+        self.unused = 0
+        """Number of items that were taken and are not used yet."""
+
+    @property
+    def consumed(self) -> int:
+        """Number of items that all processes together have used."""
+        return self._first + (self._place - self.unused) * self._sampler.dealing()[0]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every item was used."""
+        return self._place - self.unused >= self._items
+
+    @property
+    def _items(self) -> int:
+        """Number of items of this process."""
+        return self._sampler.share_of(max(0, self._sampler.total - self._first))
+
+    def take(self, k: int) -> Tensor:
+        """Returns the next `k` items, int64; fewer when they run out."""
+        if len(self._ahead) < k:
+            self._ahead = torch.cat([self._ahead, self._made(max(PIECE, k - len(self._ahead)))])
+        ids, self._ahead = self._ahead[:k], self._ahead[k:]
+        self._place += len(ids)
+        return ids
+
+    def skip(self, k: int) -> None:
+        """Leaves out the next `k` items."""
+        self._begin()
+        self._place, self._ahead = min(self._place + k, self._items), self._ahead[k:]
+
+    def _begin(self) -> EpochOrder:
+        if self._order is None:
+            if self.epoch is None:
+                self.epoch, self._first = self._sampler.begin_pass()
+            self._sampler._begun = self
+            self._order = self._sampler.order(self.epoch)
+        return self._order
+
+    def _made(self, k: int) -> Tensor:
+        """Returns up to `k` items after those that are made already."""
+        order, (replicas, rank) = self._begin(), self._sampler.dealing()
+        total, first = self._sampler.total, self._place + len(self._ahead)
+        places = range(self._first + rank, self._first + rank + self._items * replicas, replicas)[first : first + k]
+        end = min(places.stop, total)
+        ids = torch.from_numpy(order.piece(min(places.start, end), end, replicas))
+        # The processes get equally many items: the last place may lie behind the end, where the order begins again.
+        again = [torch.from_numpy(order.piece(p % total, p % total + 1)) for p in places[len(ids) :]]
+        return torch.cat([ids, *again])
+
+
+class SamplerPass(Iterator[Any]):
+    """One pass over a sampler, as Python numbers or lists. torchdata's StatefulDataLoader saves and loads its position.
+
+    Args:
+        sampler: The sampler.
+    """
+
+    def __init__(self, sampler: EpochSampler) -> None:
+        self._sampler, self._ids = sampler, EpochIds(sampler)
+        self._rest: Iterator[Any] = iter(())
+
+    def __next__(self) -> Any:
+        found = next(self._rest, None)
+        if found is None:
+            self._rest = iter(self._ids.take(PIECE).tolist())
+            self._ids.unused = operator.length_hint(self._rest)
+            found = next(self._rest)
+        self._ids.unused -= 1
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position, which is the same in all processes; see `EpochSampler.state_dict`."""
+        if self._ids.epoch is None:
+            return self._sampler.state_at(self._sampler.epoch, self._sampler.consumed)
+        return self._sampler.state_at(self._ids.epoch, self._ids.consumed)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on at a position, also with another number of processes; the pass after this one has the next epoch.
+
+        Args:
+            state: Result of `state_dict`.
+
+        Raises:
+            ValueError: The state is of another order.
+        """
+        self._sampler.load_state_dict(state)
+        self._ids, self._rest = EpochIds(self._sampler, *self._sampler.begin_pass()), iter(())

@@ -1,0 +1,392 @@
+"""`WeightedSampler`: samples as often as their weights say, evenly paced, drawn independently, or without replacement."""
+
+import zlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, distributed
+
+from thresher import rng
+from thresher.permutation import Permutation
+from thresher.samplers.epochs import EpochSampler, PickedOrder
+from thresher.selection import chunks, largest, on_host
+
+Weights = NDArray[np.float64]
+
+OWN_KEY = 0x3E16475
+"""Part of the keys that keeps the draws apart from others with the same seed and epoch."""
+
+NEARLY = 1e-6
+"""Part of a visit below which it counts as none, so that rounding cannot decide."""
+
+
+def visits_due(weights: Weights, visits: int, part: slice) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Returns how often some samples come in each epoch at least, and the share of epochs in which they come once more.
+
+    Args:
+        weights: Weights of all samples, shape (n,), 0 or more.
+        visits: Number of visits of all samples in an epoch.
+        part: Samples to look at.
+
+    Example:
+        >>> visits_due(np.array([3.0, 1.0]), 2, slice(0, 2))
+        (array([1, 0]), array([0.5, 0.5], dtype=float32))
+    """
+    rate = weights[part] * (visits / total_of(weights))
+    whole = np.floor(rate + NEARLY)
+    return whole.astype(np.int64), np.maximum(rate - whole, 0).astype(np.float32)
+
+
+def total_of(weights: Weights) -> float:
+    """Returns the sum of weights, added up in their order, so that it is the same on every platform.
+
+    Args:
+        weights: Weights, shape (n,).
+    """
+    return float(sum(np.add.accumulate(weights[part])[-1] for part in chunks(len(weights))))
+
+
+def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, base: int) -> NDArray[np.int64]:
+    """Returns the samples of a paced epoch: of those that are due, the ones whose turn comes first.
+
+    Each sample has its turn at a random phase. A sample does not come while it is ahead of its weight, and it comes first if it
+    would otherwise be a whole visit behind: the bounds of a "Pfair" schedule (Baruah et al., 1996, "Proportionate Progress").
+
+    Args:
+        weights: Weights, shape (n,).
+        lag: Visits that each sample is behind its weight, shape (n,), float32.
+        visits: Number of visits of all samples in an epoch.
+        base: Number that the phases depend on, within [0, 2**63).
+
+    Returns:
+        Ids, shape (visits,), ascending, with repeats where a weight asks for them.
+    """
+    n = len(weights)
+    turn, certain = np.empty(n, dtype=np.float32), 0
+    repeats = np.empty(0, dtype=np.int64)
+    for part in chunks(n):
+        whole, rate = visits_due(weights, visits, part)
+        due, phase = lag[part] + rate, rng.uniform(base, range(part.start, part.stop))
+        turn[part] = np.where(due >= 1 - NEARLY, 8 + due, np.where(due <= NEARLY, due - 8, due + phase))
+        turn[part][weights[part] == 0] = -np.inf
+        if whole.any():
+            repeats = np.concatenate([repeats, np.repeat(np.arange(part.start, part.stop), whole)])
+            certain += int(whole.sum())
+    ids = np.flatnonzero(largest(turn, visits - certain))
+    return np.sort(np.concatenate([repeats, ids]), kind="stable") if certain else ids
+
+
+def independent(weights: Weights, visits: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Returns independent draws in proportion to the weights, ascending, shape (visits,).
+
+    Args:
+        weights: Weights, shape (n,), 0 or more.
+        visits: Number of draws.
+        generator: Source of the random numbers, of 53 bits each.
+
+    Example:
+        >>> independent(np.array([0.0, 1.0]), 3, np.random.default_rng(0))
+        array([1, 1, 1])
+    """
+    ends = np.add.accumulate(weights)
+    points = np.sort(generator.random(visits)) * ends[-1]  # in order, for the cache
+    # A product may be rounded up to the end of the last weight.
+    return np.minimum(np.searchsorted(ends, points, side="right"), np.searchsorted(ends, ends[-1]))
+
+
+def systematic(weights: Weights, visits: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Returns different samples, in random order, whose probabilities are in proportion to the weights, but at most 1.
+
+    The samples are put in random order, and points at equal distances choose those at which the sum of the probabilities
+    passes them: systematic sampling (Madow, 1949, "On the Theory of Systematic Sampling, II") on a random order (Hartley & Rao,
+    1962). The probabilities are exact, unlike those of successive draws as in `torch.multinomial`.
+
+    Args:
+        weights: Weights, shape (n,), of which at least `visits` are above 0.
+        visits: Number of samples.
+        seed: Random seed.
+        epoch: Number of the epoch.
+
+    Example:
+        >>> sorted(systematic(np.array([1.0, 0.0, 9.0]), 2, 0, 0).tolist())
+        [0, 2]
+    """
+    certain, more, scale = np.zeros(len(weights), dtype=np.bool_), weights > 0, 0.0
+    while more.any():
+        rest = np.where(certain, 0, weights)
+        scale = (visits - int(certain.sum())) / max(total_of(rest), np.finfo(np.float64).tiny)
+        more = ~certain & (weights * scale >= 1 - NEARLY / 2)
+        certain |= more
+    order, chosen = Permutation(len(weights), seed, epoch), []
+    place = float(np.clip(rng.uniform(rng.seeds(1, seed, epoch, OWN_KEY)[0], range(1))[0], NEARLY, 1 - NEARLY))
+    for part in chunks(len(weights)):
+        ids = order.piece(part.start, part.stop)
+        ends = np.add.accumulate(np.concatenate([[place], np.where(certain[ids], 1, weights[ids] * scale)]))
+        chosen.append(ids[np.floor(ends[1:]) > np.floor(ends[:-1])])
+        place = float(ends[-1])
+    return np.concatenate(chosen)
+
+
+class WeightedSampler(EpochSampler):
+    """Sampler that yields each sample as often as its weight says, in one or in several processes.
+
+    Use it as `DataLoader(dataset, batch_size, sampler=WeightedSampler(weights))`. Weights need not add up to 1: a weight w asks
+    for `num_samples * w / sum(weights)` visits per epoch.
+
+    - `replacement="paced"` (default): a sample that a weight grants 1.7 visits per epoch comes once or twice in each epoch, and
+      after E epochs it has come 1.7 * E times, within 1. A sample comes at random once in every so many epochs; none comes
+      twice in an epoch unless its weight asks for more than one visit. (Weights of fewer than 100 samples may leave no such
+      order; a sample may then be 2 visits off.)
+    - `replacement=True`: independent draws with exact probabilities, as from torch's WeightedRandomSampler, for any number of
+      samples; its limit of 2^24 does not apply.
+    - `replacement=False`: different samples in each epoch. A sample is in an epoch with the probability that its weight asks
+      for, at most 1: systematic sampling on a random order (Madow, 1949; Hartley & Rao, 1962).
+
+    Every pass has the next epoch: the first one epoch 0, and each further one the epoch after it. `set_epoch(e)` gives the next
+    pass epoch `e`. Orders depend on the seed, the epoch and the weights alone. No global random state is used.
+
+    In W processes, process r gets the ids at the places r, r + W, r + 2W, ... of the order, as from a DistributedSampler, and
+    the first ids come again where the processes would not all get equally many. Processes of torch.distributed compare their
+    weights before the first epoch and after each `set_weights`.
+
+    Args:
+        weights: Weight of each sample, shape (N,): list, array or tensor of finite numbers, 0 or more, one of them above 0.
+        num_samples: Number of visits per epoch, of all processes together, 1 or more. Default: N.
+        replacement: "paced" (default), True or False; see above.
+        seed: Random seed. Default: 0.
+        num_replicas: Number of processes that share the ids. Default: that of torch.distributed, where it is initialized, else
+            1. Pass num_replicas=1, rank=0 where something else deals out the ids, such as `accelerator.prepare`.
+        rank: Number of this process, within [0, num_replicas). Default: that of torch.distributed, or 0.
+        drop_last: Whether the last ids are left out where the processes would not all get equally many. Default: False.
+
+    Attributes:
+        epoch: Epoch of the next pass.
+
+    Raises:
+        TypeError: `seed` or `num_samples` is no whole number.
+        ValueError: `weights` have the wrong shape or value, there are fewer positive weights than `num_samples` without
+            replacement, or another argument is out of its range.
+
+    Example:
+        >>> sampler = WeightedSampler([2.0, 1.0, 1.0], num_samples=2)
+        >>> [sorted(sampler) for _ in range(4)]
+        [[0, 2], [0, 1], [0, 2], [0, 1]]
+        >>> sampler.set_weights({0: 0.0})
+        >>> sorted(sampler)
+        [1, 2]
+    """
+
+    def __init__(
+        self,
+        weights: ArrayLike | Tensor,
+        num_samples: int | None = None,
+        *,
+        replacement: Literal["paced"] | bool = "paced",
+        seed: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(seed, num_replicas, rank, drop_last)
+        if replacement not in ("paced", True, False):
+            raise ValueError(f"WeightedSampler: `replacement` must be 'paced', True or False, got {replacement!r}")
+        values = _as_weights(weights)
+        if not isinstance(num_samples, int | np.integer | None) or isinstance(num_samples, bool):
+            raise TypeError(f"WeightedSampler: `num_samples` must be a whole number, got {num_samples!r}")
+        if num_samples is not None and num_samples < 1:
+            raise ValueError(f"WeightedSampler: `num_samples` must be 1 or more, got {num_samples}")
+        n = len(values) if values.ndim else 0
+        self.num_samples = n if num_samples is None else int(num_samples)
+        self.replacement = replacement
+        self._weights = self._checked(values, n)
+        self._since, self._begin_lag = 0, np.zeros(0, dtype=np.float32)
+        """Epoch from which these weights hold, and the lags before it; empty where all are 0."""
+        self._later: tuple[int, Weights] | None = None
+        """Weights that hold from a later epoch on."""
+        self._drawn: tuple[int, NDArray[np.float32], NDArray[np.int64]] | None = None
+        """Epoch that was drawn last, the lags before it, and its ids."""
+        self._agreed = False
+        self._known_checksum: int | None = None
+
+    @property
+    def total(self) -> int:
+        """Number of visits of an epoch."""
+        return self.num_samples
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of the dataset."""
+        return len(self._weights)
+
+    def set_weights(self, weights: ArrayLike | Tensor | Mapping[int, float]) -> None:
+        """Changes the weights from the next epoch on; a pass in progress keeps its order, also in persistent workers.
+
+        What samples are ahead of or behind their old weights is kept. Call it in all processes with the same weights.
+
+        Args:
+            weights: Weight of each sample, shape (N,); or a dict of the weights that change, by id.
+
+        Raises:
+            ValueError: The weights have the wrong shape or value, or an id is outside [0, N).
+        """
+        n = self.samples
+        if isinstance(weights, Mapping):
+            values = (self._weights if self._later is None else self._later[1]).copy()
+            ids = np.fromiter(weights.keys(), dtype=np.int64, count=len(weights))
+            if len(ids) and not (ids.min() >= 0 and ids.max() < n):
+                outside = ids[(ids < 0) | (ids >= n)][0]
+                raise ValueError(f"WeightedSampler: `weights` have the id {outside}, and ids are within [0, {n})")
+            values[ids] = np.fromiter(weights.values(), dtype=np.float64, count=len(weights))
+        else:
+            values = _as_weights(weights)
+        values = self._checked(values, n)
+        if self._later is not None and self._later[0] < self.epoch:
+            self._take_over(*self._later)
+        self._later = self.epoch, values
+
+    def order(self, epoch: int) -> PickedOrder:
+        """Returns the order of an epoch.
+
+        Args:
+            epoch: Number of the epoch, 0 or more.
+
+        Raises:
+            RuntimeError: The weights of the epoch are not known any more, or the processes have different weights.
+        """
+        if self._later is not None and epoch >= self._later[0]:
+            later, self._later = self._later, None
+            self._take_over(*later)
+        self._check_agreed()
+        if epoch < self._since:
+            raise RuntimeError(
+                f"WeightedSampler: the weights hold from epoch {self._since} on, and those of epoch {epoch} are not known any "
+                "more: load a state of that epoch with load_state_dict."
+            )
+        if self.replacement is False:
+            return PickedOrder(systematic(self._weights, self.num_samples, self.seed, epoch))
+        if self.replacement is True:
+            ids = independent(self._weights, self.num_samples, np.random.default_rng((self.seed, epoch, OWN_KEY)))
+        else:
+            ids = self._paced(epoch)
+        return PickedOrder(ids, Permutation(len(ids), self.seed, epoch))
+
+    def state_at(self, epoch: int, consumed: int) -> dict[str, Any]:
+        """Returns the state with a place: small as long as the weights do not change; then with the weights and the lags.
+
+        Args:
+            epoch: Number of the epoch.
+            consumed: Number of its ids that all processes together have consumed.
+        """
+        state = super().state_at(epoch, consumed) | {"draws": self._draws, "weights": self._checksum}
+        if self._since or self._later is not None:
+            weights, lag = torch.from_numpy(self._weights), torch.from_numpy(self._begin_lag)
+            later = None if self._later is None else (self._later[0], torch.from_numpy(self._later[1]))
+            state["changed"] = {"since": self._since, "values": weights, "lag": lag, "later": later}
+        return state
+
+    @property
+    def _draws(self) -> str:
+        return f"num_samples={self.num_samples}, replacement={self.replacement!r}"
+
+    @property
+    def _checksum(self) -> int:
+        if self._known_checksum is None:
+            self._known_checksum = zlib.crc32(self._weights.data)
+        return self._known_checksum
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Lets the next pass go on at a place, also with another number of processes.
+
+        Args:
+            state: Result of `state_dict`. Weights that were set by `set_weights` are part of it.
+
+        Raises:
+            ValueError: The state is of another order.
+        """
+        changed = state.get("changed")
+        if state["draws"] != self._draws or (changed is None and state["weights"] != self._checksum):
+            raise ValueError(
+                f"WeightedSampler: the state is of {state['draws']}, and this sampler has {self._draws}, or other weights. "
+                "Construct it as the one that was saved."
+            )
+        super().load_state_dict(state)
+        if changed is not None:
+            later = changed["later"]
+            self._later = None if later is None else (later[0], on_host(later[1]))
+            self._begin_lag = on_host(changed["lag"])
+            self._hold(changed["since"], on_host(changed["values"]))
+
+    def _paced(self, epoch: int) -> NDArray[np.int64]:
+        """Returns the ids of a paced epoch, ascending; epochs after the one that was drawn last are drawn one by one."""
+        base = rng.seeds(1, self.seed, OWN_KEY)[0]
+        if self._drawn is None or self._drawn[0] > epoch:
+            lag = self._begin_lag.copy() if len(self._begin_lag) else np.zeros(self.samples, dtype=np.float32)
+            self._drawn = self._since, lag, overdue(self._weights, lag, self.num_samples, base)
+        while self._drawn[0] < epoch:
+            lag = self._lag_after()
+            self._drawn = self._drawn[0] + 1, lag, overdue(self._weights, lag, self.num_samples, base)
+        return self._drawn[2]
+
+    def _lag_after(self) -> NDArray[np.float32]:
+        """Returns the lags after the epoch that was drawn last, in the memory of those before it."""
+        assert self._drawn is not None
+        _, lag, ids = self._drawn
+        for part in chunks(len(lag)):
+            whole, rate = visits_due(self._weights, self.num_samples, part)
+            first, last = np.searchsorted(ids, [part.start, part.stop])
+            lag[part] += rate + (whole - np.bincount(ids[first:last] - part.start, minlength=len(whole)))
+        return lag
+
+    def _take_over(self, epoch: int, weights: Weights) -> None:
+        """Makes later weights those of now, after the epochs before them."""
+        if self.replacement == "paced" and epoch > self._since:
+            self._paced(epoch - 1)
+            self._begin_lag = self._lag_after()
+        self._hold(epoch, weights)
+
+    def _hold(self, since: int, weights: Weights) -> None:
+        self._since, self._weights = since, weights
+        self._drawn, self._known_checksum, self._agreed = None, None, False
+
+    def _checked(self, weights: Weights, n: int) -> Weights:
+        if weights.shape != (n,) or not n:
+            raise ValueError(
+                f"WeightedSampler: `weights` must have shape ({n or 'N'},), a weight per sample, got {weights.shape}"
+            )
+        wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+        if len(wrong):
+            raise ValueError(
+                f"WeightedSampler: `weights` must be finite and 0 or more, got {weights[wrong[0]]} for sample {wrong[0]} (and "
+                f"{len(wrong) - 1} more). Give samples that are not to come the weight 0."
+            )
+        positive = int(np.count_nonzero(weights))
+        if not positive:
+            raise ValueError("WeightedSampler: `weights` are all 0: give one sample or more a positive weight.")
+        if self.replacement is False and positive < self.num_samples:
+            raise ValueError(
+                f"WeightedSampler: `num_samples` is {self.num_samples}, and {positive} weights are above 0: without "
+                "replacement an epoch cannot have more. Pass a smaller num_samples=, or replacement='paced'."
+            )
+        return weights
+
+    def _check_agreed(self) -> None:
+        """Refuses weights that differ between the processes; all of them call it together."""
+        shared = self.dealing()[0] > 1 and distributed.is_available() and distributed.is_initialized()
+        if self._agreed or not shared or distributed.get_world_size() != self.dealing()[0]:
+            return
+        found: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(found, (self._checksum, zlib.crc32(self._begin_lag.data), self._since))
+        others = [rank for rank, value in enumerate(found) if value != found[0]]
+        if others:
+            raise RuntimeError(
+                f"WeightedSampler: rank {', '.join(map(str, others))} has other weights than rank 0, or set them in another "
+                "epoch. Compute them in one process, and send them to all with torch.distributed.broadcast."
+            )
+        self._agreed = True
+
+
+def _as_weights(weights: Any) -> Weights:
+    return np.array(on_host(weights) if isinstance(weights, Tensor) else weights, dtype=np.float64)
