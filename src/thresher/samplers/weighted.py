@@ -1,7 +1,7 @@
 """`WeightedSampler`: samples as often as their weights say, evenly paced, drawn independently, or without replacement."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from thresher import rng
 from thresher.permutation import Permutation
 from thresher.samplers.epochs import EpochSampler, PickedOrder
-from thresher.selection import chunks, largest, on_host
+from thresher.selection import chunks, on_host, smallest
 
 Weights = NDArray[np.float64]
 
@@ -23,33 +23,54 @@ NEARLY = 1e-6
 """Part of a visit below which it counts as none, so that rounding cannot decide."""
 
 
-def visits_due(weights: Weights, visits: int, part: slice) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Returns how often some samples come in each epoch at least, and the share of epochs in which they come once more.
+def visits_due(weights: Weights, scale: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Returns how often samples come in each epoch at least, and the share of epochs in which they come once more.
 
     Args:
-        weights: Weights of all samples, shape (n,), 0 or more.
-        visits: Number of visits of all samples in an epoch.
-        part: Samples to look at.
+        weights: Weights of the samples, shape (k,), 0 or more.
+        scale: Number of visits per epoch that a weight of 1 asks for.
 
     Example:
-        >>> visits_due(np.array([3.0, 1.0]), 2, slice(0, 2))
+        >>> visits_due(np.array([3.0, 1.0]), 0.5)
         (array([1, 0]), array([0.5, 0.5], dtype=float32))
     """
-    rate = weights[part] * (visits / total_of(weights))
+    rate = weights * scale
     whole = np.floor(rate + NEARLY)
     return whole.astype(np.int64), np.maximum(rate - whole, 0).astype(np.float32)
 
 
-def total_of(weights: Weights) -> float:
-    """Returns the sum of weights, added up in their order, so that it is the same on every platform.
+def running_sums(weights: Weights, place: float = 0.0) -> Iterator[tuple[slice, Weights]]:
+    """Yields slices of the weights, and the sums before the first and after each weight of the slice, shape (k + 1,).
 
     Args:
         weights: Weights, shape (n,).
+        place: Sum before the first weight. Default: 0.
+
+    Example:
+        >>> list(running_sums(np.array([0.5, 2.0])))
+        [(slice(0, 2, None), array([0. , 0.5, 2.5]))]
     """
-    return float(sum(np.add.accumulate(weights[part])[-1] for part in chunks(len(weights))))
+    for part in chunks(len(weights)):  # added up in their order, so that the sums are the same on every platform
+        ends = np.add.accumulate(np.concatenate([[place], weights[part]]))
+        place = float(ends[-1])
+        yield part, ends
 
 
-def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, base: int) -> NDArray[np.int64]:
+def total_of(weights: Weights, below: float = np.inf) -> float:
+    """Returns the sum of the weights that are below a bound.
+
+    Args:
+        weights: Weights, shape (n,).
+        below: The bound. Default: none.
+
+    Example:
+        >>> total_of(np.array([0.5, 2.0])), total_of(np.array([0.5, 2.0]), below=2)
+        (2.5, 0.5)
+    """
+    return sum(float(np.add.accumulate(np.where(weights[part] < below, weights[part], 0))[-1]) for part in chunks(len(weights)))
+
+
+def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, scale: float, base: int) -> NDArray[Any]:
     """Returns the samples of a paced epoch: of those that are due, the ones whose turn comes first.
 
     Each sample has its turn at a random phase. A sample does not come while it is ahead of its weight, and it comes first if it
@@ -57,29 +78,37 @@ def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, base: int) 
 
     Args:
         weights: Weights, shape (n,).
-        lag: Visits that each sample is behind its weight, shape (n,), float32.
+        lag: Visits that each sample is behind its weight, shape (n,), float32; those after the epoch are written into it.
         visits: Number of visits of all samples in an epoch.
+        scale: Number of visits that a weight of 1 asks for.
         base: Number that the phases depend on, within [0, 2**63).
 
     Returns:
         Ids, shape (visits,), ascending, with repeats where a weight asks for them.
     """
-    n = len(weights)
-    turn, certain = np.empty(n, dtype=np.float32), 0
-    repeats = np.empty(0, dtype=np.int64)
-    for part in chunks(n):
-        whole, rate = visits_due(weights, visits, part)
-        due, phase = lag[part] + rate, rng.uniform(base, range(part.start, part.stop))
-        turn[part] = np.where(due >= 1 - NEARLY, 8 + due, np.where(due <= NEARLY, due - 8, due + phase))
-        turn[part][weights[part] == 0] = -np.inf
-        if whole.any():
-            repeats = np.concatenate([repeats, np.repeat(np.arange(part.start, part.stop), whole)])
-            certain += int(whole.sum())
-    ids = np.flatnonzero(largest(turn, visits - certain))
-    return np.sort(np.concatenate([repeats, ids]), kind="stable") if certain else ids
+    late, certain = np.empty(len(weights), dtype=np.float32), 0
+    for part in chunks(len(weights)):
+        whole, rate = visits_due(weights[part], scale)
+        lag[part] += rate
+        due, turn = lag[part], -lag[part] - rng.uniform(base, range(part.start, part.stop))
+        late[part] = np.where(due >= 1 - NEARLY, -8 - due, np.where(due <= NEARLY, 8 - due, turn))
+        late[part][weights[part] == 0] = 100  # never among the smallest
+        certain += int(whole.sum())
+    mask = smallest(late, visits - certain)
+    del late
+    lag -= mask
+    ids, end = np.empty(visits, dtype=np.int32 if len(mask) < 2**31 else np.int64), 0
+    for part in chunks(len(mask)):
+        found = np.flatnonzero(mask[part])
+        if certain:  # as np.repeat, in a third of the time
+            last = np.cumsum(visits_due(weights[part], scale)[0] + mask[part])
+            found = np.cumsum(np.bincount(last, minlength=last[-1] + 1)[: last[-1]])
+        ids[end : end + len(found)] = found + part.start
+        end += len(found)
+    return ids
 
 
-def independent(weights: Weights, visits: int, generator: np.random.Generator) -> NDArray[np.int64]:
+def independent(weights: Weights, visits: int, generator: np.random.Generator) -> NDArray[Any]:
     """Returns independent draws in proportion to the weights, ascending, shape (visits,).
 
     Args:
@@ -88,13 +117,19 @@ def independent(weights: Weights, visits: int, generator: np.random.Generator) -
         generator: Source of the random numbers, of 53 bits each.
 
     Example:
-        >>> independent(np.array([0.0, 1.0]), 3, np.random.default_rng(0))
-        array([1, 1, 1])
+        >>> independent(np.array([0.0, 1.0]), 3, np.random.default_rng(0)).tolist()
+        [1, 1, 1]
     """
-    ends = np.add.accumulate(weights)
-    points = np.sort(generator.random(visits)) * ends[-1]  # in order, for the cache
-    # A product may be rounded up to the end of the last weight.
-    return np.minimum(np.searchsorted(ends, points, side="right"), np.searchsorted(ends, ends[-1]))
+    points = generator.random(visits)
+    points.sort()
+    *_, (_, ends) = running_sums(weights)
+    points *= ends[-1]
+    # A product may be rounded up to the sum of all weights.
+    ids = np.full(visits, np.flatnonzero(weights)[-1], dtype=np.int32 if len(weights) < 2**31 else np.int64)
+    for part, ends in running_sums(weights):
+        first, last = np.searchsorted(points, [ends[0], ends[-1]])
+        ids[first:last] = part.start + np.searchsorted(ends[1:], points[first:last], side="right")
+    return ids
 
 
 def systematic(weights: Weights, visits: int, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -114,19 +149,20 @@ def systematic(weights: Weights, visits: int, seed: int, epoch: int) -> NDArray[
         >>> sorted(systematic(np.array([1.0, 0.0, 9.0]), 2, 0, 0).tolist())
         [0, 2]
     """
-    certain, more, scale = np.zeros(len(weights), dtype=np.bool_), weights > 0, 0.0
-    while more.any():
-        rest = np.where(certain, 0, weights)
-        scale = (visits - int(certain.sum())) / max(total_of(rest), np.finfo(np.float64).tiny)
-        more = ~certain & (weights * scale >= 1 - NEARLY / 2)
-        certain |= more
-    order, chosen = Permutation(len(weights), seed, epoch), []
+    bound, certain, scale = np.inf, -1, 0.0
+    while certain != (certain := int(np.count_nonzero(weights >= bound))):
+        rest = total_of(weights, below=bound)
+        scale = (visits - certain) / rest if rest else 0.0
+        bound = (1 - NEARLY / 2) / scale if scale else bound
+    order = Permutation(len(weights), seed, epoch)
     place = float(np.clip(rng.uniform(rng.seeds(1, seed, epoch, OWN_KEY)[0], range(1))[0], NEARLY, 1 - NEARLY))
+    chosen = []
     for part in chunks(len(weights)):
         ids = order.piece(part.start, part.stop)
-        ends = np.add.accumulate(np.concatenate([[place], np.where(certain[ids], 1, weights[ids] * scale)]))
-        chosen.append(ids[np.floor(ends[1:]) > np.floor(ends[:-1])])
-        place = float(ends[-1])
+        values = weights[ids]
+        for _, ends in running_sums(np.where(values >= bound, 1, values * scale), place):
+            chosen.append(ids[np.floor(ends[1:]) > np.floor(ends[:-1])])
+            place = float(ends[-1])
     return np.concatenate(chosen)
 
 
@@ -201,15 +237,11 @@ class WeightedSampler(EpochSampler):
         n = len(values) if values.ndim else 0
         self.num_samples = n if num_samples is None else int(num_samples)
         self.replacement = replacement
-        self._weights = self._checked(values, n)
-        self._since, self._begin_lag = 0, np.zeros(0, dtype=np.float32)
-        """Epoch from which these weights hold, and the lags before it; empty where all are 0."""
+        self._begin_lag = np.zeros(0, dtype=np.float32)
+        """Visits that samples were behind before these weights; empty for none."""
         self._later: tuple[int, Weights] | None = None
         """Weights that hold from a later epoch on."""
-        self._drawn: tuple[int, NDArray[np.float32], NDArray[np.int64]] | None = None
-        """Epoch that was drawn last, the lags before it, and its ids."""
-        self._agreed = False
-        self._known_checksum: int | None = None
+        self._hold(0, self._checked(values, n))
 
     @property
     def total(self) -> int:
@@ -291,12 +323,6 @@ class WeightedSampler(EpochSampler):
     def _draws(self) -> str:
         return f"num_samples={self.num_samples}, replacement={self.replacement!r}"
 
-    @property
-    def _checksum(self) -> int:
-        if self._known_checksum is None:
-            self._known_checksum = zlib.crc32(self._weights.data)
-        return self._known_checksum
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Lets the next pass go on at a place, also with another number of processes.
 
@@ -322,34 +348,35 @@ class WeightedSampler(EpochSampler):
     def _paced(self, epoch: int) -> NDArray[np.int64]:
         """Returns the ids of a paced epoch, ascending; epochs after the one that was drawn last are drawn one by one."""
         base = rng.seeds(1, self.seed, OWN_KEY)[0]
-        if self._drawn is None or self._drawn[0] > epoch:
-            lag = self._begin_lag.copy() if len(self._begin_lag) else np.zeros(self.samples, dtype=np.float32)
-            self._drawn = self._since, lag, overdue(self._weights, lag, self.num_samples, base)
-        while self._drawn[0] < epoch:
-            lag = self._lag_after()
-            self._drawn = self._drawn[0] + 1, lag, overdue(self._weights, lag, self.num_samples, base)
-        return self._drawn[2]
-
-    def _lag_after(self) -> NDArray[np.float32]:
-        """Returns the lags after the epoch that was drawn last, in the memory of those before it."""
-        assert self._drawn is not None
-        _, lag, ids = self._drawn
-        for part in chunks(len(lag)):
-            whole, rate = visits_due(self._weights, self.num_samples, part)
-            first, last = np.searchsorted(ids, [part.start, part.stop])
-            lag[part] += rate + (whole - np.bincount(ids[first:last] - part.start, minlength=len(whole)))
-        return lag
+        last, ids = self._drawn or (epoch + 1, None)
+        if last > epoch:
+            self._lag = self._begin_lag.copy() if len(self._begin_lag) else np.zeros(self.samples, dtype=np.float32)
+            last = self._since - 1
+        self._drawn = None  # a draw that is interrupted begins again
+        for _ in range(last, epoch):
+            ids = None  # frees memory
+            ids = overdue(self._weights, self._lag, self.num_samples, self._scale, base)
+        assert ids is not None
+        self._drawn = epoch, ids
+        return ids
 
     def _take_over(self, epoch: int, weights: Weights) -> None:
         """Makes later weights those of now, after the epochs before them."""
         if self.replacement == "paced" and epoch > self._since:
             self._paced(epoch - 1)
-            self._begin_lag = self._lag_after()
+            self._begin_lag = self._lag
         self._hold(epoch, weights)
 
     def _hold(self, since: int, weights: Weights) -> None:
+        """Makes these the weights from an epoch on."""
         self._since, self._weights = since, weights
-        self._drawn, self._known_checksum, self._agreed = None, None, False
+        self._scale = self.num_samples / total_of(weights)
+        """Number of visits per epoch that a weight of 1 asks for."""
+        self._checksum = zlib.crc32(weights.data)
+        self._drawn: tuple[int, NDArray[Any]] | None = None
+        """Paced epoch that was drawn last, and its ids; `_lag` has the visits that samples are behind after it."""
+        self._agreed = False
+        """Whether the processes have compared these weights."""
 
     def _checked(self, weights: Weights, n: int) -> Weights:
         if weights.shape != (n,) or not n:

@@ -1,0 +1,199 @@
+"""`BalancedBatchSampler`: batches with equal shares of all classes, or with K samples of each of P classes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from thresher.samplers.epochs import EpochSampler, PickedOrder
+from thresher.samplers.stratified import codes_of
+
+IntArray = NDArray[np.int64]
+
+
+def in_turn(members: IntArray, begin: int, batches: IntArray, generator: np.random.Generator) -> IntArray:
+    """Returns members in random rounds: each comes once before one of them comes again, whatever was taken before.
+
+    A round that begins within a batch begins with members that the batch does not have yet.
+
+    Args:
+        members: The members, shape (n,), in an order that decides which of them are left of a round at the end.
+        begin: Number of members that were taken before.
+        batches: Number of the batch of each member to take, shape (k,), ascending.
+        generator: Random generator.
+
+    Example:
+        >>> in_turn(np.arange(3), 2, np.array([0, 0, 1, 1, 2]), np.random.default_rng(0)).tolist()
+        [2, 0, 1, 2, 0]
+    """
+    n, k = len(members), len(batches)
+    left = members[begin % n :][:k] if begin % n else members[:0]
+    rounds, rest = divmod(k - len(left), n)
+    whole = generator.permuted(np.tile(members, (rounds, 1)), axis=1).ravel()
+    taken = np.concatenate([generator.permutation(left), whole, generator.permutation(members[:rest])])
+    starts = np.arange(len(left), k, n if n > 1 else k + 1)
+    firsts = np.searchsorted(batches, batches[starts])
+    for first, start in zip(firsts.tolist(), starts.tolist(), strict=True):
+        again = np.isin(taken[start : start + n], taken[first:start])
+        if again.any():
+            taken[start : start + n] = taken[start : start + n][np.argsort(again, kind="stable")]
+    return taken
+
+
+class BalancedBatchSampler(EpochSampler):
+    """Sampler of batches with equal shares of all classes, or with K samples of each of P classes.
+
+    Use it as `DataLoader(dataset, batch_sampler=BalancedBatchSampler(labels, 64))`. Every sample of a class comes before one of
+    them comes again, over all epochs: samples of small classes come more often, and an epoch has a part of a large class.
+
+    - `batch_size=B` alone: a batch has B / C rows of each of the C classes, rounded up or down.
+    - `classes_per_batch=P, samples_per_class=K`: a batch has P different classes with K rows each, next to each other, as
+      losses on pairs and triplets need. Two of these and `batch_size` are enough. A class of fewer samples repeats them.
+
+    In an epoch all classes come equally often, within one batch. It has ceil(N / B) batches; with `drop_last` floor(N / B).
+    Every pass has the next epoch, as with `Shuffle`. No global random state is used.
+
+    In W processes, each of them gets every W-th batch; the first batches come again where the processes would not all get
+    equally many.
+
+    Args:
+        labels: Class of each sample: list, array or tensor of numbers or strings, shape (N,), or of several columns, shape
+            (N, columns), where each combination of values is a class. See `labels_of`.
+        batch_size: Number of rows of a batch (of one process), 1 or more.
+        classes_per_batch: Number of classes of a batch, 1 to C. Default: all, or as many as there are rows.
+        samples_per_class: Number of rows of each class of a batch, 1 or more.
+        seed: Random seed. Default: 0.
+        num_replicas: Number of processes that share the batches. Default: that of torch.distributed, where it is initialized,
+            else 1. Pass num_replicas=1, rank=0 where something else deals out the batches, such as `accelerator.prepare`.
+        rank: Number of this process, within [0, num_replicas). Default: that of torch.distributed, or 0.
+        drop_last: Whether the last batches are left out where the processes would not all get equally many. Default: False.
+
+    Attributes:
+        epoch: Epoch of the next pass.
+
+    Raises:
+        TypeError: `seed` is no whole number.
+        ValueError: A number is out of its range, the numbers do not fit together, or `labels` are no classes.
+
+    Example:
+        >>> labels = np.array(["cat"] * 2 + ["dog"] * 6)
+        >>> [sorted(labels[batch].tolist()) for batch in BalancedBatchSampler(labels, 4)]
+        [['cat', 'cat', 'dog', 'dog'], ['cat', 'cat', 'dog', 'dog']]
+        >>> len(BalancedBatchSampler(labels, classes_per_batch=2, samples_per_class=1))
+        4
+    """
+
+    def __init__(
+        self,
+        labels: ArrayLike | Tensor,
+        batch_size: int | None = None,
+        *,
+        classes_per_batch: int | None = None,
+        samples_per_class: int | None = None,
+        seed: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(seed, num_replicas, rank, drop_last)
+        _, codes = np.unique(codes_of(labels), return_inverse=True)
+        given = {"batch_size": batch_size, "classes_per_batch": classes_per_batch, "samples_per_class": samples_per_class}
+        for name, value in given.items():
+            if value is not None and value < 1:
+                raise ValueError(f"BalancedBatchSampler: `{name}` must be 1 or more, got {value}")
+        self._sizes = np.bincount(codes)
+        self._mixed = classes_per_batch is None and samples_per_class is None
+        if sum(value is not None for value in given.values()) < (1 if self._mixed else 2):
+            raise ValueError(
+                "BalancedBatchSampler: give `batch_size`, or two of `batch_size`, `classes_per_batch` and `samples_per_class`"
+            )
+        self._rows = samples_per_class or (1 if self._mixed or not batch_size else batch_size // (classes_per_batch or 1))
+        self._classes = classes_per_batch or (batch_size or 0) // self._rows
+        self.batch_size = self._rows * self._classes
+        if batch_size not in (None, self.batch_size) or not self.batch_size:
+            raise ValueError(
+                f"BalancedBatchSampler: `batch_size` must be classes_per_batch * samples_per_class, got {batch_size}, "
+                f"{classes_per_batch} and {samples_per_class}"
+            )
+        if not self._mixed and self._classes > len(self._sizes):
+            raise ValueError(
+                f"BalancedBatchSampler: `labels` have {len(self._sizes)} classes, and a batch was to have {self._classes}: "
+                "pass a smaller `classes_per_batch`, or `batch_size` alone"
+            )
+        order = np.random.default_rng((seed, 0)).permutation(len(codes))
+        members = order[np.argsort(codes[order], kind="stable")]
+        self._members = np.split(members, self._sizes.cumsum()[:-1])
+        """Samples of each class, in an order of their own."""
+        self._before: tuple[int, IntArray] = (0, np.zeros(len(self._sizes), dtype=np.int64))
+        """Epoch, and how often each class was one of the further classes of a batch before it."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of the dataset."""
+        return int(self._sizes.sum())
+
+    @property
+    def total(self) -> int:
+        """Number of batches of an epoch."""
+        return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
+
+    def _further_classes(self, epoch: int) -> IntArray:
+        """Returns the classes of the batches of an epoch, beside those that each batch has, shape (batches, k)."""
+        count, k = len(self._sizes), self._classes % len(self._sizes)
+        if not k:
+            return np.empty((self.total, 0), dtype=np.int64)
+        # The last round is made whole, and cut afterwards, so that it can begin with any class.
+        batches = np.arange(-(-self.total * k // count) * count) // k
+        taken = in_turn(np.arange(count), 0, batches, np.random.default_rng((self.seed, epoch, 1)))
+        return taken[: self.total * k].reshape(self.total, k)
+
+    def order(self, epoch: int) -> PickedOrder:
+        """Returns the batches of an epoch.
+
+        Args:
+            epoch: Number of the epoch, 0 or more.
+        """
+        count, every = len(self._sizes), self._classes // len(self._sizes)
+        first, before = self._before if self._before[0] <= epoch else (0, np.zeros(count, dtype=np.int64))
+        for past in range(first, epoch):
+            before = before + np.bincount(self._further_classes(past).ravel(), minlength=count)
+        self._before = epoch, before
+        in_each = np.tile(np.arange(count), (self.total, every))
+        classes = np.concatenate([in_each, self._further_classes(epoch)], axis=1).repeat(self._rows, axis=1)
+        places = np.split(
+            np.argsort(classes, axis=None, kind="stable"), np.bincount(classes.ravel(), minlength=count).cumsum()[:-1]
+        )
+        ids, generator = np.empty(classes.size, dtype=np.int64), np.random.default_rng((self.seed, epoch, 2))
+        begins = self._rows * (every * self.total * epoch + before)
+        for members, begin, place in zip(self._members, begins.tolist(), places, strict=True):
+            if len(place):
+                ids[place] = in_turn(members, begin, place // self.batch_size, generator)
+        ids = ids.reshape(self.total, self.batch_size)
+        return PickedOrder(generator.permuted(ids, axis=1) if self._mixed else ids)
+
+    def state_at(self, epoch: int, consumed: int) -> dict[str, Any]:
+        """Returns the state with a place.
+
+        Args:
+            epoch: Number of the epoch.
+            consumed: Number of its batches that all processes together have consumed.
+        """
+        return super().state_at(epoch, consumed) | {"batch_size": self.batch_size}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Lets the next pass go on at a place, also with another number of processes.
+
+        Args:
+            state: Result of `state_dict`.
+
+        Raises:
+            ValueError: The state is of another order.
+        """
+        if state["batch_size"] != self.batch_size:
+            raise ValueError(
+                f"BalancedBatchSampler: the one of the state had batches of {state['batch_size']} rows, and this sampler has "
+                f"{self.batch_size}"
+            )
+        super().load_state_dict(state)
