@@ -205,7 +205,7 @@ def create(name: str, **settings: Any) -> Any:
 
     Example:
         >>> create("uniform", keep=0.3)
-        UniformSubset(keep=0.3)
+        UniformSubset(keep=0.3, fixed=False)
     """
     return load(name)(**settings)
 

@@ -1,4 +1,4 @@
-"""A new random subset in each epoch, drawn uniformly: the control of equal cost that every other method has to beat."""
+"""A random subset, drawn uniformly in each epoch or once: the control of equal cost that every other method has to beat."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,20 +11,21 @@ from thresher.methods._base import samples_of
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import draw_lots, ids_of, share
+from thresher.selection import draw_lots, ids_of, on_host, share
 
 
 @dataclass(frozen=True)
 class UniformSubset:
-    """Trains each epoch on a new random subset of the samples.
+    """Trains each epoch on a random subset of the samples: a new one, or the same one in all epochs.
 
-    The subset is unbiased without weights, and the learning rate does not change.
+    A new subset is unbiased without weights. The learning rate does not change.
 
     Args:
         keep: Share kept, (0, 1]: floor(keep * N) samples, at least one. Default 0.7.
+        fixed: Whether all epochs have the subset of the first one. Default False.
 
     Raises:
-        ValueError: `keep` is outside (0, 1].
+        ValueError: `keep` is outside (0, 1], or `fixed` is not True or False.
 
     Example:
         >>> import torch
@@ -40,24 +41,33 @@ class UniformSubset:
     card: ClassVar[Card] = Card(
         summary="a fresh random subset each epoch",
         rule="not in the random subset",
-        biased="No: every sample is kept with the same chance.",
+        biased="No: every sample is kept with the same chance. With `fixed`, the other samples are never trained on.",
         forwards="None.",
         bytes_per_sample=4,
         caveat="It is the random selection with which the other methods are compared.",
     )
     keep: float = 0.7
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.keep <= 1:
             raise ValueError(f"UniformSubset: `keep` is the share kept, within (0, 1], got {self.keep}")
+        if self.fixed not in (True, False):
+            raise ValueError(f"UniformSubset: `fixed` must be True or False, got {self.fixed!r}")
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns that are recorded for each sample: the last loss, only to be looked at; 4 bytes per sample."""
-        return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
+        """Returns the columns that are recorded for each sample: the last loss, only to be looked at, and a fixed subset."""
+        columns = {"loss": Column(torch.float32, fill=NEVER_SEEN)}
+        return {**columns, "kept": Column(torch.bool, merge="plan")} if self.fixed else columns
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan with a new random subset."""
+        """Returns a plan with a new random subset, or with that of earlier epochs if it is fixed."""
         n = samples_of(records)
         kept = max(1, share(self.keep, n))
         facts = {"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - kept / n}
-        return EpochPlan(ids_of(draw_lots(kept, generator, n)), facts=facts)
+        if not self.fixed:
+            return EpochPlan(ids_of(draw_lots(kept, generator, n)), facts=facts)
+        mask = on_host(records["kept"])
+        if not mask.any():
+            mask = draw_lots(kept, generator, n)
+        return EpochPlan(ids_of(mask), facts=facts, remember={"kept": torch.from_numpy(mask)})

@@ -89,7 +89,7 @@ def caption(results: dict[str, Any]) -> str:
     if controls:
         others = "Other controls" if SAME_TIME in kinds else "Controls"
         said.append(f"{others} have the cost of the method above them, but not its time: {controls}.")
-    if through := [f"{kind}@" for kind in ("uniform", "smaller") if kind in kinds]:
+    if through := [f"{kind}@" for kind in ("uniform", "smaller", "fewer") if kind in kinds]:
         said.append(f"A plain loop of {' or '.join(through)}, without Thresher, takes less time.")
     said.append('"loses": below full training by more than chance. Intervals are for one comparison, verdicts for all of them.')
     return " ".join(said)

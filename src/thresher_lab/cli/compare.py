@@ -36,8 +36,9 @@ BUDGET_HELP = (
 CONTROLS_HELP = (
     "Controls of each method, separated by commas: shorter@time (as many epochs as fit into its time); and at its cost uniform "
     "(a random subset each epoch), shorter (fewer epochs), smaller (as many steps, with smaller batches), placebo (the method "
-    "with its losses or scores permuted among samples). "
-    'Default: all five, without those that a method or the training cannot have, which the output names; "" trains none.'
+    "with its losses or scores permuted among samples), fewer (few samples, many epochs: one random subset in all epochs). "
+    "Default: the first five, without those that a method or the training cannot have, which the output names; "
+    '"" trains none.'
 )
 MARGIN_HELP = (
     "A loss of the metric up to this size does not matter: in percentage points where the metric is a share, else in the unit "

@@ -4,8 +4,7 @@ import math
 import statistics
 import sys
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -14,6 +13,7 @@ from thresher_lab.advise.budget import equal_seeds
 from thresher_lab.comparison.controls import (
     CONTROLS,
     FULL_TRAINING,
+    ON_REQUEST,
     SAME_TIME,
     Arm,
     Control,
@@ -25,7 +25,7 @@ from thresher_lab.comparison.controls import (
     same_time_share,
     why_no_placebo_of,
 )
-from thresher_lab.comparison.summary import any_busy, margin_of, summarise
+from thresher_lab.comparison.summary import margin_of, summarise
 from thresher_lab.comparison.workers import Advanced, RunRefusedError, RunValueError, TogetherWorkers, Warned, Workers
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.folders import sole_use
@@ -89,10 +89,10 @@ def compare(
     The controls of a run, at its counted cost, are a fresh random subset in each epoch; full data for a share of the epochs,
     within which the learning rate decays; as many steps as full training, with smaller batches that are drawn uniformly; and a
     placebo: the method with its signals permuted among the samples. Methods whose costs agree in three digits after the point
-    share their controls, except for the placebo. A further control has the time of the method: full data for as many epochs as
-    fit into it, by the median of all of its runs; that length is kept, also for seeds that are added later. Finished runs are
-    kept in `out`, and the same call goes on where it was stopped. Several processes of torchrun or accelerate launch call it
-    and train each run together.
+    share their controls, except for the placebo. On request there is one more: all epochs on one random subset. A further
+    control has the time of the method: full data for as many epochs as fit into it, by the median of all of its runs; that
+    length is kept, also for seeds that are added later. Finished runs are kept in `out`, and the same call goes on where it was
+    stopped. Several processes of torchrun or accelerate launch call it and train each run together.
 
     Args:
         task: Name of the task, see `recipes.running.task_of`.
@@ -102,7 +102,8 @@ def compare(
         out: Folder for runs/, comparison.json and results.json.
         data: Folder with the data, for tasks that take one.
         jobs: Number of processes that train side by side. Default: 2; 1 where several train a run.
-        controls: Kinds of controls to train. Default: all of `CONTROLS` that are possible; the results name the others.
+        controls: Kinds of controls to train. Default: all of `CONTROLS` that are possible, without those in `ON_REQUEST`; the
+            results name those that are not possible.
         margin: Loss that does not matter, above 0, see `summarise`; another margin trains nothing again. Default: `margin_of`.
         looks: Further numbers of seeds at which the verdicts are to be looked at. Default: none.
         rates: Factors on the learning rate by arm, see `chosen_rates`. Default: 1 for all.
@@ -170,7 +171,6 @@ def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: f
         "rates": {"factors": [*rates.factors], "seeds": [*rates.seeds]} if (rates := comparison.rates).factors else None,
         "loss_bins": LOSS_BINS.tolist(),
         "classes": classes,
-        "busy": any_busy(runs),
         "left_out": left_out,
         "equal_seeds": alike,
         "runs": runs,
@@ -264,9 +264,8 @@ class ComparedRuns:
         of_full = self.rates.of(FULL_TRAINING.label)
         specs = (FULL_TRAINING, *others)
         self._asked = [Job.of(spec, seed, self.rates.of(spec.label), of_full) for spec in specs for seed in seeds]
-        # Seed by seed: full training and what it is compared with run at about the same time, under the same load.
         self._place = {seed: place for place, seed in enumerate(seeds)}
-        self._queue = deque(self._in_turn(self._asked))
+        self._queue = [*self._asked]
         self._done: dict[str, dict[str, Any]] = {}
         self._refused: dict[str, str] = {}
         self._by_name = kinds is not None
@@ -277,9 +276,6 @@ class ComparedRuns:
     def expected(self) -> int:
         """Number of runs, with the controls, if no two methods share a control."""
         return sum(1 + len(self._kinds[job.label]) for job in self._asked)
-
-    def _in_turn(self, jobs: Iterable[Job]) -> list[Job]:
-        return sorted(jobs, key=lambda job: self._place[job.seed])
 
     def work(self, workers: Workers | TogetherWorkers) -> None:
         """Trains until no run is waiting."""
@@ -322,14 +318,15 @@ class ComparedRuns:
         """Returns the kinds of controls that a method has; of all of them, where none are asked for by name."""
         if not has_controls(spec):
             return ()
+        asked = [kind for kind in CONTROLS if kind not in ON_REQUEST] if kinds is None else kinds
         if self.rates.everywhere is not None:  # a placebo has the rate of its method
-            return [kind for kind in (CONTROLS if kinds is None else kinds) if kind != "placebo"]
+            return [kind for kind in asked if kind != "placebo"]
         if kinds is not None:
             return sorted(kinds, key=lambda kind: kind != SAME_TIME)
         reason = why_no_placebo_of(spec)
         if reason:
             self._leave_out(spec.label, "placebo", reason)
-        return [kind for kind in CONTROLS if kind != "placebo" or not reason]
+        return [kind for kind in asked if kind != "placebo" or not reason]
 
     def _leave_out(self, method: str, kind: Control, why: str) -> None:
         if (method, kind) not in self.left_out:
@@ -355,15 +352,19 @@ class ComparedRuns:
                 self._leave_out(asked.label, kind, self._refused[job.key])
 
     def _next(self) -> Job | None:
-        """Returns the next job whose run is not in the store; None where there is none.
+        """Returns the next job whose run is not in the store; None if there is none.
 
-        Those in the store come first, so that the time left counts none of them.
+        Those in the store come first, so that the time left counts none of them. Then it goes seed by seed: full training and
+        what it is compared with run at about the same time, under the same load.
         """
         while kept := [(job, run) for job in self._queue if (run := self.store.run(job.key)) is not None]:
             for job, run in kept:
                 self._queue.remove(job)
                 self._finish(job, run, reused=True)
-        return self._queue.popleft() if self._queue else None
+        job = min(self._queue, key=lambda job: self._place[job.seed], default=None)
+        if job is not None:
+            self._queue.remove(job)
+        return job
 
     def _finish(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
         self._done[job.key] = run
@@ -371,9 +372,8 @@ class ComparedRuns:
         if not all(asked.key in self._done for asked in self._asked if asked.spec == FULL_TRAINING):
             return
         for asked in self._asked:
-            if asked.needs_control and asked.key in self._done:
+            if has_controls(asked.spec) and asked.key in self._done:
                 self._add_controls(asked)
-        self._queue = deque(self._in_turn(self._queue))
 
     def _add_controls(self, asked: Job) -> None:
         """Adds the controls of a finished run that wait for nothing else."""

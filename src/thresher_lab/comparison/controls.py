@@ -13,9 +13,12 @@ from typing import Any, Literal
 from thresher_lab.training.placebo import why_no_placebo
 from thresher_lab.training.specs import Composition, MethodSpec, Spec
 
-Control = Literal["shorter@time", "uniform", "shorter", "smaller", "placebo"]
+Control = Literal["shorter@time", "uniform", "shorter", "smaller", "placebo", "fewer"]
 SAME_TIME: Control = "shorter@time"
 """Kind and label of the control that has the time of its method; the others have its cost as counted."""
+
+ON_REQUEST: tuple[Control, ...] = ("fewer",)
+"""Kinds of controls that are trained only if asked for by name."""
 
 FULL_TRAINING = MethodSpec("full")
 METHODS_WITHOUT_CONTROLS = ("full", "uniform")
@@ -67,6 +70,14 @@ CONTROLS: dict[Any, ControlKind] = {
         "signals permuted",
         "longdash",
         "left out by the rule of the method, with the losses or scores of another sample",
+    ),
+    # A part of the data, for all epochs.
+    "fewer": ControlKind(
+        "few samples, many epochs",
+        "trains all epochs on one random subset",
+        "few samples, same cost",
+        "2px,6px",
+        "not in the random subset of all epochs",
     ),
 }
 """Kinds of controls. A new kind has its line here, and `Job.control` says how it is trained."""
@@ -241,13 +252,13 @@ class Job:
         label = f"{kind}@{share:.3f}"
         if kind == SAME_TIME:
             return cls(FULL_TRAINING, seed, SAME_TIME, share, of.label, rate)
-        if kind == "uniform":
-            return cls(MethodSpec("uniform", {"keep": share}), seed, label, rate=rate)
-        if kind == "smaller":
-            return cls(MethodSpec("uniform", {"keep": share}, {"spend": "batches"}), seed, label, rate=rate)
         if kind == "placebo":
             return cls(as_placebo(of), seed, label, method=of.label, rate=rate)
-        return cls(FULL_TRAINING, seed, label, share, rate=rate)
+        if kind == "shorter":
+            return cls(FULL_TRAINING, seed, label, share, rate=rate)
+        subset = {"keep": share, "fixed": True} if kind == "fewer" else {"keep": share}
+        spec = MethodSpec("uniform", subset, {"spend": "batches"} if kind == "smaller" else {})
+        return cls(spec, seed, label, rate=rate)
 
     @property
     def name(self) -> str:
@@ -271,11 +282,6 @@ class Job:
     def is_control(self) -> bool:
         """Whether this is the control of a run, and not the run of a method that is compared."""
         return self.label != self.spec.label
-
-    @property
-    def needs_control(self) -> bool:
-        """Whether controls of the same cost are trained for the run."""
-        return has_controls(self.spec)
 
 
 Arm = tuple[str, Control | None]

@@ -33,7 +33,6 @@ from thresher_lab.training.store import LOOKS, ReadOnlyStore
 
 PROBE_SECONDS = 20.0
 """Time limit for the epochs of the probe, in seconds."""
-TIMES = "wall_s", "cpu_s"
 BEGIN = """
 import torch, thresher_lab.training.loop, thresher_lab.comparison.workers
 from thresher_lab.training.loop import StepMemory
@@ -229,7 +228,9 @@ def dry_run(
 def _together(looks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the number of runs of several schedules, those that are finished, and their times."""
     finished = [run["finished"] for one in looks for run in one["runs"]]
-    times = {name: sum(one[name] for one in looks if not all(run["finished"] for run in one["runs"])) for name in TIMES}
+    times = {
+        name: sum(one[name] for one in looks if not all(run["finished"] for run in one["runs"])) for name in ("wall_s", "cpu_s")
+    }
     return {"runs": len(finished), "finished": sum(finished), **times}
 
 

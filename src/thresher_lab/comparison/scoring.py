@@ -32,23 +32,8 @@ from thresher_lab.training.samples import class_labels, class_name
 from thresher_lab.training.store import versions, whole
 from thresher_lab.training.trainable import Trainable, Training
 
-SCORES = (
-    "el2n",
-    "grand",
-    "grand_all",
-    "forgetting",
-    "prototypes",
-    "memorisation",
-    "entropy",
-    "mutual_information",
-    "variation_ratio",
-    "irreducible",
-    "aum",
-    "dyn_unc",
-    "dual",
-    "tdds",
-    "d2",
-)
+SCORES = ("el2n", "grand", "grand_all", "forgetting", "prototypes", "memorisation", "entropy", "mutual_information",
+    "variation_ratio", "irreducible", "aum", "dyn_unc", "dual", "tdds", "d2")  # fmt: skip
 WINDOWS = {"dyn_unc": 0, "dual": 0, "tdds": 1}
 """Number of epochs that a score needs beside those of a window; the others have none."""
 OF_FEATURES = ("prototypes", "d2")

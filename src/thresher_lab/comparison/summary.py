@@ -36,16 +36,6 @@ Place = tuple[str, str | None]
 """Name of a method, and a kind of its controls; None for the method itself."""
 
 
-def any_busy(runs: Sequence[RunDict]) -> bool | None:
-    """Returns whether the machine was busy at the begin or end of a run; None where that is known of no run.
-
-    Args:
-        runs: Runs as in results.json.
-    """
-    known = [run["busy"] for run in runs if run.get("busy") is not None]
-    return any(known) if known else None
-
-
 def sentences_on_times(results: Mapping[str, Any]) -> list[str]:
     """Returns how far the times of a comparison compare; nothing if there is no doubt.
 
@@ -182,21 +172,6 @@ def _broken_in_words(seeds: Sequence[int], *, of_full: bool) -> str:
         return "no verdict: full training has diverged"
     with_seeds = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     return f"no verdict: it diverged with {with_seeds}, half of its losses or more are not finite"
-
-
-def methods_without_loss(runs: Sequence[RunDict], margin: float, looks: int = 1) -> set[str]:
-    """Returns the methods of which runs show no loss beyond a margin, corrected for their number.
-
-    Args:
-        runs: Runs as for `summarise`.
-        margin: Loss that does not matter, as for `summarise`.
-        looks: Number of looks, as for `summarise`. Default: 1.
-    """
-    groups = _grouped_runs(runs)
-    full = groups["full", None]
-    to_full = {place[0]: _paired(group, full) for place, group in groups.items() if place[0] != "full" and place[1] is None}
-    found = findings(to_full, margin / 100 if is_share(runs) else margin, looks)
-    return {name for name, finding in found.items() if finding == "no loss"}
 
 
 def _grouped_runs(runs: Sequence[RunDict]) -> dict[Place, list[RunDict]]:
@@ -402,7 +377,7 @@ LEAST_SCORES = 0.005
 NOT_COUNTED = "Not counted are, for example, steps of the optimizer, loading, and the choice of rows."
 SAVES = 0.99
 """Cost above which a method is not said to save anything."""
-SIMPLEST = ("smaller", "shorter", SAME_TIME, "uniform")
+SIMPLEST = ("smaller", "shorter", SAME_TIME, "fewer", "uniform")
 """Controls that can take the place of a method, the one that is usually best first."""
 
 
@@ -581,11 +556,11 @@ def _without_a_pick(judged: Sequence[RowDict], results: Mapping[str, Any]) -> li
         return [
             f"Nothing to pick. No loss is shown for {names}, but nothing is saved, or a control of the same cost is better."
         ]
-    best = max(judged, key=lambda row: row["difference"])
+    best, scale = max(judged, key=lambda row: row["difference"]), 100 if _whole(results) else 1
     return [
         f"Nothing to pick: every method with a verdict loses. The smallest loss is that of {best['method']}, "
-        f"{_amount(results, best)} at {best['cost_ratio']:.3f} of the cost. Another learning rate or a larger "
-        "share may lose less; else train on everything."
+        f"{_in_words(results, scale * -best['difference'])} at {best['cost_ratio']:.3f} of the cost. Another learning rate or "
+        "a larger share may lose less; else train on everything."
     ]
 
 
@@ -754,9 +729,13 @@ def _seeds_in_words(row: RowDict, seeds: Sequence[int]) -> str:
 
 def _margin_in_words(row: RowDict, results: Mapping[str, Any]) -> str:
     """Returns the smallest round margin with which these seeds show no loss of a method; "" where there is none."""
-    unit = 1.0 if _whole(results) else max(1e-12, abs(_full(results)["mean"]) / 100)
+    whole = _whole(results)
+    unit = 1.0 if whole else max(1e-12, abs(next(one["mean"] for one in results["summary"] if one["method"] == "full")) / 100)
+    rows = [one for one in results["summary"] if one["control_of"] is None and one["difference"] is not None]
+    to_full = {one["method"]: Paired.of(_differences(one, results)) for one in rows}
     for margin in (size * unit for size in MARGINS if results["margin"] < size * unit <= OF_SENSE * results["margin"]):
-        if row["method"] in methods_without_loss(results["runs"], margin, results.get("looks", 1)):
+        shown = findings(to_full, margin / 100 if whole else margin, results.get("looks", 1))
+        if shown[row["method"]] == "no loss":
             size = _in_words(results, margin)
             shown = f"It is shown already that {row['method']} loses no more than {size}"
             return f"{shown}: use --margin {margin:.4g} if such a loss does not matter."
@@ -777,10 +756,6 @@ def _differences(row: RowDict, results: Mapping[str, Any]) -> list[float]:
     return [run["metric"]["value"] - values[run["seed"]] for run in own]
 
 
-def _full(results: Mapping[str, Any]) -> RowDict:
-    return next(row for row in results["summary"] if row["method"] == "full")
-
-
 def _whole(results: Mapping[str, Any]) -> bool:
     return is_share(results["runs"])
 
@@ -788,11 +763,6 @@ def _whole(results: Mapping[str, Any]) -> bool:
 def _in_words(results: Mapping[str, Any], amount: float) -> str:
     """Returns an amount of the metric, which is in points where the metric is a share."""
     return f"{amount:.2g} point{'s' if f'{amount:.2g}' != '1' else ''}" if _whole(results) else f"{amount:.3g}"
-
-
-def _amount(results: Mapping[str, Any], row: RowDict) -> str:
-    scale: Callable[[float], float] = (lambda value: 100 * value) if _whole(results) else (lambda value: value)
-    return _in_words(results, abs(scale(row["difference"])))
 
 
 def rates_sentences(results: Mapping[str, Any]) -> list[str]:

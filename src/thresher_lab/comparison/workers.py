@@ -117,7 +117,7 @@ class Failed:
         """The error that is raised where the comparison runs; the traceback is that of the job."""
         refused = issubclass(self.kind, RunRefusedError)
         error = self.kind(self.job, self.why) if refused else self.kind(f"{self.job.name}: {self.why}")
-        error.__cause__ = _RemoteError(self.trace)
+        error.__cause__ = RuntimeError(f"\n{self.trace}")
         return error
 
 
@@ -212,13 +212,6 @@ def _quiet() -> Iterator[None]:
     finally:
         for name in new:
             del os.environ[name]
-
-
-class _RemoteError(Exception):
-    """The traceback of a run that failed in its process."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 @contextmanager
@@ -423,7 +416,7 @@ class TogetherWorkers:
     """
 
     def __init__(self, advanced: Callable[[Advanced], None], **settings: Any) -> None:
-        self._train = Trainer(advanced if own_rank() == 0 else _ignore, **settings)
+        self._train = Trainer(advanced if own_rank() == 0 else lambda _: None, **settings)
         self._job: Job | None = None
 
     def __enter__(self) -> "TogetherWorkers":
@@ -492,7 +485,3 @@ class TogetherWorkers:
                 self.next_event()
             except RunRefusedError:
                 continue  # the first process leaves the job out
-
-
-def _ignore(_: Any) -> None:
-    """Does nothing: the first process shows the progress of all."""

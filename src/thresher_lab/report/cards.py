@@ -415,7 +415,7 @@ def setting_meanings(kind: type) -> dict[str, str]:
 
     Example:
         >>> list(setting_meanings(methods.load("uniform")))
-        ['keep']
+        ['keep', 'fixed']
     """
     found: dict[str, str] = {}
     for of in reversed(kind.__mro__):

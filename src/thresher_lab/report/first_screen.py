@@ -40,10 +40,10 @@ def snippet(row: Mapping[str, Any], settings: Mapping[str, Any], epochs: int) ->
             wanted, whole = cost * epochs, max(1, round(cost * epochs))
             rounded = f", rounded from {wanted:.3g}" if abs(wanted - whole) > 0.05 else ""
             return f"epochs = {whole}  # instead of {epochs}{rounded}, with the schedule fitted to it"
-        if kind not in ("uniform", "smaller"):
+        if kind not in ("uniform", "smaller", "fewer"):
             return None
-        beside = {"spend": "batches"} if kind == "smaller" else {}
-        return _code(f"thresher.UniformSubset(keep={round(cost, 3):g})", beside, epochs)
+        beside, fixed = {"spend": "batches"} if kind == "smaller" else {}, ", fixed=True" * (kind == "fewer")
+        return _code(f"thresher.UniformSubset(keep={round(cost, 3):g}{fixed})", beside, epochs)
     name = re.split("[: ]", row["method"])[0]
     if "+" in row["method"] or name not in methods.names():
         return None

@@ -53,9 +53,6 @@ def plotly_js() -> str:
     return files("thresher_lab.report").joinpath("plotly.js").read_text(encoding="utf-8")
 
 
-MEASURES = ("cost", "CPU time", "memory of a step")
-
-
 def as_markdown(results: ResultsDict) -> str:
     """Returns the results of a comparison as Markdown.
 

@@ -260,7 +260,6 @@ class Results(JsonFile):
         margin: Loss of the metric that does not matter.
         loss_bins: Edges of the bins of the losses.
         classes: Names of the classes; None where they have numbers alone.
-        busy: Whether wall times were measured on a busy machine; None where that is not known.
         left_out: Controls that were not trained.
         runs: Runs, at least one.
         summary: Rows of the summary, at least one.
@@ -274,7 +273,6 @@ class Results(JsonFile):
     margin: float | None = None
     loss_bins: list[float] | None = None
     classes: list[str] | None = None
-    busy: bool | None = None
     left_out: list[LeftOutControl] = []
     runs: list[ComparedRun] = Field(min_length=1)
     summary: list[SummaryRow] = Field(min_length=1)

@@ -44,7 +44,7 @@ def finished(tmp_path_factory):
 def test_results_have_the_schema(finished):
     _, _, results = finished
     names = ["task", "epochs", "device", "processes", "versions", "margin", "looks", "rates", "loss_bins", "classes"]
-    names += ["busy", "left_out", "equal_seeds", "runs", "summary"]
+    names += ["left_out", "equal_seeds", "runs", "summary"]
     assert list(results) == names
     assert [results[name] for name in names[:4]] == [f"digits@{N}", 3, "cpu", 1]
     assert {"thresher", "torch", "python"} <= set(results["versions"])
@@ -77,7 +77,10 @@ def test_every_run_has_controls_of_its_own_cost(finished):
         kind, _, cost = control["method"].partition("@")
         kinds[kind] += 1
         assert cost == f"{method['cost']['ratio']:.3f}"
-        assert control["settings"] == {"uniform": {"keep": float(cost)}, "shorter": {"epochs": 3 * float(cost)}}[kind]
+        assert (
+            control["settings"]
+            == {"uniform": {"keep": float(cost), "fixed": False}, "shorter": {"epochs": 3 * float(cost)}}[kind]
+        )
         nearest = {"uniform": 1 / N, "shorter": 0.5 * 64 / (3 * N)}[kind]
         assert control["cost"]["ratio"] == pytest.approx(method["cost"]["ratio"], abs=0.0005 + nearest)
         assert control["cost"]["backward"] == control["cost"]["forward"] < method["cost"]["full_forward"]

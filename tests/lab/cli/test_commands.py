@@ -107,7 +107,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch, capsys
         ({"--budget": "1.5"}, "--budget: shares of the cost of full training, within (0, 1)"),
         ({"--budget": "half"}, "--budget: shares"),
         ({"--budget": "0.5,50%"}, "--budget: a share is given twice"),
-        ({"--controls": "larger"}, "--controls: shorter@time, uniform, shorter, smaller, placebo"),
+        ({"--controls": "larger"}, "--controls: shorter@time, uniform, shorter, smaller, placebo, fewer"),
     ],
 )
 def test_mistakes_are_one_message_before_anything_runs(tmp_path, monkeypatch, capsys, change, message):

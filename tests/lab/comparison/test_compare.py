@@ -7,11 +7,13 @@ import pytest
 from depth import DEEP
 from thresher_lab.comparison import compare as comparison
 from thresher_lab.comparison.compare import Watcher, compare
-from thresher_lab.comparison.controls import SAME_TIME
+from thresher_lab.comparison.controls import SAME_TIME, Job, parse_controls
 from thresher_lab.comparison.summary import closing
 from thresher_lab.comparison.workers import Finished, RunRefusedError, RunValueError
+from thresher_lab.recipes.running import task_of
+from thresher_lab.report.first_screen import snippet
 from thresher_lab.training.folders import sole_use
-from thresher_lab.training.loop import with_costs
+from thresher_lab.training.loop import train, with_costs
 from thresher_lab.training.specs import MethodSpec, parse_methods
 
 N, EPOCHS, RATIO = 1000, 4, 1.0
@@ -172,6 +174,31 @@ def test_each_run_has_the_number_of_other_runs(tmp_path, workers):
     assert files and all("other_runs" in run for run in files)
 
 
+def test_few_samples_for_many_epochs_are_a_control_on_request(tmp_path, workers):
+    assert not [run for run in compared(tmp_path / "default", "kakurenbo")["runs"] if run["method"].startswith("fewer")]
+    results = compared(tmp_path / "asked", "kakurenbo", controls=parse_controls("smaller,fewer"))
+    fewer = [run for run in results["runs"] if run["method"].startswith("fewer")]
+    assert [(run["method"], run["control_of"], run["seed"]) for run in fewer] == [
+        ("fewer@0.750", "kakurenbo", 0), ("fewer@0.750", "kakurenbo", 1),
+    ]  # fmt: skip
+    assert all(run["settings"] == {"keep": 0.75, "fixed": True} and run["cost"]["ratio"] == 0.75 for run in fewer)
+    row = results["summary"][1]
+    assert [*row["against"]] == ["smaller", "fewer"]
+    assert "smaller batches and few samples, many epochs at the same cost" in row["verdict"]
+    assert snippet(results["summary"][-1], {}, EPOCHS).startswith(
+        "run = thresher.attach(\n    thresher.UniformSubset(keep=0.75, fixed=True),"
+    )
+
+
+def test_few_samples_take_the_steps_that_their_cost_pays_for():
+    """All epochs on half of the samples: as many steps on whole batches as a random half in each epoch."""
+    task = task_of("digits@400")
+    jobs = {kind: Job.control(kind, 0, 0.5) for kind in ("uniform", "fewer", "smaller")}
+    runs = {kind: train(task, task.load(None), job.spec, seed=0, epochs=3, label=job.label) for kind, job in jobs.items()}
+    assert runs["fewer"]["cost"]["steps"] == runs["uniform"]["cost"]["steps"] < runs["smaller"]["cost"]["steps"]
+    assert runs["fewer"]["cost"]["ratio"] == pytest.approx(0.5, abs=0.01) and runs["fewer"]["method"] == "fewer@0.500"
+
+
 WITHOUT_SIGNALS = "RandomBackprop chooses without losses or scores: there is nothing to permute"
 
 
@@ -296,13 +323,12 @@ def test_names_of_classes_and_a_busy_machine_are_in_the_results(tmp_path, worker
         return Finished(job, outcome(job) | {"classes": ["cat", "dog"], "busy": job.spec.name != "full"})
 
     plain = compared(tmp_path / "plain", "kakurenbo", controls=())
-    assert plain["classes"] is None and plain["busy"] is None
+    assert plain["classes"] is None and "busy" not in plain["runs"][0]
     monkeypatch.setattr(InProcess, "next_event", finished)
     results = compared(tmp_path / "named", "kakurenbo", controls=())
-    assert results["classes"] == ["cat", "dog"] and results["busy"] is True
+    assert results["classes"] == ["cat", "dog"]
     assert [run["busy"] for run in results["runs"]] == [False, False, True, True]
     assert not any("classes" in run for run in results["runs"])
-    assert compared(tmp_path / "named", "full")["busy"] is False
 
 
 def test_files_beside_a_run_are_named(tmp_path, workers):

@@ -156,6 +156,7 @@ def run_code(code):
         ),
         (row_of("uniform@0.500", "winnow"), {"keep": 0.5}, thresher.UniformSubset(keep=0.5)),
         (row_of("smaller@0.500", "winnow"), {"keep": 0.5}, thresher.UniformSubset(keep=0.5)),
+        (row_of("fewer@0.500", "winnow"), {"keep": 0.5}, thresher.UniformSubset(keep=0.5, fixed=True)),
     ],
 )
 def test_the_code_runs_and_attaches_the_method(row, settings, expected):

@@ -163,7 +163,7 @@ def test_a_composition():
     assert spec.name == "uniform+selective_backprop"
     assert spec.label == "uniform:keep=0.5+selective_backprop:keep=0.25 twice every=2"
     assert [type(method).__name__ for method in spec.create()] == ["UniformSubset", "SelectiveBackprop"]
-    assert spec.settings["uniform"] == {"keep": 0.5}
+    assert spec.settings["uniform"] == {"keep": 0.5, "fixed": False}
     assert spec.settings["selective_backprop"]["score_every"] == 2
     assert spec.attachment() == {"forward_passes": thresher.Scoring(every_epochs=2)}
     assert spec.batch == {"forward_passes": "twice", "score_every": 2}

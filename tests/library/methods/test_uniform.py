@@ -46,6 +46,26 @@ def test_every_pair_of_samples_is_kept_equally_often() -> None:
         assert np.abs(share - expected).max() < 5 * math.sqrt(expected * (1 - expected) / draws)
 
 
+def epochs_of(method: UniformSubset, seed: int) -> list[list[int]]:
+    records, found = Records(method.columns(), 40, CPU), []
+    for epoch in range(5):
+        plan = method.plan_epoch(records, epoch=epoch, epochs=5, generator=seeded(seed, epoch))
+        records.remember(plan.remember)
+        found.append(plan.ids.tolist())
+    return found
+
+
+def test_a_fixed_subset_is_that_of_the_first_epoch_in_all_epochs() -> None:
+    found = epochs_of(UniformSubset(0.29, fixed=True), 0)
+    assert found == [planned(UniformSubset(0.29), 40, 0).ids.tolist()] * 5 and len(found[0]) == 11
+    assert epochs_of(UniformSubset(0.29, fixed=True), 1)[0] != found[0]
+
+
+def test_a_setting_out_of_its_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="`fixed` must be True or False, got 'yes'"):
+        UniformSubset(0.5, fixed="yes")  # pyright: ignore[reportArgumentType]
+
+
 def test_losses_do_not_matter() -> None:
     method, records = UniformSubset(0.5), Records(UniformSubset().columns(), 40, CPU)
     before = method.plan_epoch(records, epoch=1, epochs=10, generator=seeded(0, 1)).ids.tolist()

@@ -214,9 +214,8 @@ def test_a_stream_cannot_be_pruned():
 
 
 def test_within_says_what_it_is():
-    assert (
-        repr(OnSubset(thresher.UniformSubset(keep=0.5), torch.arange(3), 9)) == "UniformSubset(keep=0.5) within 3 of 9 samples"
-    )
+    within = OnSubset(thresher.UniformSubset(keep=0.5), torch.arange(3), 9)
+    assert repr(within) == "UniformSubset(keep=0.5, fixed=False) within 3 of 9 samples"
 
 
 # Surveys
