@@ -1,5 +1,6 @@
 """Trainings with Lightning and Transformers in two processes; one start of them is enough for all cases."""
 
+import importlib.util
 import os
 import warnings
 from pathlib import Path
@@ -172,6 +173,21 @@ def transformers_goes_on(rank: int, folder: str) -> None:
         distributed.barrier()
 
 
+def fused_head_changes_nothing(rank: int, folder: str) -> None:
+    import sft_cases
+
+    for name in ("float32", "accumulation", "padding_free", "packing, accumulation", "experts"):
+        found = []
+        for method in (None, thresher.FullData(), thresher.UniformSubset(keep=0.5)):
+            made = sft_cases.trainer(f"{folder}/full", method, name)
+            made.train()
+            found.append(made.model.state_dict())
+        assert_same(found[1], found[0])
+        weights: list[Any] = [None] * WORLD
+        distributed.all_gather_object(weights, {key: value.tolist() for key, value in found[2].items()})
+        assert weights[0] == weights[1]
+
+
 QUICK = (
     lightning_changes_nothing,
     lightning_equals_a_plain_loop,
@@ -180,6 +196,8 @@ QUICK = (
     lightning_refuses,
     transformers_changes_nothing,
 )
+if importlib.util.find_spec("trl") and importlib.util.find_spec("peft"):
+    QUICK += (fused_head_changes_nothing,)
 CASES = depth(QUICK, (*QUICK, transformers_goes_on))
 
 

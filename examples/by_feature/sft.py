@@ -63,7 +63,7 @@ def main():
     settings |= {"report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False}
     trainer = SelectingTrainer(
         network(),
-        args=SFTConfig(tempfile.mkdtemp(), num_train_epochs=EPOCHS, loss_type="nll", **settings),
+        args=SFTConfig(tempfile.mkdtemp(), num_train_epochs=EPOCHS, **settings),
         train_dataset=samples, processing_class=tokenizer(), peft_config=lora,
         selection=thresher.InfoBatch(),
     )  # fmt: skip

@@ -1,10 +1,10 @@
 """SFTTrainer.
 
 Library: trl
-State: works with `loss_type="nll"`
-Refused: other losses: "would train another loss"
+State: works with every `loss_type` (TRL 1.16)
+Refused: `forward_passes="once"`: "cannot be traced"
 
-It makes a second forward pass for its metrics, which `run.cost` does not count.
+The losses are those of the trainer's own head, which makes no logits. Examples may be packed or joined into one row.
 """
 
 from trl import SFTTrainer  # pyright: ignore[reportMissingImports, reportPrivateImportUsage]

@@ -6,10 +6,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from thresher.loading.loader import SelectedLoader
 from thresher.loading.samplers import inner_sampler
-from thresher.methods.contract import requirements_of
+from thresher.methods.contract import calls_model, requirements_of
 from thresher.methods.full import FullData
 from thresher.methods.stages import split_by_stage
 from thresher.run.attach import method_of
+from thresher.warning import warn
 
 
 def unsupported(what: str, way_out: str) -> ValueError:
@@ -53,6 +54,51 @@ def check_settings_of(trainer: Any) -> None:
         if getattr(args, name, False):
             raise unsupported(f"TrainingArguments({name}=True)", _WHY[name])
     _check_processes(trainer)
+
+
+def check_joined(trainer: Any) -> None:
+    """Refuses methods with forward passes of their own, or that choose in the batch, beside joined rows.
+
+    Args:
+        trainer: SFTTrainer with a selection, which joins the examples of a batch into one row.
+
+    Raises:
+        ValueError: The method needs rows that are examples.
+    """
+    _, epoch_method, batch_method = split_by_stage(method_of(trainer.selection))
+    if batch_method is not None or calls_model(epoch_method):
+        raise unsupported(
+            f"SFTConfig(packing=True) or SFTConfig(padding_free=True) with {type(batch_method or epoch_method).__name__}",
+            "Examples are joined into one row there, and this method needs a row for each. Use padding_free=False, or a method "
+            "that plans epochs by the losses of the training alone, such as a share of the cost, selection=0.5, or InfoBatch.",
+        )
+
+
+def passes_beside_head(trainer: Any) -> dict[str, Any]:
+    """Returns the setting `forward_passes` that a batch method needs beside the fused head, whose pass cannot be traced.
+
+    Args:
+        trainer: SFTTrainer with a selection.
+
+    Raises:
+        ValueError: It is set to "once".
+    """
+    batch_method = split_by_stage(method_of(trainer.selection))[2]
+    passes = trainer.selection_settings.get("forward_passes", "auto")
+    if batch_method is None or not requirements_of(batch_method).signals or passes not in ("auto", "once"):
+        return {}
+    if passes == "once":
+        raise unsupported(
+            "forward_passes='once' with SFTTrainer",
+            "The loss comes from a fused head, whose forward pass cannot be traced for a backward pass of some rows only. Use "
+            "forward_passes='twice', or a method that plans epochs.",
+        )
+    warn(
+        f"{type(batch_method).__name__} chooses by a scoring pass before each step, as with forward_passes='twice': the fused "
+        "head of SFTTrainer cannot be traced. Rows of several batches are joined, and need one length: set "
+        "SFTConfig(pad_to_multiple_of=) to the length of the longest example."
+    )
+    return {"forward_passes": "twice"}
 
 
 def _keeps_steps(trainer: Any) -> bool:

@@ -197,6 +197,23 @@ def without_loss(outputs: Any) -> Any:
     return outputs if isinstance(outputs, Mapping) else outputs[1:]
 
 
+def check_same(own: Tensor, other: Tensor) -> None:
+    """Checks that the loss of a trainer is that of its losses by position.
+
+    Args:
+        own: Loss of the trainer, shape ().
+        other: Loss that is made of the losses by position, shape ().
+
+    Raises:
+        ValueError: They differ.
+    """
+    if not _same(own, other):
+        raise ValueError(
+            f"thresher.transformers.Selection: the loss of the trainer is {own.item():.6g} on a batch, and that of its "
+            f"fused head's log-probabilities is {other.item():.6g}: the selection would train another loss. {_OTHER_LOSSES}"
+        )
+
+
 def _same(own: Tensor, other: Tensor) -> bool:
     tolerance = 1e-4 if own.dtype in (torch.float32, torch.float64) else 2e-2
     return torch.allclose(own.float(), other.float(), rtol=tolerance, atol=1e-6)

@@ -3,7 +3,7 @@
 import copy
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, get_last_checkpoint
 
 from thresher.attribution.rows import AttributionError
+from thresher.losses.given import GivenLosses
 from thresher.methods.full import FullData
 from thresher.methods.token_selection import TokenSelection
 from thresher.passes.attributes import Attributes
@@ -24,11 +25,19 @@ from thresher.run.attach import attach
 from thresher.run.parts import Options
 from thresher.run.run import Run
 from thresher.run.schedule import PacedLR
-from thresher.transformers.checks import batches_in_epoch, check_has_ids, check_known_length, check_settings_of
+from thresher.transformers.checks import (
+    batches_in_epoch,
+    check_has_ids,
+    check_joined,
+    check_known_length,
+    check_settings_of,
+    passes_beside_head,
+)
+from thresher.transformers.fused_head import ROWS, HeadLosses, NotingLengths, aux_loss, module_of_head, squares_in_head
 from thresher.transformers.losses import (
     GIVE_LOSSES,
-    Losses,
     PerPosition,
+    check_same,
     divides_by_total,
     losses_of,
     without_loss,
@@ -68,19 +77,18 @@ class Tokens:
             )
         self._reference.to(device).eval()
 
-    def chosen(self, inputs: Any, labels: Tensor, losses: Losses, by_position: Tensor, valid: Tensor) -> Tensor:
+    def chosen(self, inputs: Any, of_reference: Callable[[Any], Tensor], by_position: Tensor, valid: Tensor) -> Tensor:
         """Returns which positions are trained on, after a pass of the reference model over the batch.
 
         Args:
             inputs: Batch, with its labels or without.
-            labels: Labels of the batch.
-            losses: Losses of the training.
+            of_reference: Function that returns the losses by position of the outputs of the reference model.
             by_position: Losses by position of the model that is trained, shape (rows, ...).
             valid: Marks of the positions that count, same shape.
         """
         with torch.no_grad():
             plain = {name: value for name, value in inputs.items() if name != "labels"}
-            reference, _ = losses.by_position(self._reference(**plain), labels)
+            reference = of_reference(self._reference(**plain))
         return self._method.chosen(by_position, valid.bool(), reference)
 
 
@@ -176,7 +184,8 @@ class Selection(Base):
                 f"Selection: selection_settings: {', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}"
             )
         self.selection, self._tokens = split_tokens(selection)
-        super().__init__(*args, **kwargs)
+        with squares_in_head(type(self)):
+            super().__init__(*args, **kwargs)
         self.per_position, self.selection_settings = per_position, settings
         self._run: Run | None = None
         self._saved: dict[str, Any] | None = None
@@ -249,8 +258,14 @@ class Selection(Base):
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> tuple[Any, Any]:
         """Attaches the run, and goes on where the checkpoint was saved."""
         check_has_ids(train_dataloader)
+        self._head = self._fused_head()
+        if self._head is not None and self.padding_free:
+            check_joined(self)
+            train_dataloader.collate_fn = NotingLengths(train_dataloader.collate_fn)
         model, loader = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        self._losses = losses = losses_of(self._users_model(), self.per_position, smoothing=self.args.label_smoothing_factor)
+        of_head: dict[str, Any] = {} if self._head is None else {"signals": self._head.signals, **passes_beside_head(self)}
+        smoothing = self.args.label_smoothing_factor
+        self._losses = losses = self._head or losses_of(self._users_model(), self.per_position, smoothing=smoothing)
         self._run = run = attach(
             self.selection,
             loader=loader,
@@ -260,7 +275,7 @@ class Selection(Base):
             epochs=self._epochs_of(loader),
             forward=self._forward,
             device=self.args.device,
-            **self.selection_settings,
+            **self.selection_settings | of_head,
         )
         self._trains = True
         if self._tokens is not None:
@@ -285,7 +300,7 @@ class Selection(Base):
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
         """Returns the batches of the next step, and the number of their positions that count."""
-        batches, total = super().get_batch_samples(epoch_iterator, num_batches, device)
+        batches, total = super().get_batch_samples(self._with_ids(epoch_iterator), num_batches, device)
         self._batches = epoch_iterator
         if self._trains and len(batches) < num_batches:
             raise RuntimeError(self._wrong_length("fewer"))
@@ -293,8 +308,10 @@ class Selection(Base):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Trains on one batch, whose ids are those of the batch that the loader of the run has yielded."""
+        self._lengths: Any
+        self._lengths, joined_ids = inputs.pop(ROWS, (None, None))
         try:
-            self._ids, self._done = ids_of_batch(self.run, inputs), self._done + 1
+            self._ids, self._done = ids_of_batch(self.run, inputs) if joined_ids is None else joined_ids, self._done + 1
         except AttributionError as error:
             raise AttributionError(
                 "thresher.transformers.Selection: the rows of the batch are not samples of the dataset. Use a data_collator "
@@ -303,13 +320,15 @@ class Selection(Base):
         try:
             return super().training_step(self.run.model, inputs, num_items_in_batch)
         finally:
-            self._ids = None
+            self._ids = self._lengths = None
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """Returns the loss: in training that of the selected samples, else that of the trainer."""
         if self._ids is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        if self._divides is None or (self.run.epoch == 0 and self._done & (self._done - 1) == 0):  # batches 1, 2, 4, 8, ...
+        if self._head is not None:
+            return self._loss_of_head(model, inputs, return_outputs, num_items_in_batch)
+        if self._divides is None or self._is_compared():
             self._compare(inputs, num_items_in_batch)
         if self._direct:
             outputs, labels = self._forward(model, inputs)
@@ -320,6 +339,27 @@ class Selection(Base):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         finally:
             self.compute_loss_func = own
+
+    def _is_compared(self) -> bool:
+        """Whether the loss of this batch is compared with that of the trainer."""
+        return self.run.epoch == 0 and self._done & (self._done - 1) == 0  # batches 1, 2, 4, 8, ...
+
+    def _loss_of_head(self, model: Any, inputs: Any, return_outputs: bool, total: Any) -> Any:
+        """Returns the loss of the selected samples, by the outputs of the pass that the trainer makes for its own loss."""
+        noted: list[Any] = []
+        hook = model.register_forward_hook(lambda module, args, outputs: noted.append(outputs))
+        try:
+            own = super().compute_loss(model, inputs, num_items_in_batch=total)
+        finally:
+            hook.remove()
+        outputs, more = noted[0], aux_loss(self, noted[0], total)
+        # The gradients of several processes are averaged, and the number of positions is that of all of them.
+        scale = self.accelerator.num_processes if self.args.average_tokens_across_devices and total is not None else 1
+        if self._is_compared():
+            losses, valid = self._losses.by_position(outputs, self._lengths)
+            check_same(own.detach(), GivenLosses(losses, valid, total).plain().detach() * scale + more)
+        loss = self._reduced(inputs, outputs, self._lengths, total) * scale + more
+        return (loss, outputs) if return_outputs else loss
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Saves the states of the optimizer, of the scheduler without its pace, and of the run."""
@@ -334,6 +374,18 @@ class Selection(Base):
             torch.save(state | {"processes": self.args.world_size}, Path(output_dir) / FILE)
 
     # Parts
+
+    def _fused_head(self) -> HeadLosses | None:
+        """Losses of the head that SFTTrainer computes its loss by; None where the loss takes logits."""
+        by_logits = self.per_position or self.compute_loss_func or self.label_smoother or "signals" in self.selection_settings
+        return HeadLosses(self.args.loss_type) if module_of_head(type(self)) and not by_logits else None
+
+    def _with_ids(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Puts the ids of the examples of a joined row beside their lengths, while the batch is the one that came last."""
+        for batch in batches:
+            if ROWS in batch:
+                batch[ROWS] = batch[ROWS], self.run.ids
+            yield batch
 
     def _users_model(self) -> Any:
         """The model without the wrapper of peft, which has the names of the model's own class."""
@@ -398,6 +450,10 @@ class Selection(Base):
 
     def _forward(self, module: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         """Returns the arguments of the criterion; those of `per_position` are the outputs and the labels."""
+        if self._head is not None:
+            plain, lengths = {**batch}, batch.get(ROWS)
+            plain.pop(ROWS, None)
+            return module(**plain, fused_lm_head=True), lengths
         plain, labels = self._parted(batch)
         return self._losses.pair(module(**plain), labels)
 
@@ -452,9 +508,15 @@ class Selection(Base):
         total = None if self._divides is False else num_items_in_batch
         keep = None
         if self._tokens is not None:
-            keep = self._tokens.chosen(inputs, labels, self._losses, losses, valid)
+            of_reference = partial(self._losses_of_reference, inputs, labels)
+            keep = self._tokens.chosen(inputs, of_reference, losses, valid)
             self.run._parts.cost.add_scores((len(losses), 0))
         return self.run.reduce(losses, self._ids, made, targets, valid=valid, total=total, keep=keep)
+
+    def _losses_of_reference(self, inputs: Any, labels: Any, outputs: Any) -> Tensor:
+        if self._head is not None:
+            return self._head.of_reference(outputs, inputs["labels"], labels)
+        return self._losses.by_position(outputs, labels)[0]
 
     def _step_is_over(self, control: Any) -> None:
         """Ends the epoch after its last step: before evaluation and before checkpoints."""

@@ -1,0 +1,168 @@
+"""SFTTrainer of TRL: losses from its fused head, which makes no logits, and examples that are joined into one row."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from thresher.attribution.rows import RowLayout
+from thresher.losses.given import GivenLosses
+from thresher.transformers.losses import ClassLosses
+
+ROWS = "thresher_rows"
+"""Key of a batch under which the lengths of the examples travel that its row is made of."""
+RIGHT_SHARE = 0.5
+"""Share of the positions of a sample that must be right for the sample to be correct."""
+
+
+def module_of_head(kind: type) -> ModuleType | None:
+    """Returns the module of SFTTrainer, if a class of a trainer is one whose loss comes from a fused head (TRL 1.16 and later).
+
+    Args:
+        kind: Class of a trainer.
+    """
+    bases = [base for base in kind.__mro__ if base.__name__ == "SFTTrainer" and base.__module__.startswith("trl.")]
+    module = sys.modules[bases[0].__module__] if bases else None
+    return module if hasattr(module, "add_fused_lm_head") else None
+
+
+@contextmanager
+def squares_in_head(kind: type) -> Iterator[None]:
+    """Has the fused head of a trainer that is made return the sums of squared probabilities, too: the signal `uncertainty`.
+
+    Args:
+        kind: Class of the trainer.
+    """
+    module: Any = module_of_head(kind)
+    if module is None:
+        yield
+        return
+    add = module.add_fused_lm_head
+    module.add_fused_lm_head = lambda *args, outputs, **kwargs: add(*args, outputs=(*outputs, "log_sum_sq_probs"), **kwargs)
+    try:
+        yield
+    finally:
+        module.add_fused_lm_head = add
+
+
+class NotingLengths:
+    """Collates as before, and adds the lengths of the examples, which are joined into one row.
+
+    Args:
+        collate: The collate function.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Returns the batch."""
+        return {**self._collate(examples), ROWS: [len(example["input_ids"]) for example in examples]}
+
+
+class HeadLosses:
+    """Losses by position that the fused head returns. Its targets are the lengths of joined examples; None without joining.
+
+    Args:
+        loss_type: Setting of SFTConfig: "nll", "chunked_nll" or "dft".
+    """
+
+    is_given = True
+
+    def __init__(self, loss_type: str) -> None:
+        self.criterion, self._dft, self._of_logits = self, loss_type == "dft", ClassLosses(shifts=True)
+
+    def __repr__(self) -> str:
+        return "the loss of SFTTrainer"
+
+    def by_position(self, outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
+        """Returns losses and marks of the positions that count, both of shape (examples, positions)."""
+        losses = -outputs.log_probs
+        if self._dft:
+            losses = losses * outputs.log_probs.exp().detach()
+        return by_example(losses, labels), by_example(outputs.label_mask, labels)
+
+    def pair(self, outputs: Any, labels: Any) -> tuple[Any, Any]:
+        """Returns its arguments."""
+        return outputs, labels
+
+    def __call__(self, outputs: Any, lengths: Any) -> Tensor:
+        """Returns the loss of each example, shape (examples,)."""
+        losses, valid = self.by_position(outputs, lengths)
+        return GivenLosses(losses, valid).means(RowLayout(len(losses)))
+
+    def signals(self, outputs: Any, lengths: Any) -> dict[str, Tensor]:
+        """Returns signals of the examples: means over the positions that count, as those of a cross-entropy of logits.
+
+        The head returns no largest probability. `confidence` is that of the label, which is the largest one wherever the model
+        is right, and never more than it.
+        """
+        with torch.no_grad():
+            valid = by_example(outputs.label_mask, lengths)
+            count = valid.sum(1)
+
+            def mean(values: Tensor) -> Tensor:
+                return by_example(values, lengths).float().where(valid, 0).sum(1) / count.clamp(min=1)
+
+            probability = mean(outputs.log_probs.float().exp())
+            return {
+                "correct": (mean(outputs.is_top1) >= RIGHT_SHARE) & (count > 0),
+                "confidence": probability,
+                "label_probability": probability,
+                "entropy": mean(outputs.entropy),
+                "uncertainty": mean(-torch.expm1(outputs.log_sum_sq_probs.float())),
+            }
+
+    def of_reference(self, outputs: Any, labels: Tensor, lengths: Any) -> Tensor:
+        """Returns losses by position of a model that returns logits, in the shape of `by_position`."""
+        return by_example(self._of_logits.by_position(outputs, labels)[0][:, :-1], lengths)
+
+
+def by_example(values: Tensor, lengths: Sequence[int] | None) -> Tensor:
+    """Splits the values of a joined row by its examples, one row each.
+
+    Args:
+        values: Values by position, shape (rows, positions); of a joined row (1, positions), without one for the last token,
+            after which nothing comes.
+        lengths: Number of tokens of each example; None where rows are examples.
+
+    Returns:
+        Shape (examples, longest), with zeros behind the end of an example.
+
+    Raises:
+        ValueError: The row is not as long as its examples.
+
+    Example:
+        >>> by_example(torch.tensor([[1, 2, 3, 4]]), [2, 3])
+        tensor([[1, 2],
+                [3, 4]])
+    """
+    if lengths is None:
+        return values
+    tokens = sum(lengths) - 1  # nothing comes after the last token; behind it there may be padding
+    if values.shape[0] != 1 or values.shape[1] < tokens:
+        raise ValueError(
+            f"thresher.transformers.Selection: examples of {tokens + 1} tokens were joined, and the model returned values of "
+            f"shape {tuple(values.shape)}. Use the data_collator of SFTTrainer, or padding_free=False."
+        )
+    return pad_sequence(list(values[0, :tokens].split([*lengths[:-1], lengths[-1] - 1])), batch_first=True)
+
+
+def aux_loss(trainer: Any, outputs: Any, total: Any) -> Tensor | float:
+    """Returns what a mixture of experts adds to the loss of a batch; 0.0 where there is none.
+
+    Args:
+        trainer: The SFTTrainer.
+        outputs: Outputs of its model.
+        total: Number of positions that the loss is divided by; None for those of the batch.
+    """
+    if not trainer.aux_loss_enabled:
+        return 0.0
+    return (
+        trainer.router_aux_loss_coef * outputs.aux_loss / (1 if total is None else trainer.current_gradient_accumulation_steps)
+    )
