@@ -14,7 +14,8 @@ from transformers_cases import WORDS, texts
 LENGTHS = [3 + (7 * number) % 9 for number in range(24)]
 """Number of words of each of the 24 texts."""
 TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }} {% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{% endgeneration %}"
+    "{% for m in messages %}{{ m['role'] }} {% if m['role'] == 'assistant' %}"
+    "{% generation %}{{ m['content'] }}{% endgeneration %}"
     "{% else %}{{ m['content'] }}{% endif %} {% endfor %}"
 )
 

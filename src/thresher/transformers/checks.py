@@ -56,7 +56,7 @@ def check_settings_of(trainer: Any) -> None:
     _check_processes(trainer)
 
 
-def check_joined(trainer: Any) -> None:
+def check_rows_joined(trainer: Any) -> None:
     """Refuses methods with forward passes of their own, or that choose in the batch, beside joined rows.
 
     Args:

@@ -28,8 +28,8 @@ from thresher.run.schedule import PacedLR
 from thresher.transformers.checks import (
     batches_in_epoch,
     check_has_ids,
-    check_joined,
     check_known_length,
+    check_rows_joined,
     check_settings_of,
     passes_beside_head,
 )
@@ -193,7 +193,7 @@ class Selection(Base):
         self._trains = False
         self._divides: bool | None = None
         self._batches: Iterator[Any] = iter(())
-        self._ids: Tensor | None = None
+        self._rows: tuple[Tensor | None, Any] | None = None  # ids of the batch in training, lengths of joined examples
         self._done = self._length = 0
         check_settings_of(self)
         self.add_callback(StepEnd(self))
@@ -258,14 +258,15 @@ class Selection(Base):
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> tuple[Any, Any]:
         """Attaches the run, and goes on where the checkpoint was saved."""
         check_has_ids(train_dataloader)
-        self._head = self._fused_head()
-        if self._head is not None and self.padding_free:
-            check_joined(self)
-            train_dataloader.collate_fn = NotingLengths(train_dataloader.collate_fn)
-        model, loader = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        of_head: dict[str, Any] = {} if self._head is None else {"signals": self._head.signals, **passes_beside_head(self)}
         smoothing = self.args.label_smoothing_factor
-        self._losses = losses = self._head or losses_of(self._users_model(), self.per_position, smoothing=smoothing)
+        self._losses = losses = self._fused_head() or losses_of(self._users_model(), self.per_position, smoothing=smoothing)
+        if self._head is not None and self.padding_free:
+            check_rows_joined(self)
+            train_dataloader.collate_fn = NotingLengths(train_dataloader.collate_fn)
+        of_head: dict[str, Any] = {}
+        if self._head is not None:
+            of_head = {"signals": self._head.signals, **passes_beside_head(self)}
+        model, loader = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self._run = run = attach(
             self.selection,
             loader=loader,
@@ -308,10 +309,9 @@ class Selection(Base):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Trains on one batch, whose ids are those of the batch that the loader of the run has yielded."""
-        self._lengths: Any
-        self._lengths, joined_ids = inputs.pop(ROWS, (None, None))
+        rows = inputs.pop(ROWS, None)
         try:
-            self._ids, self._done = ids_of_batch(self.run, inputs) if joined_ids is None else joined_ids, self._done + 1
+            self._rows, self._done = rows or (ids_of_batch(self.run, inputs), None), self._done + 1
         except AttributionError as error:
             raise AttributionError(
                 "thresher.transformers.Selection: the rows of the batch are not samples of the dataset. Use a data_collator "
@@ -320,11 +320,11 @@ class Selection(Base):
         try:
             return super().training_step(self.run.model, inputs, num_items_in_batch)
         finally:
-            self._ids = self._lengths = None
+            self._rows = None
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """Returns the loss: in training that of the selected samples, else that of the trainer."""
-        if self._ids is None:
+        if self._rows is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self._head is not None:
             return self._loss_of_head(model, inputs, return_outputs, num_items_in_batch)
@@ -353,12 +353,13 @@ class Selection(Base):
         finally:
             hook.remove()
         outputs, more = noted[0], aux_loss(self, noted[0], total)
+        lengths: Any = self._rows and self._rows[1]
         # The gradients of several processes are averaged, and the number of positions is that of all of them.
         scale = self.accelerator.num_processes if self.args.average_tokens_across_devices and total is not None else 1
         if self._is_compared():
-            losses, valid = self._losses.by_position(outputs, self._lengths)
+            losses, valid = self._losses.by_position(outputs, lengths)
             check_same(own.detach(), GivenLosses(losses, valid, total).plain().detach() * scale + more)
-        loss = self._reduced(inputs, outputs, self._lengths, total) * scale + more
+        loss = self._reduced(inputs, outputs, lengths, total) * scale + more
         return (loss, outputs) if return_outputs else loss
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -375,6 +376,10 @@ class Selection(Base):
 
     # Parts
 
+    @property
+    def _head(self) -> HeadLosses | None:
+        return self._losses if isinstance(self._losses, HeadLosses) else None
+
     def _fused_head(self) -> HeadLosses | None:
         """Losses of the head that SFTTrainer computes its loss by; None where the loss takes logits."""
         by_logits = self.per_position or self.compute_loss_func or self.label_smoother or "signals" in self.selection_settings
@@ -384,7 +389,7 @@ class Selection(Base):
         """Puts the ids of the examples of a joined row beside their lengths, while the batch is the one that came last."""
         for batch in batches:
             if ROWS in batch:
-                batch[ROWS] = batch[ROWS], self.run.ids
+                batch[ROWS] = self.run.ids, batch[ROWS]
             yield batch
 
     def _users_model(self) -> Any:
@@ -511,7 +516,7 @@ class Selection(Base):
             of_reference = partial(self._losses_of_reference, inputs, labels)
             keep = self._tokens.chosen(inputs, of_reference, losses, valid)
             self.run._parts.cost.add_scores((len(losses), 0))
-        return self.run.reduce(losses, self._ids, made, targets, valid=valid, total=total, keep=keep)
+        return self.run.reduce(losses, self._rows and self._rows[0], made, targets, valid=valid, total=total, keep=keep)
 
     def _losses_of_reference(self, inputs: Any, labels: Any, outputs: Any) -> Tensor:
         if self._head is not None:

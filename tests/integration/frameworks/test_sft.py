@@ -47,7 +47,9 @@ def test_a_share_of_joined_examples(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["float32", "padding_free", "packing"])
 def test_goes_on_where_it_was_saved(name, tmp_path):
-    made = cases.trainer(tmp_path, thresher.UniformSubset(keep=0.5), name, num_train_epochs=3, save_strategy="steps", save_steps=1)
+    made = cases.trainer(
+        tmp_path, thresher.UniformSubset(keep=0.5), name, num_train_epochs=3, save_strategy="steps", save_steps=1
+    )
     made.train()
     again = cases.trainer(tmp_path, thresher.UniformSubset(keep=0.5), name, num_train_epochs=3)
     again.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-2")
@@ -97,7 +99,9 @@ def test_a_batch_method_scores_first_and_says_why(tmp_path):
         made.train()
 
 
-@pytest.mark.parametrize("method", [METHODS["kakurenbo"], METHODS["selective_backprop"]], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize(
+    "method", [METHODS["kakurenbo"], METHODS["selective_backprop"]], ids=lambda method: type(method).__name__
+)
 def test_methods_that_need_rows_are_refused_beside_joined_ones(method, tmp_path):
     made = cases.trainer(tmp_path, method, "padding_free")
     with pytest.raises(ValueError, match=rf"with {type(method).__name__} is not supported.*padding_free=False"):
