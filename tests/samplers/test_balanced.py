@@ -139,5 +139,5 @@ def test_what_is_refused(settings, message):
 def test_labels_and_states_that_are_refused():
     with pytest.raises(ValueError, match="labels must have shape"):
         BalancedBatchSampler([], 2)
-    with pytest.raises(ValueError, match="had batches of 2 rows, and this sampler has 4"):
+    with pytest.raises(ValueError, match="has batch_size=2, and this sampler has 4"):
         BalancedBatchSampler(LABELS, 4).load_state_dict(BalancedBatchSampler(LABELS, 2).state_dict())

@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 import torch
 from torch import distributed
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 from thresher import Shuffle, rng
 from thresher.permutation import PIECE, Permutation
@@ -146,7 +146,7 @@ def test_states_of_a_pass():
     assert [*first, *other] == order(4, seed=2) and other.state_dict()["consumed"] == N
     other.load_state_dict({**state, "consumed": N})
     assert list(other) == []
-    for changed, message in (({"seed": 3}, "seed 3 and 50 samples, this sampler has seed 2"), ({"samples": 51}, "51 samples")):
+    for changed, message in (({"seed": 3}, "has seed=3, and this sampler has 2"), ({"samples": 51}, "samples=51, and")):
         with pytest.raises(ValueError, match=message):
             other.load_state_dict({**state, **changed})
 
@@ -184,14 +184,30 @@ def test_wrong_arguments_are_named(call, error, message):
         call()
 
 
-def test_several_processes_must_be_named(monkeypatch):
+def in_four_processes(monkeypatch):
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(distributed, "get_world_size", lambda: 4)
-    with pytest.raises(RuntimeError, match="in 4 processes, and it is not known.*num_replicas=1, rank=0 where something else"):
-        list(Shuffle(range(N)))
-    with pytest.raises(RuntimeError, match="in 4 processes"):
-        len(Shuffle(range(N)))
-    Shuffle(range(N)).set_epoch(3)  # a run knows by itself how the ids are dealt out
+    monkeypatch.setattr(distributed, "get_rank", lambda: 1)
+
+
+def test_processes_are_those_of_torch_distributed(monkeypatch):
+    in_four_processes(monkeypatch)
+    assert list(Shuffle(range(N))) == [order(0)[p % N] for p in range(1, 52, 4)]
     assert list(Shuffle(range(N), num_replicas=1, rank=0)) == order(0)
-    monkeypatch.setattr(distributed, "get_world_size", lambda: 1)
-    assert list(Shuffle(range(N))) == order(0)
+
+
+def test_an_order_is_not_dealt_out_twice(monkeypatch):
+    """By the sampler, and by a loader that accelerate or Lightning prepared."""
+    accelerate = pytest.importorskip("accelerate.data_loader")
+    in_four_processes(monkeypatch)
+
+    def batches(**settings):
+        whole = BatchSampler(Shuffle(range(N), **settings), B, drop_last=False)
+        return accelerate.BatchSamplerShard(whole, num_processes=4, process_index=0)
+
+    with pytest.raises(RuntimeError, match="Shuffle deals out its order to 4 processes, and so does .* num_replicas=1, rank=0"):
+        list(batches())
+    assert next(iter(batches(num_replicas=1, rank=0))) == order(0)[:B]
+    wrapped = pytest.importorskip("lightning_cases").lightning.fabric.utilities.distributed.DistributedSamplerWrapper
+    with pytest.raises(RuntimeError, match="use_distributed_sampler=False"):
+        list(wrapped(Shuffle(range(N)), num_replicas=4, rank=0))

@@ -111,7 +111,7 @@ def test_few_samples(weights, k, kind, replicas, drop_last, seed):
         seen += np.bincount(order, minlength=len(weights))
         assert not seen[np.array(weights) == 0].any()
         if kind == "paced":
-            assert np.abs(seen - epoch * rate).max() < 2
+            assert np.abs(seen - epoch * rate).max() < 1 + 1e-4
 
 
 # Orders and epochs
@@ -144,7 +144,7 @@ def test_the_first_orders():
     assert first == FIRST
 
 
-FIRST = {"paced": [2, 3, 0, 3], True: [2, 2, 1, 3], False: [0, 1, 3, 2]}
+FIRST = {"paced": [2, 3, 1, 3], True: [2, 2, 1, 3], False: [0, 1, 3, 2]}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -305,17 +305,17 @@ def test_a_state_between_epochs_and_after_a_drawn_ahead_one():
         (
             lambda: WeightedSampler([1.0]).load_state_dict(WeightedSampler([2.0]).state_dict()),
             ValueError,
-            "or other weights. Construct it as the one that was saved",
+            "the state has weights=.* Construct it as the one that was saved",
         ),
         (
             lambda: WeightedSampler([1.0]).load_state_dict(WeightedSampler([1.0], 2).state_dict()),
             ValueError,
-            "the state is of num_samples=2, replacement='paced', and this sampler has num_samples=1",
+            "the state has num_samples=2, and this sampler has 1",
         ),
         (
             lambda: WeightedSampler([1.0]).load_state_dict(WeightedSampler([1.0], seed=2).state_dict()),
             ValueError,
-            "the state is of seed 2 and 1 samples, this sampler has seed 0",
+            "the state has seed=2, and this sampler has 0",
         ),
     ],
 )

@@ -298,7 +298,7 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
             raise ValueError(
                 f"`loader` has a {name}, by which each of the {world.size} processes would train on all samples. Use {SHARED}."
             )
-        dealt = sampler.num_replicas, sampler.rank
+        dealt = sampler.dealing() if isinstance(sampler, Shuffle) else (sampler.num_replicas, sampler.rank)
         source: Any = sampler.data_source if isinstance(sampler, Shuffle) else sampler.dataset
         read = len(source)
         if read != size:

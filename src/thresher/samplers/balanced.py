@@ -1,13 +1,12 @@
 """`BalancedBatchSampler`: batches with equal shares of all classes, or with K samples of each of P classes."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from thresher.samplers.epochs import EpochSampler, PickedOrder
+from thresher.samplers.epochs import BatchOrder, EpochSampler
 from thresher.samplers.stratified import codes_of
 
 IntArray = NDArray[np.int64]
@@ -65,8 +64,8 @@ class BalancedBatchSampler(EpochSampler):
         classes_per_batch: Number of classes of a batch, 1 to C. Default: all, or as many as there are rows.
         samples_per_class: Number of rows of each class of a batch, 1 or more.
         seed: Random seed. Default: 0.
-        num_replicas: Number of processes that share the batches. Default: that of torch.distributed, where it is initialized,
-            else 1. Pass num_replicas=1, rank=0 where something else deals out the batches, such as `accelerator.prepare`.
+        num_replicas: Number of processes that share the batches. Default: that of torch.distributed if it is initialized, else
+            1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
         rank: Number of this process, within [0, num_replicas). Default: that of torch.distributed, or 0.
         drop_last: Whether the last batches are left out where the processes would not all get equally many. Default: False.
 
@@ -97,12 +96,9 @@ class BalancedBatchSampler(EpochSampler):
         rank: int | None = None,
         drop_last: bool = False,
     ) -> None:
-        super().__init__(seed, num_replicas, rank, drop_last)
-        _, codes = np.unique(codes_of(labels), return_inverse=True)
         given = {"batch_size": batch_size, "classes_per_batch": classes_per_batch, "samples_per_class": samples_per_class}
-        for name, value in given.items():
-            if value is not None and value < 1:
-                raise ValueError(f"BalancedBatchSampler: `{name}` must be 1 or more, got {value}")
+        super().__init__(seed, num_replicas, rank, drop_last, **given)
+        _, codes = np.unique(codes_of(labels), return_inverse=True)
         self._sizes = np.bincount(codes)
         self._mixed = classes_per_batch is None and samples_per_class is None
         if sum(value is not None for value in given.values()) < (1 if self._mixed else 2):
@@ -149,7 +145,7 @@ class BalancedBatchSampler(EpochSampler):
         taken = in_turn(np.arange(count), 0, batches, np.random.default_rng((self.seed, epoch, 1)))
         return taken[: self.total * k].reshape(self.total, k)
 
-    def order(self, epoch: int) -> PickedOrder:
+    def order(self, epoch: int) -> BatchOrder:
         """Returns the batches of an epoch.
 
         Args:
@@ -170,30 +166,10 @@ class BalancedBatchSampler(EpochSampler):
         for members, begin, place in zip(self._members, begins.tolist(), places, strict=True):
             if len(place):
                 ids[place] = in_turn(members, begin, place // self.batch_size, generator)
-        ids = ids.reshape(self.total, self.batch_size)
-        return PickedOrder(generator.permuted(ids, axis=1) if self._mixed else ids)
+        if self._mixed:
+            ids = generator.permuted(ids.reshape(self.total, self.batch_size), axis=1).ravel()
+        return BatchOrder(ids, np.full(self.total, self.batch_size))
 
-    def state_at(self, epoch: int, consumed: int) -> dict[str, Any]:
-        """Returns the state with a place.
-
-        Args:
-            epoch: Number of the epoch.
-            consumed: Number of its batches that all processes together have consumed.
-        """
-        return super().state_at(epoch, consumed) | {"batch_size": self.batch_size}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Lets the next pass go on at a place, also with another number of processes.
-
-        Args:
-            state: Result of `state_dict`.
-
-        Raises:
-            ValueError: The state is of another order.
-        """
-        if state["batch_size"] != self.batch_size:
-            raise ValueError(
-                f"BalancedBatchSampler: the one of the state had batches of {state['batch_size']} rows, and this sampler has "
-                f"{self.batch_size}"
-            )
-        super().load_state_dict(state)
+    def settings(self) -> dict[str, Any]:
+        """Returns what the orders depend on, as plain values."""
+        return super().settings() | {"batch_size": self.batch_size}

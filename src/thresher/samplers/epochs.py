@@ -1,8 +1,9 @@
 """What the samplers of this package have in common: numbered epochs, shares of processes, and a place to resume at."""
 
 import operator
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,19 +14,11 @@ from torch.utils.data import Sampler
 from thresher.permutation import PIECE, Permutation
 
 
-class EpochOrder(Protocol):
-    """The order of an epoch, of which any piece can be read."""
-
-    def piece(self, begin: int, end: int, step: int = 1) -> NDArray[np.int64]:
-        """Returns the ids, or the batches of ids, at places begin, begin + step, ... before `end`."""
-        ...
-
-
 class PickedOrder:
     """Ids in random order, which is computed when it is read.
 
     Args:
-        ids: Ids, shape (k,), or batches of ids, shape (k, rows); whole numbers.
+        ids: Ids, shape (k,), whole numbers.
         order: Permutation of the k places. Default: none, the ids are in their order already.
 
     Example:
@@ -37,9 +30,40 @@ class PickedOrder:
         self._ids, self._order = ids, order
 
     def piece(self, begin: int, end: int, step: int = 1) -> NDArray[np.int64]:
-        """Returns the ids, or batches, at places begin, begin + step, ... before `end`, int64."""
+        """Returns the ids at places begin, begin + step, ... before `end`, int64."""
         places = slice(begin, end, step) if self._order is None else self._order.piece(begin, end, step)
         return self._ids[places].astype(np.int64)
+
+
+class BatchOrder:
+    """The batches of an epoch. Their order consists of their numbers, from which `batch` returns the ids.
+
+    Args:
+        ids: Ids, batch after batch, shape (k,).
+        sizes: Number of ids of each batch, k together.
+        order: Permutation of the batches. Default: none, they are in their order already.
+
+    Example:
+        >>> batches = BatchOrder(np.arange(5), np.array([2, 3]))
+        >>> [batches.batch(number) for number in batches.piece(0, 2)]
+        [[0, 1], [2, 3, 4]]
+    """
+
+    def __init__(self, ids: NDArray[Any], sizes: NDArray[np.int64], order: Permutation | None = None) -> None:
+        self._ids, self._ends = ids, np.cumsum(np.append(0, sizes))
+        self.piece = np.arange if order is None else order.piece
+
+    def batch(self, number: int) -> list[int]:
+        """Returns the ids of a batch.
+
+        Args:
+            number: Number of the batch, 0 or more.
+        """
+        return self._ids[self._ends[number] : self._ends[number + 1]].tolist()
+
+
+DEALERS = ("BatchSamplerShard", "_DatasetSamplerWrapper")
+"""Classes of accelerate and Lightning, by name, that deal out the order of a sampler to the processes."""
 
 
 class EpochSampler(Sampler[Any]):
@@ -52,20 +76,28 @@ class EpochSampler(Sampler[Any]):
         num_replicas: Number of processes that share the order, 1 or more; None for that of torch.distributed.
         rank: Number of this process, within [0, num_replicas); given together with `num_replicas`.
         drop_last: Whether the end of the order is left out where the processes would not all get equally many items.
+        **counts: Further arguments that must be whole numbers, 1 or more, or None; they are only checked.
 
     Attributes:
         epoch: Epoch of the next pass.
         consumed: Number of items of this epoch that all processes together have consumed before.
 
     Raises:
-        TypeError: `seed` is no whole number.
-        ValueError: `num_replicas` and `rank` do not fit together.
+        TypeError: `seed` or a count is no whole number.
+        ValueError: `num_replicas` and `rank` do not fit together, or a count is below 1.
     """
 
-    def __init__(self, seed: int, num_replicas: int | None, rank: int | None, drop_last: bool) -> None:
+    def __init__(self, seed: int, num_replicas: int | None, rank: int | None, drop_last: bool, **counts: int | None) -> None:
         name = type(self).__name__
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise TypeError(f"{name}: `seed` must be a whole number, got {seed!r}")
+        for argument, value in {"seed": seed, **counts}.items():
+            if (
+                not isinstance(value, int | np.integer | None)
+                or isinstance(value, bool)
+                or (value is None and argument == "seed")
+            ):
+                raise TypeError(f"{name}: `{argument}` must be a whole number, got {value!r}")
+            if argument != "seed" and value is not None and value < 1:
+                raise ValueError(f"{name}: `{argument}` must be 1 or more, got {value}")
         if (num_replicas is None) != (rank is None):
             raise ValueError(f"{name}: give `num_replicas` and `rank` together, got {num_replicas} and {rank}")
         if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
@@ -84,7 +116,7 @@ class EpochSampler(Sampler[Any]):
         """Number of samples of the dataset."""
         return self.total
 
-    def order(self, epoch: int) -> EpochOrder:
+    def order(self, epoch: int) -> Permutation | PickedOrder | BatchOrder:
         """Returns the order of an epoch, the same in all processes.
 
         Args:
@@ -152,6 +184,16 @@ class EpochSampler(Sampler[Any]):
         return items // replicas if self.drop_last else -(-items // replicas)
 
     def __iter__(self) -> "SamplerPass":
+        shared = self.num_replicas is None and self.dealing()[0] > 1
+        frame = sys._getframe(1) if shared else None
+        while frame is not None:
+            if type(frame.f_locals.get("self")).__name__ in DEALERS:
+                raise RuntimeError(
+                    f"{type(self).__name__} deals out its order to {self.dealing()[0]} processes, and so does the loader "
+                    "that accelerate or Lightning prepared: each process would have a part of a part. Pass num_replicas=1, "
+                    "rank=0 to the sampler; or, with Lightning, use_distributed_sampler=False to the Trainer."
+                )
+            frame = frame.f_back
         return SamplerPass(self)
 
     def state_dict(self) -> dict[str, Any]:
@@ -176,7 +218,11 @@ class EpochSampler(Sampler[Any]):
             epoch: Number of the epoch.
             consumed: Number of its items that all processes together have consumed.
         """
-        return {"seed": self.seed, "samples": self.samples, "epoch": epoch, "consumed": min(consumed, self.total)}
+        return {**self.settings(), "epoch": epoch, "consumed": min(consumed, self.total)}
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what the orders depend on, as plain values."""
+        return {"seed": self.seed, "samples": self.samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Lets the next pass go on at a place, also with another number of processes.
@@ -187,11 +233,12 @@ class EpochSampler(Sampler[Any]):
         Raises:
             ValueError: The state is of another order.
         """
-        if (state["seed"], state["samples"]) != (self.seed, self.samples):
-            raise ValueError(
-                f"{type(self).__name__}: the state is of seed {state['seed']} and {state['samples']} samples, this sampler has "
-                f"seed {self.seed} and {self.samples}: its order is another one. Use the same seed and dataset."
-            )
+        for name, value in self.settings().items():
+            if state.get(name) != value:
+                raise ValueError(
+                    f"{type(self).__name__}: the state has {name}={state.get(name)!r}, and this sampler has {value!r}, so that "
+                    "its orders are others. Construct it as the one that was saved."
+                )
         self.set_epoch(state["epoch"], state["consumed"])
 
 
@@ -209,7 +256,7 @@ class EpochIds:
         self.epoch = epoch
         """Epoch of the pass; None until it begins."""
         self._place = 0
-        self._order: EpochOrder | None = None
+        self._order: Any = None
         self._ahead = torch.empty(0, dtype=torch.int64)
         self.unused = 0
         """Number of items that were taken and are not used yet."""
@@ -242,13 +289,17 @@ class EpochIds:
         self._begin()
         self._place, self._ahead = min(self._place + k, self._items), self._ahead[k:]
 
-    def _begin(self) -> EpochOrder:
+    def _begin(self) -> Any:
         if self._order is None:
             if self.epoch is None:
                 self.epoch, self._first = self._sampler.begin_pass()
             self._sampler._begun = self
             self._order = self._sampler.order(self.epoch)
         return self._order
+
+    def item_of(self) -> Any:
+        """Returns the function from a number of the order to its item; None where the numbers are ids themselves."""
+        return getattr(self._order, "batch", None)
 
     def _made(self, k: int) -> Tensor:
         """Returns up to `k` items after those that are made already."""
@@ -271,16 +322,17 @@ class SamplerPass(Iterator[Any]):
 
     def __init__(self, sampler: EpochSampler) -> None:
         self._sampler, self._ids = sampler, EpochIds(sampler)
-        self._rest: Iterator[Any] = iter(())
+        self._rest: Iterator[int] = iter(())
+        self._item_of: Any = None
 
     def __next__(self) -> Any:
         found = next(self._rest, None)
         if found is None:
             self._rest = iter(self._ids.take(PIECE).tolist())
-            self._ids.unused = operator.length_hint(self._rest)
+            self._ids.unused, self._item_of = operator.length_hint(self._rest), self._ids.item_of()
             found = next(self._rest)
         self._ids.unused -= 1
-        return found
+        return found if self._item_of is None else self._item_of(found)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position, which is the same in all processes; see `EpochSampler.state_dict`."""

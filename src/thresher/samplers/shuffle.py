@@ -2,8 +2,6 @@
 
 from collections.abc import Sized
 
-from torch import distributed
-
 from thresher.permutation import Permutation
 from thresher.samplers.epochs import EpochSampler
 
@@ -26,9 +24,9 @@ class Shuffle(EpochSampler):
     Args:
         dataset: Dataset, or anything with a length; or a number of samples, 0 or more.
         seed: Random seed. Default: 0.
-        num_replicas: Number of processes that share the ids. Default: 1; in several processes it must be given, because
-            something else, such as accelerate, may deal out the ids already.
-        rank: Number of this process, within [0, num_replicas). Default: 0; given together with `num_replicas`.
+        num_replicas: Number of processes that share the ids. Default: that of torch.distributed if it is initialized, else
+            1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
+        rank: Number of this process, within [0, num_replicas). Default: that of torch.distributed, or 0.
         drop_last: Whether the last ids are left out where the processes would not all get equally many. Default: False, which
             repeats the first ids of the order instead.
 
@@ -79,19 +77,3 @@ class Shuffle(EpochSampler):
             epoch: Number of the epoch, 0 or more.
         """
         return Permutation(self.total, self.seed, epoch)
-
-    def dealing(self) -> tuple[int, int]:
-        """Returns the number of processes that share the ids, and the number of this one.
-
-        Raises:
-            RuntimeError: This is one of several processes, and `num_replicas` was not given.
-        """
-        if self.num_replicas is not None and self.rank is not None:
-            return self.num_replicas, self.rank
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            raise RuntimeError(
-                f"Shuffle is used in {distributed.get_world_size()} processes, and it is not known whether it is to deal out "
-                "the ids. Pass num_replicas=torch.distributed.get_world_size(), rank=torch.distributed.get_rank(); or "
-                "num_replicas=1, rank=0 where something else deals them out, such as a loader that accelerate prepared."
-            )
-        return 1, 0

@@ -1,4 +1,4 @@
-"""Batches that are stratified samples: each has the rows of every class in their share, as near as whole numbers allow.
+"""BatchOrder that are stratified samples: each has the rows of every class in their share, as near as whole numbers allow.
 
 The rows of an epoch are sorted by stratum and cut into groups of as many neighbours as there are batches; each batch gets one
 row of every group. The rows of a group follow the golden ratio over the batches, so that some batches in a row are nearer to
@@ -6,17 +6,17 @@ the shares still. The gradient of such a batch varies less than that of a random
 """
 
 import reprlib
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Sampler, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from thresher.samplers.epochs import BatchOrder, EpochSampler
 from thresher.samplers.shuffle import Shuffle
 from thresher.selection import chunks
 
@@ -135,7 +135,7 @@ def _deal(
             order[begin : begin + size] = batch
 
 
-class StratifiedBatchSampler(Sampler[list[int]]):
+class StratifiedBatchSampler(EpochSampler):
     """Sampler of batches each of which has the rows of every class in their share, as near as whole numbers allow.
 
     Use it as `DataLoader(dataset, batch_sampler=StratifiedBatchSampler(labels, 64))`, with a run or without. Every sample comes
@@ -147,7 +147,7 @@ class StratifiedBatchSampler(Sampler[list[int]]):
     pass epoch `e`. No global random state is used.
 
     In W processes, each of them gets every W-th batch of the same batches, so that those of one step together are stratified,
-    too. All processes get equally many batches of equal sizes: some samples come twice, or are left out.
+    too. The batches do not depend on W; the first ones come again where the processes would not all get equally many.
 
     Args:
         labels: Class of each sample: list, array or tensor of numbers or strings, shape (N,), or of several columns, shape
@@ -155,18 +155,21 @@ class StratifiedBatchSampler(Sampler[list[int]]):
         batch_size: Number of rows of a batch (of one process), 1 or more.
         scores: Score of each sample, shape (N,), such as a loss: batches have rows of small and large scores of each class in
             their share, too. Default: none.
-        drop_last: Whether the rows that do not fill a batch are left out; they are a stratified sample, another one in each
-            epoch. Default: False, which makes a smaller last batch of them.
+        drop_last: Whether the rows that do not fill a batch are left out, and the last batches where the processes would not
+            all get equally many. The rows are a stratified sample, another one in each epoch. Default: False, which makes a
+            smaller last batch of them.
         seed: Random seed. Default: 0.
-        num_replicas: Number of processes that share the batches. Default: 1.
-        rank: Number of this process, within [0, num_replicas). Default: 0.
+        num_replicas: Number of processes that share the batches. Default: that of torch.distributed if it is initialized, else
+            1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
+        rank: Number of this process, within [0, num_replicas). Default: that of torch.distributed, or 0.
 
     Attributes:
         epoch: Epoch of the next pass.
 
     Raises:
-        ValueError: `batch_size` is below 1, `labels` are empty, `scores` do not fit them, `num_replicas` and `rank` do not fit
-            together, or there are fewer samples than processes.
+        TypeError: `seed` or `batch_size` is no whole number.
+        ValueError: `batch_size` is below 1, `labels` are empty, `scores` do not fit them, or `num_replicas` and `rank` do not
+            fit together.
 
     Example:
         >>> sampler = StratifiedBatchSampler(["cat"] * 4 + ["dog"] * 8, batch_size=3)
@@ -178,95 +181,70 @@ class StratifiedBatchSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        labels: ArrayLike,
+        labels: ArrayLike | Tensor,
         batch_size: int,
         *,
         scores: ArrayLike | None = None,
         drop_last: bool = False,
         seed: int = 0,
-        num_replicas: int = 1,
-        rank: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
     ) -> None:
-        self.codes = codes_of(labels)
+        super().__init__(seed, num_replicas, rank, drop_last, batch_size=batch_size)
+        self.codes, self.batch_size = codes_of(labels), batch_size
         n = len(self.codes)
-        if batch_size < 1:
-            raise ValueError(f"StratifiedBatchSampler: `batch_size` must be 1 or more, got {batch_size}")
-        if not 0 <= rank < num_replicas:
-            raise ValueError(f"StratifiedBatchSampler: `rank` must be within [0, num_replicas), got {rank} and {num_replicas}")
-        if n < num_replicas:
-            raise ValueError(f"StratifiedBatchSampler: {num_replicas} processes cannot share {n} samples")
         found = None if scores is None else np.asarray(scores, dtype=np.float32)
         if found is not None and found.shape != (n,):
             raise ValueError(f"StratifiedBatchSampler: `scores` must have shape ({n},), got {found.shape}")
-        self.batch_size, self.drop_last, self.seed = batch_size, drop_last, seed
-        self.num_replicas, self.rank = num_replicas, rank
-        self.epoch = self._consumed = 0
-        self._begun: tuple[int, int] | None = None
-        self.sampler = Shuffle(range(n), seed, num_replicas=num_replicas, rank=rank, drop_last=drop_last)
+        self.sampler = Shuffle(n, seed, num_replicas=num_replicas, rank=rank, drop_last=drop_last)
         """Random order of the ids, for what asks a sampler of batches for that; a run that is attached orders them anew."""
         keys = strata_keys(self.codes, found)
         self._sorted = np.argsort(keys, kind="stable").astype(np.int32 if n < 2**31 else np.int64)  # pyright: ignore
         of_sorted = keys[self._sorted]  # pyright: ignore[reportOptionalSubscript]
         self._ends = np.concatenate([[0], np.flatnonzero(of_sorted[1:] != of_sorted[:-1]) + 1, [n]])
 
-    def __len__(self) -> int:
-        """Returns the number of batches of this process in an epoch."""
-        rows = self._rows()
-        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+    @property
+    def samples(self) -> int:
+        """Number of samples of the dataset."""
+        return len(self.codes)
 
-    def _rows(self) -> int:
-        n = len(self.codes)
-        return n // self.num_replicas if self.drop_last else -(-n // self.num_replicas)
+    @property
+    def total(self) -> int:
+        """Number of batches of an epoch."""
+        return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next pass, which begins with its first batch.
+    def order(self, epoch: int) -> BatchOrder:
+        """Returns the batches of an epoch.
 
         Args:
             epoch: Number of the epoch, 0 or more.
         """
-        if epoch != self.epoch:
-            self.epoch, self._consumed = epoch, 0
-
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch, first = self.epoch, self._consumed
-        self.epoch, self._consumed, self._begun = epoch + 1, 0, (epoch, first)
-        for number, batch in enumerate(islice(self._batches(epoch), first, None), first + 1):
-            self._begun = (epoch, number) if number < len(self) else None
-            yield batch
-
-    def state_dict(self) -> dict[str, int]:
-        """Returns the epoch and the number of its batches that were drawn; a DataLoader with workers draws some ahead."""
-        epoch, consumed = self._begun or (self.epoch, self._consumed)
-        return {"epoch": epoch, "batches": consumed}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Lets the next pass go on after the batches that were drawn.
-
-        Args:
-            state: Result of `state_dict`, of a sampler with the same arguments.
-        """
-        self.epoch, self._consumed, self._begun = state["epoch"], state["batches"], None
-
-    def _batches(self, epoch: int) -> Iterator[list[int]]:
-        """Yields the batches of this process in an epoch."""
-        n, size, count, replicas = len(self.codes), self.batch_size, len(self), self.num_replicas
         generator = np.random.default_rng((self.seed, epoch))
-        rows = self._sorted.copy()
-        for begin, end in pairwise(self._ends.tolist()):
-            generator.shuffle(rows[begin:end])
-        if not count:
-            return
-        total = min(count * size, self._rows()) * replicas
-        if total < n:
-            rows, _ = _systematic(rows, total, generator)
-        elif total > n:  # some samples come twice, beside themselves in the order of the strata
-            places = _places(n, total - n, generator)
-            rows = np.insert(rows, places, rows[places])
-        sizes = np.full(count * replicas, size)
-        sizes[(count - 1) * replicas :] = total // replicas - (count - 1) * size
-        order, ends = arranged(rows, sizes, generator), sizes.cumsum()
-        for number in range(self.rank, len(sizes), replicas):
-            yield order[ends[number] - sizes[number] : ends[number]].tolist()
+        rows = shuffled_within(self._sorted, self._ends, generator)
+        sizes = np.full(self.total, self.batch_size)
+        rows, _ = _systematic(rows, min(len(rows), int(sizes.sum())), generator)
+        if len(rows):
+            sizes[-1] -= sizes.sum() - len(rows)
+            rows = arranged(rows, sizes, generator)
+        return BatchOrder(rows, sizes)
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what the orders depend on, as plain values."""
+        return super().settings() | {"batch_size": self.batch_size}
+
+
+def shuffled_within(rows: NDArray[Any], ends: NDArray[np.int64], generator: np.random.Generator) -> NDArray[Any]:
+    """Returns rows in random order within each group of neighbors.
+
+    Args:
+        rows: Rows, shape (k,).
+        ends: Places where a group begins or the last one ends, ascending, from 0 to k.
+        generator: Random generator.
+    """
+    rows = rows.copy()
+    for begin, end in pairwise(ends.tolist()):
+        generator.shuffle(rows[begin:end])
+    return rows
 
 
 def codes_of(labels: Any) -> NDArray[Any]:

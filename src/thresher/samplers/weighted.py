@@ -19,6 +19,9 @@ Weights = NDArray[np.float64]
 OWN_KEY = 0x3E16475
 """Part of the keys that keeps the draws apart from others with the same seed and epoch."""
 
+FEW = 512
+"""Number of weights up to which paced samples come in the order of their deadlines."""
+
 NEARLY = 1e-6
 """Part of a visit below which it counts as none, so that rounding cannot decide."""
 
@@ -75,6 +78,7 @@ def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, scale: floa
 
     Each sample has its turn at a random phase. A sample does not come while it is ahead of its weight, and it comes first if it
     would otherwise be a whole visit behind: the bounds of a "Pfair" schedule (Baruah et al., 1996, "Proportionate Progress").
+    Few samples may leave no way to keep them by that: they come in the order of their deadlines, large weights first.
 
     Args:
         weights: Weights, shape (n,).
@@ -86,11 +90,14 @@ def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, scale: floa
     Returns:
         Ids, shape (visits,), ascending, with repeats where a weight asks for them.
     """
-    late, certain = np.empty(len(weights), dtype=np.float32), 0
+    late, certain = np.empty(len(weights), dtype=np.float64 if len(weights) <= FEW else np.float32), 0
     for part in chunks(len(weights)):
         whole, rate = visits_due(weights[part], scale)
         lag[part] += rate
-        due, turn = lag[part], -lag[part] - rng.uniform(base, range(part.start, part.stop))
+        due, phase = lag[part], rng.uniform(base, range(part.start, part.stop))
+        turn = -due - phase
+        if len(weights) <= FEW:
+            turn = -1 / (1 + np.ceil((1 - NEARLY - due) / np.maximum(rate, 1e-9)) - rate + NEARLY * phase)
         late[part] = np.where(due >= 1 - NEARLY, -8 - due, np.where(due <= NEARLY, 8 - due, turn))
         late[part][weights[part] == 0] = 100  # never among the smallest
         certain += int(whole.sum())
@@ -174,8 +181,8 @@ class WeightedSampler(EpochSampler):
 
     - `replacement="paced"` (default): a sample that a weight grants 1.7 visits per epoch comes once or twice in each epoch, and
       after E epochs it has come 1.7 * E times, within 1. A sample comes at random once in every so many epochs; none comes
-      twice in an epoch unless its weight asks for more than one visit. (Weights of fewer than 100 samples may leave no such
-      order; a sample may then be 2 visits off.)
+      twice in an epoch unless its weight asks for more than one visit. (Up to 512 samples come by their deadlines instead,
+      large weights first.) When weights change, a sample may be up to 2 visits off.
     - `replacement=True`: independent draws with exact probabilities, as from torch's WeightedRandomSampler, for any number of
       samples; its limit of 2^24 does not apply.
     - `replacement=False`: different samples in each epoch. A sample is in an epoch with the probability that its weight asks
@@ -193,8 +200,8 @@ class WeightedSampler(EpochSampler):
         num_samples: Number of visits per epoch, of all processes together, 1 or more. Default: N.
         replacement: "paced" (default), True or False; see above.
         seed: Random seed. Default: 0.
-        num_replicas: Number of processes that share the ids. Default: that of torch.distributed, where it is initialized, else
-            1. Pass num_replicas=1, rank=0 where something else deals out the ids, such as `accelerator.prepare`.
+        num_replicas: Number of processes that share the ids. Default: that of torch.distributed if it is initialized, else
+            1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
         rank: Number of this process, within [0, num_replicas). Default: that of torch.distributed, or 0.
         drop_last: Whether the last ids are left out where the processes would not all get equally many. Default: False.
 
@@ -209,7 +216,7 @@ class WeightedSampler(EpochSampler):
     Example:
         >>> sampler = WeightedSampler([2.0, 1.0, 1.0], num_samples=2)
         >>> [sorted(sampler) for _ in range(4)]
-        [[0, 2], [0, 1], [0, 2], [0, 1]]
+        [[0, 1], [0, 2], [0, 1], [0, 2]]
         >>> sampler.set_weights({0: 0.0})
         >>> sorted(sampler)
         [1, 2]
@@ -226,14 +233,10 @@ class WeightedSampler(EpochSampler):
         rank: int | None = None,
         drop_last: bool = False,
     ) -> None:
-        super().__init__(seed, num_replicas, rank, drop_last)
+        super().__init__(seed, num_replicas, rank, drop_last, num_samples=num_samples)
         if replacement not in ("paced", True, False):
             raise ValueError(f"WeightedSampler: `replacement` must be 'paced', True or False, got {replacement!r}")
         values = _as_weights(weights)
-        if not isinstance(num_samples, int | np.integer | None) or isinstance(num_samples, bool):
-            raise TypeError(f"WeightedSampler: `num_samples` must be a whole number, got {num_samples!r}")
-        if num_samples is not None and num_samples < 1:
-            raise ValueError(f"WeightedSampler: `num_samples` must be 1 or more, got {num_samples}")
         n = len(values) if values.ndim else 0
         self.num_samples = n if num_samples is None else int(num_samples)
         self.replacement = replacement
@@ -312,16 +315,17 @@ class WeightedSampler(EpochSampler):
             epoch: Number of the epoch.
             consumed: Number of its ids that all processes together have consumed.
         """
-        state = super().state_at(epoch, consumed) | {"draws": self._draws, "weights": self._checksum}
+        state = super().state_at(epoch, consumed)
         if self._since or self._later is not None:
             weights, lag = torch.from_numpy(self._weights), torch.from_numpy(self._begin_lag)
             later = None if self._later is None else (self._later[0], torch.from_numpy(self._later[1]))
             state["changed"] = {"since": self._since, "values": weights, "lag": lag, "later": later}
         return state
 
-    @property
-    def _draws(self) -> str:
-        return f"num_samples={self.num_samples}, replacement={self.replacement!r}"
+    def settings(self) -> dict[str, Any]:
+        """Returns what the orders depend on, as plain values; of the weights a checksum."""
+        own = {"num_samples": self.num_samples, "replacement": self.replacement, "weights": self._checksum}
+        return super().settings() | own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Lets the next pass go on at a place, also with another number of processes.
@@ -333,12 +337,7 @@ class WeightedSampler(EpochSampler):
             ValueError: The state is of another order.
         """
         changed = state.get("changed")
-        if state["draws"] != self._draws or (changed is None and state["weights"] != self._checksum):
-            raise ValueError(
-                f"WeightedSampler: the state is of {state['draws']}, and this sampler has {self._draws}, or other weights. "
-                "Construct it as the one that was saved."
-            )
-        super().load_state_dict(state)
+        super().load_state_dict(state if changed is None else {**state, "weights": self._checksum})
         if changed is not None:
             later = changed["later"]
             self._later = None if later is None else (later[0], on_host(later[1]))
