@@ -1,26 +1,26 @@
 """StatefulDataLoader.
 
 Library: torchdata
-State: refused: pass a DataLoader with the same arguments
-Refused: the loader of this class: "to save the position in an epoch, run.state_dict()"
+State: works: `run.loader.state_dict()` has the position
+Refused: a loader that was given a state before attach: "was given a state before attach"
 
-It keeps a position in the epoch of its own, and a resumed run would skip once more what the loader has skipped. The state of a
-run has the position, the order and the plan of the epoch.
+The state of the loader of a run is that of the run: the place in the epoch, its order and plan, and the records. A script that
+saves the state of its loader resumes exactly, with any number of workers.
 """
 
 from torch import nn
-from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader  # pyright: ignore[reportMissingImports]
 
 import thresher
 
 
 def train(method, dataset, model, optimizer, epochs, workers=0):
-    loader, criterion = DataLoader(dataset, 4, shuffle=True, num_workers=workers), nn.CrossEntropyLoss()
+    loader, criterion = StatefulDataLoader(dataset, 4, shuffle=True, num_workers=workers), nn.CrossEntropyLoss()
     run = thresher.attach(method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs)
-    for _ in range(run.epoch, epochs):  # goes on where run.load_state_dict(state) has put it
+    for _ in range(run.epoch, epochs):  # goes on where run.loader.load_state_dict(state) has put it
         for x, y in run.loader:
             loss = run.criterion(run.model(x), y)
             loss.backward()
             optimizer.step()
-            optimizer.zero_grad()  # from here, state = run.state_dict() can be saved beside model and optimizer
+            optimizer.zero_grad()  # from here, state = run.loader.state_dict() can be saved beside model and optimizer
     return run

@@ -134,7 +134,7 @@ CASES = {
     "timm_fast_collate_mixup": Case(
         "timm", Images, arguments=(lambda: N,), methods=("infobatch", "once"), mixes=True, runs_ahead=True, **STAY
     ),
-    "torchdata_stateful": Case(),
+    "torchdata_stateful": Case("torchdata.stateful_dataloader"),
     "datasets_map": Case("datasets", rows),
     "datasets_stream": Case("datasets", rows, methods=("once", "twice")),
     "transformers_masking": Case(
@@ -364,6 +364,14 @@ def stateful(dataset):
     return pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader(dataset, 4)
 
 
+def stateful_in_mid_epoch(dataset):
+    loader = stateful(dataset)
+    next(batches := iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    del batches
+    return loader
+
+
 def without_ids(method, **arguments):
     run = ATTACH(method, **arguments)
     run.ids_of = lambda tensor: None
@@ -382,7 +390,7 @@ REFUSED = {
         ValueError,
         lambda one: with_loader(one, of_timm(use_prefetcher=False, use_multi_epochs_loader=True)),
     ),
-    "torchdata_stateful": (ValueError, lambda one: with_loader(one, stateful)),
+    "torchdata_stateful": (ValueError, lambda one: with_loader(one, stateful_in_mid_epoch)),
     "datasets_stream": (TypeError, lambda one: one.train("infobatch")),
     "timm_mixup": (thresher.AttributionError, lambda one: one.train(attach=without_ids)),
     "timm_fast_collate_mixup": (thresher.AttributionError, lambda one: one.train(attach=without_ids)),
@@ -405,12 +413,42 @@ def test_refused(name, monkeypatch):
     assert line.split('"')[1] in str(caught.value)
 
 
-@pytest.mark.parametrize("streams", [False, True])
-def test_a_loader_with_a_position_of_its_own_is_refused(streams, monkeypatch):
+def test_a_stream_in_a_loader_with_a_position_of_its_own_is_refused(monkeypatch):
     training = Training("torchdata_stateful", monkeypatch)
-    dataset = rows().to_iterable_dataset() if streams else rows()
     with pytest.raises(ValueError, match="class StatefulDataLoader, whose own `__iter__`.*Pass a plain DataLoader"):
-        with_loader(training, lambda _: stateful(dataset))
+        with_loader(training, lambda _: stateful(rows().to_iterable_dataset()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("method", [thresher.InfoBatch(), thresher.Winnow(0.5), thresher.SelectiveBackprop(keep=0.5)])
+def test_the_state_of_the_loader_is_that_of_the_run(method, workers):
+    kind = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def train(stop=None, saved=None):
+        torch.manual_seed(0)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+        loader = kind(tensors(), 4, shuffle=True, num_workers=workers)
+        settings = {"forward_passes": "twice"} if method.stage == "batch" else {}
+        run = thresher.attach(
+            method, loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=4, **settings
+        )
+        if saved is not None:
+            for part, state in zip((run.loader, model, optimizer), torch.load(io.BytesIO(saved)), strict=True):
+                part.load_state_dict(state)
+        for _ in range(run.epoch, 4):
+            for x, y in run.loader:
+                run.criterion(run.model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if run.cost.steps == stop:
+                    torch.save([part.state_dict() for part in (run.loader, model, optimizer)], file := io.BytesIO())
+                    return file.getvalue()
+        return model.state_dict()
+
+    whole = train()
+    steps = 2 * -(-N // 4) - 1
+    assert_same(train(saved=train(stop=steps)), whole)
 
 
 def test_a_stream_with_a_position_of_its_own_is_refused_in_mid_epoch(monkeypatch):

@@ -75,7 +75,9 @@ class SelectedLoader(OfUser):
         self._seen = 0
         self.order: UserOrder | SharedOrder = UserOrder(loader) if world.size == 1 else SharedOrder(loader, world)
         """The order of the user's loader."""
-        self.streams, self.n = self.order.streams, self.order.n
+        self.n = self.order.n
+        self.saved: Any = None
+        """Saves and loads the run that the loader belongs to."""
         self.device = device or torch.device("cpu")
         """Device on which the loop draws random numbers."""
         self.ids = IdBatchSampler(self.order.sizes, least, as_tensors=isinstance(loader.dataset, TensorRows))
@@ -92,6 +94,11 @@ class SelectedLoader(OfUser):
         """Returns the iterator that has the epoch; weak, so that breaking out of the loop lets the workers go at once."""
         self.prepared = PreparedLoader(loader)
         """The end of an epoch, as accelerate reads it."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether the dataset is an IterableDataset."""
+        return self.order.streams
 
     @property
     def unknown_rows(self) -> UnknownRows:
@@ -278,6 +285,14 @@ class SelectedLoader(OfUser):
         self.row_buffer = None if fills is None else RowBuffer(self.ids.batch_size if fills else None, world)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns `run.state_dict()`, so that a script that saves the state of its loader saves the run."""
+        return self.saved.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads a state as `run.load_state_dict` does."""
+        self.saved.load_state_dict(state_dict, restore_rng=True)
+
+    def state_of_pass(self) -> dict[str, Any]:
         """Returns the rows that were selected and not yielded yet, and how the epoch began, as tensors and plain values."""
         # Rows that were loaded with a state, and not read again yet, are saved as they are.
         own = self.row_buffer is None or len(self._waiting[0])
@@ -289,7 +304,7 @@ class SelectedLoader(OfUser):
             "shuffle": self.order.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_of_pass(self, state: Mapping[str, Any]) -> None:
         """Goes on, at the next `iter`, with the epoch that was saved."""
         self.stop()
         self._begin_with((state["waiting"]["ids"].clone(), state["waiting"]["weights"]))

@@ -29,7 +29,7 @@ from thresher.loading.order import (
     sequential,
     shuffled,
 )
-from thresher.loading.samplers import check_unchanged, is_seeded_by_epoch
+from thresher.loading.samplers import check_unchanged, is_of_torchdata, is_seeded_by_epoch
 from thresher.loading.smaller_batches import StepSizes, smaller_sizes
 from thresher.samplers.epochs import EpochIds
 from thresher.samplers.shuffle import Shuffle
@@ -128,15 +128,16 @@ class UserOrder:
         return type(self.sampler) in KNOWN and self._has_all_once()
 
     def _has_all_once(self) -> bool:
-        draws = isinstance(self.sampler, RandomSampler)
+        draws = hasattr(self.sampler, "replacement")
         # A RandomSampler with replacement, or with num_samples, has draws that tensors do not repeat.
         once = not draws or (not self.sampler.replacement and self.sampler.num_samples == self.n)
         return once and len(self.sampler.data_source) == self.n
 
     @property
-    def _is_seeded_shuffle(self) -> bool:
+    def _shuffles_itself(self) -> bool:
         """Whether the order is a plain shuffle that the sampler makes itself."""
-        return is_seeded_by_epoch(self.sampler) and self._has_all_once()
+        own = is_seeded_by_epoch(self.sampler) or is_of_torchdata(self.sampler, "RandomSampler")
+        return own and self._has_all_once()
 
     def _find_some_ids(self) -> Tensor | None:
         sampler, kind = self.sampler, type(self.sampler)
@@ -177,7 +178,7 @@ class UserOrder:
         once = self.some_ids is not None and not getattr(self.sampler, "replacement", False)
         return (
             self.is_known
-            or self._is_seeded_shuffle
+            or self._shuffles_itself
             or type(self.sampler) is DistributedSampler
             or type(self.sampler).__name__ in ONCE
             or (once and self.some_ids is not None and len(self.some_ids) == len(self.sampler))
@@ -224,7 +225,7 @@ class UserOrder:
     @property
     def is_free(self) -> bool:
         """Whether the order is a plain shuffle, which a plan with an order of its own may replace."""
-        return self._is_seeded_shuffle or (self.is_known and isinstance(self.sampler, RandomSampler | Shuffle))
+        return self._shuffles_itself or (self.is_known and isinstance(self.sampler, RandomSampler | Shuffle))
 
     def generators(self) -> list[torch.Generator]:
         """Returns the generators that the loader draws from."""

@@ -149,6 +149,11 @@ def is_seeded_by_epoch(sampler: Any) -> bool:
     return loaders is not None and type(sampler) is loaders.SeedableRandomSampler
 
 
+def is_of_torchdata(thing: Any, name: str) -> bool:
+    """Whether an object is of a class of `torchdata.stateful_dataloader`, and of no class derived from it."""
+    return type(thing).__name__ == name and type(thing).__module__.startswith("torchdata.stateful_dataloader")
+
+
 def share_states(loader: Any) -> None:
     """Gives all processes the random states of the first one, as a loader that accelerate prepared does before each epoch."""
     if getattr(loader, "rng_types", None) is not None:
@@ -192,7 +197,8 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
     if loader.batch_sampler is None:
         raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
     # A batch sampler that buckets by length, say, would have batches of mixed lengths after a plan.
-    known = type(loader.batch_sampler) in (BatchSampler, StratifiedBatchSampler)
+    batches = loader.batch_sampler
+    known = type(batches) in (BatchSampler, StratifiedBatchSampler) or is_of_torchdata(batches, "BatchSampler")
     if not known and not (several and is_dealt_by_accelerate(loader.batch_sampler)):
         raise ValueError(
             f"`loader` has a batch_sampler of its own, {type(loader.batch_sampler).__name__}: leaving samples out would break "
@@ -250,6 +256,13 @@ def check_iteration(loader: DataLoader[Any]) -> None:
         ValueError: The class of the loader has its own `__iter__`, `__len__` or `_get_iterator`.
     """
     streams = isinstance(loader.dataset, IterableDataset)
+    if is_of_torchdata(loader, "StatefulDataLoader") and not streams:
+        if getattr(loader, "next_iter_state", None) is not None:
+            raise ValueError(
+                "`loader` is a StatefulDataLoader that was given a state before attach. The position belongs to the run: call "
+                "run.loader.load_state_dict(state) after attach, with a result of run.loader.state_dict()."
+            )
+        return  # a run keeps the position itself
     for name in OF_ITERATION:
         # The class that defines the method, wherever it is in the line of its parents.
         kind = next(kind for kind in loader.__class__.__mro__ if name in vars(kind))

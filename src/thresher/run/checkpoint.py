@@ -318,8 +318,13 @@ class SavedState:
         """What was chosen for the run and can be changed between saving and loading; a warning says so."""
         return " ".join(map(repr, self.parts.config.methods))
 
-    def save(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Returns everything that the run remembers; all processes call it, and the state of process 0 has the books."""
+        if self.timeline.position.active and self.parts.attributor.waits_for_credit:
+            warn(
+                "state_dict: a batch was yielded whose loss was not credited yet (skipped, or a prefetcher holds it); "
+                "a resumed run goes on after it"
+            )
         world = self.parts.config.world
         world.meet("run.state_dict()")
         position = self.timeline.state_dict()
@@ -340,7 +345,7 @@ class SavedState:
             "settings": self._options,
             "n": self.parts.loader.n,
             **position,
-            **self.parts.loader.state_dict(),
+            **self.parts.loader.state_of_pass(),
             "cost": asdict(self.parts.cost),
             "rng": rng.capture(self.parts.device, self.parts.loader.generators()),
             "books": {name: digest_of(books[name]) for name in BOOKS} if world.is_first else None,
@@ -348,11 +353,11 @@ class SavedState:
         ranks = tuple(world.every(own))
         return {"version": VERSION, "digest": digest_of(ranks), "ranks": ranks, **(books if world.is_first else {})}
 
-    def load(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
         """Goes on where a saved run stopped.
 
         Args:
-            state: Result of `save`, of any number of processes.
+            state: Result of `state_dict`, of any number of processes.
             restore_rng: Whether random states are put back.
 
         Raises:
@@ -377,7 +382,7 @@ class SavedState:
         counts.load_state_dict({TRAINED: books["trained"]} if world.is_first else counts)
         # The epochs first: they decide by the state whether the loader has a buffer of rows.
         self.timeline.load_state_dict(state)
-        self.parts.loader.load_state_dict(state)
+        self.parts.loader.load_state_of_pass(state)
         self.parts.attributor.forget_batches()
         if restore_rng:
             rng.restore(state["rng"], self.parts.device, self.parts.loader.generators())

@@ -183,7 +183,7 @@ class Run(Uncopied):
     def __init__(self, parts: Parts, timeline: Timeline) -> None:
         self._parts, self._timeline = parts, timeline
         self.method, self.loader, self.epochs = parts.config.methods[-1], parts.loader, parts.config.epochs
-        self._credit, self._state = parts.attributor.credit, SavedState(parts, timeline)
+        self._credit, self.loader.saved = parts.attributor.credit, SavedState(parts, timeline)
         own, adapter = parts.config.criterion, parts.config.adapter
         self.criterion = CreditedCriterion(own, adapter, timeline, self._credit, parts.stopwatch)
 
@@ -545,12 +545,7 @@ class Run(Uncopied):
         Raises:
             RuntimeError: Not all processes have called it within a minute.
         """
-        if self._timeline.position.active and self._parts.attributor.waits_for_credit:
-            warn(
-                "state_dict: a batch was yielded whose loss was not credited yet (skipped, or a prefetcher holds it); "
-                "a resumed run goes on after it"
-            )
-        return self._state.save()
+        return self.loader.saved.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, restore_rng: bool = True) -> None:
         """Goes on where a saved run stopped: at the next `iter(run.loader)`, after the last batch that was yielded.
@@ -564,7 +559,7 @@ class Run(Uncopied):
             ValueError: The state is damaged, or belongs to another method, loader, number of samples or version; nothing was
                 changed.
         """
-        self._state.load(state, restore_rng=restore_rng)
+        self.loader.saved.load_state_dict(state, restore_rng=restore_rng)
 
     def detach(self, *, together: bool = True) -> None:
         """Ends the epoch in progress, takes the hooks off the optimizer and lets go of the data.
