@@ -291,6 +291,8 @@ class UserOrder:
             return TensorOrder(lambda: plan.ids)
         # The ids of a sampler of the user are taken one by one, when the plain loader would.
         if not self.is_known:
+            if is_of_torchdata(self.sampler, "RandomSampler") and self._loader.num_workers:
+                iter(self.sampler)  # StatefulDataLoader with workers begins two orders an epoch, and reads the second
             return SamplerOrder(self.sampler, self.n)
         if isinstance(self.sampler, SequentialSampler):
             return sequential(self.n)

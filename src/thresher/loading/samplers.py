@@ -150,7 +150,7 @@ def is_seeded_by_epoch(sampler: Any) -> bool:
 
 
 def is_of_torchdata(thing: Any, name: str) -> bool:
-    """Whether an object is of a class of `torchdata.stateful_dataloader`, and of no class derived from it."""
+    """Whether an object is of a class of StatefulDataLoader's package, and of no class derived from it."""
     return type(thing).__name__ == name and type(thing).__module__.startswith("torchdata.stateful_dataloader")
 
 
