@@ -78,6 +78,25 @@ def train(run, optimizer, epochs=1):
 # What is counted
 
 
+@pytest.mark.parametrize("settings", [{"keep": 0.33}, {"beta": 2.0}])
+def test_the_warm_up_trains_on_every_row_and_scores_none(settings):
+    run, _, optimizer = make(SB(**settings, warmup_steps=14), "twice", epochs=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert train(run, optimizer, 2) == 2 * [8, 8, 8, 8, 8, 8, 2]
+    assert (run.cost.scoring, run.cost.forward, run.cost.backward) == (0, 2 * N, 2 * N)
+    train(run, optimizer)
+    assert run.cost.scoring == N and run.cost.backward < 3 * N
+
+
+@pytest.mark.parametrize("method", [SB(keep=0.33), RandomBackprop(keep=0.33)])
+def test_two_passes_without_filling_up(method):
+    run, _, optimizer = make(method, "twice", spend="batches")
+    assert len(run.loader) == 7 and train(run, optimizer, 2) == 2 * [2, 2, 2, 2, 2, 2, 1]
+    assert run.cost.steps == 14 and run.cost.backward == 2 * (2 * 6 + 1)
+    assert run.cost.scoring == (2 * N if isinstance(method, SB) else 0)
+
+
 @pytest.mark.parametrize(
     ("method", "passes", "keeps", "sizes"),
     [

@@ -194,8 +194,8 @@ class SelectiveBackprop:
             progress: Share of the training that is done, [0, 1].
             step: Number of the batch, from 0.
         """
-        progress += 1e-9
-        begun, ended = progress >= self.start, progress >= self.end and self.end < 1
+        begun = step >= self.warmup_steps and progress + 1e-9 >= self.start
+        ended = progress + 1e-9 >= self.end and self.end < 1
         return begun and not ended and (self.interrupt == 0 or (step + 1) % self.interrupt != 0)
 
     def init_state(self) -> State:

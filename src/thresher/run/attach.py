@@ -189,13 +189,13 @@ def _selection(parts: Parts, *, trained: TrainedModel, progress: Callable[[], fl
     if method is None:
         return BatchSelection(parts)
     stage = BatchStage(method, seed=config.seed, rank=config.world.rank, progress=progress)
-    scoring = config.scoring or Scoring()
+    scoring, fills = config.scoring or Scoring(), config.spend != "batches"
     if not mode.is_in_forward:
-        return BeforeForward(parts, stage, scoring, fills=mode.fills)
+        return BeforeForward(parts, stage, scoring, fills=mode.fills and fills)
     from thresher.run.in_forward import InForward  # loads `thresher.subset`, which no other selection needs
 
     falls_back = mode is SelectionMode.IN_FORWARD_AT_FIRST
-    return InForward(parts, stage, trained, BeforeForward(parts, stage, scoring, fills=True) if falls_back else None)
+    return InForward(parts, stage, trained, BeforeForward(parts, stage, scoring, fills=fills) if falls_back else None)
 
 
 def _timeline(parts: Parts, *, method: EpochMethod | OnSubset, selection: BatchSelection) -> Timeline:
@@ -369,7 +369,8 @@ def attach(
         signals: Function `(outputs, targets) -> {name: (n,) tensor}` for signals that the criterion cannot give.
         seed: Random seed of all draws of the method; the loop's own random numbers are not touched.
         device: Device of batches and records. Default: the device of the model, else that of the optimizer's parameters.
-        spend: Way to spend plans: "steps", fewer steps; "batches", smaller ones, no LR scaled. Default None: the method's own.
+        spend: Way to spend plans: "steps", fewer steps; "batches", smaller ones, no LR scaled, and chosen rows of a batch are
+            not filled up. Default None: the method's own.
         stratify: "class", batches with each class in its share, as the dataset or `run.criterion` has it; the class of each
             sample, shape (N,), the same by these; None, the loader's order. Default "auto": the method's own.
         process_group: Process group of data parallelism. Default: the default group of torch.distributed, where there is one.

@@ -85,7 +85,7 @@ class Planner:
         if plan.smaller_batches and self._fills():
             raise ValueError(
                 f"{name} makes smaller batches, which the batch method would fill up with forward_passes='twice': use "
-                "forward_passes='once', or one of the two methods"
+                "spend='batches', forward_passes='once', or one of the two methods"
             )
         if plan.drawn and self._config.strata is not None:
             raise ValueError(
