@@ -140,7 +140,7 @@ def test_scaled_adaboost_and_big_loss_choose_the_same() -> None:
     for seed in range(100):
         losses = torch.from_numpy(hard_values(np.random.default_rng(seed), 33))
         signals = {"id": torch.arange(33), "loss": losses}
-        plans = [m.plan_batch(signals, {}, step=0, generator=seeded(0))[0] for m in (BigLoss(0.3), AdaBoost(0.3))]
+        plans = [m.plan_batch(signals, {}, step=0, generator=seeded(0))[0] for m in (BigLoss(0.3), AdaBoost(0.3, "scaled"))]
         assert losses[plans[0].rows].nan_to_num(9, 9, 9).sort().values.tolist() == pytest.approx(
             losses[plans[1].rows].nan_to_num(9, 9, 9).sort().values.tolist(), rel=1e-6
         )
@@ -477,7 +477,7 @@ def test_worked_vectors_of_the_selectors() -> None:
     signals = {"id": torch.arange(6), "loss": torch.tensor([0.9, 0.1, 0.5, 0.3, 2, 1.2])}
     for method, rows in ((CoresetExtremes(4 / 6), [1, 3, 4, 5]), (CoresetCenter(2 / 6), [0, 2])):
         assert method.plan_batch(signals, {}, step=0, generator=seeded(0))[0].rows.tolist() == rows
-    assert boost_weights(torch.tensor(L)).tolist() == pytest.approx(
+    assert boost_weights(torch.tensor(L), "scaled").tolist() == pytest.approx(
         [0.100325, 0.255386, 0.549239, 0.972784, 4.951769], abs=1e-5
     )
     assert boost_weights(torch.tensor([1.5, 3, 6]), "paper_abs").tolist() == pytest.approx([0.805, 0.347, 0.168], abs=1e-3)

@@ -3,10 +3,11 @@
 It is a base selector of AdaSelection, arXiv:2306.10728, equation (1), after the step size of arXiv:1307.1192. There is no
 official code. Nothing is re-weighted.
 
-The formula needs losses below 1. By default the losses are divided by a little more than the largest loss of the batch. The
-order of the weights is then that of the losses, so that this method alone chooses as `BigLoss` does; it differs only inside
-AdaSelection, where the size of a weight counts. `weights="paper_abs"` uses the losses as they are and the absolute value of the
-ratio: the weight falls again for losses above 1, as the results of the paper suggest.
+The logarithm needs losses below 1. By default, the losses count as they are, and the absolute value of the ratio is taken: the
+weight falls again for losses above 1. The results of the paper suggest this: its AdaBoost is as bad as Small Loss on text, and
+far from Big Loss. `weights="scaled"` divides the losses by a little more than the largest loss of the batch. Its weights order
+the samples as their losses do. It then keeps exactly the samples of `BigLoss`, and differs only inside AdaSelection, where the
+size of a weight counts.
 """
 
 from collections.abc import Mapping
@@ -39,7 +40,7 @@ def check_formula(field: str, value: object) -> None:
         raise ValueError(f"{field} must be one of ('scaled', 'paper_abs'), got {value!r}")
 
 
-def boost_weights(loss: Tensor, weights: BoostFormula = "scaled") -> Tensor:
+def boost_weights(loss: Tensor, weights: BoostFormula = "paper_abs") -> Tensor:
     """Returns AdaBoost's weight of each sample.
 
     Args:
@@ -68,8 +69,9 @@ class AdaBoost(KeepLargest):
 
     Args:
         keep: Share kept of each batch, (0, 1]. Default 0.5; published: 0.1 to 0.5.
-        weights: Formula of the weights. "scaled" (default) divides the losses by a little more than the largest of the batch;
-            "paper_abs" is the paper's formula with the losses as they are and the absolute value of the ratio.
+        weights: Formula of the weights. "paper_abs" (default) is the paper's formula with the losses as they are and the
+            absolute value of the ratio; "scaled" divides the losses by a little more than the largest of the batch, and keeps
+            the samples that `BigLoss` keeps.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -88,13 +90,13 @@ class AdaBoost(KeepLargest):
         summary="train on the batch's largest AdaBoost weights",
         paper="arXiv:2306.10728",
         rule="its AdaBoost weight was not among the largest of its batch",
-        biased="towards samples of large loss; with weights='paper_abs' towards losses near 1; nothing is re-weighted",
+        biased="towards losses near 1; with weights='scaled' towards large losses; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="CIFAR-10 85.13 % where full training has 92.57 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",
-        caveat="on its own it chooses what Big Loss chooses; the published numbers are below those of random selection "
-        "except on a toy regression (CIFAR-100 50.19 % against 71.05 %)",
+        caveat="with weights='scaled' it keeps exactly what Big Loss keeps; the published numbers are below those of random "
+        "selection except on a toy regression (CIFAR-100 50.19 % against 71.05 %)",
     )
-    weights: BoostFormula = "scaled"
+    weights: BoostFormula = "paper_abs"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -85,11 +85,11 @@ def reproduce(
             print_rate(part.task)
         if dry_run:
             _dry_run(own, work, **given)
-        elif found := _reproduced(own, called := f"{artefact.name}@{name}{'-smoke' * smoke}", work, folder, **given):
-            with whole(page if page and recipe != "all" else work / f"{called}.md") as file:
+        elif found := _reproduced(own, work, folder, **given):
+            with whole(page if page and recipe != "all" else work / f"{own.name}.md") as file:
                 file.write(reproduction_page([found]).encode())
     if recipe is None:
-        every = [_reproduced(ARTEFACTS[name], name, work, folder, **given) for name in asked]
+        every = [_reproduced(ARTEFACTS[name], work, folder, **given) for name in asked]
         if all(every):
             _write_page(page or work / PAGE, folder)
             typer.echo(f"{folder}\n{page or work / PAGE}")
@@ -123,7 +123,7 @@ def _dry_run(artefact: "Artefact", work: Path, **given: Any) -> None:
         print_dry_run(*own, controls=part.controls, **given)
 
 
-def _reproduced(artefact: "Artefact", name: str, work: Path, folder: Path, *, quiet: bool, **given: Any) -> dict[str, Any]:
+def _reproduced(artefact: "Artefact", work: Path, folder: Path, *, quiet: bool, **given: Any) -> dict[str, Any]:
     """Trains one table or figure, prints it, and writes its results; in all but the first process it returns nothing."""
     from thresher_lab.cli._comparison import explained_interruptions
     from thresher_lab.cli._console import open_console
@@ -135,7 +135,7 @@ def _reproduced(artefact: "Artefact", name: str, work: Path, folder: Path, *, qu
     with explained_interruptions(work), progress_on(open_console(), quiet=quiet) as watcher:
         found = reproduce(artefact, work, watcher=watcher, **given)
     if found:
-        write_json(folder / f"{name}.json", found)
+        write_json(folder / f"{artefact.name}.json", found)
         open_console().print(section(found), markup=False, highlight=False)
     return found
 
@@ -149,7 +149,9 @@ def _write_page(path: Path, folder: Path) -> None:
 
     files = {name: folder / f"{name}.json" for name in ARTEFACTS}
     remedy = "Delete the file, and give its name to `thresher reproduce`"
-    found = {name: read_checked(file, Reproduced, remedy) for name, file in files.items() if file.exists()}
+    full_size = {file.stem: file for file in sorted(folder.glob("*@*.json")) if not file.stem.endswith("-smoke")}
+    shown = {name: file for name, file in files.items() if file.exists()} | full_size
+    found = {name: read_checked(file, Reproduced, remedy) for name, file in shown.items()}
     charts, missing = _charts(found), [name for name, file in files.items() if not file.exists()]
     pictures = {chart_file(name): content for name, content in charts.items()}
     for one in found.values():
@@ -169,7 +171,7 @@ def _charts(results: "Mapping[str, Any]") -> dict[str, bytes]:
     if find_spec("matplotlib") is None:
         typer.echo("The page has no charts: they are drawn by matplotlib (pip install 'thresher[figures]')", err=True)
         return {}
-    declared = {name: chart for name in results if (chart := ARTEFACTS[name].chart)}
+    declared = {name: chart for name, one in ARTEFACTS.items() if name in results and (chart := one.chart)}
     return {name: table_chart(results[name]["tables"], chart) for name, chart in declared.items()}
 
 

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -75,7 +75,7 @@ class Claim:
         text: Measured quantity, in one sentence.
         value: Function that returns the number of one seed.
         above: Limit that the number should exceed. Default: 0.
-        scale: Factor of the numbers on the page. Default: 100, for points.
+        scale: Factor of the numbers on the page. Default: 100, for points; a part whose metric is a loss has 1.
         counted: Whether the number is made of counted passes and steps, so that it may be the same with every seed.
         says: Statement of the paper, in our words, with the place. Default "": a condition that our setup must meet before the
             claims mean anything.
@@ -289,14 +289,14 @@ def _table_of_part(part: ArtefactPart, results: Mapping[str, Any]) -> PageTable:
     labels = {label: row for row, label in results["labels"].items()}
     own = [row for row in results["summary"] if row["control_of"] is None]
     controls = {row["control_of"]: row for row in results["summary"] if row["control_of"] is not None}
-    batches = results.get("batches", {})
+    batches, scale = results.get("batches", {}), units_of(results["metric"])
     header = ["", f"{results['metric']} here", "difference to full [95 % interval]", *COST_COLUMNS, "in the paper"]
     rows = []
     for found in own:
         row = labels[found["method"]]
-        rows.append([row, *_summary_cells(found, batches.get(found["method"], "")), part.published.get(row, "")])
+        rows.append([row, *_summary_cells(found, batches.get(found["method"], ""), scale), part.published.get(row, "")])
         if found["method"] in controls:
-            cells = _summary_cells(controls[found["method"]], FULL_BATCHES)
+            cells = _summary_cells(controls[found["method"]], FULL_BATCHES, scale)
             rows.append([f"  random samples at the cost of {row}", *cells, ""])
     title = part.task if ":" in part.task else f"{part.name}: {part.task}"  # a recipe has its own name
     return PageTable(f"{title}, {part.epochs} epochs", header, rows)
@@ -308,11 +308,10 @@ takes as many steps as full training."""
 COST_COLUMNS = ("cost", "CPU time", "steps", "batches")
 
 
-def _summary_cells(row: Mapping[str, Any], batches: str, scale: float = 100) -> list[str]:
+def _summary_cells(row: Mapping[str, Any], batches: str, scale: float) -> list[str]:
     """Returns mean and spread, difference to full training with interval, and the cells of `COST_COLUMNS`."""
-    spread = "" if row["std"] is None else f" ± {scale * row['std']:.2f}"
     return [
-        f"{scale * row['mean']:.2f}{spread}",
+        with_spread(row["mean"], row["std"], scale),
         "" if row["difference"] is None else with_interval(row["difference"], row["ci95"], scale),
         f"{row['cost_ratio']:.3f}",
         f"{row['cpu_ratio']:.2f}",
@@ -321,10 +320,26 @@ def _summary_cells(row: Mapping[str, Any], batches: str, scale: float = 100) -> 
     ]
 
 
+def units_of(metric: str) -> float:
+    """Returns the factor of a metric on the page: 100 for points, 1 for a loss."""
+    return 1.0 if metric == "-loss" else 100.0
+
+
+def with_spread(mean: float, std: float | None, scale: float) -> str:
+    """Returns a number with its standard deviation, both multiplied by `scale`."""
+    digits = _digits(mean, scale)
+    return f"{scale * mean:.{digits}f}" + ("" if std is None else f" ± {scale * std:.{digits}f}")
+
+
 def with_interval(mean: float, ci95: Sequence[float] | None, scale: float = 100) -> str:
     """Returns a signed number with its interval, both multiplied by `scale`."""
-    ends = "" if ci95 is None else f" [{scale * ci95[0]:+.2f}, {scale * ci95[1]:+.2f}]"
-    return f"{scale * mean:+.2f}{ends}"
+    low_and_high, digits = ci95 or (), _digits(mean, scale)
+    ends = ", ".join(f"{scale * end:+.{digits}f}" for end in low_and_high)
+    return f"{scale * mean:+.{digits}f}" + (f" [{ends}]" if ends else "")
+
+
+def _digits(mean: float, scale: float) -> int:
+    return 4 if scale == 1 and abs(mean) < 0.1 else 2
 
 
 def reproduce(
@@ -355,7 +370,9 @@ def reproduce(
     if own_rank():
         return {}
     measured = {name: _by_row(found) for name, found in results.items()}
-    claims = [claim.judge(measured, artefact.seeds) for claim in artefact.claims]
+    scales = {name: units_of(found["metric"]) for name, found in results.items()}
+    claims = [replace(one, scale=min(one.scale, scales.get(one.part, one.scale))) for one in artefact.claims]
+    claims = [claim.judge(measured, artefact.seeds) for claim in claims]
     make = artefact.tables
     tables = tables_of_parts(artefact, results) if make is None else make(measured, results)
     first = next(iter(results.values()))
@@ -413,7 +430,8 @@ def batches_of(spec: Spec) -> str:
     in_batch = [part for part in parts if methods.load(part.name).stage == "batch"]
     if not in_batch:
         return FULL_BATCHES
-    return FILLED_BATCHES if in_batch[0].batch.get("forward_passes") == "twice" else SMALLER_BATCHES
+    batch = in_batch[0].batch
+    return FILLED_BATCHES if batch.get("forward_passes") == "twice" and batch.get("spend") != "batches" else SMALLER_BATCHES
 
 
 def specs_of(part: ArtefactPart, scores: Path | None) -> dict[str, Spec]:

@@ -10,6 +10,8 @@ from thresher_lab.recipes.task import PREFIX, RecipeTask
 from thresher_lab.reproduction.artefact import Artefact, ArtefactPart
 from thresher_lab.training.specs import Composition, parse_methods
 
+SEEDS, SEEDS_OF_TASK = 5, {"line": 10}
+"""Least number of seeds at full size, and of a task that takes minutes."""
 EL2N_MODELS = ("el2n", 10, 10)
 """Scores at full size: EL2N of ten models that train for ten epochs, as in arXiv:2107.07075."""
 OF_TABLE = "The rows are trained with the recipe `{}`: its network, data, epochs and schedules."
@@ -56,11 +58,15 @@ def at_full_size(
     ]
     here = f"{settings.title}, the recipe `{recipe}`" + (" with a small network on made-up data" if smoke else "")
     options = {"recipe": recipe, "batch-size": batch_size, "accumulate": accumulate}
+    least = 0 if smoke else SEEDS_OF_TASK.get(settings.data.task or "", SEEDS)
+    seeds = range(max(least, len(artefact.seeds)))
     command = ["thresher", "reproduce", artefact.name]
     command += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     command += ["--smoke"] if smoke else [] if settings.data.task in OWN_DATA else ["--data", "DIR"]
-    own = {"here": here, "beside": "", "command": shlex.join(command), "head": OF_SMOKE if smoke else OF_TABLE.format(recipe)}
-    return replace(artefact, parts=parts, claims=claims, **own)
+    size = f"a smoke test of `{recipe}`" if smoke else f"at full size with `{recipe}`"
+    own = {"name": f"{artefact.name}@{recipe}{'-smoke' * smoke}", "paper": f"{artefact.paper}, {size}"}
+    own |= {"here": here, "beside": "", "command": shlex.join(command), "head": OF_SMOKE if smoke else OF_TABLE.format(recipe)}
+    return replace(artefact, parts=parts, claims=claims, seeds=seeds, **own)
 
 
 OWN_DATA = ("line", "bike")

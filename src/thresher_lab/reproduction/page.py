@@ -9,8 +9,8 @@ from thresher_lab.training.files import markdown_table
 
 SMALL_HEAD = """\
 The command `thresher reproduce NAME` makes one table or figure, and `thresher reproduce all` makes all of them and this page.
-All experiments are at the scale of two CPU cores: small networks and small data stand for those of the papers, and each section
-names them."""
+Small networks and small data stand for those of the papers, at the scale of two CPU cores, and each section names them; a
+section "at full size" trains a recipe, with the network, data and epochs that it gives."""
 SMALL_END = " A\nclaim that does not reproduce here may still hold at the scale of the paper."
 PAGE_HEAD = """# Which results of the papers reproduce
 
@@ -49,7 +49,7 @@ def reproduction_page(results: Sequence[Mapping[str, Any]], missing: Sequence[st
         [f"[{found['paper']}](#{found['name']})", found["shows"], found["verdict"], _claim_counts(found)] for found in ordered
     ]
     overview = markdown_table(["", "subject", "verdict", "claims"], rows) + "\n"
-    own = next((found["head"] for found in results if found.get("head")), None)
+    own = results[0].get("head") if len(results) == 1 else None
     head = f"{PAGE_HEAD.format(*((own, '') if own else (SMALL_HEAD, SMALL_END)))}{summary_sentence(results)}\n\n{waiting}"
     return f"{head}{_failed_claims(ordered)}{overview}" + "".join(
         f"\n{section(found, with_chart=found['name'] in charts)}" for found in (*ordered, *outdated)

@@ -33,6 +33,9 @@ from thresher_lab.reproduction.artefact import (
     overall,
     specs_of,
     tables_of_parts,
+    units_of,
+    with_interval,
+    with_spread,
     with_steps,
 )
 from thresher_lab.tasks import built_in
@@ -292,9 +295,26 @@ def test_ranks_of_adaselection_are_over_the_rates():
     order = {method: number for number, method in enumerate(ada_selection.TABLE_COLUMNS)}
     measured = {
         "line": {FULL_ROW: runs(-order[FULL_ROW])}
-        | {ada_selection.row_name(m, r): runs(-order[m]) for m in ada_selection.SELECTOR_NAMES for r in ada_selection.RATES}
+        | {ada_selection.row_name(m, r): runs(-order[m]) for m in ada_selection.TRAINED for r in ada_selection.RATES}
     }
-    assert ada_selection.mean_ranks(measured, "line") == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert ada_selection.mean_ranks(measured, "line") == list(range(1, 11))
+
+
+def test_selectors_that_train_on_the_same_rows_are_named(folder):
+    artefact = ARTEFACTS["adaselection-table-4"]
+    measured, results = measure(artefact, folder)
+    for rate in ada_selection.RATES:
+        for one in ("Gradient Norm", "AdaBoost, losses scaled"):
+            measured["line"][f"{one} {rate}"] = measured["line"][f"Big Loss {rate}"]
+    title = ada_selection.ADA_SELECTION_TABLE_4.tables(measured, results)[0].title
+    same = "Big Loss and Gradient Norm and AdaBoost, losses scaled"
+    assert title.endswith(f"larger is better. line: {same} train on the same rows in every run")
+
+
+def test_a_loss_has_its_own_unit():
+    assert with_spread(-0.04653, 0.0083, units_of("-loss")) == "-0.0465 ± 0.0083" and units_of("accuracy") == 100
+    assert with_spread(-1.5, None, 1) == "-1.50" and with_spread(0.97, 0.01, 100) == "97.00 ± 1.00"
+    assert with_interval(-0.0032, [-0.01, 0.004], 1) == "-0.0032 [-0.0100, +0.0040]" and with_interval(0.0012, None) == "+0.12"
 
 
 def test_overlap_of_the_lowest():

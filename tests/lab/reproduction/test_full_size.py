@@ -33,6 +33,8 @@ def test_each_recipe_trains_its_part_with_at_least_one_claim(artefact, recipe):
     assert [claim.text for claim in smoke.claims] == [claim.text for claim in found.claims]
     assert found.command.startswith(f"thresher reproduce {artefact.name} --recipe {recipe}") and "--smoke" in smoke.command
     assert found.command in plan(artefact, recipe)
+    assert (found.name, smoke.name) == (f"{artefact.name}@{recipe}", f"{artefact.name}@{recipe}-smoke")
+    assert found.paper == f"{artefact.paper}, at full size with `{recipe}`"
 
 
 def test_a_row_drops_the_largest_losses_only_where_it_says_so():
@@ -76,7 +78,7 @@ def test_scores_are_those_of_the_recipe():
     assert [part.scores for part in at_full_size(table, recipe).parts] == [("el2n", 10, 10)]
     assert [part.scores for part in at_full_size(table, recipe, smoke=True).parts] == [("el2n", 3, 2)]
     assert "--models 10 --epochs 10" in read_recipe(file_of(recipe)).not_given["method"]
-    assert "CIFAR-10: 9 runs of 200 epochs, 30 models of 10 epochs for scores; hours not given" in plan(table, recipe)
+    assert "CIFAR-10: 15 runs of 200 epochs, 50 models of 10 epochs for scores; hours not given" in plan(table, recipe)
 
 
 def test_a_plan_has_the_hours_of_the_recipe():
@@ -84,7 +86,14 @@ def test_a_plan_has_the_hours_of_the_recipe():
     command, taken = text.splitlines()
     assert command == "thresher reproduce kakurenbo-table-3 --recipe resnet50-a --data DIR"
     assert taken.strip() == "ImageNet-1K: 35 runs of 100 epochs; about 157 h, 32 GPUs (V100)"  # 35 times 4.48 h
-    assert "123 runs of 20 epochs; about 0.27 h" in plan(ARTEFACTS["adaselection-table-4"], "adaselection-line")
+    assert "460 runs of 20 epochs; about 1 h" in plan(ARTEFACTS["adaselection-table-4"], "adaselection-line")
+
+
+def test_no_claim_is_judged_at_full_size_with_fewer_than_five_seeds():
+    for artefact, recipe in PAIRS:
+        found, smoke = at_full_size(artefact, recipe), at_full_size(artefact, recipe, smoke=True)
+        least = 10 if recipe == "adaselection-line" else 5
+        assert list(found.seeds) == list(range(max(least, len(artefact.seeds)))) and len(smoke.seeds) == len(artefact.seeds)
 
 
 def test_the_batch_is_in_the_command_and_in_the_task():

@@ -140,7 +140,8 @@ def test_the_page_says_how_many_reproduce(made, verdicts, sentence):
 def test_the_page_of_this_repository_is_that_of_its_results():
     root = Path(__file__).parents[3]
     files = {name: root / "benchmarks" / "results" / "reproduce" / f"{name}.json" for name in papers.ARTEFACTS}
-    found = [json.loads(file.read_text()) for file in files.values() if file.exists()]
+    at_full_size = sorted((root / "benchmarks" / "results" / "reproduce").glob("*@*.json"))
+    found = [json.loads(file.read_text()) for file in (*files.values(), *at_full_size) if file.exists()]
     missing = [name for name, file in files.items() if not file.exists()]
     charts = [name for name, artefact in papers.ARTEFACTS.items() if artefact.chart]
     assert (root / "docs" / "reproduce.md").read_text() == reproduction_page(found, missing, charts)
@@ -209,6 +210,7 @@ def test_the_kind_of_batches_is_that_of_the_method_in_the_batch():
         "uniform:keep=0.5": "full",
         "random_backprop": "as selected",
         "random_backprop:forward_passes=twice": "filled up",
+        "random_backprop:forward_passes=twice:spend=batches": "as selected",
         "uniform:keep=0.5+selective_backprop:forward_passes=twice": "filled up",
     }
     assert {text: batches_of(parse_methods(text)[0]) for text in texts} == texts
@@ -291,6 +293,9 @@ def test_a_table_at_another_batch_says_what_it_is(tmp_path):
     assert [part["task"] for part in found["parts"]] == ["smoke:adaselection-line@8x1"]
     assert all(claim["mean"] is not None for claim in found["claims"]) and found["parts"][0]["summary"][0]["steps"] == 8 * 16
     assert "`thresher reproduce adaselection-pools --recipe adaselection-line --batch-size 8 --smoke`" in text
+    assert {claim["scale"] for claim in found["claims"]} == {1} and found["parts"][0]["metric"] == "-loss"
+    full = next(row["mean"] for row in found["parts"][0]["summary"] if row["method"] == "full")
+    assert found["tables"][0]["rows"][0][1].split()[0] == f"{full:.{2 if full < -0.1 else 4}f}"
     assert "made-up data: it shows that the command runs" in text and "scale of two CPU cores" not in text
     assert "at the scale of the paper" not in text
 

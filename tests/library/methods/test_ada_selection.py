@@ -76,7 +76,7 @@ def test_defaults() -> None:
     method = AdaSelection()
     assert method.pool == ("big_loss", "small_loss", "uniform")
     assert (method.keep, method.beta, method.gamma, method.average, method.curriculum) == (0.5, 0.5, 1.0, "weighted", True)
-    assert (method.adaboost, method.uniform, method.stop_after, method.normalise) == ("scaled", "drawn", None, True)
+    assert (method.adaboost, method.uniform, method.stop_after, method.normalise) == ("paper_abs", "drawn", None, True)
     assert method.importance == "ranks"
     assert AdaSelection(pool=["uniform"]) == AdaSelection(pool=("uniform",))
 

@@ -65,10 +65,10 @@ def test_counts(kind: Any, n: int, keep: float, count: int) -> None:
         (BigLoss(0.4), [3, 1, 2, 5, 4], [3, 4]),
         (SmallLoss(0.4), [3, 1, 2, 5, 4], [1, 2]),
         (GradientNorm(0.4), [3, 1, 2, 5, 4], [3, 4]),
-        (AdaBoost(0.4), [3, 1, 2, 5, 4], [3, 4]),
-        (AdaBoost(0.4), [-3, -1, -2, -5, -4], [1, 2]),
-        (AdaBoost(0.4, "paper_abs"), [3, 1, 2, 5, 0.9], [1, 4]),
-        (AdaBoost(0.4, "paper_abs"), [0.5, 0.1, 0, 50, 2], [0, 4]),
+        (AdaBoost(0.4, "scaled"), [3, 1, 2, 5, 4], [3, 4]),
+        (AdaBoost(0.4, "scaled"), [-3, -1, -2, -5, -4], [1, 2]),
+        (AdaBoost(0.4), [3, 1, 2, 5, 0.9], [1, 4]),
+        (AdaBoost(0.4), [0.5, 0.1, 0, 50, 2], [0, 4]),
         (CoresetExtremes(0.4), [3, 1, 2, 5, 4], [1, 3]),
         (CoresetExtremes(0.6), [3, 1, 2, 5, 4], [1, 3, 4]),
         (CoresetExtremes(0.8), [3, 1, 2, 5, 4], [1, 2, 3, 4]),
@@ -88,7 +88,7 @@ def test_by_hand(method: Any, values: list[float], rows: list[int]) -> None:
         (BigLoss(), [1, 2]),
         (GradientNorm(), [1, 2]),
         (AdaBoost(), [1, 2]),
-        (AdaBoost(weights="paper_abs"), [1, 2]),
+        (AdaBoost(weights="scaled"), [1, 2]),
         (SmallLoss(), [0, 3]),
         (CoresetCenter(), [0, 3]),
         (CoresetExtremes(), [0, 2]),
@@ -155,21 +155,21 @@ def test_gradient_norm_looks_at_no_loss() -> None:
 def test_boost_weights() -> None:
     loss = torch.tensor([0.0, 1e-30, 0.5, 0.9, -0.5])
     ratio = (loss.double() / (loss[3].double() * (1 + HEADROOM))).tolist()
-    assert boost_weights(loss).tolist() == pytest.approx([math.atanh(x) for x in ratio], rel=1e-5, abs=0)
+    assert boost_weights(loss, "scaled").tolist() == pytest.approx([math.atanh(x) for x in ratio], rel=1e-5, abs=0)
     exact = [math.atanh(x) for x in loss.tolist()]
-    assert boost_weights(loss, "paper_abs").tolist() == pytest.approx(exact, rel=1e-5, abs=1e-7)
+    assert boost_weights(loss).tolist() == pytest.approx(exact, rel=1e-5, abs=1e-7)
 
 
 def test_the_smallest_losses_keep_their_order_when_scaled() -> None:
-    weights = boost_weights(torch.tensor([1e-20, 2e-20, 1e-10, 1.0]))
+    weights = boost_weights(torch.tensor([1e-20, 2e-20, 1e-10, 1.0]), "scaled")
     assert bool((weights[1:] > weights[:-1]).all())
 
 
 def test_boost_weights_at_the_poles() -> None:
     weights = boost_weights(torch.tensor([1.0, -1.0, 3e38, 0.0]), "paper_abs").tolist()
     assert weights == pytest.approx([44.01, -44.01, 0, 0], abs=0.01)
-    assert boost_weights(torch.zeros(3)).tolist() == [0, 0, 0]
-    assert boost_weights(torch.tensor([3e38, 1.5e38])).tolist() == pytest.approx([4.9518, 0.5492], abs=1e-4)
+    assert boost_weights(torch.zeros(3), "scaled").tolist() == [0, 0, 0]
+    assert boost_weights(torch.tensor([3e38, 1.5e38]), "scaled").tolist() == pytest.approx([4.9518, 0.5492], abs=1e-4)
 
 
 @pytest.mark.parametrize("weights", ["scaled", "paper_abs"])
