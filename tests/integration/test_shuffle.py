@@ -368,7 +368,7 @@ def test_another_epoch_in_the_middle_of_one_is_refused():
     training = Training(PLANS["uniform"], data=DATA)
     training.run.load_state_dict(interrupted())
     training.shuffle.set_epoch(4)
-    with pytest.raises(RuntimeError, match=r"epoch 1 of its Shuffle, but set_epoch\(4\) was called. Load the state again"):
+    with pytest.raises(RuntimeError, match=r"epoch 1 of its sampler, but set_epoch\(4\) was called. Load the state again"):
         iter(training.loader)
     training.run.load_state_dict(interrupted())
     training.shuffle.set_epoch(1)
@@ -392,7 +392,7 @@ def test_samplers_of_other_sizes():
     kept = set(few.run.plan.ids.tolist())
     few.epoch()
     assert few.ids() == [i for i in order(0, n=20) if i in kept]
-    with pytest.raises(IndexError, match=r"a Shuffle over 51 samples, and its dataset has 50: use Shuffle\(dataset\)"):
+    with pytest.raises(IndexError, match=r"a Shuffle over 51 samples, and its dataset has 50: use a sampler of the dataset"):
         Training(shuffle=Shuffle(range(51))).epoch()
 
 

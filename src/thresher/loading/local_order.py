@@ -33,6 +33,7 @@ from thresher.loading.samplers import check_unchanged, is_of_torchdata, is_seede
 from thresher.loading.smaller_batches import StepSizes, smaller_sizes
 from thresher.samplers.epochs import EpochIds
 from thresher.samplers.shuffle import Shuffle
+from thresher.samplers.weighted import WeightedSampler
 
 KNOWN = (RandomSampler, SequentialSampler, Shuffle)
 """Samplers whose order can be reproduced with tensors."""
@@ -42,13 +43,13 @@ ONCE = ("LengthGroupedSampler",)
 
 
 class ShufflePasses:
-    """The passes of a run over a `Shuffle`: which epoch each of them has, and where an interrupted one goes on.
+    """The passes of a run over a `Shuffle` or `WeightedSampler`: the epoch of each, and where an interrupted one goes on.
 
     Args:
         shuffle: The sampler of the user's loader.
     """
 
-    def __init__(self, shuffle: Shuffle) -> None:
+    def __init__(self, shuffle: Shuffle | WeightedSampler) -> None:
         self._shuffle, self._ids, self._next = shuffle, EpochIds(shuffle), 0
 
     def order(self, consumed: int) -> EpochIds:
@@ -63,15 +64,16 @@ class ShufflePasses:
         """
         if self._shuffle.consumed:
             raise ValueError(
-                f"Shuffle.set_epoch was called with consumed={self._shuffle.consumed}, which is for loaders without a run: the "
-                "run would take the rest of the epoch for all of it. Load run.state_dict() of the interrupted run instead."
+                f"{type(self._shuffle).__name__}.set_epoch was called with consumed={self._shuffle.consumed}, which is for "
+                "loaders without a run: the run would take the rest of the epoch for all of it. Load run.state_dict() of the "
+                "interrupted run instead."
             )
         if not consumed:
             self._ids = EpochIds(self._shuffle)
             return self._ids
         if self._shuffle.epoch not in (self._ids.epoch, self._next):
             raise RuntimeError(
-                f"The run goes on in the middle of an epoch whose order is that of epoch {self._ids.epoch} of its Shuffle, but "
+                f"The run goes on in the middle of an epoch whose order is that of epoch {self._ids.epoch} of its sampler, but "
                 f"set_epoch({self._shuffle.epoch}) was called. Load the state again, and call set_epoch({self._ids.epoch}) "
                 "(on the loader, where accelerate prepared it), or do not call it before this epoch is over."
             )
@@ -79,15 +81,10 @@ class ShufflePasses:
         self._ids = EpochIds(self._shuffle, self._ids.epoch, consumed)
         return self._ids
 
-    def state_dict(self) -> dict[str, int | None]:
+    def state_dict(self) -> dict[str, Any]:
         """Returns what the order of the pass in progress and those of later ones depend on, as plain values."""
         shuffle = self._shuffle
-        return {
-            "seed": shuffle.seed,
-            "samples": len(shuffle.data_source),
-            "epoch": shuffle.epoch,
-            "begun": self._ids.epoch,
-        }
+        return {**shuffle.state_at(shuffle.epoch, 0), "sampler": type(shuffle).__name__, "begun": self._ids.epoch}
 
     def load_state_dict(self, state: Mapping[str, Any], *, active: bool, consumed: int) -> None:
         """Goes on with the orders of a run that was saved.
@@ -97,6 +94,8 @@ class ShufflePasses:
             active: Whether an epoch was in progress.
             consumed: Number of ids of its order that were consumed.
         """
+        if isinstance(self._shuffle, WeightedSampler):
+            self._shuffle.restore_weights(state)
         begun, self._next = state["begun"], state["epoch"]
         self._ids = EpochIds(self._shuffle, begun)
         # Workers may have begun an epoch of which the loop has had no batch: it begins again.
@@ -119,8 +118,8 @@ class UserOrder:
         self.sampler: Any = None if self.streams else loader.batch_sampler.sampler  # pyright: ignore
         self.some_ids = None if self.streams else self._find_some_ids()
         """Ids that the sampler can yield, shape (K,), int64, ascending; None where it yields all, or where it is not known."""
-        self.passes = ShufflePasses(self.sampler) if type(self.sampler) is Shuffle else None
-        """Which epoch each pass over a `Shuffle` has; None for other samplers."""
+        self.passes = ShufflePasses(self.sampler) if type(self.sampler) in (Shuffle, WeightedSampler) else None
+        """Which epoch each pass over a `Shuffle` or `WeightedSampler` has; None for other samplers."""
 
     @property
     def is_known(self) -> bool:
@@ -146,6 +145,8 @@ class UserOrder:
             ids = as_ids(sampler.indices, sampler, self.n)
         elif kind is WeightedRandomSampler:
             ids = sampler.weights.nonzero().flatten().cpu()
+        elif kind is WeightedSampler:
+            ids = torch.from_numpy(sampler.weights.nonzero()[0])
         elif kind in KNOWN:
             size = len(sampler.data_source)
             return None if size >= self.n else torch.arange(size)
@@ -163,7 +164,7 @@ class UserOrder:
             ValueError: The sampler yields fewer ids than the dataset has, and it is not known which.
         """
         # A sampler that is shorter than the dataset may have a part of it (which one?), or draw fewer samples of all.
-        draws = (RandomSampler, WeightedRandomSampler)  # these draw from all ids that they have
+        draws = (RandomSampler, WeightedRandomSampler, WeightedSampler)  # these draw from all ids that they have
         if not self.streams and self.some_ids is None and type(self.sampler) not in draws and self.candidates(0) < self.n:
             raise ValueError(
                 f"`loader` has a sampler, {type(self.sampler).__name__}, that yields {len(self.sampler)} of the {self.n} "
@@ -189,8 +190,8 @@ class UserOrder:
         """Batch size and `drop_last` of the user's loader, as attributes of an object."""
         return self._loader.batch_sampler
 
-    def state_dict(self) -> dict[str, int | None] | None:
-        """Returns what the orders of a `Shuffle` depend on, as plain values; None for another sampler."""
+    def state_dict(self) -> dict[str, Any] | None:
+        """Returns what the orders of `passes` depend on, as plain values and tensors; None for another sampler."""
         return None if self.passes is None else self.passes.state_dict()
 
     def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
@@ -278,10 +279,10 @@ class UserOrder:
         # A Shuffle begins anywhere; of other orders the first ids must be drawn again to reach a place.
         if self.passes is None:
             return self._from_start(plan), None
-        if len(self.sampler.data_source) > self.n:
+        if self.sampler.samples > self.n:
             raise IndexError(
-                f"`loader` has a Shuffle over {len(self.sampler.data_source)} samples, and its dataset has {self.n}: use "
-                "Shuffle(dataset) with the dataset of the loader"
+                f"`loader` has a {type(self.sampler).__name__} over {self.sampler.samples} samples, and its dataset has "
+                f"{self.n}: use a sampler of the dataset of the loader"
             )
         ids = self.passes.order(0 if plan.drawn else place.consumed)
         return (self._from_start(plan), None) if plan.drawn else (ids, place.stayed)

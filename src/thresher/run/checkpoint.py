@@ -154,7 +154,8 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
         ValueError: An interrupted epoch would go on in another order.
     """
     saved, own = state["shuffle"], loader.order.state_dict()
-    was, now = _order_of(saved), _order_of(own)
+    unlike = ("weights",) if "changed" in (saved or {}) else ()  # those of the state are taken over
+    was, now = _order_of(saved, unlike), _order_of(own, unlike)
     # A drawn plan brings its own order, which is in the state.
     if state["consumed"] and state["plan"] is not None and not state["plan"]["drawn"]:
         if was != now:
@@ -167,11 +168,13 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
         warn(f"load_state_dict: the state was saved by a loader with {was}, this one has {now}")
 
 
-def _order_of(shuffle: Mapping[str, Any] | None) -> str:
-    """Returns what the orders of a loader depend on, in words; None: a sampler that is no `Shuffle`."""
+def _order_of(shuffle: Mapping[str, Any] | None, unlike: tuple[str, ...]) -> str:
+    """Returns what the orders of a loader depend on, in words, but for some settings; None: a sampler that is not known."""
     if shuffle is None:
         return "another sampler"
-    return f"{shuffle.get('sampler', 'Shuffle')}(seed={shuffle['seed']}) over {shuffle['samples']} samples"
+    known = [name for name in ("seed", "num_samples", "replacement", "weights") if name in shuffle and name not in unlike]
+    settings = ", ".join(f"{name}={shuffle[name]!r}" for name in known)
+    return f"{shuffle.get('sampler', 'Shuffle')}({settings}) over {shuffle['samples']} samples"
 
 
 def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: torch.device, *, restored: bool) -> None:

@@ -1,6 +1,7 @@
-"""Samplers for any DataLoader: weighted, balanced, stratified and shuffled, in one or several processes, with exact resume."""
+"""Samplers for any DataLoader: weighted, balanced, stratified, by length, shuffled; in several processes, with exact resume."""
 
 from thresher.samplers.balanced import BalancedBatchSampler as BalancedBatchSampler
+from thresher.samplers.grouped import Grouped as Grouped
 from thresher.samplers.shuffle import Shuffle as Shuffle
 from thresher.samplers.stratified import StratifiedBatchSampler as StratifiedBatchSampler
 from thresher.samplers.stratified import labels_of as labels_of

@@ -1,7 +1,5 @@
 """`BalancedBatchSampler`: batches with equal shares of all classes, or with K samples of each of P classes."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
@@ -130,11 +128,6 @@ class BalancedBatchSampler(EpochSampler):
         """Number of samples of the dataset."""
         return int(self._sizes.sum())
 
-    @property
-    def total(self) -> int:
-        """Number of batches of an epoch."""
-        return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
-
     def _further_classes(self, epoch: int) -> IntArray:
         """Returns the classes of the batches of an epoch, beside those that each batch has, shape (batches, k)."""
         count, k = len(self._sizes), self._classes % len(self._sizes)
@@ -169,7 +162,3 @@ class BalancedBatchSampler(EpochSampler):
         if self._mixed:
             ids = generator.permuted(ids.reshape(self.total, self.batch_size), axis=1).ravel()
         return BatchOrder(ids, np.full(self.total, self.batch_size))
-
-    def settings(self) -> dict[str, Any]:
-        """Returns what the orders depend on, as plain values."""
-        return super().settings() | {"batch_size": self.batch_size}

@@ -69,7 +69,7 @@ DEALERS = ("BatchSamplerShard", "_DatasetSamplerWrapper")
 class EpochSampler(Sampler[Any]):
     """Base of samplers with numbered epochs, each of which has an order that W processes share.
 
-    A subclass has `order(epoch)`, which is the same in all processes, and `total`.
+    A subclass has `order(epoch)`, which is the same in all processes, and `samples`.
 
     Args:
         seed: Random seed.
@@ -106,15 +106,18 @@ class EpochSampler(Sampler[Any]):
         self.epoch = self.consumed = 0
         self._begun: EpochIds | None = None
 
+    batch_size = 1
+    """Number of rows of an item that is a batch."""
+
     @property
     def total(self) -> int:
         """Number of items of an epoch, of all processes together."""
-        raise NotImplementedError
+        return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
 
     @property
     def samples(self) -> int:
         """Number of samples of the dataset."""
-        return self.total
+        raise NotImplementedError
 
     def order(self, epoch: int) -> Permutation | PickedOrder | BatchOrder:
         """Returns the order of an epoch, the same in all processes.
@@ -222,7 +225,8 @@ class EpochSampler(Sampler[Any]):
 
     def settings(self) -> dict[str, Any]:
         """Returns what the orders depend on, as plain values."""
-        return {"seed": self.seed, "samples": self.samples}
+        batch = {} if self.batch_size == 1 else {"batch_size": self.batch_size}
+        return {"seed": self.seed, "samples": self.samples, **batch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Lets the next pass go on at a place, also with another number of processes.

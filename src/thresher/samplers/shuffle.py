@@ -66,8 +66,8 @@ class Shuffle(EpochSampler):
         self.data_source: Sized = dataset
 
     @property
-    def total(self) -> int:
-        """Number of samples."""
+    def samples(self) -> int:
+        """Number of samples of the dataset."""
         return len(self.data_source)
 
     def order(self, epoch: int) -> Permutation:

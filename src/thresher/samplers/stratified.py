@@ -1,4 +1,4 @@
-"""BatchOrder that are stratified samples: each has the rows of every class in their share, as near as whole numbers allow.
+"""Batches that are stratified samples: each has the rows of every class in their share, as near as whole numbers allow.
 
 The rows of an epoch are sorted by stratum and cut into groups of as many neighbours as there are batches; each batch gets one
 row of every group. The rows of a group follow the golden ratio over the batches, so that some batches in a row are nearer to
@@ -208,11 +208,6 @@ class StratifiedBatchSampler(EpochSampler):
         """Number of samples of the dataset."""
         return len(self.codes)
 
-    @property
-    def total(self) -> int:
-        """Number of batches of an epoch."""
-        return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
-
     def order(self, epoch: int) -> BatchOrder:
         """Returns the batches of an epoch.
 
@@ -227,10 +222,6 @@ class StratifiedBatchSampler(EpochSampler):
             sizes[-1] -= sizes.sum() - len(rows)
             rows = arranged(rows, sizes, generator)
         return BatchOrder(rows, sizes)
-
-    def settings(self) -> dict[str, Any]:
-        """Returns what the orders depend on, as plain values."""
-        return super().settings() | {"batch_size": self.batch_size}
 
 
 def shuffled_within(rows: NDArray[Any], ends: NDArray[np.int64], generator: np.random.Generator) -> NDArray[Any]:

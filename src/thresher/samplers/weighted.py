@@ -256,6 +256,11 @@ class WeightedSampler(EpochSampler):
         """Number of samples of the dataset."""
         return len(self._weights)
 
+    @property
+    def weights(self) -> Weights:
+        """Weights of the next epoch, shape (N,)."""
+        return self._weights if self._later is None else self._later[1]
+
     def set_weights(self, weights: ArrayLike | Tensor | Mapping[int, float]) -> None:
         """Changes the weights from the next epoch on; a pass in progress keeps its order, also in persistent workers.
 
@@ -269,7 +274,7 @@ class WeightedSampler(EpochSampler):
         """
         n = self.samples
         if isinstance(weights, Mapping):
-            values = (self._weights if self._later is None else self._later[1]).copy()
+            values = self.weights.copy()
             ids = np.fromiter(weights.keys(), dtype=np.int64, count=len(weights))
             if len(ids) and not (ids.min() >= 0 and ids.max() < n):
                 outside = ids[(ids < 0) | (ids >= n)][0]
@@ -338,6 +343,15 @@ class WeightedSampler(EpochSampler):
         """
         changed = state.get("changed")
         super().load_state_dict(state if changed is None else {**state, "weights": self._checksum})
+        self.restore_weights(state)
+
+    def restore_weights(self, state: Mapping[str, Any]) -> None:
+        """Takes over the weights that `set_weights` had set when a state was saved.
+
+        Args:
+            state: Result of `state_dict`.
+        """
+        changed = state.get("changed")
         if changed is not None:
             later = changed["later"]
             self._later = None if later is None else (later[0], on_host(later[1]))
