@@ -64,7 +64,8 @@ SMOKE := tests/library tests/reference tests/conformance tests/property
 
 .venv/for-tests: .venv/installed
 	$(PIP) install -q -c constraints.txt --group test --group build
-	$(PIP) install -q -c constraints.txt --no-deps timm torchvision axe-playwright-python
+	$(PIP) install -q -c constraints.txt --no-deps axe-playwright-python
+	$(PIP) install -q -c constraints.txt --no-deps --upgrade --target .venv/vision timm torchvision
 	touch $@
 
 .venv/for-verify: .venv/for-tests

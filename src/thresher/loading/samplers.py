@@ -164,6 +164,15 @@ WRAPPED = "run = thresher.attach(..., loader=wrapper.loader); wrapper.loader = r
 """Lines for an object that iterates a DataLoader, such as the PrefetchLoader of timm."""
 
 
+def without_wrapper(loader: Any) -> Any:
+    """Returns the loader inside of a wrapper of Ray Train, which moves batches to the device as a run does.
+
+    Args:
+        loader: The user's loader.
+    """
+    return loader._dataloader if type(loader).__module__.startswith("ray.train.") else loader
+
+
 def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = False) -> None:
     """Refuses a loader whose rows could not be credited to samples.
 

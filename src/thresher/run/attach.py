@@ -19,6 +19,7 @@ from thresher.cost import Cost
 from thresher.distributed.gathered_records import GatheredRecords
 from thresher.distributed.world import World
 from thresher.loading.loader import SelectedLoader
+from thresher.loading.samplers import without_wrapper
 from thresher.losses.base import SignalReader, Signals
 from thresher.methods import registry
 from thresher.methods._adapted import OnSubset
@@ -389,6 +390,7 @@ def attach(
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
         RuntimeError: `forward_passes` needs torch 2.11; nothing was changed.
     """
+    loader = without_wrapper(loader)
     given = RunConfig(
         method=method_of(method, streams=isinstance(getattr(loader, "dataset", None), IterableDataset)),
         loader=loader,
