@@ -31,7 +31,7 @@ hypothesis.settings.load_profile("verify" if DEEP else "quick")
 
 # torchvision of the package index does not import beside a torch without CUDA, and would break `import transformers` for
 # everything else in the environment. Here `thresher_lab.tasks.vision` prepares its import.
-sys.path.append(str(Path(__file__).resolve().parents[1] / ".venv" / "vision"))
+sys.path.append(str(Path(sys.prefix, "vision")))
 
 SLOWEST = (
     "integration/test_training_in_processes.py",
