@@ -172,7 +172,7 @@ class HuggingFace(nn.Module):
 
 def bert(width: int = 128) -> nn.Module:
     """Returns a small BERT of Transformers with a head for classes."""
-    vision.optional("torchvision")  # which Transformers looks for, and which may not import
+    vision.prepare()
     from transformers import BertConfig, BertForSequenceClassification
 
     sizes: dict[str, Any] = {
@@ -188,7 +188,7 @@ def bert(width: int = 128) -> nn.Module:
 
 def gpt2(width: int = 128) -> nn.Module:
     """Returns a small GPT-2 of Transformers."""
-    vision.optional("torchvision")
+    vision.prepare()
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes: dict[str, Any] = {

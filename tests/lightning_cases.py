@@ -1,6 +1,5 @@
 """Trainings with Lightning for tests: a module with dropout, its data, and a quiet Trainer."""
 
-import contextlib
 from typing import Any
 
 import torch
@@ -9,8 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from thresher_lab.tasks import vision
 
-with contextlib.suppress(ValueError):  # torchmetrics imports it where it is installed, also where it is for another torch
-    vision.optional("torchvision")
+vision.prepare()
 import lightning
 
 N, BATCH, EPOCHS = 109, 8, 4

@@ -2,4 +2,4 @@
 
 from thresher_lab.tasks import vision
 
-vision.optional("torchvision")  # which Transformers looks for, and which may not import
+vision.prepare()

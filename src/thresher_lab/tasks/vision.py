@@ -5,6 +5,7 @@ that is missing. The transforms and classifiers that are used here need no such 
 looks up are declared without an implementation, and they are never called.
 """
 
+import contextlib
 import importlib
 import warnings
 from types import ModuleType
@@ -40,6 +41,12 @@ def optional(name: str) -> ModuleType:
         return _import_quietly(name)
     except (ImportError, RuntimeError) as error:
         raise ValueError(_advice(name, error)) from error
+
+
+def prepare() -> None:
+    """Prepares the import of torchvision, if it is installed: Transformers and torchmetrics look for it."""
+    with contextlib.suppress(ValueError):
+        optional("torchvision")
 
 
 def _import_quietly(name: str) -> ModuleType:
