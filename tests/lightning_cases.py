@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from thresher_lab.tasks import vision
 
 vision.prepare()
-import lightning
+import lightning  # noqa: E402
 
 N, BATCH, EPOCHS = 109, 8, 4
 """109 samples in batches of 8: 14 batches per epoch, the last one with 5 samples."""

@@ -47,12 +47,12 @@ CANDIDATE_NAMES = {
 }
 ADA_SELECTION, UNIFORM_SELECTION = "AdaSelection", "Uniform"
 SELECTOR_NAMES = {ADA_SELECTION: "ada_selection", UNIFORM_SELECTION: "random_backprop", **CANDIDATE_NAMES}
-TRAINED = SELECTOR_NAMES | {"AdaBoost, losses scaled": "ada_boost:weights=scaled"}
+TRAINED_METHODS = SELECTOR_NAMES | {"AdaBoost, losses scaled": "ada_boost:weights=scaled"}
 """Selectors that are trained: those of the paper, and the reading of AdaBoost that ranks as Big Loss does."""
 DEFAULT_POOL = ("Big Loss", "Small Loss", UNIFORM_SELECTION)
 """Candidates of AdaSelection by default."""
 
-TABLE_COLUMNS = (FULL_ROW, *TRAINED)
+TABLE_COLUMNS = (FULL_ROW, *TRAINED_METHODS)
 PUBLISHED_RANKS = {
     "CIFAR-10": (3.5, 8.25, 8.25, 1.75, 4.75, 7.5, 3.0, 7.0, 11.75),
     "CIFAR-100": (8.75, 1.5, 6.25, 4.25, 12.0, 10.75, 3.5, 7.0, 10.25),
@@ -84,7 +84,7 @@ def method_text(method: str, rate: float, settings: str = "") -> str:
     The samples that it keeps are filled up to full batches, as in the paper; also for uniform selection, which needs no losses:
     with smaller batches as selected it would take as many steps as full training, ten times those of the others at 0.1.
     """
-    return f"{TRAINED[method]}:keep={rate}{settings}:forward_passes=twice"
+    return f"{TRAINED_METHODS[method]}:keep={rate}{settings}:forward_passes=twice"
 
 
 FOUR_CANDIDATES = ("big_loss", "small_loss", "uniform", "gradient_norm")
@@ -94,7 +94,7 @@ RATE_PARTS = [
         name,
         task,
         epochs,
-        {row_name(method, rate): method_text(method, rate) for method in TRAINED for rate in RATES}
+        {row_name(method, rate): method_text(method, rate) for method in TRAINED_METHODS for rate in RATES}
         | ({FOUR_AT_LOWEST: method_text(ADA_SELECTION, RATES[0], f":pool={FOUR_CANDIDATES!r}")} if name == "image" else {}),
     )
     for name, (task, epochs) in RATE_TASKS.items()
@@ -177,7 +177,7 @@ def _by_rate(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     tables = []
     for part in measured:
         rows = []
-        for method in TRAINED:
+        for method in TRAINED_METHODS:
             reached = [f"{100 * _at_rate(measured, part, method, rate):.2f}" for rate in RATES]
             took = [f"{_time(measured, part, method, rate):.2f}" for rate in RATES]
             stepped = [f"{steps(part, row_name(method, rate))(measured, 0):.0f}" for rate in RATES]

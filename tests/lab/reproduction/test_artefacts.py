@@ -295,7 +295,7 @@ def test_ranks_of_adaselection_are_over_the_rates():
     order = {method: number for number, method in enumerate(ada_selection.TABLE_COLUMNS)}
     measured = {
         "line": {FULL_ROW: runs(-order[FULL_ROW])}
-        | {ada_selection.row_name(m, r): runs(-order[m]) for m in ada_selection.TRAINED for r in ada_selection.RATES}
+        | {ada_selection.row_name(m, r): runs(-order[m]) for m in ada_selection.TRAINED_METHODS for r in ada_selection.RATES}
     }
     assert ada_selection.mean_ranks(measured, "line") == list(range(1, 11))
 
