@@ -28,6 +28,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         "frameworks.md",
         "loops.md",
         "loaders.md",
+        "samplers.md",
         "fast-loops.md",
         "advise.md",
         "compare.md",

@@ -38,6 +38,7 @@ OBJECTS = {
     "cost": ("Cost",),
     "records": ("Records",),
     "run": ("Run",),
+    "sampler": ("WeightedSampler",),
     "selection": ("Selection",),
     "shard": ("Shard",),
     "shuffle": ("Shuffle",),
