@@ -141,6 +141,7 @@ def test_the_page_of_this_repository_is_that_of_its_results():
     root = Path(__file__).parents[3]
     files = {name: root / "benchmarks" / "results" / "reproduce" / f"{name}.json" for name in papers.ARTEFACTS}
     at_full_size = sorted((root / "benchmarks" / "results" / "reproduce").glob("*@*.json"))
+    assert at_full_size
     found = [json.loads(file.read_text()) for file in (*files.values(), *at_full_size) if file.exists()]
     missing = [name for name, file in files.items() if not file.exists()]
     charts = [name for name, artefact in papers.ARTEFACTS.items() if artefact.chart]
