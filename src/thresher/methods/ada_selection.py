@@ -315,9 +315,8 @@ class AdaSelection(KeepLargest):
         "numbers, random selection is within 0.35 points on CIFAR-100, SVHN, Bike and Wikitext-2 and better on CIFAR-10; only "
         "a toy regression shows a clear gain. Here, with as many optimizer steps and keep=0.1, it is above random selection on "
         "three of eight tasks by 1 to 3 points, and 5 and 30 points below it on the two where a fifth of the labels is wrong "
-        "(docs/results.md); random selection costs less, because it scores nothing. The cause of the drift: a noisy average "
-        "changes by more than 0 on average, so the selector with the noisiest average takes the weight. The choice takes about "
-        "75 small tensor operations per step, seven times those of Big Loss",
+        "(docs/results.md); random selection costs less, because it scores nothing. The noisiest average grows most, so its "
+        "selector takes the weight. The choice takes about 75 small tensor operations per step, seven times those of Big Loss",
         differences=(
             "The formulas are printed in the paper and lost in the text that we have. Its prose can be read in many ways. The "
             "default is the reading in which every selector has the same voice: all give the same importances, each in its own "

@@ -1,7 +1,6 @@
 """A table or figure of a paper at the scale of two CPU cores: what is trained, and how its claims are judged."""
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -272,7 +271,7 @@ def minus(left: SeedValue, right: SeedValue) -> SeedValue:
 
 def mean_of(values: Sequence[SeedValue]) -> SeedValue:
     """Returns the mean of several values, seed by seed."""
-    return lambda measured, seed: statistics.mean(value(measured, seed) for value in values)
+    return lambda measured, seed: fmean(value(measured, seed) for value in values)
 
 
 def largest_of(values: Sequence[SeedValue]) -> SeedValue:

@@ -70,6 +70,12 @@ def diet(total: float, before: float = 0.25) -> str:
     return f"{prune_by_el2n(before)}+{drop_by_selective_backprop(1 - thresher.keep_in_batch(before, total))}"
 
 
+BOTH_STAGES = {
+    "SB 50%": drop_by_selective_backprop(0.5),
+    "EL2N 25%": prune_by_el2n(0.25),
+    **{f"Diet-SB {total:.3g}% (25%)": diet(total / 100) for total in (50, 62.5)},
+}
+"""Rows of panel (b) and of the table of times."""
 PANEL_A = Artefact(
     name="diet-sb-a",
     paper=f"{DIET_SB_PAPER}, panel (a)",
@@ -118,14 +124,7 @@ PANEL_B = Artefact(
             "b",
             CNN_TASK,
             MNIST_EPOCHS,
-            {
-                "EL2N 25%": prune_by_el2n(0.25),
-                "EL2N 50%": prune_by_el2n(0.5),
-                "SB 50%": drop_by_selective_backprop(0.5),
-                "SB 62.5%": drop_by_selective_backprop(0.625),
-                "Diet-SB 50% (25%)": diet(0.5),
-                "Diet-SB 62.5% (25%)": diet(0.625),
-            },
+            BOTH_STAGES | {"EL2N 50%": prune_by_el2n(0.5), "SB 62.5%": drop_by_selective_backprop(0.625)},
             scores=EL2N_MODELS,
         )
     ],
@@ -378,14 +377,7 @@ RUNTIME_TABLE = Artefact(
             "runtime",
             CNN_TASK,
             MNIST_EPOCHS,
-            {
-                "SB 50%": drop_by_selective_backprop(0.5),
-                "Random-Backprop 50%": drop_by_random_backprop(0.5),
-                "Random-Backprop 75%": drop_by_random_backprop(0.75),
-                "EL2N 25%": prune_by_el2n(0.25),
-                "Diet-SB 50% (25%)": diet(0.5),
-                "Diet-SB 62.5% (25%)": diet(0.625),
-            },
+            {f"Random-Backprop {d:.0%}": drop_by_random_backprop(d) for d in (0.5, 0.75)} | BOTH_STAGES,
             {
                 row: f"{seconds} s, {seconds / PUBLISHED_EPOCH_SECONDS[FULL_ROW]:.2f} of full"
                 for row, seconds in PUBLISHED_EPOCH_SECONDS.items()

@@ -117,14 +117,8 @@ KAKURENBO_TABLE_2 = Artefact(
 # Table 2, the other columns: networks and recipes
 
 NETWORK_PARTS = [
-    ArtefactPart(
-        name,
-        task,
-        epochs,
-        {"KAKURENBO-0.3": hiding(0.3)},
-        dict(zip((FULL_ROW, "KAKURENBO-0.3"), published, strict=True)),
-    )
-    for name, task, epochs, published in (
+    ArtefactPart(name, task, epochs, {"KAKURENBO-0.3": hiding(0.3)}, {FULL_ROW: full, "KAKURENBO-0.3": hidden})
+    for name, task, epochs, (full, hidden) in (
         ("ResNet-8", "fashion-mnist-resnet8@4000", 10, ("74.89 (ResNet-50)", "75.15")),
         ("CNN, recipe A", FASHION_TASK, FASHION_EPOCHS, ("73.68 (ResNet-50 A)", "73.52")),
         ("CNN, recipe B", SECOND_TASK, SECOND_EPOCHS, ("76.58 (ResNet-50 B)", "76.62; 76.17 in table 3")),
@@ -185,12 +179,8 @@ RECIPE_PARTS = [
         },
     ),
 ]
-LOSSES_BY_FRACTION = (
-    (RECIPE_PARTS[0], 0.3, 0.16),
-    (RECIPE_PARTS[1], 0.2, 0.47),
-    (RECIPE_PARTS[1], 0.3, 0.41),
-    (RECIPE_PARTS[1], 0.4, 0.96),
-)
+RECIPE_A, RECIPE_B = RECIPE_PARTS
+LOSSES_BY_FRACTION = ((RECIPE_A, 0.3, 0.16), (RECIPE_B, 0.2, 0.47), (RECIPE_B, 0.3, 0.41), (RECIPE_B, 0.4, 0.96))
 """Points that table 3 of the paper loses, by recipe and fraction."""
 KAKURENBO_TABLE_3 = Artefact(
     name="kakurenbo-table-3",
@@ -312,10 +302,8 @@ def gain_of_moving_back(measured: RunsByPart, seed: int) -> float:
 
 
 def _ablations(name: str, task: str, epochs: int) -> ArtefactPart:
-    rows, published = (
-        {bits: hiding(0.4, bits) for bits in VARIANT_BITS},
-        dict(zip(VARIANT_BITS, PUBLISHED_BY_VARIANT, strict=True)),
-    )
+    rows = {bits: hiding(0.4, bits) for bits in VARIANT_BITS}
+    published = dict(zip(VARIANT_BITS, PUBLISHED_BY_VARIANT, strict=True))
     return ArtefactPart(name, task, epochs, rows, {FULL_ROW: "73.68", **published})
 
 

@@ -70,15 +70,9 @@ def _time_tables(measured: RunsByPart, results: Mapping[str, Any]) -> list[PageT
         rows.append([row, f"{100 * error:.2f}", *map(_mean_seconds, times), *spent])
     times_to = [f"CPU s to {factor:g}x" for factor in TARGET_FACTORS]
     header = ["", "error at the end, %", *times_to, "cost in all", "steps", "batches"]
-    return [
-        PageTable(
-            f"{results[ARMS_PART]['task']}, {results[ARMS_PART]['epochs']} epochs: until the error is a multiple of that of "
-            "full training",
-            header,
-            rows,
-        ),
-        _error_over_time(measured),
-    ]
+    setting = f"{results[ARMS_PART]['task']}, {results[ARMS_PART]['epochs']} epochs"
+    title = f"{setting}: until the error is a multiple of that of full training"
+    return [PageTable(title, header, rows), _error_over_time(measured)]
 
 
 SECONDS, ERROR = "CPU s", "error, %"
