@@ -14,30 +14,30 @@
 #              times steps that leave rows out of the backward pass, into benchmarks/results/ and docs/figures/; 15 minutes
 # make compiled
 #              the same for compiled models, and trainings on sequences of many lengths, into benchmarks/results/ and
-#              docs/subset-backward.md; 30 minutes
+#              docs/evidence/subset-backward.md; 30 minutes
 # make mnist-5k, make fashion, make time-to-target
 #              experiments of ten minutes and of up to two hours each, into benchmarks/results/ and docs/figures/; they go on
 #              where they were stopped; the first two have all four controls, and write what README.md and docs quote of them
 # make further-methods
 #              methods that no other experiment trains, on mnist-5k with all four controls, every arm with its own learning
-#              rate, into benchmarks/results/, docs/results.md and docs/methods/; twenty minutes, goes on where it was stopped
+#              rate, into benchmarks/results/, docs/evidence/results.md and docs/methods/; twenty minutes, goes on where it was stopped
 # make winnow-short
 #              Winnow beside other ways to spend the same cost, into benchmarks/results/ and docs/: the tables of its first
 #              version on eleven tasks, whose trainings cannot be made again, and of its second one on nine; goes on where it was stopped
 # make winnow-guards, make winnow-further
 #              how often the guard of Winnow spoke, and attempts to go further: the tables of trainings of its first version,
-#              into benchmarks/results/ and docs/winnow-measured.md
+#              into benchmarks/results/ and docs/evidence/winnow-measured.md
 # make ada-selection
 #              readings of AdaSelection beside random selection with as many steps, on eight tasks, into benchmarks/results/
-#              and docs/results.md; an hour, goes on where it was stopped
-# make league  one method of each family at half of the cost, on five tasks, into benchmarks/results/ and docs/league.md; about
+#              and docs/evidence/results.md; an hour, goes on where it was stopped
+# make league  one method of each family at half of the cost, on five tasks, into benchmarks/results/ and docs/evidence/league.md; about
 #              an hour of two cores, goes on where it was stopped
 # make grpo    ways to choose prompts and rollouts in GRPO, beside plain GRPO at equal tokens, into benchmarks/results/ and
-#              docs/rl.md; needs the extra trl, and an hour of two cores; goes on where it was stopped
+#              docs/evidence/grpo.md; needs the extra trl, and an hour of two cores; goes on where it was stopped
 # make gpu     the tests that concern a device, and times of steps, on a machine with a GPU, into runs/gpu; nine minutes at most, goes
 #              on where it was stopped
 # make reproduce
-#              the tables and figures of the papers, into benchmarks/results/reproduce/ and docs/reproduce.md; up to
+#              the tables and figures of the papers, into benchmarks/results/reproduce/ and docs/evidence/reproduce.md; up to
 #              three hours, goes on where it was stopped
 
 PYTHON ?= python3
@@ -114,7 +114,7 @@ bench: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.advise
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.selection_cost
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.grad_match
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow_cost --page docs/winnow-measured.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow_cost --page docs/evidence/winnow-measured.md
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.shuffle
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.scale --page docs/scale.md
 
@@ -127,7 +127,7 @@ subset-backward: .venv/for-tests
 		--batch 32 --out $(RESULTS)/subset_backward-transformers.json --markdown
 
 compiled: .venv/for-tests
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.compiled --page docs/subset-backward.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.compiled --page docs/evidence/subset-backward.md
 
 SELECTIVE := selective_backprop:keep=0.33:forward_passes
 PUBLISHED := kakurenbo,infobatch,$(SELECTIVE)=once,$(SELECTIVE)=twice
@@ -168,33 +168,33 @@ time-to-target: .venv/for-tests
 		--results $(RESULTS)/$@.json --figure docs/figures/$@.svg
 
 winnow-short: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --page docs/winnow-measured.md --overview docs/results.md
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.second --page docs/winnow-measured.md --stratified docs/stratified.md \
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --page docs/evidence/winnow-measured.md --overview docs/evidence/results.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.second --page docs/evidence/winnow-measured.md --stratified docs/stratified.md \
 		--readme README.md
 	$(BIN)/python -m benchmarks.winnow.figure
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.variance --page docs/results.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.variance --page docs/evidence/results.md
 
 winnow-guards: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.guards --page docs/winnow-measured.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.guards --page docs/evidence/winnow-measured.md
 
 winnow-further: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.further --page docs/winnow-measured.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.further --page docs/evidence/winnow-measured.md
 
 ada-selection: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.ada_selection --page docs/results.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.ada_selection --page docs/evidence/results.md
 
 league: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.league --page docs/league.md --top docs/results.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.league --page docs/evidence/league.md --top docs/evidence/results.md
 
 grpo: .venv/for-verify
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.grpo --page docs/rl.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.grpo --page docs/evidence/grpo.md
 
 gpu: .venv/for-tests
 	$(BIN)/python -m benchmarks.gpu check --out runs/$@ --minutes 4
 	$(BIN)/python -m benchmarks.gpu speed --out runs/$@ --minutes 5
 
 reproduce: .venv/installed
-	$(BIN)/thresher reproduce all --work runs/$@ --results $(RESULTS)/$@ --page docs/$@.md
+	$(BIN)/thresher reproduce all --work runs/$@ --results $(RESULTS)/$@ --page docs/evidence/$@.md
 
 clean:
 	rm -rf .venv dist runs site .pytest_cache .ruff_cache .hypothesis

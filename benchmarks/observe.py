@@ -1,11 +1,11 @@
 """How well the columns of a data map find wrong labels, beside out-of-sample probabilities of a five-fold cross-validation.
 
-`python -m benchmarks.observe [--minutes M] [--page docs/observe.md]` trains on data some of whose labels were replaced, with
-`thresher.observe`. Every column is judged by the area under its ROC curve (AUROC), which is the chance that a wrong label has
-a larger suspicion than a right one, and by its precision at the true number of wrong labels. The comparison trains five
-networks, each on four fifths, and takes the probability of the label by the network that has not seen the sample: the score
-`self_confidence` of confident learning (Northcutt et al., arXiv:1911.00068), which cleanlab ranks by. It costs four trainings
-and a pass more; a data map costs none.
+`python -m benchmarks.observe [--minutes M] [--page docs/evidence/wrong-labels.md]` trains on data some of whose labels were
+replaced, with `thresher.observe`. Every column is judged by the area under its ROC curve (AUROC), which is the chance that a
+wrong label has a larger suspicion than a right one, and by its precision at the true number of wrong labels. The comparison
+trains five networks, each on four fifths, and takes the probability of the label by the network that has not seen the sample:
+the score `self_confidence` of confident learning (Northcutt et al., arXiv:1911.00068), which cleanlab ranks by. It costs four
+trainings and a pass more; a data map costs none.
 
 What was decided before the first counted training: five tasks; 5, 10 and 20 % of the labels replaced by a random other class,
 and 10 % by the class that is next in number; ten seeds at 10 %, else five, of which each draws other wrong labels; paired

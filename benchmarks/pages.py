@@ -1,4 +1,4 @@
-"""Writes what docs/results.md quotes from the committed comparisons, so that they never disagree.
+"""Writes what docs/evidence/results.md quotes from the committed comparisons, so that they never disagree.
 
 `python -m benchmarks.pages` writes the page anew, from the results of `make fashion`, `make mnist-5k` and `make
 further-methods`. In the overview, those that fell short come first.
@@ -18,7 +18,7 @@ from thresher_lab.training.files import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "evidence" / "results.md"
 
 COMPARED = {
     "demo-mnist-5k": "small CNN on MNIST",
@@ -119,10 +119,10 @@ def marks_of(file: str) -> tuple[str, str]:
 
 
 def with_results(page: str, found: Mapping[str, Results]) -> str:
-    """Returns docs/results.md with what it quotes written anew.
+    """Returns docs/evidence/results.md with what it quotes written anew.
 
     Args:
-        page: Content of docs/results.md.
+        page: Content of docs/evidence/results.md.
         found: Contents of the results by the name of the file, those of `COMPARED` and `FURTHER`.
     """
     page = between_marks(page, *OVERVIEW, overview_table(found))

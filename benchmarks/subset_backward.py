@@ -544,7 +544,7 @@ def step_time_panel(table: Mapping[str, Any], batch: int) -> Panel:
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """Returns the table of docs/subset-backward.md."""
+    """Returns the table of docs/evidence/subset-backward.md."""
     header = ("model", "keep", "`kept_rows`", "`subset`", "`masking`", "`twice`", "memory")
     body = [header, tuple("---" for _ in header)]
     for table in results["tables"]:
@@ -571,7 +571,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="data type of autocast")
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
     parser.add_argument("--figure", type=Path, help="file for a chart of the step times: .html, .svg or .png")
-    parser.add_argument("--markdown", action="store_true", help="also print the table of docs/subset-backward.md")
+    parser.add_argument("--markdown", action="store_true", help="also print the table of docs/evidence/subset-backward.md")
     given = parser.parse_args(arguments)
     rounds, dtype = given.rounds or (5 if given.quick else 21), getattr(torch, given.dtype)
     if given.figure is not None:

@@ -43,8 +43,18 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
     ),
     "Concepts": ("how-it-works.md", "attribution.md", "subset-backward.md", "stratified.md"),
     "Methods": ("methods/", "winnow.md"),
-    "Evidence": ("results.md", "league.md", "reproduce.md", "diet-sb.md", "winnow-measured.md", "lemma-1.md"),
-    "Public names": ("api/",),
+    "Evidence": (
+        "evidence/results.md",
+        "evidence/league.md",
+        "evidence/reproduce.md",
+        "evidence/winnow-measured.md",
+        "evidence/grpo.md",
+        "evidence/wrong-labels.md",
+        "evidence/subset-backward.md",
+        "evidence/diet-sb.md",
+        "evidence/lemma-1.md",
+    ),
+    "API": ("api/",),
 }
 """Parts of the site with their pages; a page that does not exist is left out, and a folder stands for its pages."""
 FOLDERS = {"examples/": "Examples", "methods/": "Cards of the methods"}

@@ -1,8 +1,8 @@
 """What skipping groups without a signal saves in GRPOTrainer: the time of its training steps, beside plain TRL.
 
-`python -m benchmarks.grpo --time [--page docs/rl.md]` trains a small model with `thresher.trl.attach` and without, in turns.
-In it none, a third and two thirds of the groups have equal rewards. Rewards do not depend on the model, so that the share is
-exact. The time of a step is measured with and without the generation of the rollouts. Needs trl.
+`python -m benchmarks.grpo --time [--page docs/evidence/grpo.md]` trains a small model with `thresher.trl.attach` and without,
+in turns. In it none, a third and two thirds of the groups have equal rewards. Rewards do not depend on the model, so that the
+share is exact. The time of a step is measured with and without the generation of the rollouts. Needs trl.
 """
 
 import time

@@ -220,7 +220,7 @@ def top(found: Mapping[str, Any]) -> str:
         "Nowhere shown to lose": [row["name"] for row in rows if not row["loses"]],
     }
     tasks = len(found["design"]["tasks"])
-    begin = f"[One method a family](docs/league.md), {len(rows)} of them, on {tasks} tasks at about half of the cost. "
+    begin = f"[One method a family](league.md), {len(rows)} of them, on {tasks} tasks at about half of the cost. "
     return begin + " ".join(f"{said}: {', '.join(of) or 'none'}." for said, of in found_of.items())
 
 

@@ -21,7 +21,7 @@ BEGIN, END = "<!-- tables of benchmarks.winnow -->", "<!-- end of the tables -->
 """Lines of a page that the tables stand between."""
 
 OVERVIEW = "<!-- table of benchmarks.winnow -->", "<!-- end of the table -->"
-"""Lines of docs/results.md that the overview stands between."""
+"""Lines of docs/evidence/results.md that the overview stands between."""
 
 TITLES = {
     "fashion-10k": "Fashion-MNIST, 10,000 images",

@@ -1,7 +1,7 @@
 """Texts name what there is: a module, class or function that was renamed or went is not named in words any more.
 
-Texts are the docstrings and comments of src, README.md, CONTRIBUTING.md and the pages of docs. Three kinds of names are
-matched:
+Texts are the docstrings and comments of src, README.md, CONTRIBUTING.md and the pages of docs and docs/evidence. Three kinds
+of names are matched:
 
 1. `thresher.` with further parts, anywhere in a text.
 2. A dotted name between backticks, with or without a call behind it. Its first part is the end of the path of a module
@@ -28,7 +28,12 @@ import thresher
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/evidence").glob("*.md")),
+)
 
 OURS = re.compile(r"(?<![\w./-])thresher(?:_lab)?(?:\.[A-Za-z_]\w*)+(?![\w/-])")
 QUOTED = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\([^`\n]*\))?`")

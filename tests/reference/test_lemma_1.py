@@ -1,4 +1,4 @@
-"""Lemma 1 of the KAKURENBO appendix where it is a theorem: strongly convex least squares. See docs/lemma-1.md.
+"""Lemma 1 of the KAKURENBO appendix where it is a theorem: strongly convex least squares. See docs/evidence/lemma-1.md.
 
 `python tests/reference/test_lemma_1.py` prints the tables of that page.
 """
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import thresher
 
-PAGE = Path(__file__).parents[2] / "docs" / "lemma-1.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "lemma-1.md"
 ETA, RUNS = 0.04, 64
 TIMES = (15, 30, 60, 120, 180, 240, 300)
 HIDING = thresher.Kakurenbo(0.4, reduce_fraction=False, move_back=False, adjust_lr=False)

@@ -19,9 +19,9 @@ The prose asks for a "majority vote", so that every selector needs the same voic
 each in its own order. With softmaxes of the losses, those of Big Loss and Small Loss are nearly flat beside that of random
 draws, and up to 95 % of the rows that are kept are the random ones (`random_share` in the history). The prose also asks for
 "the average loss across all the samples in the mini-batch". It does not say what importances are made of. The readings that
-were tried are in docs/results.md. This one was chosen by a look at seven tasks, before its results were held against those of
-the paper. Losses count in units of their mean in the curriculum, so that losses times 100 choose the same samples. Of losses
-that can be below 0, lbar is the mean size, without which the order would turn round.
+were tried are in docs/evidence/results.md. This one was chosen by a look at seven tasks, before its results were held against
+those of the paper. Losses count in units of their mean in the curriculum, so that losses times 100 choose the same samples. Of
+losses that can be below 0, lbar is the mean size, without which the order would turn round.
 
 Equation (3) drifts in every reading: a relative change that goes up and down at random is above 0 on average, so that the
 selector whose average is noisiest for its size takes the weight in the end, independently of how well it selects.
@@ -315,14 +315,15 @@ class AdaSelection(KeepLargest):
         "numbers, random selection is within 0.35 points on CIFAR-100, SVHN, Bike and Wikitext-2 and better on CIFAR-10; only "
         "a toy regression shows a clear gain. Here, with as many optimizer steps and keep=0.1, it is above random selection on "
         "three of eight tasks by 1 to 3 points, and 5 and 30 points below it on the two where a fifth of the labels is wrong "
-        "(docs/results.md); random selection costs less, because it scores nothing. The noisiest average grows most, so its "
-        "selector takes the weight. The choice takes about 75 small tensor operations per step, seven times those of Big Loss",
+        "(docs/evidence/results.md); random selection costs less, because it scores nothing. The noisiest average grows most, "
+        "so its selector takes the weight. The choice takes about 75 small tensor operations per step, seven times those of "
+        "Big Loss",
         differences=(
             "The formulas are printed in the paper and lost in the text that we have. Its prose can be read in many ways. The "
             "default is the reading in which every selector has the same voice: all give the same importances, each in its own "
-            "order. Of three such readings it is the best in the mean of eight small tasks at keep=0.1 (docs/results.md). With "
-            'softmaxes of losses (importance="softmax"), nearly all rows that are kept are the random ones of the uniform '
-            "selector, which is better where labels are wrong.",
+            "order. Of three such readings it is the best in the mean of eight small tasks at keep=0.1 "
+            '(docs/evidence/results.md). With softmaxes of losses (importance="softmax"), nearly all rows that are kept are '
+            "the random ones of the uniform selector, which is better where labels are wrong.",
             'AdaSelection.variant("literal") is the first reading, which learns next to nothing with a small `keep`.',
         ),
         missing=(

@@ -145,13 +145,13 @@ def test_the_page_of_this_repository_is_that_of_its_results():
     found = [json.loads(file.read_text()) for file in (*files.values(), *at_full_size) if file.exists()]
     missing = [name for name, file in files.items() if not file.exists()]
     charts = [name for name, artefact in papers.ARTEFACTS.items() if artefact.chart]
-    assert (root / "docs" / "reproduce.md").read_text() == reproduction_page(found, missing, charts)
+    assert (root / "docs" / "evidence" / "reproduce.md").read_text() == reproduction_page(found, missing, charts)
     for one in found:
         if one["name"] in charts:  # drawn from the tables of today, whatever the version of matplotlib
-            drawn = (root / "docs" / "figures" / chart_file(one["name"])).read_text()
+            drawn = (root / "docs" / "evidence" / "figures" / chart_file(one["name"])).read_text()
             assert table_chart(one["tables"], papers.ARTEFACTS[one["name"]].chart).count(b"<text") == drawn.count("<text")
     for name, content in (picture for one in found for picture in pictures_of(one).items()):
-        assert (root / "docs" / "figures" / name).read_bytes() == content
+        assert (root / "docs" / "evidence" / "figures" / name).read_bytes() == content
 
 
 def test_what_is_outdated_or_missing_is_named_and_not_counted(made):

@@ -110,5 +110,5 @@ RESULTS = [path for path in (ROOT / "benchmarks" / "results" / "ada_selection.js
 def test_results_and_page_are_those_of_the_runs(path: Path) -> None:
     found = ada_selection.results(load(path.with_name("ada_selection-runs.jsonl.gz")))
     assert json.loads(path.read_text()) == json.loads(json.dumps(found))
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = (ROOT / "docs" / "evidence" / "results.md").read_text()
     assert page == between_marks(page, BEGIN, END, ada_selection.markdown(found))

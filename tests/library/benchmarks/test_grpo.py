@@ -73,6 +73,6 @@ def test_an_arm_without_counted_trainings_has_no_row():
 
 
 def test_the_page_is_that_of_the_results():
-    page = (ROOT / "docs" / "rl.md").read_text()
+    page = (ROOT / "docs" / "evidence" / "grpo.md").read_text()
     assert step.with_table(page, step.text(json.loads((RESULTS / "grpo.json").read_text()))) == page
     assert table.with_tables(page, table.text(load(RESULTS / "grpo-runs.jsonl.gz"))) == page

@@ -123,6 +123,6 @@ def test_a_training_that_failed_is_named():
 
 def test_the_page_is_that_of_the_results():
     file = ROOT / "benchmarks" / "results" / "league.json"
-    text = (ROOT / "docs" / "league.md").read_text()
+    text = (ROOT / "docs" / "evidence" / "league.md").read_text()
     if file.is_file():
         assert with_tables(text, json.loads(file.read_text())) == text

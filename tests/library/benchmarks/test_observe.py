@@ -61,7 +61,7 @@ def test_the_verdict_follows_from_the_differences(difference, tasks):
 
 
 def test_the_page_is_that_of_the_trainings():
-    page = (observe.ROOT / "docs" / "observe.md").read_text()
+    page = (observe.ROOT / "docs" / "evidence" / "wrong-labels.md").read_text()
     assert between_marks(page, *MARKS, observe.text(observe.load(RUNS))) == page
     counts = json.loads(observe.COUNTS.read_text())
     assert between_marks(page, *observe.MARKS_OF_COUNTS, observe.text_of_counts(counts)) == page

@@ -1,4 +1,4 @@
-"""What docs/results.md quotes from the comparisons is what the committed results say."""
+"""What docs/evidence/results.md quotes from the comparisons is what the committed results say."""
 
 import copy
 

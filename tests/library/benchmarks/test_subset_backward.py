@@ -55,7 +55,7 @@ def test_the_figure_of_this_repository_has_a_panel_for_each_model() -> None:
     assert [table["name"] for found in (results, others) for table in found["tables"]] == list(bench.TASKS)
     assert others["missed"] == [] and bench.markdown(others).splitlines()[2:] == [
         line
-        for line in (bench.ROOT / "docs" / "subset-backward.md").read_text().splitlines()
+        for line in (bench.ROOT / "docs" / "evidence" / "subset-backward.md").read_text().splitlines()
         if " width " in line or "of Trans" in line
     ]
     for table in results["tables"]:

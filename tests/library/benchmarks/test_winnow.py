@@ -33,7 +33,7 @@ DESIGN = replace(SHORT, tasks=TASKS, shares=(0.5,))
 
 ROOT = Path(__file__).parents[3]
 RUNS, RESULTS = (ROOT / "benchmarks" / "results" / name for name in ("winnow-runs.jsonl.gz", "winnow.json"))
-PAGE, OVERVIEW_PAGE = ROOT / "docs" / "winnow-measured.md", ROOT / "docs" / "results.md"
+PAGE, OVERVIEW_PAGE = ROOT / "docs" / "evidence" / "winnow-measured.md", ROOT / "docs" / "evidence" / "results.md"
 
 BEST = {"full": 1.0, "winnow": 0.6, "shorter": 1.6}
 """Planted best factors of the grid; of the other arms it is 1."""

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from thresher_lab.tasks.base import Data, Task
 from thresher_lab.tasks.networks import perceptron
 
-PAGE = Path(__file__).parents[3] / "docs" / "winnow-measured.md"
+PAGE = Path(__file__).parents[3] / "docs" / "evidence" / "winnow-measured.md"
 
 
 def interval(low: float, high: float) -> Interval:

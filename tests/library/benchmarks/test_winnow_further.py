@@ -18,7 +18,7 @@ from benchmarks.winnow.jobs import load
 
 ROOT = Path(__file__).parents[3]
 RUNS, RESULTS = (ROOT / "benchmarks" / "results" / name for name in ("winnow-further-runs.jsonl.gz", "winnow-further.json"))
-PAGE = ROOT / "docs" / "winnow-measured.md"
+PAGE = ROOT / "docs" / "evidence" / "winnow-measured.md"
 
 ATTEMPTS = [way.name for way in WAYS if way.attempt]
 

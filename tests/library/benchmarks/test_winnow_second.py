@@ -84,8 +84,8 @@ def test_the_pages_the_results_and_the_figure_are_those_of_the_trainings():
     found = json.loads(figure.RESULTS.read_text())
     assert found == json.loads(json.dumps(second.results(done)))
     for path, marks, write in (
-        ("docs/winnow-measured.md", (second.BEGIN, second.END), second.text),
-        ("docs/winnow-measured.md", second.CHANGES, second.changes),
+        ("docs/evidence/winnow-measured.md", (second.BEGIN, second.END), second.text),
+        ("docs/evidence/winnow-measured.md", second.CHANGES, second.changes),
         ("docs/stratified.md", second.GAINS, second.gains),
         ("README.md", second.FIRST_TABLE, second.first_table),
     ):

@@ -13,7 +13,7 @@ from thresher_lab.advise.variance import VarianceRatio
 
 
 def test_the_page_is_that_of_the_results():
-    page = (Path(__file__).parents[3] / "docs" / "results.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "evidence" / "results.md").read_text()
     ratios = json.loads(variance.RESULTS.read_text())
     assert between_marks(page, *variance.MARKS, variance.text(ratios, variance.gains())) == page
 
