@@ -170,7 +170,7 @@ time-to-target: .venv/for-tests
 winnow-short: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --page docs/evidence/winnow-measured.md --overview docs/evidence/results.md
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.second --page docs/evidence/winnow-measured.md --stratified docs/stratified.md \
-		--readme README.md
+		--winnow docs/winnow.md
 	$(BIN)/python -m benchmarks.winnow.figure
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.variance --page docs/evidence/results.md
 

@@ -1,4 +1,4 @@
-"""The figure of the README: accuracy over CPU time, for ways to spend a part of the cost of full training.
+"""The figure of docs/winnow.md: accuracy over CPU time, for ways to spend a part of the cost of full training.
 
 `python -m benchmarks.winnow.figure` writes docs/figures/accuracy-over-time.svg from benchmarks/results/winnow-second.json.
 """

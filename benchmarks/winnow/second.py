@@ -47,7 +47,7 @@ BEGIN, END = "<!-- tables of benchmarks.winnow.second -->", "<!-- end of the sec
 GAINS = "<!-- table of stratified full training -->", "<!-- end of the stratified table -->"
 FIRST_TABLE = "<!-- first table of benchmarks.winnow -->", "<!-- end of the first table -->"
 CHANGES = "<!-- table of the wrong clock -->", "<!-- end of the table of the wrong clock -->"
-"""Marks of the page with the tables, of the page about stratified batches, of the README, and of the table of changes."""
+"""Marks of the page with the tables, of those about stratified batches and about Winnow, and of the table of changes."""
 
 SAME_TIME = "fewer epochs, same time"
 """Full training for as many epochs as take the CPU time of the second version at half of the cost."""
@@ -349,7 +349,7 @@ def gains(done: Done) -> str:
 
 
 def first_table(done: Done) -> str:
-    """Returns the table of the README: what half of the cost loses on the seven tasks, and fewer epochs in Winnow's time."""
+    """Returns the table of docs/winnow.md: what half of the cost loses on seven tasks, and fewer epochs in the same time."""
     arms = ("second version", "smaller batches", "fewer epochs", SAME_TIME)
     rows = [(TITLES[task], *(_to_full(done, task, arm) for arm in arms)) for task in SEVEN]
     return markdown_table(("task", "Winnow", *arms[1:]), rows)
@@ -414,7 +414,7 @@ def main(run_one: Callable[[Job], dict[str, Any]] = run) -> None:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/winnow-second.json"), help="Results.")
     parser.add_argument("--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none.")
     parser.add_argument("--stratified", type=Path, help="Page whose table of full training is written anew. Default: none.")
-    parser.add_argument("--readme", type=Path, help="README whose table is written anew. Default: none.")
+    parser.add_argument("--winnow", type=Path, help="Page about Winnow whose table is written anew. Default: none.")
     parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
     given = parser.parse_args()
     end = time.monotonic() + (0 if given.show else 60 * (given.minutes or float("inf")))
@@ -426,7 +426,7 @@ def main(run_one: Callable[[Job], dict[str, Any]] = run) -> None:
         (given.page, (BEGIN, END), text),
         (given.page, CHANGES, changes),
         (given.stratified, GAINS, gains),
-        (given.readme, FIRST_TABLE, first_table),
+        (given.winnow, FIRST_TABLE, first_table),
     )
     for page, marks, written in parts:
         if page is not None:

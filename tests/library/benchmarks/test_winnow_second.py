@@ -69,7 +69,7 @@ def test_the_results_are_written_to_a_file_and_a_page(tmp_path, monkeypatch, cap
     runs.write_text("".join(json.dumps({"job": vars(job), "result": result}) + "\n" for job, result in done.items()))
     page.write_text("Before\n" + "\n".join((second.BEGIN, second.END, *second.CHANGES, *second.GAINS, *second.FIRST_TABLE)))
     given = ["second", "--show", "--runs", str(runs), "--results", str(file)]
-    given += [word for name in ("--page", "--stratified", "--readme") for word in (name, str(page))]
+    given += [word for name in ("--page", "--stratified", "--winnow") for word in (name, str(page))]
     monkeypatch.setattr("sys.argv", given)
     second.main()
     assert "second version - this" in page.read_text() and "+0.10" in capsys.readouterr().out
@@ -87,7 +87,7 @@ def test_the_pages_the_results_and_the_figure_are_those_of_the_trainings():
         ("docs/evidence/winnow-measured.md", (second.BEGIN, second.END), second.text),
         ("docs/evidence/winnow-measured.md", second.CHANGES, second.changes),
         ("docs/stratified.md", second.GAINS, second.gains),
-        ("README.md", second.FIRST_TABLE, second.first_table),
+        ("docs/winnow.md", second.FIRST_TABLE, second.first_table),
     ):
         page = (figure.ROOT / path).read_text()
         assert between_marks(page, *marks, write(done)) == page
