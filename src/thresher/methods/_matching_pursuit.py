@@ -67,10 +67,10 @@ class _Basis:
     def add(self, atom: int) -> bool:
         """Adds an atom, unless it is a linear combination of the chosen ones; returns whether it was added."""
         row, k = self.atoms.row(atom), len(self.chosen)
-        cross, own = row[self.chosen], row[atom] + self.penalty
+        cross, squared_norm = row[self.chosen], row[atom] + self.penalty
         step = self._inverse @ cross
-        rest = own - cross @ step
-        if not rest > DEPENDENT * own:
+        rest = squared_norm - cross @ step
+        if not rest > DEPENDENT * squared_norm:
             return False
         inverse = np.empty((k + 1, k + 1))
         inverse[:k, :k] = self._inverse + np.outer(step, step / rest)
@@ -197,11 +197,11 @@ def match_runs(
         Weight of each sample, shape (n,), 0 where it is not chosen, and the relative distance to the target.
     """
     atoms = run_atoms(error[order], with_bias(feature[order]), size)
-    found = match(atoms, math.ceil(budget / size), penalty=penalty, tolerance=tolerance)
+    matched = match(atoms, math.ceil(budget / size), penalty=penalty, tolerance=tolerance)
     of_runs, weight = np.zeros(len(atoms.correlation)), np.zeros(len(error))
-    of_runs[found.chosen] = found.weights
+    of_runs[matched.chosen] = matched.weights
     weight[order] = np.repeat(of_runs, size)[: len(error)]
-    return weight, _relative(found.residual, atoms.energy)
+    return weight, _relative(matched.residual, atoms.energy)
 
 
 def match_classes(
@@ -233,9 +233,9 @@ def match_classes(
         rows = np.flatnonzero(labels == label)
         outputs = slice(label, label + 1) if own_row else slice(None)
         atoms = sample_atoms(error[rows, outputs], with_bias(feature[rows]))
-        found = match(atoms, -(-budget * len(rows) // len(error)), penalty=penalty, tolerance=tolerance)
-        weight[rows[found.chosen]] = found.weights
-        residual, energy = residual + found.residual, energy + atoms.energy
+        matched = match(atoms, -(-budget * len(rows) // len(error)), penalty=penalty, tolerance=tolerance)
+        weight[rows[matched.chosen]] = matched.weights
+        residual, energy = residual + matched.residual, energy + atoms.energy
     return weight, _relative(residual, energy)
 
 

@@ -94,8 +94,8 @@ Selector = str | BatchMethod
 @cache
 def selectors(adaboost: BoostFormula) -> dict[str, KeepLargest | None]:
     """Returns the selectors that have names; None for the uniform one."""
-    made: dict[str, KeepLargest | None] = {name: None if kind is None else kind() for name, kind in SELECTORS.items()}
-    return made | {"ada_boost": AdaBoost(weights=adaboost)}
+    by_name: dict[str, KeepLargest | None] = {name: None if kind is None else kind() for name, kind in SELECTORS.items()}
+    return by_name | {"ada_boost": AdaBoost(weights=adaboost)}
 
 
 def name_in_pool(selector: Selector) -> str:
@@ -469,11 +469,11 @@ class AdaSelection(KeepLargest):
             share of the rows kept so far that were among its k random ones; with `stop_after` also `weights_fixed`, 0 or 1.
         """
         weights = state["log_weights"].exp().tolist()
-        found = {f"weight_{name_in_pool(one)}": weight for one, weight in zip(self.pool, weights, strict=True)}
+        facts = {f"weight_{name_in_pool(one)}": weight for one, weight in zip(self.pool, weights, strict=True)}
         if "random_picks" in state:
             shares, steps = state["random_picks"].tolist()
-            found["random_share"] = shares / max(1.0, steps)
-        return found if self.stop_after is None else {**found, "weights_fixed": float(state["still"] >= self.stop_after)}
+            facts["random_share"] = shares / max(1.0, steps)
+        return facts if self.stop_after is None else {**facts, "weights_fixed": float(state["still"] >= self.stop_after)}
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
@@ -512,11 +512,11 @@ class AdaSelection(KeepLargest):
         for one in self.pool:
             if not isinstance(one, str):
                 name = f"{name_in_pool(one)}."
-                own = {key.removeprefix(name): value for key, value in state.items() if key.startswith(name)}
-                plan, own = one.plan_batch(signals, own, step=step, generator=generator)
+                member_state = {key.removeprefix(name): value for key, value in state.items() if key.startswith(name)}
+                plan, member_state = one.plan_batch(signals, member_state, step=step, generator=generator)
                 kept = torch.zeros_like(loss).index_fill_(0, plan.rows, 1.0)
                 columns.append(kept + self._random(loss, generator) / 2)
-                state = {**state, **{f"{name}{key}": value for key, value in own.items()}}
+                state = {**state, **{f"{name}{key}": value for key, value in member_state.items()}}
             elif one != UNIFORM:
                 columns.append(selectors(self.adaboost)[one].scores(values))  # pyright: ignore[reportOptionalMemberAccess]
             elif self.uniform == "drawn":
@@ -546,10 +546,10 @@ class AdaSelection(KeepLargest):
         """Returns L of each selector, shape (M,); for a flat uniform selector the mean of all usable samples."""
         if self.average == "weighted":
             return (importance.exp() * loss[:, None]).sum(0)
-        found = mean_of_kept(scores, loss, usable, min(k, len(loss)))
+        averages = mean_of_kept(scores, loss, usable, min(k, len(loss)))
         if self.uniform == "flat" and UNIFORM in self.pool:
-            found[self.pool.index(UNIFORM)] = loss.sum() / usable.sum()
-        return found
+            averages[self.pool.index(UNIFORM)] = loss.sum() / usable.sum()
+        return averages
 
     def _adapted(self, state: State, average: Tensor) -> State:
         """Returns the state with the weights of this step."""

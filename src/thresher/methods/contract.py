@@ -223,8 +223,8 @@ def defines(method: Any, function: str) -> bool:
         False
     """
     # A setting may have that name, too; and a method on a part of the samples passes on what it does not define itself.
-    found = getattr(type(method), function, None) or getattr(method, function, None)
-    return callable(found) or isinstance(found, property)
+    attribute = getattr(type(method), function, None) or getattr(method, function, None)
+    return callable(attribute) or isinstance(attribute, property)
 
 
 def calls_model(method: Any) -> bool:
@@ -313,9 +313,9 @@ def check_declaration(method: Any) -> None:
     if not isinstance(requires, Requirements):
         raise TypeError(f"{kind.__name__}.requires must be a thresher.Requirements, got {type(requires).__name__}")
     for name, words in (("divide", ("kept", "batch")), ("order", ("loader", "plan", "class"))):
-        if (given := getattr(requires, name)) not in words:
+        if (word := getattr(requires, name)) not in words:
             allowed = " or ".join(map(repr, words))
-            raise ValueError(f"{kind.__name__} declares Requirements({name}={given!r}): it must be {allowed}")
+            raise ValueError(f"{kind.__name__} declares Requirements({name}={word!r}): it must be {allowed}")
     known = CONTRACT_FUNCTIONS[method.stage] | {"stage", "requires", "card"}
     settings = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
     for name, value in sorted(_public(kind).items()):
@@ -337,8 +337,8 @@ def _check_attribute(kind: type, name: str, value: Any, known: set[str]) -> None
 
 def _public(kind: type) -> dict[str, Any]:
     """Returns the public attributes of a class by name, without other ways to construct an instance."""
-    found = {name: value for base in reversed(kind.__mro__[:-1]) if base is not Protocol for name, value in vars(base).items()}
-    return {k: v for k, v in found.items() if not k.startswith("_") and not isinstance(v, classmethod | staticmethod)}
+    attrs = {name: value for base in reversed(kind.__mro__[:-1]) if base is not Protocol for name, value in vars(base).items()}
+    return {k: v for k, v in attrs.items() if not k.startswith("_") and not isinstance(v, classmethod | staticmethod)}
 
 
 def as_written(method: Any) -> str:
@@ -351,7 +351,7 @@ def as_written(method: Any) -> str:
     """
     if not is_dataclass(method):
         return repr(method)
-    given = [(one, getattr(method, one.name)) for one in fields(method) if one.repr and one.init]
-    differs = [place == 0 or one.default is MISSING or value != one.default for place, (one, value) in enumerate(given)]
-    shown = (f"{one.name}={value!r}" for (one, value), differing in zip(given, differs, strict=True) if differing)
+    settings = [(one, getattr(method, one.name)) for one in fields(method) if one.repr and one.init]
+    differs = [place == 0 or one.default is MISSING or value != one.default for place, (one, value) in enumerate(settings)]
+    shown = (f"{one.name}={value!r}" for (one, value), differing in zip(settings, differs, strict=True) if differing)
     return f"{type(method).__name__}({', '.join(shown)})"

@@ -126,9 +126,9 @@ class Ies:
 
     def columns(self) -> dict[str, Column]:
         """Returns the columns: the loss, four numbers of its history, and the threshold or the count for a target; 20 bytes."""
-        own = {name: Column(dtype, fill=math.nan, merge="plan") for name, dtype in HISTORY.items()}
+        history = {name: Column(dtype, fill=math.nan, merge="plan") for name, dtype in HISTORY.items()}
         level = {"threshold": Column(torch.float32, fill=math.nan, merge="plan")} if self._calibrates else {}
-        return {"loss": Column(torch.float32, fill=NEVER_SEEN), **own, **level, **({} if self.target is None else LEFT_OUT)}
+        return {"loss": Column(torch.float32, fill=NEVER_SEEN), **history, **level, **({} if self.target is None else LEFT_OUT)}
 
     @property
     def _calibrates(self) -> bool:

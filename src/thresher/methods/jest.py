@@ -168,7 +168,7 @@ class Jest(KeepShare):
         sizes = [k // chunks + (number < k % chunks) for number in range(chunks)]
         lots = torch.empty(chunks, n, dtype=torch.float64).exponential_(generator=generator)
         pairs = signals["learnability"].to(torch.float64) if self.pairs else None
-        own = signals["loss"].to(torch.float64) if pairs is None else pairs.diagonal()
+        learnability = signals["loss"].to(torch.float64) if pairs is None else pairs.diagonal()
         if self.irreducible is not None:
-            own = own - signals["irreducible"]
-        return drawn_in_chunks(own, pairs, sizes, lots.to(device, non_blocking=True))
+            learnability = learnability - signals["irreducible"]
+        return drawn_in_chunks(learnability, pairs, sizes, lots.to(device, non_blocking=True))

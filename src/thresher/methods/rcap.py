@@ -64,10 +64,10 @@ def budgets(wanted: Values, sizes: NDArray[np.int64], total: int) -> NDArray[np.
             break
         exact[fixed] = (sizes if lost >= gained else least)[fixed]
         free &= ~fixed
-    found = np.floor(exact + 1e-9).astype(np.int64)
-    remainder = np.where(found < sizes, exact - found, -1.0)
-    found[np.argsort(-remainder, kind="stable")[: total - int(found.sum())]] += 1
-    return found
+    rounded = np.floor(exact + 1e-9).astype(np.int64)
+    remainder = np.where(rounded < sizes, exact - rounded, -1.0)
+    rounded[np.argsort(-remainder, kind="stable")[: total - int(rounded.sum())]] += 1
+    return rounded
 
 
 class Classified:

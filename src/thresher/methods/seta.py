@@ -56,16 +56,16 @@ def k_means(values: NDArray[np.float64], counts: NDArray[np.int64], groups: int)
         [0, 0, 1, 1, 2]
     """
     weight, mass = (np.concatenate([[0.0], np.cumsum(one)]) for one in (counts, counts * values))
-    found = np.minimum((weight[:-1] + weight[1:]) / 2 * min(groups, len(values)) / weight[-1], groups - 1).astype(np.intp)
+    group = np.minimum((weight[:-1] + weight[1:]) / 2 * min(groups, len(values)) / weight[-1], groups - 1).astype(np.intp)
     for _ in range(ROUNDS):
-        first = np.flatnonzero(np.diff(found, prepend=-1))
+        first = np.flatnonzero(np.diff(group, prepend=-1))
         ends = np.append(first, len(values))
         means = np.diff(mass[ends]) / np.diff(weight[ends])
-        again = np.searchsorted((means[:-1] + means[1:]) / 2, values, side="right")
-        if np.array_equal(again, found):
+        regrouped = np.searchsorted((means[:-1] + means[1:]) / 2, values, side="right")
+        if np.array_equal(regrouped, group):
             break
-        found = again
-    return np.unique(found, return_inverse=True)[1]
+        group = regrouped
+    return np.unique(group, return_inverse=True)[1]
 
 
 def loss_groups(loss: Values, groups: int) -> tuple[NDArray[np.int16], int]:
@@ -87,10 +87,10 @@ def loss_groups(loss: Values, groups: int) -> tuple[NDArray[np.int16], int]:
     if len(there):
         there = there[np.argsort(middles[there])]
         group_of_bin[there] = k_means(middles[there].astype(np.float64), counts[there], groups)
-    found = np.empty(len(loss), dtype=np.int16)
+    group = np.empty(len(loss), dtype=np.int16)
     for part in chunks(len(loss)):
-        found[part] = group_of_bin[bins_of(loss[part])]
-    return found, int(group_of_bin.max()) + 1
+        group[part] = group_of_bin[bins_of(loss[part])]
+    return group, int(group_of_bin.max()) + 1
 
 
 def in_window(group: NDArray[np.int16], groups: int, window: float, epoch: int) -> Mask:

@@ -9,7 +9,7 @@ from thresher.methods.full import FullData
 def split_by_stage(method: Any) -> tuple[Any, EpochMethod, BatchMethod | None]:
     """Returns the methods that decide before training, before each epoch (by default all data), and in each batch."""
     methods = list(method) if isinstance(method, list | tuple) else [method]
-    found: dict[str, Any] = {}
+    by_stage: dict[str, Any] = {}
     for one in methods:
         if isinstance(one, type):
             raise TypeError(f"`method` must be an instance, got the class {one.__name__}; write {one.__name__}()")
@@ -26,9 +26,9 @@ def split_by_stage(method: Any) -> tuple[Any, EpochMethod, BatchMethod | None]:
                 f"count() and plan_batch(), or stage = 'before' and kept(), got {name}; see thresher.methods"
             )
         check_declaration(one)
-        if stage in found:
-            raise ValueError(f"`method` must have at most one method a stage, got {type(found[stage]).__name__} and {name}")
-        found[stage] = one
-    if not found:
+        if stage in by_stage:
+            raise ValueError(f"`method` must have at most one method a stage, got {type(by_stage[stage]).__name__} and {name}")
+        by_stage[stage] = one
+    if not by_stage:
         raise ValueError("`method` must be one method, or a list with at most one method a stage; got an empty list")
-    return found.get("before"), found.get("epoch", FullData()), found.get("batch")
+    return by_stage.get("before"), by_stage.get("epoch", FullData()), by_stage.get("batch")

@@ -21,15 +21,15 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
         ('kakurenbo', {'max_fraction': 0.4, 'refresh': 'eval'})
     """
     name, *settings = split_outside_brackets(text, ":")
-    given: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key.isidentifier():
             raise ValueError(f"{text!r}: write settings as name:setting=value, got {setting!r}")
-        if key in given:
+        if key in parsed:
             raise ValueError(f"{text!r}: the setting {key!r} is given twice")
-        given[key] = _value(value)
-    return name, given
+        parsed[key] = _value(value)
+    return name, parsed
 
 
 def split_outside_brackets(text: str, separator: str) -> Iterator[str]:

@@ -53,13 +53,13 @@ def nearest(features: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.flo
 
 def _smallest(rows: Tensor, k: int) -> Tensor:
     """Returns the columns of the k smallest values of each row, the smallest first; of equal ones those of lower columns."""
-    values, found = rows.topk(k, dim=1, largest=False)
-    found = found.sort(dim=1).values
-    found = found.gather(1, rows.gather(1, found).argsort(dim=1, stable=True))
+    values, order = rows.topk(k, dim=1, largest=False)
+    order = order.sort(dim=1).values
+    order = order.gather(1, rows.gather(1, order).argsort(dim=1, stable=True))
     tied = ((rows <= values[:, -1:]).sum(1) > k).nonzero().squeeze(1)  # which of equal values topk takes is not defined
     if len(tied):
-        found[tied] = rows[tied].argsort(dim=1, stable=True)[:, :k]
-    return found
+        order[tied] = rows[tied].argsort(dim=1, stable=True)[:, :k]
+    return order
 
 
 def pick_order(scores: NDArray[np.float64], ids: NDArray[np.int64], messages: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -151,9 +151,9 @@ def _places(values: Tensor, features: Tensor, neighbours: int, forward: float, r
     known = values.isfinite() & features.isfinite().all(1)
     places, m = torch.full((len(values),), torch.nan), int(known.sum())
     if m:
-        own = values[known].numpy()
+        scores = values[known].numpy()
         ids, distances = nearest(features[known], min(neighbours, m - 1))
-        collected = own + (np.exp(-forward * distances) * own[ids]).sum(1)
+        collected = scores + (np.exp(-forward * distances) * scores[ids]).sum(1)
         order = pick_order(collected, ids, np.exp(-reverse * distances))
         ranks = torch.empty(m)
         ranks[torch.from_numpy(order)] = torch.arange(m, 0, -1).float()

@@ -69,7 +69,7 @@ def whole_model(model: nn.Module, batch: Any, criterion: Criterion, forward: For
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise ValueError(f"grand: no parameter of {type(model).__name__} has requires_grad=True: there is no gradient")
-    n, found, targets = rows_of(batch), [], []
+    n, row_norms, targets = rows_of(batch), [], []
     for row in range(n):
         one = map_leaves(lambda leaf, i=row: leaf[i : i + 1] if leaf.dim() and len(leaf) == n else leaf, batch)
         with torch.enable_grad():
@@ -77,9 +77,9 @@ def whole_model(model: nn.Module, batch: Any, criterion: Criterion, forward: For
             loss = criterion.means(RowLayout(1, None).rows(criterion.plain_positions(outputs, target)), target).sum()
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         norms = torch.stack([gradient.float().norm() for gradient in gradients if gradient is not None])
-        found.append(or_nan(norms.norm(), loss.isfinite()))
+        row_norms.append(or_nan(norms.norm(), loss.isfinite()))
         targets.append(target)
-    return torch.stack(found), torch.cat(targets) if all(isinstance(target, Tensor) for target in targets) else targets
+    return torch.stack(row_norms), torch.cat(targets) if all(isinstance(target, Tensor) for target in targets) else targets
 
 
 def grand(
@@ -127,8 +127,8 @@ def grand(
         raise ValueError(f"grand: `layer` must be 'last' or 'all', got {layer!r}")
     adapter, models = adapt(criterion), as_list(models)
     if layer == "all":
-        own = forward or plain_forward
-        norms = lambda model, batch: whole_model(model, batch, adapter, own)  # noqa: E731
+        run_forward = forward or plain_forward
+        norms = lambda model, batch: whole_model(model, batch, adapter, run_forward)  # noqa: E731
         seen = scan(models, loader, lambda answers: torch.stack([one.outputs for one in answers]).mean(0), forward=norms)
         backward = len(models) * len(seen.values)
     else:

@@ -79,5 +79,5 @@ def irreducible(
 
     seen = scan(models, loader, read, forward=forward)
     losses = seen.values.double().masked_fill(member.T, 0).sum(1) / (~member).sum(0)
-    found = Seen(or_nan(losses, losses.isfinite()), seen.labels)
-    return scored("irreducible", found, models, trained=trained, provenance=provenance)
+    losses_seen = Seen(or_nan(losses, losses.isfinite()), seen.labels)
+    return scored("irreducible", losses_seen, models, trained=trained, provenance=provenance)

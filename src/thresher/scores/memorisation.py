@@ -113,8 +113,8 @@ def memorisation(
     member = membership("memorisation", trained_on, len(models), n)
 
     def read(answers: list[Answer]) -> Tensor:
-        found = [criterion.read(one.outputs, one.targets, {"correct"}, one.layout.n)["correct"].cpu() for one in answers]
-        return torch.stack(found, dim=1)
+        correct = [criterion.read(one.outputs, one.targets, {"correct"}, one.layout.n)["correct"].cpu() for one in answers]
+        return torch.stack(correct, dim=1)
 
     seen = scan(models, loader, read, forward=forward)
     values = Seen(difference(seen.values.T, member), seen.labels)

@@ -69,8 +69,8 @@ def centroids_of(features: Tensor, clusters: int, seed: int) -> Tensor:
         except ImportError as error:
             raise ImportError("prototypes need scikit-learn for k-means: pip install scikit-learn") from error
         warnings.simplefilter("ignore", ConvergenceWarning)  # with fewer different samples than clusters, centroids coincide
-        found = KMeans(clusters, n_init=STARTS, random_state=seed).fit(unit.numpy())  # pyright: ignore[reportArgumentType]
-    return torch.from_numpy(found.cluster_centers_)
+        clustering = KMeans(clusters, n_init=STARTS, random_state=seed).fit(unit.numpy())  # pyright: ignore[reportArgumentType]
+    return torch.from_numpy(clustering.cluster_centers_)
 
 
 def prototypes(
@@ -123,9 +123,9 @@ def prototypes(
     if int(known.sum()) < clusters:
         raise ValueError(f"prototypes: {clusters} `clusters` of {int(known.sum())} samples with finite features; ask for fewer")
     distances = to_nearest(seen.values, centroids_of(seen.values[known], clusters, seed))
-    found = Seen(or_nan(distances, known), seen.labels)
+    distances_seen = Seen(or_nan(distances, known), seen.labels)
     settings = {"clusters": clusters, "seed": seed}
-    return scored("prototypes", found, model, trained=trained, provenance={**settings, **(provenance or {})})
+    return scored("prototypes", distances_seen, model, trained=trained, provenance={**settings, **(provenance or {})})
 
 
 def _embedded(answers: list[Answer]) -> Tensor:

@@ -114,9 +114,9 @@ def from_run(path: str | os.PathLike[str]) -> Scores:
     path = path if path.suffix == ".parquet" else path.with_name(f"{path.name}.parquet")
     with path.open("rb") as file:
         try:
-            found = pq.ParquetFile(file)
-            names = [name for name in ("id", "trained", "target") if name in found.schema_arrow.names]
-            columns = {name: column.to_numpy() for name, column in zip(names, found.read(names).columns, strict=True)}
+            table = pq.ParquetFile(file)
+            names = [name for name in ("id", "trained", "target") if name in table.schema_arrow.names]
+            columns = {name: column.to_numpy() for name, column in zip(names, table.read(names).columns, strict=True)}
             ids, times_trained, target = (
                 torch.from_numpy(columns[name].astype("int64")) if name in columns else None
                 for name in ("id", "trained", "target")
@@ -148,16 +148,16 @@ def _run_result(path: Path) -> dict[str, Any]:
         ValueError: The file is damaged.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error})") from error
-    cost = found.get("cost", {}) if isinstance(found, dict) else None
+    cost = result.get("cost", {}) if isinstance(result, dict) else None
     counts = [cost.get(name, 0) for name in ("forward", "backward")] if isinstance(cost, dict) else [None]
     if not all(type(count) is int and count >= 0 for count in counts):
         raise ValueError(
             f"{path}: `cost` must have whole numbers `forward` and `backward`. Delete the files of the run; the same "
             "`thresher compare` makes them again"
         )
-    return found
+    return result
