@@ -151,6 +151,13 @@ AccumulateOption = Annotated[int | None, typer.Option(min=1, metavar="K", help=A
 DeviceOption = Annotated[
     str | None, typer.Option(help="Device to train on, such as cpu, cuda or cuda:1. Default: what accelerate chooses.")
 ]
+RAY_HELP = (
+    "Train the runs on a cluster of Ray: auto (the one of this machine), HOST:PORT, or local (a new one). Without an address: "
+    "the cluster of RAY_ADDRESS or of this machine, else a new one."
+)
+RayOption = Annotated[str | None, typer.Option("--ray", metavar="[ADDRESS]", help=RAY_HELP)]
+GpusOption = Annotated[float, typer.Option(min=0, help="GPUs of a run with --ray, such as 0.25 for four runs on each.")]
+CpusOption = Annotated[int, typer.Option(min=1, help="CPUs of a run with --ray.")]
 JsonOption = Annotated[Path | None, typer.Option(help="File to write the result to as JSON; - for the standard output.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result without the progress.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file of --out, if it is there.")]

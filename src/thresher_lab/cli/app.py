@@ -25,7 +25,7 @@ from thresher_lab.cli.why import why
 
 
 class Commands(TyperGroup):
-    """The commands; a name that is none gets the nearest one."""
+    """The commands; a name that is none gets the nearest one, and --ray needs no address."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Returns the command that the arguments begin with.
@@ -37,6 +37,8 @@ class Commands(TyperGroup):
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
+        bare = [one == "--ray" and after.startswith("-") for one, after in zip(args, [*args[1:], "-"], strict=True)]
+        args = [part for one, alone in zip(args, bare, strict=True) for part in ([one, ""] if alone else [one])]
         return super().resolve_command(ctx, args)
 
 

@@ -1,6 +1,5 @@
 """`thresher compare`: trains methods beside full training and beside controls of the same cost."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +10,16 @@ from thresher_lab.cli._console import (
     STANDARD_OUTPUT,
     AccumulateOption,
     BatchSizeOption,
+    CpusOption,
     DataOption,
     DeviceOption,
     EpochsOption,
+    GpusOption,
     JsonOption,
     OptionalTaskOption,
     OutOption,
     QuietOption,
+    RayOption,
     ScriptArgument,
     SeedsOption,
     TogetherJobsOption,
@@ -76,6 +78,9 @@ def compare(
     accumulate: AccumulateOption = None,
     jobs: TogetherJobsOption = None,
     device: DeviceOption = None,
+    ray: RayOption = None,
+    gpus_per_run: GpusOption = 0.0,
+    cpus_per_run: CpusOption = 1,
     margin: Annotated[float | None, typer.Option(help=MARGIN_HELP)] = None,
     controls: Annotated[str | None, typer.Option(help=CONTROLS_HELP)] = None,
     rates: Annotated[str | None, typer.Option(help=RATES_HELP)] = None,
@@ -98,6 +103,7 @@ def compare(
 
     if methods is None and budget is None:
         raise ValueError("compare: give --methods, such as infobatch, or --budget, such as 0.5,0.35")
+    cluster = _cluster(ray, gpus_per_run, cpus_per_run, here=bool(device or dry_run))
     use_device(device)
     training = print_rate(with_batch_of(training_of(script, task), batch_size, accumulate))
     kinds = None if controls is None else parse_controls(controls)
@@ -118,22 +124,33 @@ def compare(
         _begin_anew(out, training, asked, seeds)
     most = {"most": max_seeds} if until_decided else {}
     given = {"data": data, "jobs": jobs, "margin": margin, "track": track, "controls": kinds, **most, **factors}
-    results = run_and_print(training, asked, seeds, epochs, out, json=json, quiet=quiet, **given)
+    results = run_and_print(training, asked, seeds, epochs, out, json=json, quiet=quiet, cluster=cluster, **given)
     again = {"epochs": epochs, "seeds": seeds, "rates": rates, "controls": controls, "data": data, "jobs": jobs, "out": out}
-    _print_next(results, asked, again, margin, to_stderr=json == STANDARD_OUTPUT)
-    if quick:
-        what = "This was a quick look: one seed, and no controls. Repeat the command without --quick for a verdict."
-        typer.echo(what, err=json == STANDARD_OUTPUT)
+    _print_next(results, asked, again, margin, cluster, quick=quick, to_stderr=json == STANDARD_OUTPUT)
 
 
-def _print_next(
-    results: Mapping[str, Any] | None, methods: str, given: dict[str, Any], margin: float | None, *, to_stderr: bool
-) -> None:
-    """Prints the next command after a method has lost, in the first process."""
-    own_margin = {} if margin is None else {"margin": f"{margin:.12g}"}
-    after = None if results is None else after_a_loss(results, methods, given | own_margin)
+def _cluster(ray: str | None, gpus: float, cpus: int, *, here: bool) -> Any:
+    """Returns the cluster of --ray, or None without it; `here` is whether an option asks for this machine."""
+    from thresher_lab.comparison.ray_workers import Cluster
+
+    if ray is None and (gpus, cpus) != (0, 1):
+        raise ValueError("compare: --gpus-per-run and --cpus-per-run are for --ray; without it, give --jobs")
+    if ray is not None and here:
+        raise ValueError("compare: --ray trains on the devices that --gpus-per-run asks for; leave out --device and --dry-run")
+    return None if ray is None else Cluster(ray, gpus, cpus)
+
+
+def _print_next(results: Any, methods: str, given: Any, margin: Any, cluster: Any, *, quick: bool, to_stderr: bool) -> None:
+    """Prints the next command after a method has lost, in the first process, and that a quick look decides nothing."""
+    given |= {} if margin is None else {"margin": f"{margin:.12g}"}
+    if cluster is not None:
+        given |= {"ray": cluster.address, "gpus-per-run": cluster.gpus, "cpus-per-run": cluster.cpus}
+    after = None if results is None else after_a_loss(results, methods, given)
     if after is not None:
         typer.echo("\n{}\n{}".format(*after), err=to_stderr)
+    if quick:
+        what = "This was a quick look: one seed, and no controls. Repeat the command without --quick for a verdict."
+        typer.echo(what, err=to_stderr)
 
 
 def _begin_anew(out: Path, training: str, methods: str, seeds: str) -> None:

@@ -9,8 +9,7 @@ import typer
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a comparison: the --out of `thresher compare`.")],
     data: Annotated[
-        Path | None,
-        typer.Option(help="Folder with the files of Fashion-MNIST, CIFAR or SVHN, to show images of the samples."),
+        Path | None, typer.Option(help="Folder with the files of Fashion-MNIST, CIFAR or SVHN, to show images of the samples.")
     ] = None,
     png: Annotated[
         Path | None, typer.Option(help="Folder to write every chart to as a PNG file. Needs Chromium or Chrome.")

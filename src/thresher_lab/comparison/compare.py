@@ -25,6 +25,7 @@ from thresher_lab.comparison.controls import (
     same_time_share,
     why_no_placebo_of,
 )
+from thresher_lab.comparison.ray_workers import Cluster, RayWorkers
 from thresher_lab.comparison.summary import margin_of, summarise
 from thresher_lab.comparison.workers import Advanced, RunRefusedError, RunValueError, TogetherWorkers, Warned, Workers
 from thresher_lab.recipes.running import task_of
@@ -82,6 +83,7 @@ def compare(
     looks: Sequence[int] = (),
     rates: Rates | None = None,
     track: str | None = None,
+    cluster: Cluster | None = None,
     watcher: Watcher | None = None,
 ) -> dict[str, Any]:
     """Trains every method and full training with every seed, and for each run of a method controls of the same cost.
@@ -101,13 +103,15 @@ def compare(
         epochs: Number of epochs of every run, 1 or more.
         out: Folder for runs/, comparison.json and results.json.
         data: Folder with the data, for tasks that take one.
-        jobs: Number of processes that train side by side. Default: 2; 1 where several train a run.
+        jobs: Number of processes that train side by side. Default: 2; 1 where several train a run; on a cluster, as many as
+            it has room for.
         controls: Kinds of controls to train. Default: all of `CONTROLS` that are possible, without those in `ON_REQUEST`; the
             results name those that are not possible.
         margin: Loss that does not matter, above 0, see `summarise`; another margin trains nothing again. Default: `margin_of`.
         looks: Further numbers of seeds at which the verdicts are to be looked at. Default: none.
         rates: Factors on the learning rate by arm, see `chosen_rates`. Default: 1 for all.
         track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
+        cluster: Cluster of Ray that trains the runs. Default: processes of this machine.
         watcher: Object whose functions are called as runs proceed. Default: none.
 
     Returns:
@@ -118,11 +122,22 @@ def compare(
         FileNotFoundError: The data is missing.
         RunError: A run failed; finished runs are kept.
     """
-    _check_arguments(seeds, epochs, jobs, margin, track)
+    if not seeds or epochs < 1 or (jobs is not None and jobs < 1):
+        raise ValueError(f"compare: needs a seed, and 1 or more epochs and jobs; got {list(seeds)}, {epochs} and {jobs}")
+    check_joined()
+    if (processes := number_of_processes()) > 1 and (jobs not in (None, 1) or cluster):
+        raise ValueError(
+            f"{'--ray' if cluster else f'--jobs {jobs}'}: {processes} processes train each run together, one run after the "
+            "other. Leave the option out, or start the command by itself to train runs side by side."
+        )
+    if margin is not None and not margin > 0:
+        raise ValueError(f"compare: `margin` must be above 0, got {margin}")
+    if track is not None:
+        check_tracker(track)
     for spec in filter(has_controls, methods if "placebo" in (controls or ()) else ()):
         as_placebo(spec)
     watcher, where = watcher or Watcher(), {"task": task, "epochs": epochs, "folder": task_of(task).find(data)}
-    workers = _workers(jobs, watcher, **where, samples=out / RUNS, trackers=track, track_to=out / "trackers")
+    workers = _workers(jobs, watcher, cluster, out, **where, trackers=track)
     if isinstance(workers, TogetherWorkers) and not workers.leads([Job.of(one, seeds[0]) for one in (FULL_TRAINING, *methods)]):
         return of_first(None)
     with sole_use(out):
@@ -133,8 +148,11 @@ def compare(
         return of_first(_saved_results(comparison, task, epochs, margin, {len(seeds), *looks}))
 
 
-def _workers(jobs: int | None, watcher: Watcher, **where: Any) -> Workers | TogetherWorkers:
-    """Returns those who train: processes of their own, or the processes that were started to train together."""
+def _workers(jobs: int | None, watcher: Watcher, cluster: Cluster | None, out: Path, **where: Any) -> Any:
+    """Returns what trains: processes of this machine, a cluster, or the processes that were started to train together."""
+    if cluster is not None:
+        return RayWorkers(jobs, cluster, out, **where)
+    where |= {"samples": out / RUNS, "track_to": out / "trackers"}
     if number_of_processes() == 1:
         return Workers(jobs or JOBS, **where)
     return TogetherWorkers(lambda event: watcher.advanced(event.job, event.epochs, event.metric), **where)
@@ -178,22 +196,6 @@ def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: f
     }
     comparison.store.save_results(results)
     return results
-
-
-def _check_arguments(seeds: Sequence[int], epochs: int, jobs: int | None, margin: float | None, track: str | None) -> None:
-    """Checks the arguments of `compare` that do not depend on the task."""
-    if not seeds or epochs < 1 or (jobs is not None and jobs < 1):
-        raise ValueError(f"compare: needs a seed, and 1 or more epochs and jobs; got {list(seeds)}, {epochs} and {jobs}")
-    check_joined()
-    if (processes := number_of_processes()) > 1 and jobs not in (None, 1):
-        raise ValueError(
-            f"--jobs {jobs}: {processes} processes train each run together, one run after the other. Leave --jobs out, or "
-            "start the command by itself to train runs side by side."
-        )
-    if margin is not None and not margin > 0:
-        raise ValueError(f"compare: `margin` must be above 0, got {margin}")
-    if track is not None:
-        check_tracker(track)
 
 
 def check_tracker(name: str) -> None:
@@ -277,7 +279,7 @@ class ComparedRuns:
         """Number of runs, with the controls, if no two methods share a control."""
         return sum(1 + len(self._kinds[job.label]) for job in self._asked)
 
-    def work(self, workers: Workers | TogetherWorkers) -> None:
+    def work(self, workers: Workers | RayWorkers | TogetherWorkers) -> None:
         """Trains until no run is waiting."""
         company = Company()
         while True:

@@ -130,22 +130,18 @@ def parse_budget(text: str) -> list[float]:
         >>> parse_budget(".5,35%")
         [0.5, 0.35]
     """
-    shares = [_share_of(part.strip(), text) for part in text.split(",")]
-    if len(set(shares)) < len(shares):
-        raise ValueError(f"--budget: a share is given twice in {text!r}")
-    return shares
-
-
-def _share_of(part: str, text: str) -> float:
+    parts = [part.strip() for part in text.split(",")]
     try:
-        share = float(part.removesuffix("%")) / (100 if part.endswith("%") else 1)
+        shares = [float(part.removesuffix("%")) / (100 if part.endswith("%") else 1) for part in parts]
     except ValueError:
-        share = math.nan
-    if not 0 < share < 1:
+        shares = [math.nan]
+    if not all(0 < share < 1 for share in shares):
         raise ValueError(
             f"--budget: shares of the cost of full training, within (0, 1), separated by commas, as in 0.5,0.35; got {text!r}"
         )
-    return share
+    if len(set(shares)) < len(shares):
+        raise ValueError(f"--budget: a share is given twice in {text!r}")
+    return shares
 
 
 def parse_controls(text: str) -> tuple[Control, ...]:

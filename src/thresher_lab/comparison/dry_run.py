@@ -4,7 +4,6 @@ A short probe gives the prices: an epoch of full training, an evaluation, the st
 each method takes. Times are those of a machine that does nothing else.
 """
 
-import heapq
 import math
 import os
 import subprocess
@@ -23,7 +22,7 @@ from thresher_lab.advise.probe import Probe, Says, chooses_in_forward, quietly
 from thresher_lab.comparison.compare import JOBS, LOOK_SEEDS, ComparedRuns, Watcher, folder_identity
 from thresher_lab.comparison.controls import FULL_TRAINING, Control, Job, Rates
 from thresher_lab.comparison.summary import left_out_sentence
-from thresher_lab.comparison.workers import Finished
+from thresher_lab.comparison.workers import Finished, Slots
 from thresher_lab.recipes.running import task_of
 from thresher_lab.tasks.script import errors_placed
 from thresher_lab.training.loop import TEXTBOOK, Clock, rehearse, sizes_of, with_costs
@@ -107,7 +106,7 @@ class Prices:
         return job.share * epochs * self.epoch * self.passes(job).time
 
 
-class DryWorkers:
+class DryWorkers(Slots):
     """Workers that train nothing: their clock goes on by the seconds that a run would take.
 
     Args:
@@ -124,20 +123,10 @@ class DryWorkers:
     def __init__(
         self, count: int, seconds: Callable[[Job], float], outcome: Callable[[Job], dict[str, Any]], start: float
     ) -> None:
-        self._count, self._seconds, self._outcome, self._start = count, seconds, outcome, start
-        self._busy: list[tuple[float, int, Job]] = []
+        super().__init__(count)
+        self._seconds, self._outcome, self._start = seconds, outcome, start
         self._processes = self._begun = 0
         self.wall_s = self.cpu_s = 0.0
-
-    @property
-    def busy(self) -> bool:
-        """Whether a job is in progress."""
-        return bool(self._busy)
-
-    @property
-    def free(self) -> bool:
-        """Whether a job can start now."""
-        return len(self._busy) < self._count
 
     def start(self, job: Job) -> None:
         """Hands a job to an idle process, or to a new one where none is idle."""
@@ -146,12 +135,12 @@ class DryWorkers:
         self._begun += 1
         took = self._seconds(job) + new * self._start
         self.cpu_s += took
-        heapq.heappush(self._busy, (self.wall_s + took, self._begun, job))
+        self._busy[self.wall_s + took, self._begun] = job
 
-    def next_event(self) -> Finished:
+    def _receive(self) -> tuple[Any, Finished]:
         """Returns the job that is over first, and sets the clock to its end."""
-        self.wall_s, _, job = heapq.heappop(self._busy)
-        return Finished(job, self._outcome(job))
+        first = self.wall_s, _ = min(self._busy)
+        return first, Finished(self._busy[first], self._outcome(self._busy[first]))
 
 
 class _Notes(Watcher):

@@ -89,9 +89,8 @@ def run_named(run: Path) -> Path:
         FileNotFoundError: There is no such run; the message lists the runs in the same folder.
         ValueError: Runs of several methods begin so.
     """
-    given = re.sub(
-        r"[^A-Za-z0-9_.@=-]+", "_", run.name.removesuffix(".parquet").removesuffix(".json")
-    )  # a label, as files have it
+    stem = run.name.removesuffix(".parquet").removesuffix(".json")
+    given = re.sub(r"[^A-Za-z0-9_.@=-]+", "_", stem)  # a label, as files have it
     there = sorted(path.stem for path in run.parent.glob("*.parquet"))
     found = [given] if given in there else [name for name in there if name.startswith(given)]
     if not found and (inside := sorted(path.stem for path in (run / RUNS).glob("*.parquet"))):

@@ -132,15 +132,8 @@ def make_scores(
         clusters = len(set(labels.tolist()))
     made = train_ensemble(trainable, loaded, first, seeds, epochs, parts, WATCHED.get(score), progress=progress)
     provenance = {"task": task, "epochs": epochs, "seeds": seeds, "recipe": trainable.recipe, "versions": versions()}
-    found = _score_with(
-        score,
-        made,
-        provenance,
-        clusters=clusters,
-        window=window,
-        seed=seed,
-        labels=None if labels is None else torch.from_numpy(labels),
-    )
+    groups = None if labels is None else torch.from_numpy(labels)
+    found = _score_with(score, made, provenance, clusters=clusters, window=window, seed=seed, labels=groups)
     return found if first.classes is None else replace(found, provenance={**found.provenance, "classes": [*first.classes]})
 
 
@@ -168,16 +161,8 @@ def _check_has_features(score: str, model: nn.Module) -> None:
         )
 
 
-def _score_with(
-    score: str,
-    made: Ensemble,
-    provenance: dict[str, Any],
-    *,
-    clusters: int | None,
-    window: int,
-    seed: int,
-    labels: Tensor | None,
-) -> Scores:
+def _score_with(score: str, made: Ensemble, provenance: dict[str, Any], **how: Any) -> Scores:
+    """Returns the scores that trained models give; `how` has `clusters`, `window`, `seed` and `labels` of `make_scores`."""
     models, loader, criterion = made.models, made.first.loader, made.first.criterion
     forward = made.first.forward
     given: dict[str, Any] = {"trained": made.cost, "provenance": provenance, "forward": forward}
@@ -190,28 +175,20 @@ def _score_with(
     if score == "memorisation":
         return scores.memorisation(models, _known(made.trained_on), loader, **given)
     if score in WATCHED:
-        score_of = partial(
-            getattr(scores, "forgetting" if score == "d2" else score), **({"window": window} if score in WINDOWS else {})
-        )
+        windows = {"window": how["window"]} if score in WINDOWS else {}
+        score_of = partial(getattr(scores, "forgetting" if score == "d2" else score), **windows, labels=how["labels"])
         runs = zip(made.watched, made.passes, strict=True)
-        found = Scores.mean([score_of(seen, labels=labels, trained=cost, provenance=provenance) for seen, cost in runs])
+        found = Scores.mean([score_of(seen, trained=cost, provenance=provenance) for seen, cost in runs])
         return picked_apart(models[0], loader, found, forward) if score == "d2" else found
     if score == "prototypes":
-        assert clusters is not None
-        pairs = zip(models, made.passes, strict=True)
-        found = [
-            scores.prototypes(one, loader, clusters, seed=seed, trained=cost, provenance=provenance, forward=forward)
-            for one, cost in pairs
-        ]
+        pairs, given = zip(models, made.passes, strict=True), {**given, "seed": how["seed"]}
+        found = [scores.prototypes(one, loader, how["clusters"], **{**given, "trained": cost}) for one, cost in pairs]
         return Scores.mean(found)
     return scores.disagreement(models, loader, kind=score, **given)  # pyright: ignore[reportArgumentType]
 
 
 def picked_apart(
-    model: nn.Module,
-    loader: DataLoader[Any],
-    hard: Scores,
-    forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None = None,
+    model: nn.Module, loader: DataLoader[Any], hard: Scores, forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None = None
 ) -> Scores:
     """Returns D2 scores of samples by how hard they are and by their features, with the cost of both.
 

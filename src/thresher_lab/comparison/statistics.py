@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
 
@@ -127,15 +127,14 @@ def findings(compared: Mapping[Key, Paired], margin: float, looks: int = 1) -> d
         "no loss" where the true difference is shown to be above -margin, else "loses" where it is shown to be below 0, else
         "unclear".
     """
-    within = holm({key: paired.chance(-margin) for key, paired in compared.items()}, looks)
-    below = holm({key: paired.chance_below(0.0) for key, paired in compared.items()}, looks)
+    tests = {"no loss": lambda paired: paired.chance(-margin), "loses": lambda paired: paired.chance_below(0.0)}
+    return _first_shown(compared, tests, looks)
 
-    def one(key: Key) -> Finding:
-        if within[key] <= ALPHA:
-            return "no loss"
-        return "loses" if below[key] <= ALPHA else "unclear"
 
-    return {key: one(key) for key in compared}
+def _first_shown(compared: Mapping[Key, Paired], tests: Mapping[str, Callable[[Paired], float]], looks: int) -> dict[Key, Any]:
+    """Returns for each comparison the first finding whose test shows it, or "unclear"."""
+    corrected = {name: holm({key: test(paired) for key, paired in compared.items()}, looks) for name, test in tests.items()}
+    return {key: next((name for name in tests if corrected[name][key] <= ALPHA), "unclear") for key in compared}
 
 
 def seeds_to_tell(paired: Paired, margin: float, among: int) -> int | None:
@@ -155,18 +154,8 @@ def against_controls(compared: Mapping[Key, Paired], margin: float, looks: int =
         "better" or "worse" where the true difference is shown to be above or below 0, else "no better" where it is shown to
         be less than the margin, else "unclear".
     """
-    above = holm({key: paired.chance(0.0) for key, paired in compared.items()}, looks)
-    below = holm({key: paired.chance_below(0.0) for key, paired in compared.items()}, looks)
-    less = holm({key: paired.chance_below(margin) for key, paired in compared.items()}, looks)
-
-    def one(key: Key) -> Against:
-        if above[key] <= ALPHA:
-            return "better"
-        if below[key] <= ALPHA:
-            return "worse"
-        return "no better" if less[key] <= ALPHA else "unclear"
-
-    return {key: one(key) for key in compared}
+    tests = {"better": lambda paired: paired.chance(0.0), "worse": lambda paired: paired.chance_below(0.0)}
+    return _first_shown(compared, tests | {"no better": lambda paired: paired.chance_below(margin)}, looks)
 
 
 def seeds_to_tell_from_control(paired: Paired, margin: float, among: int) -> int | None:

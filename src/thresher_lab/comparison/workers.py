@@ -1,4 +1,7 @@
-"""Worker processes that train side by side, or processes of torchrun that train each job together."""
+"""Worker processes that train side by side, or processes of torchrun that train each job together.
+
+`comparison.ray_workers` has workers on a cluster, with the same functions.
+"""
 
 import multiprocessing
 import os
@@ -14,7 +17,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import thresher
 from thresher_lab.comparison.controls import FULL_TRAINING, Job
@@ -23,7 +26,7 @@ from thresher_lab.training.store import BESIDE
 from thresher_lab.training.trainable import Training
 
 QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""Environment of workers: torch would write to their standard error stream that it measures memory."""
+"""Environment of workers, unless the user has set another: torch would write that it measures memory."""
 
 
 PACKAGES = (Path(thresher.__file__).parent, Path(__file__).parents[1])
@@ -121,30 +124,22 @@ class Failed:
         return error
 
 
-class Workers:
-    """A context in which jobs are trained, `count` at a time.
+Message = Advanced | Warned | Finished | Failed
+
+
+class Slots:
+    """The jobs in progress. All kinds of workers derive from it, and add `start` and `_receive`.
 
     Args:
-        count: Number of processes.
-        settings: Further arguments of `Trainer`.
+        count: Number of jobs that can be in progress at once.
     """
 
-    def __init__(self, count: int, **settings: Any) -> None:
-        self._count, self._settings = count, settings
-        self._processes: dict[Connection, Any] = {}
-        self._busy: dict[Connection, Job] = {}
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._busy: dict[Any, Job] = {}
 
-    def __enter__(self) -> "Workers":
+    def __enter__(self) -> Self:
         return self
-
-    def __exit__(self, *_: object) -> None:
-        """Ends the processes at once: jobs in progress are lost, events that were returned are not."""
-        for process in self._processes.values():
-            process.kill()
-        for connection, process in self._processes.items():
-            process.join()
-            connection.close()
-        self._processes.clear()
 
     @property
     def busy(self) -> bool:
@@ -156,14 +151,6 @@ class Workers:
         """Whether one more job can start at once."""
         return len(self._busy) < self._count
 
-    def start(self, job: Job) -> None:
-        """Hands a job to an idle process, or to a new one where none is idle."""
-        idle = next((connection for connection in self._processes if connection not in self._busy), None)
-        connection = idle or self._spawn()
-        self._busy[connection] = job
-        with self._alive(connection):
-            connection.send(job)
-
     def next_event(self) -> Advanced | Warned | Finished:
         """Waits for the next message of a worker and returns it.
 
@@ -172,14 +159,58 @@ class Workers:
             RunValueError: A run raised another ValueError.
             RunError: A run raised another error, or its process died.
         """
+        message = self.next_message()
+        if isinstance(message, Failed):
+            raise message.error
+        return message
+
+    def next_message(self) -> Message:
+        """Waits for the next message of a worker and returns it, also that of a run that failed."""
+        slot, message = self._receive()
+        if not isinstance(message, Advanced | Warned):
+            del self._busy[slot]
+        return message
+
+    def _receive(self) -> tuple[Any, Message]:
+        """Waits for the next message of a worker, and returns it after the slot of its job."""
+        raise NotImplementedError
+
+
+class Workers(Slots):
+    """A context in which jobs are trained, `count` at a time.
+
+    Args:
+        count: Number of processes.
+        settings: Further arguments of `Trainer`.
+    """
+
+    def __init__(self, count: int, **settings: Any) -> None:
+        super().__init__(count)
+        self._settings = settings
+        self._processes: dict[Connection, Any] = {}
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the processes at once: jobs in progress are lost, events that were returned are not."""
+        for process in self._processes.values():
+            process.kill()
+        for connection, process in self._processes.items():
+            process.join()
+            connection.close()
+        self._processes.clear()
+
+    def start(self, job: Job) -> None:
+        """Hands a job to an idle process, or to a new one where none is idle."""
+        idle = next((connection for connection in self._processes if connection not in self._busy), None)
+        connection = idle or self._spawn()
+        self._busy[connection] = job
+        with self._alive(connection):
+            connection.send(job)
+
+    def _receive(self) -> tuple[Any, Message]:
+        """Waits for the next message of a process, and returns it after the slot of its job."""
         connection: Any = wait(list(self._busy))[0]
         with self._alive(connection):
-            event = connection.recv()
-        if not isinstance(event, Advanced | Warned):
-            del self._busy[connection]
-        if isinstance(event, Failed):
-            raise event.error
-        return event
+            return connection, connection.recv()
 
     @contextmanager
     def _alive(self, connection: Connection) -> Iterator[None]:
@@ -192,26 +223,16 @@ class Workers:
             raise RunError(f"{self._busy[connection].name}: its process died with exit code {process.exitcode}") from error
 
     def _spawn(self) -> Connection:
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, self._settings))
-        with interrupts_deferred(), _quiet():
+        with interrupts_deferred():
             process.start()
             self._processes[ours] = process
         theirs.close()
         return ours
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Gives processes that are started inside the environment `QUIET`, but for what the user has set."""
-    new = {name: value for name, value in QUIET.items() if name not in os.environ}
-    os.environ.update(new)
-    try:
-        yield
-    finally:
-        for name in new:
-            del os.environ[name]
 
 
 @contextmanager
@@ -224,40 +245,24 @@ def interrupts_deferred() -> Iterator[None]:
     handler can run and none is installed. Processes that are started inside inherit the mask with SIGINT blocked until they
     ignore the signal themselves (`_work`).
     """
-    with _noted_by_handler(), _blocked_in_this_thread():
-        yield
-
-
-@contextmanager
-def _noted_by_handler() -> Iterator[None]:
-    """Delivers SIGINT to the installed handler after the block instead of within."""
-    before = signal.getsignal(signal.SIGINT)
+    before, noted = signal.getsignal(signal.SIGINT), list[int]()
     # A handler that Python did not install (None) cannot be put back.
-    if threading.current_thread() is not threading.main_thread() or before is None:
-        yield
-        return
-    noted: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    handled = threading.current_thread() is threading.main_thread() and before is not None
+    masks = hasattr(signal, "pthread_sigmask")
+    if handled:
+        signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    if masks:
+        resource_tracker.ensure_running()  # the first process would start it, and that unblocks SIGINT
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # pyright: ignore[reportPossiblyUnboundVariable]
+        if handled:
+            signal.signal(signal.SIGINT, before)
         if noted:
             signal.raise_signal(signal.SIGINT)
-
-
-@contextmanager
-def _blocked_in_this_thread() -> Iterator[None]:
-    """Blocks SIGINT in the mask of this thread, which new processes inherit, where the system has such masks."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # the first process would start it, and that unblocks SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _leave_with_parent() -> None:
@@ -283,7 +288,7 @@ def _work(connection: Connection, settings: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     one_by_one, owner, usual = threading.RLock(), os.getpid(), warnings.showwarning
 
-    def send(message: Advanced | Warned | Finished | Failed) -> None:
+    def send(message: Message) -> None:
         pickled = ForkingPickler.dumps(message)  # outside of the lock: objects that are freed now may warn
         with one_by_one:
             connection.send_bytes(pickled)
@@ -405,7 +410,7 @@ class Trainer:
         write_shown(shown, training.show, ids_to_show(history, read_history(full) if full and full.exists() else None))
 
 
-class TogetherWorkers:
+class TogetherWorkers(Slots):
     """A context in the place of `Workers`, in which several processes train each job together.
 
     The first process decides which job comes next; the others follow it.
@@ -416,26 +421,13 @@ class TogetherWorkers:
     """
 
     def __init__(self, advanced: Callable[[Advanced], None], **settings: Any) -> None:
+        super().__init__(1)
         self._train = Trainer(advanced if own_rank() == 0 else lambda _: None, **settings)
-        self._job: Job | None = None
-
-    def __enter__(self) -> "TogetherWorkers":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Tells the other processes that there is no further job; after an error they are ended with this one."""
         if kind is None and own_rank() == 0:
             of_first(None)
-
-    @property
-    def busy(self) -> bool:
-        """Whether a job is in progress."""
-        return self._job is not None
-
-    @property
-    def free(self) -> bool:
-        """Whether a job can start."""
-        return self._job is None
 
     def leads(self, jobs: Sequence[Job]) -> bool:
         """Checks jobs before anything is trained or written; in all processes but the first one, trains what that starts.
@@ -459,29 +451,15 @@ class TogetherWorkers:
 
     def start(self, job: Job) -> None:
         """Tells all processes which job comes next."""
-        self._job = of_first(job)
+        self._busy[0] = of_first(job)
 
-    def next_event(self) -> Finished:
-        """Trains the job, and returns the message about its end.
-
-        Raises:
-            RunRefusedError: The training of the job cannot make smaller batches.
-            RunValueError: The job raised another ValueError.
-            RunError: The job raised another error.
-        """
-        assert self._job is not None
-        outcome, self._job = self._train(self._job), None
-        if isinstance(outcome, Finished):
-            return outcome
-        raise outcome.error
+    def _receive(self) -> tuple[Any, Message]:
+        """Trains the job, and returns the message about its end."""
+        return 0, self._train(self._busy[0])
 
     def _follow(self) -> None:
         """Trains the jobs that the first process starts, until it says that there is none any more."""
-        while True:
-            self._job = of_first(None)
-            if self._job is None:
-                return
-            try:
+        while (job := of_first(None)) is not None:
+            self._busy[0] = job
+            with suppress(RunRefusedError):  # the first process leaves the job out
                 self.next_event()
-            except RunRefusedError:
-                continue  # the first process leaves the job out

@@ -287,13 +287,7 @@ CHECKPOINT = "checkpoint.pt"
 
 
 def run(
-    task: RecipeTask,
-    spec: Spec,
-    *,
-    out: Path,
-    data: Path | None = None,
-    seed: int = 0,
-    progress: EpochCallback | None = None,
+    task: RecipeTask, spec: Spec, *, out: Path, data: Path | None = None, seed: int = 0, progress: EpochCallback | None = None
 ) -> dict[str, Any]:
     """Trains a recipe, and writes its results and the weights that were tested last.
 

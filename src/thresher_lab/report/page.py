@@ -31,15 +31,7 @@ from thresher_lab.report import charts, class_charts
 from thresher_lab.report import charts as sample_charts
 from thresher_lab.report.charts import INK
 from thresher_lab.report.first_screen import bottom_line
-from thresher_lab.report.loading import (
-    ResultsDict,
-    Samples,
-    ShownOfRuns,
-    controls,
-    load_comparison,
-    load_shown,
-    runs_by_method,
-)
+from thresher_lab.report.loading import ResultsDict, Samples, ShownOfRuns, controls, load_comparison, load_shown, runs_by_method
 from thresher_lab.report.sheets import sheets, suspect_sheet
 from thresher_lab.tasks.pictures import ImageArray, training_images
 from thresher_lab.training.files import markdown_table

@@ -5,15 +5,7 @@ from dataclasses import dataclass
 
 from thresher_lab.report.loading import ResultsDict, Samples, ShownOfRuns, histories, runs_by_method
 from thresher_lab.tasks.pictures import ImageArray, data_uri
-from thresher_lab.training.samples import (
-    MOST_TOGETHER,
-    ORDERS,
-    SHOWN_SUSPECTS,
-    RunHistory,
-    class_name,
-    standing_out,
-    suspects,
-)
+from thresher_lab.training.samples import MOST_TOGETHER, ORDERS, SHOWN_SUSPECTS, RunHistory, class_name, standing_out, suspects
 
 IMAGES_PER_PAGE = 720
 """Largest number of images on a page, which keeps the page of twenty methods below 4 MB."""
@@ -140,12 +132,7 @@ def _seen(history: RunHistory, images: ImageArray | None, shown: ShownOfSamples)
     return see
 
 
-def _sample_card(
-    history: RunHistory,
-    row: int,
-    see: See,
-    classes: Sequence[str] | None,
-) -> SampleCard:
+def _sample_card(history: RunHistory, row: int, see: See, classes: Sequence[str] | None) -> SampleCard:
     number = int(history.ids[row])
     image, text = see(number)
     return SampleCard(

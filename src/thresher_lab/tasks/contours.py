@@ -223,10 +223,7 @@ CONTOUR_SETTINGS: dict[str, Any] = {
 CONTOUR_TASKS = (
     Task("contours", partial(without_folder, "contours", lambda: None), contours, **CONTOUR_SETTINGS),
     Transfer(
-        "contours-digits",
-        partial(without_folder, "contours-digits", lambda: None),
-        contours_and_digits,
-        **CONTOUR_SETTINGS,
+        "contours-digits", partial(without_folder, "contours-digits", lambda: None), contours_and_digits, **CONTOUR_SETTINGS
     ),
     Transfer("contours-fashion", images.find_fashion_mnist, contours_and_fashion, **CONTOUR_SETTINGS),
 )

@@ -522,13 +522,7 @@ def _cnn_of_turned() -> nn.Module:
 
 IMAGE_TASKS = (
     Task("digits", partial(without_folder, "digits", lambda: None), digits, partial(small_cnn, 8), lr=0.05),
-    Task(
-        "mnist-5k",
-        partial(without_folder, "mnist-5k", find_mnist_5k),
-        mnist_5k,
-        partial(small_cnn, 28, width=8),
-        lr=0.05,
-    ),
+    Task("mnist-5k", partial(without_folder, "mnist-5k", find_mnist_5k), mnist_5k, partial(small_cnn, 28, width=8), lr=0.05),
     Task(
         "mnist-5k-noisy",
         partial(without_folder, "mnist-5k-noisy", find_mnist_5k),
@@ -536,19 +530,9 @@ IMAGE_TASKS = (
         partial(small_cnn, 28, width=8),
         lr=0.05,
     ),
+    Task("mnist-5k-hard", partial(without_folder, "mnist-5k-hard", find_mnist_5k), mnist_5k_noisy, _cnn_of_turned, lr=0.05),
     Task(
-        "mnist-5k-hard",
-        partial(without_folder, "mnist-5k-hard", find_mnist_5k),
-        mnist_5k_noisy,
-        _cnn_of_turned,
-        lr=0.05,
-    ),
-    Task(
-        "mnist-5k-mlp",
-        partial(without_folder, "mnist-5k-mlp", find_mnist_5k),
-        mnist_5k,
-        partial(perceptron, 28 * 28),
-        lr=0.05,
+        "mnist-5k-mlp", partial(without_folder, "mnist-5k-mlp", find_mnist_5k), mnist_5k, partial(perceptron, 28 * 28), lr=0.05
     ),
     Task(
         "fashion-mnist",
@@ -559,15 +543,7 @@ IMAGE_TASKS = (
         batch_size=128,
         classes=FASHION_CLASSES,
     ),
-    Task(
-        "fashion-mnist-resnet8",
-        find_fashion_mnist,
-        fashion_mnist,
-        resnet8,
-        lr=0.2,
-        batch_size=128,
-        classes=FASHION_CLASSES,
-    ),
+    Task("fashion-mnist-resnet8", find_fashion_mnist, fashion_mnist, resnet8, lr=0.2, batch_size=128, classes=FASHION_CLASSES),
     Task("cifar10", CIFAR10.find, CIFAR10.load, resnet18, lr=0.01, batch_size=128, classes=CIFAR10_CLASSES),
     Task(
         "cifar100",
@@ -583,12 +559,7 @@ IMAGE_TASKS = (
 
 
 SMALLEST = Task(
-    "fashion-mnist-small",
-    find_fashion_mnist,
-    fashion_mnist,
-    partial(small_cnn, 28, width=8),
-    lr=0.02,
-    classes=FASHION_CLASSES,
+    "fashion-mnist-small", find_fashion_mnist, fashion_mnist, partial(small_cnn, 28, width=8), lr=0.02, classes=FASHION_CLASSES
 )
 
 

@@ -168,8 +168,5 @@ RELIEF_TASKS = tuple(
         metric="mean_iou",
         has_images=False,
     )
-    for name, find, load in (
-        ("relief", find_relief, relief),
-        ("relief-made", lambda: None, relief_made),
-    )
+    for name, find, load in (("relief", find_relief, relief), ("relief-made", lambda: None, relief_made))
 )

@@ -19,12 +19,7 @@ SCORES_SUFFIX = ".parquet"
 FORWARD_PASSES = ("auto", "once", "twice")
 SCORE_DTYPES = ("bfloat16", "float16", "float32")
 
-BATCH_SETTINGS = {
-    "forward_passes": "{}",
-    "score_every": "every={}",
-    "score_dtype": "{}",
-    "score_scale": "scale={}",
-}
+BATCH_SETTINGS = {"forward_passes": "{}", "score_every": "every={}", "score_dtype": "{}", "score_scale": "scale={}"}
 """Settings of a spec for `attach(forward_passes=...)`, and the format of each in labels."""
 
 RUN_SETTINGS = {"spend": "in {}", "stratify": "stratify={}", "placebo": "placebo"}
