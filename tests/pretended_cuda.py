@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import thresher.subset.function as subset_function
-from thresher.passes.consistency import Comparison
+from thresher.passes.loss_comparison import Comparison
 from thresher.subset.module import SubsetBackward
 
 CUDA = torch.device("cuda", 0)

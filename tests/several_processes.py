@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from subset_cases import conv_net, distance, numbers, trace_once_per_architecture
-from thresher.loading.order import TensorOrder
+from thresher.loading.epoch_order import TensorOrder
 from thresher.losses.adapters import adapt
 from thresher.methods.big_loss import BigLoss
 from thresher.plans import BatchPlan

@@ -27,14 +27,14 @@ from thresher.methods.built_in import *  # noqa: F403
 from thresher.methods.prune import keep_in_batch as keep_in_batch
 from thresher.methods.token_selection import TokenSelection as TokenSelection
 from thresher.observation import DataMap as DataMap
-from thresher.passes.scoring import Scoring as Scoring
+from thresher.passes.scoring_settings import Scoring as Scoring
 from thresher.plans import BatchPlan as BatchPlan
 from thresher.plans import EpochPlan as EpochPlan
 from thresher.records import Column as Column
 from thresher.run import Run as Run
 from thresher.run import attach as attach
 from thresher.run import observe as observe
-from thresher.run.schedule import ProgressLR as ProgressLR
+from thresher.run.learning_rate import ProgressLR as ProgressLR
 from thresher.samplers import Shuffle as Shuffle
 from thresher.samplers import StratifiedBatchSampler as StratifiedBatchSampler
 from thresher.samplers import labels_of as labels_of

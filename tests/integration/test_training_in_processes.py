@@ -15,7 +15,7 @@ import training_processes as cases
 from clock_cases import assert_right
 from depth import depth
 from made_once import made_once
-from thresher.run.processes import check_attached_late_enough
+from thresher.run.several_processes import check_attached_late_enough
 
 SIZES = (2,) if depth(1, 2) == 1 else (2, 4)
 NAMES = {2: tuple(case.__name__ for case in cases.CASES), 4: ("plans", "prepared", "resharded", "grown")}
@@ -261,7 +261,7 @@ def test_attached_too_early(monkeypatch):
     run = thresher.attach(
         thresher.FullData(), loader=cases.loader_of("Shuffle", 0, 1, cases.samples(8)), criterion=torch.nn.MSELoss(), epochs=1
     )
-    monkeypatch.setattr("thresher.run.processes.in_several_processes", lambda: True)
+    monkeypatch.setattr("thresher.run.several_processes.in_several_processes", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
     with pytest.raises(RuntimeError, match="before torch.distributed.init_process_group, so that each of the 2 processes"):
         iter(run.loader)

@@ -45,7 +45,7 @@ FLOORS = (
         "selection",
         "permutation",
         "cost",
-        "stopwatch",
+        "backward_ratio",
         "timing",
         "trees",
         "rng",

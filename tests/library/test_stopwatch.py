@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from thresher.backward_ratio import Stopwatch
 from thresher.cost import Cost
-from thresher.stopwatch import Stopwatch
 
 
 class Clock:

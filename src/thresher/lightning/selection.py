@@ -18,10 +18,10 @@ from thresher.loading.settings import OfUser
 from thresher.methods.full import FullData
 from thresher.methods.stages import split_by_stage
 from thresher.run.attach import attach, method_of
+from thresher.run.learning_rate import PacedLR
 from thresher.run.parts import Options
-from thresher.run.processes import has_group
 from thresher.run.run import Run
-from thresher.run.schedule import PacedLR
+from thresher.run.several_processes import has_group
 
 
 class EpochBatches(OfUser):

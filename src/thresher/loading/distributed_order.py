@@ -14,8 +14,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from thresher.distributed.order import KeptOrder, Piece, RankBatches, RankOrder
 from thresher.distributed.world import World, agree
+from thresher.loading.epoch_order import EpochCursor, IdBatchSampler, OrderPlace, as_ids, generators_of
 from thresher.loading.held_plan import HeldPlan
-from thresher.loading.order import EpochCursor, IdBatchSampler, OrderPlace, as_ids, generators_of
 from thresher.loading.samplers import check_unchanged, inner_sampler, is_dealt_by_accelerate, share_states
 from thresher.loading.smaller_batches import StepSizes, smaller_sizes
 from thresher.permutation import Permutation

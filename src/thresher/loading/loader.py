@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from thresher.distributed.world import ALONE, World
+from thresher.loading.batch_reader import NO_ROWS, Reader
 from thresher.loading.collate_check import UnknownRows
 from thresher.loading.distributed_order import SharedOrder
-from thresher.loading.held_plan import HeldPlan
-from thresher.loading.local_order import UserOrder
-from thresher.loading.order import (
+from thresher.loading.epoch_order import (
     EpochControl,
     EpochCursor,
     EpochScale,
@@ -30,12 +29,13 @@ from thresher.loading.order import (
     OrderPlace,
     StreamBatches,
 )
-from thresher.loading.reader import NO_ROWS, Reader
+from thresher.loading.held_plan import HeldPlan
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.samplers import PreparedLoader
 from thresher.loading.settings import OfUser
 from thresher.loading.smaller_batches import StepSizes
 from thresher.loading.tensor_loader import TensorRows
+from thresher.loading.user_order import UserOrder
 from thresher.timing import ATTRIBUTION, LOADING, Timing
 
 Device = torch.device | None

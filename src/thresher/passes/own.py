@@ -12,17 +12,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from thresher import rng
-from thresher.attribution.model import TrackedModel
 from thresher.attribution.resolve import layout_of
 from thresher.attribution.rows import AttributionError, RowLayout
+from thresher.attribution.tracked_model import TrackedModel
 from thresher.cost import Cost
 from thresher.distributed.wrappers import averages, data_parallel, inside, plain_module
 from thresher.loading.collate_check import UnknownRows
-from thresher.loading.order import Order
+from thresher.loading.epoch_order import Order
 from thresher.loading.row_buffer import rows_of
 from thresher.losses.base import SignalReader
 from thresher.losses.signals import as_classes, narrow
-from thresher.passes.attributes import Attributes
 from thresher.passes.engine import (
     Forward,
     answers,
@@ -32,7 +31,8 @@ from thresher.passes.engine import (
     plain_forward,
     watch_last_linear,
 )
-from thresher.passes.scoring import Scoring
+from thresher.passes.saved_attributes import Attributes
+from thresher.passes.scoring_settings import Scoring
 from thresher.records import Records
 from thresher.trees import leaves, to_device
 

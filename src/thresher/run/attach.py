@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from thresher.attribution.accumulator import COUNT_OF_TRAINED, TRAINED, StepAccumulator
 from thresher.attribution.attributor import Attributor
 from thresher.attribution.cost_meter import Meter
-from thresher.attribution.model import TrackedModel
+from thresher.attribution.tracked_model import TrackedModel
 from thresher.attribution.tracker import RowTracker, SampleDimension
+from thresher.backward_ratio import Stopwatch
 from thresher.cost import Cost
 from thresher.distributed.gathered_records import GatheredRecords
 from thresher.distributed.world import World
@@ -31,7 +32,7 @@ from thresher.methods.winnow import Winnow
 from thresher.observation import OBSERVED, OF_ANY_LOSS
 from thresher.passes.engine import Forward, device_of_model
 from thresher.passes.own import OwnPasses
-from thresher.passes.scoring import Scoring
+from thresher.passes.scoring_settings import Scoring
 from thresher.records import NEVER_SEEN, Column, Records
 from thresher.run.batch_selection import BatchSelection
 from thresher.run.batch_stage import BatchStage
@@ -43,7 +44,6 @@ from thresher.run.run import Run
 from thresher.run.strata import STRATUM, STRATUM_COLUMN
 from thresher.run.timeline import Timeline
 from thresher.run.trained_model import TrainedModel
-from thresher.stopwatch import Stopwatch
 from thresher.timing import Timing
 from thresher.warning import warn
 

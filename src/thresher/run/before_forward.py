@@ -8,7 +8,7 @@ from torch import Tensor
 from thresher.attribution.rows import Attribution
 from thresher.cost import break_even
 from thresher.losses.given import GivenLosses
-from thresher.passes.scoring import Scoring
+from thresher.passes.scoring_settings import Scoring
 from thresher.plans import BatchPlan
 from thresher.run.batch_selection import BatchSelection, without_ignored
 from thresher.run.batch_stage import BatchStage

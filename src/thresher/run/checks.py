@@ -15,9 +15,9 @@ from thresher import selection
 from thresher.distributed.world import World
 from thresher.distributed.wrappers import SubsetModule, check_wrapping, inside, is_sharded
 from thresher.loading.distributed_order import SharedOrder
-from thresher.loading.local_order import UserOrder
 from thresher.loading.samplers import check_loader
 from thresher.loading.smaller_batches import rounded_up, too_few
+from thresher.loading.user_order import UserOrder
 from thresher.losses.adapters import adapt
 from thresher.losses.base import Criterion, unreadable
 from thresher.losses.signals import NOT_OF_VALUES
@@ -32,14 +32,14 @@ from thresher.methods.contract import (
 )
 from thresher.methods.stages import split_by_stage
 from thresher.methods.uniform_rows import UniformRows
-from thresher.passes.scoring import Scoring
+from thresher.passes.scoring_settings import Scoring
 from thresher.plans import EpochPlan
 from thresher.run.divisor import check_divisor, divides_by_batch
 from thresher.run.optimizer_steps import parts_of
 from thresher.run.ownership import check_free
 from thresher.run.parts import RunConfig, SelectionMode
-from thresher.run.processes import check_alike, check_several, world_of
 from thresher.run.selection_mode import check_counted_once, selection_mode
+from thresher.run.several_processes import check_alike, check_several, world_of
 from thresher.run.strata import OTHER_LABELS, Strata, given_codes, why_not_stratified
 from thresher.samplers.stratified import StratifiedBatchSampler
 from thresher.warning import warn

@@ -9,8 +9,8 @@ from collections import deque
 from typing import NamedTuple
 
 from thresher.attribution.attributor import Attributor
+from thresher.loading.epoch_order import EpochScale, OrderPlace
 from thresher.loading.loader import SelectedLoader
-from thresher.loading.order import EpochScale, OrderPlace
 
 PLACES = 1024
 """Number of batches whose places are held until their losses are credited."""

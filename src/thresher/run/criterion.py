@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thresher.backward_ratio import Stopwatch
 from thresher.losses.base import Criterion
 from thresher.run.timeline import Timeline
-from thresher.stopwatch import Stopwatch
 
 
 class CreditedCriterion(nn.Module):

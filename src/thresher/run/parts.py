@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
-from thresher.attribution.model import TrackedModel
+from thresher.attribution.tracked_model import TrackedModel
+from thresher.backward_ratio import Stopwatch
 from thresher.cost import Cost
 from thresher.distributed.world import ALONE, World
 from thresher.loading.loader import SelectedLoader
@@ -22,10 +23,9 @@ from thresher.methods.full import FullData
 from thresher.observation import OPTIONAL
 from thresher.passes.engine import Forward
 from thresher.passes.own import OwnPasses
-from thresher.passes.scoring import Scoring
+from thresher.passes.scoring_settings import Scoring
 from thresher.records import Records
 from thresher.run.strata import Strata
-from thresher.stopwatch import Stopwatch
 from thresher.timing import Timing
 
 

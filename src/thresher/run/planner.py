@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from thresher import rng
+from thresher.loading.epoch_order import TensorOrder
 from thresher.loading.held_plan import HeldPlan, equal_part
-from thresher.loading.order import TensorOrder
 from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, defines
 from thresher.plans import EpochPlan

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thresher.cost import Cost
-from thresher.loading.order import OrderPlace
+from thresher.loading.epoch_order import OrderPlace
 
 
 class Position:

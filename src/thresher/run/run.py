@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from thresher.attribution.model import TrackedModel
+from thresher.attribution.tracked_model import TrackedModel
 from thresher.cost import Cost
 from thresher.loading.uncopied import Uncopied
 from thresher.losses.given import GivenLosses
@@ -20,8 +20,8 @@ from thresher.plans import EpochPlan
 from thresher.records import Records
 from thresher.run.checkpoint import SavedState
 from thresher.run.criterion import CreditedCriterion
+from thresher.run.learning_rate import PacedLR, followed, paced
 from thresher.run.parts import Parts
-from thresher.run.schedule import PacedLR, followed, paced
 from thresher.run.timeline import Timeline
 from thresher.timing import time_by_part
 from thresher.warning import warn

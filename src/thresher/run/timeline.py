@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from thresher.loading.epoch_order import OrderPlace, PieceOrder, check_begins
 from thresher.loading.held_plan import HeldPlan
-from thresher.loading.order import OrderPlace, PieceOrder, check_begins
 from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, calls_model, requirements_of
-from thresher.passes.consistency import Comparison
+from thresher.passes.loss_comparison import Comparison
 from thresher.plans import BatchPlan
 from thresher.run.batch_selection import BatchSelection
 from thresher.run.before_forward import BeforeForward
@@ -35,13 +35,13 @@ from thresher.run.ownership import release
 from thresher.run.parts import Parts
 from thresher.run.planner import Planner, title_of
 from thresher.run.position import Position, place_of
-from thresher.run.processes import NO_FURTHER_PLAN, check_attached_late_enough, has_group
+from thresher.run.several_processes import NO_FURTHER_PLAN, check_attached_late_enough, has_group
 from thresher.timing import ATTRIBUTION, OUTSIDE, PLANNING, REFRESH, SCORING_PASS, STEPS
 from thresher.warning import warn
 
 
 class Timeline:
-    """Has the parts of a run do their work at each event; the loader reports to it (`loading.order.EpochControl`).
+    """Has the parts of a run do their work at each event; the loader reports to it (`loading.epoch_order.EpochControl`).
 
     Args:
         parts: Parts of the run.

@@ -14,7 +14,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from thresher.distributed.wrappers import SubsetModule, check_wrapping
 from thresher.subset.compilers import compiled, given, lacks_compiler, lacks_torch
-from thresher.subset.effects import effects_undone
 from thresher.subset.function import Call, RowMeter, SubsetFunction
 from thresher.subset.graphs import (
     Graphs,
@@ -26,6 +25,7 @@ from thresher.subset.graphs import (
     Unsupported,
     flatten_tensors,
 )
+from thresher.subset.side_effects import effects_undone
 from thresher.subset.trace_key import (
     EVERY,
     FREE_TRACES,

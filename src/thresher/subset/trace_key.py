@@ -19,8 +19,8 @@ from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
 from thresher.distributed.wrappers import check_wrapping, in_several_processes
-from thresher.subset.effects import CONTAINERS, effects_undone, is_library, slots_of
 from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported
+from thresher.subset.side_effects import CONTAINERS, effects_undone, is_library, slots_of
 from thresher.trees import own_attributes
 
 FREE_TRACES = 8

@@ -19,8 +19,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from thresher import rng
 from thresher.subset.assembly import Joint, TracedSizes, assemble
-from thresher.subset.effects import effects_undone
 from thresher.subset.graphs import CONSTANT_TYPES, Graphs, LeafIndex, Unsupported, aten
+from thresher.subset.side_effects import effects_undone
 from thresher.trees import leaves, map_leaves
 
 

@@ -41,7 +41,7 @@ from thresher.methods.contract import (
     requirements_of,
 )
 from thresher.methods.full import FullData
-from thresher.passes.scoring import Scoring
+from thresher.passes.scoring_settings import Scoring
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.records import EPOCH, Records
 from thresher.run.attach import attach

@@ -19,12 +19,12 @@ from thresher.attribution.rows import AttributionError
 from thresher.losses.given import GivenLosses
 from thresher.methods.full import FullData
 from thresher.methods.token_selection import TokenSelection
-from thresher.passes.attributes import Attributes
 from thresher.passes.engine import own_pass
+from thresher.passes.saved_attributes import Attributes
 from thresher.run.attach import attach
+from thresher.run.learning_rate import PacedLR
 from thresher.run.parts import Options
 from thresher.run.run import Run
-from thresher.run.schedule import PacedLR
 from thresher.transformers.checks import (
     batches_in_epoch,
     check_has_ids,

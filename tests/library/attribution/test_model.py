@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher.attribution.model import TrackedModel
+from thresher.attribution.tracked_model import TrackedModel
 from thresher.subset import SubsetBackward
 
 

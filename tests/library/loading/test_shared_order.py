@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from threaded_world import on_ranks
 from thresher.loading.distributed_order import SharedOrder
+from thresher.loading.epoch_order import IdBatchSampler, OrderPlace
 from thresher.loading.held_plan import HeldPlan
-from thresher.loading.order import IdBatchSampler, OrderPlace
 from thresher.plans import EpochPlan
 
 N = 3000

@@ -131,7 +131,7 @@ def test_the_comparison_changes_no_bit(monkeypatch):
         return [*model.state_dict().values(), run.records["loss"], torch.get_rng_state()], run.cost.forward
 
     with_it = result()
-    monkeypatch.setattr("thresher.passes.consistency.TIMES", 0)
+    monkeypatch.setattr("thresher.passes.loss_comparison.TIMES", 0)
     without = result()
     assert with_it[1] == without[1] and all(torch.equal(a, b) for a, b in zip(with_it[0], without[0], strict=True))
 
@@ -186,7 +186,7 @@ def test_only_buffers_that_a_pass_writes_are_copied_from_then_on():
 
 
 def test_batches_that_cannot_be_compared_are_not_looked_for_in_every_epoch(monkeypatch):
-    monkeypatch.setattr("thresher.passes.consistency.PATIENCE", 4)
+    monkeypatch.setattr("thresher.passes.loss_comparison.PATIENCE", 4)
     run, _ = attached("hides", step=False, epochs=5)
     pending = []
     for _ in range(4):

@@ -12,7 +12,7 @@ from torch import nn
 
 from subset_cases import numbers, wrap
 from thresher.subset import subset_backward
-from thresher.subset.effects import effects_undone
+from thresher.subset.side_effects import effects_undone
 
 X = numbers(8, 3)
 STEPS = 6

@@ -13,8 +13,8 @@ from torch import nn
 from thresher.attribution.cost_meter import TRANSFORMED, Meter
 from thresher.attribution.forward_passes import in_transform, next_node
 from thresher.attribution.tracker import RowTracker
+from thresher.backward_ratio import Stopwatch
 from thresher.distributed.wrappers import plain_module
-from thresher.stopwatch import Stopwatch
 from thresher.timing import Timing
 from thresher.trees import leaves
 

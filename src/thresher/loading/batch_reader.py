@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from thresher import rng
 from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows
-from thresher.loading.order import EpochCursor, IdBatchSampler, MapStyleBatches, Order, StreamBatches, sequential
+from thresher.loading.epoch_order import EpochCursor, IdBatchSampler, MapStyleBatches, Order, StreamBatches, sequential
 from thresher.loading.settings import SettingsAtAttach, loader_settings
 from thresher.loading.worker_draws import NotedBatch, NotedCollate, ResumedDraws, begin_noted
 from thresher.trees import to_device

@@ -16,8 +16,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from thresher.loading.held_plan import HeldPlan
-from thresher.loading.order import (
+from thresher.loading.epoch_order import (
     EpochCursor,
     IdBatchSampler,
     Order,
@@ -29,6 +28,7 @@ from thresher.loading.order import (
     sequential,
     shuffled,
 )
+from thresher.loading.held_plan import HeldPlan
 from thresher.loading.samplers import check_unchanged, is_of_torchdata, is_seeded_by_epoch
 from thresher.loading.smaller_batches import StepSizes, smaller_sizes
 from thresher.samplers.epochs import EpochIds
