@@ -227,7 +227,7 @@ REFUSED = {
     "stale losses": "Use every_epochs=1",
     "by chance without losses": "Tossed keeps rows by chance and without losses.*Use forward_passes='twice'",
     "another seed": "DisagreementError.*\n  seed is 0 on rank 0, and 1 on rank 1",
-    "another setting": r"method is UniformSubset\(keep=0.5\) on rank 0, and UniformSubset\(keep=0.6\) on rank 1",
+    "another setting": r"method is UniformSubset\(keep=0.5, .*\) on rank 0, and UniformSubset\(keep=0.6, .*\) on rank 1",
     "another size": "samples is 8 on rank 0, and 16 on rank 1",
     "another sampler seed": "sampler.seed is 0 on rank 0, and 1 on rank 1",
     "too few samples": "the dataset has 1 samples, and there are 2 processes",
