@@ -1,9 +1,12 @@
 """The lines of docs/loaders.md: each file of examples/loaders is trained with, as it stands on the page."""
 
+import copy
 import functools
 import importlib.util
 import io
+import multiprocessing
 import random
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -62,6 +65,28 @@ def tensors():
 def rows():
     x = torch.rand(N, 192, generator=torch.Generator().manual_seed(1))
     return pytest.importorskip("datasets").Dataset.from_dict({"x": x.tolist(), "y": [*range(N)]})
+
+
+def stream_of_litdata():
+    """Rows that litdata has written to a folder, and reads as a stream."""
+    litdata = pytest.importorskip("litdata")
+    x, folder = tensors().tensors[0].numpy(), tempfile.mkdtemp()
+    samples = [{"x": row, "y": i} for i, row in enumerate(x)]
+    litdata.optimize(copy.copy, samples, folder, num_workers=1, chunk_bytes="4KB", verbose=False)
+    multiprocessing.set_start_method("fork", force=True)  # optimize sets another one, and the lines of a file have no module
+    return litdata.StreamingDataset(folder)
+
+
+def stream_of_mosaicml():
+    """Rows that MosaicML's streaming has written to a folder, and reads as a stream."""
+    streaming = pytest.importorskip("streaming")
+    x, folder = tensors().tensors[0].numpy(), tempfile.mkdtemp()
+    columns = {"x": f"ndarray:float32:{','.join(map(str, x.shape[1:]))}", "y": "int"}
+    with streaming.MDSWriter(out=folder, columns=columns, size_limit=4096) as out:
+        for i, row in enumerate(x):
+            out.write({"x": row, "y": i})
+    streaming.base.util.clean_stale_shared_memory()
+    return streaming.StreamingDataset(local=folder, batch_size=4, shuffle=False)
 
 
 def sentences():
@@ -136,6 +161,8 @@ CASES = {
     ),
     "torchdata_stateful": Case("torchdata.stateful_dataloader"),
     "datasets_map": Case("datasets", rows),
+    "litdata_map": Case("litdata", stream_of_litdata),
+    "streaming_map": Case("streaming", stream_of_mosaicml),
     "datasets_stream": Case("datasets", rows, methods=("once", "twice")),
     "transformers_masking": Case(
         "transformers", sentences, Words, arguments=(tokenizer,), first_label=5, draws_in_workers=True
@@ -177,6 +204,7 @@ class Training:
         if self.case.package == "timm":
             vision.optional("timm.data")
         elif self.case.package:
+            vision.prepare()
             pytest.importorskip(self.case.package)
         spec = importlib.util.spec_from_file_location(f"loaders_{name}", FOLDER / f"{name}.py")
         self.lines = importlib.util.module_from_spec(spec)
