@@ -63,7 +63,7 @@ def test_criterion_enters_each_package_at_most_once(method):
     run = thresher.attach(method, loader=DataLoader(data, 8), criterion=nn.CrossEntropyLoss(), model=net, epochs=3)
     for _ in range(2):
         for x, y in run.loader:
-            outputs, clock = run.model(x), ["stopwatch"] if run._parts.stopwatch.running else []
+            outputs, clock = run.model(x), ["backward_ratio"] if run._parts.stopwatch.running else []
             packages = entered(lambda outputs=outputs, y=y, criterion=run.criterion: criterion(outputs, y))
             compared = ["passes"] if run._timeline.comparison.pending else []
             path = ["run", "attribution", "losses", *clock, *compared]
