@@ -53,7 +53,7 @@ SIDES: dict[str, Callable[[np.ndarray], Callable[[], Any]]] = {
     "WeightedSampler, replacement=False": lambda weights: read(weights, num_samples=len(weights) // 2, replacement=False),
     "torch.multinomial, replacement": lambda weights: torch_draw(weights, replacement=True),
     "torch.multinomial, no replacement": lambda weights: torch_draw(weights, replacement=False),
-    "WeightedRandomSampler, as Python numbers": lambda weights: lambda: list(WeightedRandomSampler(weights, len(weights))),
+    "WeightedRandomSampler, as Python numbers": lambda weights: lambda: list(WeightedRandomSampler(weights, len(weights))),  # pyright: ignore[reportArgumentType]
 }
 
 
