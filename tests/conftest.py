@@ -8,7 +8,6 @@ import gc
 import os
 import re
 import signal
-import sys
 import warnings
 from pathlib import Path
 
@@ -28,10 +27,6 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("quick", deadline=None, database=None, derandomize=True, max_examples=40)
 hypothesis.settings.register_profile("verify", deadline=None, database=None, print_blob=True)
 hypothesis.settings.load_profile("verify" if DEEP else "quick")
-
-# torchvision of the package index does not import beside a torch without CUDA, and would break `import transformers` for
-# everything else in the environment. Here `thresher_lab.tasks.vision` prepares its import.
-sys.path.append(str(Path(sys.prefix, "vision")))
 
 SLOWEST = (
     "integration/test_training_in_processes.py",

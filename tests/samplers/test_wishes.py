@@ -3,6 +3,7 @@
 The lines are run as they stand here, and the table of docs/samplers.md has the same ones.
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import distributed, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from depth import in_verify
 from thresher import samplers
 
 N = 120
@@ -286,6 +288,7 @@ def test_accelerate_1130():
     assert [ids_of(loader), ids_of(loader)] == [whole[2][40:], whole[3]]
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_torchdata_1437():
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
@@ -319,10 +322,25 @@ def test_metric_learning_612():
         assert (labels.reshape(5, 4) == labels[::4, None]).all() and len(labels.unique()) == 5
 
 
-def test_ray_31127():
-    prepare = pytest.importorskip("ray.train.torch").prepare_data_loader
-    loader = solved("ray-project/ray#31127", prepare_data_loader=prepare)["loader"]
-    assert ids_of(loader) == list(samplers.WeightedSampler(WEIGHTS))
+@in_verify
+@pytest.mark.filterwarnings("ignore")
+def test_ray_31127(tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+    torch_of_ray = pytest.importorskip("ray.train.torch")
+    monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "1")
+    monkeypatch.chdir(tmp_path)
+
+    def loop():
+        found = solved("ray-project/ray#31127", prepare_data_loader=torch_of_ray.prepare_data_loader)
+        torch.save(ids_of(found["loader"]), tmp_path / "ids.pt")
+
+    paths = {"env_vars": {"PYTHONPATH": ":".join(filter(None, sys.path)), "RAY_TRAIN_V2_ENABLED": "1"}}
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
+    try:
+        torch_of_ray.TorchTrainer(loop, scaling_config=ray.train.ScalingConfig(num_workers=1)).fit()
+    finally:
+        ray.shutdown()
+    assert torch.load(tmp_path / "ids.pt") == list(samplers.WeightedSampler(WEIGHTS))
 
 
 def test_a_trainer_of_transformers(tmp_path):

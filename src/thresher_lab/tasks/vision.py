@@ -7,7 +7,9 @@ looks up are declared without an implementation, and they are never called.
 
 import contextlib
 import importlib
+import sys
 import warnings
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +31,9 @@ def optional(name: str) -> ModuleType:
     Raises:
         ValueError: The package is not installed, or does not work with this version of torch.
     """
+    # `make` installs them beside the environment's packages: there they would break the import of Transformers.
+    if (folder := Path(sys.prefix, "vision")).is_dir() and str(folder) not in sys.path:
+        sys.path.append(str(folder))
     try:
         return _import_quietly(name)
     except RuntimeError as error:

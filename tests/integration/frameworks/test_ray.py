@@ -47,7 +47,7 @@ def test_the_example(workers, tmp_path, monkeypatch):
     example: ModuleType = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     paths = {"env_vars": {"PYTHONPATH": ":".join(filter(None, sys.path)), "OMP_NUM_THREADS": "1", "RAY_TRAIN_V2_ENABLED": "1"}}
-    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, runtime_env=paths)
+    ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, runtime_env=paths)
     try:
         found = []
         for method in (thresher.UniformSubset(keep=0.5), thresher.FullData()):
