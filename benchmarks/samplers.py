@@ -97,7 +97,7 @@ def visits(replacement: Any, weights: np.ndarray) -> np.ndarray:
 
 
 def figure() -> str:
-    """Returns the picture of asked and made visits as SVG."""
+    """Draws the wanted and the actual number of visits of each sample, as SVG."""
     weights = np.random.default_rng(1).random(1000) ** 2
     asked = EPOCHS * len(weights) * weights / weights.sum()
     top, left, parts = 40, 45, []
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each side, of which the best counts")
     parser.add_argument("--side", choices=SIDES, help="measures one side in this process")
     parser.add_argument("--out", type=Path, help="file for the results")
-    parser.add_argument("--figure", type=Path, help="file for the picture; nothing is measured")
+    parser.add_argument("--figure", type=Path, help="write the figure to this file, and measure nothing")
     given = parser.parse_args(arguments)
     if given.figure:
         given.figure.write_text(figure(), encoding="utf-8")

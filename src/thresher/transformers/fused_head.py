@@ -21,7 +21,7 @@ RIGHT_SHARE = 0.5
 
 
 def module_of_head(kind: type) -> ModuleType | None:
-    """Returns the module of SFTTrainer, if a class of a trainer is one whose loss comes from a fused head (TRL 1.16 and later).
+    """Returns the module of SFTTrainer, if a class of a trainer is one whose loss comes from a fused head (TRL 1.15 and later).
 
     Args:
         kind: Class of a trainer.
