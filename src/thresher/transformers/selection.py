@@ -132,6 +132,16 @@ GIVEN_BY_TRAINER = {
 """Arguments of `attach` that are no settings: `Selection` has its own, or Trainer knows them."""
 
 
+def _checked(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the settings of a selection; raises TypeError for one that is no argument of `attach` for users."""
+    known = {*inspect.signature(attach).parameters, *Options.__annotations__} - GIVEN_BY_TRAINER
+    if unknown := sorted(set(settings or {}) - known):
+        raise TypeError(
+            f"Selection: selection_settings: {', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}"
+        )
+    return dict(settings or {})
+
+
 class Selection(Base):
     """Trains with Trainer, or a subclass of it, on the samples that a method chooses.
 
@@ -177,15 +187,15 @@ class Selection(Base):
         selection_settings: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        settings = dict(selection_settings or {})
-        known = {*inspect.signature(attach).parameters, *Options.__annotations__} - GIVEN_BY_TRAINER
-        if unknown := sorted(set(settings) - known):
-            raise TypeError(
-                f"Selection: selection_settings: {', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}"
-            )
+        settings = _checked(selection_settings)
         self.selection, self._tokens = split_tokens(selection)
         with squares_in_head(type(self)):
             super().__init__(*args, **kwargs)
+        self._prepare(per_position, settings)
+        check_settings_of(self)
+
+    def _prepare(self, per_position: PerPosition | None, settings: dict[str, Any]) -> None:
+        """Sets what a training begins with."""
         self.per_position, self.selection_settings = per_position, settings
         self._run: Run | None = None
         self._saved: dict[str, Any] | None = None
@@ -195,7 +205,6 @@ class Selection(Base):
         self._batches: Iterator[Any] = iter(())
         self._rows: tuple[Tensor | None, Any] | None = None  # ids of the batch in training, lengths of joined examples
         self._done = self._length = 0
-        check_settings_of(self)
         self.add_callback(StepEnd(self))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -206,6 +215,41 @@ class Selection(Base):
                 f"class {cls.__name__}: Trainer comes before thresher.transformers.Selection, so that nothing would be "
                 f"selected. Write class {cls.__name__}(thresher.transformers.Selection, Trainer)."
             )
+
+    @classmethod
+    def add_to(
+        cls, trainer: Any, selection: Any, per_position: PerPosition | None = None, selection_settings: Any = None
+    ) -> Any:
+        """Adds a selection to a trainer that exists already, and returns the trainer.
+
+        The class of the trainer becomes a subclass of `Selection` and of its former class.
+
+        Args:
+            trainer: Trainer, before it trains.
+            selection: Method, list of methods or share of the cost, as `Selection` takes it.
+            per_position: Function `(outputs, labels) -> (losses, valid)`. Default: cross-entropy.
+            selection_settings: Other arguments of `thresher.attach` by name. Default: none.
+
+        Returns:
+            The same trainer.
+
+        Raises:
+            TypeError: A setting is no argument of `thresher.attach`, or one that Trainer knows.
+            ValueError: The trainer has a selection already, or is an SFTTrainer, whose loss is set up when it is created.
+        """
+        kind = type(trainer)
+        if isinstance(trainer, cls):
+            raise ValueError(f"thresher.transformers.Selection.add_to: {kind.__name__} has a selection already. Leave one out.")
+        if module_of_head(kind) is not None:
+            raise ValueError(
+                f"thresher.transformers.Selection.add_to: the fused head of {kind.__name__} is set up when the trainer is "
+                f"created. Write class MyTrainer(thresher.transformers.Selection, {kind.__name__})."
+            )
+        settings, parts = _checked(selection_settings), split_tokens(selection)
+        trainer.__class__ = type(f"Selecting{kind.__name__}", (cls, kind), {})
+        trainer.selection, trainer._tokens = parts
+        trainer._prepare(per_position, settings)
+        return trainer
 
     @property
     def run(self) -> Run:

@@ -368,7 +368,7 @@ class Trainer:
     def __call__(self, job: Job) -> Finished | Failed:
         """Trains a job, and returns the message about its end."""
         from thresher import SmallerBatchesError
-        from thresher_lab.tasks.script import Script
+        from thresher_lab.tasks.script import Script, takes_overrides
         from thresher_lab.training.loop import train
 
         self.run = job.name
@@ -383,6 +383,10 @@ class Trainer:
             with warnings.catch_warnings():
                 if job.is_control:  # what Thresher warns of is about settings that the user has not chosen
                     warnings.filterwarnings("ignore", category=UserWarning, module=r"thresher(_lab)?\.")
+                if takes_overrides(self._data):
+                    from thresher_lab.training.trainers import train_by_trainer
+
+                    return Finished(job, train_by_trainer(self._data, job.spec, progress=progress, **what))
                 return Finished(job, train(self._task, self._data, job.spec, progress=progress, **what))
         except Exception as error:
             if isinstance(error, SmallerBatchesError):

@@ -45,10 +45,11 @@ RESERVED_NAMES = sys.stdlib_module_names | {"accelerate", "numpy", "thresher", "
 
 @dataclass(frozen=True)
 class Script:
-    """A function `build(seed)` in a file that returns what a run trains with.
+    """A function `build(seed)` in a file that returns what a run trains with, or `make_trainer(seed, **overrides)`.
 
-    It returns model, data, criterion, optimizer, evaluate and, if wanted, schedule: as a tuple in this order, or as a dict with
-    these names, which may also have metric (a name), classes (a list of names), show, forward and predict (see `Training`).
+    `build` returns model, data, criterion, optimizer, evaluate and, if wanted, schedule: as a tuple in this order, or as a dict
+    with these names, which may also have metric (a name), classes (a list of names), show, forward and predict, see `Training`.
+    `make_trainer` returns a Trainer of transformers, see `training.trainers`.
 
     Args:
         path: Path of the file, which is run once per process.
@@ -121,6 +122,11 @@ class Script:
         Raises:
             ValueError: The function returned wrong objects; the message names its line.
         """
+        if takes_overrides(data):
+            raise ValueError(
+                f"{self._line_of(data)}: {self.function}(seed, **overrides) makes a Trainer, which `thresher compare` trains "
+                "in one process, without --dry-run; all else takes a function (seed), as `thresher init` writes it"
+            )
         where = f"{self._line_of(data)}: {self.function}(seed) must return"
         _check_takes_seed(data, where)
         made = _by_name(data(seed), where)
@@ -167,6 +173,16 @@ class Script:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == self.path.resolve()]
         return f"{self.path}, line {lines[-1]}: " if lines else ""
+
+
+def takes_overrides(data: Any) -> bool:
+    """Returns whether what `load` returned is a function `(seed, **overrides)`: it makes a Trainer of transformers.
+
+    Args:
+        data: Data of a task.
+    """
+    parameters = inspect.signature(data).parameters.values() if inspect.isfunction(data) else ()
+    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
 
 
 def errors_placed(task: Any) -> AbstractContextManager[None]:

@@ -280,9 +280,9 @@ class Session:
         full = self.epochs * self.samples
         own = asdict(self.run.cost) | self._scores
         cost = of_processes(of_each_process(own)) | {"full_forward": full, "full_backward": full}
-        counted = of_each_process(_counts_by_epoch(self.run, self.samples))
+        counted = of_each_process(counts_by_epoch(self.run, self.samples))
         counts = zip(map(of_processes, zip(*counted, strict=True)), self.entries, strict=True)
-        history = _with_step_time([counted | entry for counted, entry in counts])
+        history = with_step_time([counted | entry for counted, entry in counts])
         if samples_to is not None:
             self.recording.save(samples_to)
         inside = self.run.model.module
@@ -583,8 +583,13 @@ def _epochs_in(samples_to: Path | None, checkpoint: Checkpoint | None) -> Path |
     return samples_to.with_name(f".{samples_to.name}.epochs") if checkpoint is None else checkpoint.epochs_in
 
 
-def _counts_by_epoch(run: thresher.Run, samples: int) -> list[dict[str, Any]]:
-    """Returns the counts of each epoch; the history of the run itself has no entry of an epoch that was cut short."""
+def counts_by_epoch(run: thresher.Run, samples: int) -> list[dict[str, Any]]:
+    """Returns the counts of each epoch; the history of the run itself has no entry of an epoch that was cut short.
+
+    Args:
+        run: Run, at its end.
+        samples: Number of samples in an epoch of full training.
+    """
     counted, entries = asdict(run.cost), list(run.history)
     rest = {name: counted[name] - sum(entry[name] for entry in entries) for name in COST_COUNTERS}
     if rest["forward"]:
@@ -592,8 +597,12 @@ def _counts_by_epoch(run: thresher.Run, samples: int) -> list[dict[str, Any]]:
     return entries
 
 
-def _with_step_time(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Adds the seconds per step of each epoch."""
+def with_step_time(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the history with the seconds per step of each epoch.
+
+    Args:
+        history: Entries with `steps`, and `wall_s` since the start.
+    """
     starts = [0.0, *(entry["wall_s"] for entry in history)]
     return [
         entry | {"step_s": (entry["wall_s"] - start) / max(1, entry["steps"])}
