@@ -86,8 +86,8 @@ class Cost:
             >>> {name: cost.to_dict()[name] for name in ("ratio", "measured_ratio")}
             {'ratio': 0.6666666666666666, 'measured_ratio': 0.75}
         """
-        own = self.backward_to_forward
-        measured = None if own is None else _known(self.ratio(own))
+        ratio = self.backward_to_forward
+        measured = None if ratio is None else _known(self.ratio(ratio))
         return asdict(self) | {"ratio": _known(self.ratio()), "measured_ratio": measured}
 
     @property
@@ -102,8 +102,8 @@ class Cost:
         if (reason := self._why_unknown) is not None:
             full = f", by which full training would have put {self.full_forward:,} samples through the model"
             return f"unknown after {self.steps:,} steps{full if self.full_forward else ''}: {reason}"
-        own = self.backward_to_forward
-        measured = "" if own is None else f", {self.ratio(own):.3f} with the measured ratio {own:.2f}"
+        ratio = self.backward_to_forward
+        measured = "" if ratio is None else f", {self.ratio(ratio):.3f} with the measured ratio {ratio:.2f}"
         return (
             f"forward {self.forward:,} of {self.full_forward:,} samples (refresh {self.refresh:,}, scoring "
             f"{self.scoring:,}), backward {self.backward:,} of {self.full_backward:,}, {self.steps:,} steps: "

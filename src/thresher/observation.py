@@ -111,8 +111,8 @@ class DataMap(Mapping[str, NDArray[Any]]):
         columns: The columns by name, each of shape (N,).
 
     Example:
-        >>> found = DataMap({"id": np.array([0, 1]), "suspicion": np.array([0.1, 0.9]), "times_seen": np.array([3, 3])})
-        >>> found.suspects(1), len(found), found
+        >>> data_map = DataMap({"id": np.array([0, 1]), "suspicion": np.array([0.1, 0.9]), "times_seen": np.array([3, 3])})
+        >>> data_map.suspects(1), len(data_map), data_map
         (array([1]), 3, DataMap(2 samples: id, suspicion, times_seen))
     """
 
@@ -146,8 +146,8 @@ class DataMap(Mapping[str, NDArray[Any]]):
 
         Example:
             >>> columns = {"id": np.arange(4), "suspicion": np.array([0.9, 0.8, 0.1, 0.3]), "label": np.array([0, 0, 1, 1])}
-            >>> found = DataMap(columns | {"times_seen": np.ones(4, dtype=np.int64)})
-            >>> found.suspects(2), found.suspects(2, by_class=True)
+            >>> data_map = DataMap(columns | {"times_seen": np.ones(4, dtype=np.int64)})
+            >>> data_map.suspects(2), data_map.suspects(2, by_class=True)
             (array([0, 1]), array([0, 3]))
         """
         seen = np.flatnonzero(self["times_seen"] > 0)
@@ -256,25 +256,25 @@ def data_map(records: Mapping[str, Tensor], labels: Any = None) -> DataMap:
     known = {name: records[name].double().numpy() for name in OBSERVED if name in records}
     seen = known["seen"]
     times = np.where(seen > 0, seen, np.nan)
-    found: dict[str, NDArray[Any]] = {"id": np.arange(len(seen))}
+    columns: dict[str, NDArray[Any]] = {"id": np.arange(len(seen))}
     if labels is not None:
-        found["label"] = np.asarray(labels)
-    found["times_seen"] = seen.astype(np.int64)
-    found["loss"] = np.where(seen > 0, known["last_loss"], np.nan)
+        columns["label"] = np.asarray(labels)
+    columns["times_seen"] = seen.astype(np.int64)
+    columns["loss"] = np.where(seen > 0, known["last_loss"], np.nan)
     # A function of the user's own may turn out to be of no classes: nothing was ever added to these.
     of_classes = "loss_sum" not in known or known.get("turns", seen[:0]).max(initial=UNSEEN_TURNS) > UNSEEN_TURNS
     if of_classes:
-        found["confidence"] = mean = known["probability_sum"] / times
-        found["variability"] = np.sqrt(np.maximum(known["probability_squares"] / times - mean**2, 0))
-        found["aum"] = known["margin_sum"] / times
-        found["forgetting"] = np.maximum(known["turns"], 0).astype(np.int64) // 2
-        found["learned_at"] = np.where(known["streak"] > 0, seen - known["streak"] + 1, 0).astype(np.int64)
-        found["suspicion"] = 1 - mean
-        return DataMap(found)
-    found["loss_mean"] = mean = known["loss_sum"] / times
-    found["loss_spread"] = np.sqrt(np.maximum(known["loss_squares"] / times - mean**2, 0))
-    found["suspicion"] = _ranks(mean)
-    return DataMap(found)
+        columns["confidence"] = mean = known["probability_sum"] / times
+        columns["variability"] = np.sqrt(np.maximum(known["probability_squares"] / times - mean**2, 0))
+        columns["aum"] = known["margin_sum"] / times
+        columns["forgetting"] = np.maximum(known["turns"], 0).astype(np.int64) // 2
+        columns["learned_at"] = np.where(known["streak"] > 0, seen - known["streak"] + 1, 0).astype(np.int64)
+        columns["suspicion"] = 1 - mean
+        return DataMap(columns)
+    columns["loss_mean"] = mean = known["loss_sum"] / times
+    columns["loss_spread"] = np.sqrt(np.maximum(known["loss_squares"] / times - mean**2, 0))
+    columns["suspicion"] = _ranks(mean)
+    return DataMap(columns)
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -145,9 +145,9 @@ class Records(Mapping[str, Tensor]):
     def _new(self, signal: str, values: Mapping[str, Tensor], ids: Tensor) -> Tensor:
         if signal == EPOCH and signal not in values:
             return torch.full_like(ids, self.epoch)
-        found = values[signal]
+        read = values[signal]
         # The losses of a model whose device `attach` did not know are on another one than the records.
-        return found if found.device == ids.device else found.to(ids.device)
+        return read if read.device == ids.device else read.to(ids.device)
 
     @staticmethod
     def _merge(tensor: Tensor, ids: Tensor, new: Tensor, merge: Merge, first: bool | Tensor) -> None:
@@ -169,8 +169,8 @@ class Records(Mapping[str, Tensor]):
         for name, values in columns.items():
             column = self.columns.get(name)
             if column is None or column.merge != "plan":
-                own = [known for known, one in self.columns.items() if one.merge == "plan"]
-                raise ValueError(f"EpochPlan: `remember` has {name!r}; columns with merge='plan' are {own or 'none'}")
+                planned = [known for known, one in self.columns.items() if one.merge == "plan"]
+                raise ValueError(f"EpochPlan: `remember` has {name!r}; columns with merge='plan' are {planned or 'none'}")
             if values.shape != self._data[name].shape or values.dtype != column.dtype:
                 raise ValueError(
                     f"EpochPlan: `remember[{name!r}]` must be {column.dtype} of shape {tuple(self._data[name].shape)}, got "

@@ -256,18 +256,18 @@ def preflight(rewards: ArrayLike | Tensor, *, middle: float = 0.5) -> Preflight:
         ValueError: `rewards` have another shape.
 
     Example:
-        >>> found = preflight([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
-        >>> found.dead, found.easy, found.dead_with
+        >>> shares = preflight([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
+        >>> shares.dead, shares.easy, shares.dead_with
         (0.5, 0.5, {2: 0.75, 4: 0.5})
     """
-    found = torch.as_tensor(rewards, dtype=torch.float64, device="cpu")
-    if found.dim() != 2 or found.shape[1] < 2 or not len(found):
-        raise ValueError(f"preflight: `rewards` must have shape (P, G), P >= 1 and G >= 2, got {tuple(found.shape)}")
-    dead, mean = ~has_signal(found), found.nanmean(1)
+    values = torch.as_tensor(rewards, dtype=torch.float64, device="cpu")
+    if values.dim() != 2 or values.shape[1] < 2 or not len(values):
+        raise ValueError(f"preflight: `rewards` must have shape (P, G), P >= 1 and G >= 2, got {tuple(values.shape)}")
+    dead, mean = ~has_signal(values), values.nanmean(1)
     easy = dead & (mean >= middle)
-    sizes = [2**power for power in range(1, found.shape[1].bit_length()) if 2**power <= found.shape[1]]
+    sizes = [2**power for power in range(1, values.shape[1].bit_length()) if 2**power <= values.shape[1]]
     shares = [float(one.double().mean()) for one in (dead, easy, dead & ~easy)]
-    return Preflight(shares[0], shares[1], shares[2], {size: round(_dead_with(found, size), 12) for size in sizes})
+    return Preflight(shares[0], shares[1], shares[2], {size: round(_dead_with(values, size), 12) for size in sizes})
 
 
 def _dead_with(rewards: Tensor, size: int) -> float:
@@ -327,8 +327,8 @@ class Uniform:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as tensors and plain values."""
-        own = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return {**own, "generator": self.generator.get_state()}
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return {**tensors, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on with a state that was saved.
@@ -370,10 +370,11 @@ class Greso(Uniform):
 
     def propose(self, k: int) -> list[int]:
         """Returns the ids of k prompts that chance has let through."""
-        chances, found = rollout_chances(self.easy, self.hard, self.bases), torch.empty(0, dtype=torch.int64)
-        while len(found) < k:
-            found = torch.cat((found, choose_prompts(self._next(k - len(found)), chances, k - len(found), self.generator)))
-        return found.tolist()
+        chances, prompts = rollout_chances(self.easy, self.hard, self.bases), torch.empty(0, dtype=torch.int64)
+        while len(prompts) < k:
+            missing = k - len(prompts)
+            prompts = torch.cat((prompts, choose_prompts(self._next(missing), chances, missing, self.generator)))
+        return prompts.tolist()
 
     def observe(self, ids: list[int], rewards: Tensor) -> None:
         """Counts the visits in a row at which a prompt taught nothing, and adapts the chances; no reward is no visit."""
@@ -431,9 +432,9 @@ class Thompson(Uniform):
         pool = torch.randperm(self.prompts, generator=self.generator)[: self.pool * k]
         gamma: Any = torch._standard_gamma  # pyright: ignore[reportPrivateImportUsage]
         passed, failed = (gamma(one[pool], generator=self.generator) for one in (self.passed, self.failed))
-        found = pool[(passed / (passed + failed) - self.target).abs().argsort(stable=True)[:k]]
+        nearest = pool[(passed / (passed + failed) - self.target).abs().argsort(stable=True)[:k]]
         # Of fewer prompts than places, some come again.
-        return found.repeat(-(-k // len(found)))[:k].tolist()
+        return nearest.repeat(-(-k // len(nearest)))[:k].tolist()
 
     def observe(self, ids: list[int], rewards: Tensor) -> None:
         """Moves the posteriors of the pass rates.

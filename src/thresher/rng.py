@@ -195,7 +195,7 @@ def lots(base: int, ids: range | NDArray[np.int64]) -> NDArray[np.uint32]:
         >>> lots(7, range(3)).tolist(), lots(7, np.array([2])).tolist()
         ([1674306020, 72105175, 3868737664], [3868737664])
     """
-    found = np.empty(len(ids), dtype=np.uint32)
+    drawn = np.empty(len(ids), dtype=np.uint32)
     for first in range(0, len(ids), CHUNK):
         part = ids[first : first + CHUNK]
         bits = np.arange(part.start, part.stop, dtype=np.uint64) if isinstance(part, range) else part.astype(np.uint64)
@@ -207,8 +207,8 @@ def lots(base: int, ids: range | NDArray[np.int64]) -> NDArray[np.uint32]:
             bits *= np.uint64(factor)
         bits ^= bits >> np.uint64(31)
         bits >>= np.uint64(32)
-        found[first : first + CHUNK] = bits
-    return found
+        drawn[first : first + CHUNK] = bits
+    return drawn
 
 
 def uniform(base: int, ids: range) -> NDArray[np.float32]:

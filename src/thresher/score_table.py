@@ -68,8 +68,8 @@ class Scores:
             provenance = json.loads(json.dumps(dict(self.provenance)))
         except (TypeError, ValueError) as error:
             raise TypeError(f"Scores: `provenance` must have types that JSON can hold: {error}") from error
-        found = {"ids": ids, "values": values, "labels": labels, "provenance": provenance}
-        for name, value in (found | {"forward": int(self.forward), "backward": int(self.backward)}).items():
+        written = {"ids": ids, "values": values, "labels": labels, "provenance": provenance}
+        for name, value in (written | {"forward": int(self.forward), "backward": int(self.backward)}).items():
             object.__setattr__(self, name, value)
 
     def dense(self, n: int) -> Tensor:

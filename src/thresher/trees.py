@@ -42,12 +42,12 @@ def leaves(tree: Any, *, objects: bool = True) -> list[Tensor]:
         >>> [leaf.item() for leaf in leaves({"x": torch.tensor(1), "y": [torch.tensor(2), "text"]})]
         [1, 2]
     """
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     todo = [(tree, objects)]  # a stack rather than recursion: every step flattens its batch, its inputs and its outputs
     while todo:
         part, inside = todo.pop()
         if isinstance(part, Tensor):
-            found.append(part)
+            tensors.append(part)
             continue
         if isinstance(part, Mapping):
             parts: Any = [*part.values()]
@@ -58,7 +58,7 @@ def leaves(tree: Any, *, objects: bool = True) -> list[Tensor]:
         else:
             continue
         todo += [(one, inside) for one in reversed(parts)]
-    return found
+    return tensors
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any, kind: type = Tensor, *, objects: bool = True) -> Any:

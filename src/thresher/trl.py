@@ -197,54 +197,54 @@ class Selection:
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """Returns the batch of the loss without the rows that have no gradient."""
-        own: Any = self
+        trainer: Any = self
         inputs = super()._prepare_inputs(generation_batch)  # pyright: ignore[reportAttributeAccessIssue]
-        if not own.model.training:
+        if not trainer.model.training:
             return inputs
         picks, rows = self._picks, len(inputs["advantages"])
-        keep = _rows_to_keep(inputs, own.accelerator)
+        keep = _rows_to_keep(inputs, trainer.accelerator)
         if len(keep) < rows:
-            inputs = without_other_rows(inputs, keep, own.loss_type)
+            inputs = without_other_rows(inputs, keep, trainer.loss_type)
         picks.rows += rows
         picks.rows_trained += len(keep)
         picks.tokens_trained += int(inputs["completion_mask"].sum())
-        own._metrics["train"]["thresher/rows_trained"].append(len(keep) / rows)
+        trainer._metrics["train"]["thresher/rows_trained"].append(len(keep) / rows)
         return inputs
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """Makes rollouts of the prompts of the policy, keeps some of each group, and refills the batch."""
-        own: Any = self
+        trainer: Any = self
         make = super()._generate_and_score_completions  # pyright: ignore[reportAttributeAccessIssue]
-        if not own.model.training:
+        if not trainer.model.training:
             return make(inputs)
-        wanted = len(inputs) * own.accelerator.num_processes // own.num_generations
+        wanted = len(inputs) * trainer.accelerator.num_processes // trainer.num_generations
         made, signal = self._made(make, inputs, wanted)
         return made if self._cap is None else self._refilled(make, made, signal, wanted, self._cap)
 
     def _made(self, make: Any, inputs: Any, count: int) -> tuple[dict[str, Any], Tensor]:
         """Returns rollouts of so many prompts, those of this rank, and which groups of all ranks have a signal."""
-        own: Any = self
-        world, rank, group = own.accelerator.num_processes, own.accelerator.process_index, own.num_generations
+        trainer: Any = self
+        world, rank, group = trainer.accelerator.num_processes, trainer.accelerator.process_index, trainer.num_generations
         ids: list[int] = []
         if self._policy is not None:
             # Every rank draws the same prompts and takes its part: what the loader has read ahead is not used.
             ids = list(self._policy.propose(count))
-            rows = [own.train_dataset[number] for number in ids for _ in range(group)]
+            rows = [trainer.train_dataset[number] for number in ids for _ in range(group)]
             inputs = rows[rank * len(rows) // world : (rank + 1) * len(rows) // world]
-        made = make(inputs)
+        generated = make(inputs)
         rewards = self._rewards.view(-1, group)
         signal = has_signal(rewards)
         self._picks.groups += len(signal)
         self._picks.groups_with_signal += int(signal.sum())
         if self._policy is not None:
             self._policy.observe(ids, rewards.double().cpu())
-        return (made if self._rollouts is None else self._of_some_rollouts(made, rewards, self._rollouts)), signal
+        return (generated if self._rollouts is None else self._of_some_rollouts(generated, rewards, self._rollouts)), signal
 
     def _refilled(self, make: Any, made: dict[str, Any], signal: Tensor, wanted: int, cap: float) -> dict[str, Any]:
         """Returns as many rows as `made` has, of groups with a signal as far as there are; further prompts are asked for."""
-        own: Any = self
-        world, rank = own.accelerator.num_processes, own.accelerator.process_index
-        size, most, asked = self._rollouts or own.num_generations, int(cap * wanted) // world * world, wanted
+        trainer: Any = self
+        world, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        size, most, asked = self._rollouts or trainer.num_generations, int(cap * wanted) // world * world, wanted
         full, with_signal, without = wanted // world * size, [], []
         while True:
             here = signal.view(world, -1)[rank].repeat_interleave(size)
@@ -252,7 +252,7 @@ class Selection:
             without.append(_rows(made, ~here))
             held = sum(len(part["advantages"]) for part in with_signal) // size
             # The rank that has found least decides, so that all generate equally often.
-            least = int(own.accelerator.gather(torch.tensor([held], device=own.accelerator.device)).min()) * world
+            least = int(trainer.accelerator.gather(torch.tensor([held], device=trainer.accelerator.device)).min()) * world
             if least >= wanted or asked >= most:
                 break
             # As many as fill the batch at the share of groups that had a signal by now, a multiple of the ranks.
@@ -260,46 +260,46 @@ class Selection:
             further = min(-(-further // world) * world, wanted, most - asked)
             asked += further
             made, signal = self._made(make, None, further)
-        found = _joined([*with_signal, *without])
-        found = {name: value[:full] if isinstance(value, Tensor) and value.dim() else value for name, value in found.items()}
-        found["num_items_in_batch"] = own.accelerator.gather(_counted(found).sum()).sum()
-        return found
+        batch = _joined([*with_signal, *without])
+        batch = {name: value[:full] if isinstance(value, Tensor) and value.dim() else value for name, value in batch.items()}
+        batch["num_items_in_batch"] = trainer.accelerator.gather(_counted(batch).sum()).sum()
+        return batch
 
     def _of_some_rollouts(self, made: Any, rewards: Tensor, count: int) -> Any:
         """Returns the rollouts of each group whose rewards vary most, with the advantages among them."""
-        own: Any = self
-        world, rank, group = own.accelerator.num_processes, own.accelerator.process_index, own.num_generations
+        trainer: Any = self
+        world, rank, group = trainer.accelerator.num_processes, trainer.accelerator.process_index, trainer.num_generations
         chosen = choose_rollouts(rewards.nan_to_num(nan=0.0), count)
         kept = rewards.nan_to_num(nan=0.0).gather(1, chosen)
-        advantages = group_advantages(kept) if own.scale_rewards == "group" else kept - kept.mean(1, keepdim=True)
+        advantages = group_advantages(kept) if trainer.scale_rewards == "group" else kept - kept.mean(1, keepdim=True)
         rows = chosen + torch.arange(len(rewards), device=chosen.device).unsqueeze(1) * group
         rows = rows.view(world, -1)[rank] - rank * (len(rewards) // world) * group
-        found = _rows(made, rows)
-        found["advantages"] = advantages.view(world, -1)[rank].to(made["advantages"])
-        found["num_items_in_batch"] = own.accelerator.gather(_counted(found).sum()).sum()
-        return found
+        batch = _rows(made, rows)
+        batch["advantages"] = advantages.view(world, -1)[rank].to(made["advantages"])
+        batch["num_items_in_batch"] = trainer.accelerator.gather(_counted(batch).sum()).sum()
+        return batch
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """Returns the rewards, and looks at those of all ranks; a group must be of one prompt."""
-        own: Any = self
+        trainer: Any = self
         score = super()._calculate_rewards  # pyright: ignore[reportAttributeAccessIssue]
         by_function = score(inputs, prompts, completions, completion_ids_list)
-        if own.model.training:
+        if trainer.model.training:
             # Before completions that were cut off are masked.
             self._picks.tokens_generated += sum(map(len, completion_ids_list))
             # A group may lie on two ranks; a hash of Python's own would be another one on each.
-            marks = torch.tensor([zlib.crc32(repr(prompt).encode()) for prompt in prompts], device=own.accelerator.device)
-            self._check_groups(own.accelerator.gather(marks).tolist())
-            total = (by_function * own.reward_weights.to(by_function.device)).nansum(1)
+            marks = torch.tensor([zlib.crc32(repr(prompt).encode()) for prompt in prompts], device=trainer.accelerator.device)
+            self._check_groups(trainer.accelerator.gather(marks).tolist())
+            total = (by_function * trainer.reward_weights.to(by_function.device)).nansum(1)
             self._rewards = total.masked_fill(by_function.isnan().all(1), torch.nan)
         return by_function
 
     def _check_groups(self, prompts: list[int]) -> None:
-        own: Any = self
-        group = own.num_generations
+        trainer: Any = self
+        group = trainer.num_generations
         for start in range(0, len(prompts) - len(prompts) % group, group):
             if len(set(prompts[start : start + group])) > 1:
-                sampler = type(own._get_train_sampler()).__name__
+                sampler = type(trainer._get_train_sampler()).__name__
                 raise RuntimeError(
                     f"thresher.trl: rows {start} to {start + group - 1} are a group of {group} rollouts and hold different "
                     f"prompts: their advantages mix prompts. The sampler is {sampler}: leave it to TRL, and choose prompts by "
@@ -308,10 +308,10 @@ class Selection:
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Saves the state of the policy beside the trainer's."""
-        own: Any = self
+        trainer: Any = self
         super()._save_checkpoint(model, trial)  # pyright: ignore[reportAttributeAccessIssue]
-        folder = Path(own.args.output_dir) / f"checkpoint-{own.state.global_step}"
-        if self._policy is not None and own.args.should_save and folder.is_dir():
+        folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
+        if self._policy is not None and trainer.args.should_save and folder.is_dir():
             torch.save(self._policy.state_dict(), folder / STATE)
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
@@ -342,12 +342,12 @@ def _rows(batch: Mapping[str, Any], which: Tensor) -> dict[str, Any]:
 
 def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns one batch of several: prompts are padded at their left, completions at their right, and masks with 0."""
-    found = dict(parts[0])
+    joined = dict(parts[0])
     for name, value in parts[0].items():
         if isinstance(value, Tensor) and value.dim():
             width = max(part[name].shape[-1] for part in parts)
-            found[name] = torch.cat([part[name] if value.dim() == 1 else _padded(part[name], width, name) for part in parts])
-    return found
+            joined[name] = torch.cat([part[name] if value.dim() == 1 else _padded(part[name], width, name) for part in parts])
+    return joined
 
 
 def _padded(rows: Tensor, width: int, name: str) -> Tensor:
@@ -375,25 +375,25 @@ def without_other_rows(inputs: Mapping[str, Any], keep: Tensor, loss_type: str) 
     Example:
         >>> mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
         >>> batch = {"advantages": torch.tensor([0.0, 1.0]), "completion_mask": mask, "completion_ids": mask}
-        >>> found = without_other_rows(batch, torch.tensor([1]), "grpo")
-        >>> found["advantages"], found["completion_ids"]
+        >>> kept = without_other_rows(batch, torch.tensor([1]), "grpo")
+        >>> kept["advantages"], kept["completion_ids"]
         (tensor([0.5000]), tensor([[1, 1]]))
     """
-    given = {name: value for name, value in inputs.items() if value is not None}
-    unknown = sorted(set(given) - BY_ROW - {"num_items_in_batch"})
+    present = {name: value for name, value in inputs.items() if value is not None}
+    unknown = sorted(set(present) - BY_ROW - {"num_items_in_batch"})
     if unknown:
         raise RuntimeError(f"thresher.trl: the batch of the loss has entries that are not known: {', '.join(unknown)}")
-    mask = _counted(given)
+    mask = _counted(present)
     scale = 1.0
     if loss_type in MEAN_OVER_ROWS:
         scale = len(keep) / len(mask)
     elif loss_type == MEAN_OVER_TOKENS:
         scale = float(mask[keep].sum().clamp(min=1) / mask.sum().clamp(min=1))
-    used = given["completion_mask"][keep].any(0).nonzero()
+    used = present["completion_mask"][keep].any(0).nonzero()
     width = int(used.max()) + 1 if len(used) else 1
-    found = dict(inputs)
-    for name in BY_ROW & given.keys():
-        rows = given[name][keep]
-        found[name] = rows[:, :width] if name in RIGHT_PADDED and rows.shape[1] > 1 else rows
-    found["advantages"] = found["advantages"] * scale
-    return found
+    kept_inputs = dict(inputs)
+    for name in BY_ROW & present.keys():
+        rows = present[name][keep]
+        kept_inputs[name] = rows[:, :width] if name in RIGHT_PADDED and rows.shape[1] > 1 else rows
+    kept_inputs["advantages"] = kept_inputs["advantages"] * scale
+    return kept_inputs

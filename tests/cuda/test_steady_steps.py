@@ -17,7 +17,7 @@ from pretended_cuda import place
 from thresher import AdaSelection, FullData, SelectiveBackprop
 
 pytestmark = [needs_cuda, pytest.mark.usefixtures("torch_may_warn")]
-COMPARED = ("subset/verify.py", "passes/loss_comparison.py", "passes/own.py:repeat")
+COMPARED = ("subset/verify.py", "passes/loss_comparison.py", "passes/extra_passes.py:repeat")
 """Places that wait in calls 1, 2, 4, ... and then in every 256th."""
 WARM_UP, BATCH = 6, 32
 

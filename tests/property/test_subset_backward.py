@@ -41,7 +41,7 @@ def wrapped(name: str):
 def test_gradients_are_those_of_the_plain_model(name, n, kind, seed) -> None:
     sub = wrapped(name)
     same_as_plain(sub, *MODELS[name][1](n), rows=kept(n, kind, seed))
-    assert sub._patience.made <= 2
+    assert sub._patience.traces <= 2
 
 
 @functools.cache

@@ -30,10 +30,10 @@ def identity_of(outputs: Any, targets: Any) -> CallIdentity | None:
         outputs: First argument of the criterion, in any nesting.
         targets: Second argument of the criterion, in any nesting.
     """
-    made = tuple(_origin(leaf) for leaf in leaves(outputs))
-    if not made or None in made:
+    origins = tuple(_origin(leaf) for leaf in leaves(outputs))
+    if not origins or None in origins:
         return None
-    return made, tuple(_place(leaf) for leaf in leaves(targets) if leaf.layout is torch.strided)
+    return origins, tuple(_place(leaf) for leaf in leaves(targets) if leaf.layout is torch.strided)
 
 
 def _origin(tensor: Tensor) -> tuple[Any, ...] | None:
@@ -66,12 +66,12 @@ class CreditedCall(NamedTuple):
 
     Attributes:
         identity: Identity of outputs and targets; None if unknown.
-        made: Number of the autograd node that was next after the loss.
+        end: Number of the autograd node that was next after the loss.
         origin: Forward pass of the outputs; None if it was not searched.
     """
 
     identity: CallIdentity | None
-    made: int
+    end: int
     origin: ForwardPass | None
 
 
@@ -94,21 +94,21 @@ def credited_before(
         return None
     made, origin = call[0], meter.passes.origin(outputs)
     returned = meter.passes.pass_with(made[0][0]) is origin
-    found = None
+    credit = None
     for one in calls:
         # The common path of a step saves the search for an origin. Its outputs were the last that `run.model` returned for
         # the batch before the loss, so the pass can still be found by number.
         as_returned = one.origin is None and isinstance(one.identity, int)
-        of = meter.passes.last_pass(batch.number, one.made) if as_returned else one.origin
+        of = meter.passes.last_pass(batch.number, one.end) if as_returned else one.origin
         if isinstance(one.identity, tuple) and one.identity[0] == made:
             return True
         if of is not None and of is origin:
-            found = found or (as_returned and returned)
-    return found
+            credit = credit or (as_returned and returned)
+    return credit
 
 
 class Deferred(Protocol):
-    """Signals that are computed later: for many small batches together, this takes a fraction of the time."""
+    """EntrySignals that are computed later: for many small batches together, this takes a fraction of the time."""
 
     @property
     def numel(self) -> int:
@@ -129,7 +129,7 @@ class Deferred(Protocol):
         ...
 
 
-Found = dict[str, Tensor] | Deferred
+EntrySignals = dict[str, Tensor] | Deferred
 """Signals of some rows, shape (n,), by name; or signals that are computed later."""
 
 MOST_WAITING = 2**15
@@ -151,7 +151,7 @@ class Entry:
 
     Args:
         attribution: Samples of the rows.
-        found: Signals of the rows.
+        signals: EntrySignals of the rows.
         call: Identity of outputs and targets, so that the same loss is not added twice; None if unknown.
         rows: Numbers of the rows that were trained on; None for all.
         backwards: Number of backward passes before this loss.
@@ -171,15 +171,15 @@ class Entry:
     counted = False
     """Whether its samples were counted as trained."""
     written: dict[str, Tensor] | None = None
-    instead: tuple[list[ForwardPass | None], Found, Tensor | None] | None = None
+    instead: tuple[list[ForwardPass | None], EntrySignals, Tensor | None] | None = None
     """Earlier passes of these rows, whose losses were added to this one; and its signals and rows without them."""
 
     def __init__(
-        self, attribution: Attribution, found: Found, call: CallIdentity | None, rows: Tensor | None, backwards: int
+        self, attribution: Attribution, signals: EntrySignals, call: CallIdentity | None, rows: Tensor | None, backwards: int
     ) -> None:
         self.attribution, self.key = attribution, attribution.key
-        self.found, self.call, self.rows, self.backwards = found, call, rows, backwards
-        self.made = next_node()
+        self.signals, self.call, self.rows, self.backwards = signals, call, rows, backwards
+        self.end = next_node()
         """Number of the autograd node that is next after this loss."""
 
     @property
@@ -190,13 +190,13 @@ class Entry:
     @property
     def calls(self) -> tuple[CreditedCall, ...]:
         """All calls of the criterion for these rows."""
-        return CreditedCall(self.call, self.made, self.origin), *self.more
+        return CreditedCall(self.call, self.end, self.origin), *self.more
 
     def values(self) -> dict[str, Tensor]:
         """Returns the signals; deferred signals are computed now."""
-        if not isinstance(self.found, dict):
-            self.found = self.found.now()
-        return self.found
+        if not isinstance(self.signals, dict):
+            self.signals = self.signals.now()
+        return self.signals
 
 
 def _storages(outputs: Any) -> set[StorageWeakRef]:
@@ -232,7 +232,7 @@ class StepAccumulator:
     def credit(
         self,
         attribution: Attribution,
-        found: Found,
+        signals: EntrySignals,
         outputs: Any,
         untracked: Any = None,
         rows: Tensor | None = None,
@@ -246,13 +246,13 @@ class StepAccumulator:
 
         Args:
             attribution: Samples of the rows.
-            found: Signals by name, or signals that are computed later.
+            signals: EntrySignals by name, or signals that are computed later.
             outputs: Outputs that the loss is made of.
             untracked: The same outputs if the entry may be withdrawn; None if the model certainly returned them for these rows.
             rows: Numbers of the rows that are trained on, shape (k,), int64; None for all.
             call: Identity of outputs and targets; None if unknown.
         """
-        entry = Entry(attribution, found, call, rows, self.meter.backwards)
+        entry = Entry(attribution, signals, call, rows, self.meter.backwards)
         if untracked is None and not self._open:
             self._open.append(entry)
         elif untracked is None or call is None or not self._has_credited_call(call, attribution):
@@ -278,7 +278,7 @@ class StepAccumulator:
         others = [other for other in self._open if _may_overlap(other.attribution, attribution)]
         if others:
             origin = origin or self.meter.passes.origin(outputs)
-            later = origin is None or all(origin.first >= other.made for other in others)
+            later = origin is None or all(origin.first >= other.end for other in others)
             again = later and all(entry.backwards > other.backwards for other in others)
             if later and not again:
                 entry.instead = [self._pass_of(other) for other in others], {**entry.values()}, entry.rows
@@ -293,32 +293,32 @@ class StepAccumulator:
     def _credit_again(self, same: Entry, more: Entry, outputs: Any, origin: ForwardPass | None, *, tracked: bool) -> None:
         """Adds a further loss to the entry of the same rows, or replaces it after another backward and forward pass."""
         origin = origin or self.meter.passes.origin(outputs)
-        later = origin is None or origin.first >= same.made
+        later = origin is None or origin.first >= same.end
         if not later and tracked and same.call == more.call:
             return  # the tensor that the model returned last, and a target of the batch, once more
         if not tracked:
             self.meter.count(outputs, origin, more.attribution.layout.n if later else 0)
         # A new forward pass after a backward pass (SAM, PGD, LBFGS) takes the place of the first one. Without a backward pass
-        # in between, both losses are trained on, and add up. Signals such as `correct` are those of the first loss.
+        # in between, both losses are trained on, and add up. EntrySignals such as `correct` are those of the first loss.
         if later and more.backwards > same.backwards:
-            same.found, same.rows, same.instead = more.found, more.rows, None
+            same.signals, same.rows, same.instead = more.signals, more.rows, None
         else:
             if later:
                 earlier = [] if same.instead is None else same.instead[0]
-                same.instead = [*earlier, self._pass_of(same)], more.found, more.rows
-            same.found = {**same.values(), "loss": same.values()["loss"] + more.values()["loss"]}
+                same.instead = [*earlier, self._pass_of(same)], more.signals, more.rows
+            same.signals = {**same.values(), "loss": same.values()["loss"] + more.values()["loss"]}
         if later:
             # Before the next line: `calls` is made of the fields that it overwrites.
             same.more = same.calls
-            same.call, same.made, same.origin, same.backwards = more.call, more.made, origin, more.backwards
+            same.call, same.end, same.origin, same.backwards = more.call, more.end, origin, more.backwards
         else:
-            same.more += (CreditedCall(more.call, more.made, origin),)
+            same.more += (CreditedCall(more.call, more.end, origin),)
         same.dirty = True
 
     def _pass_of(self, entry: Entry) -> ForwardPass | None:
         """Returns the latest forward pass of an entry; None if it is not known."""
         batch = entry.attribution.batch
-        return entry.origin or (None if batch is None else self.meter.passes.last_pass(batch.number, entry.made))
+        return entry.origin or (None if batch is None else self.meter.passes.last_pass(batch.number, entry.end))
 
     def gradients_zeroed(self) -> None:
         """Notes that gradients were set to zero: the backward passes so far are not part of the next step."""
@@ -331,7 +331,7 @@ class StepAccumulator:
         """Returns the entries whose gradients are in the step; all of them if backward passes are not seen."""
         for entry in entries:
             if entry.instead is not None and not any(map(self._takes_part, entry.instead[0])):
-                _, entry.found, entry.rows = entry.instead
+                _, entry.signals, entry.rows = entry.instead
                 entry.dirty = True
         left_out = [e for e in entries if e.written is None and not self._takes_part(self._pass_of(e))]
         if len(left_out) < len(entries):
@@ -367,7 +367,7 @@ class StepAccumulator:
             entry.written[signal] = torch.where(seen, old, torch.zeros_like(old))
         entry.fresh = ~seen
         # Without keys, a further loss of these rows comes here again; `_credit_again` would change only one of the entries.
-        entry.found, entry.key = values, None
+        entry.signals, entry.key = values, None
         for other in others:
             other.key = None
 
@@ -456,7 +456,7 @@ class StepAccumulator:
                 self._open.append(entry)
             elif entry.dirty:
                 self._waiting.append(entry)
-                self._size += OF_A_STEP if isinstance(entry.found, dict) else entry.found.numel
+                self._size += OF_A_STEP if isinstance(entry.signals, dict) else entry.signals.numel
         if self._size > MOST_WAITING:
             self._write_waiting()
 
@@ -470,7 +470,7 @@ class StepAccumulator:
         waiting, self._waiting, self._size = self._waiting, [], 0
         if waiting and not self.ids_repeat and _alike(waiting):
             ids = torch.cat([entry.attribution.ids for entry in waiting])
-            self._records.write(ids, _together([entry.found for entry in waiting]))
+            self._records.write(ids, _together([entry.signals for entry in waiting]))
             some = any(entry.rows is not None for entry in waiting)
             self._add_trained(torch.cat([entry.trained for entry in waiting]) if some else ids)
             return
@@ -548,17 +548,17 @@ def _alike(entries: Sequence[Entry]) -> bool:
     batches = {entry.attribution.batch for entry in entries}
     if len(batches) < len(entries) or any(e.written is not None or e.key is None or e.attribution.holds for e in entries):
         return False
-    first = entries[0].found
+    first = entries[0].signals
     if isinstance(first, dict):
-        return all(isinstance(entry.found, dict) and entry.found.keys() == first.keys() for entry in entries)
-    return all(not isinstance(entry.found, dict) and entry.found.form == first.form for entry in entries)
+        return all(isinstance(entry.signals, dict) and entry.signals.keys() == first.keys() for entry in entries)
+    return all(not isinstance(entry.signals, dict) and entry.signals.form == first.form for entry in entries)
 
 
-def _together(found: Sequence[Found]) -> dict[str, Tensor]:
-    first = found[0]
+def _together(signals: Sequence[EntrySignals]) -> dict[str, Tensor]:
+    first = signals[0]
     if not isinstance(first, dict):
-        return first.together(found)
-    known = [one for one in found if isinstance(one, dict)]
+        return first.together(signals)
+    known = [one for one in signals if isinstance(one, dict)]
     return {name: torch.cat([one[name] for one in known]) for name in first}
 
 

@@ -255,14 +255,14 @@ class Attributor:
         try:
             made_for = set[int]() if ids is None else self.meter.passes.batches_of(outputs)
             stated = None if ids is None else self._batches.stated(ids, repeat, made_for, self._first_of_epoch)
-            found = attribute(self._tracker, outputs, targets, stated)
+            attribution = attribute(self._tracker, outputs, targets, stated)
         except AttributionError:
             # An earlier loss of these outputs, such as the first term of mixup, was credited to the wrong samples as well.
             self._accumulator.withdraw(outputs)
             raise
-        if found.batch is not None and found.key is not None and found.batch.number < self._passed:
-            self._refuse_repeated(found.batch)
-        return found
+        if attribution.batch is not None and attribution.key is not None and attribution.batch.number < self._passed:
+            self._refuse_repeated(attribution.batch)
+        return attribution
 
     def _refuse_repeated(self, batch: YieldedBatch) -> None:
         """Raises an error if a batch of an earlier pass is trained on again, as `itertools.cycle` does."""
@@ -304,8 +304,8 @@ class Attributor:
             return None
         # Weights are looked up by id. The batch of the ids comes first, because argmax takes the first match.
         same = attribution.ids.unsqueeze(1) == torch.cat([one.ids for one in known])
-        found = torch.cat([one.weights for one in known if one.weights is not None])[same.int().argmax(1)]
-        return torch.where(same.any(1), found, 1.0)
+        weights = torch.cat([one.weights for one in known if one.weights is not None])[same.int().argmax(1)]
+        return torch.where(same.any(1), weights, 1.0)
 
     def begin_epoch(self, *, ids_repeat: bool) -> None:
         """Prepares for the batches of an epoch.

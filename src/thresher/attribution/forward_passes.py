@@ -192,8 +192,8 @@ class ForwardPasses:
         Args:
             outputs: Outputs that a loss is made of, in any nesting.
         """
-        found = {None if one is None else one.inputs_of for one in self._origins(outputs)}
-        return {number for number in found if number is not None} if None not in found else set()
+        batches = {None if one is None else one.inputs_of for one in self._origins(outputs)}
+        return {number for number in batches if number is not None} if None not in batches else set()
 
     def _origins(self, outputs: Any) -> Iterator[ForwardPass | None]:
         """Yields the forward passes of outputs, and None if the search is given up."""
@@ -223,12 +223,12 @@ class ForwardPasses:
         """
         if self.parameters is None:
             return True
-        own = {id(parameter) for parameter in self.parameters()}
+        trained = {id(parameter) for parameter in self.parameters()}
         todo, left = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None], MOST_OPERATIONS
         seen = set(todo)
         while todo and left:
             node, left = todo.pop(), left - 1
-            if id(getattr(node, "variable", None)) in own:
+            if id(getattr(node, "variable", None)) in trained:
                 return True
             parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
             seen |= parents

@@ -95,9 +95,9 @@ def moved_among_samples(
     """
     flags = []
     for batch in batches:
-        positions, found = _positions(ids.to(batch.ids.device), batch.ids)
-        found = found.to(targets.device)
-        if found.is_cpu and not found:
+        positions, missing = _positions(ids.to(batch.ids.device), batch.ids)
+        missing = missing.to(targets.device)
+        if missing.is_cpu and not missing:
             continue
         compared = list(_compared(targets, batch, positions, repeat))
         if compared:
@@ -106,7 +106,7 @@ def moved_among_samples(
             there = values[:, 0].sum(1) == values[:, 1].sum(1)
             origin = there.int().argmax().view(1)
             values, few = values.index_select(0, origin)[0], few.index_select(0, origin)[0]
-            flags.append(suspicion.grows(there.any() & ~in_order, found, batch.number, values, few))
+            flags.append(suspicion.grows(there.any() & ~in_order, missing, batch.number, values, few))
     return flags
 
 

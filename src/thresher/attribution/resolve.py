@@ -200,8 +200,8 @@ def _keeps(node: Any, kind: str, operand: _Operand, shape: tuple[int, ...]) -> b
 def _dims(node: Any, dimensions: int) -> set[int]:
     """Dimensions that an operation acts along; empty if unknown, or if it acts along all."""
     names = ("_saved_dim", "_saved_dims", "_saved_dim0", "_saved_dim1", "_saved_dimension")
-    found = [getattr(node, name) for name in names if hasattr(node, name)]
-    dims = [dim for one in found if one is not None for dim in (one if isinstance(one, tuple | list) else (one,))]
+    saved = [getattr(node, name) for name in names if hasattr(node, name)]
+    dims = [dim for one in saved if one is not None for dim in (one if isinstance(one, tuple | list) else (one,))]
     return _positive(dims, dimensions)
 
 
@@ -214,9 +214,9 @@ def _positive(dims: Sequence[int], dimensions: int) -> set[int]:
 def _indexes_in_order(indices: Sequence[Tensor | None], rows: int) -> bool:
     """Whether advanced indexing keeps the order of the rows."""
     # An index on a device is not read, since that would wait for it: it counts as one that may move rows.
-    first, given = indices[0], [i for i, index in enumerate(indices) if index is not None]
+    first, indexed = indices[0], [i for i, index in enumerate(indices) if index is not None]
     if first is None:
-        return given == list(range(given[0], given[-1] + 1))  # else the indexed dimensions come first
+        return indexed == list(range(indexed[0], indexed[-1] + 1))  # else the indexed dimensions come first
     if first.device.type != "cpu" or first.dtype == torch.bool or first.shape[:1] != (rows,) or first.numel() != rows:
         return False
     others = all(index is None or index.dim() <= first.dim() for index in indices)

@@ -45,16 +45,16 @@ class TrackedModel(nn.Module):
         timing: Timing,
     ) -> None:
         super().__init__()
-        own: dict[str, Any] = self.__dict__
-        del own["training"]  # everything that is not found here is read from the user's model
+        members: dict[str, Any] = self.__dict__
+        del members["training"]  # everything that is not found here is read from the user's model
         # The registries themselves, not the module as a child: names stay those of the user's model, without "module." before
         # them, and a layer that the loop replaces or adds later is at once in both.
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            own[registry] = module.__dict__[registry]
-        own["module"] = module
-        own["_called"] = module if call is None else call
-        own["_tracked_by"], own["_timed_by"] = tracker, timer
-        own["_runs_on"], own["_counted_by"], own["_booked_by"] = device, meter, timing
+            members[registry] = module.__dict__[registry]
+        members["module"] = module
+        members["_called"] = module if call is None else call
+        members["_tracked_by"], members["_timed_by"] = tracker, timer
+        members["_runs_on"], members["_counted_by"], members["_booked_by"] = device, meter, timing
         self.autocast: torch.dtype | None = None
         """Autocast dtype of the last training pass; None without autocast."""
         self.on_forward: Callable[[torch.dtype | None], None] | None = None
@@ -62,35 +62,36 @@ class TrackedModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; with gradients enabled, remembers the rows of its outputs."""
-        own = self.__dict__
-        module, tracker, timer = own["module"], own["_tracked_by"], own["_timed_by"]
+        members = self.__dict__
+        module, tracker, timer = members["module"], members["_tracked_by"], members["_timed_by"]
         if torch.compiler.is_compiling():  # before the clock, which a compiler refuses
             return module(*args, **kwargs)
         begin = perf_counter()
         # Inside of vmap or grad, tensors have no storage to recognise, and several passes are one call.
         if in_transform():
-            own["_counted_by"].make_unknown(TRANSFORMED)
+            members["_counted_by"].make_unknown(TRANSFORMED)
             return self._users_own()(*args, **kwargs)
         if not torch.is_grad_enabled():
-            own["_counted_by"].evaluated += 1
+            members["_counted_by"].evaluated += 1
             return module(*args, **kwargs)
-        kind = own["_runs_on"].type
-        own["autocast"] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        if own["on_forward"] is not None:
-            own["on_forward"](own["autocast"])
+        kind = members["_runs_on"].type
+        members["autocast"] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        if members["on_forward"] is not None:
+            members["on_forward"](members["autocast"])
         # Before the call: a model may change its inputs in place, and the nodes of the pass are those made after this number.
         inputs, first = tracker.look_inputs((args, kwargs)), next_node()
-        call, own["_counted_by"].passes.subset = own["_called"], None  # of a call of the model itself, or of one that failed
+        # An earlier subset may be left over from a call of the model itself, or from one that failed.
+        call, members["_counted_by"].passes.subset = members["_called"], None
         measures = timer.running and module.training
         calls = perf_counter()
         outputs = timer.forward(lambda: call(*args, **kwargs)) if measures else call(*args, **kwargs)
         called = perf_counter()
         tracker.remember_outputs(outputs, inputs)
         if inputs.rows is not None and not inputs.refuse:
-            own["_counted_by"].passed(outputs, inputs.rows.n, first, inputs.rows.batch.number)
+            members["_counted_by"].passed(outputs, inputs.rows.n, first, inputs.rows.batch.number)
         elif module.training:
-            own["_counted_by"].passed(outputs, None, first, shapes=[leaf.shape[:2] for leaf in leaves((args, kwargs))])
-        own["_booked_by"].attribution_s += perf_counter() - called + calls - begin
+            members["_counted_by"].passed(outputs, None, first, shapes=[leaf.shape[:2] for leaf in leaves((args, kwargs))])
+        members["_booked_by"].attribution_s += perf_counter() - called + calls - begin
         return outputs
 
     # Everything else is that of the user's model.

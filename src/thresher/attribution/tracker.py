@@ -162,9 +162,9 @@ class RowTracker(Uncopied):
         # Held weakly: outputs hold the graph of the whole step, which must go when the loop lets go of it.
         whole = isinstance(outputs, Tensor) and not inputs.refuse and batch.unknown is None
         if whole and repeat == 1 and count == len(batch.ids) == len(outputs) and step == 1:
-            own = Rows(batch, 0, 1, count, 1)
+            rows = Rows(batch, 0, 1, count, 1)
             # Not kept in the batch, which it names: without a cycle, memory of a batch is free as soon as nobody needs it.
-            of_all = Attribution(batch.ids, own.key, batch, RowLayout(count), own.positions(), (), batch.all_count)
+            of_all = Attribution(batch.ids, rows.key, batch, RowLayout(count), rows.positions(), (), batch.all_count)
             self._returned = weakref.ref(outputs), outputs._version, of_all
         changed = inputs.description if inputs.refuse else None
         for tensor in leaves(outputs):
@@ -202,19 +202,19 @@ class RowTracker(Uncopied):
             return NOT_YIELDED
         # Several batches lie in one storage if a collate_fn returns views of one big tensor. If two of them can be meant,
         # nothing is certain; a batch with a credited loss, as of the epoch before, does not count.
-        found, changed = None, None
+        lookup, changed = None, None
         for tracked in reversed(known):
             rows = tracked.locate(*layout)
             if rows is None:
                 continue
             if tracked.version != tensor._version:
                 changed = rows
-            elif found is None:
-                found = Lookup(rows, tracked.changed or "", refuse=tracked.changed is not None)
-            elif found.rows is not None and rows.key != found.rows.key and not rows.batch.credited:
+            elif lookup is None:
+                lookup = Lookup(rows, tracked.changed or "", refuse=tracked.changed is not None)
+            elif lookup.rows is not None and rows.key != lookup.rows.key and not rows.batch.credited:
                 return Lookup(None, "a tensor that two yielded batches share")
-        if found is not None:
-            return found
+        if lookup is not None:
+            return lookup
         if changed is not None:
             return Lookup(None, "a tensor of the batch that was changed in place since the loader yielded it", changed=changed)
         return Lookup(None, "a view of a batch that does not show whole rows")
@@ -238,13 +238,13 @@ class RowTracker(Uncopied):
                 named.append((lookup, lookup.rows))
         if not named:
             return NOT_YIELDED
-        found, first = named[0]
+        chosen, first = named[0]
         for lookup, rows in named[1:]:
             if rows.key != first.key:
                 return Lookup(first, "outputs of the model for inputs from different rows", refuse=True)
-            if lookup.refuse and not found.refuse:
-                found = lookup
-        return found
+            if lookup.refuse and not chosen.refuse:
+                chosen = lookup
+        return chosen
 
     def places(self) -> dict[tuple[int, int], TrackedTensor]:
         """Returns the tensors with known rows by their place in the autograd graph."""

@@ -252,16 +252,16 @@ class ProcessWorld(World):
     def gather(self, values: NDArray[Any]) -> NDArray[Any]:
         """Returns the arrays of all ranks, which have one shape and dtype: shape (size, *shape)."""
         # As bytes, because gloo does not know every dtype.
-        own = torch.from_numpy(values.reshape(-1).view(np.uint8).copy()).to(self._device)
-        every = torch.empty((self.size, len(own)), dtype=torch.uint8, device=self._device)
-        dist.all_gather(list(every.unbind()), own, group=self._group)
+        sent = torch.from_numpy(values.reshape(-1).view(np.uint8).copy()).to(self._device)
+        every = torch.empty((self.size, len(sent)), dtype=torch.uint8, device=self._device)
+        dist.all_gather(list(every.unbind()), sent, group=self._group)
         return every.cpu().numpy().reshape(-1).view(values.dtype).reshape(self.size, *values.shape)
 
     def every(self, value: T) -> list[T]:
         """Returns the values of all ranks."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self._group)
-        return found
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, value, group=self._group)
+        return gathered
 
     def _broadcast(self, value: Any) -> Any:
         box = [value]
@@ -307,12 +307,12 @@ def agree(world: World, facts: Mapping[str, Any]) -> None:
         >>> agree(ALONE, {"seed": 0, "epochs": 5})
     """
     # A digest first: only if it differs are the texts sent, from which every rank names the difference.
-    own = {name: described(value) for name, value in facts.items()}
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).digest()[:8]
-    found = world.gather(np.frombuffer(digest, dtype=np.int64))
-    if (found == found[0]).all():
+    described_facts = {name: described(value) for name, value in facts.items()}
+    digest = hashlib.sha256(json.dumps(described_facts, sort_keys=True).encode()).digest()[:8]
+    digests = world.gather(np.frombuffer(digest, dtype=np.int64))
+    if (digests == digests[0]).all():
         return
-    every = world.every(own)
+    every = world.every(described_facts)
     names = [*facts, *sorted({name for one in every for name in one} - set(facts))]
     lines = [f"  {_difference(name, [one.get(name, 'missing') for one in every])}" for name in names]
     raise DisagreementError(

@@ -87,8 +87,8 @@ def data_parallel(model: nn.Module | None) -> DistributedDataParallel | None:
 
 def inside(model: nn.Module) -> nn.Module:
     """Returns the module inside of `DistributedDataParallel`, whose calls wait for no other process; any other model itself."""
-    found = data_parallel(model)
-    return model if found is None else found.module
+    parallel = data_parallel(model)
+    return model if parallel is None else parallel.module
 
 
 _AROUND: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[DistributedDataParallel]]" = weakref.WeakKeyDictionary()
@@ -109,8 +109,8 @@ def trains_inside(model: nn.Module, parallel: nn.Module) -> None:
 
 def averages(model: nn.Module | None) -> DistributedDataParallel | None:
     """Returns the `DistributedDataParallel` that averages the gradients of a model: itself, or one that calls it."""
-    found = None if model is None else _AROUND.get(model)
-    return data_parallel(model) if found is None else found()
+    reference = None if model is None else _AROUND.get(model)
+    return data_parallel(model) if reference is None else reference()
 
 
 class CallInside:
@@ -127,12 +127,12 @@ class CallInside:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; arguments and result are those of the model."""
         members = self._model._modules
-        own = members["module"]
+        module = members["module"]
         members["module"] = self._module
         try:
             return self._model(*args, **kwargs)
         finally:
-            members["module"] = own
+            members["module"] = module
 
 
 def _kinds(*names: str) -> tuple[type, ...]:
@@ -144,5 +144,5 @@ def _kinds(*names: str) -> tuple[type, ...]:
 def _is_flattened(part: nn.Module) -> bool:
     """Checks whether `FullyShardedDataParallel` around a module has made views of its parameters."""
     managed = getattr(part, "_is_fsdp_managed_module", False)
-    own = [parameter for parameter in part._parameters.values() if parameter is not None] if managed else []
-    return any(hasattr(parameter, "_is_flat_param") or parameter.grad_fn is not None for parameter in own)
+    parameters = [parameter for parameter in part._parameters.values() if parameter is not None] if managed else []
+    return any(hasattr(parameter, "_is_flat_param") or parameter.grad_fn is not None for parameter in parameters)

@@ -486,10 +486,10 @@ class Selection(Callback):
         check_trainer(trainer)
         self._run, self._batches, self._saved, self._searches = None, None, None, False
         source = trainer.fit_loop._data_source
-        made = source.dataloader
+        make_loader = source.dataloader
 
         def dataloader() -> Any:
-            loader = made()
+            loader = make_loader()
             self._generators = _generators_of(loader)
             self._before = rng.capture(trainer.strategy.root_device, self._generators)
             return loader
@@ -521,25 +521,25 @@ class Selection(Callback):
         """Attaches the run, and goes on where the checkpoint was saved."""
         self._own_loader = loader = check_loader_of(trainer)
         parts = {"criterion": self.criterion, "model": self.model}
-        own = {part: getattr(pl_module, name) if isinstance(name, str) else name for part, name in parts.items()}
+        members = {part: getattr(pl_module, name) if isinstance(name, str) else name for part, name in parts.items()}
         optimizer, epochs = trainer.optimizers[0], trainer.max_epochs
         assert epochs is not None
         assert trainer.model is not None
-        if own["model"] is not None:
-            trains_inside(own["model"], trainer.model)
+        if members["model"] is not None:
+            trains_inside(members["model"], trainer.model)
         self._run = run = attach(
             self.method,
             loader=loader,
             optimizer=optimizer,
             epochs=epochs,
             device=trainer.strategy.root_device,
-            **own,
+            **members,
             **self.settings,
         )
         check_length(run.loader, self.method, processes=trainer.world_size)
         self._stand_ins.put(pl_module, "thresher", run)
         if isinstance(self.criterion, str):
-            self._stand_ins.put(pl_module, self.criterion, CriterionInPlace(own["criterion"], run))
+            self._stand_ins.put(pl_module, self.criterion, CriterionInPlace(members["criterion"], run))
         if self.model is not None:
             self._stand_ins.put(pl_module, self.model, run.model)
         self._full = int(trainer.num_training_batches)
@@ -656,5 +656,5 @@ class Selection(Callback):
 
 def _generators_of(loader: Any) -> list[Any]:
     """Returns the generators that a loader draws from, each once."""
-    found = [getattr(loader, "generator", None), getattr(getattr(loader, "sampler", None), "generator", None)]
-    return list({id(one): one for one in found if one is not None}.values())
+    generators = [getattr(loader, "generator", None), getattr(getattr(loader, "sampler", None), "generator", None)]
+    return list({id(one): one for one in generators if one is not None}.values())

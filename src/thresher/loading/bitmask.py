@@ -104,9 +104,9 @@ class Bitmask:
             return np.empty(0, dtype=np.int64)
         first = int(np.searchsorted(self._ends, begin, side="right"))
         last = int(np.searchsorted(self._ends, end, side="left")) + 1
-        found = np.flatnonzero(unpacked(self.bits[first * BYTES : last * BYTES]))
+        positions = np.flatnonzero(unpacked(self.bits[first * BYTES : last * BYTES]))
         before = int(self._ends[first - 1]) if first else 0
-        return found[begin - before : end - before] + first * BYTES * 8
+        return positions[begin - before : end - before] + first * BYTES * 8
 
     @cached_property
     def _words(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

@@ -195,11 +195,11 @@ def shuffled(n: int, generator: torch.Generator | None) -> TensorOrder:
 
     def permute() -> Tensor:
         # RandomSampler draws the seed of its permutation from the global state, and only when its first id is asked for.
-        own = generator
-        if own is None:
-            own = torch.Generator()
-            own.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-        return torch.randperm(n, generator=own, dtype=small)
+        source = generator
+        if source is None:
+            source = torch.Generator()
+            source.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        return torch.randperm(n, generator=source, dtype=small)
 
     if generator is None:
         return TensorOrder(permute)
@@ -236,13 +236,13 @@ def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
         TypeError: One of them is not a whole number.
         IndexError: One of them is outside the dataset.
     """
-    found: list[Any] = numbers.tolist() if isinstance(numbers, Tensor | np.ndarray) else list(numbers)
+    values: list[Any] = numbers.tolist() if isinstance(numbers, Tensor | np.ndarray) else list(numbers)
     try:
-        ids = torch.tensor([*map(operator.index, found)], dtype=torch.int64)
+        ids = torch.tensor([*map(operator.index, values)], dtype=torch.int64)
     except TypeError:
         raise TypeError(
-            f"`loader` has a sampler, {type(sampler).__name__}, that yields {reprlib.repr(found[0])}, of type "
-            f"{type(found[0]).__name__}. It must yield ids: whole numbers, the positions of samples in the dataset. Let the "
+            f"`loader` has a sampler, {type(sampler).__name__}, that yields {reprlib.repr(values[0])}, of type "
+            f"{type(values[0]).__name__}. It must yield ids: whole numbers, the positions of samples in the dataset. Let the "
             "dataset or the collate_fn decide what else a sample depends on, such as its size."
         ) from None
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= n):
@@ -258,9 +258,9 @@ def generators_of(sampler: Any, loader: Any) -> list[torch.Generator]:
         loader: The user's loader.
     """
     of_sampler = None if is_seeded_by_epoch(sampler) else getattr(sampler, "generator", None)
-    found = [of_sampler, loader.generator]
-    own = [generator for generator in found if isinstance(generator, torch.Generator)]
-    return own[:1] if len(own) == 2 and own[0] is own[1] else own
+    candidates = [of_sampler, loader.generator]
+    generators = [generator for generator in candidates if isinstance(generator, torch.Generator)]
+    return generators[:1] if len(generators) == 2 and generators[0] is generators[1] else generators
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -440,24 +440,24 @@ class IdBatchSampler(Sampler[list[int]]):
 
     def _staying(self, drawn: int, keeps: Keeps, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
         order, exhausted = self._cursor.order, False
-        found = places = torch.empty(0, dtype=torch.int64)
+        kept = places = torch.empty(0, dtype=torch.int64)
         for size in sizes:
-            while len(found) < size and not exhausted:
+            while len(kept) < size and not exhausted:
                 # No id is taken early from a sampler of the user; known orders are looked up in the plan many at a time.
                 unknown = isinstance(order, SamplerOrder)
-                wanted = max(size - len(found), 0 if unknown else LOOKED_UP)
+                wanted = max(size - len(kept), 0 if unknown else LOOKED_UP)
                 piece = order.take(wanted)
                 exhausted = len(piece) < wanted
                 stays = torch.from_numpy(np.flatnonzero(keeps(piece.numpy())))
-                found, places = torch.cat([found, piece[stays]]), torch.cat([places, stays + drawn])
+                kept, places = torch.cat([kept, piece[stays]]), torch.cat([places, stays + drawn])
                 drawn += len(piece)
-            if len(found) < size:
+            if len(kept) < size:
                 break
-            ids, found = found[:size], found[size:]
+            ids, kept = kept[:size], kept[size:]
             last, places = int(places[size - 1]), places[size:]
             yield ids, last + 1
-        if len(found):
-            yield found, drawn
+        if len(kept):
+            yield kept, drawn
 
 
 class MapStyleBatches:

@@ -295,8 +295,8 @@ class SelectedLoader(OfUser):
     def state_of_pass(self) -> dict[str, Any]:
         """Returns the rows that were selected and not yielded yet, and how the epoch began, as tensors and plain values."""
         # Rows that were loaded with a state, and not read again yet, are saved as they are.
-        own = self.row_buffer is None or len(self._waiting[0])
-        ids, weights = self._waiting if own or self.row_buffer is None else self.row_buffer.waiting
+        unbuffered = self.row_buffer is None or len(self._waiting[0])
+        ids, weights = self._waiting if unbuffered or self.row_buffer is None else self.row_buffer.waiting
         return {
             "waiting": {"ids": ids, "weights": weights},
             "seen": self._seen,
@@ -407,8 +407,8 @@ class EpochIterator:
         if last and not self._loader.streams:
             self._loader.last_yielded(self._place.consumed)
         if self._cursor.weights is not None:  # of the plan, beside those of a batch method
-            own = self._cursor.weights(ids.numpy())
-            weights = weights if own is None else own if weights is None else own * weights
+            planned = self._cursor.weights(ids.numpy())
+            weights = weights if planned is None else planned if weights is None else planned * weights
         self._control.on_batch(batch, ids, self._place, weights, last=last)
 
     def _leaves_nothing(self, row_buffer: RowBuffer) -> bool:

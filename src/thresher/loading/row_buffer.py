@@ -71,15 +71,15 @@ def take_apart(batch: Any, n: int) -> tuple[list[Any], Any, Callable[[list[Any]]
 def take_rows(columns: list[Any], rows: Tensor) -> list[Any]:
     """Returns the same rows of several columns."""
     numbers: list[int] | None = None
-    found = []
+    taken = []
     for column in columns:
         if isinstance(column, Tensor):
-            found.append(column.index_select(0, rows.to(column.device, non_blocking=True)))
+            taken.append(column.index_select(0, rows.to(column.device, non_blocking=True)))
             continue
         # Only lists and arrays need the numbers on the host; for tensors alone nothing waits for the device.
         numbers = rows.tolist() if numbers is None else numbers
-        found.append(column[numbers] if isinstance(column, np.ndarray) else type(column)(column[i] for i in numbers))
-    return found
+        taken.append(column[numbers] if isinstance(column, np.ndarray) else type(column)(column[i] for i in numbers))
+    return taken
 
 
 def joined(parts: Sequence[Any]) -> Any:
@@ -201,9 +201,9 @@ class RowBuffer:
 
     def count(self) -> None:
         """Counts the rows that each process has; all processes call it together."""
-        own = sum(part.n for part in self._parts)
+        rows = sum(part.n for part in self._parts)
         # All ranks decide by this number alone, so that none asks for a batch that another one cannot make.
-        self.rows = int(self._world.gather(np.array([own])).min())
+        self.rows = int(self._world.gather(np.array([rows])).min())
 
     def _part(self, batch: Any, ids: Tensor, weights: Tensor | None) -> Part:
         columns, rest, rebuild = take_apart(batch, len(ids))
@@ -235,7 +235,7 @@ class RowBuffer:
     def take(self) -> tuple[Any, Tensor, Tensor | None]:
         """Removes the rows that came first, as many as in each process, and returns the batch, its ids and weights."""
         size = self.rows if self.size is None else min(self.size, self.rows)
-        found: list[Part] = []
+        parts: list[Part] = []
         wanted = size
         while wanted:
             part = self._parts.pop(0)
@@ -245,10 +245,10 @@ class RowBuffer:
                 self._parts.insert(0, part.between(wanted, n))
                 part = part.between(0, wanted)
             wanted -= part.n
-            found.append(part)
+            parts.append(part)
         self.rows -= size
-        columns = [joined(column) for column in zip(*(part.columns for part in found), strict=True)]
-        return found[-1].rebuild(columns), *ids_and_weights(found)
+        columns = [joined(column) for column in zip(*(part.columns for part in parts), strict=True)]
+        return parts[-1].rebuild(columns), *ids_and_weights(parts)
 
     def clear(self) -> None:
         """Removes all rows."""

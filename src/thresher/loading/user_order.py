@@ -135,8 +135,8 @@ class UserOrder:
     @property
     def _shuffles_itself(self) -> bool:
         """Whether the order is a plain shuffle that the sampler makes itself."""
-        own = is_seeded_by_epoch(self.sampler) or is_of_torchdata(self.sampler, "RandomSampler")
-        return own and self._has_all_once()
+        shuffles = is_seeded_by_epoch(self.sampler) or is_of_torchdata(self.sampler, "RandomSampler")
+        return shuffles and self._has_all_once()
 
     def _find_some_ids(self) -> Tensor | None:
         sampler, kind = self.sampler, type(self.sampler)
@@ -216,8 +216,8 @@ class UserOrder:
         """
         check_unchanged(self.dataset, self.n)
         if ids and self.some_ids is not None:
-            found = self._find_some_ids()
-            if found is None or not torch.equal(found, self.some_ids):
+            some_ids = self._find_some_ids()
+            if some_ids is None or not torch.equal(some_ids, self.some_ids):
                 raise ValueError(
                     f"{type(self.sampler).__name__} yields other samples than when `attach` was called, but the plans of the "
                     "run are made for those. Call run.detach() and attach again after the sampler has changed."

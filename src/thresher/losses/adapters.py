@@ -23,14 +23,14 @@ class ReducedCriterion(Criterion):
 
     @property
     def reduction(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.own.reduction
+        return self.original.reduction
 
     @property
     def keeps_positions(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.reduction == "none"
 
     def value(self, outputs: Any, targets: Any) -> Tensor:
-        return self.own.forward(outputs, targets)
+        return self.original.forward(outputs, targets)
 
     def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
         return self.value(outputs, targets), None
@@ -44,8 +44,8 @@ class ReducedCriterion(Criterion):
     def positions(self, outputs: Any, targets: Any) -> Tensor:
         # A second object over the user's own attributes: weights that are moved, cast or replaced later count at once,
         # and nobody sees another `reduction` in the user's module.
-        unreduced = object.__new__(type(self.own))
-        unreduced.__dict__ = {**self.own.__dict__, "reduction": "none"}
+        unreduced = object.__new__(type(self.original))
+        unreduced.__dict__ = {**self.original.__dict__, "reduction": "none"}
         return self._checked(unreduced.forward(outputs, targets), outputs, targets)
 
     def _checked(self, losses: Tensor, outputs: Any, targets: Any) -> Tensor:
@@ -58,12 +58,12 @@ class ReducedCriterion(Criterion):
         sizes = [tensor.numel() for tensor in (outputs, targets) if isinstance(tensor, Tensor)]
         if losses.numel() > max(sizes, default=losses.numel()):
             raise ValueError(
-                f"criterion {self.own!r} broadcast its arguments to losses of shape {tuple(losses.shape)}, which mixes "
+                f"criterion {self.original!r} broadcast its arguments to losses of shape {tuple(losses.shape)}, which mixes "
                 "samples. Make the shapes of outputs and targets equal."
             )
         if not losses.dim():
             raise ValueError(
-                f"criterion {self.own!r} returned a scalar although its reduction was set to 'none': its losses cannot be "
+                f"criterion {self.original!r} returned a scalar although its reduction was set to 'none': its losses cannot be "
                 "separated by sample. Pass a callable that returns one loss per sample, or use run.reduce."
             )
         return losses
@@ -77,18 +77,18 @@ class ClassCriterion(ReducedCriterion):
 
     @property
     def ignore_index(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.own.ignore_index
+        return self.original.ignore_index
 
     @property
     def _settings(self) -> dict[str, Any]:
-        return {"ignore_index": self.own.ignore_index}
+        return {"ignore_index": self.original.ignore_index}
 
     @property
     def class_weights(self) -> bool:
-        return self.own.weight is not None
+        return self.original.weight is not None
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
-        return type(self).function(outputs, targets, self.own.weight, reduction="none", **self._settings)
+        return type(self).function(outputs, targets, self.original.weight, reduction="none", **self._settings)
 
     def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
         return type(self).function(outputs, targets, reduction="none", **self._settings)
@@ -109,7 +109,7 @@ class ClassCriterion(ReducedCriterion):
             return super().shares(rows, targets)
         indices = targets.reshape(len(rows), -1)
         valid = indices != self.ignore_index
-        weight = self.own.weight
+        weight = self.original.weight
         # An ignored target such as -100 is no index of a weight: class 0 stands in for it, and counts 0 times.
         counts = valid if weight is None else weight[indices.where(valid, 0)] * valid
         return counts.sum(1).to(rows.dtype)
@@ -130,7 +130,8 @@ class NegativeLogLikelihood(ClassCriterion):
     function = F.nll_loss
 
     def value(self, outputs: Any, targets: Any) -> Tensor:
-        return F.nll_loss(outputs, targets, self.own.weight, ignore_index=self.own.ignore_index, reduction=self.reduction)
+        weight, ignore_index = self.original.weight, self.original.ignore_index
+        return F.nll_loss(outputs, targets, weight, ignore_index=ignore_index, reduction=self.reduction)
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         return outputs.detach().float()
@@ -141,18 +142,18 @@ class CrossEntropy(ClassCriterion):
 
     function = F.cross_entropy
 
-    def __init__(self, own: nn.CrossEntropyLoss) -> None:
-        super().__init__(own)
-        self._after_softmax = NegativeLogLikelihood(own)
-        self._own_settings, self._own_buffers = own.__dict__, own._buffers
+    def __init__(self, original: nn.CrossEntropyLoss) -> None:
+        super().__init__(original)
+        self._after_softmax = NegativeLogLikelihood(original)
+        self._settings_of_original, self._buffers_of_original = original.__dict__, original._buffers
 
     @property
     def smoothing(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.own.label_smoothing
+        return self.original.label_smoothing
 
     @property
     def _settings(self) -> dict[str, Any]:
-        return {"ignore_index": self.own.ignore_index, "label_smoothing": self.own.label_smoothing}
+        return {"ignore_index": self.original.ignore_index, "label_smoothing": self.original.label_smoothing}
 
     def measure(
         self, outputs: Any, targets: Any, layout: RowLayout, *, weights: Tensor | None, wanted: set[str]
@@ -166,7 +167,7 @@ class CrossEntropy(ClassCriterion):
         # A softmax over the batch needs the logits, so `batch_confidence` cannot be read after the log-softmax. Autocast picks
         # a dtype for each operation: log-softmax and NLL one after the other could give other bits than cross-entropy.
         return (
-            not self.own.label_smoothing
+            not self.original.label_smoothing
             and outputs.dim() > 1
             and not targets.dtype.is_floating_point
             and not (wanted and "batch_confidence" in wanted)
@@ -183,9 +184,9 @@ class CrossEntropy(ClassCriterion):
         weights_over_n: Tensor | None,
     ) -> "tuple[Tensor, dict[str, Tensor] | DeferredSignals]":
         """Inlines the most common case, one label per sample, because every step runs it and each Python call costs time."""
-        own = self._own_settings
-        common = own["reduction"] == "mean" and own["ignore_index"] < 0 and not own["label_smoothing"]
-        if not common or self._own_buffers["weight"] is not None or targets.dim() != 1 or _autocasts():
+        settings = self._settings_of_original
+        common = settings["reduction"] == "mean" and settings["ignore_index"] < 0 and not settings["label_smoothing"]
+        if not common or self._buffers_of_original["weight"] is not None or targets.dim() != 1 or _autocasts():
             return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
         if not wanted and attribution.all_count:
             if weights_over_n is not None and weights_over_n.dtype is outputs.dtype:
@@ -200,7 +201,7 @@ class CrossEntropy(ClassCriterion):
         likely = outputs.dim() > 1 and not targets.dtype.is_floating_point and reading.OF_A_BATCH.isdisjoint(wanted)
         if likely and weights is None and targets.shape[0] == attribution.layout.n:
             log_probs = torch.log_softmax(outputs, 1)
-            value = _nll_loss(log_probs, targets, None, 1, own["ignore_index"])
+            value = _nll_loss(log_probs, targets, None, 1, settings["ignore_index"])
             # The signals are read some steps later. By then the loop may have written its targets in place.
             return value, DeferredSignals(log_probs.detach(), targets.clone(), self._after_softmax, wanted)
         return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
@@ -212,20 +213,20 @@ class ElementCriterion(ReducedCriterion):
     Outputs and targets must have equal shapes.
     """
 
-    def __init__(self, own: Any) -> None:
-        super().__init__(own)
-        self.kind = "labels" if isinstance(own, nn.BCELoss | nn.BCEWithLogitsLoss) else "values"
+    def __init__(self, original: Any) -> None:
+        super().__init__(original)
+        self.kind = "labels" if isinstance(original, nn.BCELoss | nn.BCEWithLogitsLoss) else "values"
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
         if outputs.shape != targets.shape:
             raise ValueError(
-                f"criterion {self.own!r}: outputs of shape {tuple(outputs.shape)} and targets of shape "
+                f"criterion {self.original!r}: outputs of shape {tuple(outputs.shape)} and targets of shape "
                 f"{tuple(targets.shape)} would be broadcast against each other, which mixes samples. Make the shapes equal."
             )
         return super().positions(outputs, targets)
 
     def probs(self, outputs: Tensor) -> Tensor:
-        return outputs.float().sigmoid() if isinstance(self.own, nn.BCEWithLogitsLoss) else outputs.float()
+        return outputs.float().sigmoid() if isinstance(self.original, nn.BCEWithLogitsLoss) else outputs.float()
 
 
 class Divergence(ElementCriterion):
@@ -234,8 +235,8 @@ class Divergence(ElementCriterion):
     With reduction="batchmean" the loss of a sample is the sum over its positions.
     """
 
-    def __init__(self, own: Any) -> None:
-        super().__init__(own)
+    def __init__(self, original: Any) -> None:
+        super().__init__(original)
         self.kind = "classes"
 
     @property
@@ -243,7 +244,7 @@ class Divergence(ElementCriterion):
         return self.reduction == "batchmean"
 
     def class_targets(self, targets: Tensor) -> Tensor:
-        return targets.exp() if self.own.log_target else targets
+        return targets.exp() if self.original.log_target else targets
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         return outputs.float()
@@ -282,7 +283,7 @@ class OwnCriterion(Criterion):
         return losses if losses.dim() else self._by_rows(outputs, targets, losses)
 
     def _call(self, outputs: Any, targets: Any) -> Tensor:
-        losses = (self.own.forward if isinstance(self.own, nn.Module) else self.own)(outputs, targets)
+        losses = (self.original.forward if isinstance(self.original, nn.Module) else self.original)(outputs, targets)
         if not isinstance(losses, Tensor):
             raise self._refusal(f"returned {type(losses).__name__}")
         return losses
@@ -312,9 +313,9 @@ class OwnCriterion(Criterion):
 
     def _refusal(self, what: str) -> ValueError:
         return ValueError(
-            f"criterion {self.own!r} {what}: a function of your own must return one loss per sample, shape (rows, ...), as "
-            "with reduction='none', or the mean of these; losses of torch may be passed as they are. Or compute the losses in "
-            "the loop and call run.reduce(losses, ids=run.ids)."
+            f"criterion {self.original!r} {what}: a function of your own must return one loss per sample, shape (rows, ...), "
+            "as with reduction='none', or the mean of these; losses of torch may be passed as they are. Or compute the losses "
+            "in the loop and call run.reduce(losses, ids=run.ids)."
         )
 
 
@@ -355,7 +356,7 @@ class CustomCriterion(ReducedCriterion):
         rounding = 1e-4 if value.dtype in (torch.float32, torch.float64) else 1e-2
         if value.numel() != 1 or (value - expected).abs() > rounding * size:
             raise ValueError(
-                f"criterion {self.own!r} with reduction={self.reduction!r} does not return the "
+                f"criterion {self.original!r} with reduction={self.reduction!r} does not return the "
                 f"{'sum' if self.reduction == 'sum' else 'mean'} of its losses, so that the losses of single samples cannot be "
                 "weighted within it, as the method asks. Compute the losses in the loop and call run.reduce(losses, ids=...), "
                 "or set its reduction to 'none': run.criterion then returns the losses of single samples, times their weights, "
@@ -365,12 +366,12 @@ class CustomCriterion(ReducedCriterion):
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
         # Where samples are weighted, this is the one call of the step: the user's module itself must draw and remember.
-        reduction = self.own.reduction
-        self.own.reduction = "none"
+        reduction = self.original.reduction
+        self.original.reduction = "none"
         try:
-            losses = self.own.forward(outputs, targets)
+            losses = self.original.forward(outputs, targets)
         finally:
-            self.own.reduction = reduction
+            self.original.reduction = reduction
         return self._checked(losses, outputs, targets)
 
     def _of_copy(self, outputs: Any, targets: Any) -> Tensor:
@@ -379,16 +380,16 @@ class CustomCriterion(ReducedCriterion):
         return self._checked(unreduced.forward(outputs, targets), outputs, targets)
 
     def _copy(self) -> Any:
-        own: nn.Module = self.own
-        memo: dict[int, Any] = {id(one): one for one in own.parameters()}
+        criterion: nn.Module = self.original
+        memo: dict[int, Any] = {id(one): one for one in criterion.parameters()}
         # deepcopy refuses generators. The copy draws what the user's call will draw, and leaves the user's generator as it is.
-        memo |= {id(one): one.clone_state() for one in vars(own).values() if isinstance(one, torch.Generator)}
+        memo |= {id(one): one.clone_state() for one in vars(criterion).values() if isinstance(one, torch.Generator)}
         try:
-            return copy.deepcopy(own, memo)
+            return copy.deepcopy(criterion, memo)
         except Exception as error:
             raise ValueError(
-                f"criterion {own!r} cannot be copied ({error}), which is needed for the losses of single samples without a "
-                "second call of it. Pass a callable that returns one loss per sample, or use run.reduce."
+                f"criterion {criterion!r} cannot be copied ({error}), which is needed for the losses of single samples without "
+                "a second call of it. Pass a callable that returns one loss per sample, or use run.reduce."
             ) from error
 
 

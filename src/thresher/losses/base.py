@@ -40,7 +40,7 @@ class Criterion:
     """Adapter for a callable `(outputs, targets) -> losses` with the samples first; base class of all other adapters.
 
     Args:
-        own: The user's criterion.
+        original: The user's criterion.
 
     Attributes:
         kind: Meaning of the model's outputs; "unknown" where the shapes of a call must decide.
@@ -58,8 +58,8 @@ class Criterion:
     keeps_positions = False
     over_classes = True
 
-    def __init__(self, own: Any) -> None:
-        self.own = own
+    def __init__(self, original: Any) -> None:
+        self.original = original
 
     @property
     def class_weights(self) -> bool:
@@ -84,11 +84,11 @@ class Criterion:
         Raises:
             ValueError: The criterion returns something other than one loss per sample, or it would mix samples.
         """
-        losses = (self.own.forward if isinstance(self.own, nn.Module) else self.own)(outputs, targets)
+        losses = (self.original.forward if isinstance(self.original, nn.Module) else self.original)(outputs, targets)
         if not isinstance(losses, Tensor) or not losses.dim():
             got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise ValueError(
-                f"criterion {self.own!r} returned {got}: a function of your own must return one loss per sample, shape "
+                f"criterion {self.original!r} returned {got}: a function of your own must return one loss per sample, shape "
                 "(rows, ...), as with reduction='none'; losses of torch may be passed as they are. Or average the losses "
                 "yourself with run.reduce(losses, ids=...)."
             )
@@ -212,8 +212,8 @@ class Criterion:
         if rows is None:
             rows = layout.rows(self.plain_positions(outputs, targets))
         loss = rows.squeeze(1) if all_count and rows.shape[1] == 1 else self.means(rows, targets)
-        found = {"loss": loss, **self.read(outputs, targets, wanted - {"batch_loss"}, layout.n)}
-        return found | {"batch_loss": reading.batch_loss(loss)} if "batch_loss" in wanted else found
+        signals = {"loss": loss, **self.read(outputs, targets, wanted - {"batch_loss"}, layout.n)}
+        return signals | {"batch_loss": reading.batch_loss(loss)} if "batch_loss" in wanted else signals
 
     def check_weights(self, outputs: Any, targets: Any) -> None:
         """Checks that losses can be weighted within this criterion.
@@ -260,44 +260,45 @@ class Criterion:
         Raises:
             ValueError: The outputs of this criterion do not define a wanted signal.
         """
-        found: dict[str, Tensor] = {}
+        signals: dict[str, Tensor] = {}
         if "batch_confidence" in wanted:
-            found["batch_confidence"] = reading.batch_confidence(outputs, n=n)
+            signals["batch_confidence"] = reading.batch_confidence(outputs, n=n)
         if wanted & {"error", "grad_norm"}:
             errors = self.errors(outputs, targets, RowLayout(n, None))
-            found |= {"error": errors} if "error" in wanted else {}
-            found |= {"grad_norm": errors.norm(dim=1)} if "grad_norm" in wanted else {}
+            signals |= {"error": errors} if "error" in wanted else {}
+            signals |= {"grad_norm": errors.norm(dim=1)} if "grad_norm" in wanted else {}
         if "stratum" in wanted:
-            found["stratum"] = reading.strata(targets, n, of_classes=self.reads(outputs, targets) == "classes")
+            signals["stratum"] = reading.strata(targets, n, of_classes=self.reads(outputs, targets) == "classes")
         rest = wanted - {"error", "grad_norm", "batch_confidence", "stratum"}
         if not rest:
-            return found
+            return signals
         kind = self.reads(outputs, targets)
         if kind == "classes" and "label" in rest:
-            given = self.class_targets(targets)
-            found["label"] = given.argmax(1) if given.is_floating_point() and given.dim() == 2 else reading.as_classes(given, n)
+            labels = self.class_targets(targets)
+            soft = labels.is_floating_point() and labels.dim() == 2
+            signals["label"] = labels.argmax(1) if soft else reading.as_classes(labels, n)
             rest = rest - {"label"}
         if kind == "classes" and rest:
             log_probs = self.log_probs(outputs)
             if rest & (reading.ABOUT_CLASSES | reading.OF_THE_LABEL | {"uncertainty"}):
                 valid = self.valid(targets)
-                found |= reading.of_classes(log_probs, self.class_targets(targets), rest, n=n, valid=valid)
+                signals |= reading.of_classes(log_probs, self.class_targets(targets), rest, n=n, valid=valid)
             if rest & {"correct", "confidence"}:
                 # With one position per sample, an ignored target that is no class equals no prediction: nothing to mask.
                 one, index = targets.dim() == 1 and len(targets) == n, self.ignore_index
                 ignore = None if one and index is not None and index < 0 else index
-                found |= reading.classes(log_probs, targets, n=n, ignore_index=ignore)
+                signals |= reading.classes(log_probs, targets, n=n, ignore_index=ignore)
         if kind == "classes":
-            return found
+            return signals
         if kind == "labels" and not rest & reading.ABOUT_CLASSES:
             if "uncertainty" in rest:
-                found["uncertainty"] = reading.label_uncertainty(self.probs(outputs), n=n)
+                signals["uncertainty"] = reading.label_uncertainty(self.probs(outputs), n=n)
             if rest & reading.OF_THE_LABEL:
-                found |= reading.label_agreement(self.probs(outputs), targets, rest, n=n)
+                signals |= reading.label_agreement(self.probs(outputs), targets, rest, n=n)
             if rest & {"correct", "confidence"}:
-                found |= reading.labels(self.probs(outputs), targets, n=n)
-            return found
-        raise ValueError(unreadable(self.own, rest))
+                signals |= reading.labels(self.probs(outputs), targets, n=n)
+            return signals
+        raise ValueError(unreadable(self.original, rest))
 
     def class_targets(self, targets: Tensor) -> Tensor:
         """Returns the targets as class indices or as probabilities of the classes."""
@@ -310,7 +311,7 @@ class Criterion:
             probs: Probabilities of the labels, the sigmoid of the logits.
             targets: Targets of the labels, same shape, in [0, 1].
         """
-        weight, positive = (getattr(self.own, name, None) for name in ("weight", "pos_weight"))
+        weight, positive = (getattr(self.original, name, None) for name in ("weight", "pos_weight"))
         error = probs - targets if positive is None else probs * (1 + (positive - 1) * targets) - positive * targets
         return error if weight is None else error * weight
 
@@ -351,13 +352,13 @@ class Criterion:
 
     def _gradient(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor:
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
-            raise ValueError(unreadable(self.own, {"grad_norm"}))
+            raise ValueError(unreadable(self.original, {"grad_norm"}))
         # Signals are read under no_grad. The leaf is apart from the loop's graph, which its own backward pass still needs.
         with torch.enable_grad():
             leaf = outputs.detach().float().requires_grad_()
             means = self.means(layout.rows(self.plain_positions(leaf, targets)), targets)
             if not means.requires_grad:
-                raise ValueError(unreadable(self.own, {"grad_norm"}))
+                raise ValueError(unreadable(self.original, {"grad_norm"}))
             (gradient,) = torch.autograd.grad(means.sum(), leaf)
         return layout.rows(gradient)
 
@@ -380,18 +381,18 @@ def as_measured(losses: Tensor) -> Tensor:
     return losses.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.nan)
 
 
-def unreadable(own: Any, wanted: set[str], way_around: str = "") -> str:
+def unreadable(criterion: Any, wanted: set[str], way_around: str = "") -> str:
     """Returns the error message for signals that a criterion does not define, with what to do.
 
     Args:
-        own: The user's criterion.
+        criterion: The user's criterion.
         wanted: Names of the signals.
         way_around: Another way out, to end the sentence with, such as ", or use Kakurenbo(move_back=False)".
     """
     names = " and ".join(f"`{name}`" for name in sorted(wanted))
     return (
-        f"{names} {'are' if len(wanted) > 1 else 'is'} not defined for criterion {own!r}. Pass attach(signals=function) with "
-        f"function(outputs, targets) -> {{'{min(wanted)}': (n,) tensor, ...}}{way_around}."
+        f"{names} {'are' if len(wanted) > 1 else 'is'} not defined for criterion {criterion!r}. Pass attach(signals=function) "
+        f"with function(outputs, targets) -> {{'{min(wanted)}': (n,) tensor, ...}}{way_around}."
     )
 
 
@@ -483,10 +484,10 @@ class SignalReader:
         undefined = self.recorded & NOT_OF_VALUES if self.criterion.reads(outputs, targets) == "unknown" else set()
         missing = undefined & self._without.keys()
         if undefined != missing:
-            raise ValueError(unreadable(self.criterion.own, undefined, self._way_around(*sorted(undefined))))
+            raise ValueError(unreadable(self.criterion.original, undefined, self._way_around(*sorted(undefined))))
         wanted = self.recorded - missing
-        value, found = self.criterion.in_step(wanted, outputs, targets, attribution, weights, weights_over_n)
-        return value, (found if isinstance(found, dict) else found.now()) | self._never_seen(
+        value, signals = self.criterion.in_step(wanted, outputs, targets, attribution, weights, weights_over_n)
+        return value, (signals if isinstance(signals, dict) else signals.now()) | self._never_seen(
             missing, attribution.layout.n, value
         )
 
@@ -502,10 +503,10 @@ class SignalReader:
         self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Tensor | None
     ) -> tuple[Tensor, Any]:
         assert self.criterion is not None
-        own = self._ask(outputs, targets, attribution.layout.n)
-        wanted = self.recorded - own.keys()
-        value, found = self.criterion.in_step(wanted, outputs, targets, attribution, weights, weights_over_n)
-        return value, (found if isinstance(found, dict) else found.now()) | own
+        user_signals = self._ask(outputs, targets, attribution.layout.n)
+        wanted = self.recorded - user_signals.keys()
+        value, signals = self.criterion.in_step(wanted, outputs, targets, attribution, weights, weights_over_n)
+        return value, (signals if isinstance(signals, dict) else signals.now()) | user_signals
 
     def signals(
         self, outputs: Any, targets: Any, layout: RowLayout, wanted: set[str], *, all_count: bool = False
@@ -520,8 +521,9 @@ class SignalReader:
             all_count: Whether it is known that no target is an ignored one.
         """
         assert self.criterion is not None
-        own = self._ask(outputs, targets, layout.n)
-        return {**self.criterion.signals(outputs, targets, layout, wanted - own.keys(), all_count=all_count), **own}
+        user_signals = self._ask(outputs, targets, layout.n)
+        wanted = wanted - user_signals.keys()
+        return {**self.criterion.signals(outputs, targets, layout, wanted, all_count=all_count), **user_signals}
 
     def beside(
         self, outputs: Any, targets: Any, n: int, wanted: set[str], missing: Callable[[set[str]], str], loss: Tensor
@@ -539,23 +541,24 @@ class SignalReader:
         Raises:
             ValueError: Outputs, targets or criterion are missing.
         """
-        own = self._ask(outputs, targets, n)
-        wanted = wanted - own.keys()
+        user_signals = self._ask(outputs, targets, n)
+        wanted = wanted - user_signals.keys()
         if "stratum" in wanted and (outputs is None or targets is None):
             of_classes = self.criterion is not None and self.criterion.kind == "classes"
-            own, wanted = {**own, "stratum": reading.strata(targets, n, of_classes=of_classes)}, wanted - {"stratum"}
+            user_signals |= {"stratum": reading.strata(targets, n, of_classes=of_classes)}
+            wanted = wanted - {"stratum"}
         if not wanted:
-            return own
+            return user_signals
         criterion = None if outputs is None or targets is None else self.criterion
         if criterion is None or criterion.reads(outputs, targets) == "unknown":
-            own |= self._never_seen(wanted & self._without.keys(), n, loss)
-            wanted = wanted - own.keys()
+            user_signals |= self._never_seen(wanted & self._without.keys(), n, loss)
+            wanted = wanted - user_signals.keys()
         if not wanted:
-            return own
+            return user_signals
         if criterion is None:
             raise ValueError(missing(wanted))
         with torch.no_grad():
-            return {**criterion.read(outputs, targets, wanted, n), **own}
+            return {**criterion.read(outputs, targets, wanted, n), **user_signals}
 
     def _ask(self, outputs: Any, targets: Any, n: int) -> dict[str, Tensor]:
         """Calls the user's function and checks its answer."""
@@ -563,7 +566,7 @@ class SignalReader:
             return {}
         try:
             with torch.no_grad():
-                found = dict(self._own(outputs, targets))
+                signals = dict(self._own(outputs, targets))
         except (AttributeError, TypeError) as error:
             if outputs is not None and targets is not None:
                 raise
@@ -571,9 +574,9 @@ class SignalReader:
                 f"attach(signals=function): the function got outputs={_kind(outputs)} and targets={_kind(targets)}, as "
                 f"run.reduce was called: pass run.reduce(..., outputs=, targets=). It said: {error}"
             ) from error
-        for name, tensor in found.items():
+        for name, tensor in signals.items():
             wide = name in WIDE_SIGNALS and name in self.chosen_by
             if not isinstance(tensor, Tensor) or (tensor.shape[:1] if wide else tensor.shape) != (n,):
                 got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise ValueError(f"`signals` must return tensors of shape ({n},), got {got} for {name!r}")
-        return {name: tensor for name, tensor in found.items() if name in self.chosen_by}
+        return {name: tensor for name, tensor in signals.items() if name in self.chosen_by}

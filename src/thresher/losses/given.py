@@ -41,9 +41,9 @@ class GivenLosses:
         ValueError: A shape or a device does not fit, or a value is out of its range.
 
     Example:
-        >>> losses, valid = torch.tensor([[1.0, 2.0], [6.0, 9.0]]), torch.tensor([[True, True], [True, False]])
-        >>> given = GivenLosses(losses, valid)
-        >>> given.plain(), given.means(RowLayout(2))
+        >>> values, valid = torch.tensor([[1.0, 2.0], [6.0, 9.0]]), torch.tensor([[True, True], [True, False]])
+        >>> losses = GivenLosses(values, valid)
+        >>> losses.plain(), losses.means(RowLayout(2))
         (tensor(3.), tensor([1.5000, 6.0000]))
     """
 

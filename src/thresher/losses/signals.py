@@ -86,8 +86,8 @@ def classes(
 
     Example:
         >>> log_probs = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3]]).log()
-        >>> found = classes(log_probs, torch.tensor([0, 2]), n=2)
-        >>> found["correct"].tolist(), [round(value, 2) for value in found["confidence"].tolist()]
+        >>> signals = classes(log_probs, torch.tensor([0, 2]), n=2)
+        >>> signals["correct"].tolist(), [round(value, 2) for value in signals["confidence"].tolist()]
         ([True, False], [0.7, 0.6])
     """
     top, predicted = log_probs.max(1)
@@ -111,8 +111,8 @@ def labels(probs: Tensor, targets: Tensor, *, n: int, right_share: float = 0.5) 
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.3], [0.8, 0.6]])
-        >>> found = labels(probs, torch.tensor([[1.0, 0.0], [1.0, 0.0]]), n=2)
-        >>> found["correct"].tolist(), [round(value, 2) for value in found["confidence"].tolist()]
+        >>> signals = labels(probs, torch.tensor([[1.0, 0.0], [1.0, 0.0]]), n=2)
+        >>> signals["correct"].tolist(), [round(value, 2) for value in signals["confidence"].tolist()]
         ([True, False], [0.8, 0.7])
     """
     right = (probs >= 0.5) == (targets >= 0.5)
@@ -155,41 +155,41 @@ def of_classes(
 
     Example:
         >>> log_probs = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.3, 0.2]]).log()
-        >>> found = of_classes(log_probs, torch.tensor([0, 0]), {"el2n", "margin"}, n=2)
-        >>> {name: [round(value, 3) for value in values.tolist()] for name, values in found.items()}
+        >>> signals = of_classes(log_probs, torch.tensor([0, 0]), {"el2n", "margin"}, n=2)
+        >>> {name: [round(value, 3) for value in values.tolist()] for name, values in signals.items()}
         {'el2n': [0.374, 0.616], 'margin': [0.5, 0.2]}
     """
-    found: dict[str, Tensor] = {}
+    signals: dict[str, Tensor] = {}
     if "el2n" in wanted:
-        found["el2n"] = class_errors(log_probs, targets, valid=valid).norm(dim=1)
+        signals["el2n"] = class_errors(log_probs, targets, valid=valid).norm(dim=1)
     if wanted & (OF_THE_LABEL | {"margin"}):
         # An ignored target such as -100 is no index: class 0 stands in for it, and `_mean_over` leaves the position out.
         index = targets.argmax(1) if targets.is_floating_point() else targets if valid is None else targets.where(valid, 0)
-        found |= _of_the_label(log_probs, index.unsqueeze(1), wanted)
+        signals |= _of_the_label(log_probs, index.unsqueeze(1), wanted)
     if "entropy" in wanted:
         # xlogy is 0 where a probability is 0. The product of p and log p would be NaN there.
-        found["entropy"] = -torch.special.xlogy(probs := log_probs.exp(), probs).sum(1)
+        signals["entropy"] = -torch.special.xlogy(probs := log_probs.exp(), probs).sum(1)
     if "uncertainty" in wanted:
-        found["uncertainty"] = (log_probs.exp() * -torch.expm1(log_probs)).sum(1)  # p (1 - p), exact also where p is nearly 1
-    return {name: _mean_over(values, valid, n) for name, values in found.items()}
+        signals["uncertainty"] = (log_probs.exp() * -torch.expm1(log_probs)).sum(1)  # p (1 - p), exact also where p is nearly 1
+    return {name: _mean_over(values, valid, n) for name, values in signals.items()}
 
 
 def _of_the_label(log_probs: Tensor, index: Tensor, wanted: Set[str]) -> dict[str, Tensor]:
     """Returns those of `margin`, `label_probability` and `logit_margin` that are wanted, by position."""
-    found: dict[str, Tensor] = {}
-    own = log_probs.gather(1, index).squeeze(1)
+    signals: dict[str, Tensor] = {}
+    of_label = log_probs.gather(1, index).squeeze(1)
     if "label_probability" in wanted:
-        found["label_probability"] = own.exp().float()
+        signals["label_probability"] = of_label.exp().float()
     if "margin" in wanted:
         probs = log_probs.exp()
         others = probs.scatter(1, index, probs.new_full((), -1.0).expand(index.shape))
         # Where there is one class only, there is no other: the -1 above must not count as its probability.
-        found["margin"] = (probs.gather(1, index).squeeze(1) - others.amax(1).clamp(min=0)).float()
+        signals["margin"] = (probs.gather(1, index).squeeze(1) - others.amax(1).clamp(min=0)).float()
     if "logit_margin" in wanted:
         # Log-probabilities are logits less one number for all classes; that of a probability of 0 is bounded.
         others = log_probs.scatter(1, index, log_probs.new_full((), -torch.inf).expand(index.shape)).amax(1)
-        found["logit_margin"] = (own.clamp(min=-LEAST_LOG) - others.clamp(min=-LEAST_LOG)).float()
-    return found
+        signals["logit_margin"] = (of_label.clamp(min=-LEAST_LOG) - others.clamp(min=-LEAST_LOG)).float()
+    return signals
 
 
 def label_uncertainty(probs: Tensor, *, n: int) -> Tensor:
@@ -222,13 +222,13 @@ def label_agreement(probs: Tensor, targets: Tensor, wanted: Set[str], *, n: int)
         Signals by name, each of shape (n,), float.
 
     Example:
-        >>> found = label_agreement(torch.tensor([[0.75, 0.25]]), torch.tensor([[1.0, 0.0]]), {"label_probability"}, n=1)
-        >>> found["label_probability"].tolist()
+        >>> signals = label_agreement(torch.tensor([[0.75, 0.25]]), torch.tensor([[1.0, 0.0]]), {"label_probability"}, n=1)
+        >>> signals["label_probability"].tolist()
         [0.75]
     """
     right = torch.where(targets >= 0.5, probs, 1 - probs).float()
-    found = {"label_probability": right, "logit_margin": right.logit(1e-6)}
-    return {name: values.reshape(n, -1).mean(1) for name, values in found.items() if name in wanted}
+    signals = {"label_probability": right, "logit_margin": right.logit(1e-6)}
+    return {name: values.reshape(n, -1).mean(1) for name, values in signals.items() if name in wanted}
 
 
 def class_errors(log_probs: Tensor, targets: Tensor, *, valid: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
@@ -378,5 +378,5 @@ def rows_in_order(signals: Mapping[str, Tensor], order: Tensor) -> dict[str, Ten
         >>> rows_in_order({"loss": torch.tensor([0.5, 1.5])}, torch.tensor([1, 0]))["loss"]
         tensor([1.5000, 0.5000])
     """
-    found = {name: values.detach().index_select(0, order) for name, values in signals.items()}
-    return {name: values.index_select(1, order) if name in OF_PAIRS else values for name, values in found.items()}
+    ordered = {name: values.detach().index_select(0, order) for name, values in signals.items()}
+    return {name: values.index_select(1, order) if name in OF_PAIRS else values for name, values in ordered.items()}

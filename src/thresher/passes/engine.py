@@ -162,7 +162,7 @@ def device_of_model(model: nn.Module) -> torch.device | None:
 
 
 @contextmanager
-def own_pass(
+def isolated_pass(
     models: Sequence[nn.Module],
     *,
     devices: Iterable[torch.device],
@@ -208,7 +208,7 @@ def answers(
     *,
     features: bool = False,
 ) -> Iterator[list[Answer]]:
-    """Runs batches through one or more models. Call it inside `own_pass`.
+    """Runs batches through one or more models. Call it inside `isolated_pass`.
 
     Args:
         models: The models.
@@ -223,14 +223,14 @@ def answers(
     with ExitStack() as stack:
         watches = [stack.enter_context(watch_last_linear(model)) if features else None for model in models]
         for batch, n in batches:
-            found = []
+            answers_of_models = []
             for model, device, watch in zip(models, devices, watches, strict=True):
                 here = batch if device is None else to_device(batch, device)
                 outputs, targets = forward(model, here)
                 head, feature = (None, None) if watch is None else watch.take()
                 layout = RowLayout(n, None) if forward is plain_forward else layout_of(here, n, targets)
-                found.append(Answer(outputs, targets, feature, layout, head))
-            yield found
+                answers_of_models.append(Answer(outputs, targets, feature, layout, head))
+            yield answers_of_models
 
 
 def labels_or_none(targets: Any, n: int) -> Tensor | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from thresher.attribution.accumulator import Entry, StepAccumulator
 from thresher.attribution.forward_passes import next_node
 from thresher.attribution.rows import AttributionError
-from thresher.passes.own import Beginning, OwnPasses
+from thresher.passes.extra_passes import Beginning, ExtraPasses
 from thresher.warning import warn
 
 TIMES = 2
@@ -34,7 +34,7 @@ class Comparison:
         accumulator: Holds the losses of the loop.
     """
 
-    def __init__(self, passes: OwnPasses, accumulator: StepAccumulator) -> None:
+    def __init__(self, passes: ExtraPasses, accumulator: StepAccumulator) -> None:
         self._passes, self._accumulator = passes, accumulator
         self.pending = False
         """Whether a batch to compare is looked for."""
@@ -42,8 +42,8 @@ class Comparison:
         self._held: dict[int, Any] = {}
         self._began: dict[int, Beginning] = {}
         self._entry: Entry | None = None
-        self._made = 0
-        self._own: Tensor | None = None
+        self._end = 0
+        self._repeated: Tensor | None = None
         self._exact = self._rows_apart = True
         self._use: str | None = None
         self._trial: Callable[[], bool] | None = None
@@ -74,7 +74,7 @@ class Comparison:
     def _stop(self) -> None:
         if self.pending:
             self._passes.watch_forward(None)
-        self.pending, self._entry, self._own = False, None, None
+        self.pending, self._entry, self._repeated = False, None, None
         self._held, self._began = {}, {}
 
     def _waited(self) -> bool:
@@ -110,25 +110,25 @@ class Comparison:
 
         Args:
             value: The scalar for the loop.
-            outputs: Outputs of which the loss was made.
+            outputs: Outputs of the loss.
         """
         if self._trial is not None and not self._trial():
             self._stop()
             return
-        found = [entry for entry in self._accumulator.open if self._is_whole(entry)]
-        if self._entry in found and self._entry is not None:
-            if self._entry.made == self._made:
+        whole = [entry for entry in self._accumulator.open if self._is_whole(entry)]
+        if self._entry in whole and self._entry is not None:
+            if self._entry.end == self._end:
                 return
-        elif self._own is not None:  # the step of that batch is over
+        elif self._repeated is not None:  # the step of that batch is over
             self.compare()
             return
-        elif found:
-            self._entry = found[-1]
+        elif whole:
+            self._entry = whole[-1]
         else:
             return
         entry = self._entry
-        self._made, self._own = entry.made, None
-        made, origin = entry.made, self._accumulator.meter.passes.origin(outputs)
+        self._end, self._repeated = entry.end, None
+        end, origin = entry.end, self._accumulator.meter.passes.origin(outputs)
         beginning = None if origin is None else self._began.get(origin.first)
         assert entry.attribution.batch is not None
         batch, versions = self._held[entry.attribution.batch.number]
@@ -138,7 +138,8 @@ class Comparison:
 
         def backward_begins(_: Tensor) -> None:
             # Looked at once more: the loop may write its batch between the loss and the backward pass.
-            if self._entry is entry and self._made == made and self._own is None and self._passes.versions(batch) == versions:
+            same = self._entry is entry and self._end == end and self._repeated is None
+            if same and self._passes.versions(batch) == versions:
                 self._repeat(batch, entry.attribution.layout.n, beginning)
 
         if value.requires_grad:
@@ -163,7 +164,7 @@ class Comparison:
 
     def _repeat(self, batch: Any, n: int, beginning: Beginning | None) -> None:
         try:
-            found = self._passes.repeat(batch, n, beginning)
+            repeated = self._passes.repeat(batch, n, beginning)
         except (AttributionError, ValueError):
             # What a run may do later must not end a training that goes well without it.
             if self._trial is None:
@@ -177,32 +178,32 @@ class Comparison:
                 "The training goes on without this comparison."
             )
             return
-        if found is not None:
-            self._own, self._exact = found
+        if repeated is not None:
+            self._repeated, self._exact = repeated
             self._rows_apart = self._passes.can_choose(batch, n)
 
     def compare(self) -> None:
         """Compares the losses of a batch that were computed in both ways, and warns where they differ."""
-        entry, own = self._entry, self._own
-        self._entry = self._own = None
-        if entry is None or own is None or entry.key is None or entry.made != self._made:
+        entry, repeated = self._entry, self._repeated
+        self._entry = self._repeated = None
+        if entry is None or repeated is None or entry.key is None or entry.end != self._end:
             return
-        found = entry.found if isinstance(entry.found, dict) else entry.found.now()
-        loss = found["loss"].to(own.dtype)
-        exact = self._exact and own.dtype in (torch.float32, torch.float64)
-        same = torch.isclose(own, loss, rtol=1e-3 if exact else 0.05, atol=1e-4 if exact else 1e-2, equal_nan=True)
+        signals = entry.signals if isinstance(entry.signals, dict) else entry.signals.now()
+        loss = signals["loss"].to(repeated.dtype)
+        exact = self._exact and repeated.dtype in (torch.float32, torch.float64)
+        same = torch.isclose(repeated, loss, rtol=1e-3 if exact else 0.05, atol=1e-4 if exact else 1e-2, equal_nan=True)
         different = int((~same).sum())
         trial, self._times = self._trial is not None, 0 if different else self._times - 1
         self._stop()
         if trial:
             self.can_choose = self._rows_apart and not different
         elif different:
-            largest = float((own - loss).abs()[~same].max())
+            largest = float((repeated - loss).abs()[~same].max())
             warn(
                 f"The losses that the run computes in its own forward passes are not those of the loop: in one batch they "
-                f"differ for {different} of {len(own)} samples, by up to {largest:.3g}. {self._use} In its own passes, the run "
-                f"calls {self._passes.call} and gives the result to the criterion. Where the loop does more than that (it "
-                "normalises inputs, scales outputs or has a part of the network outside of run.model), pass "
+                f"differ for {different} of {len(repeated)} samples, by up to {largest:.3g}. {self._use} In its own passes, "
+                f"the run calls {self._passes.call} and gives the result to the criterion. Where the loop does more than that "
+                "(it normalises inputs, scales outputs or has a part of the network outside of run.model), pass "
                 "attach(forward=lambda model, batch: (outputs, targets)) that does the same and returns what the criterion "
                 "gets. Where the loop adds up several losses of a sample, let one criterion compute them all from (outputs, "
                 "targets). Where the loop draws random numbers between run.loader and run.model, as for noise or "

@@ -29,8 +29,8 @@ class Attributes:
 
     def __init__(self, module: nn.Module) -> None:
         # One table for all parts: a list that two attributes or parts share is one list among the copies, too.
-        made: dict[int, Any] = {}
-        self._of = [(part, _own(part, made)) for part in module.modules() if not isinstance(part, ScriptModule)]
+        copies: dict[int, Any] = {}
+        self._of = [(part, _own(part, copies)) for part in module.modules() if not isinstance(part, ScriptModule)]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from thresher.distributed.wrappers import inside
 from thresher.loading.collate_check import UnknownRows, checked
 from thresher.loading.samplers import check_iteration
 from thresher.loading.settings import KEPT_SETTINGS
-from thresher.passes.engine import Answer, Forward, answers, device_of_model, labels_or_none, own_pass, plain_forward
+from thresher.passes.engine import Answer, Forward, answers, device_of_model, isolated_pass, labels_or_none, plain_forward
 
 Models = nn.Module | Sequence[nn.Module]
 BATCH_SIZE = 64
@@ -61,7 +61,7 @@ def scan(
     sequential.collate_fn = checked(sequential)
     values, labels = [], []
     devices = dict.fromkeys(device_of_model(model) or torch.device("cpu") for model in models)
-    with own_pass(models, devices=devices):
+    with isolated_pass(models, devices=devices):
         for found in answers(models, _counted(sequential), forward or plain_forward, features=features):
             n = found[0].layout.n
             _check_targets(found, n)
@@ -99,11 +99,11 @@ def as_list(models: Models) -> list[nn.Module]:
     Raises:
         TypeError: There is none, or one of them is not a module.
     """
-    found = [models] if isinstance(models, nn.Module) else list(models)
-    if not found or not all(isinstance(model, nn.Module) for model in found):
-        got = ", ".join(type(model).__name__ for model in found) or "none"
+    modules = [models] if isinstance(models, nn.Module) else list(models)
+    if not modules or not all(isinstance(model, nn.Module) for model in modules):
+        got = ", ".join(type(model).__name__ for model in modules) or "none"
         raise TypeError(f"`models` must be one torch.nn.Module or more, got {got}")
-    return [inside(model) for model in found]
+    return [inside(model) for model in modules]
 
 
 def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:

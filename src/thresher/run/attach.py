@@ -31,7 +31,7 @@ from thresher.methods.uniform_rows import UniformRows
 from thresher.methods.winnow import Winnow
 from thresher.observation import OBSERVED, OF_ANY_LOSS
 from thresher.passes.engine import Forward, device_of_model
-from thresher.passes.own import OwnPasses
+from thresher.passes.extra_passes import ExtraPasses
 from thresher.passes.scoring_settings import Scoring
 from thresher.records import NEVER_SEEN, Column, Records
 from thresher.run.batch_selection import BatchSelection
@@ -51,24 +51,24 @@ LONG_EPOCH = 100
 """Number of times that an epoch may draw each sample, on average, before a warning."""
 
 
-def method_of(given: Any, *, streams: bool = False) -> Any:
+def method_of(method: Any, *, streams: bool = False) -> Any:
     """Returns the method that a share or a name stands for; anything else as it is.
 
     Args:
-        given: Argument `method` of `attach`, or a list of such arguments: a number such as 0.5 or a text such as "50%" is
+        method: Argument `method` of `attach`, or a list of such arguments: a number such as 0.5 or a text such as "50%" is
             `Winnow(share)`, or `UniformRows(share)` on a stream; another text is a method as on the command line.
         streams: Whether the loader iterates over an IterableDataset. Default False.
 
     Raises:
         ValueError: A share is outside (0, 1], no method has this name, or the method has settings without a default.
     """
-    if isinstance(given, list | tuple):
-        return [method_of(one, streams=streams) for one in given]
-    if isinstance(given, bool) or not isinstance(given, int | float | str):
-        return given
-    if isinstance(given, str) and given[:1].isalpha() and not given.endswith("%"):
-        return _by_name(given)
-    share = _share_of(given)
+    if isinstance(method, list | tuple):
+        return [method_of(one, streams=streams) for one in method]
+    if isinstance(method, bool) or not isinstance(method, int | float | str):
+        return method
+    if isinstance(method, str) and method[:1].isalpha() and not method.endswith("%"):
+        return _by_name(method)
+    share = _share_of(method)
     return UniformRows(share) if streams else Winnow(share)
 
 
@@ -134,10 +134,10 @@ def build_run(config: RunConfig) -> Run:
 
 def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> tuple[SelectedLoader, EpochMethod | OnSubset]:
     """The loader, and the epoch method on the samples that the loader has."""
-    own: dict[str, Any] = {"kept": config.kept, "world": config.world, "collate_keeps_rows": config.collate_keeps_rows}
+    settings: dict[str, Any] = {"kept": config.kept, "world": config.world, "collate_keeps_rows": config.collate_keeps_rows}
     # Candidates of a batch method may be gathered to larger batches: theirs are left as they are.
-    own["least"] = least_rows(config.model) if config.batch_method is None else 1
-    loader = SelectedLoader(config.loader, device=device, timing=timing, **own)
+    settings["least"] = least_rows(config.model) if config.batch_method is None else 1
+    loader = SelectedLoader(config.loader, device=device, timing=timing, **settings)
     method = config.epoch_method
     if requirements_of(method).order == "plan" and not loader.order_is_free:
         raise ValueError(
@@ -174,7 +174,7 @@ def _attribution(
         attributor=attributor,
         accumulator=accumulator,
         reader=reader,
-        passes=OwnPasses(model, loader, reader, records, cost, config.forward, device, unknown, _who_passes(config)),
+        passes=ExtraPasses(model, loader, reader, records, cost, config.forward, device, unknown, _who_passes(config)),
         records=records,
         cost=cost,
         stopwatch=stopwatch,
@@ -268,7 +268,7 @@ def _columns(config: RunConfig) -> dict[str, Column]:
     if adapter is not None and adapter.kind == "values":  # signals of the user's are for the method, not for what is observed
         undefined |= {name for name, instead in config.optional.items() if not instead}
     for name in undefined:
-        columns = {own: column for own, column in columns.items() if (column.signal or own) != name}
+        columns = {known: column for known, column in columns.items() if (column.signal or known) != name}
     if batch is not None:
         stale = config.scoring is not None and config.scoring.every_epochs > 1
         for name in {"loss", *(requirements_of(batch).signals if stale else ())}:
@@ -298,9 +298,9 @@ def _check_batches(parts: Parts, timeline: Timeline) -> None:
 
 def _without(config: RunConfig) -> dict[str, str]:
     """What is said where a signal that the epoch method can do without is not defined, by signal."""
-    method, own = config.epoch_method, config.criterion
-    of = getattr(own, "__name__", own)  # a function by its name, without its address
-    where = "where the loop computes its losses" if own is None else f"of the outputs of {of}"
+    method, criterion = config.epoch_method, config.criterion
+    of = getattr(criterion, "__name__", criterion)  # a function by its name, without its address
+    where = "where the loop computes its losses" if criterion is None else f"of the outputs of {of}"
     return {
         signal: f"{type(method).__name__} has no `{signal}` {where} and {instead}. A regression has none. Where there are "
         f"classes, pass attach(signals=function) with function(outputs, targets) -> {{'{signal}': (n,) tensor}}"
@@ -391,7 +391,7 @@ def attach(
         RuntimeError: `forward_passes` needs torch 2.11; nothing was changed.
     """
     loader = without_wrapper(loader)
-    given = RunConfig(
+    config = RunConfig(
         method=method_of(method, streams=isinstance(getattr(loader, "dataset", None), IterableDataset)),
         loader=loader,
         criterion=criterion,
@@ -409,7 +409,7 @@ def attach(
         labels=None if named else stratify,
         **checked_options(options),
     )
-    return build_run(check(given, process_group))
+    return build_run(check(config, process_group))
 
 
 SUCCESSORS = {"scoring": "forward_passes=Scoring(...)", "labels": "stratify=labels"}

@@ -72,17 +72,17 @@ class BatchSelection:
         _weights_over_n: Tensor | None,
     ) -> tuple[Any, ...]:
         """Averages losses that the loop computed itself over the rows that are trained on, and reads the signals of all."""
-        found = self._beside(given, attribution.layout, outputs[1], targets, self._parts.reader.recorded)
-        return given.value(attribution.layout, weights), found
+        signals = self._beside(given, attribution.layout, outputs[1], targets, self._parts.reader.recorded)
+        return given.value(attribution.layout, weights), signals
 
     def _beside(self, given: GivenLosses, layout: RowLayout, outputs: Any, targets: Any, wanted: set[str]) -> dict[str, Tensor]:
         """Signals of samples whose losses by position the loop computed itself."""
         self._dimension.check(given.losses, layout.n, by_sample=given.of_samples)
-        found = {"loss": given.means(layout)}
+        signals = {"loss": given.means(layout)}
         if "batch_loss" in wanted:
-            found["batch_loss"] = batch_loss(found["loss"])
-        return found | self._parts.reader.beside(
-            outputs, targets, layout.n, wanted - {"batch_loss"}, self._missing, found["loss"]
+            signals["batch_loss"] = batch_loss(signals["loss"])
+        return signals | self._parts.reader.beside(
+            outputs, targets, layout.n, wanted - {"batch_loss"}, self._missing, signals["loss"]
         )
 
     def _missing(self, wanted: set[str]) -> str:

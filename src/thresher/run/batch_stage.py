@@ -93,24 +93,24 @@ class BatchStage:
 
     def facts(self) -> dict[str, float]:
         """Returns the numbers of rows seen and kept since the last call, and the means of the facts of the plans."""
-        found: dict[str, float] = {"candidates": self.candidates, "selected": self.kept}
-        found |= {name: total / self._batches for name, total in self._facts.items()}
+        numbers: dict[str, float] = {"candidates": self.candidates, "selected": self.kept}
+        numbers |= {name: total / self._batches for name, total in self._facts.items()}
         if self.candidates:
-            found["actual_fraction"] = 1 - self.kept / self.candidates
+            numbers["actual_fraction"] = 1 - self.kept / self.candidates
         if defines(self.method, "report"):
-            found |= self.method.report(self.state)  # pyright: ignore[reportAttributeAccessIssue]
+            numbers |= self.method.report(self.state)  # pyright: ignore[reportAttributeAccessIssue]
         self.candidates = self.kept = self._batches = 0
         self._facts = {}
-        return found
+        return numbers
 
     def chosen(self) -> tuple[float, int]:
         """Returns the share of rows that the method chose since the last call, and in how many batches; others were left whole.
 
         The share is 1 where it was not asked.
         """
-        found = self._chosen / self._offered if self._offered else 1.0, self._asked
+        counts = self._chosen / self._offered if self._offered else 1.0, self._asked
         self._offered = self._chosen = self._asked = 0
-        return found
+        return counts
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the method and its position in the random numbers."""

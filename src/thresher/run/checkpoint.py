@@ -118,13 +118,13 @@ def check_batch_stage(state: Mapping[str, Any], stage: BatchStage | None) -> Non
         ValueError: It has not, since the method was made with other settings.
     """
     # The first state has the shapes of the settings, such as one value per base method.
-    own = {} if stage is None else stage.method.init_state()
+    expected = {} if stage is None else stage.method.init_state()
     saved = {} if state["batch_stage"] is None else state["batch_stage"]["state"]
-    for name in {**own, **saved}:
-        if not _takes_the_place(saved.get(name), own.get(name)):
+    for name in {**expected, **saved}:
+        if not _takes_the_place(saved.get(name), expected.get(name)):
             raise ValueError(
                 f"load_state_dict: the method of the state remembers `{name}` as {_kind_of(saved.get(name))}, that of this run "
-                f"as {_kind_of(own.get(name))}; nothing was loaded."
+                f"as {_kind_of(expected.get(name))}; nothing was loaded."
             )
 
 
@@ -153,9 +153,9 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
     Raises:
         ValueError: An interrupted epoch would go on in another order.
     """
-    saved, own = state["shuffle"], loader.order.state_dict()
+    saved, current = state["shuffle"], loader.order.state_dict()
     unlike = ("weights",) if "changed" in (saved or {}) else ()  # those of the state are taken over
-    was, now = _order_of(saved, unlike), _order_of(own, unlike)
+    was, now = _order_of(saved, unlike), _order_of(current, unlike)
     # A drawn plan brings its own order, which is in the state.
     if state["consumed"] and state["plan"] is not None and not state["plan"]["drawn"]:
         if was != now:
@@ -164,7 +164,7 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
                 "the rest of the epoch would be in another order. Nothing was loaded. Use the same sampler, or save between "
                 "epochs."
             )
-    elif was != now and saved is not None and own is not None:
+    elif was != now and saved is not None and current is not None:
         warn(f"load_state_dict: the state was saved by a loader with {was}, this one has {now}")
 
 
@@ -194,11 +194,11 @@ def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: t
     parts = [("epoch_start", state["epoch_start"])] if replays else []
     way_out = "save between epochs" if replays else "pass restore_rng=False"
     for name, states in [*parts, *([("rng", state["rng"])] if restored else [])]:
-        saved, own = len(states["generators"]), len(loader.generators())
-        if saved != own:
+        saved, current = len(states["generators"]), len(loader.generators())
+        if saved != current:
             raise ValueError(
                 f"load_state_dict: the state has the random states of {saved} generators, and the loader of this run draws "
-                f"from {own}; nothing was loaded. Give the DataLoader and its sampler a `generator` where they had one, or "
+                f"from {current}; nothing was loaded. Give the DataLoader and its sampler a `generator` where they had one, or "
                 f"{way_out}."
             )
         try:
@@ -297,11 +297,11 @@ class OtherProcesses:
 
     def _cost(self, like: Mapping[str, Any]) -> dict[str, Any]:
         """Shares out what all processes have counted."""
-        found = dict(like)
+        counts = dict(like)
         for name in SAMPLES:
             number = sum(state["cost"][name] for state in self._states)
-            found[name] = (number + self._world.rank) // self._world.size
-        return found
+            counts[name] = (number + self._world.rank) // self._world.size
+        return counts
 
 
 @dataclass(frozen=True)
@@ -343,7 +343,7 @@ class SavedState:
             "trained": trained,
             "plan": () if plan is None else (_copied(plan),),
         }
-        own = {
+        of_process = {
             "method": self._name(),
             "settings": self._options,
             "n": self.parts.loader.n,
@@ -353,7 +353,7 @@ class SavedState:
             "rng": rng.capture(self.parts.device, self.parts.loader.generators()),
             "books": {name: digest_of(books[name]) for name in BOOKS} if world.is_first else None,
         }
-        ranks = tuple(world.every(own))
+        ranks = tuple(world.every(of_process))
         return {"version": VERSION, "digest": digest_of(ranks), "ranks": ranks, **(books if world.is_first else {})}
 
     def load_state_dict(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
@@ -396,8 +396,8 @@ class SavedState:
         self._check_kind(ranks[0])
         plan = world.from_first(lambda: self._plan_of(state))
         same = len(ranks) == world.size
-        own = ranks[world.rank] if same else OtherProcesses(ranks, plan, world, self.parts.loader).state()
-        return {**own, "plan": plan}
+        of_process = ranks[world.rank] if same else OtherProcesses(ranks, plan, world, self.parts.loader).state()
+        return {**of_process, "plan": plan}
 
     def _plan_of(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns the plan of a state, whose books are those that were saved and of this run."""
@@ -406,24 +406,24 @@ class SavedState:
                 "load_state_dict: process 0 was given the state of another process, which has no records. Give it the state "
                 "that process 0 saved; the other processes may have that one, too."
             )
-        kept, given = self.parts.config.kept, state["kept"]
+        kept, saved = self.parts.config.kept, state["kept"]
         for name, digest in state["ranks"][0]["books"].items():
             if digest_of(state[name]) != digest:
                 refuse(f"`{name}` is not as it was saved: values, sizes or dtypes differ")
         if (not state["plan"]) != self.parts.loader.streams:
             here, there = ("a stream", "a dataset with a length")[:: 1 if self.parts.loader.streams else -1]
             raise ValueError(f"load_state_dict: the state is of {there}, the loader of this run reads {here}")
-        if kept is not None and not torch.equal(kept, given.cpu()):
+        if kept is not None and not torch.equal(kept, saved.cpu()):
             raise ValueError(
-                f"load_state_dict: the state keeps {len(given)} samples, this run {len(kept)} others: the scores that pruning "
+                f"load_state_dict: the state keeps {len(saved)} samples, this run {len(kept)} others: the scores that pruning "
                 "goes by have changed; use the file or the scores of the interrupted run"
             )
-        columns, own = (
+        columns, expected = (
             {name: getattr(column, "dtype", None) for name, column in found.items()}
             for found in (state["records"], self.parts.records)
         )
-        if columns != own:
-            raise ValueError(f"load_state_dict: the state has columns {columns}, this run {own}")
+        if columns != expected:
+            raise ValueError(f"load_state_dict: the state has columns {columns}, this run {expected}")
         return _copied(state["plan"][0]) if state["plan"] else None
 
     def _name(self) -> str:

@@ -45,43 +45,43 @@ from thresher.samplers.stratified import StratifiedBatchSampler
 from thresher.warning import warn
 
 
-def check(given: RunConfig, process_group: Any) -> RunConfig:
+def check(config: RunConfig, process_group: Any) -> RunConfig:
     """Checks the arguments of `attach`, before anything is changed, and returns them with what follows from them.
 
     Args:
-        given: The arguments.
+        config: The arguments.
         process_group: Process group of the processes that train together; None for the default one.
 
     Raises:
         TypeError: An argument has the wrong type, or the samples of the dataset have no ids.
         ValueError: An argument is out of range, or something that the method needs is missing.
     """
-    before, epoch_method, batch_method = split_by_stage(given.method)
-    several = isinstance(given.method, list | tuple) and len(given.method) > 1
+    before, epoch_method, batch_method = split_by_stage(config.method)
+    several = isinstance(config.method, list | tuple) and len(config.method) > 1
     world = world_of(process_group)
-    check_loader(given.loader, plans_epochs=batch_method is None or several, several=world.size > 1)
-    streams = isinstance(given.loader.dataset, IterableDataset)
-    check_spend(given.spend, streams=streams)
-    if given.observe and streams:
+    check_loader(config.loader, plans_epochs=batch_method is None or several, several=world.size > 1)
+    streams = isinstance(config.loader.dataset, IterableDataset)
+    check_spend(config.spend, streams=streams)
+    if config.observe and streams:
         raise ValueError("`observe`: `loader` iterates over an IterableDataset, whose samples have no ids to observe them by")
-    check_settings(given.epochs, given.forward_passes, given.scoring, given.on_nonfinite, given.seed)
-    _check_types(given)
+    check_settings(config.epochs, config.forward_passes, config.scoring, config.on_nonfinite, config.seed)
+    _check_types(config)
     # From here on a process may fail by itself, and the others would wait for it: first all of them compare what they have.
     world.meet("thresher.attach", patient=True)
-    check_alike(world, _settings_of(given), given.loader)
-    check_free("optimizer", "" if given.optimizer is None else type(given.optimizer).__name__, optimizers_of(given))
-    check_free("loader", type(given.loader).__name__, [given.loader])
-    adapter = None if given.criterion is None else adapt(given.criterion)
-    given = replace(given, on_mismatch=cache(partial(warn, OTHER_LABELS.format(type(given.loader.dataset).__name__))))
-    strata = _strata(given, epoch_method, adapter, world)
-    check_needs(epoch_method, batch_method, adapter, given.model, given.optimizer, given.signals, given.epochs)
-    samples = None if streams else len(given.loader.dataset)  # pyright: ignore[reportArgumentType]
+    check_alike(world, _settings_of(config), config.loader)
+    check_free("optimizer", "" if config.optimizer is None else type(config.optimizer).__name__, optimizers_of(config))
+    check_free("loader", type(config.loader).__name__, [config.loader])
+    adapter = None if config.criterion is None else adapt(config.criterion)
+    config = replace(config, on_mismatch=cache(partial(warn, OTHER_LABELS.format(type(config.loader.dataset).__name__))))
+    strata = _strata(config, epoch_method, adapter, world)
+    check_needs(epoch_method, batch_method, adapter, config.model, config.optimizer, config.signals, config.epochs)
+    samples = None if streams else len(config.loader.dataset)  # pyright: ignore[reportArgumentType]
     config = replace(
-        given,
+        config,
         world=world,
         before=before,
         epoch_method=epoch_method,
-        batch_method=_with_least_rows(batch_method, given),
+        batch_method=_with_least_rows(batch_method, config),
         adapter=adapter,
         samples=samples,
         strata=strata,
@@ -104,8 +104,8 @@ def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None, wo
     batches, requires, wanted = given.loader.batch_sampler, requirements_of(method), given.stratify
     if wanted == "auto":
         # A user who has given the loader stratified batches wants them of the plans, too.
-        own = isinstance(batches, StratifiedBatchSampler) and requires.order != "plan"
-        wanted = "class" if own or requires.order == "class" else None
+        by_class = isinstance(batches, StratifiedBatchSampler) and requires.order != "plan"
+        wanted = "class" if by_class or requires.order == "class" else None
     if wanted is None:
         return None
     streams = isinstance(given.loader.dataset, IterableDataset)
@@ -306,5 +306,5 @@ def check_needs(
     wanted |= set(() if batch is None else requirements_of(batch).signals)
     lacking = wanted & NOT_OF_VALUES
     if lacking and signals is None and adapter is not None and adapter.kind == "values":
-        why = unreadable(adapter.own, lacking, way_around(method, *sorted(lacking)))
+        why = unreadable(adapter.original, lacking, way_around(method, *sorted(lacking)))
         raise ValueError(f"{name} needs signals that this criterion does not give. {why}")

@@ -30,9 +30,9 @@ class CreditedCriterion(nn.Module):
     Example:
         >>> from torch.utils.data import DataLoader
         >>> import thresher
-        >>> own = nn.CrossEntropyLoss(weight=torch.ones(3))
-        >>> run = thresher.attach(thresher.FullData(), loader=DataLoader([0, 1]), criterion=own, epochs=1)
-        >>> list(run.criterion.state_dict()) == list(own.state_dict())
+        >>> criterion = nn.CrossEntropyLoss(weight=torch.ones(3))
+        >>> run = thresher.attach(thresher.FullData(), loader=DataLoader([0, 1]), criterion=criterion, epochs=1)
+        >>> list(run.criterion.state_dict()) == list(criterion.state_dict())
         True
     """
 

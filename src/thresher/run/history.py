@@ -49,11 +49,11 @@ def mean_loss(losses: Tensor) -> float | None:
         >>> mean_loss(torch.tensor([0.5, float("nan"), float("-inf"), 1.5]))
         1.0
     """
-    found = torch.zeros(2, dtype=torch.float64, device=losses.device)
+    sums = torch.zeros(2, dtype=torch.float64, device=losses.device)
     for piece in losses.split(LOOKED_AT):
         finite = piece.isfinite()
-        found += torch.stack([torch.where(finite, piece, 0).sum(dtype=torch.float64), finite.sum(dtype=torch.float64)])
-    total, count = found.tolist()
+        sums += torch.stack([torch.where(finite, piece, 0).sum(dtype=torch.float64), finite.sum(dtype=torch.float64)])
+    total, count = sums.tolist()
     # Rounded: the last bits of the losses depend on the number of processes that computed them.
     return float(f"{total / count:.4g}") if count else None
 

@@ -152,13 +152,13 @@ class InForward(BatchSelection):
         assert criterion is not None
         # The loop would multiply the losses of the kept rows with weights of all rows.
         if criterion.keeps_positions:
-            raise ValueError(kept_losses_only(self._stage.method, criterion.own))
+            raise ValueError(kept_losses_only(self._stage.method, criterion.original))
         # Choosing takes time that full training does not take; the criterion itself does.
         begin = perf_counter()
         all_count = attribution.all_count and criterion.ignores_negatives_of(targets)
-        found = reader.signals(outputs, targets, layout, reader.chosen_by, all_count=all_count)
+        signals = reader.signals(outputs, targets, layout, reader.chosen_by, all_count=all_count)
         # A sample all of whose labels are ignored has a loss of NEVER_SEEN, which a method takes for "not seen yet".
-        plan, factor = self._choose_rows(attribution, found if all_count else without_ignored(found))
+        plan, factor = self._choose_rows(attribution, signals if all_count else without_ignored(signals))
         # Before the rows are taken: the divisor is that of the targets of the whole batch.
         if self._parts.config.by_batch:
             factor = part_of_divisor(criterion, targets, layout, plan.rows, joint_weights(plan, weights), weights)
@@ -180,10 +180,10 @@ class InForward(BatchSelection):
             else:
                 value = criterion.measure(outputs, targets, small, weights=weights, wanted=set()).value
         except (RuntimeError, ValueError, IndexError) as error:
-            raise not_by_rows(error, criterion.own, k, layout.n) from error
+            raise not_by_rows(error, criterion.original, k, layout.n) from error
         if to_compare:
-            self._compare(alone, found["loss"].index_select(0, plan.rows))
-        return times(value, factor), narrow(found), plan.rows
+            self._compare(alone, signals["loss"].index_select(0, plan.rows))
+        return times(value, factor), narrow(signals), plan.rows
 
     def _factor(self, k: int) -> Tensor | None:
         """Returns the factor of a mean over k rows, so that the mean over the processes is that over the rows of all of them.
@@ -204,14 +204,14 @@ class InForward(BatchSelection):
     ) -> tuple[Any, ...]:
         """Averages losses that the loop computed itself over the chosen rows, and reads the signals of all."""
         layout = attribution.layout
-        found = self._beside(given, layout, outputs[1], targets, self._parts.reader.chosen_by)
-        plan, factor = self._choose_rows(attribution, found if given.all_count else without_ignored(found))
+        signals = self._beside(given, layout, outputs[1], targets, self._parts.reader.chosen_by)
+        plan, factor = self._choose_rows(attribution, signals if given.all_count else without_ignored(signals))
         value = given.value(layout, joint_weights(plan, weights), plan.rows)
         if self._parts.config.by_batch:
             factor = given.part(layout, plan.rows)
         elif given.has_total:
             factor = None
-        return times(value, factor), narrow(found), plan.rows
+        return times(value, factor), narrow(signals), plan.rows
 
     def _compare(self, alone: Tensor | None, losses: Tensor) -> None:
         """Compares once the losses of the chosen rows by themselves with those that they had in the whole batch.
@@ -225,8 +225,8 @@ class InForward(BatchSelection):
             exact = losses.dtype in (torch.float32, torch.float64)
             if not torch.allclose(alone.to(losses.dtype), losses, rtol=1e-3 if exact else 0.05, atol=1e-4, equal_nan=True):
                 raise ValueError(
-                    f"criterion {criterion.own!r} gives samples other losses when it is called with {len(losses)} samples of "
-                    "the batch than with the whole batch: the loss of a sample depends on the other samples, as in a "
+                    f"criterion {criterion.original!r} gives samples other losses when it is called with {len(losses)} samples "
+                    "of the batch than with the whole batch: the loss of a sample depends on the other samples, as in a "
                     "contrastive loss. forward_passes='once' trains on the kept rows and would compute another loss. Use "
                     "forward_passes='twice', or compute the losses of the whole batch yourself and call "
                     "run.reduce(losses, outputs=...)."

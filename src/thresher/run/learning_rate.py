@@ -119,19 +119,19 @@ def paced(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
             "run.pace: `scheduler` must be a torch.optim.lr_scheduler.LRScheduler that counts steps, such as OneCycleLR, got "
             f"{type(scheduler).__name__}"
         )
-    name, own = type(scheduler).__name__, getattr(scheduler, "total_steps", None)
+    name, declared = type(scheduler).__name__, getattr(scheduler, "total_steps", None)
     if not clock.full_steps:
         raise ValueError(
             "run.pace: the loader streams samples without a length, so that it is not known how far the training is. Give the "
             "IterableDataset a __len__, or call the scheduler once per epoch without run.pace."
         )
-    total = own or clock.full_steps if total is None else total
+    total = declared or clock.full_steps if total is None else total
     if isinstance(total, bool) or not isinstance(total, int) or total < 1:
         raise ValueError(f"run.pace: `total` is the number of steps of full training, 1 or more, got {total!r}")
-    if own is not None and total != own:
+    if declared is not None and total != declared:
         raise ValueError(
-            f"run.pace: {name} was made for {own} steps, and total={total}. Give both the number of steps of full training, "
-            "such as epochs * len(loader) of your own loader."
+            f"run.pace: {name} was made for {declared} steps, and total={total}. Give both the number of steps of full "
+            "training, such as epochs * len(loader) of your own loader."
         )
     if getattr(scheduler, "last_epoch", 0) > 0:
         raise ValueError(

@@ -21,13 +21,13 @@ def parts_of(optimizer: Any) -> list[Optimizer]:
 
     SAM, Lookahead and the wrappers of trainers hold the optimizer whose `step` really runs, and may call it without their own.
     """
-    own = _parameters(optimizer)
-    found: list[Optimizer] = [optimizer]
-    for one in found:
+    parameters = _parameters(optimizer)
+    optimizers: list[Optimizer] = [optimizer]
+    for one in optimizers:
         for inner in _held(one):
-            if all(inner is not other for other in found) and own & _parameters(inner):
-                found.append(inner)
-    return found
+            if all(inner is not other for other in optimizers) and parameters & _parameters(inner):
+                optimizers.append(inner)
+    return optimizers
 
 
 def _held(optimizer: Any) -> list[Optimizer]:
@@ -214,12 +214,12 @@ def _wrapped(part: Any, name: str, hooks: "weakref.ref[StepHooks]", call: Callab
     guard = weakref.ref(guarded)
 
     def unguard() -> None:
-        optimizer, own = holder(), guard()
-        if optimizer is None or own is None or getattr(vars(optimizer).get(name), "__func__", None) is not own:
+        optimizer, guarded = holder(), guard()
+        if optimizer is None or guarded is None or getattr(vars(optimizer).get(name), "__func__", None) is not guarded:
             return  # a scheduler has wrapped it since: without its run the guard only passes the call on
         delattr(optimizer, name)
         if had_own:
-            setattr(optimizer, name, own.__wrapped__)  # pyright: ignore[reportFunctionMemberAccess]
+            setattr(optimizer, name, guarded.__wrapped__)  # pyright: ignore[reportFunctionMemberAccess]
 
     return unguard
 
@@ -317,5 +317,5 @@ class StepChecks:
 
 def parameters_elsewhere(model: Any, hooks: StepHooks) -> list[Tensor]:
     """Returns the parameters of a model that need gradients and that no part of an optimizer has."""
-    own = set[int]().union(*map(_parameters, hooks.parts))
-    return [one for one in ([] if model is None else model.parameters()) if one.requires_grad and id(one) not in own]
+    stepped = set[int]().union(*map(_parameters, hooks.parts))
+    return [one for one in ([] if model is None else model.parameters()) if one.requires_grad and id(one) not in stepped]

@@ -22,7 +22,7 @@ from thresher.methods.contract import BatchMethod, EpochMethod
 from thresher.methods.full import FullData
 from thresher.observation import OPTIONAL
 from thresher.passes.engine import Forward
-from thresher.passes.own import OwnPasses
+from thresher.passes.extra_passes import ExtraPasses
 from thresher.passes.scoring_settings import Scoring
 from thresher.records import Records
 from thresher.run.strata import Strata
@@ -154,7 +154,7 @@ class Parts:
     attributor: Attributor
     accumulator: StepAccumulator
     reader: SignalReader
-    passes: OwnPasses
+    passes: ExtraPasses
     records: Records
     cost: Cost
     stopwatch: Stopwatch

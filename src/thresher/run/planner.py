@@ -70,11 +70,11 @@ class Planner:
             return self._records
         ids = method.kept if isinstance(method, OnSubset) else torch.arange(self._loader.n)
         part = ids[slice(*equal_part(len(ids), world.rank, world.size))]
-        found = self._passes.full_pass(TensorOrder(lambda: part), names)
+        signals = self._passes.full_pass(TensorOrder(lambda: part), names)
         if world.size > 1:
-            parts = [*world.to_first([{name: values.cpu() for name, values in found.items()}])][::-1]
-            found = {name: torch.cat([one[name] for one in parts]).to(found[name].device) for name in found if parts}
-        return {**self._records, **found}
+            parts = [*world.to_first([{name: values.cpu() for name, values in signals.items()}])][::-1]
+            signals = {name: torch.cat([one[name] for one in parts]).to(signals[name].device) for name in signals if parts}
+        return {**self._records, **signals}
 
     def _checked(self, plan: Any) -> EpochPlan:
         name = title_of(self._method)

@@ -55,17 +55,17 @@ def facts(
         scored: Whether the method was given scores, which took time before the run. Default: False.
         on_device: Whether the model is on an accelerator, which the clock of the host does not wait for. Default: False.
     """
-    found = [("method", as_written(method)), ("epochs", epochs)]
-    found.append(("samples", "a stream" if samples is None else f"{samples:,}"))
+    rows = [("method", as_written(method)), ("epochs", epochs)]
+    rows.append(("samples", "a stream" if samples is None else f"{samples:,}"))
     if history:
-        found.append(("last epoch", _epoch(history, samples, counted=cost.unknown is None)))
+        rows.append(("last epoch", _epoch(history, samples, counted=cost.unknown is None)))
     if times:
         notes = "; time of the host" * on_device + "; what the scores took before it is not in it" * scored
-        found.append(("time", time_by_part(times) + notes))
+        rows.append(("time", time_by_part(times) + notes))
     if times and not isinstance(method, FullData):
-        found.append(("saving", "thresher compare measures it: it trains with this method and in full"))
-    found += [("not traced", f"a backward pass costs all rows that are put forward: {why_plain}")] if why_plain else []
-    return [*found, *_costs(cost)]
+        rows.append(("saving", "thresher compare measures it: it trains with this method and in full"))
+    rows += [("not traced", f"a backward pass costs all rows that are put forward: {why_plain}")] if why_plain else []
+    return [*rows, *_costs(cost)]
 
 
 SAME_SHARE = 0.005
@@ -118,8 +118,8 @@ def _costs(cost: Cost) -> Facts:
 
 def numbers_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Returns the numbers among some values by name; later entries win. What is unknown, a text or a list is left out."""
-    found = {name: value for entry in entries for name, value in entry.items()}
-    return {name: value for name, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    latest = {name: value for entry in entries for name, value in entry.items()}
+    return {name: value for name, value in latest.items() if isinstance(value, int | float) and not isinstance(value, bool)}
 
 
 Log = Callable[[Mapping[str, float], int], object]
@@ -250,12 +250,12 @@ class Run(Uncopied):
             >>> torch.allclose(run.reduce(losses, targets=labels, valid=labels != -100), losses.sum() / 4)
             True
         """
-        given = GivenLosses(per_sample_losses, valid, total, keep)
+        losses = GivenLosses(per_sample_losses, valid, total, keep)
         if not torch.is_grad_enabled():
-            return given.plain()
+            return losses.plain()
         made, selection = (per_sample_losses, outputs), self._timeline.selection
-        if (value := self._credit(made, targets, ids, partial(selection.reduced, given), repeat)) is None:
-            return given.plain()
+        if (value := self._credit(made, targets, ids, partial(selection.reduced, losses), repeat)) is None:
+            return losses.plain()
         return self.criterion.watched(value, made)
 
     @property

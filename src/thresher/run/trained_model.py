@@ -48,12 +48,13 @@ class TrainedModel:
             return
         # A model that torch.compile returned is compiled inside of the wrapper; one in DistributedDataParallel is wrapped
         # inside of it, so that gradients are still reduced.
-        self._whole = made = subset_backward(as_given if self._parallel is None else compiled_like(as_given, inside(model)))
-        self._parts = [made]
+        as_compiled = as_given if self._parallel is None else compiled_like(as_given, inside(model))
+        self._whole = subset_model = subset_backward(as_compiled)
+        self._parts = [subset_model]
         if self._parallel is None:
-            self.module = made
+            self.module = subset_model
         else:
-            self.call = CallInside(self._parallel, made)
+            self.call = CallInside(self._parallel, subset_model)
 
     @property
     def tracing_s(self) -> float:
@@ -78,9 +79,9 @@ class TrainedModel:
         if self._averages is None:
             return self.is_plain and can_score
         # All processes choose in the same way, or one would wait for a scoring pass that the others do not make.
-        found = torch.tensor([self.is_plain, not can_score], dtype=torch.int32, device=self._averages.device)
-        distributed.all_reduce(found, op=distributed.ReduceOp.MAX, group=self._averages.process_group)
-        plain, unable = found.tolist()
+        flags = torch.tensor([self.is_plain, not can_score], dtype=torch.int32, device=self._averages.device)
+        distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self._averages.process_group)
+        plain, unable = flags.tolist()
         return bool(plain) and not unable
 
     def report_to(self, meter: Meter) -> None:

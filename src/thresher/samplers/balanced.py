@@ -94,12 +94,12 @@ class BalancedBatchSampler(EpochSampler):
         rank: int | None = None,
         drop_last: bool = False,
     ) -> None:
-        given = {"batch_size": batch_size, "classes_per_batch": classes_per_batch, "samples_per_class": samples_per_class}
-        super().__init__(seed, num_replicas, rank, drop_last, **given)
+        settings = {"batch_size": batch_size, "classes_per_batch": classes_per_batch, "samples_per_class": samples_per_class}
+        super().__init__(seed, num_replicas, rank, drop_last, **settings)
         _, codes = np.unique(codes_of(labels), return_inverse=True)
         self._sizes = np.bincount(codes)
         self._mixed = classes_per_batch is None and samples_per_class is None
-        if sum(value is not None for value in given.values()) < (1 if self._mixed else 2):
+        if sum(value is not None for value in settings.values()) < (1 if self._mixed else 2):
             raise ValueError(
                 "BalancedBatchSampler: give `batch_size`, or two of `batch_size`, `classes_per_batch` and `samples_per_class`"
             )

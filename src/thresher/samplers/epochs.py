@@ -330,13 +330,13 @@ class SamplerPass(Iterator[Any]):
         self._item_of: Any = None
 
     def __next__(self) -> Any:
-        found = next(self._rest, None)
-        if found is None:
+        item = next(self._rest, None)
+        if item is None:
             self._rest = iter(self._ids.take(PIECE).tolist())
             self._ids.unused, self._item_of = operator.length_hint(self._rest), self._ids.item_of()
-            found = next(self._rest)
+            item = next(self._rest)
         self._ids.unused -= 1
-        return found if self._item_of is None else self._item_of(found)
+        return item if self._item_of is None else self._item_of(item)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position, which is the same in all processes; see `EpochSampler.state_dict`."""

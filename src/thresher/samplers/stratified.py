@@ -193,12 +193,12 @@ class StratifiedBatchSampler(EpochSampler):
         super().__init__(seed, num_replicas, rank, drop_last, batch_size=batch_size)
         self.codes, self.batch_size = codes_of(labels), batch_size
         n = len(self.codes)
-        found = None if scores is None else np.asarray(scores, dtype=np.float32)
-        if found is not None and found.shape != (n,):
-            raise ValueError(f"StratifiedBatchSampler: `scores` must have shape ({n},), got {found.shape}")
+        values = None if scores is None else np.asarray(scores, dtype=np.float32)
+        if values is not None and values.shape != (n,):
+            raise ValueError(f"StratifiedBatchSampler: `scores` must have shape ({n},), got {values.shape}")
         self.sampler = Shuffle(n, seed, num_replicas=num_replicas, rank=rank, drop_last=drop_last)
         """Random order of the ids, for what asks a sampler of batches for that; a run that is attached orders them anew."""
-        keys = strata_keys(self.codes, found)
+        keys = strata_keys(self.codes, values)
         self._sorted = np.argsort(keys, kind="stable").astype(np.int32 if n < 2**31 else np.int64)  # pyright: ignore
         of_sorted = keys[self._sorted]  # pyright: ignore[reportOptionalSubscript]
         self._ends = np.concatenate([[0], np.flatnonzero(of_sorted[1:] != of_sorted[:-1]) + 1, [n]])
@@ -326,11 +326,11 @@ def labels_of(dataset: Any) -> Any:
         return np.asarray(labels_of(dataset.dataset))[np.asarray(dataset.indices)]
     if isinstance(dataset, ConcatDataset):
         return np.concatenate([np.asarray(labels_of(part)) for part in dataset.datasets])
-    found = [getattr(dataset, name) for name in NAMES if hasattr(dataset, name)]
-    found += [dataset[name] for name in NAMES if name in (getattr(dataset, "column_names", None) or ())]
+    candidates = [getattr(dataset, name) for name in NAMES if hasattr(dataset, name)]
+    candidates += [dataset[name] for name in NAMES if name in (getattr(dataset, "column_names", None) or ())]
     if isinstance(dataset, TensorDataset) and not dataset.tensors[-1].is_floating_point():
-        found.append(dataset.tensors[-1])
-    for labels in found:
+        candidates.append(dataset.tensors[-1])
+    for labels in candidates:
         with suppress(IndexError, TypeError, ValueError):
             values = _values_of(labels)
             # Words that are all different are the names of files.

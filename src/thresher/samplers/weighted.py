@@ -106,12 +106,12 @@ def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, scale: floa
     lag -= mask
     ids, end = np.empty(visits, dtype=np.int32 if len(mask) < 2**31 else np.int64), 0
     for part in chunks(len(mask)):
-        found = np.flatnonzero(mask[part])
+        visited = np.flatnonzero(mask[part])
         if certain:  # as np.repeat, in a third of the time
             last = np.cumsum(visits_due(weights[part], scale)[0] + mask[part])
-            found = np.cumsum(np.bincount(last, minlength=last[-1] + 1)[: last[-1]])
-        ids[end : end + len(found)] = found + part.start
-        end += len(found)
+            visited = np.cumsum(np.bincount(last, minlength=last[-1] + 1)[: last[-1]])
+        ids[end : end + len(visited)] = visited + part.start
+        end += len(visited)
     return ids
 
 
@@ -329,8 +329,8 @@ class WeightedSampler(EpochSampler):
 
     def settings(self) -> dict[str, Any]:
         """Returns what the orders depend on, as plain values; of the weights a checksum."""
-        own = {"num_samples": self.num_samples, "replacement": self.replacement, "weights": self._checksum}
-        return super().settings() | own
+        settings = {"num_samples": self.num_samples, "replacement": self.replacement, "weights": self._checksum}
+        return super().settings() | settings
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Lets the next pass go on at a place, also with another number of processes.
@@ -417,9 +417,9 @@ class WeightedSampler(EpochSampler):
         shared = self.dealing()[0] > 1 and distributed.is_available() and distributed.is_initialized()
         if self._agreed or not shared or distributed.get_world_size() != self.dealing()[0]:
             return
-        found: list[Any] = [None] * distributed.get_world_size()
-        distributed.all_gather_object(found, (self._checksum, zlib.crc32(self._begin_lag.data), self._since))
-        others = [rank for rank, value in enumerate(found) if value != found[0]]
+        gathered: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(gathered, (self._checksum, zlib.crc32(self._begin_lag.data), self._since))
+        others = [rank for rank, value in enumerate(gathered) if value != gathered[0]]
         if others:
             raise RuntimeError(
                 f"WeightedSampler: rank {', '.join(map(str, others))} has other weights than rank 0, or set them in another "

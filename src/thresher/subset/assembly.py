@@ -110,13 +110,13 @@ def place_rows(graphs: Graphs) -> None:
     nodes = returned_nodes(graphs.forward_module)
     graphs.outputs = [graphs.layouts[node] for node in nodes[len(graphs.mutated) : graphs.num_forward]]
     for saved in graphs.saved:
-        found = graphs.layouts[nodes[saved.index]]
-        if isinstance(found, Unsupported):
-            raise found
-        if isinstance(found, Layout):
-            saved.layout = found
-            saved.counts = saved.counts and found == Layout(0)
-        elif found is not None:
+        layout = graphs.layouts[nodes[saved.index]]
+        if isinstance(layout, Unsupported):
+            raise layout
+        if isinstance(layout, Layout):
+            saved.layout = layout
+            saved.counts = saved.counts and layout == Layout(0)
+        elif layout is not None:
             saved.follows = True
 
 

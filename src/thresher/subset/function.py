@@ -78,7 +78,8 @@ class SubsetFunction(torch.autograd.Function):
                 saved[position] = value.clone()
         for buffer, new in zip(call.buffers, returned[:count], strict=True):
             buffer.copy_(new)
-        ctx.graphs, ctx.n, ctx.lengths, ctx.saved, ctx.given, ctx.meter = graphs, call.n, call.lengths, saved, [], call.meter
+        ctx.graphs, ctx.n, ctx.lengths, ctx.saved, ctx.meter = graphs, call.n, call.lengths, saved, call.meter
+        ctx.row_gradients = []
         # Outputs have version counters of their own. Those over the memory of a saved value are watched, too: the loop may
         # change its outputs in place, and the backward pass would use the changed numbers.
         memory = {value.untyped_storage().data_ptr() for value in saved if isinstance(value, Tensor)}
@@ -104,7 +105,7 @@ class SubsetFunction(torch.autograd.Function):
             )
         graphs, n, saved = ctx.graphs, ctx.n, _saved(ctx)
         carrying = {i for i, gradient in enumerate(gradients) if gradient is not None} | {
-            position for _, position, *_ in ctx.given
+            position for _, position, *_ in ctx.row_gradients
         }
         wanted = [
             not carrying.isdisjoint(outputs)
@@ -121,9 +122,9 @@ class SubsetFunction(torch.autograd.Function):
                 for (shape, dtype, device), is_wanted in zip(ctx.differentiated, wanted, strict=True)
             )
         with torch._C._DisableAutocast():
-            found = run_backward(graphs, saved, tangents, rows, n, ctx.lengths)
+            computed = run_backward(graphs, saved, tangents, rows, n, ctx.lengths)
         results = []
-        for gradient, layout, source in zip(found, graphs.grad_layouts, graphs.grads, strict=True):
+        for gradient, layout, source in zip(computed, graphs.grad_layouts, graphs.grads, strict=True):
             if source is not None:
                 results.append(gradient if rows is None or layout is None else layout.put(gradient, rows, n))
         return None, *(result if is_wanted else None for result, is_wanted in zip(results, wanted, strict=True))
@@ -226,7 +227,7 @@ class KeptRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Stores the gradient in the node, which runs afterwards and adds up all gradients that it is given."""
-        ctx.node.given.append((_task(), ctx.position, ctx.rows, gradient))
+        ctx.node.row_gradients.append((_task(), ctx.position, ctx.rows, gradient))
         return None, None, None, None
 
 
@@ -260,16 +261,16 @@ def _rows_and_tangents(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor
     graphs, n = ctx.graphs, ctx.n
     # A backward pass that ended before this node, such as `torch.autograd.grad` with respect to the outputs, has left gradients
     # here that are not of this pass.
-    given = [(position, rows, gradient) for task, position, rows, gradient in ctx.given if task == _task()]
-    ctx.given = []
+    received = [(position, rows, gradient) for task, position, rows, gradient in ctx.row_gradients if task == _task()]
+    ctx.row_gradients = []
     # The row tensors are compared by identity, since to compare their numbers would wait for the device.
-    if given and all(g is None for g in gradients) and len({id(rows) for _, rows, _ in given}) == 1:
-        rows = given[0][1]
-        for position, _, gradient in given:
+    if received and all(g is None for g in gradients) and len({id(rows) for _, rows, _ in received}) == 1:
+        rows = received[0][1]
+        for position, _, gradient in received:
             before = gradients[position]
             gradients[position] = gradient if before is None else before + gradient
         return rows, _complete(ctx, gradients, len(rows))
-    for position, rows, gradient in given:
+    for position, rows, gradient in received:
         layout = graphs.outputs[position]
         spread = layout.put(gradient, rows, n)
         before = gradients[position]

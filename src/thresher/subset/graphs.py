@@ -306,10 +306,10 @@ class Graphs:
         """
         lengths = self.lengths if lengths is None else lengths
         if (n, lengths) not in self._valid:
-            own = guards_hold(self.guards, {self.symbol: n, **dict(zip(self.free, lengths, strict=True))})
+            holds = guards_hold(self.guards, {self.symbol: n, **dict(zip(self.free, lengths, strict=True))})
             if len(self._valid) >= MOST_SIZES:
                 self._valid.clear()
-            self._valid[n, lengths] = own and (self.examined is None or self.examined.holds_for(n, lengths))
+            self._valid[n, lengths] = holds and (self.examined is None or self.examined.holds_for(n, lengths))
         return self._valid[n, lengths]
 
     def lengths_of(self, tensors: list[Tensor]) -> tuple[int, ...]:
@@ -369,8 +369,8 @@ def attention_dropout(node: fx.Node) -> float | None:
     schema = getattr(node.target, "_schema", None)
     for position, argument in enumerate(schema.arguments if schema is not None else ()):
         if argument.name == "dropout_p":
-            given: Any = dict(node.kwargs)
-            return given.get("dropout_p", node.args[position] if position < len(node.args) else argument.default_value)
+            arguments: Any = dict(node.kwargs)
+            return arguments.get("dropout_p", node.args[position] if position < len(node.args) else argument.default_value)
     return None
 
 

@@ -175,13 +175,13 @@ def compile_graphs(
                 joint.graph, None, num_fwd_outputs=joint.num_forward, static_lifetime_input_indices=[]
             )
         drop_unused(backward)
-        own = copy.deepcopy(forward), copy.deepcopy(backward)  # compiling changes a graph
+        copies = copy.deepcopy(forward), copy.deepcopy(backward)  # compiling changes a graph
         graphs = assemble(joint, forward, backward)
         graphs.layouts |= {node: node.meta[LAYOUTS] for node in graphs.layouts if LAYOUTS in node.meta}
         place_rows(graphs)
         graphs.examined, graphs.mixing = examined, examined.mixing
         with _at_work(joint.mode):
-            graphs.compiled_backward = backward_of = _compile(graphs, *own)
+            graphs.compiled_backward = backward_of = _compile(graphs, *copies)
     if not graphs.holds_for(len(tensors[graphs.first])):
         raise Unsupported("compiling it assumed something else of the batch size")
     # Guards may exclude few rows. Half of the rows that are tried must be a number that runs compiled, or the
@@ -285,8 +285,8 @@ def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) 
     fakes, nodes = _fakes(backward), returned_nodes(graphs.forward_module)
     for position, saved in enumerate(graphs.saved):
         if isinstance(fakes[position], Tensor):
-            given = None if not strides or nodes[saved.index].op == "placeholder" else strides[saved.index]
-            fakes[position] = _as_given(fakes[position], given, saved.layout)
+            stride = None if not strides or nodes[saved.index].op == "placeholder" else strides[saved.index]
+            fakes[position] = _as_given(fakes[position], stride, saved.layout)
     backward.graph.output_node().meta["user_visible_output_idxs"] = []
     compiled = compile_fx_inner(backward, list(fakes), is_backward=True)
     guards = [guard.expr for guard in env.guards]

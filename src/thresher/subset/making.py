@@ -125,16 +125,16 @@ def make_graphs(
             # The first assumption is the likeliest one, so the user reads why that one failed.
             first_reason = first_reason or _as_unsupported(error)
         else:
-            made = graphs
+            compiled = graphs
             if options is not None:
-                made = _compile(graphs, module, rebuild, tensors, batched, state, options)
-            if made is graphs:
+                compiled = _compile(graphs, module, rebuild, tensors, batched, state, options)
+            if compiled is graphs:
                 with trial(tensors, state):
                     arguments, _ = trial_arguments(graphs, state, tensors, batched, graphs.tried)
                     return _shortened(graphs, arguments)
-            for one in (graphs, made):
+            for one in (graphs, compiled):
                 _reuse_memory_of(one)
-            return made
+            return compiled
     assert first_reason is not None
     raise first_reason
 

@@ -122,8 +122,8 @@ class InOwnPrecision:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the results of the kernel in the higher precision."""
         leaves, form = tree_flatten((args, kwargs))
-        own = [x.to(dtype) if isinstance(x, Tensor) else x for x, dtype in zip(leaves, self._dtypes, strict=True)]
-        args, kwargs = tree_unflatten(own, form)
+        cast = [x.to(dtype) if isinstance(x, Tensor) else x for x, dtype in zip(leaves, self._dtypes, strict=True)]
+        args, kwargs = tree_unflatten(cast, form)
         return tree_map_only(Tensor, lambda t: t.to(self._high) if t.dtype in self._low else t, self.kernel(*args, **kwargs))
 
     def __str__(self) -> str:
@@ -190,8 +190,8 @@ def _run_all_rows(graphs: Graphs, returned: list[Any]) -> None:
     """
     outputs = returned[len(graphs.mutated) :]
     tangents = [torch.ones_like(outputs[position]) for position in graphs.differentiable]
-    found = graphs.backward([*(returned[value.index] for value in graphs.saved), *tangents])
-    if not all(bool(gradient.isfinite().all()) for gradient in found if isinstance(gradient, Tensor)):
+    gradients = graphs.backward([*(returned[value.index] for value in graphs.saved), *tangents])
+    if not all(bool(gradient.isfinite().all()) for gradient in gradients if isinstance(gradient, Tensor)):
         raise Unclear("its gradients are not finite")
 
 
@@ -431,8 +431,8 @@ def _verify(graphs: Graphs, returned: list[Any]) -> None:
     outputs = returned[len(graphs.mutated) :]
     tangents = []
     for position in graphs.differentiable:
-        made = torch.randn_like(outputs[position])
-        tangents.append(made if graphs.outputs[position] is not None else torch.zeros_like(made))
+        tangent = torch.randn_like(outputs[position])
+        tangents.append(tangent if graphs.outputs[position] is not None else torch.zeros_like(tangent))
     layouts = [graphs.outputs[position] for position in graphs.differentiable]
     # Batch normalisation mixes by design, so some rows are compared with its statistics constant: everything else in the model
     # must still be exact. All rows in another order are compared as they are.
@@ -452,12 +452,14 @@ def _statistics_constant(graphs: Graphs) -> Graphs:
     backward = copy.deepcopy(graphs.backward_module)
     for node in backward.graph.nodes:
         if "batch_norm" in str(node.target) and node.op == "call_function":
-            given = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
-            mean, spread = given["save_mean"], given["save_invstd" if "save_invstd" in given else "save_var"]
-            gradient, eps = (given[a if a in given else b] for a, b in (("grad_out", "grad_output"), ("eps", "epsilon")))
-            wanted = given.get("output_mask", [True] * 3)
+            arguments = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
+            mean, spread = arguments["save_mean"], arguments["save_invstd" if "save_invstd" in arguments else "save_var"]
+            gradient, eps = (
+                arguments[a if a in arguments else b] for a, b in (("grad_out", "grad_output"), ("eps", "epsilon"))
+            )
+            wanted = arguments.get("output_mask", [True] * 3)
             node.target = aten.native_batch_norm_backward.default
-            node.args = (gradient, given["input"], given["weight"], mean, spread, mean, spread, False, eps, wanted)
+            node.args = (gradient, arguments["input"], arguments["weight"], mean, spread, mean, spread, False, eps, wanted)
     backward.recompile()
     return replace(graphs, backward=backward.forward)
 

@@ -118,19 +118,20 @@ def subset_backward(
 
 def _around(model: nn.Module, strict: bool, wanted: bool | None) -> "SubsetBackward":
     """Wraps a model; `wanted` is the argument `compile`."""
-    found = given(model)
-    options = {} if wanted and found.options is None else None if wanted is False else found.options
-    reason = None if options is None else lacks_compiler(found.module)
-    if found.other is not None and wanted is None:
-        reason = f"the backend {found.other} compiled the model, and only Inductor can compile the graphs"
+    wrapped = given(model)
+    options = {} if wanted and wrapped.options is None else None if wanted is False else wrapped.options
+    reason = None if options is None else lacks_compiler(wrapped.module)
+    if wrapped.other is not None and wanted is None:
+        reason = f"the backend {wrapped.other} compiled the model, and only Inductor can compile the graphs"
     if reason is not None and (strict or wanted):
         raise RuntimeError(f"subset_backward: its graphs cannot be compiled: {reason}; or set compile=False.")
-    kind = SubsetContainer if hasattr(type(found.module), "__getitem__") else SubsetBackward
+    kind = SubsetContainer if hasattr(type(wrapped.module), "__getitem__") else SubsetBackward
     unusable = reason is not None and options is not None
-    made = kind(found.module, strict=strict, options=options, plain=None if unusable or found.module is model else model)
+    plain = None if unusable or wrapped.module is model else model
+    subset_model = kind(wrapped.module, strict=strict, options=options, plain=plain)
     if reason is not None:
-        made.do_not_compile(reason)
-    return made
+        subset_model.do_not_compile(reason)
+    return subset_model
 
 
 class SubsetBackward(SubsetModule):
@@ -195,13 +196,13 @@ class SubsetBackward(SubsetModule):
         if _transforms() is not None or torch.autograd.forward_ad._current_level >= 0:
             raise RuntimeError("subset_backward: torch.func transforms are not supported; call the model itself (.wrapped)")
         try:
-            found = self._traced_call(args, kwargs)
+            traced = self._traced_call(args, kwargs)
         except Unsupported as reason:
             self._give_up(reason)
-            found = None
-        if found is None:
+            traced = None
+        if traced is None:
             return self._call_plain(*args, **kwargs)
-        call, differentiated = found
+        call, differentiated = traced
         if self.meter is not None:
             call.meter = self.meter.subset_pass(call.n)
         outputs = SubsetFunction.apply(call, *differentiated)
@@ -232,20 +233,20 @@ class SubsetBackward(SubsetModule):
         settings = self._settings
         if settings is None or not settings.hold():
             settings = self._settings = Settings(self.wrapped)
-        found = self._graphs(inputs, rebuild, arguments, settings)
-        if found is None:
+        chosen = self._graphs(inputs, rebuild, arguments, settings)
+        if chosen is None:
             return None
-        graphs, n = found
-        own = settings.tensors(graphs)
+        graphs, n = chosen
+        arranged = settings.tensors(graphs)
         graphs.calls += 1
         if is_due(graphs.calls):
             self._compare(graphs, settings, tensors, rebuild)
         if self.fallback is not None:
             self.fallback = None
         # Gradients go to the tensors of the caller. The graph reads those of `dense`, which may be copies without a history.
-        differentiated = [tensors[i] if isinstance(i, int) else i for i in own.differentiated]
-        inputs = [inputs[i] if isinstance(i, int) else i for i in own.inputs]
-        return Call(graphs, inputs, own.buffers, n, graphs.lengths_of(tensors)), differentiated
+        differentiated = [tensors[i] if isinstance(i, int) else i for i in arranged.differentiated]
+        inputs = [inputs[i] if isinstance(i, int) else i for i in arranged.inputs]
+        return Call(graphs, inputs, arranged.buffers, n, graphs.lengths_of(tensors)), differentiated
 
     def _graphs(self, tensors: list[Tensor], rebuild: Any, arguments: Any, settings: Settings) -> tuple[Graphs, int] | None:
         """Returns graphs that hold for these inputs, and their batch size; None where there is nothing to leave out."""
@@ -255,18 +256,18 @@ class SubsetBackward(SubsetModule):
         likely = sizes.most_common(1)[0][0]
         base = settings.key, autocast(tensors)
         exact = (*base, describe(arguments, likely))
-        found = self._known(exact, tensors)
-        if found is None and exact in self._traces and max(len(tensors[one.first]) for one in self._traces[exact]) < 2:
+        graphs = self._known(exact, tensors)
+        if graphs is None and exact in self._traces and max(len(tensors[one.first]) for one in self._traces[exact]) < 2:
             return None
         any_size = (*base, describe(arguments, likely, sizes=False))
-        found = found or self._known(any_size, tensors)
-        if found is None and any_size not in self._refused:
+        graphs = graphs or self._known(any_size, tensors)
+        if graphs is None and any_size not in self._refused:
             varying = self._shapes.varying(any_size, tensors, likely)
             with contextlib.suppress(Unsupported):
-                found = self._made(any_size, settings, tensors, rebuild, sizes, varying) if varying else None
+                graphs = self._made(any_size, settings, tensors, rebuild, sizes, varying) if varying else None
         at_once = self.strict or any_size not in self._refused  # else each further length would be traced
-        found = found or self._made(exact, settings, tensors, rebuild, sizes, at_once=at_once)
-        return found, len(tensors[found.first])
+        graphs = graphs or self._made(exact, settings, tensors, rebuild, sizes, at_once=at_once)
+        return graphs, len(tensors[graphs.first])
 
     def _known(self, key: Any, tensors: list[Tensor]) -> Graphs | None:
         """Returns graphs of a kind of call that hold for these inputs; None where there are none."""
@@ -429,15 +430,15 @@ class SubsetBackward(SubsetModule):
             return getattr(self.__dict__["wrapped"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = self.__dict__
+        members = self.__dict__
         if name == "wrapped":
             raise AttributeError("subset_backward: `wrapped` cannot be replaced; call subset_backward with the other model")
-        if name == "training" and "wrapped" in own:
-            own["wrapped"].training = value
-        if "wrapped" not in own or name in own or hasattr(nn.Module, name):
+        if name == "training" and "wrapped" in members:
+            members["wrapped"].training = value
+        if "wrapped" not in members or name in members or hasattr(nn.Module, name):
             super().__setattr__(name, value)
         else:
-            setattr(own["wrapped"], name, value)
+            setattr(members["wrapped"], name, value)
 
     def __delattr__(self, name: str) -> None:
         delattr(self.__dict__["wrapped"], name)

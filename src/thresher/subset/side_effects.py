@@ -86,13 +86,14 @@ def _stores(label: str, thing: Any) -> Iterator[tuple[str, Any]]:
     array = kind is np.ndarray or (kind is Tensor and not (thing.requires_grad or thing.is_meta or thing.is_sparse))
     if array or (isinstance(thing, (*CONTAINERS, tuple)) and len(thing) <= MOST_OBJECTS):
         yield label, thing
-    own = [base for base in kind.__mro__ if not is_library(base.__module__)]
-    if kind.__module__.partition(".")[0] != "thresher" and (own or isinstance(thing, SimpleNamespace | Namespace | nn.Module)):
+    bases = [base for base in kind.__mro__ if not is_library(base.__module__)]
+    with_attributes = bases or isinstance(thing, SimpleNamespace | Namespace | nn.Module)
+    if kind.__module__.partition(".")[0] != "thresher" and with_attributes:
         if hasattr(thing, "__dict__"):
             yield f"{label or 'model'}.", vars(thing)
-        if any(map(slots_of, own)):
+        if any(map(slots_of, bases)):
             yield f"{label}.", thing
-        yield from ((f"{base.__name__}.", base) for base in own)
+        yield from ((f"{base.__name__}.", base) for base in bases)
 
 
 def _contents(store: Any) -> dict[Any, Any]:

@@ -87,9 +87,9 @@ def _is_output(node: Any) -> bool:
 
 def _insert(graph: fx.Graph, before: fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
     with graph.inserting_before(before):
-        made = graph.call_function(target, args)
-    made.meta["val"] = value
-    return made
+        inserted = graph.call_function(target, args)
+    inserted.meta["val"] = value
+    return inserted
 
 
 def _replace(node: fx.Node, other: fx.Node) -> None:
@@ -139,10 +139,10 @@ def _moves(module: fx.GraphModule) -> None:
         if dims == list(range(len(dims))) and not _is_output(node):
             _replace(node, root)
         elif source is not root:
-            made = _insert(module.graph, node, aten.permute.default, (root, dims), node.meta["val"])
-            chains[made] = root, dims
+            permuted = _insert(module.graph, node, aten.permute.default, (root, dims), node.meta["val"])
+            chains[permuted] = root, dims
             del chains[node]
-            _replace(node, made)
+            _replace(node, permuted)
 
 
 def _reshapes(module: fx.GraphModule) -> None:
@@ -200,8 +200,8 @@ def _heads(module: fx.GraphModule) -> None:
         x, y, z = _sizes(source), _sizes(inner), _sizes(node)
         if len(x) == 4 and len(y) == 3 and len(z) == 3 and y == [x[0] * x[1], x[2], x[3]] and z == [x[2], x[0], x[1] * x[3]]:
             value = source.meta["val"].permute(2, 0, 1, 3)
-            made = _insert(module.graph, node, aten.permute.default, (source, [2, 0, 1, 3]), value)
-            node.args = (made, node.args[1])
+            permuted = _insert(module.graph, node, aten.permute.default, (source, [2, 0, 1, 3]), value)
+            node.args = (permuted, node.args[1])
             node.target = aten.reshape.default
         elif len(x) == 3 and len(y) == 3 and len(z) == 4 and y == [x[0], z[0] * z[1], z[3]] and z[2] == x[0] and z[0] == x[1]:
             sizes = list(node.args[1])
@@ -210,8 +210,8 @@ def _heads(module: fx.GraphModule) -> None:
                 continue
             value = node.meta["val"].permute(2, 0, 1, 3)
             split = _insert(module.graph, node, aten.reshape.default, (source, whole), value)
-            made = _insert(module.graph, node, aten.permute.default, (split, [1, 2, 0, 3]), node.meta["val"])
-            _replace(node, made)
+            permuted = _insert(module.graph, node, aten.permute.default, (split, [1, 2, 0, 3]), node.meta["val"])
+            _replace(node, permuted)
     _split_gradients(module)
 
 
@@ -241,8 +241,8 @@ def _stacks(module: fx.GraphModule) -> None:
         count = sizes[dim]
         index = {part.args[3] % count: part.args[0] for part in parts if part.args[1:3] == (sizes, dim)}
         if type(count) is int and len(parts) == count == len(index):
-            made = _insert(module.graph, node, aten.stack.default, ([index[i] for i in range(count)], dim), node.meta["val"])
-            _replace(node, made)
+            stacked = _insert(module.graph, node, aten.stack.default, ([index[i] for i in range(count)], dim), node.meta["val"])
+            _replace(node, stacked)
 
 
 def _parts(node: Any) -> list[Any] | None:
@@ -267,18 +267,18 @@ def _stacked_elsewhere(module: fx.GraphModule) -> None:
         if len(stack.users) != 1 or others != sorted(others):
             continue
         at = dims.index(dim)
-        made = _insert(module.graph, node, aten.stack.default, (parts, at), node.meta["val"])
-        _replace(node, made)
+        stacked = _insert(module.graph, node, aten.stack.default, (parts, at), node.meta["val"])
+        _replace(node, stacked)
         reshaped = [part.target in RESHAPES and part.args[0].target is aten.permute.default for part in parts]
         if all(reshaped) and at == len(dims) - 2:  # merged last dimensions stay apart, as views
             wide = [part.args[0] for part in parts]
             shapes = {tuple(_shape(part)) for part in wide}
-            users = list(made.users)
+            users = list(stacked.users)
             if len(shapes) == 1 and len(next(iter(shapes))) == len(dims) and all(_reshaped_only(user) for user in users):
                 value = torch.stack([part.meta["val"] for part in wide], at)
-                whole = _insert(module.graph, made, aten.stack.default, (wide, at), value)
-                made.replace_all_uses_with(whole)
-                module.graph.erase_node(made)
+                whole = _insert(module.graph, stacked, aten.stack.default, (wide, at), value)
+                stacked.replace_all_uses_with(whole)
+                module.graph.erase_node(stacked)
 
 
 def _reshaped_only(user: Any) -> bool:

@@ -47,7 +47,7 @@ class Patience:
     """
 
     def __init__(self, free: int) -> None:
-        self.free, self.made, self.seconds = free, 0, 0.0
+        self.free, self.traces, self.seconds = free, 0, 0.0
         self._calls: Counter[int] = Counter()
         self._traces: Counter[int] = Counter()
 
@@ -58,7 +58,7 @@ class Patience:
             kind: Description of the call.
             at_once: Whether the kind may be among the first few. Default: True.
         """
-        if at_once and self.made < self.free:
+        if at_once and self.traces < self.free:
             return True
         place = hash(kind)
         if len(self._calls) >= MAX_REMEMBERED:
@@ -69,7 +69,7 @@ class Patience:
     def reason(self) -> str:
         """Returns why a kind is not traced now."""
         return (
-            f"it was traced {self.made} times for different kinds of inputs or settings, which took {self.seconds:.1f} s. A "
+            f"it was traced {self.traces} times for different kinds of inputs or settings, which took {self.seconds:.1f} s. A "
             f"further kind is traced only after it has come up {CALLS_PER_TRACE} times. Pad inputs to few lengths, and pass "
             "a number that changes in every step as a tensor"
         )
@@ -82,7 +82,7 @@ class Patience:
             seconds: Time that the trace took.
         """
         place = hash(kind)
-        self.made, self.seconds = self.made + 1, self.seconds + seconds
+        self.traces, self.seconds = self.traces + 1, self.seconds + seconds
         if self._calls.pop(place, None) is not None:
             self._traces[place] += 1
 
@@ -160,13 +160,13 @@ class Shapes:
         before, shapes = self._first.setdefault(kind, (n, [tensor.shape for tensor in tensors]))
         if len(self._first) > MAX_REMEMBERED:
             self._first.popitem(last=False)
-        found = [
+        dims = [
             (i, d)
             for i, (first, tensor) in enumerate(zip(shapes, tensors, strict=True))
             for d, (old, new) in enumerate(zip(first, tensor.shape, strict=True))
             if old != new and not (d == 0 and (old, new) == (before, n))
         ]
-        return found if all(tensors[i].shape[d] > 1 for i, d in found) else []
+        return dims if all(tensors[i].shape[d] > 1 for i, d in dims) else []
 
 
 def autocast(tensors: list[Tensor]) -> torch.dtype | None:
@@ -429,7 +429,7 @@ def has_global_hooks() -> bool:
 
 def _modules_by_prefix(module: nn.Module) -> dict[str, nn.Module]:
     """Returns every module by the prefix of its parameters' names; a shared module is there once for each prefix."""
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     ahead = [("", module)]
     while ahead:
         prefix, part = ahead.pop()
@@ -439,9 +439,9 @@ def _modules_by_prefix(module: nn.Module) -> dict[str, nn.Module]:
                 f"{name} was made by torch.jit.script or torch.jit.trace, and such a module cannot be traced; use the Python "
                 "module that it was made of"
             )
-        found[prefix] = part
+        modules[prefix] = part
         ahead.extend((f"{prefix}{name}.", child) for name, child in part._modules.items() if child is not None)
-    return found
+    return modules
 
 
 def _first_places(things: Iterable[Any]) -> tuple[int, ...]:
@@ -453,8 +453,8 @@ def _first_places(things: Iterable[Any]) -> tuple[int, ...]:
 def _module_signature(part: nn.Module) -> tuple[Any, ...]:
     """Returns a hashable description of one module without its children."""
     seen: set[int] = set()
-    own = tuple(_constant(value, seen) for _, value in own_attributes(part))
-    return type(part), has_hooks(part), own, tuple(_tensor_signature(tensor) for tensor in _registered_tensors(part))
+    attributes = tuple(_constant(value, seen) for _, value in own_attributes(part))
+    return type(part), has_hooks(part), attributes, tuple(_tensor_signature(tensor) for tensor in _registered_tensors(part))
 
 
 def _snapshot(part: nn.Module) -> tuple[Any, ...]:

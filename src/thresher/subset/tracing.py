@@ -53,9 +53,9 @@ class FlatModule(nn.Module):
             map_leaves(_refuse_size, outputs, kind, objects=False)
         outputs = without_caches(outputs)
         count = itertools.count()
-        found = list(leaves(outputs, objects=False))
+        tensors_out = list(leaves(outputs, objects=False))
         self.returned = map_leaves(lambda _: LeafIndex(next(count)), outputs, objects=False)
-        return tuple(aten._unsafe_view.default(leaf, leaf.shape) for leaf in found)
+        return tuple(aten._unsafe_view.default(leaf, leaf.shape) for leaf in tensors_out)
 
 
 def trace(

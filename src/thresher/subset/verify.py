@@ -47,8 +47,8 @@ def check_agreement(graphs: Graphs, examined: Graphs, arguments: list[Any]) -> N
     for rows in _chosen_rows(graphs, drawn[0].device):
         tangents = _tangents(graphs, drawn, rows)
         wanted = run_backward(examined, _saved(examined, expected), list(tangents), rows, n)
-        own = run_backward(graphs, _saved(graphs, found), tangents, rows, n)
-        _check_close(f"gradients of {len(rows)} of {n} rows", own, wanted, share)
+        of_rows = run_backward(graphs, _saved(graphs, found), tangents, rows, n)
+        _check_close(f"gradients of {len(rows)} of {n} rows", of_rows, wanted, share)
 
 
 ROUNDING = 16
@@ -69,16 +69,16 @@ def same_results(short: Graphs, graphs: Graphs, arguments: list[Any]) -> bool:
         torch.manual_seed(0)
         returned.append(one.forward(list(arguments)))
         states.append(rng.capture(device))
-    whole, own = returned
+    whole, shortened = returned
     count = graphs.num_forward
-    if not (rng.equal(*states) and all(map(_as_exact, whole[:count], own[:count]))):
+    if not (rng.equal(*states) and all(map(_as_exact, whole[:count], shortened[:count]))):
         return False
     drawn = [torch.randn_like(_outputs(graphs, whole)[position]) for position in graphs.differentiable]
     for rows in _chosen_rows(graphs, device):
         tangents = _tangents(graphs, drawn, rows)
         wanted = run_backward(graphs, _saved(graphs, whole), list(tangents), rows, n)
-        found = run_backward(short, _saved(short, own), tangents, rows, n)
-        if not all(map(_as_exact, wanted, found)):
+        gradients = run_backward(short, _saved(short, shortened), tangents, rows, n)
+        if not all(map(_as_exact, wanted, gradients)):
             return False
     return True
 
@@ -200,11 +200,11 @@ def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[
         with torch.no_grad(), torch._C._DisableAutocast():
             returned = graphs.forward(inputs)
     count = len(graphs.mutated)
-    found = returned[count : graphs.num_forward]
+    results = returned[count : graphs.num_forward]
     updated = {id(buffer): value for buffer, value in zip(own.buffers, returned[:count], strict=True)}
-    if len(found) != len(expected):
+    if len(results) != len(expected):
         return True
-    pairs = [*zip(expected, found, strict=True), *((value, updated.get(place)) for place, value in changed.items())]
+    pairs = [*zip(expected, results, strict=True), *((value, updated.get(place)) for place, value in changed.items())]
     return any(new is None or _differ(old, new) for old, new in pairs)
 
 
@@ -242,12 +242,12 @@ class _NothingDrawn(TorchDispatchMode):
             return func(*args, **kwargs)
         # Seeded for each operation: what no constant replaces is drawn alike in whatever order a graph has its operations.
         torch.manual_seed(0)
-        name, arguments = func.overloadpacket.__name__.removesuffix("_"), func._schema.arguments
-        names = [argument.name for argument in arguments]
-        given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
-        given |= {**dict(zip(names, args, strict=False)), **kwargs}
+        name, schema = func.overloadpacket.__name__.removesuffix("_"), func._schema.arguments
+        names = [argument.name for argument in schema]
+        arguments = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+        arguments |= {**dict(zip(names, args, strict=False)), **kwargs}
         if name == "bernoulli":
-            drawn, share = func(*args, **kwargs), given.get("p", given["self"])
+            drawn, share = func(*args, **kwargs), arguments.get("p", arguments["self"])
             return drawn.copy_(share) if isinstance(share, Tensor) else drawn.fill_(share)
         if name in DRAWS:
             return func(*args, **kwargs).fill_(0.5)

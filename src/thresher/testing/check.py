@@ -165,13 +165,13 @@ def full_pass_columns(kind: str, seed: tuple[int, ...], n: int) -> dict[str, Ten
     chances = np.exp(r.normal(size=(n, 4)))
     error = chances / chances.sum(1, keepdims=True) - np.eye(4)[r.integers(0, 4, n)]
     scale = signal_values(lambda _, k: np.ones(k), kind, seed, n)[:, None]
-    found = {"error": error, "feature": r.normal(size=(n, 5))}
+    columns = {"error": error, "feature": r.normal(size=(n, 5))}
     label = torch.from_numpy(error.argmin(1))
     if kind == "equal":
-        found = {name: np.broadcast_to(rows[:1], rows.shape) for name, rows in found.items()}
+        columns = {name: np.broadcast_to(rows[:1], rows.shape) for name, rows in columns.items()}
     if kind != "smooth":
-        found = {name: np.round(rows * 8) / 8 for name, rows in found.items()}
-    return {name: torch.tensor(rows, dtype=torch.float32) * scale for name, rows in found.items()} | {"label": label}
+        columns = {name: np.round(rows * 8) / 8 for name, rows in columns.items()}
+    return {name: torch.tensor(rows, dtype=torch.float32) * scale for name, rows in columns.items()} | {"label": label}
 
 
 def comparable(value: Any) -> Any:
@@ -396,9 +396,9 @@ class EpochSubject(Subject):
         """
         n = self.samples if n is None else n
         with self.asked(f"plan_epoch of epoch {epoch} ({n} samples, {kind})"):
-            given = {**records, **{k: v for k, v in self.full_pass(epoch, n, kind).items() if k not in records}}
+            inputs = {**records, **{k: v for k, v in self.full_pass(epoch, n, kind).items() if k not in records}}
             generator = rng.seeded(seed, epoch)
-            plan = self.method.plan_epoch(given, epoch=epoch, epochs=self.epochs, generator=generator)
+            plan = self.method.plan_epoch(inputs, epoch=epoch, epochs=self.epochs, generator=generator)
             self.expect(
                 isinstance(plan, EpochPlan), f"plan_epoch returned {type(plan).__name__}, it must return a thresher.EpochPlan"
             )
@@ -418,9 +418,9 @@ class EpochSubject(Subject):
             table.epoch = epoch
             table.start_epoch()
             seen = torch.cat([plan.ids, plan.ids[:0] if plan.refresh is None else plan.refresh]).unique()
-            found = signals_of_kind(self.generators, kind, epoch, self.samples)
+            values = signals_of_kind(self.generators, kind, epoch, self.samples)
             with self.asked("a merge of its columns"):
-                table.write(seen, {name: values[seen] for name, values in found.items()})
+                table.write(seen, {name: column[seen] for name, column in values.items()})
         return plans
 
     def reads_values(self, epoch: int) -> bool:
@@ -457,8 +457,8 @@ class BatchSubject(Subject):
         ids = np.random.default_rng([seed, n]).permutation(samples or self.samples)[:n]
         wide = {*requirements_of(self.method).signals} & OF_A_PASS
         columns = full_pass_columns(kind, (9, seed), len(ids)) if wide else {}
-        found = {**signals_of_kind(self.generators, kind, seed, len(ids)), **{name: columns[name] for name in sorted(wide)}}
-        return {"id": torch.from_numpy(ids.astype(np.int64)), **found}
+        signals = {**signals_of_kind(self.generators, kind, seed, len(ids)), **{name: columns[name] for name in sorted(wide)}}
+        return {"id": torch.from_numpy(ids.astype(np.int64)), **signals}
 
     def ask(
         self, signals: Mapping[str, Tensor], state: State, step: int, *, seed: int = 0, check_values: bool = True
@@ -1090,7 +1090,7 @@ class AttachedTraining:
         torch.manual_seed(0)
         self.net = nn.Linear(6, 3)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.3, momentum=0.5)
-        own = sorted(set(subject.generators) - set(SIGNAL_GENERATORS))
+        user_signals = sorted(set(subject.generators) - set(SIGNAL_GENERATORS))
         method = [subject.method, FullData()] if subject.method.stage == "before" else subject.method
         self.run = attach(
             method,
@@ -1099,7 +1099,7 @@ class AttachedTraining:
             model=self.net,
             optimizer=self.optimizer,
             epochs=self.EPOCHS,
-            signals=(lambda outputs, _: {name: outputs.square().mean(1) for name in own}) if own else None,
+            signals=(lambda outputs, _: {name: outputs.square().mean(1) for name in user_signals}) if user_signals else None,
             **settings,
         )
         self.log: list[Any] = []
@@ -1210,12 +1210,12 @@ def check_inputs(subject: Subject) -> None:
 
 def _check_epoch_inputs(subject: EpochSubject) -> None:
     for epoch in range(subject.epochs):
-        given = {**subject.seen("spoilt"), **subject.full_pass(epoch, subject.samples)}
-        before = comparable(given)
-        plan = subject.ask(given, epoch)
-        subject.expect(comparable(given) == before, "changes the records it is given")
+        inputs = {**subject.seen("spoilt"), **subject.full_pass(epoch, subject.samples)}
+        before = comparable(inputs)
+        plan = subject.ask(inputs, epoch)
+        subject.expect(comparable(inputs) == before, "changes the records it is given")
         content = comparable_plan(plan)
-        for values in given.values():
+        for values in inputs.values():
             values.zero_()
         subject.expect(comparable_plan(plan) == content, "its plan holds on to the records: it changes when they do")
 
@@ -1323,9 +1323,9 @@ def check_device(subject: Subject) -> None:
     if isinstance(subject, EpochSubject):
         records = subject.seen()
         for epoch in range(subject.epochs):
-            given = {**records, **subject.full_pass(epoch, subject.samples)}
-            there = subject.ask({name: values.cuda() for name, values in given.items()}, epoch)
-            same = there.ids.tolist() == subject.ask(given, epoch).ids.tolist()
+            inputs = {**records, **subject.full_pass(epoch, subject.samples)}
+            there = subject.ask({name: values.cuda() for name, values in inputs.items()}, epoch)
+            same = there.ids.tolist() == subject.ask(inputs, epoch).ids.tolist()
             subject.expect(same, "plans differently where the records are on a GPU")
     if isinstance(subject, BatchSubject):
         states = [subject.method.init_state(), subject.method.init_state()]

@@ -371,9 +371,9 @@ def beats_uniform(method: Any, toy: str, seeds: Sequence[int] = (0, 1, 2), **set
     scores, controls, costs = [], [], []
     for seed in seeds:
         problem = planted(toy, seed)
-        own = method(problem) if callable(method) else method
-        score, cost = train_and_score(own, problem, **settings)
-        stage = getattr(own[-1] if isinstance(own, list | tuple) else own, "stage", "epoch")
+        candidate = method(problem) if callable(method) else method
+        score, cost = train_and_score(candidate, problem, **settings)
+        stage = getattr(candidate[-1] if isinstance(candidate, list | tuple) else candidate, "stage", "epoch")
         scores.append(score)
         controls.append(_control(stage, toy, seed, round(cost, 3)))
         costs.append(cost)

@@ -175,16 +175,16 @@ def divides_by_total(
         kind, way_out = "loss of per_position=", _OTHER_LOSSES
     total = 2 * valid.sum() if takes_total else None
     try:
-        own = loss(None, total)
+        trainer_loss = loss(None, total)
     except (TypeError, ValueError, KeyError) as error:
         raise ValueError(f"thresher.transformers.Selection: the trainer has no loss of its own ({error}). {way_out}") from error
     by_total, by_mean = loss(divided, total), loss(mean, total)
-    divides = takes_total and bool((own - by_total).abs() < (own - by_mean).abs())
-    follows = _same(own, by_total if divides else by_mean)
+    divides = takes_total and bool((trainer_loss - by_total).abs() < (trainer_loss - by_mean).abs())
+    follows = _same(trainer_loss, by_total if divides else by_mean)
     if not losses.is_given:
         follows = follows and torch.allclose(of_training, losses.by_position(*answer())[0], rtol=1e-4, atol=1e-5)
     if not follows:
-        divisor = f" ({own.item():.6g} with num_items_in_batch={total:.6g})" if takes_total else ""
+        divisor = f" ({trainer_loss.item():.6g} with num_items_in_batch={total:.6g})" if takes_total else ""
         raise ValueError(
             f"thresher.transformers.Selection: the loss of the trainer is {loss(None, None).item():.6g} on a batch{divisor}, "
             f"and the mean {kind} is {of_mean.item():.6g}: the selection would train another loss. {way_out}"

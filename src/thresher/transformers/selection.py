@@ -19,7 +19,7 @@ from thresher.attribution.rows import AttributionError
 from thresher.losses.given import GivenLosses
 from thresher.methods.full import FullData
 from thresher.methods.token_selection import TokenSelection
-from thresher.passes.engine import own_pass
+from thresher.passes.engine import isolated_pass
 from thresher.passes.saved_attributes import Attributes
 from thresher.run.attach import attach
 from thresher.run.learning_rate import PacedLR
@@ -102,13 +102,13 @@ def split_tokens(selection: Any) -> tuple[Any, Tokens | None]:
         ValueError: There are two token selections, or one without a reference model.
     """
     methods = list(selection) if isinstance(selection, list | tuple) else [selection]
-    found = [one for one in methods if isinstance(one, TokenSelection)]
-    if not found:
+    token_methods = [one for one in methods if isinstance(one, TokenSelection)]
+    if not token_methods:
         return selection, None
-    if len(found) > 1:
+    if len(token_methods) > 1:
         raise ValueError("thresher.transformers.Selection: `selection` has two TokenSelection; give one")
     others = [one for one in methods if not isinstance(one, TokenSelection)]
-    return (others[0] if len(others) == 1 else others) if others else FullData(), Tokens(found[0])
+    return (others[0] if len(others) == 1 else others) if others else FullData(), Tokens(token_methods[0])
 
 
 Base: Any = object
@@ -278,17 +278,17 @@ class Selection(Base):
         check_settings_of(self)
         self._saved, self._divides = self._state_of(resume_from_checkpoint), None
         try:
-            found = super().train(resume_from_checkpoint, *args, **kwargs)
+            output = super().train(resume_from_checkpoint, *args, **kwargs)
         except BaseException:
             self._leave(together=False)
             raise
         self._leave()
-        return found
+        return output
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """Begins with the epoch of the run, because the number of steps does not tell it where epochs are shorter."""
-        found = super()._init_training_state(*args, **kwargs)
-        return found if self._saved is None else (self._saved["epoch"], 0)
+        position = super()._init_training_state(*args, **kwargs)
+        return position if self._saved is None else (self._saved["epoch"], 0)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Keeps the state of the scheduler until this is paced."""
@@ -393,7 +393,7 @@ class Selection(Base):
         noted: list[Any] = []
         hook = model.register_forward_hook(lambda module, args, outputs: noted.append(outputs))
         try:
-            own = super().compute_loss(model, inputs, num_items_in_batch=total)
+            trainer_loss = super().compute_loss(model, inputs, num_items_in_batch=total)
         finally:
             hook.remove()
         outputs, more = noted[0], aux_loss(self, noted[0], total)
@@ -402,7 +402,7 @@ class Selection(Base):
         scale = self.accelerator.num_processes if self.args.average_tokens_across_devices and total is not None else 1
         if self._is_compared():
             losses, valid = self._losses.by_position(outputs, lengths)
-            check_same(own.detach(), GivenLosses(losses, valid, total).plain().detach() * scale + more)
+            check_same(trainer_loss.detach(), GivenLosses(losses, valid, total).plain().detach() * scale + more)
         loss = self._reduced(inputs, outputs, lengths, total) * scale + more
         return (loss, outputs) if return_outputs else loss
 
@@ -470,17 +470,17 @@ class Selection(Base):
 
     def _pace(self, run: Run, max_steps: int) -> None:
         """Paces the scheduler, and loads its state."""
-        own = self.lr_scheduler
-        counts = isinstance(own, LRScheduler) and not isinstance(own, ReduceLROnPlateau)
+        scheduler = self.lr_scheduler
+        counts = isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau)
         counts = counts and self.args.max_steps <= 0  # with it, steps are those of full training
-        self.lr_scheduler = run.pace(own, max_steps) if counts else own
+        self.lr_scheduler = run.pace(scheduler, max_steps) if counts else scheduler
         if self._saved is None:
             return
         pace = self._saved["pace"]
         if (pace is None) == counts:
             raise ValueError(
                 f"thresher.transformers.Selection: the checkpoint was saved with another kind of scheduler than "
-                f"{type(own).__name__}, and its state counts other steps. Use the same lr_scheduler_type."
+                f"{type(scheduler).__name__}, and its state counts other steps. Use the same lr_scheduler_type."
             )
         self.lr_scheduler.load_state_dict({"scheduler": self._scheduler_state, **pace} if counts else self._scheduler_state)
 
@@ -519,18 +519,18 @@ class Selection(Base):
 
     def _compare(self, inputs: Mapping[str, Any], total: Any) -> None:
         """Finds out whether the loss is divided by the number of positions of the step, and that it is this loss."""
-        (_, labels), own = self._parted(inputs), self.compute_loss_func
+        (_, labels), function_of_user = self._parted(inputs), self.compute_loss_func
         compute, metrics = super().compute_loss, copy.deepcopy(getattr(self, "_metrics", None))
         called: list[bool] = []
 
         def loss(function: Any, total: Any) -> Tensor:
             if function is not None and self._direct:
                 return function(*self._forward(self.model, inputs), total)
-            self.compute_loss_func = function or own
+            self.compute_loss_func = function or function_of_user
             return compute(self.model, {**inputs}, num_items_in_batch=total)
 
         try:
-            checked = own_pass([self.model], devices=[self.args.device])
+            checked = isolated_pass([self.model], devices=[self.args.device])
             with checked, Attributes(self.model).in_place(), self.compute_loss_context_manager():
                 self._direct = False
                 if "labels" in inputs:  # elsewhere Trainer would call the function without labels
@@ -546,7 +546,7 @@ class Selection(Base):
                 )
                 self._divides = divides if self._divides is None else self._divides
         finally:
-            self.compute_loss_func = own
+            self.compute_loss_func = function_of_user
             if metrics is not None:  # of trl's trainers, which note them in every call
                 self._metrics = metrics
 

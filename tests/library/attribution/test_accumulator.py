@@ -79,7 +79,7 @@ def test_what_waits_is_bounded():
     for x, y in run.loader:
         run.criterion(run.model(x), y).backward()
         sgd.step()
-        waiting = sum(entry.found.log_probs.numel() for entry in run._parts.accumulator._waiting)
+        waiting = sum(entry.signals.log_probs.numel() for entry in run._parts.accumulator._waiting)
         assert waiting <= 2**15
     assert len(run._parts.accumulator._waiting) == 0  # the epoch is over: everything was written
 

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thresher.passes.own import share_buffers
+from thresher.passes.extra_passes import share_buffers
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher.passes.own import WrittenBuffers
+from thresher.passes.extra_passes import WrittenBuffers
 
 WARNING = "losses that the run computes in its own forward passes are not those of the loop"
 METHODS = {

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from thresher import subset_backward
-from thresher.passes.engine import answers, check_plain, device_of_model, labels_or_none, own_pass, plain_forward
+from thresher.passes.engine import answers, check_plain, device_of_model, isolated_pass, labels_or_none, plain_forward
 
 CPU = torch.device("cpu")
 
@@ -23,7 +23,7 @@ def test_modes_and_random_states_are_put_back(training):
     model[1].eval()
     own = torch.Generator().manual_seed(3)
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate(), own.get_state()
-    with own_pass([model], devices=[CPU], generators=[own], training=training):
+    with isolated_pass([model], devices=[CPU], generators=[own], training=training):
         assert [part.training for part in model.modules()] == [training] * 3
         assert not torch.is_grad_enabled()
         draw_everywhere()
@@ -38,7 +38,7 @@ def test_modes_and_random_states_are_put_back(training):
 def test_modes_are_put_back_after_an_error_and_inside_a_wrapped_model():
     inner = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
     model = subset_backward(inner)
-    with pytest.raises(RuntimeError, match="stop"), own_pass([model], devices=[CPU]):
+    with pytest.raises(RuntimeError, match="stop"), isolated_pass([model], devices=[CPU]):
         assert not inner.training
         raise RuntimeError("stop")
     assert inner.training and model.training
@@ -46,7 +46,7 @@ def test_modes_are_put_back_after_an_error_and_inside_a_wrapped_model():
 
 @pytest.mark.parametrize(("dtype", "expected"), [(None, None), (torch.float32, None), (torch.bfloat16, torch.bfloat16)])
 def test_autocast(dtype, expected):
-    with own_pass([nn.Linear(1, 1)], devices=[CPU], dtype=dtype):
+    with isolated_pass([nn.Linear(1, 1)], devices=[CPU], dtype=dtype):
         found = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     assert found is expected
 

@@ -13,7 +13,7 @@ import thresher
 from pretended_cuda import pretended_cuda, put_module
 from thresher import AdaSelection, BatchImportance, FullData, RandomBackprop, SelectiveBackprop, ThresholdKeep
 
-COMPARISONS = ("subset/verify.py", "passes/loss_comparison.py", "passes/own.py:repeat")
+COMPARISONS = ("subset/verify.py", "passes/loss_comparison.py", "passes/extra_passes.py:repeat")
 WARM_UP = 6
 """Steps after which nothing is tried out or compared any more, but for what comes every 256 steps."""
 

@@ -106,7 +106,7 @@ def test_calls_are_counted_once_wherever_they_are_counted(place, hidden) -> None
         for step in range(STEPS):
             sub(X)[[1, 2]].sum().backward()
             assert calls(model) == step + 1
-    assert len(said) == 1 and sub._patience.made <= 4
+    assert len(said) == 1 and sub._patience.traces <= 4
 
 
 class InGlobals(nn.Linear):
@@ -134,7 +134,7 @@ def test_a_table_that_is_made_once_is_traced_afterwards(hidden) -> None:
     with pytest.warns(UserWarning, match=r"forward changes model\.statistics\.table"):
         for _ in range(STEPS):
             sub(X)[[1, 2]].sum().backward()
-    assert sub.fallback is None and sub.wrapped.statistics.table["made"] and sub._patience.made == 2
+    assert sub.fallback is None and sub.wrapped.statistics.table["made"] and sub._patience.traces == 2
 
 
 def test_objects_that_no_forward_changes_are_as_they_were() -> None:
@@ -145,7 +145,7 @@ def test_objects_that_no_forward_changes_are_as_they_were() -> None:
         for _ in range(STEPS):
             sub(X)[[1, 2]].sum().backward()
     assert list(vars(model)) == list(before) and all(vars(model)[name] is value for name, value in before.items())
-    assert sub._patience.made == 1
+    assert sub._patience.traces == 1
 
 
 def test_effects_are_undone_when_the_block_fails() -> None:

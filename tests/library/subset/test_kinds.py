@@ -28,7 +28,7 @@ def test_a_number_that_changes_in_every_step_stops_the_tracing() -> None:
     with pytest.warns(UserWarning, match="was traced 2 times.*Pad inputs to few lengths.*said once") as caught:
         for scale in range(12):
             same_as_plain(sub, X, scale, rows=ROWS)
-    assert len(caught) == 1 and traced(sub) == sub._patience.made == 2 and "32 times" not in sub.fallback
+    assert len(caught) == 1 and traced(sub) == sub._patience.traces == 2 and "32 times" not in sub.fallback
 
 
 @pytest.mark.usefixtures("quick")
@@ -40,7 +40,7 @@ def test_lengths_that_come_up_often_are_traced_later() -> None:
             for length in (2, 3, 4, 5):
                 same_as_plain(sub, numbers(7, length, 6), rows=ROWS)
             assert traced(sub) == (1 if turn < 2 else 4) and (sub.fallback is None) == (turn >= 2)
-    assert sub._patience.made == 5  # one trace was of all lengths, and was refused
+    assert sub._patience.traces == 5  # one trace was of all lengths, and was refused
 
 
 @pytest.mark.usefixtures("quick")
@@ -52,7 +52,7 @@ def test_kinds_that_push_each_other_out_are_traced_less_and_less_often(monkeypat
         for _ in range(24):
             for scale in (1, 2, 3):
                 sub(X, scale)
-            made.append(sub._patience.made)
+            made.append(sub._patience.traces)
     assert traced(sub) == 2 and made[-1] - made[11] < made[11] < 8
 
 

@@ -40,7 +40,7 @@ def test_one_trace_holds_for_all_lengths_and_batches() -> None:
         valid = torch.arange(length) >= 1 + torch.arange(n)[:, None] % length
         same_as_plain(sub, tokens(n, length), valid, rows=ROWS)
         same_as_plain(sub, tokens(n, length), valid, rows=range(n))
-    assert traced(sub) == 2 and sub._patience.made == 2 and sub.fallback is None
+    assert traced(sub) == 2 and sub._patience.traces == 2 and sub.fallback is None
     ids = tokens(7, 13)
     outputs = kept_rows(sub(ids, torch.zeros(7, 13, dtype=torch.bool)), torch.tensor(ROWS))
     assert outputs.grad_fn is not None and outputs.shape == (2, 3)
@@ -82,7 +82,7 @@ def test_two_sizes_that_vary_and_were_equal_once() -> None:
     sub = wrap(Calls(lambda m, x, y: m.linear(x).sum(1) * m.linear(y).mean(1)))
     for a, b in ((3, 3), (5, 5), (6, 4), (7, 9), (8, 8)):
         same_as_plain(sub, numbers(7, a, 6), numbers(7, b, 6, seed=1), rows=ROWS)
-    assert sub._patience.made == 3
+    assert sub._patience.traces == 3
 
 
 def test_a_length_of_one_has_its_own_trace() -> None:
@@ -96,7 +96,7 @@ def test_a_dimension_that_never_varied_before() -> None:
     sub = wrap(nn.Conv2d(3, 2, 3, padding=1))
     for height, width in ((4, 6), (5, 6), (7, 6), (5, 8), (9, 11)):
         same_as_plain(sub, numbers(7, 3, height, width), rows=ROWS)
-    assert sub._patience.made == 3 and sub.fallback is None
+    assert sub._patience.traces == 3 and sub.fallback is None
 
 
 REFUSED = {
@@ -112,7 +112,7 @@ def test_models_that_need_to_know_the_length_use_the_plain_model(name) -> None:
     with pytest.warns(UserWarning, match="Pad inputs to few lengths") as caught:
         for length in (4, 5, 6, 7, 8, 9):
             same_as_plain(sub, numbers(7, length, 6), rows=ROWS)
-    assert len(caught) == 1 and sub._patience.made == 2 and traced(sub) == 1
+    assert len(caught) == 1 and sub._patience.traces == 2 and traced(sub) == 1
     with warnings.catch_warnings(action="ignore"):
         for _ in range(kinds.CALLS_PER_TRACE):
             sub(numbers(7, 9, 6))

@@ -140,13 +140,13 @@ def test_changes_after_a_call_are_noticed() -> None:
     same_as_plain(sub, X, rows=ROWS)
     for name in depth(SOME, tuple(CHANGES)):
         with noted(name):
-            before, made = sub.wrapped(X).detach(), sub._patience.made
+            before, made = sub.wrapped(X).detach(), sub._patience.traces
             CHANGES[name](sub.wrapped)
             same_as_plain(sub, X, rows=ROWS)
             assert sub.fallback is None
             if name not in ("frozen", "evaluation"):
                 assert not torch.allclose(before, sub.wrapped(X))
-            assert sub._patience.made == made + (0 if "in place" in name or name == "a buffer" else 1)
+            assert sub._patience.traces == made + (0 if "in place" in name or name == "a buffer" else 1)
 
 
 def test_arguments_that_change() -> None:
@@ -209,11 +209,11 @@ def test_old_traces_go(monkeypatch) -> None:
     sub = wrap(Calls(lambda m, x, scale: m.linear(x) * scale), strict=False)
     for scale in (1, 2, 1, 3):
         sub(X, scale)
-    assert len(sub._traces) == traced(sub) == 2 and sub._patience.made == 3
+    assert len(sub._traces) == traced(sub) == 2 and sub._patience.traces == 3
     sub(X, 1)
-    assert sub._patience.made == 3
+    assert sub._patience.traces == 3
     sub(X, 2)
-    assert sub._patience.made == 4
+    assert sub._patience.traces == 4
 
 
 def test_a_batch_size_out_of_reach_is_traced_again() -> None:

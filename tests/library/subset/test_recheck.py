@@ -149,7 +149,7 @@ def test_globals_that_a_forward_reads_are_seen_at_once(monkeypatch) -> None:
     same_as_plain(sub, X, rows=ROWS)
     monkeypatch.setitem(globals(), "helped", lambda x: x.tanh())
     same_as_plain(sub, X, rows=ROWS)
-    assert sub._patience.made == 4
+    assert sub._patience.traces == 4
 
 
 def test_a_closure_that_a_forward_reads_is_seen_at_once() -> None:
@@ -173,7 +173,7 @@ def test_a_forward_with_effects_on_globals_has_them_as_often_as_it_is_called() -
     with pytest.warns(UserWarning, match="forward changes COUNT, LOG"):
         for _ in range(5):
             sub(X)
-    assert COUNT == 5 and LOG == [1, 2, 3, 4, 5] and sub._patience.made == ATTEMPTS
+    assert COUNT == 5 and LOG == [1, 2, 3, 4, 5] and sub._patience.traces == ATTEMPTS
 
 
 class Slots:
@@ -192,7 +192,7 @@ def test_changes_inside_attributes_are_seen_at_once(kind) -> None:
     else:
         (model.slots if kind == "slots" else model.config["a"].b).scale = 3.0
     same_as_plain(sub, X, rows=ROWS)
-    assert sub._patience.made == 2
+    assert sub._patience.traces == 2
 
 
 def test_hooks_for_all_modules_are_called() -> None:

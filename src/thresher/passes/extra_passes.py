@@ -27,7 +27,7 @@ from thresher.passes.engine import (
     answers,
     check_plain,
     feature_rows,
-    own_pass,
+    isolated_pass,
     plain_forward,
     watch_last_linear,
 )
@@ -53,15 +53,15 @@ def _buffer(part: nn.Module, name: str) -> Tensor | None:
 
 def copies_of(places: list[BufferPlace]) -> Copies:
     """Returns copies of buffers; parts that share a buffer share its copy."""
-    made: dict[int, Tensor] = {}
+    clones: dict[int, Tensor] = {}
     copies = []
     for part, name in places:
         buffer = _buffer(part, name)
         # A lazy buffer has no shape, and so nothing to copy, before its first pass.
         if buffer is not None and not is_lazy(buffer):
-            if id(buffer) not in made:
-                made[id(buffer)] = buffer.detach().clone()
-            copies.append((part, name, made[id(buffer)]))
+            if id(buffer) not in clones:
+                clones[id(buffer)] = buffer.detach().clone()
+            copies.append((part, name, clones[id(buffer)]))
     return copies
 
 
@@ -164,7 +164,7 @@ class Beginning(NamedTuple):
     autocast: torch.dtype | None
 
 
-class OwnPasses:
+class ExtraPasses:
     """Makes the run's own forward passes, which the training loop does not notice.
 
     Args:
@@ -208,8 +208,8 @@ class OwnPasses:
     @property
     def repeatable(self) -> bool:
         """Whether a call of the criterion leaves no trace. A callable object that is not a module may count its calls."""
-        own = None if self._reader.criterion is None else self._reader.criterion.own
-        return isinstance(own, nn.Module | FunctionType) or not getattr(own, "__dict__", {})
+        criterion = None if self._reader.criterion is None else self._reader.criterion.original
+        return isinstance(criterion, nn.Module | FunctionType) or not getattr(criterion, "__dict__", {})
 
     def check(self, batch: Any) -> None:
         """Refuses a batch that own passes cannot read, before training rather than after its first epoch.
@@ -244,8 +244,8 @@ class OwnPasses:
         with self._pass(module := self.module, training=training):
             for batch, batch_ids in self._loader.passes(ids):
                 self._check_rows("refresh losses")
-                found = self._signals(module, batch, len(batch_ids), wanted)
-                self._records.write(batch_ids.to(self.device), found)
+                signals = self._signals(module, batch, len(batch_ids), wanted)
+                self._records.write(batch_ids.to(self.device), signals)
                 self._cost.refresh += len(batch_ids)
                 self._cost.forward += len(batch_ids)
 
@@ -265,20 +265,21 @@ class OwnPasses:
         """
         criterion, module = self._reader.criterion, self._plain_module
         assert criterion is not None
-        found: dict[str, list[Tensor]] = {name: [] for name in names}
+        parts_of: dict[str, list[Tensor]] = {name: [] for name in names}
         self._share_buffers()
         with self._pass(module):
-            for (answer,) in answers([module], self._counted(ids), self._forward or plain_forward, features="feature" in found):
+            forward = self._forward or plain_forward
+            for (answer,) in answers([module], self._counted(ids), forward, features="feature" in parts_of):
                 n = answer.layout.n
-                if "error" in found:
-                    found["error"].append(criterion.errors(answer.outputs, answer.targets, answer.layout))
-                if "label" in found:
-                    found["label"].append(as_classes(answer.targets, n))
+                if "error" in parts_of:
+                    parts_of["error"].append(criterion.errors(answer.outputs, answer.targets, answer.layout))
+                if "label" in parts_of:
+                    parts_of["label"].append(as_classes(answer.targets, n))
                 if answer.feature is not None:
-                    found["feature"].append(answer.feature.reshape(n, -1).float())
+                    parts_of["feature"].append(answer.feature.reshape(n, -1).float())
                 self._cost.scoring += n
                 self._cost.forward += n
-        return {name: torch.cat(parts) for name, parts in found.items()}
+        return {name: torch.cat(parts) for name, parts in parts_of.items()}
 
     def score(self, batch: Any, ids: Tensor, scoring: Scoring) -> dict[str, Tensor]:
         """Computes and records the signals of a candidate batch before the loop sees it.
@@ -309,13 +310,13 @@ class OwnPasses:
                     answers_of[-1]["feature"] = feature_rows(last.take()[1], n)
             self._cost.scoring += n
             self._cost.forward += n
-        found = answers_of[0]
+        signals = answers_of[0]
         if len(answers_of) > 1:
             error, feature = (answers_of[1][name] for name in ("error", "feature"))
             gradient = error.flatten(1).T @ feature / len(feature)
-            found["alignment"] = ((found["error"].flatten(1) @ gradient) * found["feature"]).sum(1)
-        self._records.write(ids, narrow(found))
-        return found
+            signals["alignment"] = ((signals["error"].flatten(1) @ gradient) * signals["feature"]).sum(1)
+        self._records.write(ids, narrow(signals))
+        return signals
 
     def _candidates(self, batch: Any, scoring: Scoring) -> Any:
         """Returns a candidate batch with its inputs scaled down as `scoring` asks."""
@@ -386,7 +387,7 @@ class OwnPasses:
         # Without the cache of autocast: the loop would get back weights that were cast here under no_grad, without a gradient.
         autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
         with (
-            own_pass([module], devices=[device], generators=self._loader.generators(), training=None),
+            isolated_pass([module], devices=[device], generators=self._loader.generators(), training=None),
             replaced(now.buffers),
             now.attributes.in_place(),
             autocast,
@@ -417,9 +418,9 @@ class OwnPasses:
         assert self._model is not None
         generators = self._loader.generators()
         dtype = dtype or self._model.autocast
-        made = own_pass([module], devices=[self.device], generators=generators, training=training, dtype=dtype)
+        entered = isolated_pass([module], devices=[self.device], generators=generators, training=training, dtype=dtype)
         # A refresh in training mode is for methods whose code moves the statistics of normalisations there, too.
-        with made, nullcontext() if training else self._buffers.untouched(module):
+        with entered, nullcontext() if training else self._buffers.untouched(module):
             yield
 
     def _counted(self, ids: Order) -> Iterator[tuple[Any, int]]:
