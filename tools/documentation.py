@@ -26,6 +26,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "How-to": (
         "guide.md",
         "frameworks.md",
+        "fine-tuning.md",
         "loops.md",
         "loaders.md",
         "samplers.md",
