@@ -37,8 +37,8 @@
 # make gpu     the tests that concern a device, and times of steps, on a machine with a GPU, into runs/gpu; nine minutes at most, goes
 #              on where it was stopped
 # make reproduce
-#              the tables and figures of the papers, into benchmarks/results/reproduce/ and docs/evidence/reproduce.md; up to
-#              three hours, goes on where it was stopped
+#              the tables and figures of the papers, into benchmarks/results/reproduce/, docs/evidence/reproduce.md and the
+#              pages of the papers beside it; several hours, goes on where it was stopped
 
 PYTHON ?= python3
 BIN := .venv/bin

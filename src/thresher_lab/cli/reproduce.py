@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from thresher_lab.reproduction.artefact import Artefact
 
 PAGE = "reproduce.md"
+PAGE_HELP = f"Index to write, with the pages of the papers beside it; with --recipe, the only page. Default: {PAGE} in --work."
 RECIPE_HELP = (
     "Recipe that trains one table or figure at full size, on the data of its paper: the network, epochs and schedules of the "
     "recipe, the methods of the table. `thresher reproduce` lists the recipes of each; `all`, with --dry-run or --smoke, is "
@@ -38,7 +39,7 @@ def reproduce(
     ] = None,
     work: Annotated[Path, typer.Option(help="Folder for the runs. Finished runs are not repeated.")] = Path("runs/reproduce"),
     results: Annotated[Path | None, typer.Option(help="Folder for a JSON file of each. Default: `results` in --work.")] = None,
-    page: Annotated[Path | None, typer.Option(help=f"Page to write from these files. Default: {PAGE} in --work.")] = None,
+    page: Annotated[Path | None, typer.Option(help=PAGE_HELP)] = None,
     data: DataOption = None,
     jobs: TogetherJobsOption = None,
     batch_size: BatchSizeOption = None,
@@ -49,7 +50,7 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN_HELP)] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Train what tables and figures of the papers need, judge their claims, and write a page with all results.
+    """Train what tables and figures of the papers need, judge their claims, and write pages with all results.
 
     Finished runs are kept, and the same command goes on where it was stopped. Processes that torchrun or accelerate launch
     has started train each run together.
@@ -59,7 +60,7 @@ def reproduce(
     from thresher_lab.cli._console import open_console, print_table
     from thresher_lab.reproduction import ARTEFACTS
     from thresher_lab.reproduction.full_size import at_full_size, plan
-    from thresher_lab.reproduction.page import reproduction_page
+    from thresher_lab.reproduction.page import single_page
     from thresher_lab.training.store import whole
 
     if not names:
@@ -87,11 +88,11 @@ def reproduce(
             _dry_run(own, work, **given)
         elif found := _reproduced(own, work, folder, **given):
             with whole(page if page and recipe != "all" else work / f"{own.name}.md") as file:
-                file.write(reproduction_page([found]).encode())
+                file.write(single_page(found).encode())
     if recipe is None:
         every = [_reproduced(ARTEFACTS[name], work, folder, **given) for name in asked]
         if all(every):
-            _write_page(page or work / PAGE, folder)
+            _write_pages(page or work / PAGE, folder)
             typer.echo(f"{folder}\n{page or work / PAGE}")
     elif recipe == "all" and dry_run:
         typer.echo(PLAN_NOTE)
@@ -140,23 +141,29 @@ def _reproduced(artefact: "Artefact", work: Path, folder: Path, *, quiet: bool, 
     return found
 
 
-def _write_page(path: Path, folder: Path) -> None:
-    """Writes the page of all results of a folder, and the pictures beside it; without matplotlib there are no charts."""
+def _write_pages(path: Path, folder: Path) -> None:
+    """Writes the index of all results of a folder, and beside it the pages of the papers; without matplotlib, no charts."""
     from thresher_lab.reproduction import ARTEFACTS
-    from thresher_lab.reproduction.page import PICTURES, chart_file, pictures_of, reproduction_page
+    from thresher_lab.reproduction.artefact import untested
+    from thresher_lab.reproduction.page import PICTURES, chart_file, index_page, paper_pages, pictures_of, reason_to_train
     from thresher_lab.training.files import Reproduced, read_checked
     from thresher_lab.training.store import whole
 
-    files = {name: folder / f"{name}.json" for name in ARTEFACTS}
     remedy = "Delete the file, and give its name to `thresher reproduce`"
-    full_size = {file.stem: file for file in sorted(folder.glob("*@*.json")) if not file.stem.endswith("-smoke")}
-    shown = {name: file for name, file in files.items() if file.exists()} | full_size
-    found = {name: read_checked(file, Reproduced, remedy) for name, file in shown.items()}
-    charts, missing = _charts(found), [name for name, file in files.items() if not file.exists()]
-    pictures = {chart_file(name): content for name, content in charts.items()}
+    files = [file for name in ARTEFACTS for file in (folder / f"{name}.json", *sorted(folder.glob(f"{name}@*.json")))]
+    shown = [file for file in files if file.exists() and not file.stem.endswith("-smoke")]
+    found = {file.stem: read_checked(file, Reproduced, remedy) for file in shown}
+    reasons = {name: reason_to_train(one, ARTEFACTS[name.partition("@")[0]]) for name, one in found.items()}
+    anew = {name: "Not trained yet." for name in ARTEFACTS if name not in found} | {name: r for name, r in reasons.items() if r}
     for one in found.values():
+        if one.get("outdated"):
+            one |= {"claims": untested(one["claims"], one["outdated"]), "verdict": "not tested"}
+    charts, results = _charts(found), list(found.values())
+    pictures = {chart_file(name): content for name, content in charts.items()}
+    for one in results:
         pictures |= pictures_of(one)
-    contents = {path: reproduction_page(list(found.values()), missing, charts).encode()}
+    contents = {path: index_page(results, anew).encode()}
+    contents |= {path.parent / name: text.encode() for name, text in paper_pages(results, anew, charts, path.name).items()}
     contents |= {path.parent / PICTURES / name: content for name, content in pictures.items()}
     for target, content in contents.items():
         with whole(target) as file:
@@ -169,7 +176,7 @@ def _charts(results: "Mapping[str, Any]") -> dict[str, bytes]:
     from thresher_lab.reproduction import ARTEFACTS
 
     if find_spec("matplotlib") is None:
-        typer.echo("The page has no charts: they are drawn by matplotlib (pip install 'thresher[figures]')", err=True)
+        typer.echo("The pages have no charts: they are drawn by matplotlib (pip install 'thresher[figures]')", err=True)
         return {}
     declared = {name: chart for name, one in ARTEFACTS.items() if name in results and (chart := one.chart)}
     return {name: table_chart(results[name]["tables"], chart) for name, chart in declared.items()}

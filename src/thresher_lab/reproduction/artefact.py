@@ -1,7 +1,7 @@
 """A table or figure of a paper at the scale of two CPU cores: what is trained, and how its claims are judged."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,9 @@ HALF_A_POINT = 0.005
 """Loss of accuracy that does not matter, as a share."""
 FAR = 0.05
 """Distance from the limit at which a claim is decided although all seeds give the same number."""
+FIVE_SEEDS = (0, 1, 2, 3, 4)
+LEAST_RATIO = 1.7
+"""Least cost of a backward pass, in forward passes, at which claims about time are tested: selection saves backward passes."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +74,14 @@ class Claim:
     """A sentence of a paper, as a number of each seed that should be above a limit.
 
     Args:
-        text: Measured quantity, in one sentence.
+        text: Measured quantity, in one sentence; it begins with the name of a part and a colon if it is about one of several.
         value: Function that returns the number of one seed.
         above: Limit that the number should exceed. Default: 0.
         scale: Factor of the numbers on the page. Default: 100, for points; a part whose metric is a loss has 1.
         counted: Whether the number is made of counted passes and steps, so that it may be the same with every seed.
         says: Statement of the paper, in our words, with the place. Default "": a condition that our setup must meet before the
-            claims mean anything.
-        part: Name of the part that the claim is about. Default "": the only part, or all parts together.
+            claims mean anything. Claims with the same statement are a row of the paper's page.
+        timed: Whether the number is made of times, so that it needs a backward pass of at least `LEAST_RATIO`. Default False.
     """
 
     text: str
@@ -87,14 +90,20 @@ class Claim:
     scale: float = 100.0
     counted: bool = False
     says: str = ""
-    part: str = ""
+    timed: bool = False
+
+    def part_of(self, parts: Collection[str]) -> str:
+        """Returns the name of the part that the claim is about, of those of its table; "" for all of several together."""
+        name = self.text.partition(": ")[0]
+        return name if name in parts else next(iter(parts)) if len(parts) == 1 else ""
 
     def judge(self, measured: RunsByPart, seeds: Sequence[int]) -> dict[str, Any]:
         """Judges the claim by the runs of some seeds.
 
         Returns:
-            claim (its text), says, mean, ci95, above, scale and verdict; "cannot tell" where a value is not finite, and where
-            all are the same and close to the limit: an interval without width is None. Counts are then judged as such.
+            claim (its text), says, mean, ci95, above, scale, note, seeds_needed and verdict; "cannot tell" where a value is not
+            finite, and where all are the same and close to the limit: an interval without width is None. Counts are then judged
+            as such.
         """
         values = [self.value(measured, seed) for seed in seeds]
         found: dict[str, Any] = {"claim": self.text, "says": self.says, "above": self.above, "scale": self.scale}
@@ -108,7 +117,16 @@ class Claim:
         elif not has_width and len(values) >= 3 and abs(paired.mean - self.above) >= FAR:
             verdict = "reproduced" if paired.mean > self.above else "not reproduced"
         ends = [paired.low, paired.high] if has_width else None
-        return {**found, "mean": paired.mean, "ci95": ends, "verdict": verdict}
+        found |= {"mean": paired.mean, "ci95": ends, "verdict": verdict}
+        found |= {"seeds_needed": paired.seeds_for(abs(paired.mean - self.above))} if verdict == "cannot tell" else {}
+        if self.timed:
+            full = [
+                next(iter(runs[FULL_ROW].values())) for part, runs in measured.items() if self.part_of(measured) in ("", part)
+            ]
+            ratio = min(run["cost"]["backward_to_forward"] for run in full)
+            found |= {"note": f"backward pass: {ratio:.2f} forward passes"}
+            found |= {"verdict": "not tested"} if ratio < LEAST_RATIO else {}
+        return found
 
 
 def judged(paired: Paired, above: float) -> Verdict:
@@ -193,12 +211,12 @@ class Artefact:
         tables: Function that makes the tables of the page. Default: one table per part, see `tables_of_parts`.
         pictures: Function that makes pictures of samples. Default: none.
         chart: How the tables are drawn. Default: not at all.
-        seeds: Distinct random seeds, at least three.
+        seeds: Distinct random seeds, at least three. Default: `FIVE_SEEDS`.
         beside: Remark for the reader, as a sentence in Markdown, such as a result that contradicts it.
         recipes: Names of the recipes that train parts at full size, with the name of the part, or the names of several; see
             `full_size.at_full_size`.
         command: Command that makes it. Default: `thresher reproduce` with its name.
-        head: First paragraph of a page about it alone. Default: that of the page of all tables and figures.
+        remark: Function that makes the sentence with which the page of its paper begins, from its tables. Default: none.
     """
 
     name: str
@@ -210,24 +228,26 @@ class Artefact:
     tables: MakeTables | None = None
     pictures: MakePictures | None = None
     chart: TableChart | None = None
-    seeds: Sequence[int] = (0, 1, 2)
+    seeds: Sequence[int] = FIVE_SEEDS
     beside: str = ""
     recipes: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     command: str = ""
-    head: str = ""
+    remark: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
+
+
+def untested(claims: Sequence[Mapping[str, Any]], note: str) -> list[dict[str, Any]]:
+    """Returns judged claims, those of the paper as not tested, with the reason as a clause."""
+    return [{**claim, "verdict": "not tested", "note": note} if claim["says"] else {**claim} for claim in claims]
 
 
 def overall(claims: Sequence[Mapping[str, Any]]) -> Verdict:
     """Returns the verdict on several claims: "reproduced" if all are, "not reproduced" if at least one is not.
 
-    It is "not tested" where a condition of the setup does not hold. Verdicts by count decide nothing; "cannot tell" where there
-    are no others.
+    Conditions of the setup and verdicts by count decide nothing; "cannot tell" where there are no others.
 
     Args:
         claims: Results of `Claim.judge`.
     """
-    if any(claim["verdict"] != "reproduced" for claim in claims if not claim["says"]):
-        return "not tested"
     verdicts = [claim["verdict"] for claim in claims if claim["says"]]
     found: list[Verdict] = [verdict for verdict in VERDICTS if verdict in verdicts]
     return found[0] if found else "cannot tell"
@@ -274,9 +294,19 @@ def mean_of(values: Sequence[SeedValue]) -> SeedValue:
     return lambda measured, seed: fmean(value(measured, seed) for value in values)
 
 
-def largest_of(values: Sequence[SeedValue]) -> SeedValue:
-    """Returns the largest of several values, seed by seed."""
-    return lambda measured, seed: max(value(measured, seed) for value in values)
+def best_of(values: Sequence[SeedValue], choose: Callable[..., SeedValue] = max) -> SeedValue:
+    """Returns the value whose mean over all seeds is the largest; the largest of each seed would be too good.
+
+    Args:
+        values: The candidates.
+        choose: `max` or `min`. Default: `max`.
+    """
+
+    def value_of_best(measured: RunsByPart, seed: int) -> float:
+        seeds = next(iter(next(iter(measured.values())).values()))
+        return choose(values, key=lambda value: fmean(value(measured, each) for each in seeds))(measured, seed)
+
+    return value_of_best
 
 
 def tables_of_parts(artefact: Artefact, results: Mapping[str, Any]) -> list[PageTable]:
@@ -356,8 +386,8 @@ def reproduce(
         watcher: Object whose functions are called as runs proceed.
 
     Returns:
-        name, paper, shows, here, beside, seeds, device, versions, verdict, claims (see `Claim.judge`), tables (title, header,
-        rows), pictures (title, png) and parts (name, task, epochs, metric, backward_to_forward and summary, see
+        name, paper, shows, here, beside, seeds, device, versions, verdict, claims (see `Claim.judge`), remark, tables
+        (title, header, rows), pictures (title, png) and parts (name, task, epochs, metric, backward_to_forward and summary, see
         `summary.summarise`); nothing in all but the first of several processes that train together.
 
     Raises:
@@ -370,22 +400,25 @@ def reproduce(
         return {}
     measured = {name: _by_row(found) for name, found in results.items()}
     scales = {name: units_of(found["metric"]) for name, found in results.items()}
-    claims = [replace(one, scale=min(one.scale, scales.get(one.part, one.scale))) for one in artefact.claims]
+    claims = [replace(one, scale=min(one.scale, scales.get(one.part_of(scales), one.scale))) for one in artefact.claims]
     claims = [claim.judge(measured, artefact.seeds) for claim in claims]
+    if any(claim["verdict"] != "reproduced" for claim in claims if not claim["says"]):
+        claims = untested(claims, "a condition of the setup does not hold")
     make = artefact.tables
-    tables = tables_of_parts(artefact, results) if make is None else make(measured, results)
+    tables = [asdict(one) for one in (tables_of_parts(artefact, results) if make is None else make(measured, results))]
     first = next(iter(results.values()))
     names = ("name", "task", "epochs", "metric", "backward_to_forward", "summary")
     return {
-        **{name: getattr(artefact, name) for name in ("name", "paper", "shows", "here", "beside", "command", "head")},
+        **{name: getattr(artefact, name) for name in ("name", "paper", "shows", "here", "beside", "command")},
         "seeds": list(artefact.seeds),
         "device": first["device"],
         "versions": first["versions"],
         "verdict": overall(claims),
         "claims": claims,
-        "tables": [asdict(table) for table in tables],
+        "tables": tables,
+        "remark": artefact.remark(tables) if artefact.remark else "",
         "pictures": [asdict(picture) for picture in (artefact.pictures(measured) if artefact.pictures else ())],
-        "parts": [{name: found[name] for name in names} for found in results.values()],
+        "parts": [{name: part[name] for name in names} for part in results.values()],
     }
 
 

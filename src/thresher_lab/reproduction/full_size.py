@@ -5,16 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 from thresher.methods import no_such
+from thresher_lab.comparison.statistics import LEAST_SEEDS
 from thresher_lab.recipes.running import SMOKE, task_of, with_batch_of
 from thresher_lab.recipes.task import PREFIX, RecipeTask
-from thresher_lab.reproduction.artefact import Artefact, ArtefactPart
+from thresher_lab.reproduction.artefact import FIVE_SEEDS, Artefact, ArtefactPart
 from thresher_lab.training.specs import Composition, parse_methods
 
-SEEDS, SEEDS_OF_TASK = 5, {"line": 10}
-"""Least number of seeds at full size, and of a task that takes minutes."""
+SEEDS_OF_TASK = {"line": 10}
+"""Least number of seeds at full size of a task that takes minutes; of the others `FIVE_SEEDS`."""
 EL2N_MODELS = ("el2n", 10, 10)
 """Scores at full size: EL2N of ten models that train for ten epochs, as in arXiv:2107.07075."""
-OF_TABLE = "The rows are trained with the recipe `{}`: its network, data, epochs and schedules."
 OF_SMOKE = (
     "**A smoke test, on made-up data: it shows that the command runs. Its numbers and verdicts say nothing about the paper.**"
 )
@@ -43,7 +43,7 @@ def at_full_size(
     if recipe not in artefact.recipes:
         raise ValueError(f"--recipe: {artefact.name}: {no_such('recipe', recipe, artefact.recipes)}")
     given = artefact.recipes[recipe]
-    names = (given,) if isinstance(given, str) else given
+    names, every = (given,) if isinstance(given, str) else given, [part.name for part in artefact.parts]
     named = f"{SMOKE if smoke else PREFIX}{recipe}"
     parts = [
         _at_its_size(part, with_batch_of(named, batch_size, accumulate, part.batch))
@@ -54,18 +54,18 @@ def at_full_size(
     claims = [
         replace(claim, text=claim.text.removeprefix(f"{names[0]}: ")) if len(parts) == 1 else claim
         for claim in artefact.claims
-        if claim.part in names or (not claim.part and len(parts) == len(artefact.parts))
+        if (of := claim.part_of(every)) in names or (not of and len(parts) == len(every))
     ]
     here = f"{settings.title}, the recipe `{recipe}`" + (" with a small network on made-up data" if smoke else "")
     options = {"recipe": recipe, "batch-size": batch_size, "accumulate": accumulate}
-    least = 0 if smoke else SEEDS_OF_TASK.get(settings.data.task or "", SEEDS)
-    seeds = range(max(least, len(artefact.seeds)))
+    least = SEEDS_OF_TASK.get(settings.data.task or "", len(FIVE_SEEDS))
+    seeds = range(LEAST_SEEDS if smoke else max(least, len(artefact.seeds)))
     command = ["thresher", "reproduce", artefact.name]
     command += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     command += ["--smoke"] if smoke else [] if settings.data.task in OWN_DATA else ["--data", "DIR"]
     size = f"a smoke test of `{recipe}`" if smoke else f"at full size with `{recipe}`"
     own = {"name": f"{artefact.name}@{recipe}{'-smoke' * smoke}", "paper": f"{artefact.paper}, {size}"}
-    own |= {"here": here, "beside": "", "command": shlex.join(command), "head": OF_SMOKE if smoke else OF_TABLE.format(recipe)}
+    own |= {"here": here, "beside": OF_SMOKE if smoke else "", "command": shlex.join(command)}
     return replace(artefact, parts=parts, claims=claims, seeds=seeds, **own)
 
 

@@ -1,106 +1,179 @@
-"""Writes the page of all reproduced tables and figures, from the JSON files of `reproduce`."""
+"""Writes the pages of the papers from the JSON files of `reproduce`: an index, and two pages per paper.
 
-import base64
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
-
-from thresher_lab.reproduction.artefact import VERDICTS, with_interval
-from thresher_lab.training.files import markdown_table
-
-SMALL_HEAD = """\
-The command `thresher reproduce NAME` makes one table or figure, and `thresher reproduce all` makes all of them and this page.
-Small networks and small data stand for those of the papers, at the scale of two CPU cores, and each section names them; a
-section "at full size" trains a recipe, with the network, data and epochs that it gives."""
-SMALL_END = " A\nclaim that does not reproduce here may still hold at the scale of the paper."
-PAGE_HEAD = """# Which results of the papers reproduce
-
-{} Each row of a section has what the paper says, in our words with the place, and a number, measured with each seed,
-that should be above a limit. The claim is **reproduced** where the whole 95 % interval of the mean is above the limit, and
-**not reproduced** where the whole interval is below it. Otherwise, these seeds **cannot tell**: more of them are needed. A
-number of counted passes that is the same with every seed has no interval: such a claim **holds by count** or **fails by
-count**, and decides no table. Some rows are conditions of our setup; where one does not hold, the table is **not tested**.{}
-
-The tables say how many optimizer steps each row takes: not all have as many as full training. A method that chooses in the
-batch trains either on batches that are **filled up** with the rows kept of several batches, which takes fewer steps, or on
-smaller batches **as selected**, which takes as many steps as full training. On small tasks, this alone can be worth more than
-the choice of the rows.
-
+The first page of a paper has a row per sentence of the paper and at most 1,500 words; the second has all claims, tables and
+figures.
 """
 
+import base64
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
+from thresher_lab.comparison.statistics import SEED_COUNTS
+from thresher_lab.reproduction import MINOR, STAND_INS
+from thresher_lab.reproduction.artefact import FIVE_SEEDS, LEAST_RATIO, Artefact, with_interval
+from thresher_lab.training.files import markdown_table
+
+INDEX_HEAD = """# Which results of the papers reproduce
+
+`thresher reproduce NAME` makes one table or figure, and `thresher reproduce all` makes all of them and these pages. Small
+networks and small data stand for those of the papers, at the scale of two CPU cores; "at full size" is a recipe, with the
+network, data and epochs that it gives. A claim that does not reproduce here may still hold at the scale of the paper."""
+RULES = f"""Each claim is a number, measured with each seed, that should be above a limit; shares are in hundredths. It is
+**reproduced** if the whole 95 % interval of the mean is above the limit, and **not reproduced** if all of it is below.
+Otherwise these seeds **cannot tell**; the number of seeds that it needs would decide in four of five repetitions, if mean and
+spread are as measured. A count of passes that is the same with every seed **holds by count** or **fails by count**, and decides
+no table. A claim is **not tested** if a condition of our setup does not hold. Claims about time have one: selection saves
+backward passes, so one must cost at least {LEAST_RATIO} forward passes. A table has the worst verdict of its claims."""
+TABLES_NOTE = """The tables say how many optimizer steps each row takes: not all have as many as full training. A method that
+chooses in the batch trains either on batches that are **filled up** with the rows kept of several batches, in fewer steps, or
+on smaller batches **as selected**, in as many steps. On small tasks, this can be worth more than the choice of the rows."""
 PICTURES = "figures"
-"""Folder of the pictures, beside the page."""
+"""Folder of the pictures, beside the pages."""
 CLAIM_COLUMNS = ["the paper says", "measured here", "result [95 % interval]", "limit", "verdict"]
 CONDITION = "(a condition of our setup)"
+FROM_WORST = ("not reproduced", "fails by count", "cannot tell", "not tested", "holds by count", "reproduced")
+Judged = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""A table or figure and one of its claims."""
 
 
-def reproduction_page(results: Sequence[Mapping[str, Any]], missing: Sequence[str] = (), charts: Collection[str] = ()) -> str:
-    """Returns the page in Markdown: a summary, and one section per table or figure; those not reproduced come first.
+def reason_to_train(found: Mapping[str, Any], artefact: Artefact) -> str:
+    """Returns why a result must be trained anew; "" if it is up to date.
 
     Args:
-        results: Results of `reproduce`, one per table or figure; those that are outdated come last and are not counted.
-        missing: Names of the tables and figures without a result.
-        charts: Names of those with a chart of their tables in the folder `PICTURES`, see `chart_file`.
+        found: Content of the result's file.
+        artefact: The table or figure as it is declared now.
     """
-    waiting, outdated = _waiting(results, missing), [found for found in results if found.get("outdated")]
-    results = [found for found in results if not found.get("outdated")]
-    ordered = sorted(results, key=lambda found: VERDICTS.index(found["verdict"]))
-    rows = [
-        [f"[{found['paper']}](#{found['name']})", found["shows"], found["verdict"], _claim_counts(found)] for found in ordered
+    seeds, texts = len(found["seeds"]), {claim["claim"] for claim in found["claims"]}
+    changed = "@" not in found["name"] and texts != {claim.text for claim in artefact.claims}
+    few = f"{seeds} of {len(FIVE_SEEDS)} seeds." if seeds < len(FIVE_SEEDS) else ""
+    return " ".join(filter(None, (found.get("outdated"), few, "Its claims have changed." if changed else "")))
+
+
+def index_page(results: Sequence[Mapping[str, Any]], anew: Mapping[str, str]) -> str:
+    """Returns the page that lists the papers, how claims are judged, and what is to be trained.
+
+    Args:
+        results: Results of `reproduce`, one per table or figure.
+        anew: Reasons why tables and figures must be trained, by name, see `reason_to_train`.
+    """
+    papers = [
+        [f"[{paper}]({_stem(paper)}.md)", _counts(one["verdict"] for one in of), _counts(_verdicts(of))]
+        for paper, of in _by_paper(results).items()
     ]
-    overview = markdown_table(["", "subject", "verdict", "claims"], rows) + "\n"
-    own = results[0].get("head") if len(results) == 1 else None
-    head = f"{PAGE_HEAD.format(*((own, '') if own else (SMALL_HEAD, SMALL_END)))}{summary_sentence(results)}\n\n{waiting}"
-    return f"{head}{_failed_claims(ordered)}{overview}" + "".join(
-        f"\n{section(found, with_chart=found['name'] in charts)}" for found in (*ordered, *outdated)
-    )
-
-
-def _waiting(results: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> str:
-    """Returns a list of the tables and figures that must be trained, with the reasons; "" where there are none."""
-    reasons = [f"- [`{found['name']}`](#{found['name']}): {found['outdated']}" for found in results if found.get("outdated")]
-    reasons += [f"- `{name}`: not trained yet." for name in missing]
-    listed = "\n".join(sorted(reasons))
-    return f"To be trained, or trained anew, with `thresher reproduce NAME`:\n\n{listed}\n\n" if reasons else ""
-
-
-def summary_sentence(results: Sequence[Mapping[str, Any]]) -> str:
-    """Returns how many tables and figures have which verdict, in one sentence."""
-    verdicts = [found["verdict"] for found in results]
-    counts = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
-    n, yes, no, open_ = len(verdicts), counts["reproduced"], counts["not reproduced"], counts["cannot tell"]
-    untested = counts["not tested"]
-    text = (
-        f"Of {n} tables and figures, {yes} {_verb(yes, 'reproduce')}, {no} {_verb(no, 'do')} not, and {open_} "
-        f"{_verb(open_, 'need')} more seeds to decide at least one claim."
-    )
-    return text if not untested else f"{text} {untested} of the {n} {_verb(untested, 'are')} not tested by our setup."
-
-
-def _verb(count: int, plural: str) -> str:
-    """Returns a verb in the form for a count."""
-    return plural if count != 1 else {"do": "does", "are": "is"}.get(plural, f"{plural}s")
-
-
-def _failed_claims(results: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the table of the claims that did not reproduce, with the values that were measured; "" where there are none."""
-    rows = [
-        [f"[{found['paper']}](#{found['name']})", *_claim_cells(claim)[:-1]]
-        for found in results
-        for claim in found["claims"]
-        if claim["verdict"] == "not reproduced"
+    waiting = "\n".join(f"- `{name}`: {reason}" for name, reason in sorted(anew.items()))
+    parts = [
+        INDEX_HEAD,
+        markdown_table(["paper", "tables and figures", "claims"], papers),
+        f'## <a id="verdicts"></a>How claims are judged\n\n{RULES}',
+        *([f'## <a id="anew"></a>To be trained anew\n\nWith `thresher reproduce NAME`:\n\n{waiting}'] if waiting else []),
     ]
-    header = ["", *CLAIM_COLUMNS[:-1]]
-    return f"Claims that did not reproduce:\n\n{markdown_table(header, rows)}\n\nAll tables and figures:\n\n" if rows else ""
+    return "\n\n".join(parts) + "\n"
+
+
+def paper_pages(
+    results: Sequence[Mapping[str, Any]], anew: Mapping[str, str], charts: Collection[str], index: str
+) -> dict[str, str]:
+    """Returns the pages of the papers by the names of their files, which stand beside the index: two of each.
+
+    Args:
+        results: Results of `reproduce`, one per table or figure.
+        anew: Reasons why tables and figures must be trained, by name.
+        charts: Names of those with a chart of their tables in the folder `PICTURES`, see `chart_file`.
+        index: Name of the file of the index.
+    """
+    pages: dict[str, str] = {}
+    for paper, of in _by_paper(results).items():
+        stem = _stem(paper)
+        head = f"# {paper}: all tables and figures\n\nIn short: [{stem}.md]({stem}.md). Verdicts: [{index}]({index}#verdicts)."
+        sections = [section(one, with_chart=one["name"] in charts) for one in of]
+        pages |= {
+            f"{stem}.md": _answers(paper, of, anew, index),
+            f"{stem}-tables.md": "\n".join([head, "", TABLES_NOTE, "", *sections]),
+        }
+    return pages
+
+
+def _answers(paper: str, results: Sequence[Mapping[str, Any]], anew: Mapping[str, str], index: str) -> str:
+    """Returns the short page of a paper: its main sentences, and a row per sentence."""
+    sentences: dict[str, list[Judged]] = {}
+    for found in results:
+        for claim in found["claims"]:
+            if claim["says"]:
+                sentences.setdefault(claim["says"], []).append((found, claim))
+    groups = [sorted(group, key=_from_worst) for group in sentences.values()]
+    main = [group for group in groups if not group[0][0]["name"].startswith(MINOR)]
+    waiting = ", ".join(f"`{one['name']}`" for one in results if one["name"] in anew)
+    parts = [
+        f"# {paper}: what holds here",
+        *(f"**{one['remark']}**" for one in results if one.get("remark")),
+        f"Its claims here: {_counts(_verdicts(results))}. The main ones:",
+        "\n".join(f"- **{_cell(group, _counted)}**: {_said(group)}. Measured: {_cell(group, _means)}." for group in main),
+        f"Trained here: {STAND_INS.get(paper, '')}. [How claims are judged]({index}#verdicts). Links lead to all tables."
+        + (f" To be trained anew ([why]({index}#anew)): {waiting}." if waiting else ""),
+        markdown_table(
+            ["the paper says", "measured here", "verdict"],
+            [[_said(group), _cell(group, _measured), _cell(group, _with_reasons)] for group in groups],
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _from_worst(judged: Judged) -> tuple[bool, int, float]:
+    found, claim = judged
+    distance = claim["scale"] * ((claim["mean"] or 0) - claim["above"])
+    return "@" in found["name"], FROM_WORST.index(claim["verdict"]), distance
+
+
+def _said(group: Sequence[Judged]) -> str:
+    """Returns what the paper says, with a link from the place to the table."""
+    place, _, said = group[0][1]["says"].partition(": ")
+    return f"[{place}]({_place(group[0][0])}): {said}"
+
+
+def _cell(group: Sequence[Judged], words: Callable[[Sequence[Judged]], str]) -> str:
+    """Returns the words on the results at small size, and on those at full size."""
+    small, full = ([judged for judged in group if ("@" in judged[0]["name"]) == size] for size in (False, True))
+    return "; ".join(([words(small)] if small else []) + ([f"at full size {words(full)}"] if full else []))
+
+
+def _counted(group: Sequence[Judged]) -> str:
+    return _counts(claim["verdict"] for _, claim in group)
+
+
+def _means(group: Sequence[Judged]) -> str:
+    ends = group[:: max(1, len(group) - 1)]
+    return " to ".join(_figure({**claim, "ci95": None}) for _, claim in ends)
+
+
+def _measured(group: Sequence[Judged]) -> str:
+    """Returns the worst result with its limit, the best, and the number of seeds."""
+    found, worst = group[0]
+    best = f"; best of {len(group)}: {_means(group[-1:])}" if len(group) > 1 else ""
+    return f"{worst['claim']}: {_figure(worst)}, limit {_limit(worst)}{best}; {len(found['seeds'])} seeds"
+
+
+def _with_reasons(group: Sequence[Judged]) -> str:
+    """Returns the verdicts, the conditions of the claims, and how many seeds would decide those that are open."""
+    reasons = dict.fromkeys(claim["note"] for _, claim in group if claim.get("note"))
+    still_open = [claim for _, claim in group if claim["verdict"] == "cannot tell" and claim["ci95"]]
+    needed = sorted(claim.get("seeds_needed") or SEED_COUNTS[-1] + 1 for claim in still_open)
+    least_and_most = needed[:: max(1, len(needed) - 1)]
+    ends = dict.fromkeys(f"{n}" if n in SEED_COUNTS else f"over {SEED_COUNTS[-1]:,}" for n in least_and_most)
+    return "; ".join([_counted(group), *reasons, *([f"needs about {' to '.join(ends)} seeds"] if ends else [])])
+
+
+def single_page(found: Mapping[str, Any]) -> str:
+    """Returns a page about one table or figure alone."""
+    return f"# {found['paper']}\n\n{RULES}\n\n{TABLES_NOTE}\n\n{section(found)}"
 
 
 def section(found: Mapping[str, Any], *, with_chart: bool = False) -> str:
     """Returns the section of one table or figure, above whose tables their chart may be shown."""
-    outdated, command = found.get("outdated"), found.get("command") or f"thresher reproduce {found['name']}"
+    command = found.get("command") or f"thresher reproduce {found['name']}"
     lines = [
-        f'## <a id="{found["name"]}"></a>{found["paper"]}: {"to be trained anew" if outdated else found["verdict"]}\n',
-        *([f"Numbers of an earlier version. {outdated}\n"] if outdated else []),
-        f"{_capital(found['shows'])}. {found['here']}. Seeds: {len(found['seeds'])}. `{command}`\n",
+        f'## <a id="{found["name"]}"></a>{found["paper"]}: {found["verdict"]}\n',
+        f"{found['shows'][0].upper()}{found['shows'][1:]}. {found['here']}. Seeds: {len(found['seeds'])}. `{command}`\n",
         markdown_table(CLAIM_COLUMNS, [_claim_cells(claim) for claim in found["claims"]]) + "\n",
         *([f"{found['beside']}\n"] if found.get("beside") else []),
     ]
@@ -132,17 +205,44 @@ def _picture_names(found: Mapping[str, Any]) -> list[str]:
     return [f"{found['name']}-{number}.png" for number in range(1, 1 + len(found.get("pictures", ())))]
 
 
+def _by_paper(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Returns the results by the paper that they are of: the words before the place in it."""
+    papers: dict[str, list[Mapping[str, Any]]] = {}
+    for one in results:
+        papers.setdefault(one["paper"].partition(", ")[0], []).append(one)
+    return papers
+
+
+def _stem(paper: str) -> str:
+    """Returns the name of the file of a paper without its suffix, such as selective-backprop."""
+    return paper.partition(", ")[0].partition(" (")[0].lower().replace(" ", "-")
+
+
+def _place(found: Mapping[str, Any]) -> str:
+    """Returns where the section of a table or figure is."""
+    return f"{_stem(found['paper'])}-tables.md#{found['name']}"
+
+
 def _claim_cells(claim: Mapping[str, Any]) -> list[str]:
-    scale = claim["scale"]
-    measured = "-" if claim["mean"] is None else with_interval(claim["mean"], claim["ci95"], scale)
-    return [claim.get("says") or CONDITION, claim["claim"], measured, f"{scale * claim['above']:+g}", claim["verdict"]]
+    verdict = "; ".join(filter(None, (claim["verdict"], claim.get("note"))))
+    return [claim.get("says") or CONDITION, claim["claim"], _figure(claim), _limit(claim), verdict]
 
 
-def _claim_counts(found: Mapping[str, Any]) -> str:
-    verdicts = [claim["verdict"] for claim in found["claims"]]
-    ordered = (*reversed(VERDICTS), "holds by count", "fails by count")
-    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ordered if verdict in verdicts)
+def _figure(claim: Mapping[str, Any]) -> str:
+    return "-" if claim["mean"] is None else with_interval(claim["mean"], claim["ci95"], claim["scale"])
 
 
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
+def _limit(claim: Mapping[str, Any]) -> str:
+    return f"{claim['scale'] * claim['above']:+g}"
+
+
+def _verdicts(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [claim["verdict"] for one in results for claim in one["claims"] if claim["says"]]
+
+
+def _counts(verdicts: Iterable[str]) -> str:
+    """Returns how often each verdict comes, the best first; the verdict alone if there is one."""
+    counts = Counter(verdicts)
+    if counts.total() == 1:
+        return next(iter(counts))
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in reversed(FROM_WORST) if counts[verdict])

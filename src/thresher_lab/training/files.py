@@ -322,6 +322,8 @@ class JudgedClaim(JsonFile):
         above: Limit that the mean should exceed.
         scale: Factor of the numbers on the page.
         verdict: Judgement on the claim.
+        seeds_needed: Number of seeds that would decide a claim that these seeds cannot; None where more than 1,000 would.
+        note: Condition of the setup that the claim depends on, as a clause; "" if there is none.
     """
 
     claim: str
@@ -331,6 +333,8 @@ class JudgedClaim(JsonFile):
     above: float
     scale: float
     verdict: Judgement | CountedJudgement
+    seeds_needed: int | None = None
+    note: str = ""
 
 
 class Picture(JsonFile):
@@ -373,6 +377,7 @@ class Reproduced(JsonFile):
         tables: The tables.
         pictures: The pictures.
         beside: Remark for the reader, as a sentence in Markdown.
+        remark: Sentence with which the page of the paper begins; "" if there is none.
         outdated: Reason why the runs must be trained anew, as a sentence; None where they are those that the command makes now.
     """
 
@@ -386,6 +391,7 @@ class Reproduced(JsonFile):
     tables: list[Table]
     pictures: list[Picture] = []
     beside: str = ""
+    remark: str = ""
     outdated: str | None = None
 
 

@@ -23,6 +23,7 @@ from thresher_lab.comparison.workers import RunError
 from thresher_lab.report.table_charts import table_chart
 from thresher_lab.reproduction.artefact import (
     FULL_ROW,
+    LEAST_RATIO,
     Artefact,
     ArtefactPart,
     Claim,
@@ -34,8 +35,17 @@ from thresher_lab.reproduction.artefact import (
     minus,
     reproduce,
 )
-from thresher_lab.reproduction.page import chart_file, pictures_of, reproduction_page, summary_sentence
+from thresher_lab.reproduction.page import (
+    chart_file,
+    index_page,
+    paper_pages,
+    pictures_of,
+    reason_to_train,
+    section,
+    single_page,
+)
 from thresher_lab.training.specs import parse_methods
+from thresher_lab.training.store import write_json
 
 SMALL = Artefact(
     name="small",
@@ -57,6 +67,7 @@ SMALL = Artefact(
             says="Table 1: no time",
         ),
     ],
+    seeds=(0, 1, 2),
 )
 
 app = typer.Typer()
@@ -109,66 +120,156 @@ def test_finished_runs_and_scores_are_not_made_again(made):
     assert watcher.trained == 0 and scores.stat().st_mtime_ns == written
 
 
-def test_the_page_tells_first_what_did_not_reproduce(made):
-    found = made[1]
-    good = {**found, "name": "good", "paper": "Another", "verdict": "reproduced", "claims": found["claims"][:1]}
-    text = reproduction_page([good, found])
-    assert text.index('## <a id="small"></a>A paper, table 1: not reproduced') < text.index("Another: reproduced")
-    assert "| [Another](#good) | what half of the samples do | reproduced | 1 holds by count |" in text
-    assert "| 1 not reproduced, 1 holds by count, 1 fails by count |" in text
-    failed, rest = text.split("All tables and figures:\n")
-    assert "| [A paper, table 1](#small) | Table 1: no time | they take less than no time | -" in failed
-    assert "less than no time" in rest and "| Table 1 | half of the samples cost less |" in rest
-    assert "half of the samples cost less" not in failed and "did not reproduce:" not in reproduction_page([good])
+def short_page(*results, anew=None):
+    """The first page of the one paper of some results."""
+    return paper_pages(results, anew or {}, [], "index.md")["a-paper.md"]
+
+
+def judged_claim(claim, verdict, mean, **more):
+    own = {"claim": claim, "says": "Table 1: a sentence", "mean": mean, "above": 0.0, "scale": 100, "verdict": verdict}
+    return own | more
+
+
+def test_the_section_has_every_claim_and_table(made):
+    text = section(made[1])
+    assert text.startswith('## <a id="small"></a>A paper, table 1: not reproduced') and "Seeds: 3." in text
+    assert "| Table 1 | half of the samples cost less |" in text and "they take less than no time" in text
     for line in text.splitlines():
         assert not line.startswith("|") or line.endswith("|")
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "sentence"),
-    [
-        (["reproduced"] * 7 + ["not reproduced"] * 4 + ["cannot tell"] * 11, "7 reproduce, 4 do not, and 11 need more seeds"),
-        (["reproduced", "not reproduced", "cannot tell"], "1 reproduces, 1 does not, and 1 needs more seeds"),
-    ],
-)
-def test_the_page_says_how_many_reproduce(made, verdicts, sentence):
-    results = [{**made[1], "verdict": verdict} for verdict in verdicts]
-    text = f"Of {len(verdicts)} tables and figures, {sentence} to decide at least one claim."
-    assert summary_sentence(results) == text and f"\n{text}\n" in reproduction_page(results)
+def test_a_sentence_of_several_claims_is_a_row(made):
+    claims = [
+        judged_claim("b: it gains", "cannot tell", 0.01, ci95=[-0.01, 0.03], seeds_needed=12),
+        judged_claim("a: it gains", "reproduced", 0.02, ci95=[0.01, 0.03]),
+        judged_claim("c: it gains", "cannot tell", 0.0, ci95=[-0.01, 0.01], seeds_needed=None),
+        judged_claim("d: it gains", "not tested", 0.5, ci95=[0.4, 0.6], note="backward pass: 0.99 forward passes"),
+        judged_claim("the setup can tell", "reproduced", 1.0, ci95=[0.9, 1.1], says=""),
+    ]
+    found = {**made[1], "claims": claims, "verdict": "cannot tell"}
+    full = {**found, "name": "small@big", "claims": [judged_claim("it gains", "not reproduced", -1.5, ci95=[-2, -1], scale=1)]}
+    text = short_page(found, full)
+    [row] = [line for line in text.splitlines() if line.startswith("| [Table 1]")]
+    said, measured, verdict = (cell.strip() for cell in row.strip("|").split("|"))
+    assert said == "[Table 1](a-paper-tables.md#small): a sentence"
+    assert measured == (
+        "c: it gains: +0.00 [-1.00, +1.00], limit +0; best of 4: +2.00; 3 seeds; "
+        "at full size it gains: -1.50 [-2.00, -1.00], limit +0; 3 seeds"
+    )
+    assert verdict == (
+        "1 reproduced, 1 not tested, 2 cannot tell; backward pass: 0.99 forward passes; needs about 12 to over 1,000 seeds; "
+        "at full size not reproduced"
+    )
+    assert (
+        "- **1 reproduced, 1 not tested, 2 cannot tell; at full size not reproduced**: [Table 1](a-paper-tables.md#small): "
+        "a sentence. Measured: +0.00 to +2.00; at full size -1.50.\n" in text
+    )
+    assert "Its claims here: 1 reproduced, 1 not tested, 2 cannot tell, 1 not reproduced." in text
 
 
-def test_the_page_of_this_repository_is_that_of_its_results():
-    root = Path(__file__).parents[3]
-    files = {name: root / "benchmarks" / "results" / "reproduce" / f"{name}.json" for name in papers.ARTEFACTS}
-    at_full_size = sorted((root / "benchmarks" / "results" / "reproduce").glob("*@*.json"))
-    assert at_full_size
-    found = [json.loads(file.read_text()) for file in (*files.values(), *at_full_size) if file.exists()]
-    missing = [name for name, file in files.items() if not file.exists()]
+def test_the_first_lines_are_the_remark_and_the_main_sentences(made):
+    found = {**made[1], "remark": "It selects at random."}
+    text, minor = short_page(found), short_page({**found, "name": "kakurenbo-figure-9"})
+    assert text.startswith("# A paper: what holds here\n\n**It selects at random.**\n\nIts claims here: ")
+    assert text.count("- **") == 2 and "- **" not in minor and "a sentence" not in minor  # two distinct sentences
+    assert "**" not in short_page({**made[1], "name": "kakurenbo-figure-9"})
+
+
+def test_the_index_counts_verdicts_and_says_what_must_be_trained(made):
+    good = {**made[1], "name": "good", "paper": "Another (arXiv 1), table 2", "verdict": "reproduced"}
+    text = index_page([made[1], good], {"old": "Its arms were not alike."})
+    assert "| [A paper](a-paper.md) | not reproduced | 1 holds by count, 1 fails by count, 1 not reproduced |" in text
+    assert "| [Another (arXiv 1)](another.md) | reproduced |" in text and "- `old`: Its arms were not alike.\n" in text
+    assert "To be trained anew" not in index_page([made[1]], {})
+    assert list(paper_pages([made[1], good], {}, [], "i.md")) == [
+        "a-paper.md",
+        "a-paper-tables.md",
+        "another.md",
+        "another-tables.md",
+    ]
+    assert "To be trained anew ([why](index.md#anew)): `small`." in short_page(made[1], anew={"small": "3 of 5 seeds."})
+
+
+def test_reasons_to_train_anew(made):
+    found = made[1]
+    assert reason_to_train(found, SMALL) == "3 of 5 seeds."
+    five = {**found, "seeds": [0, 1, 2, 3, 4]}
+    assert reason_to_train(five, SMALL) == ""
+    assert reason_to_train({**five, "outdated": "Its arms were not alike."}, SMALL) == "Its arms were not alike."
+    changed = replace(SMALL, claims=SMALL.claims[1:])
+    assert reason_to_train(five, changed) == "Its claims have changed."
+    assert reason_to_train({**five, "name": "small@big"}, changed) == ""  # a recipe leaves claims out
+
+
+RESULTS, EVIDENCE = (Path(__file__).parents[3] / "benchmarks/results/reproduce", Path(__file__).parents[3] / "docs/evidence")
+
+
+def committed():
+    files = [file for name in papers.ARTEFACTS for file in (RESULTS / f"{name}.json", *sorted(RESULTS.glob(f"{name}@*.json")))]
+    return [json.loads(file.read_text()) for file in files if file.exists()]
+
+
+def test_the_pages_of_this_repository_are_those_of_its_results():
+    found = committed()
+    assert any("@" in one["name"] for one in found) and not any(one.get("outdated") for one in found)
+    reasons = {one["name"]: reason_to_train(one, papers.ARTEFACTS[one["name"].partition("@")[0]]) for one in found}
+    anew = {name: "Not trained yet." for name in papers.ARTEFACTS if name not in reasons}
+    anew |= {name: reason for name, reason in reasons.items() if reason}
     charts = [name for name, artefact in papers.ARTEFACTS.items() if artefact.chart]
-    assert (root / "docs" / "evidence" / "reproduce.md").read_text() == reproduction_page(found, missing, charts)
+    assert (EVIDENCE / "reproduce.md").read_text() == index_page(found, anew)
+    for name, text in paper_pages(found, anew, charts, "reproduce.md").items():
+        assert (EVIDENCE / name).read_text() == text
     for one in found:
         if one["name"] in charts:  # drawn from the tables of today, whatever the version of matplotlib
-            drawn = (root / "docs" / "evidence" / "figures" / chart_file(one["name"])).read_text()
+            drawn = (EVIDENCE / "figures" / chart_file(one["name"])).read_text()
             assert table_chart(one["tables"], papers.ARTEFACTS[one["name"]].chart).count(b"<text") == drawn.count("<text")
     for name, content in (picture for one in found for picture in pictures_of(one).items()):
-        assert (root / "docs" / "evidence" / "figures" / name).read_bytes() == content
+        assert (EVIDENCE / "figures" / name).read_bytes() == content
 
 
-def test_what_is_outdated_or_missing_is_named_and_not_counted(made):
-    old = {**made[1], "name": "old", "outdated": "Its arms were not alike."}
-    text = reproduction_page([old, made[1]], ["new"])
-    assert "- [`old`](#old): Its arms were not alike.\n" in text and "- `new`: not trained yet.\n" in text
-    assert "Of 1 tables and figures, 0 reproduce, 1 does not" in text
-    assert text.index('<a id="small"></a>') < text.index('## <a id="old"></a>A paper, table 1: to be trained anew')
-    assert "Numbers of an earlier version. Its arms were not alike." in text
-    assert "To be trained" not in reproduction_page([made[1]])
+def test_the_results_have_the_words_and_conditions_of_the_declarations():
+    for one in committed():
+        declared = {claim.text: claim for claim in papers.ARTEFACTS[one["name"].partition("@")[0]].claims}
+        ratios = {part["name"]: part["backward_to_forward"] for part in one["parts"]}
+        for claim in one["claims"]:
+            if (of := declared.get(claim["claim"])) is None:
+                continue
+            assert claim["says"] == of.says, one["name"]
+            if of.timed:
+                ratio = ratios.get(of.part_of(ratios), min(ratios.values()))
+                assert claim["note"] == f"backward pass: {ratio:.2f} forward passes"
+                assert (claim["verdict"] == "not tested") == (ratio < LEAST_RATIO)
+
+
+def test_a_page_of_a_paper_has_at_most_1500_words_and_ten_main_sentences():
+    papers_of = {one["paper"].partition(", ")[0] for one in committed()}
+    names = ("kakurenbo", "selective-backprop", "adaselection", "diet-selective-backprop")
+    assert papers_of == set(papers.STAND_INS) and len(papers_of) == len(names)
+    for name in names:
+        text = (EVIDENCE / f"{name}.md").read_text()
+        assert 200 < len(text.split()) <= 1500 and 3 <= text.count("\n- **") <= 10, name
+    for paper in papers.STAND_INS:
+        main = [
+            one for one in papers.ARTEFACTS.values() if one.paper.startswith(paper) and not one.name.startswith(papers.MINOR)
+        ]
+        assert len({claim.says for one in main for claim in one.claims if claim.says}) <= 10, paper
+
+
+def test_what_is_outdated_is_not_counted(made, monkeypatch, tmp_path):
+    monkeypatch.setattr(papers, "ARTEFACTS", {"small": SMALL})
+    folder = tmp_path / "results"
+    write_json(folder / "small.json", {**made[1], "outdated": "Its arms were not alike."})
+    sys.modules[command.__module__]._write_pages(tmp_path / "index.md", folder)
+    assert "| [A paper](a-paper.md) | not tested | 3 not tested |" in (tmp_path / "index.md").read_text()
+    assert "- `small`: Its arms were not alike. 3 of 5 seeds.\n" in (tmp_path / "index.md").read_text()
+    assert "| not tested; Its arms were not alike. |" in (tmp_path / "a-paper-tables.md").read_text()
 
 
 def test_pictures_stand_beside_the_page(made, monkeypatch, tmp_path):
     png = base64.b64encode(b"\x89PNG, nearly").decode()
     found = {**made[1], "pictures": [{"title": "Lowest", "png": png}]}
     assert pictures_of(found) == {"small-1.png": b"\x89PNG, nearly"} and pictures_of(made[1]) == {}
-    assert "Lowest:\n\n![Lowest](figures/small-1.png)\n" in reproduction_page([found])
+    assert "Lowest:\n\n![Lowest](figures/small-1.png)\n" in section(found)
     monkeypatch.setattr(papers, "ARTEFACTS", {"small": replace(SMALL, pictures=lambda _: [PagePicture("Lowest", png)])})
     given = ["small", "--work", str(made[0]), "--page", str(tmp_path / "page.md"), "--jobs", "1"]
     assert CliRunner().invoke(app, given).exit_code == 0
@@ -181,12 +282,12 @@ def test_the_chart_of_the_tables_stands_beside_the_page(made, monkeypatch, tmp_p
     monkeypatch.setattr(papers, "ARTEFACTS", {"small": drawn})
     given = ["small", "--work", str(made[0]), "--page", str(tmp_path / "page.md"), "--jobs", "1"]
     assert CliRunner().invoke(app, given).exit_code == 0
-    assert f"![{SMALL.shows}](figures/small.svg)\n\nBy epoch:" in (tmp_path / "page.md").read_text()
+    assert f"![{SMALL.shows}](figures/small.svg)\n\nBy epoch:" in (tmp_path / "a-paper-tables.md").read_text()
     assert "By epoch" in (tmp_path / "figures" / "small.svg").read_text()
     monkeypatch.setattr(sys.modules[command.__module__], "find_spec", lambda _: None)
     without = CliRunner().invoke(app, given)
-    assert without.exit_code == 0 and "The page has no charts" in without.stderr
-    assert "figures/" not in (tmp_path / "page.md").read_text()
+    assert without.exit_code == 0 and "The pages have no charts" in without.stderr
+    assert "figures/" not in (tmp_path / "a-paper-tables.md").read_text()
 
 
 @in_verify
@@ -224,7 +325,10 @@ def test_the_command_lists_makes_and_keeps(made, monkeypatch, tmp_path):
     assert listed.exit_code == 0 and "what half of the samples do" in listed.output
     done = CliRunner().invoke(app, ["all", "--work", str(work), "--page", str(tmp_path / "page.md"), "--jobs", "1"])
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "page.md").read_text() == reproduction_page([found])
+    anew = {"small": "3 of 5 seeds."}
+    assert (tmp_path / "page.md").read_text() == index_page([found], anew)
+    for name, text in paper_pages([found], anew, [], "page.md").items():
+        assert (tmp_path / name).read_text() == text
     assert "half of the samples cost less" in done.output
 
 
@@ -251,12 +355,17 @@ def test_stopped_or_failed_runs_are_kept(monkeypatch, tmp_path, error, code, sai
 def test_what_stands_beside_a_table_and_conditions_are_on_the_page(made):
     condition = {**made[1]["claims"][0], "says": "", "claim": "the setup can tell"}
     found = {**made[1], "claims": [condition], "verdict": "not tested", "beside": "See [results.md](results.md)."}
-    text = reproduction_page([found])
+    text = single_page(found)
     assert "| (a condition of our setup) | the setup can tell |" in text and "\nSee [results.md](results.md).\n" in text
-    assert (
-        "0 reproduce, 0 do not, and 0 need more seeds to decide at least one claim. 1 of the 1 is not tested by our setup."
-        in text
-    )
+    assert text.startswith("# A paper, table 1\n\nEach claim is a number")
+
+
+def test_a_condition_that_does_not_hold_tests_nothing(made):
+    condition = Claim("the setup can tell", lambda measured, seed: -1.0 - 0.1 * seed)
+    found = reproduce(replace(SMALL, claims=[condition, *SMALL.claims]), made[0], jobs=1)
+    assert [claim["verdict"] for claim in found["claims"]] == ["not reproduced", *["not tested"] * 3]
+    assert found["verdict"] == "not tested"
+    assert {claim["note"] for claim in found["claims"][1:]} == {"a condition of the setup does not hold"}
 
 
 @pytest.mark.parametrize(
