@@ -253,12 +253,13 @@ class StepAccumulator:
             call: Identity of outputs and targets; None if unknown.
         """
         entry = Entry(attribution, signals, call, rows, self.meter.backwards)
+        # The first loss of a step of a plain loop: there is nothing to compare it with.
         if untracked is None and not self._open:
             self._open.append(entry)
         elif untracked is None or call is None or not self._has_credited_call(call, attribution):
-            self._credit_beside(entry, outputs, untracked)
+            self._credit_among_others(entry, outputs, untracked)
 
-    def _credit_beside(self, entry: Entry, outputs: Any, untracked: Any) -> None:
+    def _credit_among_others(self, entry: Entry, outputs: Any, untracked: Any) -> None:
         """Adds an entry if the step has other entries, or if the entry may be withdrawn."""
         attribution = entry.attribution
         origin = None if untracked is None else self.meter.passes.origin(outputs)
@@ -330,9 +331,12 @@ class StepAccumulator:
     def _trained_on(self, entries: list[Entry]) -> list[Entry]:
         """Returns the entries whose gradients are in the step; all of them if backward passes are not seen."""
         for entry in entries:
+            # None of the earlier passes of these rows has gradients in the step: zero_grad came after them, or no backward pass
+            # reached them. The rows get the signals of the last pass alone, and not the sum.
             if entry.instead is not None and not any(map(self._takes_part, entry.instead[0])):
                 _, entry.signals, entry.rows = entry.instead
                 entry.dirty = True
+        # What the records have already, as after a read in mid-step, cannot be left out any more.
         left_out = [e for e in entries if e.written is None and not self._takes_part(self._pass_of(e))]
         if len(left_out) < len(entries):
             for entry in left_out:
@@ -364,6 +368,7 @@ class StepAccumulator:
             old = torch.cat([other.values()[signal].to(new.dtype) for other in others])[order].index_select(0, place)
             if not again:
                 values[signal] = torch.where(seen, old + new if signal == "loss" else old, new)
+            # The records have the shared rows already: a column that adds up must get the difference to these values.
             entry.written[signal] = torch.where(seen, old, torch.zeros_like(old))
         entry.fresh = ~seen
         # Without keys, a further loss of these rows comes here again; `_credit_again` would change only one of the entries.

@@ -58,6 +58,8 @@ class HeldBatches:
         # Inputs can be large. A batch with a credited loss lets go of all its tensors. Of a batch without one, which may have
         # been skipped or prefetched, first the inputs go, then the labels, and last the ids.
         held = self.recent[1 - BATCHES_AHEAD :]
+        # First, because this marks the batches of ended entries as credited, and the loop below lets go of credited batches at
+        # once.
         self._accumulator.next_batch(set(held))
         waiting: list[YieldedBatch] = []
         for old in (*self._waiting, *self.recent):
@@ -72,6 +74,7 @@ class HeldBatches:
             old.forget()
             self._older.append(old)
         self._waiting = self._waiting[-LABELS_AHEAD:]
+        # At most one batch is new in the list; those before it gave up their inputs when they were new.
         if self._waiting:
             self._waiting[-1].forget_all_but_labels()
         self.recent = held
@@ -102,11 +105,14 @@ class HeldBatches:
         """
         known, in_step = self.known, {entry.attribution.batch for entry in self._accumulator.open}
         without = [batch for batch in known if not self._accumulator.has_credited(batch)]
+        # A batch that was released is in `made_for` and not here: an empty list is a known origin that no held ids can match.
         origins = [batch for batch in known if batch.number in made_for]
         return StatedIds(
             ids,
             repeat,
             recent=[*self._waiting, *self.recent],
+            # Besides batches without a loss, three kinds may get a further one: a batch whose ids the loop asked for, one with
+            # a loss in the step in progress (an auxiliary head, a second pass), and the latest batch.
             waiting=[b for b in known if not b.credited or b.asked_ids is not None or b in in_step or b is self.latest],
             passed_over=next((b for b in without if b.number >= first_of_epoch and b is not self.latest), None),
             made_for=origins if made_for else None,
@@ -199,6 +205,7 @@ class Attributor:
             if batch.credited and self._was_stepped(outputs, identity_of(outputs, targets), attribution):
                 return None
             measures = perf_counter()
+            # The clock stops while the criterion runs, because the loop would have paid for it anyway.
             value, found, *rows = measure(outputs, targets, attribution, batch.weights, batch.weights_over_n)
             measured = perf_counter()
             # The number of the object is enough: the batch holds its targets, so that no other object gets this number.
@@ -223,6 +230,8 @@ class Attributor:
         measured = perf_counter()
         self._accumulator.credit(attribution, found, outputs, outputs, rows[0] if rows else None, call)
         if batch is not None:
+            # A call of run.ids_of vouches for one loss. The next loss with `run.ids` must be doubted again if another batch
+            # waits.
             batch.meant = False
         self._timing.attribution_s += perf_counter() - measured + measures - begin
         return value
@@ -230,6 +239,8 @@ class Attributor:
     def _was_stepped(self, outputs: Any, call: CallIdentity | None, attribution: Attribution) -> bool:
         """Whether a loss of these outputs was credited in an earlier step, so that this one is only evaluated."""
         batch, open_now = attribution.batch, self._accumulator.open
+        # An entry of a prefetched batch can be in the last step and in the present one: its further losses are still trained
+        # on.
         over = [entry for entry in self._accumulator.over if entry.attribution.batch is batch and entry not in open_now]
         calls = [one for entry in over if same_samples(entry.attribution, attribution) for one in entry.calls]
         stepped = credited_before(calls, outputs, call, batch, self.meter) if calls else None
@@ -240,6 +251,7 @@ class Attributor:
     def _begin_training(self) -> None:
         """Notes that the loop trains the run's own model, and withdraws losses of another model in this step."""
         self._trains_model = True
+        # These losses came before it was known that the loop trains the run's own model, such as those of a teacher.
         if self._accumulator.in_step:
             self._accumulator.withdraw(None)
 
@@ -251,6 +263,7 @@ class Attributor:
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Attribution:
         if in_transform():
             raise AttributionError(INSIDE_TRANSFORM)
+        # Before tensors are looked up, so that wrong arguments withdraw nothing.
         check_stated(ids, repeat, self._ids_end)
         try:
             made_for = set[int]() if ids is None else self.meter.passes.batches_of(outputs)
@@ -297,6 +310,7 @@ class Attributor:
         """Returns the weights of some rows; None if all are 1."""
         batch = attribution.batch
         if batch is not None and batch.weights is not None and attribution.positions is not None:
+            # Known rows slice the weights; ids need a search.
             rows = attribution.positions
             return batch.weights[rows.start : rows.stop : rows.step]
         known = [one for one in (batch, *reversed(self._batches.known)) if one is not None and one.weights is not None]
@@ -378,6 +392,7 @@ class Attributor:
     def pass_over(self) -> None:
         """Notes that the loop has left its pass over the loader."""
         self._passed = self._yielded
+        # Batches without a loss keep their tensors: the loop may still compute it after the pass, as a prefetcher does.
         for batch in self._batches.recent:
             if batch.credited:
                 batch.forget()
@@ -390,6 +405,8 @@ class Attributor:
 def _none_ignored(tensors: Sequence[Tensor]) -> bool:
     """Whether it is certain that no label of a batch is negative, as an ignored index is; labels on a device are not read."""
     for leaf in tensors:
+        # The criterion leaves out ignored labels, -100 by default. A 1-D integer tensor may be labels, and one on a device is
+        # not read, because that would wait for it.
         is_labels = leaf.dim() == 1 and leaf.numel() and not leaf.is_floating_point()
         if is_labels and not (leaf.is_cpu and int(leaf.min()) >= 0):
             return False

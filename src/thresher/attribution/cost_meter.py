@@ -135,6 +135,8 @@ class Meter:
             self.passes.add(one)
             one.watch(outputs)
         else:
+            # `subset_backward` has registered this pass when it began. Now its inputs and its whole span of nodes are known;
+            # the span may enclose passes that were added since, so that the search by number must not stop early.
             one.first, one.last = first, next_node()
             self.passes.in_order = self.passes.in_order and self.passes.latest[-1:] == [one]
             one.n, one.named = n or one.rows, True
@@ -157,6 +159,8 @@ class Meter:
 
     def count_shares(self, part: int, rows: int) -> None:
         """Counts `part / rows` samples that went backward, and carries a fraction of a sample over to the next call."""
+        # Fractions such as three times 1/3 can add up to just less than 1; without the small term a sample would be counted
+        # late.
         whole = int(self._shares + part / rows + 1e-6)
         self._shares += part / rows - whole
         self.cost.backward += whole
@@ -225,6 +229,8 @@ class Meter:
             forward = cost.full_forward - counts.more_forward - full_forward
             backward = cost.full_backward - counts.more_backward - full_backward
             passed = self.of_loop() - before
+            # Steps ran and no pass was counted: the passes were not seen. Read as zero passes per candidate, this would lower
+            # the cost of full training to zero.
             unseen = not passed and (cost.steps > steps or self._unknown is not None)
             more_forward = 0 if unseen else _more(forward, passed, counts.yielded)
             more_backward = 0 if unseen else _more(backward, self.reached, counts.yielded)
@@ -237,6 +243,7 @@ class Meter:
         cost.unknown = self._unknown or (UNCREDITED if uncredited else PARTS if in_parts else None)
 
     def _forgotten(self, one: ForwardPass) -> None:
+        # `settle` looks at remembered passes only, so this is the last chance to notice.
         if one.uncredited:
             self.make_unknown(UNCREDITED)
 

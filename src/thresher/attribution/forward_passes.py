@@ -52,6 +52,7 @@ class ForwardPass:
         "backwards", "batch", "by_model", "first", "inputs_of", "last", "meter", "n", "named", "rows", "shapes", "task",
         "within",
     )  # fmt: skip
+    # torch warns when a tensor with a hook is pickled, unless the hook has this attribute.
     __torch_unserializable__ = True
 
     def __init__(self, meter: Any, first: int, n: int | None, *, by_model: bool = True, rows: int = 0) -> None:
@@ -128,6 +129,7 @@ class ForwardPass:
                 if tensor.grad_fn is not None:
                     tensor.grad_fn._register_hook_dict(tensor)
             else:
+                # One key for all passes: an output that is watched again, as one that a model returns twice, still counts once.
                 hooks[KEY] = self
 
 
@@ -160,6 +162,7 @@ class ForwardPasses:
         Args:
             one: The pass, which has ended.
         """
+        # Autograd numbers nodes per thread, so the passes of a second thread can have lower numbers than those before them.
         self.in_order = self.in_order and (not self.latest or self.latest[-1].last <= one.last)
         self.latest.append(one)
         if len(self.latest) > MOST_PASSES:
@@ -178,6 +181,7 @@ class ForwardPasses:
         for one in reversed(self.latest):
             if one.first <= number < one.last:
                 return one
+            # All earlier passes ended before this one did, so none of them has the node either.
             if one.last <= number and self.in_order:
                 return None
         return None
@@ -228,6 +232,7 @@ class ForwardPasses:
         seen = set(todo)
         while todo and left:
             node, left = todo.pop(), left - 1
+            # AccumulateGrad, the node at each leaf of the graph, has a `variable`: the parameter itself.
             if id(getattr(node, "variable", None)) in trained:
                 return True
             parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
@@ -263,4 +268,6 @@ class ForwardPasses:
         # Looked up anew if no variable is known, because the loop may have replaced parameters of its model. The values of the
         # table keep the parameters alive, so that a new tensor cannot get the id of an old one.
         self._known_parameters = {id(parameter): parameter for parameter in self.parameters()}
+        # A graph that is too large to search counts as that of the run's model: its losses would otherwise be left out
+        # silently.
         return bool(todo) or any(id(variable) in self._known_parameters for variable in variables)

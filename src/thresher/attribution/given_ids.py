@@ -8,6 +8,7 @@ from torch import Tensor
 
 from thresher.attribution.rows import YieldedBatch
 
+# Every batch of a training is tested once, so the limit lies far below one in the number of batches of a long training.
 LOG_CHANCE = math.log(1e-9)
 """Logarithm of the chance below which values at the rows of other samples are no coincidence."""
 NOT_MOVED = 7364136223846793005
@@ -54,6 +55,7 @@ def _is_function(values: Tensor) -> Tensor:
     yielded, order = values[0].sort()
     same = yielded[1:] == yielded[:-1]
     targets = values[1][order]
+    # Values that are all different are a function of anything, which is no sign of computed labels.
     return (~same | (targets[1:] == targets[:-1])).all() & same.any()
 
 
@@ -61,6 +63,8 @@ def _log_chance(yielded: Tensor, stated: Tensor, few: Tensor) -> Tensor:
     """Returns the logarithm of the chance that labels drawn anew from those of the moved rows are the same, shape ()."""
     values = yielded.masked_fill(yielded == stated, NOT_MOVED).sort().values
     moved = values != NOT_MOVED
+    # The multinomial probability n! / prod(c!) * prod((c / n) ** c) of classes with counts c, with the term of each class
+    # spread over its c rows: as many terms as rows keep the shapes fixed, which a device needs in order not to wait.
     counts = torch.searchsorted(values, values, right=True) - torch.searchsorted(values, values)
     number = moved.sum().double()
     each = counts.double().log() - number.clamp(min=1).log() - torch.lgamma(counts + 1.0) / counts
@@ -104,6 +108,7 @@ def moved_among_samples(
             values, few = (torch.stack(parts) for parts in zip(*compared, strict=True))
             in_order = (values[:, 0] == values[:, 1]).all(1).any()
             there = values[:, 0].sum(1) == values[:, 1].sum(1)
+            # The first tensor that has the values; a branch on the flags would wait for the device.
             origin = there.int().argmax().view(1)
             values, few = values.index_select(0, origin)[0], few.index_select(0, origin)[0]
             flags.append(suspicion.grows(there.any() & ~in_order, missing, batch.number, values, few))
@@ -153,6 +158,7 @@ def _per_sample(rows: Tensor) -> Tensor:
     """Returns a hash per row that does not depend on the order of its values, shape (n,), int64."""
     # Adding 0.0 makes -0.0 and 0.0 equal in their bits, as they are in value.
     bits = (rows.double() + 0.0).view(torch.int64) if rows.is_floating_point() else rows.long()
+    # Each value is mixed before the sum: the plain sums of {1, 4} and {2, 3} are equal.
     mixed = (bits + 1) * ODD[0]
     mixed = (mixed ^ (mixed >> 31)) * ODD[1]
     return (mixed ^ (mixed >> 29)).sum(1)

@@ -29,6 +29,8 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+# The lists have the names of autograd nodes up to "Backward": that of AddBackward0 is "Add". They err on the side of an error:
+# an operation that is missing here is refused, and the message names it.
 ELEMENTWISE = _names(
     """
 Abs Acos Acosh Add Addcdiv Addcmul Alias Asin Asinh Atan Atan2 Atanh BinaryCrossEntropy BinaryCrossEntropyWithLogits
@@ -54,6 +56,7 @@ Unfold Var VarMean
 )
 """Operations that act along named dimensions, and keep the order of the others."""
 
+# Further operands are weights and the like, whose first dimension is not that of the samples.
 _FIRST = _names(
     """
 AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D AdaptiveMaxPool3D AvgPool2D AvgPool3D BatchNorm Cdist Convolution
@@ -73,6 +76,7 @@ ScaledDotProductFlashAttentionForCpu
 OPERANDS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(_FIRST, (0,)),
     **dict.fromkeys(_ATTENTION, (0, 1, 2)),
+    # Operand 0 is the bias that is added.
     "Addmm": (1,),
     "Addmv": (1,),
     "Bmm": (0, 1),
@@ -119,6 +123,7 @@ def follow_rows(outputs: Tensor, returned: Mapping[GraphPlace, TrackedTensor]) -
     start = outputs.grad_fn._sequence_nr(), outputs.output_nr
     # Nodes older than every returned tensor are inside of the model or before it: what happened there does not count.
     oldest, states = min(returned)[0], dict[GraphPlace, Followed]()
+    # A stack in place of recursion, which a long chain of operations would drive into Python's limit.
     todo: list[tuple[Any, GraphPlace]] = [(outputs.grad_fn, start)]
     while todo:
         node, place = todo[-1]
@@ -164,9 +169,9 @@ def _after(node: Any, number: int, all_operands: Sequence[_Operand | None]) -> F
     name, shape = node.name(), _shape(node, number)
     kind = name.split("Backward")[0]
     if kind in ROW_MAJOR:
-        return _reshaped(operands[0].state, shape, name)
+        return _reshape(operands[0].state, shape, name)
     if kind == "Cat" and 0 in _dims(node, len(shape)):
-        return _joined(all_operands, name)
+        return _concatenate(all_operands, name)
     if kind in {"Slice", "Split", "SplitWithSizes"} and 0 in _dims(node, len(shape)):
         return _part(operands[0], *_range(node, kind, number, operands[0].shape[0]), shape[0], name)
     # An operand with fewer rows is broadcast, such as a mean over the batch that is subtracted: row i has no sample i there.
@@ -185,14 +190,17 @@ def _keeps(node: Any, kind: str, operand: _Operand, shape: tuple[int, ...]) -> b
         return operand.number in OPERANDS[kind]
     if kind == "Permute":
         return _positive(node._saved_dims[:1], len(shape)) == {0}
+    # A repeat with more numbers than dimensions adds dimensions in front.
     if kind == "Repeat":
         return len(operand.shape) == len(shape) and node._saved_repeats[0] == 1
+    # Padding is given from the last dimension backward, two numbers per dimension: a full list pads the rows as well.
     if kind == "ConstantPadNd":
         return len(node._saved_pad) < 2 * len(shape)
     if kind == "Index":
         return _indexes_in_order(node._saved_indices, shape[0])
     if kind not in ALONG:
         return False
+    # The dimension of a stack is one of its result. Without named dimensions, an operation reduces all of them.
     dims = _dims(node, len(shape) if kind == "Stack" else len(operand.shape))
     return bool(dims) and 0 not in dims
 
@@ -223,7 +231,7 @@ def _indexes_in_order(indices: Sequence[Tensor | None], rows: int) -> bool:
     return others and torch.equal(first.flatten(), torch.arange(rows))
 
 
-def _reshaped(state: Rows | Moved, shape: tuple[int, ...], name: str) -> Followed:
+def _reshape(state: Rows | Moved, shape: tuple[int, ...], name: str) -> Followed:
     if isinstance(state, Moved):
         return state
     whole = shape and shape[0] and shape[0] % state.n == 0
@@ -251,7 +259,7 @@ def _part(whole: _Operand, start: int, step: int, count: int, name: str) -> Foll
     return rows._replace(start=rows.start + rows.step * (start // repeat), step=rows.step * step, n=count // repeat)
 
 
-def _joined(operands: Sequence[_Operand | None], name: str) -> Followed:
+def _concatenate(operands: Sequence[_Operand | None], name: str) -> Followed:
     """Rows of parts that are joined along the rows; `Moved` if a part does not follow the one before it."""
     states = [None if one is None else one.state for one in operands]
     whole: Rows | None = None
@@ -285,6 +293,7 @@ def layout_of(batch: Any, n: int, targets: Any) -> RowLayout:
     Raises:
         AttributionError: The targets are in another order than the samples, or their rows are unknown.
     """
+    # A tracker of its own: `forward` runs in extra passes, whose batches must not count as yielded.
     tracker, known = RowTracker(), [leaf for leaf in leaves(batch) if leaf.dim() and len(leaf) == n]
     ids = torch.arange(n, device=known[0].device if known else None)
     record = YieldedBatch(ids, 0)
@@ -300,6 +309,8 @@ def _repeat_of(targets: Tensor, n: int, tracker: RowTracker, record: YieldedBatc
             raise AttributionError(f"forward= returned targets of some rows only of a batch of {n} samples. {WAY_OUT}")
         return lookup.rows.repeat
     repeat = len(targets) // n
+    # With a new `Suspicion`, because evidence about `forward` says nothing about the ids that the loop passes. Reading the
+    # flags waits for the device, as an extra pass may.
     if any(bool(flag) for flag in moved_among_samples(targets, [record], record.ids, repeat, Suspicion())):
         raise AttributionError(f"forward= returned the targets of the batch in another order of samples. {WAY_OUT}")
     if repeat > 1 and not is_in_order(targets, record, repeat):
@@ -312,7 +323,7 @@ def _repeat_of(targets: Tensor, n: int, tracker: RowTracker, record: YieldedBatc
 
 MORE = "More: docs/attribution.md"
 GIVE_IDS = (
-    "Give the samples of the rows with ids=run.ids, indexed as you indexed the batch (as it is for flattened rows, beside "
+    "Give the samples of the rows with ids=run.ids, indexed as you indexed the batch (as it is for flattened rows, with "
     "repeat= for the number of rows per sample)."
 )
 ITERATE = (
@@ -328,28 +339,28 @@ REPEAT_OF_TENSORS = "Leave `repeat` out, or give the number that the tensors hav
 
 NEW_VALUES = "Targets are new tensors whose values are not the yielded targets of the rows that the outputs name"
 LET_GO = (
-    "Targets are new tensors, and the values of batch {} are not held any more that they could be compared with: its loss was "
+    "Targets are new tensors, and the values of batch {} are no longer held for a comparison: its loss was "
     "computed before, or the loader is too many batches ahead. Cast the targets when they are used, or pass "
     "ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
 )
 ANOTHER_BATCH = (
-    "run.ids is of the batch that the loader yielded last, which is another one where the loop got several batches before "
+    "run.ids is of the batch that the loader yielded last, which is another one if the loop got several batches before "
     "it computed their losses: pass ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
 )
 CONTRADICTION = f"`ids` contradicts the rows that outputs or targets name. {ANOTHER_BATCH}"
 OTHER_BATCH = f"`ids` are not of {{}}, from which outputs or targets come. {ANOTHER_BATCH}"
 OTHER_ORDER = (
     "`ids` contradicts the targets: their values are those of these samples, at the rows of other samples. Index `ids` as you "
-    "indexed the targets, and let several rows of one sample stand next to each other. Where the targets are meant to be "
+    "indexed the targets, and let several rows of one sample stand next to each other. If the targets are meant to be "
     "other samples', as in the second term of mixup, compute the losses yourself and use run.reduce(losses, ids=...)"
 )
 REPEATED = (
-    "`ids` names a sample more than once. Where a sample has several consecutive rows, give its id once and pass `repeat=`; "
-    "where its rows are apart, as with two views or with tokens that a mask picked, add up the losses of each sample yourself, "
+    "`ids` names a sample more than once. If a sample has several consecutive rows, give its id once and pass `repeat=`; "
+    "if its rows are apart, as with two views or with tokens that a mask picked, add up the losses of each sample yourself, "
     "and call run.reduce(losses, ids=...)"
 )
 WHICH_BATCH = (
-    "`ids` are those of batch {}, which the loader yielded last, while batch {} waits for its loss (it was skipped, or the "
+    "`ids` are those of batch {}, the last that the loader yielded, while batch {} waits for its loss (it was skipped, or the "
     "loader runs ahead of the loop). Pass ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
 )
 STRANGE = (
@@ -359,8 +370,8 @@ STRANGE = (
 )
 UNCLEAR = (
     ". The batch has a tensor of shape {}: the collate_fn may have put its {} samples along the first dimension or along the "
-    "second, which no batch of another shape has told yet. Let it put the samples first, and use another batch size; or, "
-    "where they are first already, pass ids=run.ids"
+    "second, and no batch of another shape has shown which. Let it put the samples first, and use another batch size; or, "
+    "if they are first already, pass ids=run.ids"
 )
 
 
@@ -435,6 +446,7 @@ class _Case:
 
     def __init__(self, tracker: RowTracker, outputs: Any, targets: Any) -> None:
         self.tracker = tracker
+        # Tensors without dimensions, such as a temperature, have no rows.
         self.outputs = [leaf for leaf in leaves(outputs) if leaf.dim()]
         self.targets = [leaf for leaf in leaves(targets) if leaf.dim()]
         self.output_lookups = [tracker.look(leaf) for leaf in self.outputs]
@@ -463,7 +475,7 @@ class _Case:
         if dimension is not None and dimension.unclear is not None:
             why += UNCLEAR.format(dimension.unclear, dimension.unclear[0])
         return AttributionError(
-            f"{why}. Saw outputs: {_described(self.output_lookups)}. Saw targets: {_described(self.target_lookups)}. "
+            f"{why}. Saw outputs: {_describe(self.output_lookups)}. Saw targets: {_describe(self.target_lookups)}. "
             f"Nothing was recorded. {way_out + ' ' if way_out else ''}{MORE}"
         )
 
@@ -473,13 +485,13 @@ class _Case:
             if lookup.refuse:
                 way_out = "" if lookup.description == CHANGED_INPUTS else GIVE_IDS  # which that description has already
                 raise self.refusal(f"Cannot tell which samples this loss belongs to: {lookup.description}", way_out)
-        followed = self._followed()
+        followed = self._follow_outputs()
         derived = [Lookup(rows, "") for _, rows in followed if isinstance(rows, Rows)]
         by_output = self._one_of([*self.output_lookups, *derived], "outputs")
         by_target = self._one_of(self.target_lookups, "targets")
         if by_output is not None and by_target is not None and by_output.key != by_target.key:
             raise self.refusal("Outputs and targets belong to different rows", SAME_ROWS)
-        # Also where the targets name the rows: moved outputs beside them would give each sample the loss of another one.
+        # Also if the targets name the rows: with moved outputs, they would give each sample the loss of another one.
         rows = by_target or by_output
         self._check_order(followed, 1 if rows is None else rows.n)
         if rows is None:
@@ -488,8 +500,8 @@ class _Case:
             raise self.refusal(f"The rows of a batch are not its samples in order: {rows.batch.unknown}", RETURN_INDEX)
         targets = zip(self.targets, self.target_lookups, strict=True)
         unknown = [leaf for leaf, lookup in targets if lookup.rows is None and len(leaf) >= rows.n]
-        # Targets that were cast or moved are new tensors. Equal values are enough only beside outputs that name the rows:
-        # alone, equal labels could be those of other samples.
+        # Targets that were cast or moved are new tensors. Equal values are enough only together with outputs that name the
+        # rows: alone, equal labels could be those of other samples.
         if by_output is not None:
             return rows, self._check_values(unknown, by_output)
         if unknown:
@@ -502,7 +514,7 @@ class _Case:
             raise self.refusal(f"The {name} belong to different rows", ONE_BATCH)
         return named[0] if named else None
 
-    def _followed(self) -> list[tuple[Tensor, Rows | Moved | None]]:
+    def _follow_outputs(self) -> list[tuple[Tensor, Rows | Moved | None]]:
         """Returns outputs with unknown memory, and the rows that the operations since the model give them."""
         unnamed = [leaf for leaf, lookup in zip(self.outputs, self.output_lookups, strict=True) if lookup.rows is None]
         returned = self.tracker.places() if unnamed else {}
@@ -536,6 +548,7 @@ class _Case:
         for tensor in rows.batch.tensors:
             lookup = self.tracker.look(tensor)
             per_row, k = tensor.numel() // len(tensor), flat.shape[1]
+            # A tensor that was changed in place since it was yielded has no rows, and is no evidence.
             if lookup.rows is None or not (k == per_row or (tensor.dim() == 2 and 1 < k < per_row)):
                 continue
             # Language models train on labels[:, 1:] or on [:, :-1]: the last or the first positions of each row are enough.
@@ -546,7 +559,7 @@ class _Case:
         return same
 
 
-def _described(lookups: list[Lookup]) -> str:
+def _describe(lookups: list[Lookup]) -> str:
     return "; ".join(map(_description, lookups)) or "no tensor"
 
 
@@ -593,6 +606,7 @@ def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
     if own is not None:
         return Attribution(own.ids, own.key, own.batch, layout, own.positions(), flags)
     device = stated.recent[-1].ids.device if stated.recent else ids.device
+    # Without a key: ids of the caller's own tensor can be compared by value only, which waits for the device.
     return Attribution(ids.to(device), None, _batch_of(stated, [rows.batch for rows in shown]), layout, None, flags)
 
 
@@ -640,9 +654,11 @@ def _check_batch(
     origins = [batches for batches in (*((batch,) for batch in shown), stated.made_for) if batches is not None]
     for batches in origins:
         known = own is not None or not batches
+        # A view is compared by its batch, without a look at values. Without batches to compare with, no ids are right.
         among = torch.tensor(own is not None and own.batch in batches) if known else within(stated.ids, *batches)
         names = " or ".join(f"batch {batch.number}" for batch in batches) or "the batch of an earlier step"
         flags += _all_hold([among], case, OTHER_BATCH.format(names))
+    # A tensor has shown the batch, so a skipped batch leaves no doubt.
     if origins:
         return flags
     if stated.passed_over is not None and not asked:
@@ -671,19 +687,21 @@ def check_stated(ids: Any, repeat: Any, n: int) -> None:
 
     Raises:
         TypeError: `ids` is not an int64 tensor.
-        ValueError: `ids` is out of range or not one-dimensional, or `repeat` is not a positive number beside `ids`.
+        ValueError: `ids` is out of range or not one-dimensional, or `repeat` is not a positive number, or comes without `ids`.
     """
+    # True is an integer in Python.
     if repeat is not None and (isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1):
         raise ValueError(f"`repeat` must be the number of consecutive rows per id, an integer from 1, got {repeat!r}")
     if ids is None:
         if repeat is not None:
-            raise ValueError("`repeat` is the number of consecutive rows per id: pass `ids` beside it, such as ids=run.ids")
+            raise ValueError("`repeat` is the number of consecutive rows per id: pass `ids` with it, such as ids=run.ids")
         return
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
         got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
         raise TypeError(f"`ids` must be an int64 tensor of sample positions, got {got}")
     if ids.dim() != 1 or not ids.numel():
         raise ValueError(f"`ids` must have shape (rows,) with at least one row, got {tuple(ids.shape)}")
+    # Ids on a device are not read here, which would wait for it in every step.
     if ids.device.type == "cpu" and (int(ids.min()) < 0 or int(ids.max()) >= n):
         raise ValueError(
             f"`ids` must be positions in the loader's dataset, within [0, {n}), got {int(ids.min())} to {int(ids.max())}"

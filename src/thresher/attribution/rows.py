@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+# 8,192 labels of int64. LABELS_AHEAD in attributor.py holds 16 such batches, so at most 1 MiB for each tensor of labels.
 LABEL_BYTES = 2**16
 """Largest size of the labels of a batch that are held for a loop that is far behind its loader."""
 
@@ -37,6 +38,7 @@ class AttributionError(RuntimeError):
     """
 
 
+# Compared and hashed by identity: batches are members of sets, and == of tensors has no truth value.
 @dataclass(eq=False, slots=True)
 class YieldedBatch:
     """A yielded batch: its ids and, until its loss is credited, its tensors.
@@ -114,7 +116,7 @@ class RowLayout(NamedTuple):
             if leading and leading % self.n == 0:
                 raise AttributionError(
                     f"Losses of shape {tuple(positions.shape)} for {self.n} samples: it is not certain which rows belong to "
-                    f"which sample. Give one id per row; or, where each sample has {leading // self.n} consecutive rows, pass "
+                    f"which sample. Give one id per row; or, if each sample has {leading // self.n} consecutive rows, pass "
                     f"ids= and repeat={leading // self.n}; in forward=, let the samples be the first dimension. Nothing was "
                     "recorded."
                 )
@@ -205,14 +207,18 @@ class TrackedTensor(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor, rows: Rows, changed: str | None = None) -> "TrackedTensor | None":
         """Returns the record of a tensor with known rows; None if its rows interleave in memory."""
+        # A sparse tensor has no element range, and an inference tensor no version that would show a change in place.
         if tensor.layout is not torch.strided or tensor.is_inference():
             return None
         layout = memory_layout(tensor)
         if layout is None:
             return None
         offset, _, stride, span = layout
+        # From the entries of the first dimension to rows of samples, each of which is `repeat` entries long. The stride of a
+        # dimension with one entry is arbitrary in torch, so a single row has its own length as its stride.
         span += (rows.repeat - 1) * stride
         stride = stride * rows.repeat if rows.n > 1 else span
+        # The rows of a transposed tensor interleave: a range of memory does not name one of them.
         if span > stride:
             return None
         node = tensor.grad_fn
@@ -241,10 +247,12 @@ class TrackedTensor(NamedTuple):
         batch, start, step, count, _ = self.rows
         if first < 0 or first >= count or size == 0:
             return None
+        # Whole rows or the same columns of each, as in x[2:6:2] or labels[:, 1:].
         if size == 1 or (stride and stride % self.stride == 0):
             jump = 1 if size == 1 else stride // self.stride
             if inside + span <= self.span and first + jump * (size - 1) < count:
                 return Rows(batch, start + step * first, step * jump, size, 1)
+        # Flattened, as tokens are for a loss: several entries per row, from the beginning of a row to the end of one.
         if stride and self.stride % stride == 0:
             repeat = self.stride // stride
             whole = inside == 0 and size % repeat == 0 and (repeat - 1) * stride + span <= self.span
@@ -266,6 +274,7 @@ def memory_layout(tensor: Tensor) -> tuple[int, int, int, int] | None:
     shape = tensor.shape
     if not shape:
         return None
+    # In bytes, because a view can have another dtype than the tensor that it is taken of.
     item = tensor.element_size()
     strides = tensor.stride()
     span = 1

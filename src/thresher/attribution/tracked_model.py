@@ -89,6 +89,8 @@ class TrackedModel(nn.Module):
         tracker.remember_outputs(outputs, inputs)
         if inputs.rows is not None and not inputs.refuse:
             members["_counted_by"].passed(outputs, inputs.rows.n, first, inputs.rows.batch.number)
+        # Inputs that are not a batch, in evaluation mode, are taken for validation with gradients enabled, which costs no
+        # training.
         elif module.training:
             members["_counted_by"].passed(outputs, None, first, shapes=[leaf.shape[:2] for leaf in leaves((args, kwargs))])
         members["_booked_by"].attribution_s += perf_counter() - called + calls - begin
@@ -119,6 +121,8 @@ class TrackedModel(nn.Module):
         return self
 
     def __getattr__(self, name: str) -> Any:
+        # `copy` and `pickle` ask an object for attributes before it has any: `self.module` would call this method again,
+        # endlessly.
         module = self.__dict__.get("module")
         if module is None:
             raise AttributeError(name)
@@ -135,6 +139,7 @@ class TrackedModel(nn.Module):
     def __delattr__(self, name: str) -> None:
         delattr(self.module, name)
 
+    # Python looks special methods up in the class, where `__getattr__` is not asked.
     def __getitem__(self, key: Any) -> Any:
         return self._users_own()[key]
 
@@ -150,6 +155,7 @@ class TrackedModel(nn.Module):
     def __contains__(self, item: Any) -> bool:
         return item in self._users_own()
 
+    # With `__len__` above, Python would ask a model without items for its length.
     def __bool__(self) -> bool:
         return bool(self.module)
 

@@ -13,12 +13,12 @@ from thresher.loading.uncopied import Uncopied
 from thresher.trees import leaves
 
 ONE_PER_SAMPLE = (
-    "Pass one loss per sample: run.reduce(losses.flatten(1).mean(1), ...) where the samples are the first dimension, "
-    "run.reduce(losses.mean(0), ids=run.ids) where they are the second."
+    "Pass one loss per sample: run.reduce(losses.flatten(1).mean(1), ...) if the samples are the first dimension, "
+    "run.reduce(losses.mean(0), ids=run.ids) if they are the second."
 )
 FLATTENED = (
     "Pass flattened losses and masks: run.reduce(losses.flatten(), ids=run.ids, repeat=losses[0].numel(), "
-    "valid=valid.flatten()) where the samples are the first dimension; transpose both before where they are the second."
+    "valid=valid.flatten()) if the samples are the first dimension; transpose both first if they are the second."
 )
 
 
@@ -48,6 +48,8 @@ class SampleDimension:
         """
         self.unclear, kept = None, []
         for place, tensor in enumerate(tensors):
+            # Learned by the place in the batch, because inputs can have the time first and labels the samples. One sample
+            # teaches nothing.
             known, shape = (len(tensors), place, tensor.dim()), tensor.shape
             first, second = tensor.dim() > 0 and shape[0] == n, tensor.dim() > 1 and shape[1] == n
             if tensor.dim() > 1 and first != second and n > 1:
@@ -158,6 +160,8 @@ class RowTracker(Uncopied):
             return
         batch, start, step, count, repeat = inputs.rows
         if self.sample_dimension is not None and self.sample_dimension.may_be_second:
+            # The outputs of a model with the time first, such as nn.LSTM, can have as many times as samples: their first
+            # dimension does not name rows.
             outputs = [leaf for leaf in leaves(outputs) if leaf.dim() < 2 or leaf.shape[1] != count]
         # Held weakly: outputs hold the graph of the whole step, which must go when the loop lets go of it.
         whole = isinstance(outputs, Tensor) and not inputs.refuse and batch.unknown is None
@@ -184,6 +188,7 @@ class RowTracker(Uncopied):
         if self._returned is None:
             return None
         returned, version, of_all = self._returned
+        # By object and version alone: this runs in every step, and neither reads values nor looks up memory.
         if returned() is not outputs or outputs._version != version:
             return None
         assert of_all.batch is not None
@@ -207,6 +212,7 @@ class RowTracker(Uncopied):
             rows = tracked.locate(*layout)
             if rows is None:
                 continue
+            # Views share the version counter of their base, so a change through any of them shows in all.
             if tracked.version != tensor._version:
                 changed = rows
             elif lookup is None:
@@ -256,12 +262,15 @@ class RowTracker(Uncopied):
             return
         known = self._by_storage.setdefault(tracked.storage.cdata, [])
         if known:
+            # A storage that a collate_fn fills again for the next batch shows the rows of the later batch only.
             known[:] = [one for one in known if one.lies != tracked.lies]
         known.append(tracked)
 
     def _forget_the_dead(self) -> None:
         # The limit grows with what is alive, so that the sweep costs a constant time per batch.
         if len(self._by_storage) > self._limit:
+            # All tensors of a key share one storage. The weak references keep its number from being used again until this
+            # sweep.
             alive = {key: known for key, known in self._by_storage.items() if not known[0].storage.expired()}
             self._by_storage = alive
             self._limit = max(64, 2 * len(alive))

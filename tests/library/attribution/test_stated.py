@@ -208,7 +208,7 @@ def test_repeat_must_be_a_number(repeat):
 def test_repeat_needs_ids_and_agrees_with_the_tensors():
     run = token_run()
     x, y = next(iter(run.loader))
-    with pytest.raises(ValueError, match="pass `ids` beside it"):
+    with pytest.raises(ValueError, match="pass `ids` with it"):
         run.criterion(run.model(x), y, repeat=2)
     refused(run, lambda: run.criterion(run.model(x).view(-1), y.view(-1), ids=run.ids, repeat=4), "8 rows per sample")
 
@@ -281,7 +281,7 @@ def test_cast_targets_of_a_deep_prefetcher(ahead):
         if len(waiting) > ahead:
             a, y, cast = waiting.pop(0)
             if ahead == 20 and not run.trained.any():
-                refused(run, lambda a=a, t=cast: run.criterion(run.model(a), t), r"batch 0 are not held any more.*run.ids_of")
+                refused(run, lambda a=a, t=cast: run.criterion(run.model(a), t), r"batch 0 are no longer held.*run.ids_of")
             run.criterion(run.model(a), cast if ahead < 20 else y)
     assert assert_right(run) == N - ahead
 
