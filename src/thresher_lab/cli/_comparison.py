@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from thresher_lab.comparison.ray_workers import Cluster
+
 
 LEAST_VERDICT = 30
 """Columns that a verdict needs beside the numbers; where there are fewer, it stands below them."""
@@ -28,6 +30,17 @@ GAPS = 2 + 3 * 7
 
 TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime", "wall\ntime", "step\nmemory")
 """Headings of the table after that of the metric."""
+
+
+def cluster_of(ray: str | None, gpus: float, cpus: int, *, here: bool) -> "Cluster | None":
+    """Returns the cluster of --ray, or None without it; `here` is whether an option asks for this machine."""
+    from thresher_lab.comparison.ray_workers import Cluster
+
+    if ray is None and (gpus, cpus) != (0, 1):
+        raise ValueError("--gpus-per-run and --cpus-per-run are for --ray; without it, give --jobs")
+    if ray is not None and here:
+        raise ValueError("--ray trains on the devices that --gpus-per-run asks for; leave out --device and --dry-run")
+    return None if ray is None else Cluster(ray, gpus, cpus)
 
 
 def print_rate(task: str) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thresher_lab.cli._comparison import after_a_loss, print_dry_run, print_rate, run_and_print
+from thresher_lab.cli._comparison import after_a_loss, cluster_of, print_dry_run, print_rate, run_and_print
 from thresher_lab.cli._console import (
     STANDARD_OUTPUT,
     AccumulateOption,
@@ -103,7 +103,7 @@ def compare(
 
     if methods is None and budget is None:
         raise ValueError("compare: give --methods, such as infobatch, or --budget, such as 0.5,0.35")
-    cluster = _cluster(ray, gpus_per_run, cpus_per_run, here=bool(device or dry_run))
+    cluster = cluster_of(ray, gpus_per_run, cpus_per_run, here=bool(device or dry_run))
     use_device(device)
     training = print_rate(with_batch_of(training_of(script, task), batch_size, accumulate))
     kinds = None if controls is None else parse_controls(controls)
@@ -127,17 +127,6 @@ def compare(
     results = run_and_print(training, asked, seeds, epochs, out, json=json, quiet=quiet, cluster=cluster, **given)
     again = {"epochs": epochs, "seeds": seeds, "rates": rates, "controls": controls, "data": data, "jobs": jobs, "out": out}
     _print_next(results, asked, again, margin, cluster, quick=quick, to_stderr=json == STANDARD_OUTPUT)
-
-
-def _cluster(ray: str | None, gpus: float, cpus: int, *, here: bool) -> Any:
-    """Returns the cluster of --ray, or None without it; `here` is whether an option asks for this machine."""
-    from thresher_lab.comparison.ray_workers import Cluster
-
-    if ray is None and (gpus, cpus) != (0, 1):
-        raise ValueError("compare: --gpus-per-run and --cpus-per-run are for --ray; without it, give --jobs")
-    if ray is not None and here:
-        raise ValueError("compare: --ray trains on the devices that --gpus-per-run asks for; leave out --device and --dry-run")
-    return None if ray is None else Cluster(ray, gpus, cpus)
 
 
 def _print_next(results: Any, methods: str, given: Any, margin: Any, cluster: Any, *, quick: bool, to_stderr: bool) -> None:

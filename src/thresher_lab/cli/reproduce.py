@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thresher_lab.cli._console import AccumulateOption, BatchSizeOption, DataOption, QuietOption, TogetherJobsOption
+from thresher_lab.cli._console import (
+    AccumulateOption,
+    BatchSizeOption,
+    CpusOption,
+    DataOption,
+    GpusOption,
+    QuietOption,
+    RayOption,
+    TogetherJobsOption,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +53,9 @@ def reproduce(
     jobs: TogetherJobsOption = None,
     batch_size: BatchSizeOption = None,
     accumulate: AccumulateOption = None,
+    ray: RayOption = None,
+    gpus_per_run: GpusOption = 0.0,
+    cpus_per_run: CpusOption = 1,
     *,
     recipe: Annotated[str | None, typer.Option(help=RECIPE_HELP)] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help=SMOKE_HELP)] = False,
@@ -55,8 +67,7 @@ def reproduce(
     Finished runs are kept, and the same command goes on where it was stopped. Processes that torchrun or accelerate launch
     has started train each run together.
     """
-    from thresher.methods import no_such
-    from thresher_lab.cli._comparison import print_rate
+    from thresher_lab.cli._comparison import cluster_of, print_rate
     from thresher_lab.cli._console import open_console, print_table
     from thresher_lab.reproduction import ARTEFACTS
     from thresher_lab.reproduction.full_size import at_full_size, plan
@@ -66,11 +77,9 @@ def reproduce(
     if not names:
         print_table(open_console(), _artefact_table())
         return
-    unknown = [name for name in names if name not in ARTEFACTS and name != "all"]
-    if unknown:
-        raise ValueError(no_such("table or figure", unknown[0], ["all", *ARTEFACTS]))
+    asked, folder = _asked(names), results or work / "results"
     batch, given = {"batch_size": batch_size, "accumulate": accumulate}, {"data": data, "jobs": jobs, "quiet": quiet}
-    asked, folder = list(ARTEFACTS if "all" in names else dict.fromkeys(names)), results or work / "results"
+    cluster = cluster_of(ray, gpus_per_run, cpus_per_run, here=dry_run)
     pairs = _pairs(asked, recipe, alone=dry_run != smoke and not any(batch.values()))
     if recipe is None and (smoke or dry_run or any(batch.values())):
         raise ValueError("reproduce: --smoke, --dry-run, --batch-size and --accumulate go with --recipe")
@@ -86,16 +95,27 @@ def reproduce(
             print_rate(part.task)
         if dry_run:
             _dry_run(own, work, **given)
-        elif found := _reproduced(own, work, folder, **given):
+        elif found := _reproduced(own, work, folder, cluster=cluster, **given):
             with whole(page if page and recipe != "all" else work / f"{own.name}.md") as file:
                 file.write(single_page(found).encode())
     if recipe is None:
-        every = [_reproduced(ARTEFACTS[name], work, folder, **given) for name in asked]
+        every = [_reproduced(ARTEFACTS[name], work, folder, cluster=cluster, **given) for name in asked]
         if all(every):
             _write_pages(page or work / PAGE, folder)
             typer.echo(f"{folder}\n{page or work / PAGE}")
     elif recipe == "all" and dry_run:
         typer.echo(PLAN_NOTE)
+
+
+def _asked(names: list[str]) -> list[str]:
+    """Returns the tables and figures with these names, each once; `all` stands for every one."""
+    from thresher.methods import no_such
+    from thresher_lab.reproduction import ARTEFACTS
+
+    unknown = [name for name in names if name not in ARTEFACTS and name != "all"]
+    if unknown:
+        raise ValueError(no_such("table or figure", unknown[0], ["all", *ARTEFACTS]))
+    return list(ARTEFACTS if "all" in names else dict.fromkeys(names))
 
 
 def _pairs(asked: list[str], recipe: str | None, *, alone: bool) -> "list[tuple[Artefact, str]]":

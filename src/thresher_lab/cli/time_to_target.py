@@ -6,12 +6,15 @@ from typing import Annotated
 import typer
 
 from thresher_lab.cli._console import (
+    CpusOption,
     DataOption,
     EpochsOption,
+    GpusOption,
     JobsOption,
     OptionalTaskOption,
     OutOption,
     QuietOption,
+    RayOption,
     ScriptArgument,
     SeedsOption,
     training_of,
@@ -46,6 +49,9 @@ def time_to_target(
     seeds: SeedsOption = "0,1,2",
     data: DataOption = None,
     jobs: JobsOption = 2,
+    ray: RayOption = None,
+    gpus_per_run: GpusOption = 0.0,
+    cpus_per_run: CpusOption = 1,
     results: Annotated[
         Path | None, typer.Option(help=f"File to write the numbers to. Default: {MEASURED} in the --out folder.")
     ] = None,
@@ -56,7 +62,7 @@ def time_to_target(
     quiet: QuietOption = False,
 ) -> None:
     """Measure cost and CPU time until each method reaches 1.4, 1.2 and 1.1 times the final error of full training."""
-    from thresher_lab.cli._comparison import run_with_progress
+    from thresher_lab.cli._comparison import cluster_of, run_with_progress
     from thresher_lab.cli._console import open_console, print_table, targets_table
     from thresher_lab.comparison.time_to_target import measure
     from thresher_lab.report.panels import check_figure_path, error_panels, write_panels
@@ -66,7 +72,8 @@ def time_to_target(
     results, figure = results or out / MEASURED, figure or out / FIGURE
     check_figure_path(figure)
     console = open_console()
-    options = {"data": data, "jobs": jobs, "controls": ()}
+    cluster = cluster_of(ray, gpus_per_run, cpus_per_run, here=False)
+    options = {"data": data, "jobs": jobs, "controls": (), "cluster": cluster}
     compared = run_with_progress(console, training, methods, seeds, epochs, out, quiet=quiet, **options)
     measured = measure(compared)
     write_json(results, measured)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from thresher import methods
 from thresher.cost import Cost
-from thresher_lab.comparison.compare import Watcher, compare
+from thresher_lab.comparison.compare import compare
 from thresher_lab.comparison.controls import Control, kind_of
 from thresher_lab.comparison.scoring import make_scores
 from thresher_lab.comparison.statistics import NO_SPREAD, Paired
@@ -371,9 +371,7 @@ def _digits(mean: float, scale: float) -> int:
     return 4 if scale == 1 and abs(mean) < 0.1 else 2
 
 
-def reproduce(
-    artefact: Artefact, work: Path, *, data: Path | None = None, jobs: int | None = None, watcher: Watcher | None = None
-) -> dict[str, Any]:
+def reproduce(artefact: Artefact, work: Path, *, data: Path | None = None, **options: Any) -> dict[str, Any]:
     """Trains the runs that are not finished yet, and judges the claims.
 
     Runs are kept in `work`, those of one task and number of epochs together; tables and figures share runs that they both need.
@@ -382,8 +380,7 @@ def reproduce(
         artefact: The table or figure.
         work: Folder of the runs.
         data: Folder with the data, for tasks that take one.
-        jobs: Number of processes that train side by side, with one torch thread each. Default: 2; 1 where several train a run.
-        watcher: Object whose functions are called as runs proceed.
+        options: `jobs`, `watcher` and `cluster` of `compare`.
 
     Returns:
         name, paper, shows, here, beside, seeds, device, versions, verdict, claims (see `Claim.judge`), remark, tables
@@ -395,7 +392,7 @@ def reproduce(
         FileNotFoundError: The data is missing.
         RunError: A run failed.
     """
-    results = {part.name: _compared(artefact, part, work, data=data, jobs=jobs, watcher=watcher) for part in artefact.parts}
+    results = {part.name: _compared(artefact, part, work, data=data, **options) for part in artefact.parts}
     if own_rank():
         return {}
     measured = {name: _by_row(found) for name, found in results.items()}

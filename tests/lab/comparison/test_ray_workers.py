@@ -14,6 +14,8 @@ import pytest
 from depth import in_verify
 from thresher_lab import cli
 from thresher_lab.cli.compare import compare as compare_command
+from thresher_lab.cli.reproduce import reproduce
+from thresher_lab.cli.time_to_target import time_to_target
 from thresher_lab.comparison import ray_workers
 from thresher_lab.comparison.compare import compare
 from thresher_lab.comparison.controls import Job
@@ -148,6 +150,29 @@ def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
 def test_the_command_refuses(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         compare_command(task="digits", methods="winnow", epochs=1, out=tmp_path, **options)
+
+
+@pytest.mark.parametrize("command", [time_to_target, reproduce])
+def test_other_commands_train_on_the_cluster(monkeypatch, tmp_path, command):
+    class StartedError(Exception):
+        pass
+
+    def start(jobs, cluster, *_, **__):
+        raise StartedError(cluster)
+
+    monkeypatch.setattr("thresher_lab.comparison.compare.RayWorkers", start)
+    given = {"task": "digits", "epochs": 1, "out": tmp_path}
+    given = given if command is time_to_target else {"names": ["adaselection-weights"], "work": tmp_path}
+    with pytest.raises(StartedError) as started:
+        command(ray="local", gpus_per_run=0.5, **given)
+    assert started.value.args == (Cluster("local", gpus=0.5),)
+    with pytest.raises(ValueError, match="--gpus-per-run and --cpus-per-run are for --ray"):
+        command(gpus_per_run=0.5, **given)
+
+
+def test_a_dry_run_of_a_table_needs_no_cluster():
+    with pytest.raises(ValueError, match="leave out --device and --dry-run"):
+        reproduce(["adaselection-weights"], recipe="adaselection-line", dry_run=True, ray="auto")
 
 
 @pytest.mark.parametrize(
