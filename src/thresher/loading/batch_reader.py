@@ -84,6 +84,8 @@ class Reader:
         """
         loader: Any = self._user
         stay = loader.persistent_workers
+        # The user's loader draws a seed for persistent workers only when it starts them. If they already ran, those of the run
+        # start here without a draw, so that the order of the epoch stays that of the plain loop.
         if stay and (self._resumes_after_epochs or loader in WITH_WORKERS or loader._iterator is not None):
             self._start_workers()
         self._resumes_after_epochs = False
@@ -155,7 +157,7 @@ class Reader:
         noted = NotedCollate(self._user.collate_fn)
         settings |= {"collate_fn": noted, "persistent_workers": False}
         with rng.undisturbed(self._draws_on, self._generators()):
-            # Read by workers where there are any: a file that a dataset opens here would be shared with them.
+            # Read by workers if there are any: a file that a dataset opens here would be shared with them.
             batches = iter(DataLoader(self._user.dataset, batch_sampler=[ids.tolist()], **settings))
             if not self._user.num_workers:
                 noted.start()
@@ -166,12 +168,14 @@ class Reader:
         """Starts persistent workers, which draw their seed then; an epoch that found them running drew none."""
         if not self._workers_ran:
             with rng.undisturbed(self._draws_on, self._generators()):
+                # An iterator with workers asks for its first batches at once; here it must find none.
                 self._ids.serve(NO_ROWS)
                 begin_noted(self.loader)
             self._workers_ran = self._user.persistent_workers
 
     def passes(self, order: Order) -> Iterator[tuple[Any, Tensor]]:
         """Yields the batches of some samples, in order and on the device, with their ids, for the run's own forward passes."""
+        # Passes of the run read each of these samples, even if the user's loader drops a last batch.
         self._ids.serve(EpochCursor(order=order), drop_last=False)
         for batch in iter(self.loader):
             self._workers_ran = self._user.persistent_workers

@@ -82,6 +82,7 @@ class Bitmask:
     @cached_property
     def _ends(self) -> NDArray[np.int64]:
         """Number of marked samples up to the end of each `BYTES` bytes."""
+        # One number per BYTES bytes takes 1/64 of the memory of the bits.
         counts = np.bitwise_count(self.bits)
         whole = len(counts) - len(counts) % BYTES
         of_parts = counts[:whole].reshape(-1, BYTES).sum(axis=1, dtype=np.int64)
@@ -102,6 +103,7 @@ class Bitmask:
         end = min(end, self.count)
         if begin >= end:
             return np.empty(0, dtype=np.int64)
+        # Only the parts of the bits that hold these places are unpacked, at a byte per sample.
         first = int(np.searchsorted(self._ends, begin, side="right"))
         last = int(np.searchsorted(self._ends, end, side="left")) + 1
         positions = np.flatnonzero(unpacked(self.bits[first * BYTES : last * BYTES]))
@@ -111,6 +113,8 @@ class Bitmask:
     @cached_property
     def _words(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Words of 64 bits, and the number of marked samples before each word."""
+        # The bits lie lowest id first, so that words of 8 bytes must be read as little-endian on any machine. The counts take
+        # as much memory as the bits, and are made only when weights are looked up.
         words = np.pad(self.bits, (0, -len(self.bits) % 8)).view(np.dtype(np.uint64).newbyteorder("<"))
         counts = np.bitwise_count(words)
         return words, np.cumsum(counts, dtype=np.int64) - counts

@@ -19,6 +19,7 @@ from thresher.loading.tensor_loader import as_it_is
 from thresher.trees import map_where
 from thresher.warning import warn
 
+# `attribution.resolve` looks for this text in the reason: it refuses even `run.ids` if rows are known to have moved.
 MOVED = "sorts or mixes the samples of a batch"
 CHANGED = (
     "changes every value of its samples, so that it may sort or mix them. If row i of each batch is sample i, declare it: "
@@ -49,10 +50,11 @@ class UnknownRows:
 
     def __init__(self, *, collate_keeps_rows: bool | None = False) -> None:
         self.collate_keeps_rows = collate_keeps_rows
+        # There is nothing to warn of if the user has declared the rows, or if nobody can.
         self._warned = collate_keeps_rows is not False
 
     reason: str | None = None
-    """Reason why they are not; None where no batch had one."""
+    """Reason why they are not; None if no batch had one."""
 
     def open(self, batch: Any) -> Any:
         """Returns the user's batch, and notes what the check of it found."""
@@ -65,7 +67,7 @@ class UnknownRows:
                 f"collate_fn {batch.unseen} changes the values of its samples, so that a batch does not show which row is "
                 "which sample. Row i is taken for sample i. If that is right, pass thresher.attach(collate_keeps_rows=True). "
                 "If it sorts or mixes samples, return the index of each sample from the dataset and pass it as ids=. "
-                "This is said once."
+                "This warning is given once."
             )
         return batch.batch
 
@@ -77,6 +79,7 @@ def checked(loader: DataLoader[Any], *, collate_keeps_rows: bool | None = None) 
         loader: The user's loader.
         collate_keeps_rows: Whether the user has declared that row i of each batch is sample i; None if nobody can declare it.
     """
+    # Those of torch stack samples in order, and a check would read values for nothing.
     if collate_keeps_rows or loader.collate_fn in (default_collate, default_convert, as_it_is):
         return loader.collate_fn
     sizes: Any = loader.batch_sampler
@@ -98,13 +101,13 @@ class CheckedCollate:
         self.calls = 0
 
     def __call__(self, samples: Any) -> Any:
-        """Returns the batch of the user's collate function, as a `CheckedBatch` where it was checked."""
+        """Returns the batch of the user's collate function, as a `CheckedBatch` if it was checked."""
         number, self.calls = self.calls, self.calls + 1
         # Comparing takes longer than collating: at batches 0, 1, 2, 4, 8, ... it costs next to nothing over an epoch.
         if number & (number - 1) or (n := self._number_of(samples)) < 2:
             return self.collate(samples)
         # Copies, because a collate function may change its samples in place.
-        parts = _parts_of_samples(copied(samples), n)
+        parts = _parts_of_samples(copy_samples(samples), n)
         batch = self.collate(samples)
         name = getattr(self.collate, "__qualname__", type(self.collate).__name__)
         reason, seen = compare(parts, take_apart(batch, n)[0])
@@ -140,8 +143,8 @@ def compare(parts: list[list[Any]], columns: list[Any]) -> tuple[str | None, boo
         found |= in_order
         if not in_order:
             others.append((column, rows))
-    # A part that stands in order somewhere has not moved: a column with its values in another order is one beside it, such as
-    # the labels of the partners in mixup.
+    # A part that stands in order somewhere has not moved: a column with its values in another order is an additional one,
+    # such as the labels of the partners in mixup.
     sought = [part for k, part in enumerate(parts) if k not in found]
     reason = next((why for column, rows in others if (why := _why_moved(column, rows, sought)) is not None), None)
     arrays = {k for k, part in enumerate(parts) if any(isinstance(one, np.ndarray) and one.ndim for one in part)}
@@ -169,13 +172,16 @@ def _shows(row: Any, part: Any) -> bool:
         return isinstance(row, str) and isinstance(part, str) and row == part
     if row.ndim != part.ndim or any(long < short for long, short in zip(row.shape, part.shape, strict=True)):
         return False
+    # A collate function may pad on the right or, as for generation with language models, on the left.
     first = row[tuple(slice(0, size) for size in part.shape)]
     last = row[tuple(slice(long - size, long) for long, size in zip(row.shape, part.shape, strict=True))]
     return _key(first) == (key := _key(part.astype(row.dtype, copy=False))) or _key(last) == key
 
 
 def _key(array: Any) -> bytes:
-    return np.asarray(array).tobytes()  # a part of an array without dimensions is a number
+    # As bytes, because NaN then equals itself, and because a Counter needs keys that hash.
+    # A part of an array without dimensions is a number.
+    return np.asarray(array).tobytes()
 
 
 def _why_moved(column: Any, rows: list[Any], parts: list[list[Any]]) -> str | None:
@@ -201,6 +207,7 @@ def _is_moved(rows: list[Any], part: list[Any]) -> bool:
         texts = all(isinstance(one, str) for one in (*rows, *part))
         return texts and len(set(part)) == len(part) and Counter(rows) == Counter(part)
     kind = rows[0].dtype
+    # In the dtype of the batch: a collate function may cast.
     wanted = Counter((one.shape, _key(one.astype(kind, copy=False))) for one in part)
     if max(wanted.values()) > 1:
         return False
@@ -236,7 +243,7 @@ def _parts_of_sample(sample: Any) -> Iterator[Any]:
             yield from _parts_of_sample(one)
 
 
-def copied(samples: Any) -> Any:
+def copy_samples(samples: Any) -> Any:
     """Returns samples with tensors, arrays and containers of their own, which a collate function may change in place."""
 
     def copy_of(part: Any) -> Any:

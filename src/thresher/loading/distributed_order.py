@@ -61,7 +61,7 @@ class SharedSampler:
 
     @property
     def yields_once(self) -> bool:
-        """Whether no sample can come twice in an epoch, as it does where the order is continued with its beginning."""
+        """Whether no sample can come twice in an epoch, as it does when the order is continued with its beginning."""
         return self._drops or self.n % (self._world.size * (self.batch_size if self._by_batches else 1)) == 0
 
     @property
@@ -86,7 +86,7 @@ class SharedSampler:
         Args:
             piece: The order.
             total: Number of its ids.
-            by_rows: Whether every W-th row is dealt to a process also where the loader deals every W-th batch.
+            by_rows: Whether every W-th row is dealt to a process even if the loader deals every W-th batch.
         """
         if self._by_batches and not by_rows:
             return RankBatches(piece, total, *self._place, batch=self.batch_size, drop_last=self._drops)
@@ -117,7 +117,7 @@ class SharedSampler:
 
         Args:
             place: Place that an interrupted epoch has reached.
-            drawn: Whether the plan has drawn an order, so that the pass takes none of the sampler. Default False.
+            drawn: Whether the plan has drawn an order, so that the pass takes none of the sampler. Default: False.
 
         Raises:
             RuntimeError: An interrupted epoch goes on, and the sampler was set to another epoch.
@@ -153,6 +153,7 @@ class SharedSampler:
         """
         sampler, known = self.sampler, {"the epoch of the sampler, as `sampler.set_epoch` sets it": epoch}
         if isinstance(sampler, Shuffle):
+            # Its order follows from seed and epoch, so no process has to make all ids for a checksum.
             agree(self._world, known)
             return Permutation(self.n, sampler.seed, epoch).piece
         # Samplers with a generator of their own may differ between processes, which would train on some samples twice and on
@@ -167,6 +168,7 @@ class SharedSampler:
         if type(sampler) is DistributedSampler:
             if not sampler.shuffle:
                 return np.arange(self.n)
+            # As DistributedSampler draws it, before each rank takes every W-th id of it.
             generator = torch.Generator().manual_seed(sampler.seed + sampler.epoch)
             return torch.randperm(self.n, generator=generator).numpy()
         return as_ids(list(sampler), sampler, self.n).numpy()
@@ -204,7 +206,7 @@ class OwnRows:
         self._place = min(self._place + k, len(self._rows))
 
     def weights(self, ids: NDArray[np.int64]) -> Tensor | None:
-        """Returns the weights of rows that were taken, shape (k,), float32; None where all are 1.
+        """Returns the weights of rows that were taken, shape (k,), float32; None if all are 1.
 
         Args:
             ids: Ids to look up, shape (k,), int64.
@@ -237,7 +239,7 @@ class SharedOrder:
 
     @property
     def yields_once(self) -> bool:
-        """Whether no sample can come twice in an epoch, as it does where the order is continued with its beginning."""
+        """Whether no sample can come twice in an epoch, as it does when the order is continued with its beginning."""
         return self.sizes.yields_once
 
     def ids_of_sampler(self) -> None:
@@ -257,7 +259,7 @@ class SharedOrder:
         return self.sizes.rows_of(plan.rows)
 
     def step_sizes(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int) -> StepSizes | None:
-        """Returns the sizes of the smaller batches of this process; None where an epoch has full batches.
+        """Returns the sizes of the smaller batches of this process; None if an epoch has full batches.
 
         Args:
             plan: The plan of an epoch.
@@ -295,6 +297,7 @@ class SharedOrder:
         # Refused before any process begins to draw, as the order of a step cannot be continued in its middle.
         if smaller is not None:
             smaller.step_at(place.stayed)
+        # Smaller steps have other sizes than the batches that accelerate deals out, so their rows are dealt one by one.
         rows = OwnRows(partial(self._make, plan, epoch, by_rows=smaller is not None), place.stayed, plan)
         return EpochCursor(
             order=rows,

@@ -68,6 +68,7 @@ class EpochScale(NamedTuple):
         """
         if self.sizes is not None:
             return self.sizes.step_after(place.stayed), self.sizes.steps
+        # A stream may yield more samples than its length says, and an unknown length is 0.
         done, of = (place.consumed, self.candidates) if self.rows is None else (place.stayed, self.rows)
         return min(done, of), max(1, of)
 
@@ -106,7 +107,7 @@ class EpochControl(Protocol):
         ...
 
     def count(self, n: int) -> int | None:
-        """Returns how many rows of a candidate batch of n stay; None where that is not known."""
+        """Returns how many rows of a candidate batch of n stay; None if that is not known."""
         ...
 
     def on_batch(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool) -> None:
@@ -164,7 +165,7 @@ class PieceOrder:
     """Ids that can be made between any two places.
 
     Args:
-        piece: Function of two places, from one to another, that returns the ids between them; fewer where they end.
+        piece: Function of two places, from one to another, that returns the ids between them; fewer when they run out.
     """
 
     def __init__(self, piece: Piece) -> None:
@@ -191,6 +192,7 @@ def shuffled(n: int, generator: torch.Generator | None) -> TensorOrder:
 
     RandomSampler draws a second permutation when it runs out; a generator of the user must be advanced by that, too.
     """
+    # torch.randperm draws the same permutation for both, and int32 takes half of the memory.
     small = torch.int32 if n < 2**31 else torch.int64
 
     def permute() -> Tensor:
@@ -201,6 +203,7 @@ def shuffled(n: int, generator: torch.Generator | None) -> TensorOrder:
             source.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
         return torch.randperm(n, generator=source, dtype=small)
 
+    # The generator that RandomSampler makes for itself ends with the epoch, so its second permutation need not be drawn.
     if generator is None:
         return TensorOrder(permute)
     return TensorOrder(permute, finish=permute)
@@ -238,6 +241,7 @@ def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
     """
     values: list[Any] = numbers.tolist() if isinstance(numbers, Tensor | np.ndarray) else list(numbers)
     try:
+        # operator.index takes integers of NumPy and tensors as well, and refuses floats, which int() would cut off.
         ids = torch.tensor([*map(operator.index, values)], dtype=torch.int64)
     except TypeError:
         raise TypeError(
@@ -271,12 +275,12 @@ class EpochCursor:
 
     Attributes:
         order: Ids before the plan is applied.
-        keeps: Function of ids that returns which of them stay; None where all do.
-        stayed: Number of ids that stayed before the place that an interrupted epoch has reached, where the order begins at the
-            place; None where it begins with the first id.
-        weights: Function of ids that returns the weights of these samples in the plan; None where all are 1.
-        staying: Number of ids that stay in the whole epoch; None where it is not known.
-        drawn: Number of ids of the whole order; None where it is not known.
+        keeps: Function of ids that returns which of them stay; None if all do.
+        stayed: Number of ids that stayed before the place that an interrupted epoch has reached, if the order begins at the
+            place; None if it begins with the first id.
+        weights: Function of ids that returns the weights of these samples in the plan; None if all are 1.
+        staying: Number of ids that stay in the whole epoch; None if it is not known.
+        drawn: Number of ids of the whole order; None if it is not known.
         sizes: Sizes of smaller batches; None for full batches.
         least: Least number of rows of a last batch; one with fewer is left out.
     """
@@ -291,7 +295,7 @@ class EpochCursor:
     least: int = 1
 
     def left(self, stayed: int, position: int) -> int | None:
-        """Returns the number of ids still to come; None where it is not known.
+        """Returns the number of ids still to come; None if it is not known.
 
         Args:
             stayed: Number of ids that have stayed so far.
@@ -302,6 +306,7 @@ class EpochCursor:
         return 0 if self.drawn is not None and position >= self.drawn else None
 
 
+# A lookup has a fixed cost, which would come once a batch if only its own ids were looked up.
 LOOKED_UP = 2**13
 """Number of ids that are looked up in the plan at once, unless a batch has more."""
 
@@ -311,7 +316,7 @@ class IdBatchSampler(Sampler[list[int]]):
 
     Args:
         sizes: Batch size and `drop_last` of the user's loader, which may change, as attributes of an object.
-        least: Least number of rows that the model trains on: 2 where it has BatchNorm. Default: 1.
+        least: Least number of rows that the model trains on: 2 if it has BatchNorm. Default: 1.
         as_tensors: Whether the dataset takes the ids of a batch as a tensor. Default: False, as a list.
     """
 
@@ -343,7 +348,7 @@ class IdBatchSampler(Sampler[list[int]]):
         return self._sizes.drop_last
 
     def least_of(self, plan: HeldPlan) -> int:
-        """Returns the least number of rows of the last batch of a plan; it is that of full training where nothing is left out.
+        """Returns the least number of rows of the last batch of a plan; it is that of full training if nothing is left out.
 
         A plan that leaves samples out may end with one row, on which BatchNorm cannot be trained. A plan of one row stays, so
         that the model says so.
@@ -368,7 +373,7 @@ class IdBatchSampler(Sampler[list[int]]):
 
         Args:
             cursor: The rows of the epoch.
-            consumed: Number of ids of the order that an interrupted epoch has consumed already. Where the order does not begin
+            consumed: Number of ids of the order that an interrupted epoch has consumed already. If the order does not begin
                 after them, they are drawn again.
             drop_last: Whether a last batch that is not full is dropped; None: as the user's loader does.
         """
@@ -378,7 +383,9 @@ class IdBatchSampler(Sampler[list[int]]):
         self._consumed = consumed if cursor.stayed is None else 0
         self.replayed = torch.empty(0, dtype=torch.int64)
         self.size = self.batch_size
+        # Smaller batches have no remainder to drop: every step has its rows.
         self.drops_last = cursor.sizes is None and (self.drop_last if drop_last is None else drop_last)
+        # Generators: no id is drawn before the first batch is asked for, which is when the plain loader draws.
         self._pieces = (
             self._kept_ids(consumed, repeat(self.size)) if cursor.sizes is None else self._of_steps(cursor.sizes, consumed)
         )
@@ -449,6 +456,8 @@ class IdBatchSampler(Sampler[list[int]]):
                 piece = order.take(wanted)
                 exhausted = len(piece) < wanted
                 stays = torch.from_numpy(np.flatnonzero(keeps(piece.numpy())))
+                # The place of each kept id in the order: an interrupted epoch goes on behind the last id that was served,
+                # although more were looked up.
                 kept, places = torch.cat([kept, piece[stays]]), torch.cat([places, stays + drawn])
                 drawn += len(piece)
             if len(kept) < size:
@@ -483,6 +492,7 @@ class MapStyleBatches:
             self._ids.on_the_way.clear()
         try:
             batch = next(self._batches)
+        # Before Exception, which includes it: a loader that is at its end has not failed.
         except StopIteration:
             raise
         except Exception:
@@ -498,7 +508,7 @@ class StreamBatches:
 
     Args:
         batches: Batches of the loader.
-        length: Number of samples that the stream is expected to have, which may be wrong; None where it is not known.
+        length: Number of samples that the stream is expected to have, which may be wrong; None if it is not known.
     """
 
     def __init__(self, batches: Iterator[Any], length: int | None = None) -> None:
@@ -512,6 +522,7 @@ class StreamBatches:
         """
         batch = next(self._batches)
         begin, self._place = self._place, self._place + rows_of(batch)
+        # A stream that has passed its length may go on for any number of samples.
         left = None if self._length is None or self._place > self._length else self._length - self._place
         return batch, torch.arange(begin, self._place), self._place, self._place, left
 
@@ -532,7 +543,7 @@ class StreamBatches:
 
 
 def check_begins(stream: Any) -> None:
-    """Refuses a stream of Hugging Face `datasets` that has loaded a state of its own, where a run is resumed.
+    """Refuses a stream of Hugging Face `datasets` that has loaded a state of its own, if a run is resumed.
 
     Args:
         stream: Dataset of the loader; the run is about to skip what the interrupted epoch had read of it.

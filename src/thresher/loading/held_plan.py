@@ -15,6 +15,7 @@ from thresher.plans import EpochPlan
 from thresher.selection import Mask, ids_of
 
 
+# Compared by identity, because == of tensors has no truth value.
 @dataclass(frozen=True, eq=False)
 class HeldPlan:
     """A plan with bitmasks in place of ids, and without the columns for the records; the same in all processes.
@@ -89,6 +90,7 @@ class HeldPlan:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as tensors and plain values; `HeldPlan(**state)` restores the plan."""
+        # Not dataclasses.asdict, which would copy the tensors.
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"facts": dict(self.facts)}
 
     @cached_property
@@ -116,6 +118,7 @@ class HeldPlan:
         Args:
             ids: Ids, shape (k,), int64.
         """
+        # Full training looks nothing up.
         return np.ones(len(ids), dtype=np.bool_) if self.everything else self._marks.of(ids)
 
     def weights_of(self, ids: NDArray[np.int64]) -> Tensor | None:
@@ -124,12 +127,14 @@ class HeldPlan:
         Args:
             ids: Ids, shape (k,), int64.
         """
+        # Weights are in the order of the kept ids, so a sample is found by its place among these.
         return None if self.weights is None else self.weights[torch.from_numpy(self._place(ids))]
 
     @cached_property
     def _place(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Function from ids to places among the kept samples."""
         if self.drawn:
+            # Not initialised: places are asked for drawn samples only.
             place = torch.empty(self.n, dtype=torch.int32 if self.rows < 2**31 else torch.int64)
             place[self.ids] = torch.arange(self.rows, dtype=place.dtype)  # a sample that was drawn twice has one weight
             return place.numpy().take
@@ -163,4 +168,5 @@ def equal_part(total: int, rank: int, size: int) -> tuple[int, int]:
         >>> [equal_part(7, rank, 3) for rank in range(3)]
         [(0, 2), (2, 4), (4, 7)]
     """
+    # Integer arithmetic leaves no place out and gives none twice, for any numbers.
     return total * rank // size, total * (rank + 1) // size

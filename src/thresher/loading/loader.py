@@ -48,11 +48,11 @@ class SelectedLoader(OfUser):
     Args:
         loader: The user's DataLoader.
         device: Device that batches are moved to; None leaves them where they are.
-        kept: Ids of the samples of full training, where others were pruned before it. Default: all that the sampler yields.
+        kept: Ids of the samples of full training, if others were pruned before it. Default: all that the sampler yields.
         world: Processes that the loader deals out its samples to. Default: there is one.
         collate_keeps_rows: Whether the user has declared that row i of each batch is sample i.
         timing: Books the time of the training. Default: one that nothing reads.
-        least: Least number of rows that the model trains on: 2 where it has BatchNorm. Default: 1.
+        least: Least number of rows that the model trains on: 2 if it has BatchNorm. Default: 1.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SelectedLoader(OfUser):
         self._user, self._samples, self._world = loader, None if kept is None else len(kept), world
         self._control: EpochControl | None = None
         self.row_buffer: RowBuffer | None = None
-        """Rows that were selected and not yielded yet; None where batches go to the loop as they are."""
+        """Rows that were selected and not yielded yet; None if batches go to the loop as they are."""
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
         self._seen = 0
         self.order: UserOrder | SharedOrder = UserOrder(loader) if world.size == 1 else SharedOrder(loader, world)
@@ -172,7 +172,7 @@ class SelectedLoader(OfUser):
         return full + bool(rest and not self.ids.drop_last)
 
     def step_sizes(self, plan: HeldPlan) -> StepSizes | None:
-        """Returns the sizes of the smaller batches of a plan; None where an epoch has full batches.
+        """Returns the sizes of the smaller batches of a plan; None if an epoch has full batches.
 
         Args:
             plan: The plan of an epoch.
@@ -245,8 +245,10 @@ class SelectedLoader(OfUser):
 
     def _resume(self, cursor: EpochCursor | None, place: OrderPlace) -> MapStyleBatches | StreamBatches:
         """Goes on with an interrupted epoch."""
+        # Before the replay, which sets the random states back to the beginning of the epoch.
         now = self.reader.random_states()
         candidates = self.reader.resume(cursor, place.consumed, self.order.length_of_stream(self._seen))
+        # Taken out first, because the next line clears what waits.
         waiting = self._waiting
         self._begin_with(NONE_WAIT)
         if isinstance(candidates, StreamBatches):
@@ -255,6 +257,7 @@ class SelectedLoader(OfUser):
             replayed = self.ids.replay()
         # The loader's generators stay as replayed: the loop's own random numbers go on where they were.
         self.reader.put_back(now)
+        # An order that begins at the place replays nothing, so there is no checksum to compare.
         if (cursor is None or cursor.stayed is None) and zlib.crc32(replayed.numpy().tobytes()) != place.checksum:
             raise RuntimeError(
                 f"{type(self.order.sampler).__name__} did not repeat the order of the interrupted epoch: it "
@@ -264,6 +267,7 @@ class SelectedLoader(OfUser):
         if self.row_buffer is not None:
             if cursor is not None and len(waiting[0]):  # rows that were selected and not trained on are read again
                 self.row_buffer.put(self.reader.read_again(waiting[0]), *waiting)
+            # All processes count together, also one of which no row waited.
             self.row_buffer.count()
         return candidates
 
@@ -278,7 +282,7 @@ class SelectedLoader(OfUser):
 
         Args:
             fills: Whether the rows are filled up to full batches; None: nothing is selected before the loop.
-            by_chance: Whether processes keep different numbers of rows. Default False.
+            by_chance: Whether processes keep different numbers of rows. Default: False.
         """
         # A fixed number of rows needs no call of all ranks per candidate batch.
         world = self._world if by_chance else ALONE
@@ -404,9 +408,11 @@ class EpochIterator:
     def _yield(self, batch: Any, ids: Tensor, weights: Tensor | None, *, last: bool) -> None:
         if self._loader.prepared.in_use:
             self._loader.prepared.yielded(len(ids), last=last)
+        # A stream may go on after the batch that is the last by its length.
         if last and not self._loader.streams:
             self._loader.last_yielded(self._place.consumed)
-        if self._cursor.weights is not None:  # of the plan, beside those of a batch method
+        if self._cursor.weights is not None:  # those of the plan, besides those of a batch method
+            # Both weights correct for a selection of their own, so they are multiplied.
             planned = self._cursor.weights(ids.numpy())
             weights = weights if planned is None else planned if weights is None else planned * weights
         self._control.on_batch(batch, ids, self._place, weights, last=last)
@@ -429,7 +435,7 @@ class EpochIterator:
         else:  # the loop would have moved the batch by itself
             batch = self._loader.reader.moved(batch)
             timing.switch(before)
-        # Known when the batch is yielded, so that the last one can be told to accelerate, and the epoch ends with its step.
+        # Known when the batch is yielded, so that accelerate learns which is the last, and the epoch ends with its step.
         self._left = self._sizes.in_batches(left)
         self._place = OrderPlace(drawn, stayed, zlib.crc32(ids.numpy().tobytes(), self._place.checksum))
         return batch, ids
@@ -456,12 +462,13 @@ class EpochIterator:
 
 def _gone(control: EpochControl | None) -> None:
     """Notes that the iterator of a pass is gone."""
+    # None if the run was collected together with its loader.
     if control is not None:
         control.on_loop_exit(exhausted=False)
 
 
 def _rows_of(candidates: int, size: int, control: EpochControl) -> int | None:
-    """Returns how many rows are chosen of so many candidates, in batches of a size and a rest; None where it is not known."""
+    """Returns how many rows are chosen of so many candidates, in batches of a size and a rest; None if it is not known."""
     full, rest = divmod(candidates, size)
     of_full, of_rest = control.count(size), control.count(rest) if rest else 0
     return None if of_full is None or of_rest is None else full * of_full + of_rest

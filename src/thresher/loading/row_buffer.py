@@ -29,10 +29,11 @@ def rows_of(batch: Any) -> int:
 def is_per_sample(tree: Any, n: int) -> bool:
     """Whether a part of a batch has one entry for each of its n samples: a tensor, an array, or a list, for example of texts.
 
-    A list of n things is a list of samples unless all its tensors have n rows, as those of `[x, y]` have where n is 2.
+    A list of n things is a list of samples unless all its tensors have n rows, as those of `[x, y]` have if n is 2.
     """
     if isinstance(tree, Tensor | np.ndarray):
         return tree.ndim > 0 and len(tree) == n
+    # Exactly these types: a named tuple is a batch of fields, however many there are.
     if type(tree) not in (list, tuple) or len(tree) != n:
         return False
     # A pair [x, y] of a batch of two samples is a list of two things, and no list of two samples.
@@ -82,7 +83,7 @@ def take_rows(columns: list[Any], rows: Tensor) -> list[Any]:
     return taken
 
 
-def joined(parts: Sequence[Any]) -> Any:
+def join_columns(parts: Sequence[Any]) -> Any:
     """Joins columns, one after the other.
 
     Raises:
@@ -136,6 +137,7 @@ def ids_and_weights(parts: Sequence[Part]) -> tuple[Tensor, Tensor | None]:
 
     Row numbers and weights of all parts come to the host in one copy, as each copy waits for the device.
     """
+    # float64 holds row numbers up to 2**53 and float32 weights exactly, so that one copy can bring both.
     there = [values.double() for part in parts for values in (part.rows, part.weights) if values is not None]
     if not there:
         return torch.cat([torch.empty(0, dtype=torch.int64), *(part.ids for part in parts)]), None
@@ -175,7 +177,7 @@ class RowBuffer:
 
     @property
     def waiting(self) -> tuple[Tensor, Tensor | None]:
-        """Ids of the rows that wait, shape (rows,), int64, and their weights; None where all are 1."""
+        """Ids of the rows that wait, shape (rows,), int64, and their weights; None if all are 1."""
         return ids_and_weights(self._parts)
 
     def add(self, batch: Any, ids: Tensor, plan: BatchPlan) -> None:
@@ -247,7 +249,8 @@ class RowBuffer:
             wanted -= part.n
             parts.append(part)
         self.rows -= size
-        columns = [joined(column) for column in zip(*(part.columns for part in parts), strict=True)]
+        columns = [join_columns(column) for column in zip(*(part.columns for part in parts), strict=True)]
+        # `_put` refuses to join batches whose other parts differ, so those of any of them are right for all rows.
         return parts[-1].rebuild(columns), *ids_and_weights(parts)
 
     def clear(self) -> None:

@@ -22,7 +22,7 @@ class ShardedSampler(Sampler[int]):
         whole: Sampler whose order is dealt out; it must have the same order in all processes.
         num_replicas: Number of processes.
         rank: Number of this process, within [0, num_replicas).
-        drop_last: Whether the last ids are left out where the processes would not all get equally many.
+        drop_last: Whether the last ids are left out if the processes would not all get equally many.
 
     Example:
         >>> list(ShardedSampler(range(5), 2, 0, drop_last=False)), list(ShardedSampler(range(5), 2, 1, drop_last=False))
@@ -36,6 +36,7 @@ class ShardedSampler(Sampler[int]):
         return len(self.whole) // self.num_replicas if self.drop_last else -(-len(self.whole) // self.num_replicas)
 
     def __iter__(self) -> Iterator[int]:
+        # Iterated once, because each iteration of a shuffle is another order.
         ids = list(self.whole)
         return islice(chain(ids, ids), self.rank, len(self) * self.num_replicas, self.num_replicas)
 
@@ -68,7 +69,7 @@ class PreparedLoader:
     """Shows accelerate where an epoch begins and ends, as the iteration of a loader that it prepared would have done.
 
     `Accelerator.accumulate` steps at the last batch of an epoch, whatever the number of accumulated batches. It reads from the
-    loader that was iterated last which batch that is. Where accelerate is not in use, nothing is done.
+    loader that was iterated last which batch that is. If accelerate is not in use, nothing is done.
 
     Args:
         loader: The user's loader.
@@ -88,6 +89,7 @@ class PreparedLoader:
 
     def begin(self) -> None:
         """Begins an epoch; one that was left early ends."""
+        # Looked up and not imported: a loop that uses accelerate has imported it.
         accelerate = sys.modules.get("accelerate.state")
         if self._loader is None and accelerate is not None:
             self._loader = EpochFlags(accelerate.GradientState())  # one for all; a loop may prepare its parts after `attach`
@@ -96,6 +98,7 @@ class PreparedLoader:
         if self._loader is not None:
             self.end(whole=False)
             self._loader.begin()
+            # As the iteration of a prepared loader does, so that its sampler and dataset get the next epoch.
             self._loader.set_epoch(self._loader.iteration)
             self._begun = True
 
@@ -110,7 +113,7 @@ class PreparedLoader:
             return
         self._loader.end_of_dataloader = last
         if last and self._loader.remainder != rows:
-            self._loader.remainder = 0  # `gather_for_metrics` cuts the last batch to this many rows, where there are any
+            self._loader.remainder = 0  # `gather_for_metrics` cuts the last batch to this many rows, if it is not 0
 
     def end(self, *, whole: bool) -> None:
         """Ends the epoch.
@@ -151,6 +154,7 @@ def is_seeded_by_epoch(sampler: Any) -> bool:
 
 def is_of_torchdata(thing: Any, name: str) -> bool:
     """Whether an object is of a class of StatefulDataLoader's package, and of no class derived from it."""
+    # By name, because torchdata need not be installed.
     return type(thing).__name__ == name and type(thing).__module__.startswith("torchdata.stateful_dataloader")
 
 
@@ -182,7 +186,7 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         several: Whether several processes train together.
 
     Raises:
-        TypeError: `loader` is no DataLoader, or iterates over an IterableDataset where samples need ids.
+        TypeError: `loader` is no DataLoader, or iterates over an IterableDataset although samples need ids.
         ValueError: `loader` has a setting that cannot be kept.
     """
     if not isinstance(loader, DataLoader):
@@ -274,6 +278,7 @@ def check_iteration(loader: DataLoader[Any]) -> None:
         return  # a run keeps the position itself
     for name in OF_ITERATION:
         # The class that defines the method, wherever it is in the line of its parents.
+        # `__class__` and not type(): loaders of accelerate show the class that they wrap there.
         kind = next(kind for kind in loader.__class__.__mro__ if name in vars(kind))
         if kind is not DataLoader and not (streams and name == "__len__"):
             why = (
@@ -316,6 +321,7 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
             raise ValueError("`loader` was prepared with even_batches=False: processes could have different numbers of batches")
         _check_dealt_order(sampler, size)
     else:
+        # Exactly these classes: a subclass may deal out its samples in another way.
         if type(sampler) is not DistributedSampler and type(sampler) is not Shuffle:
             raise ValueError(
                 f"`loader` has a {name}, by which each of the {world.size} processes would train on all samples. Use {SHARED}."

@@ -52,6 +52,8 @@ class OfUser(Uncopied):
         return f"{type(self).__name__}({samples}, {type(user).__name__} with batch_size={user.batch_size})"
 
     def __getattr__(self, name: str) -> Any:
+        # Private names are those of the run's loader. Without this, a look-up of `_user` before it is set would recurse
+        # endlessly.
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._user, name)
@@ -94,6 +96,7 @@ class SettingsAtAttach:
             ValueError: A setting has another value than when the run was attached.
         """
         for name, value in self._now(self._user).items():
+            # By identity, because == of a user's sampler or function can mean anything; equal numbers need not be one object.
             if value is not (known := self._known[name]) and not (isinstance(value, int | float) and value == known):
                 said = [type(one).__name__ if hasattr(one, "__dict__") else repr(one) for one in (known, value)]
                 raise ValueError(
@@ -109,6 +112,7 @@ def checked_batch_size(sizes: Any) -> int:
         ValueError: It is not a whole number of at least 1.
     """
     size = sizes.batch_size
+    # True is an integer in Python, and would be a batch size of 1.
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ValueError(f"`loader.batch_sampler.batch_size` must be a whole number of at least 1, got {size!r}")
     return size

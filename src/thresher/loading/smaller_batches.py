@@ -93,7 +93,7 @@ def too_few(least: int) -> str:
     """Returns the reason why batches are refused, for messages.
 
     Args:
-        least: Least number of rows of a batch: 1, or 2 where the model has BatchNorm.
+        least: Least number of rows of a batch: 1, or 2 if the model has BatchNorm.
     """
     return "less than one a batch" if least == 1 else "less than the two a batch that BatchNorm needs"
 
@@ -109,21 +109,22 @@ def rounded_up(share: float) -> float:
         (0.334, 0.29, 0.000245)
     """
     scale = 10 ** (2 - math.floor(math.log10(share)))
+    # Less a little, because a product can lie just above its value: 0.07 * 10**4 is 700.0000000000001.
     return math.ceil(share * scale - 1e-9) / scale
 
 
 def smaller_sizes(
     ids: Callable[[], int], everything: int, batch_size: int, drop_last: bool, *, least: int = 1
 ) -> StepSizes | None:
-    """Returns the numbers of the smaller batches of a plan; None where they are the batches of full training.
+    """Returns the numbers of the smaller batches of a plan; None if they are the batches of full training.
 
     Args:
-        ids: Function that returns how many ids the epoch's order has after the plan; it raises TypeError where that is not
+        ids: Function that returns how many ids the epoch's order has after the plan; it raises TypeError if that is not
             known.
         everything: Number of samples in an epoch of full training.
         batch_size: Number of rows of a batch of full training.
         drop_last: Whether full training drops a last batch that is not full.
-        least: Least number of rows of a step: 1, or 2 where the model has BatchNorm.
+        least: Least number of rows of a step: 1, or 2 if the model has BatchNorm.
 
     Raises:
         SmallerBatchesError: There are too few rows for the steps, or it is not known how many ids the order has.

@@ -23,6 +23,7 @@ class TensorRows(TensorDataset):
         super().__init__(*tensors)
         self.transform, self._device = transform, tensors[0].device
 
+    # torch calls this instead of __getitem__ if it exists, once per batch.
     def __getitems__(self, ids: Tensor | list[int]) -> Any:
         """Returns a batch.
 
@@ -34,6 +35,7 @@ class TensorRows(TensorDataset):
         return batch if self.transform is None else self.transform(batch)
 
 
+# A function of the module, so that spawned workers can import it and `collate_check.checked` knows it.
 def as_it_is(batch: Any) -> Any:
     """Returns a batch that the dataset has made already."""
     return batch

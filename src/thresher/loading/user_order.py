@@ -38,6 +38,7 @@ from thresher.samplers.weighted import WeightedSampler
 KNOWN = (RandomSampler, SequentialSampler, Shuffle)
 """Samplers whose order can be reproduced with tensors."""
 
+# By name, because the library need not be installed.
 ONCE = ("LengthGroupedSampler",)
 """Classes of samplers of other libraries, by name, that yield each id once: that of Transformers' group_by_length."""
 
@@ -75,7 +76,7 @@ class ShufflePasses:
             raise RuntimeError(
                 f"The run goes on in the middle of an epoch whose order is that of epoch {self._ids.epoch} of its sampler, but "
                 f"set_epoch({self._shuffle.epoch}) was called. Load the state again, and call set_epoch({self._ids.epoch}) "
-                "(on the loader, where accelerate prepared it), or do not call it before this epoch is over."
+                "(on the loader, if accelerate prepared it), or do not call it before this epoch is over."
             )
         self._shuffle.set_epoch(self._next, consumed=0)
         self._ids = EpochIds(self._shuffle, self._ids.epoch, consumed)
@@ -117,13 +118,14 @@ class UserOrder:
         self.n = 0 if self.streams else len(self.dataset)  # pyright: ignore[reportArgumentType]
         self.sampler: Any = None if self.streams else loader.batch_sampler.sampler  # pyright: ignore
         self.some_ids = None if self.streams else self._find_some_ids()
-        """Ids that the sampler can yield, shape (K,), int64, ascending; None where it yields all, or where it is not known."""
+        """Ids that the sampler can yield, shape (K,), int64, ascending; None if it yields all, or if that is not known."""
         self.passes = ShufflePasses(self.sampler) if type(self.sampler) in (Shuffle, WeightedSampler) else None
         """Which epoch each pass over a `Shuffle` or `WeightedSampler` has; None for other samplers."""
 
     @property
     def is_known(self) -> bool:
         """Whether the sampler yields every id once, in an order that tensors can reproduce with the same random numbers."""
+        # Exactly these classes: a subclass may yield another order.
         return type(self.sampler) in KNOWN and self._has_all_once()
 
     def _has_all_once(self) -> bool:
@@ -144,10 +146,12 @@ class UserOrder:
         if kind is SubsetRandomSampler:
             ids = as_ids(sampler.indices, sampler, self.n)
         elif kind is WeightedRandomSampler:
+            # A sample of weight 0 is never drawn.
             ids = sampler.weights.nonzero().flatten().cpu()
         elif kind is WeightedSampler:
             ids = torch.from_numpy(sampler.weights.nonzero()[0])
         elif kind in KNOWN:
+            # A sampler over another source of fewer samples yields the positions 0, 1, ... of these.
             size = len(sampler.data_source)
             return None if size >= self.n else torch.arange(size)
         elif isinstance(sampler, list | tuple | range | Tensor):
@@ -158,7 +162,7 @@ class UserOrder:
         return None if len(ids) >= self.n else ids
 
     def ids_of_sampler(self) -> Tensor | None:
-        """Returns the ids that the sampler can yield, shape (K,), int64, ascending; None where these are all ids.
+        """Returns the ids that the sampler can yield, shape (K,), int64, ascending; None if these are all ids.
 
         Raises:
             ValueError: The sampler yields fewer ids than the dataset has, and it is not known which.
@@ -206,7 +210,7 @@ class UserOrder:
             self.passes.load_state_dict(state, active=active, consumed=consumed)
 
     def check_unchanged(self, *, ids: bool) -> None:
-        """Refuses a dataset or, where the plans depend on it, a sampler that has other samples than when the run was attached.
+        """Refuses a dataset or, if the plans depend on it, a sampler that has other samples than when the run was attached.
 
         Args:
             ids: Whether plans are made for the ids that the sampler yields.
@@ -233,7 +237,7 @@ class UserOrder:
         return generators_of(self.sampler, self._loader)
 
     def step_sizes(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int) -> StepSizes | None:
-        """Returns the sizes of the smaller batches of a plan; None where an epoch has full batches.
+        """Returns the sizes of the smaller batches of a plan; None if an epoch has full batches.
 
         Args:
             plan: The plan of an epoch.
@@ -269,6 +273,7 @@ class UserOrder:
             staying=_known(lambda: self.samples_of(plan)) if smaller is None else smaller.rows,
             drawn=_known(lambda: len(self.sampler)),
             sizes=smaller,
+            # `smaller_sizes` has refused steps with too few rows.
             least=1 if smaller is not None else sizes.least_of(plan),
         )
 
@@ -327,8 +332,9 @@ class UserOrder:
 
 
 def _known(number: Callable[[], int]) -> int | None:
-    """Returns a number of samples; None where a sampler or a stream does not know it."""
+    """Returns a number of samples; None if a sampler or a stream does not know it."""
     try:
         return number()
+    # A class without __len__ raises TypeError; one that declares it without knowing a length may raise NotImplementedError.
     except (TypeError, NotImplementedError):
         return None

@@ -26,7 +26,7 @@ class NotedBatch(NamedTuple):
 
 
 class ResumedDraws:
-    """Warns once where samples of a resumed run depend on random numbers that cannot be repeated.
+    """Warns once if samples of a resumed run depend on random numbers that cannot be repeated.
 
     Args:
         workers: Number of worker processes.
@@ -46,7 +46,7 @@ class ResumedDraws:
                 "load_state_dict: the run goes on where it was interrupted, and its dataset or collate_fn draws random numbers "
                 f"{self._where}. They are not those that a run without the interruption draws, so the samples that are read "
                 "now may be augmented in another way; their order, ids and weights are the same. For the same numbers, "
-                f"{self._way_out}. This is said once."
+                f"{self._way_out}. This warning is given once."
             )
         return batch.batch
 
