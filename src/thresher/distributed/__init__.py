@@ -1,1 +1,1 @@
-"""Records in shards: the ranks exchange what they need so that their plans are those of one process."""
+"""Training in several processes: rank 0 keeps the records and makes the plans, and the other ranks follow them."""

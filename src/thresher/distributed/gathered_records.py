@@ -12,7 +12,7 @@ from thresher.distributed.world import World
 from thresher.records import EPOCH, Column, Records
 
 BLOCK = 2**16
-"""Least number of rows in one piece of memory, and largest number of those that are sent together."""
+"""Smallest number of rows in one block of memory, and largest number of rows that are sent together."""
 
 
 class WriteBuffer:
@@ -64,7 +64,7 @@ class WriteBuffer:
 
 
 ID, FIRST = "#id", "#first"
-"""Fields of buffered rows beside those of the columns."""
+"""Fields of buffered rows in addition to those of the columns."""
 
 
 class GatheredRecords(Records):
@@ -78,7 +78,7 @@ class GatheredRecords(Records):
         n: Number of samples.
         world: The ranks.
         device: Device of the columns and of the written values.
-        sent: Data types in which values are buffered and sent, where another one than that of the column can hold them.
+        sent: Data types in which values of some columns are buffered and sent. Default: those of the columns.
 
     Example:
         >>> from thresher.distributed.world import ALONE
@@ -169,7 +169,7 @@ class GatheredRecords(Records):
 
 
 def _turns(ids: NDArray[Any]) -> Iterator[Tensor]:
-    """Yields places of ids, each id at most once: all places or, of ids that come again, first those of their first time.
+    """Yields the places of ids in turns, none of which has an id twice. An id that comes again is in a later turn.
 
     Args:
         ids: Ids, shape (k,).

@@ -1,4 +1,4 @@
-"""The order of an epoch after a plan, which any rank can read at any place, and the rows of each rank."""
+"""The order of an epoch after a plan, readable at any place in any rank, and the rows of each rank."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ Keeps = Callable[[NDArray[np.int64]], Mask]
 """Function that returns the mask of the kept ids."""
 
 UNIT = 1024
-"""Number of places in a unit of an order."""
+"""Number of places in a unit of an order: the counts of 10^9 samples take 2 MB."""
 AT_ONCE = 2**8
 """Number of units that are counted in one call."""
 
@@ -42,10 +42,12 @@ class KeptOrder:
     def __init__(self, piece: Piece, n: int, keeps: Keeps, world: World, unit: int = UNIT) -> None:
         self._piece, self._n, self._keeps, self._unit = piece, n, keeps, unit
         units = -(-n // unit)
+        # As many units for each rank, because `gather` needs arrays of one shape; those after the end are cut off below.
         per = -(-units // world.size)
         # Counts are enough: a rank knows the order and the plan, and makes the ids of one unit again when it needs them.
         first, last = min(units, world.rank * per), min(units, (world.rank + 1) * per)
         counts = np.zeros(per, dtype=np.uint16)
+        # By pieces: the ids of all units of a rank at once would take 8 bytes per sample.
         for begin in range(first, last, AT_ONCE):
             end = min(last, begin + AT_ONCE)
             kept = keeps(piece(begin * unit, min(n, end * unit)))
@@ -67,6 +69,7 @@ class KeptOrder:
             return np.empty(0, dtype=np.int64)
         first = int(np.searchsorted(self._ends, begin, side="right"))
         last = int(np.searchsorted(self._ends, end, side="left")) + 1
+        # Whole units, because only their ends are known: the plan marks the kept ids among them again.
         ids = self._piece(first * self._unit, min(self._n, last * self._unit))
         before = int(self._ends[first - 1]) if first else 0
         return ids[self._keeps(ids)][begin - before : end - before]
@@ -86,7 +89,7 @@ class KeptOrder:
         return begin + int(np.flatnonzero(marks)[kept - before - 1]) + 1
 
 
-def continued(piece: Piece, total: int, begin: int, end: int) -> NDArray[np.int64]:
+def take_cyclic(piece: Piece, total: int, begin: int, end: int) -> NDArray[np.int64]:
     """Returns the ids of an order from place `begin` to place `end`; the order begins again after its end.
 
     Args:
@@ -96,7 +99,7 @@ def continued(piece: Piece, total: int, begin: int, end: int) -> NDArray[np.int6
         end: Place after the last one, `begin` or more.
 
     Example:
-        >>> continued(lambda begin, end: np.arange(10, 13)[begin:end], 3, 1, 8)
+        >>> take_cyclic(lambda begin, end: np.arange(10, 13)[begin:end], 3, 1, 8)
         array([11, 12, 10, 11, 12, 10, 11])
     """
     parts, place = [np.empty(0, dtype=np.int64)], begin
@@ -140,8 +143,10 @@ class RankOrder:
             begin: Number of the first row, 0 or more.
             end: Number after the last row.
         """
+        # A rank reads the rows of all ranks and keeps every W-th: they are numbers, and the order can only be read in one
+        # piece.
         begin, end = min(begin, self._rows) * self._size, min(end, self._rows) * self._size
-        return continued(self._piece, self._total, begin, end)[self._rank :: self._size]
+        return take_cyclic(self._piece, self._total, begin, end)[self._rank :: self._size]
 
 
 class RankBatches:
@@ -165,6 +170,7 @@ class RankBatches:
 
     def __init__(self, piece: Piece, total: int, rank: int, size: int, *, batch: int, drop_last: bool = False) -> None:
         self._piece, self._total, self._rank, self._size, self._batch = piece, total, rank, size, batch
+        # Only full batches on all ranks: a rank with one step less would leave the others waiting in their all-reduce.
         all_ranks = batch * size
         self._rows = (total // all_ranks if drop_last else -(-total // all_ranks)) * batch
 
@@ -180,9 +186,10 @@ class RankBatches:
         """
         parts, end = [np.empty(0, dtype=np.int64)], min(end, self._rows)
         while begin < end:
+            # A batch at a time, because the rows of a rank are contiguous within a batch only.
             step, row = divmod(begin, self._batch)
             first = (step * self._size + self._rank) * self._batch + row
             count = min(self._batch - row, end - begin)
-            parts.append(continued(self._piece, self._total, first, first + count))
+            parts.append(take_cyclic(self._piece, self._total, first, first + count))
             begin += count
         return np.concatenate(parts)

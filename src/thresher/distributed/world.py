@@ -90,8 +90,11 @@ class World(ABC):
             value = make()
         except Exception as error:
             try:
+                # The other ranks wait in a broadcast already. Without the error they would wait until the timeout of their
+                # group.
                 self._broadcast((None, error))
-            except (pickle.PicklingError, TypeError, AttributeError):  # of a class that cannot be sent
+            except (pickle.PicklingError, TypeError, AttributeError):
+                # An error of a class that cannot be sent. Pickling comes before sending, so the ranks still wait for a value.
                 self._broadcast((None, RuntimeError(f"process 0 raised {type(error).__name__}: {error}")))
             raise
         self._broadcast((value, None))
@@ -114,6 +117,8 @@ class World(ABC):
                 self._send(value)
             self._send(None)
             return
+        # The last value that is written to a record stays, so rank 0 comes last: of a sample in several ranks the lowest one
+        # counts.
         for rank in range(self.size - 1, 0, -1):
             while (value := self._receive(rank)) is not None:
                 yield value
@@ -124,11 +129,12 @@ class World(ABC):
 
         Args:
             what: Name of what all ranks must call, for the message.
-            patient: Whether a rank that does not come in that time is told by a warning, and waited for. Default: False.
+            patient: Whether to warn about a rank that does not come in that time, and to wait on. Default: False.
 
         Raises:
             RuntimeError: A rank does not come.
         """
+        # Any collective call waits for all ranks; the sum itself is not used.
         self.total(len(what))
 
     def share_of_mean(self, count: int, device: torch.device) -> Tensor:
@@ -140,6 +146,7 @@ class World(ABC):
             count: Number of rows of this rank.
             device: Device of the result.
         """
+        # In float64, which holds any number of rows; float32 does up to 2**24.
         return torch.full((), self.size * count / max(1, self.total(count)), dtype=torch.float64, device=device)
 
     def total(self, number: int) -> int:
@@ -208,6 +215,7 @@ class ProcessWorld(World):
         nccl = dist.get_backend(group) == "nccl"
         if not nccl:
             _let_threads_of_gloo_end()
+        # nccl sends no memory of the host. The device is fixed here, because the loop may change the current one later.
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
     def meet(self, what: str, *, patient: bool = False) -> None:
@@ -237,8 +245,8 @@ class ProcessWorld(World):
                 end = float("inf")
             elif late and not patient and store.add(place, -1) < self.size - 1:
                 raise RuntimeError(
-                    f"{said} All processes take part: call it in every process, also where one "
-                    "alone writes the file. Nothing was sent to the others, and the training can go on."
+                    f"{said} All processes take part: call it in every process, even if only "
+                    "one writes the file. Nothing was sent to the others, and the training can go on."
                 )
             time.sleep(BETWEEN_LOOKS_S)
 
@@ -252,6 +260,7 @@ class ProcessWorld(World):
     def gather(self, values: NDArray[Any]) -> NDArray[Any]:
         """Returns the arrays of all ranks, which have one shape and dtype: shape (size, *shape)."""
         # As bytes, because gloo does not know every dtype.
+        # Copied, because torch warns about arrays that cannot be written, as those of np.frombuffer in `agree`.
         sent = torch.from_numpy(values.reshape(-1).view(np.uint8).copy()).to(self._device)
         every = torch.empty((self.size, len(sent)), dtype=torch.uint8, device=self._device)
         dist.all_gather(list(every.unbind()), sent, group=self._group)
@@ -282,7 +291,7 @@ class ProcessWorld(World):
 
 
 PLAIN = (bool, int, float, str, type(None))
-OWN = frozenset({"rank"})
+RANK_ATTRIBUTES = frozenset({"rank"})
 """Attributes of a sampler that differ from rank to rank."""
 
 LONGEST = 200
@@ -306,13 +315,14 @@ def agree(world: World, facts: Mapping[str, Any]) -> None:
     Example:
         >>> agree(ALONE, {"seed": 0, "epochs": 5})
     """
-    # A digest first: only if it differs are the texts sent, from which every rank names the difference.
-    described_facts = {name: described(value) for name, value in facts.items()}
+    # A digest first: only if it differs do the ranks send their texts, from which each of them names the difference.
+    described_facts = {name: describe_setting(value) for name, value in facts.items()}
     digest = hashlib.sha256(json.dumps(described_facts, sort_keys=True).encode()).digest()[:8]
     digests = world.gather(np.frombuffer(digest, dtype=np.int64))
     if (digests == digests[0]).all():
         return
     every = world.every(described_facts)
+    # A rank may have settings that others lack, such as those of a sampler of another class.
     names = [*facts, *sorted({name for one in every for name in one} - set(facts))]
     lines = [f"  {_difference(name, [one.get(name, 'missing') for one in every])}" for name in names]
     raise DisagreementError(
@@ -329,27 +339,26 @@ def _difference(name: str, values: Sequence[str]) -> str:
         ranks.setdefault(value, []).append(rank)
     if len(ranks) == 1:
         return ""
-    parts = [f"{value[:LONGEST]} on {_named(those)}" for value, those in ranks.items()]
+    parts = [f"{value[:LONGEST]} on {_list_ranks(those)}" for value, those in ranks.items()]
     return f"{name} is {', and '.join(parts)}."
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _list_ranks(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:8]))
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{', ...' if len(ranks) > 8 else ''}"
 
 
-def described(value: Any) -> str:
+def describe_setting(value: Any) -> str:
     """Returns a text that is equal for equal values.
 
     Args:
-        value: A plain value, a tensor, an array, a generator, a sequence or mapping of these, or any object; an object without
-            a `repr` of its own is described by its class.
+        value: A plain value, a tensor, an array, a generator, a sequence or mapping of these, or any object; an object with
+            the default `repr` is described by its class.
 
     Example:
-        >>> described(torch.arange(3)), described(object())
+        >>> describe_setting(torch.arange(3)), describe_setting(object())
         ('int64 of shape (3,), ab25350e', 'object')
     """
-    # The default `repr` shows an address, which differs from process to process; the class is all that can be compared.
     if isinstance(value, PLAIN):
         return repr(value)
     if isinstance(value, torch.Generator):
@@ -358,11 +367,13 @@ def described(value: Any) -> str:
         array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
         return f"{array.dtype} of shape {array.shape}, {_digest(array)}"
     if isinstance(value, Mapping):
-        return repr({str(name): described(one) for name, one in value.items()})
+        return repr({str(name): describe_setting(one) for name, one in value.items()})
     if isinstance(value, list | tuple | range):
         if len(value) > 8:
+            # The texts of all ranks are sent and go into a message, so that of a list of a million ids must be short.
             return f"{type(value).__name__} of {len(value)}, {_digest(np.frombuffer(repr(value).encode(), dtype=np.uint8))}"
-        return repr([described(one) for one in value])
+        return repr([describe_setting(one) for one in value])
+    # The default `repr` shows an address, which differs from process to process: only the class can be compared.
     return type(value).__name__ if type(value).__repr__ is object.__repr__ else repr(value)
 
 
@@ -384,9 +395,11 @@ def sampler_facts(sampler: Any) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {"sampler": type(sampler).__name__}
     for name, value in sorted(getattr(sampler, "__dict__", {}).items()):
-        if name.strip("_") in OWN:
+        # Samplers keep their rank as `rank` or `_rank`.
+        if name.strip("_") in RANK_ATTRIBUTES:
             continue
         known = isinstance(value, (*PLAIN, torch.Generator, Tensor, np.ndarray, list, tuple, Mapping))
         if known or isinstance(value, Sized):
+            # A dataset is compared by its length: to read its samples could take as long as an epoch.
             facts[f"sampler.{name}"] = value if known else len(value)
     return facts

@@ -1,8 +1,8 @@
-"""Wrappers of models: that of `subset_backward`, and those that train in several processes, which belong around it.
+"""Wrappers of models: that of `subset_backward`, and those around it that train in several processes.
 
-Own passes use what is inside of a wrapper for several processes.
-`DistributedDataParallel` averages gradients by hooks of the parameters, and `fully_shard` gathers parameters by hooks of the
-modules that it shards. A traced graph calls no hook of a module, so the graph must be of what is inside of these modules.
+The run's own passes use the module inside of a wrapper for several processes. `DistributedDataParallel` averages gradients by
+hooks of the parameters, and `fully_shard` gathers parameters by hooks of the modules that it shards. A traced graph calls no
+hook of a module, so the graph must be of what is inside of these modules.
 """
 
 import sys
@@ -57,6 +57,7 @@ def check_wrapping(model: nn.Module) -> None:
     Raises:
         ValueError: A part of it belongs around `subset_backward`, or is of a kind that is not supported.
     """
+    # The model itself is among them, under the name "".
     for name, part in model.named_modules():
         if isinstance(part, DistributedDataParallel):
             problem = DDP_ORDER
@@ -70,17 +71,18 @@ def check_wrapping(model: nn.Module) -> None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Returns whether a call of a model gathers parameters, for which all processes must call it."""
+    """Returns whether a call of a model gathers parameters, so all processes must call it."""
     return any(isinstance(part, _kinds("FSDPModule", "FullyShardedDataParallel")) for part in model.modules())
 
 
 def in_several_processes() -> bool:
     """Returns whether this process is one of a group that trains together."""
+    # A build of torch without torch.distributed has no `is_initialized`.
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def data_parallel(model: nn.Module | None) -> DistributedDataParallel | None:
-    """Returns the `DistributedDataParallel` that a model is, compiled or not; None where it is none."""
+    """Returns a model that is a `DistributedDataParallel`, without the wrapper of torch.compile; None for any other model."""
     model = getattr(model, "_orig_mod", model)
     return model if isinstance(model, DistributedDataParallel) else None
 
@@ -99,9 +101,10 @@ def trains_inside(model: nn.Module, parallel: nn.Module) -> None:
 
     Args:
         model: Model whose gradients are averaged.
-        parallel: Module whose forward pass calls it; nothing is noted of another kind than `DistributedDataParallel`.
+        parallel: Module whose forward pass calls it; no-op unless it is a `DistributedDataParallel`.
     """
     if isinstance(parallel, DistributedDataParallel):
+        # The run may get either form of a compiled model.
         for part in (model, getattr(model, "_orig_mod", model)):
             # The value is weak, too: a wrapper holds its model, so it would keep the key of its own entry alive for ever.
             _AROUND[part] = weakref.ref(parallel)
@@ -130,6 +133,7 @@ class CallInside:
         module = members["module"]
         members["module"] = self._module
         try:
+            # Through the wrapper, whose forward pass prepares the average of the gradients.
             return self._model(*args, **kwargs)
         finally:
             members["module"] = module
@@ -143,6 +147,8 @@ def _kinds(*names: str) -> tuple[type, ...]:
 
 def _is_flattened(part: nn.Module) -> bool:
     """Checks whether `FullyShardedDataParallel` around a module has made views of its parameters."""
+    # A module inside of FullyShardedDataParallel is not an instance of it, and torch has no public mark. `fully_shard` sets the
+    # same private one but leaves parameters that are leaves, so these are looked at as well.
     managed = getattr(part, "_is_fsdp_managed_module", False)
     parameters = [parameter for parameter in part._parameters.values() if parameter is not None] if managed else []
     return any(hasattr(parameter, "_is_flat_param") or parameter.grad_fn is not None for parameter in parameters)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.losses import signals as reading
-from thresher.losses.base import Criterion, DeferredSignals, LossAndSignals, as_measured, replayed
+from thresher.losses.base import Criterion, DeferredSignals, LossAndSignals, as_measured, restore_random_states
 from thresher.records import NEVER_SEEN
 
 
@@ -30,12 +30,15 @@ class ReducedCriterion(Criterion):
         return self.reduction == "none"
 
     def value(self, outputs: Any, targets: Any) -> Tensor:
+        # `forward` rather than a call: hooks that are registered after `attach`, or for all modules, would run for the extra
+        # calls, too.
         return self.original.forward(outputs, targets)
 
     def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
         return self.value(outputs, targets), None
 
     def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
+        # Losses of torch.nn draw no random numbers, so there are no random states to restore.
         return self.positions(outputs, targets)
 
     def signals_alone(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor | None:
@@ -46,9 +49,9 @@ class ReducedCriterion(Criterion):
         # and nobody sees another `reduction` in the user's module.
         unreduced = object.__new__(type(self.original))
         unreduced.__dict__ = {**self.original.__dict__, "reduction": "none"}
-        return self._checked(unreduced.forward(outputs, targets), outputs, targets)
+        return self._check_losses(unreduced.forward(outputs, targets), outputs, targets)
 
-    def _checked(self, losses: Tensor, outputs: Any, targets: Any) -> Tensor:
+    def _check_losses(self, losses: Tensor, outputs: Any, targets: Any) -> Tensor:
         """Checks and returns the losses by position of a criterion without a reduction.
 
         Raises:
@@ -99,6 +102,7 @@ class ClassCriterion(ReducedCriterion):
         rows = as_measured(rows)
         valid = targets.reshape(len(rows), -1) != self.ignore_index
         if rows.shape[1] == 1:
+            # One label per sample, the most frequent case: the mean is the loss itself, so no sum and no division are needed.
             return rows.where(valid, NEVER_SEEN).squeeze(1)
         count = valid.sum(1)
         # 0 / 0 of a sample whose positions are all ignored must not look like a loss that has become NaN.
@@ -120,6 +124,7 @@ _nll_loss: Any = torch._C._nn.nll_loss_nd  # pyright: ignore[reportAttributeAcce
 
 _cross_entropy: Any = torch._C._nn.cross_entropy_loss  # pyright: ignore[reportAttributeAccessIssue]
 """What `F.cross_entropy` calls: (outputs, targets, weight, reduction, ignore_index, label_smoothing)."""
+# `torch.is_autocast_enabled` asks about one type of device; this is one call for all of them, and made in each step.
 _autocasts: Any = torch._C._is_any_autocast_enabled  # pyright: ignore[reportAttributeAccessIssue]
 """Whether autocast is enabled for any device."""
 
@@ -130,6 +135,7 @@ class NegativeLogLikelihood(ClassCriterion):
     function = F.nll_loss
 
     def value(self, outputs: Any, targets: Any) -> Tensor:
+        # Not the original's `forward`: behind the log-softmax of `CrossEntropy` the original is an nn.CrossEntropyLoss.
         weight, ignore_index = self.original.weight, self.original.ignore_index
         return F.nll_loss(outputs, targets, weight, ignore_index=ignore_index, reduction=self.reduction)
 
@@ -145,6 +151,8 @@ class CrossEntropy(ClassCriterion):
     def __init__(self, original: nn.CrossEntropyLoss) -> None:
         super().__init__(original)
         self._after_softmax = NegativeLogLikelihood(original)
+        # The dicts of the module itself, so that changed settings count at once. nn.Module finds the buffer `weight` by a
+        # `__getattr__` in Python, too slow for `in_step`.
         self._settings_of_original, self._buffers_of_original = original.__dict__, original._buffers
 
     @property
@@ -158,7 +166,7 @@ class CrossEntropy(ClassCriterion):
     def measure(
         self, outputs: Any, targets: Any, layout: RowLayout, *, weights: Tensor | None, wanted: set[str]
     ) -> LossAndSignals:
-        """Shares one log-softmax between scalar, losses and signals, where cross-entropy is the NLL of it."""
+        """Shares one log-softmax between scalar, losses and signals if cross-entropy is the negative log-likelihood of it."""
         if not self._is_likelihood(outputs, targets, wanted):
             return super().measure(outputs, targets, layout, weights=weights, wanted=wanted)
         return self._after_softmax.measure(F.log_softmax(outputs, 1), targets, layout, weights=weights, wanted=wanted)
@@ -189,12 +197,14 @@ class CrossEntropy(ClassCriterion):
         if not common or self._buffers_of_original["weight"] is not None or targets.dim() != 1 or _autocasts():
             return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
         if not wanted and attribution.all_count:
+            # `dot` takes equal dtypes only. To convert the weights would cost what the prepared ones save.
             if weights_over_n is not None and weights_over_n.dtype is outputs.dtype:
                 # No target of this batch is ignored, so -100 stands in for any negative index that the user may have set.
                 losses = _cross_entropy(outputs, targets, None, 0, -100, 0.0)
                 return losses.dot(weights_over_n), {"loss": losses.detach()}
             if weights is None:
                 log_probs = torch.log_softmax(outputs, 1)
+                # Two reductions of one log-softmax: the mean alone has the gradient.
                 losses = _nll_loss(log_probs.detach(), targets, None, 0, -100)
                 return _nll_loss(log_probs, targets, None, 1, -100), {"loss": losses}
         # One label per sample without smoothing or autocast: what is left of `_is_likelihood`.
@@ -218,6 +228,7 @@ class ElementCriterion(ReducedCriterion):
         self.kind = "labels" if isinstance(original, nn.BCELoss | nn.BCEWithLogitsLoss) else "values"
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
+        # Before the call, because torch only warns about such shapes in MSE, L1 and Huber losses.
         if outputs.shape != targets.shape:
             raise ValueError(
                 f"criterion {self.original!r}: outputs of shape {tuple(outputs.shape)} and targets of shape "
@@ -258,11 +269,11 @@ class Divergence(ElementCriterion):
         return rows.new_full(rows.shape[:1], positions)
 
 
-class OwnCriterion(Criterion):
-    """Adapter of a callable of the user's without a `reduction`, which returns losses or their mean.
+class CallableCriterion(Criterion):
+    """Adapter for a user's callable without a `reduction` that returns losses or their mean.
 
-    Where it returns a mean, the loss of a row is what it returns for this row alone, and the mean of these must be its own
-    result: on each batch of a CPU, and on the first one of another device, for which a comparison would wait.
+    If it returns a mean, the loss of a row is what it returns for this row alone. The mean of these losses must be its own
+    result. This is checked on each batch of a CPU, and on the first batch of another device, because the check waits for it.
     """
 
     _compared = False
@@ -292,17 +303,21 @@ class OwnCriterion(Criterion):
         """Returns the losses of single rows, shape (rows,), of which `mean` is the mean."""
         of_rows = all(isinstance(one, Tensor) and one.dim() for one in (outputs, targets)) and len(outputs) == len(targets)
         try:
+            # Inside the block, because a loss with other arguments gets the same message as one that fails for single rows.
             if not of_rows:
                 raise ValueError("outputs and targets are not two tensors with as many rows")
-            with replayed(outputs):
+            with restore_random_states(outputs):
                 losses = torch.vmap(lambda row, target: self._call(row[None], target[None]), randomness="different")(
                     outputs, targets
                 )
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise self._refusal(f"returned one number for all rows, and fails for single rows ({error})") from error
+            raise self._refusal(f"returned one number for all rows and fails for single rows ({error})") from error
         if mean.device.type == "cpu" or not self._compared:
             found, size = losses.detach().mean(), losses.detach().abs().mean()
+            # float32 rounds to 1.2e-7 and sums of a batch to some 1e-6; bfloat16 rounds to 7.8e-3.
             rounding = 1e-4 if mean.dtype in (torch.float32, torch.float64) else 1e-2
+            # Rounding grows with the size of the losses, while losses of both signs can cancel to a mean near 0. NaN is tested
+            # by itself, because each comparison with it is false: a standard deviation of a single row is NaN, for example.
             if losses.dim() != 1 or (mean.detach() - found).abs() > rounding * size or bool(found.isnan() & ~mean.isnan()):
                 raise self._refusal(
                     f"returned one number, {float(mean):.4g}, which is not the mean of what it returns for single rows, "
@@ -323,8 +338,8 @@ class CustomCriterion(ReducedCriterion):
     """Adapter that calls the user's module exactly once per step, as the loop would without Thresher.
 
     The losses by position come from a copy without a reduction, with the random numbers of that call. Parameters are not
-    copied; buffers and other attributes are. Where samples are weighted, the scalar must be the mean of these losses, or their
-    sum with reduction="sum", on the first batch that has weights.
+    copied; buffers and other attributes are. On the first batch with weights, the scalar must be the mean of these losses, or
+    their sum with reduction="sum".
     """
 
     _compared = False
@@ -333,22 +348,24 @@ class CustomCriterion(ReducedCriterion):
     def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
         # The copy runs first: it must remember what the module remembers before the user's call, such as a running mean. Both
         # draw the same numbers of the global generators, which the user's call leaves as a loop without Thresher does.
-        with torch.no_grad(), replayed(outputs):
+        with torch.no_grad(), restore_random_states(outputs):
             positions = self._of_copy(outputs, targets)
         return self.value(outputs, targets), positions
 
     def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
-        with replayed(outputs):
+        with restore_random_states(outputs):
             return self._of_copy(outputs, targets)
 
     def signals_alone(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor | None:
+        # A copy, because the check calls the criterion again: a running mean of the user's module must not see these calls.
         copied = type(self)(self._copy())
         return Criterion.signals_alone(copied, outputs, targets, layout)
 
     def check_weights(self, outputs: Any, targets: Any) -> None:
         if self._compared or self.keeps_positions:
             return
-        with torch.no_grad(), replayed(outputs):
+        with torch.no_grad(), restore_random_states(outputs):
+            # On a copy: the user's module is called once in this step, by `positions`, and does not notice an error here.
             value = self._copy().forward(outputs, targets)
         losses = self.plain_positions(outputs, targets).detach()
         # Rounding grows with the size of the losses, while losses of both signs can cancel to a scalar near 0.
@@ -357,30 +374,31 @@ class CustomCriterion(ReducedCriterion):
         if value.numel() != 1 or (value - expected).abs() > rounding * size:
             raise ValueError(
                 f"criterion {self.original!r} with reduction={self.reduction!r} does not return the "
-                f"{'sum' if self.reduction == 'sum' else 'mean'} of its losses, so that the losses of single samples cannot be "
-                "weighted within it, as the method asks. Compute the losses in the loop and call run.reduce(losses, ids=...), "
-                "or set its reduction to 'none': run.criterion then returns the losses of single samples, times their weights, "
-                "which the loop reduces itself."
+                f"{'sum' if self.reduction == 'sum' else 'mean'} of its losses. The method weights samples, which is not "
+                "possible within this criterion. Compute the losses in the loop and call run.reduce(losses, ids=...), "
+                "or set its reduction to 'none': run.criterion then returns the losses of single samples times their weights, "
+                "and the loop reduces them."
             )
         self._compared = bool(0 < value.abs() < torch.inf)  # a loss of 0 or nan shows nothing
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
-        # Where samples are weighted, this is the one call of the step: the user's module itself must draw and remember.
+        # In a step with weights this is the only call, so the user's module itself must draw and remember.
         reduction = self.original.reduction
         self.original.reduction = "none"
         try:
             losses = self.original.forward(outputs, targets)
         finally:
             self.original.reduction = reduction
-        return self._checked(losses, outputs, targets)
+        return self._check_losses(losses, outputs, targets)
 
     def _of_copy(self, outputs: Any, targets: Any) -> Tensor:
         unreduced = self._copy()
         unreduced.reduction = "none"
-        return self._checked(unreduced.forward(outputs, targets), outputs, targets)
+        return self._check_losses(unreduced.forward(outputs, targets), outputs, targets)
 
     def _copy(self) -> Any:
         criterion: nn.Module = self.original
+        # A forward pass does not write parameters, so the copy shares them, however large they are.
         memo: dict[int, Any] = {id(one): one for one in criterion.parameters()}
         # deepcopy refuses generators. The copy draws what the user's call will draw, and leaves the user's generator as it is.
         memo |= {id(one): one.clone_state() for one in vars(criterion).values() if isinstance(one, torch.Generator)}
@@ -446,9 +464,9 @@ def adapt(criterion: Any) -> Criterion:
 
     Args:
         criterion: Loss module of torch.nn or its function in torch.nn.functional; or another module with a `reduction`; or a
-            callable `(outputs, targets)` that returns losses, whose first dimension is the samples', or their mean. The losses
-            of a callable are averaged; those of a module with reduction="none" stay as they are, because the loop reduces
-            them. Hooks of the criterion are not called, also where they come later.
+            callable `(outputs, targets)` that returns losses, samples first, or their mean. The losses of a callable are
+            averaged; those of a module with reduction="none" stay as they are, because the loop reduces them. Hooks of the
+            criterion are not called, even if they are registered later.
 
     Returns:
         An adapter with the criterion's own result, the loss of each sample and other signals of each sample.
@@ -483,18 +501,20 @@ def adapt(criterion: Any) -> Criterion:
     if criterion in OTHER_FUNCTIONS or isinstance(criterion, OTHER_MODULES):
         name = getattr(criterion, "__name__", type(criterion).__name__)
         raise ValueError(
-            f"`criterion` is {name}, which takes more than outputs and targets (lengths, or several inputs), so that "
+            f"`criterion` is {name}, which takes more than outputs and targets (lengths, or several inputs): "
             "run.criterion cannot call it. Pass criterion=None, compute the losses in the loop with reduction='none', and call "
             "run.reduce(losses, ids=run.ids)."
         )
     for function, module in MODULE_OF.items():
+        # By identity, because a callable of the user's need not be hashable.
         if criterion is function:
             criterion = module()
     if not isinstance(criterion, nn.Module) or not hasattr(criterion, "reduction"):
-        return OwnCriterion(criterion)
+        return CallableCriterion(criterion)
     allowed = ["mean", "sum", "none"] + ["batchmean"] * isinstance(criterion, nn.KLDivLoss)
     if criterion.reduction not in allowed:
         raise ValueError(f"`criterion` has reduction {criterion.reduction!r}; allowed are {', '.join(allowed)}")
+    # Other losses of torch.nn, such as PoissonNLLLoss, draw no random numbers and keep no state: no copy is needed.
     of_torch = type(criterion).__module__ == nn.MSELoss.__module__
     return ADAPTERS.get(type(criterion), ReducedCriterion if of_torch else CustomCriterion)(criterion)
 
@@ -503,7 +523,7 @@ def _check_hooks(criterion: Any) -> None:
     tables = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
     if isinstance(criterion, nn.Module) and any(getattr(criterion, table) for table in tables):
         raise ValueError(
-            f"`criterion` {criterion!r} has hooks, which run.criterion does not call: take them off, or pass criterion=None, "
-            "compute the losses in the loop with reduction='none', and call run.reduce(losses, targets=...) with a tensor of "
-            "the batch."
+            f"`criterion` {criterion!r} has hooks, and run.criterion does not call them: take them off, or pass "
+            "criterion=None, compute the losses in the loop with reduction='none', and call run.reduce(losses, targets=...) "
+            "with a tensor of the batch."
         )

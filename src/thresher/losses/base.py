@@ -3,7 +3,7 @@
 The loss m of a sample is the mean over its valid positions, where a position is one entry of the losses before they are
 averaged. The share s of a sample is the sum of the class weights over its valid positions, or their number where there are
 no class weights. Without plan weights the scalar is the criterion's own, bit for bit. With plan weights v it is
-sum(v s m) / sum(s), and sum(v s m) / sum(v s) where the criterion has class weights.
+sum(v s m) / sum(s), and sum(v s m) / sum(v s) if the criterion has class weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -28,7 +28,7 @@ class LossAndSignals(NamedTuple):
 
     Attributes:
         value: The loss for the training loop, with gradient: a scalar, shape (); or the losses by position, shape (rows, ...),
-            where the user's criterion returns these.
+            if the user's criterion returns these.
         signals: Signals by name, each of shape (n,), detached; `loss` is among them.
     """
 
@@ -43,9 +43,9 @@ class Criterion:
         original: The user's criterion.
 
     Attributes:
-        kind: Meaning of the model's outputs; "unknown" where the shapes of a call must decide.
+        kind: Meaning of the model's outputs; "unknown" if the shapes of a call must decide.
         reduction: How the criterion reduces losses to a scalar: "mean", "sum", "none" or "batchmean".
-        ignore_index: Target value of the positions that do not count; None where all count.
+        ignore_index: Target value of the positions that do not count; None if all count.
         smoothing: Label smoothing, in [0, 1).
         keeps_positions: Whether the loop gets the losses by position, which it reduces itself, rather than a scalar.
         over_classes: Whether a position covers all classes of one label, rather than one number of the outputs.
@@ -67,13 +67,13 @@ class Criterion:
         return False
 
     def value(self, outputs: Any, targets: Any) -> Tensor:
-        """Returns the loss that the user's loop gets where no sample is weighted: a scalar, unless `keeps_positions`."""
+        """Returns the loss that the user's loop gets if no sample is weighted: a scalar, unless `keeps_positions`."""
         return self.positions(outputs, targets).mean()
 
     def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
         """Returns the scalar and the losses by position, from one call of the criterion.
 
-        The losses are None where a further call is harmless: the criterion draws no random numbers and keeps no state.
+        The losses are None if a further call is harmless: the criterion draws no random numbers and keeps no state.
         """
         positions = self.positions(outputs, targets)
         return positions.mean(), positions
@@ -84,6 +84,7 @@ class Criterion:
         Raises:
             ValueError: The criterion returns something other than one loss per sample, or it would mix samples.
         """
+        # `forward` rather than a call: hooks would run for the extra calls, too.
         losses = (self.original.forward if isinstance(self.original, nn.Module) else self.original)(outputs, targets)
         if not isinstance(losses, Tensor) or not losses.dim():
             got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
@@ -99,7 +100,7 @@ class Criterion:
 
         The next call of the criterion draws the same random numbers.
         """
-        with replayed(outputs):
+        with restore_random_states(outputs):
             return self.positions(outputs, targets)
 
     def signals_alone(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor | None:
@@ -148,22 +149,25 @@ class Criterion:
             outputs: Outputs of the model.
             targets: Targets of the outputs.
             layout: Layout of the rows as samples.
-            weights: Plan weights, shape (n,), float; None where all are 1.
+            weights: Plan weights, shape (n,), float; None if all are 1.
             wanted: Names of the signals besides the loss.
         """
         if weights is None:
             value, positions = self.value_and_positions(outputs, targets)
             rows = None if positions is None else layout.rows(positions.detach())
             return LossAndSignals(value, self.signals(outputs, targets, layout, wanted, rows=rows))
+        # Before the criterion is called, so that a refused one has neither drawn nor remembered anything.
         self.check_weights(outputs, targets)
         positions = self.positions(outputs, targets)
         rows = layout.rows(positions)
+        # `torch.dot` takes equal dtypes only, and losses may be of half precision or float64.
         weights = weights.to(rows.dtype)
         if self.keeps_positions:
+            # The loop reduces what its criterion returned: for flattened tokens one loss per token, not one row per sample.
             value = (rows * weights.unsqueeze(1)).reshape(positions.shape)
         else:
-            value = self._weighted(rows, targets, weights)
-        # Recorded losses are those without class weights, so these rows cannot serve where there are any.
+            value = self._weighted_value(rows, targets, weights)
+        # Recorded losses are those without class weights, so these rows cannot serve if there are any.
         plain = None if self.class_weights else rows.detach()
         return LossAndSignals(value, self.signals(outputs, targets, layout, wanted, rows=plain))
 
@@ -183,8 +187,8 @@ class Criterion:
             outputs: Outputs of the model.
             targets: Targets of the outputs.
             attribution: Samples that the loss belongs to.
-            weights: Plan weights, shape (n,), float; None where all are 1.
-            weights_over_n: `weights / n`, shape (n,), where it was prepared; else None.
+            weights: Plan weights, shape (n,), float; None if all are 1.
+            weights_over_n: `weights / n`, shape (n,), if it was prepared; else None.
         """
         return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
 
@@ -206,12 +210,14 @@ class Criterion:
             targets: Targets of the outputs.
             layout: Layout of the rows as samples.
             wanted: Names of the signals besides the loss.
-            rows: Losses by position without class weights, shape (n, positions), where they are known already; else None.
+            rows: Losses by position without class weights, shape (n, positions), if they are known already; else None.
             all_count: Whether it is known that no target is an ignored one.
         """
         if rows is None:
             rows = layout.rows(self.plain_positions(outputs, targets))
+        # If every target counts, the mean over one position needs no test for ignored targets.
         loss = rows.squeeze(1) if all_count and rows.shape[1] == 1 else self.means(rows, targets)
+        # `batch_loss` is made of the losses, which `read` does not have.
         signals = {"loss": loss, **self.read(outputs, targets, wanted - {"batch_loss"}, layout.n)}
         return signals | {"batch_loss": reading.batch_loss(loss)} if "batch_loss" in wanted else signals
 
@@ -222,17 +228,20 @@ class Criterion:
             ValueError: The scalar is not known to be the mean, or the sum, of the losses by position.
         """
 
-    def _weighted(self, rows: Tensor, targets: Any, weights: Tensor) -> Tensor:
+    def _weighted_value(self, rows: Tensor, targets: Any, weights: Tensor) -> Tensor:
         total = torch.dot(weights, self.sums(rows))
         if self.reduction == "sum":
             return total
         if self.reduction == "none":
+            # A callable, which has no reduction: its scalar is the mean of what it returns.
             return total / rows.numel()
+        # As the criterion itself divides: by the number of positions, or by the sum of their class weights. The weights of
+        # samples then multiply these.
         shares = self.shares(rows.detach(), targets)
         return total / (torch.dot(weights, shares) if self.class_weights else shares.sum())
 
     def reads(self, outputs: Any, targets: Any) -> reading.OutputKind:
-        """Returns the meaning of the outputs of this call; the shapes decide where the type of the criterion does not."""
+        """Returns the meaning of the outputs of this call; the shapes decide if the type of the criterion does not."""
         if self.kind != "unknown" or not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
             return self.kind
         indices = not (targets.is_floating_point() or targets.is_complex())
@@ -263,11 +272,13 @@ class Criterion:
         signals: dict[str, Tensor] = {}
         if "batch_confidence" in wanted:
             signals["batch_confidence"] = reading.batch_confidence(outputs, n=n)
+        # Both come from the same errors, which are computed once.
         if wanted & {"error", "grad_norm"}:
             errors = self.errors(outputs, targets, RowLayout(n, None))
             signals |= {"error": errors} if "error" in wanted else {}
             signals |= {"grad_norm": errors.norm(dim=1)} if "grad_norm" in wanted else {}
         if "stratum" in wanted:
+            # Before outputs without classes are refused: `stratum` is -1 for them.
             signals["stratum"] = reading.strata(targets, n, of_classes=self.reads(outputs, targets) == "classes")
         rest = wanted - {"error", "grad_norm", "batch_confidence", "stratum"}
         if not rest:
@@ -275,6 +286,7 @@ class Criterion:
         kind = self.reads(outputs, targets)
         if kind == "classes" and "label" in rest:
             labels = self.class_targets(targets)
+            # `as_classes` would check the values of probabilities, which waits for the device.
             soft = labels.is_floating_point() and labels.dim() == 2
             signals["label"] = labels.argmax(1) if soft else reading.as_classes(labels, n)
             rest = rest - {"label"}
@@ -311,6 +323,7 @@ class Criterion:
             probs: Probabilities of the labels, the sigmoid of the logits.
             targets: Targets of the labels, same shape, in [0, 1].
         """
+        # d/dz of -(positive y log p + (1 - y) log(1 - p)) with p = sigmoid(z); nn.BCELoss has no `pos_weight`.
         weight, positive = (getattr(self.original, name, None) for name in ("weight", "pos_weight"))
         error = probs - targets if positive is None else probs * (1 + (positive - 1) * targets) - positive * targets
         return error if weight is None else error * weight
@@ -320,13 +333,13 @@ class Criterion:
         return self.ignore_index is not None and self.ignore_index < 0 and isinstance(targets, Tensor) and targets.dim() == 1
 
     def valid(self, targets: Tensor) -> Tensor | None:
-        """Returns which positions count, shape of `targets`, bool; None where all do."""
+        """Returns which positions count, shape of `targets`, bool; None if all do."""
         return None if self.ignore_index is None or targets.is_floating_point() else targets != self.ignore_index
 
     def errors(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor:
         """Returns the gradient of each sample's mean loss with respect to the model's outputs.
 
-        Where the outputs are probabilities or log-probabilities, it is the gradient with respect to their logits.
+        If the outputs are probabilities or log-probabilities, it is the gradient with respect to their logits.
 
         Args:
             outputs: Outputs of the model, a tensor.
@@ -334,7 +347,7 @@ class Criterion:
             layout: Layout of the rows as samples.
 
         Returns:
-            Shape (n, outputs per sample), float32, detached; p - y for a classifier. 0 where no position counts.
+            Shape (n, outputs per sample), float32, detached; p - y for a classifier. 0 if no position counts.
 
         Raises:
             ValueError: `outputs` is not a tensor, or the loss has no gradient.
@@ -343,7 +356,9 @@ class Criterion:
             targets, valid = self.class_targets(targets), self.valid(targets)
             error = layout.rows(reading.class_errors(self.log_probs(outputs), targets, valid=valid, smoothing=self.smoothing))
             if valid is not None:
+                # A sample without a valid position has errors of 0: 0 / 1 keeps them, and 0 / 0 would be NaN.
                 return error / layout.rows(valid).sum(1, keepdim=True).clamp(min=1)
+            # The entries of a sample are positions times classes, or, without a class dimension, positions alone.
             return error / (error.shape[1] // (outputs.shape[1] if self.over_classes else 1))
         if self.kind == "labels":
             error = layout.rows(self.label_errors(self.probs(outputs), targets))
@@ -364,8 +379,9 @@ class Criterion:
 
 
 @contextmanager
-def replayed(outputs: Any) -> Iterator[None]:
+def restore_random_states(outputs: Any) -> Iterator[None]:
     """Restores torch's random states after the block, so that the next call of a criterion draws the same numbers."""
+    # A criterion draws on the devices of its arguments. The states of other devices are left alone.
     devices = {leaf.device for leaf in leaves(outputs) if leaf.is_cuda}
     before, on_devices = torch.get_rng_state(), [(one, torch.cuda.get_rng_state(one)) for one in devices]
     try:
@@ -387,7 +403,7 @@ def unreadable(criterion: Any, wanted: set[str], way_around: str = "") -> str:
     Args:
         criterion: The user's criterion.
         wanted: Names of the signals.
-        way_around: Another way out, to end the sentence with, such as ", or use Kakurenbo(move_back=False)".
+        way_around: End of the sentence with another way out, such as ", or use Kakurenbo(move_back=False)".
     """
     names = " and ".join(f"`{name}`" for name in sorted(wanted))
     return (
@@ -444,11 +460,11 @@ class SignalReader:
     """Reads the signals that a run needs of each sample.
 
     Args:
-        criterion: The user's criterion per sample; None where the loop calls `run.reduce` alone.
-        own: The user's function for signals that cannot be computed from the criterion; None where there is none.
+        criterion: The user's criterion per sample; None if the loop calls only `run.reduce`.
+        own: The user's function for signals that cannot be computed from the criterion, or None.
         recorded: Names of the signals, besides the loss, that the records need.
         chosen_by: Names of the signals, besides the loss, that records and batch method need.
-        without: Signals that the method can do without, each with what is said where a loss does not define it.
+        without: Signals that the method can do without, each with the warning for a loss that does not define it.
         way_around: Function of the names of signals that returns the settings of the method that need none of them.
     """
 
@@ -470,9 +486,11 @@ class SignalReader:
     def measuring(self) -> Callable[..., tuple[Tensor, Any]]:
         """Returns the function that attribution calls for the scalar and the recorded signals.
 
-        Where the user computes no signals, it is the criterion's own `in_step`.
+        If the user computes no signals, it is the criterion's own `in_step`.
         """
         if self._own is None and self.criterion is not None:
+            # Decided once per run. If the type of the criterion says what its outputs mean, steps go to `in_step` without a
+            # detour.
             by_shapes = self.recorded & NOT_OF_VALUES and self.criterion.kind == "unknown"
             return self._measure_what_is_defined if by_shapes else partial(self.criterion.in_step, self.recorded)
         return self._measure_with_own
@@ -481,6 +499,7 @@ class SignalReader:
         self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Tensor | None
     ) -> tuple[Tensor, Any]:
         assert self.criterion is not None
+        # In each call, because only the shapes tell whether a callable scores classes.
         undefined = self.recorded & NOT_OF_VALUES if self.criterion.reads(outputs, targets) == "unknown" else set()
         missing = undefined & self._without.keys()
         if undefined != missing:
@@ -492,11 +511,11 @@ class SignalReader:
         )
 
     def _never_seen(self, missing: Set[str], n: int, loss: Tensor) -> dict[str, Tensor]:
-        """Returns signals that a loss does not define, as they stand before the first loss, and says so once."""
+        """Returns signals that a loss does not define, as they stand before the first loss, and warns once."""
         words = [self._without[name] for name in sorted(missing) if self._without[name]]
         if words and not self._said:
             self._said = True
-            warn(" ".join(words) + " This is said once.")
+            warn(" ".join(words) + " This warning is shown once.")
         return {name: torch.full((n,), NEVER_SEEN, device=loss.device) for name in missing}
 
     def _measure_with_own(
@@ -516,7 +535,7 @@ class SignalReader:
         Args:
             outputs: Outputs of the model.
             targets: Targets of the batch.
-            layout: How rows are samples.
+            layout: Layout of the rows as samples.
             wanted: Names of the signals besides the loss.
             all_count: Whether it is known that no target is an ignored one.
         """
@@ -531,8 +550,8 @@ class SignalReader:
         """Computes the wanted signals of samples whose losses are known already.
 
         Args:
-            outputs: Outputs of the model; None where the caller did not pass them.
-            targets: Targets of the batch; None where the caller did not pass them.
+            outputs: Outputs of the model; None if the caller did not pass them.
+            targets: Targets of the batch; None if the caller did not pass them.
             n: Number of samples.
             wanted: Names of the signals besides the loss.
             missing: Function of the names of signals that cannot be computed, which returns the message of the error.
@@ -544,6 +563,8 @@ class SignalReader:
         user_signals = self._ask(outputs, targets, n)
         wanted = wanted - user_signals.keys()
         if "stratum" in wanted and (outputs is None or targets is None):
+            # The targets alone have a stratum if the type of the criterion says that they are classes; shapes of outputs
+            # cannot.
             of_classes = self.criterion is not None and self.criterion.kind == "classes"
             user_signals |= {"stratum": reading.strata(targets, n, of_classes=of_classes)}
             wanted = wanted - {"stratum"}
@@ -568,15 +589,19 @@ class SignalReader:
             with torch.no_grad():
                 signals = dict(self._own(outputs, targets))
         except (AttributeError, TypeError) as error:
+            # With both arguments passed, the error is of the user's function. None instead of a tensor is what run.reduce
+            # passed.
             if outputs is not None and targets is not None:
                 raise
             raise ValueError(
                 f"attach(signals=function): the function got outputs={_kind(outputs)} and targets={_kind(targets)}, as "
-                f"run.reduce was called: pass run.reduce(..., outputs=, targets=). It said: {error}"
+                f"run.reduce was called, and failed: {error}. Call run.reduce(..., outputs=, targets=)"
             ) from error
         for name, tensor in signals.items():
+            # Only methods that choose rows of a batch take several numbers per sample; records have one.
             wide = name in WIDE_SIGNALS and name in self.chosen_by
             if not isinstance(tensor, Tensor) or (tensor.shape[:1] if wide else tensor.shape) != (n,):
                 got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise ValueError(f"`signals` must return tensors of shape ({n},), got {got} for {name!r}")
+        # The function may return more than this method needs. Unneeded signals would be carried through every step.
         return {name: tensor for name, tensor in signals.items() if name in self.chosen_by}

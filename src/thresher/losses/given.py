@@ -20,7 +20,7 @@ class GivenLosses:
     it is sum(v s m) / total, where m is the mean loss of a sample over its valid positions, s their number, v the weight of
     the sample, and total the sum of s unless it is given. With weights of positions, m is the weighted mean and s their sum.
 
-    Where only some rows are trained on, they stand for the batch: the scalar is their sum(v s m) / sum(s), times the share of
+    If only some rows are trained on, they stand for the batch: the scalar is their sum(v s m) / sum(s), times the share of
     the whole batch's positions in `total`. So the scalars of several micro-batches add up to a mean whose shares are those of
     the micro-batches, however many positions the rows have that are kept; and `total` is the number that the loop knows.
     In the same way, the positions of `keep` stand for all that count.
@@ -31,7 +31,7 @@ class GivenLosses:
     Args:
         losses: Losses by position, shape (rows, ...), with gradient.
         valid: Mask of the positions that count, or their weights, >= 0, in any dtype, broadcastable to the shape of `losses`;
-            None where all count.
+            None if all count.
         total: Number that the sum of the losses is divided by, > 0: a number or a tensor of shape (); None for the number of
             valid positions, or the sum of their weights.
         keep: Mask of the positions that are trained on, as `valid`; None for all that count.
@@ -51,12 +51,12 @@ class GivenLosses:
         if not isinstance(losses, Tensor):
             raise TypeError(f"run.reduce: `per_sample_losses` must be a tensor, got {type(losses).__name__}")
         if not losses.dim():
-            raise ValueError("run.reduce: `per_sample_losses` is a scalar; give one loss per sample, before they are averaged")
+            raise ValueError("run.reduce: `per_sample_losses` is a scalar; pass one loss per sample, before they are averaged")
         self.losses, self._on_device = losses, list[Tensor]()
         self._mask = None if valid is None else self._mask_of(valid, "valid")
         kept = None if keep is None else self._mask_of(keep, "keep")
         self._kept = kept if kept is None or self._mask is None else self._mask * kept
-        self._total = None if total is None else self._checked_total(total)
+        self._total = None if total is None else self._check_total(total)
 
     @property
     def all_count(self) -> bool:
@@ -79,8 +79,8 @@ class GivenLosses:
             raise TypeError(f"run.reduce: `{name}` must be a tensor, a mask of bool or numbers, got {got}")
         if mask.requires_grad:
             raise ValueError(
-                f"run.reduce: `{name}` requires a gradient. It says which positions count; multiply the losses by weights that "
-                "are learned"
+                f"run.reduce: `{name}` requires a gradient, but only says which positions count. Multiply the losses by "
+                "learned weights instead"
             )
         if mask.device != self.losses.device:
             raise ValueError(
@@ -89,8 +89,9 @@ class GivenLosses:
             )
         self._check_shape(mask.shape, name)
         if mask.dtype == torch.bool:
+            # A mask of bool has no values to check.
             return mask.expand(self.losses.shape)
-        # Reading this flag would wait for a device. It is kept there, and makes the scalar NaN in `_divided` if it is false.
+        # Reading this flag would wait for a device. It is kept there, and makes the scalar NaN in `_divide` if it is false.
         weights = mask.to(torch.promote_types(self.losses.dtype, torch.float32))
         known = ((weights >= 0) & weights.isfinite()).all()
         if not mask.is_cpu:
@@ -110,13 +111,14 @@ class GivenLosses:
                 f"run.reduce: `{name}` of shape {has} does not fit losses of shape {known}. Give one entry per loss, or 1 as "
                 "the size of a dimension along which all count alike"
             )
+        # Broadcasting would take it per position without a word, but a mask per row is as likely for losses of shape (5, 5).
         if missing and has[:1] == known[:1] != (1,):
             raise ValueError(
                 f"run.reduce: `{name}` of shape {has} can be per row or per position of the losses of shape {known}, whose "
                 f"sizes are equal. Give it {len(known)} dimensions, such as {name}[:, None] or {name}[None]"
             )
 
-    def _checked_total(self, total: Any) -> float | Tensor:
+    def _check_total(self, total: Any) -> float | Tensor:
         if isinstance(total, Tensor):
             if total.dim() or total.is_complex() or total.dtype == torch.bool or total.requires_grad:
                 raise ValueError(
@@ -131,6 +133,7 @@ class GivenLosses:
                     )
                 self._on_device.append((total > 0) & total.isfinite())
                 return total
+            # A tensor on the CPU, so reading it waits for nothing.
             total = total.item()
         if isinstance(total, bool) or not isinstance(total, Real):
             raise TypeError(f"run.reduce: `total` must be a number or a tensor of shape (), got {type(total).__name__}")
@@ -156,18 +159,18 @@ class GivenLosses:
         """Returns the scalar without weights, shape ()."""
         if self.of_samples:
             return self.losses.mean()
-        return self._divided(lambda positions: positions.reshape(1, -1), None, None)
+        return self._divide(lambda positions: positions.reshape(1, -1), None, None)
 
     def value(self, layout: RowLayout, weights: Tensor | None = None, chosen: Tensor | None = None) -> Tensor:
         """Returns the scalar for the loop, shape ().
 
         Args:
             layout: Layout of the rows as samples.
-            weights: Weights of the samples, or of the chosen ones, shape (n,) or (k,); None where all are 1.
+            weights: Weights of the samples, or of the chosen ones, shape (n,) or (k,); None if all are 1.
             chosen: Numbers of the samples that are trained on, shape (k,), int64; None for all.
         """
         if not self.of_samples:
-            return self._divided(layout.rows, weights, chosen)
+            return self._divide(layout.rows, weights, chosen)
         rows = layout.rows(self.losses)
         if chosen is not None:
             rows = rows.index_select(0, chosen)
@@ -175,6 +178,7 @@ class GivenLosses:
         if not len(rows):
             return rows.sum()
         if weights is None:
+            # The mean of the losses as the loop has them: over rearranged rows it could differ in the last bit.
             return self.losses.mean() if chosen is None else rows.mean()
         return (rows.mean(1) * weights.to(rows.dtype)).mean()
 
@@ -199,7 +203,7 @@ class GivenLosses:
             return len(chosen) / layout.n
         return counts.index_select(0, chosen).sum() / counts.sum()
 
-    def _divided(self, by_sample: Callable[[Tensor], Tensor], weights: Tensor | None, chosen: Tensor | None) -> Tensor:
+    def _divide(self, by_sample: Callable[[Tensor], Tensor], weights: Tensor | None, chosen: Tensor | None) -> Tensor:
         """Returns sum(v s m) / total; `by_sample` gives positions the shape (n, positions)."""
         rows, trained = by_sample(self.losses), self._mask if self._kept is None else self._kept
         mask = None if trained is None else by_sample(trained)
@@ -210,6 +214,7 @@ class GivenLosses:
         total = batch if self._total is None else self._total
         if self._kept is not None and self._total is not None:
             counted = rows.numel() if self._mask is None else self._mask.sum()
+            # `torch.where`, because a branch on the number of kept positions would wait for the device.
             total = torch.where(batch > 0, total * (batch.to(sums.dtype) / counted), total)  # else the sum is 0
         if chosen is not None:
             sums, kept = sums.index_select(0, chosen), counts.index_select(0, chosen).sum()

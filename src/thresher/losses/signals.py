@@ -77,8 +77,8 @@ def classes(
     Args:
         log_probs: Log-probabilities, shape (B, C, ...), float.
         targets: Class indices, shape (B, ...), int64; or probabilities of the shape of `log_probs`.
-        n: Number of samples. B is n, or n times the number of positions where samples were flattened.
-        ignore_index: Target value of positions that do not count; None where all count.
+        n: Number of samples. B is n, or n times the number of positions if samples were flattened.
+        ignore_index: Target value of positions that do not count; None if all count.
         right_share: Share of the valid positions that must be right, in [0, 1].
 
     Returns:
@@ -98,12 +98,12 @@ def classes(
 
 
 def labels(probs: Tensor, targets: Tensor, *, n: int, right_share: float = 0.5) -> dict[str, Tensor]:
-    """Returns `correct` and `confidence` of outputs that score independent labels, along dimension 1 where there is one.
+    """Returns `correct` and `confidence` of outputs that score independent labels, along dimension 1 if there is one.
 
     Args:
         probs: Probability of each label, shape (B,) or (B, L, ...), float.
         targets: Targets of the labels, same shape, in [0, 1]; from 0.5 on a label is present.
-        n: Number of samples. B is n, or n times the number of positions where samples were flattened.
+        n: Number of samples. B is n, or n times the number of positions if samples were flattened.
         right_share: Share of the positions that must be right, in [0, 1].
 
     Returns:
@@ -124,6 +124,7 @@ def labels(probs: Tensor, targets: Tensor, *, n: int, right_share: float = 0.5) 
 
 def _over_positions(right: Tensor, confidence: Tensor, valid: Tensor | None, n: int, share: float) -> dict[str, Tensor]:
     """Reduces `correct` and `confidence` by position, samples first, to one value per sample."""
+    # One label per sample, the most frequent case, needs no reduction and stays of dtype bool.
     if right.shape[0] == n and right.dim() == 1 and valid is None:
         return {"correct": right, "confidence": confidence}
     right, confidence = right.reshape(n, -1).float(), confidence.reshape(n, -1)
@@ -147,8 +148,8 @@ def of_classes(
         targets: Class indices, shape (B, ...), int64; or probabilities of the shape of `log_probs`, whose likeliest class is
             the label.
         wanted: Names of the signals.
-        n: Number of samples. B is n, or n times the number of positions where samples were flattened.
-        valid: Positions that count, shape (B, ...), bool; None where all count.
+        n: Number of samples. B is n, or n times the number of positions if samples were flattened.
+        valid: Positions that count, shape (B, ...), bool; None if all count.
 
     Returns:
         Signals by name, each of shape (n,), float; 0 for a sample without a valid position.
@@ -183,7 +184,7 @@ def _of_the_label(log_probs: Tensor, index: Tensor, wanted: Set[str]) -> dict[st
     if "margin" in wanted:
         probs = log_probs.exp()
         others = probs.scatter(1, index, probs.new_full((), -1.0).expand(index.shape))
-        # Where there is one class only, there is no other: the -1 above must not count as its probability.
+        # If there is only one class, there is no other: the -1 above must not count as its probability.
         signals["margin"] = (probs.gather(1, index).squeeze(1) - others.amax(1).clamp(min=0)).float()
     if "logit_margin" in wanted:
         # Log-probabilities are logits less one number for all classes; that of a probability of 0 is bounded.
@@ -197,7 +198,7 @@ def label_uncertainty(probs: Tensor, *, n: int) -> Tensor:
 
     Args:
         probs: Probability of each label, shape (B,) or (B, L, ...), float.
-        n: Number of samples. B is n, or n times the number of positions where samples were flattened.
+        n: Number of samples. B is n, or n times the number of positions if samples were flattened.
 
     Returns:
         Shape (n,), float, in [0, 0.5].
@@ -226,6 +227,7 @@ def label_agreement(probs: Tensor, targets: Tensor, wanted: Set[str], *, n: int)
         >>> signals["label_probability"].tolist()
         [0.75]
     """
+    # The bound of `logit` keeps it finite for a probability of exactly 0 or 1, which a sigmoid in float32 reaches.
     right = torch.where(targets >= 0.5, probs, 1 - probs).float()
     signals = {"label_probability": right, "logit_margin": right.logit(1e-6)}
     return {name: values.reshape(n, -1).mean(1) for name, values in signals.items() if name in wanted}
@@ -237,7 +239,7 @@ def class_errors(log_probs: Tensor, targets: Tensor, *, valid: Tensor | None = N
     Args:
         log_probs: Log-probabilities, shape (B, C, ...), float.
         targets: Class indices, shape (B, ...), int64; or probabilities of the shape of `log_probs`.
-        valid: Positions that count, shape (B, ...), bool; None where all count. The others get 0.
+        valid: Positions that count, shape (B, ...), bool; None if all count. The others get 0.
         smoothing: Label smoothing, in [0, 1).
 
     Returns:
@@ -328,7 +330,7 @@ def batch_confidence(outputs: Tensor, *, n: int) -> Tensor:
 
     Args:
         outputs: Scores of the classes, shape (B, C, ...), float.
-        n: Number of samples. B is n, or n times the number of positions where samples were flattened.
+        n: Number of samples. B is n, or n times the number of positions if samples were flattened.
 
     Returns:
         Shape (n,), float32, in [0, 1]; the mean over the positions of a sample.
@@ -340,6 +342,7 @@ def batch_confidence(outputs: Tensor, *, n: int) -> Tensor:
         >>> [round(value, 2) for value in batch_confidence(scores, n=3).tolist()]
         [0.91, 0.33, 0.33]
     """
+    # In float32: under autocast the scores are of half precision, and the sum is over all rows of a batch.
     return outputs.float().softmax(0).amax(1).reshape(n, -1).mean(1)
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, SequentialSample
 
 from threaded_world import on_ranks
 from thresher import Kakurenbo, Prune
-from thresher.distributed.world import DisagreementError, agree, described, sampler_facts
+from thresher.distributed.world import DisagreementError, agree, describe_setting, sampler_facts
 from thresher.scores import Scores
 
 LIKE = {"seed": 0, "method": Kakurenbo(), "n": 100, "epochs": 5}
@@ -64,10 +64,10 @@ def test_descriptions_tell_values_apart():
     generators = [torch.Generator().manual_seed(seed) for seed in range(2)]
     methods = [Prune(Scores(torch.arange(2), torch.tensor([1.0, score]))) for score in (2.0, 3.0)]
     values = [*plain, *arrays, *generators, *methods]
-    texts = [described(value) for value in values]
+    texts = [describe_setting(value) for value in values]
     assert len(set(texts)) == len(values)
-    assert texts == [described(value) for value in values]
-    assert described(object()) == described(object()) == "object"
+    assert texts == [describe_setting(value) for value in values]
+    assert describe_setting(object()) == describe_setting(object()) == "object"
 
 
 def test_a_sampler_is_told_from_another():
@@ -87,7 +87,7 @@ def test_a_sampler_is_told_from_another():
         WeightedRandomSampler([0.5, 0.6], 2),
         range(50),
     ]
-    texts = [described(sampler_facts(sampler)) for sampler in others]
+    texts = [describe_setting(sampler_facts(sampler)) for sampler in others]
     assert len(set(texts)) == len(others)
 
 
@@ -98,5 +98,5 @@ def test_samplers_of_the_ranks_agree_or_not():
 
 
 def test_methods_are_described_by_their_settings():
-    assert described(Kakurenbo(tau=0.5)) != described(Kakurenbo(tau=0.6))
-    assert "tau=0.5" in described(dataclasses.replace(Kakurenbo(), tau=0.5))
+    assert describe_setting(Kakurenbo(tau=0.5)) != describe_setting(Kakurenbo(tau=0.6))
+    assert "tau=0.5" in describe_setting(dataclasses.replace(Kakurenbo(), tau=0.5))

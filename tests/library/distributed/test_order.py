@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thresher.distributed.order import AT_ONCE, KeptOrder, RankBatches, RankOrder, continued
+from thresher.distributed.order import AT_ONCE, KeptOrder, RankBatches, RankOrder, take_cyclic
 from thresher.distributed.world import ALONE
 
 
@@ -36,7 +36,7 @@ def test_the_place_after_kept_samples(marks, unit):
 @given(st.integers(1, 9), st.integers(0, 30), st.integers(0, 30))
 def test_an_order_that_is_continued(total, begin, more):
     ids = np.arange(100, 100 + total)
-    found = continued(lambda low, high: ids[low:high], total, begin, begin + more)
+    found = take_cyclic(lambda low, high: ids[low:high], total, begin, begin + more)
     assert found.tolist() == [100 + place % total for place in range(begin, begin + more)]
 
 
