@@ -515,7 +515,7 @@ class SignalReader:
         words = [self._without[name] for name in sorted(missing) if self._without[name]]
         if words and not self._said:
             self._said = True
-            warn(" ".join(words) + " This warning is shown once.")
+            warn(" ".join(words) + " This warning is given once.")
         return {name: torch.full((n,), NEVER_SEEN, device=loss.device) for name in missing}
 
     def _measure_with_own(

@@ -1,4 +1,4 @@
-"""The engine of all forward passes that the library makes itself: modes, random states, autocast, outputs and features."""
+"""The engine of all forward passes that the library runs itself: modes, random states, autocast, outputs and features."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -30,6 +30,7 @@ class LastLinear:
     def note(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Remembers a layer that runs; a forward pre-hook."""
         assert isinstance(layer, nn.Linear)
+        # Each layer replaces the one before: the order of running counts, which that of registration need not be.
         self._ran = layer, inputs[0]
 
     def take(self) -> tuple[nn.Linear, Tensor]:
@@ -77,6 +78,7 @@ def watch_last_linear(model: nn.Module) -> Iterator[LastLinear]:
     try:
         yield last
     finally:
+        # Even after an error: a hook that stayed would keep the features of the last batch alive.
         for hook in hooks:
             hook.remove()
 
@@ -94,8 +96,8 @@ def feature_rows(feature: Tensor | None, n: int) -> Tensor:
     assert feature is not None
     if feature.dim() != 2 or len(feature) != n:
         raise ValueError(
-            f"the model's last nn.Linear was given {tuple(feature.shape)} for {n} samples; one row of features per sample is "
-            "needed, shape (n, D)"
+            f"the input of the model's last nn.Linear has shape {tuple(feature.shape)} for {n} samples; one row of features "
+            "per sample is needed, shape (n, D)"
         )
     return feature.float()
 
@@ -110,9 +112,9 @@ class Answer(NamedTuple):
     Attributes:
         outputs: What the model returned.
         targets: The targets of the batch.
-        feature: Input of the `nn.Linear` that ran last; None where features were not asked for.
-        layout: How rows of the tensors are samples.
-        head: The `nn.Linear` that ran last; None where features were not asked for.
+        feature: Input of the `nn.Linear` that ran last; None if features were not asked for.
+        layout: Layout of the rows as samples.
+        head: The `nn.Linear` that ran last; None if features were not asked for.
     """
 
     outputs: Any
@@ -157,7 +159,7 @@ def check_plain(batch: Any, who: str = "") -> None:
 
 
 def device_of_model(model: nn.Module) -> torch.device | None:
-    """Returns the device of the first parameter or buffer of a model; None where it has neither."""
+    """Returns the device of the first parameter or buffer of a model; None if it has neither."""
     return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), None)
 
 
@@ -180,12 +182,13 @@ def isolated_pass(
         dtype: Dtype of autocast; None or float32: no autocast.
     """
     parts = [part for model in models for part in model.modules()]
-    # `modules()` of the wrapper gives the parts of the user's model, but not that model, whose mode is put back, too.
+    # `modules()` of the wrapper yields the parts of the user's model but not that model. Its mode is restored, too.
     parts += [part.wrapped for part in parts if isinstance(part, SubsetModule)]
     modes = [(part, part.training) for part in parts]
     generators, devices = list(generators), list(devices)
     with ExitStack() as stack:
         for device in devices:
+            # One context per device: each restores the states of one CUDA device, besides those of the CPU, NumPy and Python.
             stack.enter_context(rng.undisturbed(device, generators))
         stack.enter_context(torch.no_grad())
         autocast = nullcontext() if dtype in (None, torch.float32) else torch.autocast(devices[0].type, dtype=dtype)
@@ -193,6 +196,7 @@ def isolated_pass(
         try:
             if training is not None:
                 for model in models:
+                    # By `train`, which a model may override to keep parts of it in another mode.
                     model.train(training)
             yield
         finally:
@@ -223,11 +227,13 @@ def answers(
     with ExitStack() as stack:
         watches = [stack.enter_context(watch_last_linear(model)) if features else None for model in models]
         for batch, n in batches:
+            # One batch of all models at a time, so that outputs of earlier batches need not stay in memory.
             answers_of_models = []
             for model, device, watch in zip(models, devices, watches, strict=True):
                 here = batch if device is None else to_device(batch, device)
                 outputs, targets = forward(model, here)
                 head, feature = (None, None) if watch is None else watch.take()
+                # The rows of a plain pair are its samples. A function of the user's may flatten tokens or reorder rows.
                 layout = RowLayout(n, None) if forward is plain_forward else layout_of(here, n, targets)
                 answers_of_models.append(Answer(outputs, targets, feature, layout, head))
             yield answers_of_models
@@ -236,6 +242,7 @@ def answers(
 def labels_or_none(targets: Any, n: int) -> Tensor | None:
     """Returns the class of each sample, shape (n,), int64, by the rule of `losses.signals.as_classes`; None without classes."""
     try:
+        # Asked by trying, so that one rule decides what classes are.
         return as_classes(targets, n)
     except ValueError:
         return None

@@ -1,4 +1,4 @@
-"""The forward passes that a run makes beside those of its loop: refresh, full pass, scoring."""
+"""The forward passes that a run makes in addition to those of its loop: refresh, full pass, scoring."""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -95,13 +95,14 @@ def replaced(copies: Copies) -> Iterator[None]:
 def share_buffers(parallel: DistributedDataParallel | None) -> None:
     """Copies the buffers of the first process to all processes, as a training forward pass does. All processes must call it.
 
-    The statistics of a batch normalisation differ from process to process after each step. Where a pass over all samples is
-    divided among the processes, each sample then gets the loss that one process would compute.
+    The statistics of a batch normalisation differ from process to process after each step. With equal buffers, each sample of
+    a pass that is divided among the processes gets the loss that one process would compute.
 
     Args:
         parallel: Wrapper of the model that holds the buffers. No-op for None, and with `broadcast_buffers=False`.
     """
     if parallel is not None and parallel.broadcast_buffers and parallel.modules_buffers:
+        # torch has no public method for it: DistributedDataParallel calls this one itself at the start of a training pass.
         parallel._sync_buffers()
 
 
@@ -112,6 +113,7 @@ class WrittenBuffers:
     """
 
     def __init__(self) -> None:
+        # By model, since a scoring model has buffers of its own; weakly, so that a model which the user drops is freed.
         self._written: weakref.WeakKeyDictionary[nn.Module, list[BufferPlace]] = weakref.WeakKeyDictionary()
 
     @contextmanager
@@ -155,7 +157,7 @@ class Beginning(NamedTuple):
         states: Random states.
         buffers: Copies of the buffers of the model.
         attributes: Copies of the Python attributes of the model.
-        autocast: Dtype of autocast; None where there was none.
+        autocast: Dtype of autocast; None if there was none.
     """
 
     states: rng.RandomStates
@@ -168,7 +170,7 @@ class ExtraPasses:
     """Makes the run's own forward passes, which the training loop does not notice.
 
     Args:
-        model: The tracked model; None where `attach` was given none.
+        model: The tracked model; None if `attach` got none.
         loader: The loader of the run.
         reader: Reads the signals.
         records: Records of all samples, where the signals are written.
@@ -202,13 +204,14 @@ class ExtraPasses:
 
     @property
     def is_plain(self) -> bool:
-        """Whether an own pass calls the model with the first part of a batch, because `attach` was given no `forward`."""
+        """Whether an own pass calls the model with the first part of a batch, because `attach` got no `forward`."""
         return self._forward is None
 
     @property
     def repeatable(self) -> bool:
         """Whether a call of the criterion leaves no trace. A callable object that is not a module may count its calls."""
         criterion = None if self._reader.criterion is None else self._reader.criterion.original
+        # The adapters repeat a module on a copy, and a plain function has nowhere to count.
         return isinstance(criterion, nn.Module | FunctionType) or not getattr(criterion, "__dict__", {})
 
     def check(self, batch: Any) -> None:
@@ -222,6 +225,7 @@ class ExtraPasses:
             return
         self._check_rows(f"run the forward passes of {self._who}")
         if self._forward is None:
+            # Only without `forward`: a function of the user's may take batches of any structure.
             check_plain(batch, f"{self._who} runs passes of its own, and ")
 
     def can_choose(self, batch: Any, n: int) -> bool:
@@ -269,7 +273,7 @@ class ExtraPasses:
         self._share_buffers()
         with self._pass(module):
             forward = self._forward or plain_forward
-            for (answer,) in answers([module], self._counted(ids), forward, features="feature" in parts_of):
+            for (answer,) in answers([module], self._with_counts(ids), forward, features="feature" in parts_of):
                 n = answer.layout.n
                 if "error" in parts_of:
                     parts_of["error"].append(criterion.errors(answer.outputs, answer.targets, answer.layout))
@@ -305,6 +309,7 @@ class ExtraPasses:
             n = len(ids) if one is smaller else rows_of(one)
             featured = watch_last_linear(module) if "feature" in wanted else nullcontext()
             with self._pass(module, dtype=scoring.dtype), featured as last:
+                # No criterion defines these two: a hook takes the feature, and the alignment is of both batches.
                 answers_of.append(self._signals(module, one, n, wanted - {"feature", "alignment"}))
                 if last is not None:
                     answers_of[-1]["feature"] = feature_rows(last.take()[1], n)
@@ -313,6 +318,8 @@ class ExtraPasses:
         signals = answers_of[0]
         if len(answers_of) > 1:
             error, feature = (answers_of[1][name] for name in ("error", "feature"))
+            # The weight gradient of the last linear layer is error^T feature. Its product with that of one sample, error_i^T
+            # feature_i, is (error_i gradient) feature_i: no gradient of a single sample is ever formed.
             gradient = error.flatten(1).T @ feature / len(feature)
             signals["alignment"] = ((signals["error"].flatten(1) @ gradient) * signals["feature"]).sum(1)
         self._records.write(ids, narrow(signals))
@@ -349,7 +356,7 @@ class ExtraPasses:
         """Returns the state in which a forward pass begins now.
 
         Args:
-            autocast: Dtype of autocast; None where there is none.
+            autocast: Dtype of autocast; None if there is none.
         """
         module = self._plain_module
         return Beginning(rng.capture(self.device), copies_of(places_of(module)), Attributes(module), autocast)
@@ -375,7 +382,7 @@ class ExtraPasses:
         Args:
             batch: The batch as it was yielded.
             n: Number of its samples.
-            beginning: State with which the loop's pass began; None where the loop did not call `run.model`.
+            beginning: State with which the loop's pass began; None if the loop did not call `run.model`.
 
         Returns:
             Losses, shape (n,), and whether they are exact, or of half precision; None where they are random, and the random
@@ -388,14 +395,16 @@ class ExtraPasses:
         autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
         with (
             isolated_pass([module], devices=[device], generators=self._loader.generators(), training=None),
+            # Buffers and attributes as they were when the loop's pass began; its own ones come back at the end.
             replaced(now.buffers),
             now.attributes.in_place(),
             autocast,
         ):
             if beginning is not None:
+                # Undone by `isolated_pass`, which has captured the states of the loop before.
                 rng.restore(beginning.states, device)
             before = rng.capture(device)
-            with self._explained(batch):
+            with self._explain_errors(batch):
                 outputs, targets, layout = self._answer(module, batch, n)
                 # The loop called its model directly, so its random numbers are not known and dropout cannot be repeated.
                 if beginning is None and not rng.equal(before, rng.capture(device)):
@@ -418,19 +427,20 @@ class ExtraPasses:
         assert self._model is not None
         generators = self._loader.generators()
         dtype = dtype or self._model.autocast
+        # Losses must be those of training, so they are computed in its precision unless the scoring names another one.
         entered = isolated_pass([module], devices=[self.device], generators=generators, training=training, dtype=dtype)
         # A refresh in training mode is for methods whose code moves the statistics of normalisations there, too.
         with entered, nullcontext() if training else self._buffers.untouched(module):
             yield
 
-    def _counted(self, ids: Order) -> Iterator[tuple[Any, int]]:
+    def _with_counts(self, ids: Order) -> Iterator[tuple[Any, int]]:
         for batch, batch_ids in self._loader.passes(ids):
             self._check_rows("look at single samples")
             self.check(batch)
             yield batch, len(batch_ids)
 
     def _signals(self, module: nn.Module, batch: Any, n: int, wanted: set[str]) -> dict[str, Tensor]:
-        with self._explained(batch):
+        with self._explain_errors(batch):
             outputs, targets, layout = self._answer(module, batch, n)
             return self._reader.signals(outputs, targets, layout, wanted)
 
@@ -442,7 +452,7 @@ class ExtraPasses:
         return *plain_forward(module, batch), RowLayout(n, None)
 
     @contextmanager
-    def _explained(self, batch: Any) -> Iterator[None]:
+    def _explain_errors(self, batch: Any) -> Iterator[None]:
         """Explains an error of a pass without `forward=`: which pass failed, and what to do."""
         if self._forward is not None:
             yield
@@ -450,6 +460,7 @@ class ExtraPasses:
         check_plain(batch)
         try:
             yield
+        # No `forward` helps with these. OutOfMemoryError is a RuntimeError, so it would be explained below.
         except (AttributionError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:

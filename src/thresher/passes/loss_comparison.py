@@ -69,6 +69,7 @@ class Comparison:
             and replayed
         ):
             self.pending, self._left = True, PATIENCE
+            # Only while a batch is searched for: each beginning copies buffers and attributes of the model.
             self._passes.watch_forward(self._forward_begins)
 
     def _stop(self) -> None:
@@ -77,10 +78,11 @@ class Comparison:
         self.pending, self._entry, self._repeated = False, None, None
         self._held, self._began = {}, {}
 
-    def _waited(self) -> bool:
-        """Counts an attempt, and gives up after many."""
+    def _keep_searching(self) -> bool:
+        """Counts an attempt and returns whether the search goes on; gives up after many."""
         self._left -= 1
         if self._left < 0:
+            # A loop that offers no batch in one epoch will hardly do so in the next: the search must not go on for ever.
             self._times -= 1
             self._stop()
         return self.pending
@@ -92,14 +94,15 @@ class Comparison:
             number: Number of the batch.
             batch: The batch, on the device.
         """
-        if self._waited():
+        if self._keep_searching():
+            # Versions show later whether the loop has written into the batch: own passes see it as it was yielded.
             self._held[number] = batch, self._passes.versions(batch)
             if len(self._held) > HELD:
                 # The first one stays: a deep prefetcher takes many batches before the loop trains on that one.
                 del self._held[list(self._held)[1]]
 
     def _forward_begins(self, autocast: torch.dtype | None) -> None:
-        if self._waited():
+        if self._keep_searching():
             if len(self._began) == PASSES:
                 del self._began[min(self._began)]
             # The number of the next autograd node shows later from which of several forward passes the outputs of a loss are.
@@ -115,6 +118,7 @@ class Comparison:
         if self._trial is not None and not self._trial():
             self._stop()
             return
+        # An own pass gives one loss to each row, in the order of the batch, so only a loss of all rows can be compared.
         whole = [entry for entry in self._accumulator.open if self._is_whole(entry)]
         if self._entry in whole and self._entry is not None:
             if self._entry.end == self._end:
@@ -129,6 +133,7 @@ class Comparison:
         entry = self._entry
         self._end, self._repeated = entry.end, None
         end, origin = entry.end, self._accumulator.meter.passes.origin(outputs)
+        # The state with which the very pass began that made these outputs: several passes may be in one step.
         beginning = None if origin is None else self._began.get(origin.first)
         assert entry.attribution.batch is not None
         batch, versions = self._held[entry.attribution.batch.number]
@@ -142,6 +147,7 @@ class Comparison:
             if same and self._passes.versions(batch) == versions:
                 self._repeat(batch, entry.attribution.layout.n, beginning)
 
+        # The hook of the scalar is the first to run in its backward pass, so no parameter has been stepped yet.
         if value.requires_grad:
             value.register_hook(backward_begins)
 
@@ -149,11 +155,12 @@ class Comparison:
         """Ends the comparison: the loop changed its batch in place, while own passes see batches as the loader yielded them."""
         self._times = 0
         self._stop()
+        # A `forward` of the user's does what the loop does with the batch, and a trial concerns nobody yet: no warning.
         if self._trial is None and self._passes.is_plain:
             warn(
                 "The loop changes its batches in place before it computes a loss, and the run's own forward passes see them as "
                 f"the loader yielded them. {self._use} Change a copy of the batch, so that the losses of both can be compared, "
-                "or pass attach(forward=lambda model, batch: (outputs, targets)) that does the same as the loop. Where the "
+                "or pass attach(forward=lambda model, batch: (outputs, targets)) that does the same as the loop. If the "
                 "loop mixes samples, as mixup does, a difference is expected. This warning is given once."
             )
 
@@ -171,6 +178,7 @@ class Comparison:
                 raise
             self._stop()
             return
+        # An own pass needs memory of its own in the middle of a step, which a loop that fills its device does not have.
         except torch.OutOfMemoryError:
             self._stop()
             warn(
@@ -183,7 +191,7 @@ class Comparison:
             self._rows_apart = self._passes.can_choose(batch, n)
 
     def compare(self) -> None:
-        """Compares the losses of a batch that were computed in both ways, and warns where they differ."""
+        """Compares the losses of a batch that were computed in both ways, and warns if they differ."""
         entry, repeated = self._entry, self._repeated
         self._entry = self._repeated = None
         if entry is None or repeated is None or entry.key is None or entry.end != self._end:
@@ -191,8 +199,10 @@ class Comparison:
         signals = entry.signals if isinstance(entry.signals, dict) else entry.signals.now()
         loss = signals["loss"].to(repeated.dtype)
         exact = self._exact and repeated.dtype in (torch.float32, torch.float64)
+        # Half precision rounds to 1e-3 (float16) or 8e-3 (bfloat16), and both passes may round otherwise in each layer.
         same = torch.isclose(repeated, loss, rtol=1e-3 if exact else 0.05, atol=1e-4 if exact else 1e-2, equal_nan=True)
         different = int((~same).sum())
+        # After a difference there is nothing left to find out. State is settled before the warning, which a filter may raise.
         trial, self._times = self._trial is not None, 0 if different else self._times - 1
         self._stop()
         if trial:
@@ -202,10 +212,10 @@ class Comparison:
             warn(
                 f"The losses that the run computes in its own forward passes are not those of the loop: in one batch they "
                 f"differ for {different} of {len(repeated)} samples, by up to {largest:.3g}. {self._use} In its own passes, "
-                f"the run calls {self._passes.call} and gives the result to the criterion. Where the loop does more than that "
+                f"the run calls {self._passes.call} and gives the result to the criterion. If the loop does more than that "
                 "(it normalises inputs, scales outputs or has a part of the network outside of run.model), pass "
                 "attach(forward=lambda model, batch: (outputs, targets)) that does the same and returns what the criterion "
-                "gets. Where the loop adds up several losses of a sample, let one criterion compute them all from (outputs, "
-                "targets). Where the loop draws random numbers between run.loader and run.model, as for noise or "
+                "gets. If the loop adds up several losses of a sample, let one criterion compute them all from (outputs, "
+                "targets). If the loop draws random numbers between run.loader and run.model, as for noise or "
                 "augmentation, a difference is expected. This warning is given once."
             )

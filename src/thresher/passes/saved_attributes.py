@@ -30,7 +30,8 @@ class Attributes:
     def __init__(self, module: nn.Module) -> None:
         # One table for all parts: a list that two attributes or parts share is one list among the copies, too.
         copies: dict[int, Any] = {}
-        self._of = [(part, _own(part, copies)) for part in module.modules() if not isinstance(part, ScriptModule)]
+        # Modules of torch.jit keep their attributes in C++, where they are no entries of `__dict__`.
+        self._of = [(part, _copy_attributes(part, copies)) for part in module.modules() if not isinstance(part, ScriptModule)]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -43,18 +44,20 @@ class Attributes:
             _write(held)
 
 
-def _own(part: nn.Module, made: dict[int, Any]) -> dict[str, Any]:
-    return {name: _copied(value, made) for name, value in own_attributes(part)}
+def _copy_attributes(part: nn.Module, copies: dict[int, Any]) -> dict[str, Any]:
+    return {name: _copy(value, copies) for name, value in own_attributes(part)}
 
 
 def _write(attributes: list[tuple[nn.Module, dict[str, Any]]]) -> None:
     for part, values in attributes:
+        # Past `__setattr__`, which would register modules and parameters, and which models override. An attribute that the pass
+        # has added would stay otherwise.
         for name in [name for name, _ in own_attributes(part) if name not in values]:
             del part.__dict__[name]
         part.__dict__.update(values)
 
 
-def _copied(value: Any, made: dict[int, Any]) -> Any:
+def _copy(value: Any, made: dict[int, Any]) -> Any:
     """Copies a value that a forward pass may change in place; `made` maps the identity of a value to its copy."""
     if id(value) in made:
         return made[id(value)][1]
@@ -72,8 +75,8 @@ def _copied(value: Any, made: dict[int, Any]) -> Any:
     members = vars(one) if type(one) is SimpleNamespace else one
     if isinstance(members, dict):
         for key in members:
-            members[key] = _copied(members[key], made)
+            members[key] = _copy(members[key], made)
     elif isinstance(members, list | deque):
         for i, member in enumerate(members):
-            members[i] = _copied(member, made)
+            members[i] = _copy(member, made)
     return one

@@ -15,7 +15,7 @@ from thresher.passes.engine import Answer, Forward, answers, device_of_model, is
 
 Models = nn.Module | Sequence[nn.Module]
 BATCH_SIZE = 64
-"""Batch size where a batch sampler has no attribute `batch_size`."""
+"""Batch size if a batch sampler has no attribute `batch_size`."""
 
 
 class Seen(NamedTuple):
@@ -23,7 +23,7 @@ class Seen(NamedTuple):
 
     Attributes:
         values: Values of the samples, shape (N, ...).
-        labels: Classes of the samples, shape (N,), int64; None where there are none.
+        labels: Classes of the samples, shape (N,), int64; None if they have none.
     """
 
     values: Tensor
@@ -58,29 +58,33 @@ def scan(
     """
     models = as_list(models)
     sequential = in_order(loader)
+    # A collate function that leaves samples out or reorders them would give scores to the wrong ids without a word.
     sequential.collate_fn = checked(sequential)
     values, labels = [], []
+    # Each device once, in the order of the models.
     devices = dict.fromkeys(device_of_model(model) or torch.device("cpu") for model in models)
     with isolated_pass(models, devices=devices):
-        for found in answers(models, _counted(sequential), forward or plain_forward, features=features):
+        for found in answers(models, _with_counts(sequential), forward or plain_forward, features=features):
             n = found[0].layout.n
             _check_targets(found, n)
+            # Kept on the CPU: values of all samples, such as features, may not fit on the device.
             part = read(found).detach().cpu()
             if not part.dim() or len(part) != n:
                 raise ValueError(f"{n} samples gave values of shape {tuple(part.shape)}; expected one row per sample")
             values.append(part)
             labels.append(labels_or_none(found[0].targets, n))
     known = [one.cpu() for one in labels if one is not None]
+    # Classes of some batches only are no classes of the dataset: row i must be sample i.
     return Seen(torch.cat(values), torch.cat(known) if len(known) == len(labels) else None)
 
 
-def _counted(loader: DataLoader[Any]) -> Iterator[tuple[Any, int]]:
+def _with_counts(loader: DataLoader[Any]) -> Iterator[tuple[Any, int]]:
     """Yields the batches of a loader in order, with their numbers of samples."""
     left = len(loader.dataset)  # pyright: ignore[reportArgumentType]
     rows = UnknownRows(collate_keeps_rows=None)
     for batch in map(rows.open, loader):
         if rows.reason is not None:
-            raise ValueError(f"`loader`: {rows.reason}: scores could not be told apart by sample")
+            raise ValueError(f"`loader`: {rows.reason}: scores could not be assigned to samples")
         # Counted, not read from the batch: its structure is the user's own, and any of its tensors may have other rows.
         n = min(loader.batch_size or left, left)
         left -= n
@@ -89,8 +93,9 @@ def _counted(loader: DataLoader[Any]) -> Iterator[tuple[Any, int]]:
 
 def _check_targets(found: list[Answer], n: int) -> None:
     for targets in (one.targets for one in found):
+        # Several targets per sample are allowed, as in flattened tokens.
         if isinstance(targets, Tensor) and targets.dim() and len(targets) % n:
-            raise ValueError(f"`loader` made {len(targets)} targets of {n} samples: they could not be told apart")
+            raise ValueError(f"`loader` made {len(targets)} targets of {n} samples: they could not be assigned to samples")
 
 
 def as_list(models: Models) -> list[nn.Module]:
@@ -103,6 +108,7 @@ def as_list(models: Models) -> list[nn.Module]:
     if not modules or not all(isinstance(model, nn.Module) for model in modules):
         got = ", ".join(type(model).__name__ for model in modules) or "none"
         raise TypeError(f"`models` must be one torch.nn.Module or more, got {got}")
+    # A scan may run in one process alone, which must not wait for the others.
     return [inside(model) for model in modules]
 
 
@@ -126,6 +132,7 @@ def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
     if not len(dataset):
         raise ValueError("`loader`: the dataset is empty")
     check_iteration(loader)
+    # A loader with a batch sampler has no batch size of its own.
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or BATCH_SIZE
     # The state of the user's generator must not move. Persistent workers would only outlive the single pass of this loader.
     settings = {name: getattr(loader, name) for name in KEPT_SETTINGS if name not in ("generator", "persistent_workers")}

@@ -24,11 +24,11 @@ class Scoring:
         dtype: Dtype of autocast: `torch.float32`, `torch.float16` or `torch.bfloat16`. Default None: as in training.
         every_epochs: Number of epochs from one scoring to the next, 1 or more; in the others, rows are chosen by recorded
             losses, as in stale Selective-Backprop (3 in its code). Default: 1.
-        model: Model that scores in place of the trained one. Default None: the trained model itself.
+        model: Model that scores instead of the trained one. Default None: the trained model itself.
         input_scale: Factor on the sizes of the inputs, in (0, 1]; see `shrink`. Default: 1.
-        losses: Losses that were recorded elsewhere, shape (N,), floating point, in place of any scoring. Default None.
+        losses: Losses that were recorded elsewhere, shape (N,), floating point, used instead of any scoring. Default None.
         validation: Function `() -> batch` that returns a validation batch for a step, as the loader makes batches; methods such
-            as `Greats` choose rows whose gradients are along that of it. Default None.
+            as `Greats` choose rows whose gradients point along its gradient. Default None.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -47,10 +47,12 @@ class Scoring:
     validation: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
+        # Types before ranges: `<` of a wrong type would raise an error that names neither the setting nor the way out.
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
             raise TypeError(f"Scoring: `dtype` must be a torch.dtype such as torch.bfloat16, or None, got {self.dtype!r}")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ValueError(f"Scoring: `dtype` must be torch.float32, torch.float16 or torch.bfloat16, got {self.dtype}")
+        # A bool is an int in Python: True would pass for 1.
         if not isinstance(self.every_epochs, int) or isinstance(self.every_epochs, bool):
             raise TypeError(f"Scoring: `every_epochs` must be a whole number, got {self.every_epochs!r}")
         if self.every_epochs < 1:
@@ -71,11 +73,12 @@ class Scoring:
                 "Scoring: `validation` must be a function that returns a validation batch, such as lambda: (inputs, targets), "
                 f"got {type(self.validation).__name__}"
             )
+        # As one chain: NaN fails it, while it would pass both `<= 0` and `> 1`.
         if not 0 < self.input_scale <= 1:
             raise ValueError(f"Scoring: `input_scale` is a factor on the inputs' sizes, within (0, 1], got {self.input_scale}")
 
     def shrink(self, tree: Any) -> Any:
-        """Returns inputs with their sizes scaled down; the very same object where `input_scale` is 1.
+        """Returns inputs with their sizes scaled down; the very same object if `input_scale` is 1.
 
         Args:
             tree: Inputs, in any nesting. Floating-point tensors (batch, channels, size, ...) of 3 to 5 dimensions are
@@ -89,11 +92,13 @@ class Scoring:
         seen = []
 
         def smaller(leaf: Tensor) -> Tensor:
+            # Integers are token ids or labels, and two dimensions are features: neither has a size to shrink.
             fits = leaf.is_floating_point() and leaf.dim() in MODES
             seen.append((fits, f"{leaf.dtype} {tuple(leaf.shape)}"))
-            return _resized(leaf, self.input_scale) if fits else leaf
+            return _resize(leaf, self.input_scale) if fits else leaf
 
         shrunk = map_leaves(smaller, tree)
+        # An error rather than the whole input: the setting would save nothing, and nobody would notice.
         if not any(fits for fits, _ in seen):
             raise ValueError(
                 "Scoring: `input_scale` shrinks floating-point inputs of 3 to 5 dimensions (batch, channels, sizes), got "
@@ -102,6 +107,6 @@ class Scoring:
         return shrunk
 
 
-def _resized(leaf: Tensor, scale: float) -> Tensor:
+def _resize(leaf: Tensor, scale: float) -> Tensor:
     sizes = [max(1, share(scale, size)) for size in leaf.shape[2:]]
     return F.interpolate(leaf, size=sizes, mode=MODES[leaf.dim()], align_corners=False, antialias=False)

@@ -163,7 +163,7 @@ class Stream(IterableDataset):
             Echo(),
             loader(collate_fn=lambda samples: default_collate(sorted(samples, key=lambda s: -s[0].item()))),
             ValueError,
-            "sorts or mixes the samples of a batch.*could not be told apart",
+            "sorts or mixes the samples of a batch.*could not be assigned to samples",
         ),
     ],
 )
@@ -176,7 +176,7 @@ def test_a_collate_that_leaves_samples_out_is_refused():
     def first(samples):
         return default_collate(samples[:3])
 
-    with pytest.raises(ValueError, match="`loader` made 3 targets of 4 samples: they could not be told apart"):
+    with pytest.raises(ValueError, match="`loader` made 3 targets of 4 samples: they could not be assigned to samples"):
         el2n(Echo(), loader(collate_fn=first))
 
 

@@ -255,12 +255,12 @@ def test_a_loss_without_an_uncertainty_draws_uniformly_and_says_so_once(mean):
         losses = (outputs - targets).square()
         return losses.mean() if mean else losses
 
-    with pytest.warns(UserWarning, match="This warning is shown once") as said:
+    with pytest.warns(UserWarning, match="This warning is given once") as said:
         run, optimizer = attached(0.5, criterion=loss)
         for _ in range(3):
             values(run, optimizer)
     assert [str(one.message) for one in said if "no `uncertainty`" in str(one.message)] == [str(said[0].message)]
-    assert "attach(signals=function)" in str(said[0].message) and "This warning is shown once" in str(said[0].message)
+    assert "attach(signals=function)" in str(said[0].message) and "This warning is given once" in str(said[0].message)
 
 
 def test_a_training_of_one_epoch_is_told():

@@ -113,5 +113,5 @@ def test_features_must_have_one_row_per_sample():
             return self.last(x.unsqueeze(2)).mean(1)
 
     run = made(DivBS(), Tokens())
-    with pytest.raises(ValueError, match=r"was given \(6, 4, 1\) for 6 samples; one row of features per sample is needed"):
+    with pytest.raises(ValueError, match=r"has shape \(6, 4, 1\) for 6 samples; one row of features per sample is needed"):
         next(iter(run.loader))

@@ -62,7 +62,7 @@ def test_grand_of_rows_that_are_not_samples_is_refused():
         def forward(self, x):
             return self.head(x.view(len(x), 2, 2)).mean(1)
 
-    with pytest.raises(ValueError, match=r"last nn.Linear was given \(5, 2, 2\) for 5 samples"):
+    with pytest.raises(ValueError, match=r"last nn.Linear has shape \(5, 2, 2\) for 5 samples"):
         grand(Tokens(), data(), nn.CrossEntropyLoss())
 
 
