@@ -112,7 +112,9 @@ def test_a_model_that_is_called_as_it_is_is_no_second_loss():
         net.mixes = True
         return value
 
-    with pytest.warns(UserWarning, match="kept 0.50 .* called as it is, .* whole batch: .*mix.* This is said once") as said:
+    with pytest.warns(
+        UserWarning, match="kept 0.50 .* called as it is, .* whole batch: .*mix.* This warning is given once"
+    ) as said:
         train(run, optimizer, loss, epochs=2)
     assert not any("gradient came" in str(warning.message) for warning in said)
 

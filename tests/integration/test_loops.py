@@ -385,7 +385,7 @@ def test_an_epoch_too_many_is_said_once():
     run, _, optimizer = make(thresher.FullData(), epochs=1)
     for batch in run.loader:
         step(run, optimizer, batch)
-    with pytest.warns(UserWarning, match=r"Epoch 2 begins, but attach was given epochs=1.*said once") as found:
+    with pytest.warns(UserWarning, match=r"Epoch 2 begins, but attach was given epochs=1.*given once") as found:
         for batch in (*run.loader, *run.loader):
             step(run, optimizer, batch)
     assert len(found) == 1

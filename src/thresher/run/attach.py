@@ -47,6 +47,7 @@ from thresher.run.trained_model import TrainedModel
 from thresher.timing import Timing
 from thresher.warning import warn
 
+# A whole training as one long epoch, as with RandomSampler(num_samples=...), leaves an epoch method nothing to decide.
 LONG_EPOCH = 100
 """Number of times that an epoch may draw each sample, on average, before a warning."""
 
@@ -57,13 +58,14 @@ def method_of(method: Any, *, streams: bool = False) -> Any:
     Args:
         method: Argument `method` of `attach`, or a list of such arguments: a number such as 0.5 or a text such as "50%" is
             `Winnow(share)`, or `UniformRows(share)` on a stream; another text is a method as on the command line.
-        streams: Whether the loader iterates over an IterableDataset. Default False.
+        streams: Whether the loader iterates over an IterableDataset. Default: False.
 
     Raises:
         ValueError: A share is outside (0, 1], no method has this name, or the method has settings without a default.
     """
     if isinstance(method, list | tuple):
         return [method_of(one, streams=streams) for one in method]
+    # True is a number in Python, and no share.
     if isinstance(method, bool) or not isinstance(method, int | float | str):
         return method
     if isinstance(method, str) and method[:1].isalpha() and not method.endswith("%"):
@@ -84,6 +86,7 @@ def _share_of(given: float | str) -> float:
 def _percent(given: str) -> float:
     """Returns the share that a percentage names; nan for another text."""
     try:
+        # nan is outside of every range, so that `_share_of` refuses any other text with its own message.
         return float(given.removesuffix("%")) / 100 if given.endswith("%") else float("nan")
     except ValueError:
         return float("nan")
@@ -100,6 +103,7 @@ def _by_name(name: str) -> Any:
     for key in settings:
         if key not in parameters:
             raise ValueError(f"`method`: thresher.{kind.__name__} has no setting {key!r}; it has {', '.join(parameters)}")
+    # A guess would be a training that nobody chose.
     needed = [one.name for one in parameters.values() if one.default is one.empty and one.name not in settings]
     if needed:
         missing = ", ".join(f"{one}=..." for one in needed)
@@ -120,6 +124,7 @@ def build_run(config: RunConfig) -> Run:
     device = _device(config)
     trained, timing = TrainedModel(config.model, subset=config.mode.is_in_forward), Timing()
     loader, method = _data(config, device=device, timing=timing)
+    # Without a device, a model and an optimizer, batches stay where they are, and the records lie on the host.
     parts = _attribution(config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing)
     # A batch method may ask for the progress of the training, which is known once the timeline is there.
     selection = _selection(parts, trained=trained, progress=lambda: timeline.clock.progress)
@@ -139,6 +144,7 @@ def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> 
     settings["least"] = least_rows(config.model) if config.batch_method is None else 1
     loader = SelectedLoader(config.loader, device=device, timing=timing, **settings)
     method = config.epoch_method
+    # The planner refuses such a plan, too, but in one process only when the first epoch is planned.
     if requirements_of(method).order == "plan" and not loader.order_is_free:
         raise ValueError(
             f"{type(method).__name__} draws the order of training, but the loader's sampler has an order of its own: use "
@@ -158,7 +164,7 @@ def _attribution(
     cost, module = _cost_of_scores(config), trained.module
     meter, stopwatch = Meter(cost, None if module is None else module.parameters), Stopwatch(device)
     trained.report_to(meter)
-    # Where a function of the user's makes the batches, the samples may be along another dimension than the first.
+    # If a function of the user's makes the batches, the samples may be along another dimension than the first.
     own_collate = config.loader.collate_fn is not default_collate and not config.collate_keeps_rows
     tracker = RowTracker(SampleDimension() if own_collate else None)
     accumulator = StepAccumulator(records, meter, counts, count_steps=config.optimizer is None)
@@ -200,7 +206,7 @@ def _selection(parts: Parts, *, trained: TrainedModel, progress: Callable[[], fl
 
 
 def _timeline(parts: Parts, *, method: EpochMethod | OnSubset, selection: BatchSelection) -> Timeline:
-    """The timeline, to which the loader reports, with the plan of the first one where processes make plans together."""
+    """The timeline, to which the loader reports, with the plan of the first epoch if processes make plans together."""
     parts.loader.select_before_loop(selection.fills, by_chance=selection.by_chance)
     timeline = Timeline(parts, method, selection)
     parts.loader.connect(timeline)
@@ -214,6 +220,7 @@ def _cost_of_scores(config: RunConfig) -> Cost:
     for method in config.methods:
         if defines(method, "cost") and method.cost is not None:
             forward, backward = method.cost
+            # Rounded down after adding the rank, the parts of all ranks add up to the whole.
             cost.add_scores(((forward + world.rank) // world.size, (backward + world.rank) // world.size))
     return cost
 
@@ -230,10 +237,12 @@ def _records(
 def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSubset:
     """The epoch method, which plans for the samples that pruning left, or for those that the user's sampler yields."""
     method, kept = config.epoch_method, config.kept
+    # Full training needs no ids, so that a sampler of unknown ids is no obstacle to it.
     if kept is None and isinstance(method, FullData):
         return method
     ids = loader.order.ids_of_sampler()
     if kept is None:
+        # A share of the samples is one of those that the sampler yields, and not of the dataset.
         return method if ids is None else OnSubset(method, ids, loader.n, of=len(ids))
     if ids is not None:
         raise ValueError(
@@ -257,19 +266,24 @@ def _columns(config: RunConfig) -> dict[str, Column]:
     if config.samples is None:
         return {}
     columns, batch, adapter = dict(config.epoch_method.columns()), config.batch_method, config.adapter
+    # The classes that the criterion gets are recorded if something reads them: the data map, or strata that have no codes, or
+    # that compare theirs with these.
     shows_classes = adapter is not None and adapter.kind != "values"
     if shows_classes and (config.observe or ((own := config.strata) and (own.codes is None or own.on_mismatch))):
         columns.setdefault(STRATUM, STRATUM_COLUMN)
     if config.observe:
+        # A column of the method replaces an observed one of the same name.
         columns = {**OBSERVED, **columns}
         if adapter is not None and adapter.kind in ("classes", "labels"):
             columns = {name: column for name, column in columns.items() if name not in OF_ANY_LOSS}
     undefined = {*undefined_signals(config.optional, adapter, config.signals)}
     if adapter is not None and adapter.kind == "values":  # signals of the user's are for the method, not for what is observed
         undefined |= {name for name, instead in config.optional.items() if not instead}
+    # A column of a signal that is not defined would stay empty for the whole training.
     for name in undefined:
         columns = {known: column for known, column in columns.items() if (column.signal or known) != name}
     if batch is not None:
+        # Losses of an earlier epoch are read from the records, as are all signals that the method chooses by then.
         stale = config.scoring is not None and config.scoring.every_epochs > 1
         for name in {"loss", *(requirements_of(batch).signals if stale else ())}:
             columns.setdefault(name, Column(torch.float32, fill=NEVER_SEEN))
@@ -277,7 +291,7 @@ def _columns(config: RunConfig) -> dict[str, Column]:
 
 
 def _check_batches(parts: Parts, timeline: Timeline) -> None:
-    """Refuses batches that would have too few rows, and says what a method cannot do here."""
+    """Refuses batches that would have too few rows, and warns of what a method cannot do here."""
     config, loader, method = parts.config, parts.loader, parts.config.epoch_method
     requires, name = requirements_of(method), type(method).__name__
     long = not loader.streams and loader.n is not None and loader.candidates > LONG_EPOCH * loader.n
@@ -288,16 +302,17 @@ def _check_batches(parts: Parts, timeline: Timeline) -> None:
         )
     if loader.streams or (config.spend != "batches" and not requires.smaller_batches):
         return
+    # Raises an error if a step of the first plan has too few rows, while nothing of the user's has been changed.
     sizes = loader.step_sizes(timeline.held)
     for signal in undefined_signals(config.optional, config.adapter, config.signals):
-        if said := _without(config)[signal]:
-            warn(said)
+        if message := _without(config)[signal]:
+            warn(message)
     if config.epochs == 1 and requires.smaller_batches and sizes is not None:
         warn(f"{name} draws uniformly in a training of one epoch: no sample was seen before.")
 
 
 def _without(config: RunConfig) -> dict[str, str]:
-    """What is said where a signal that the epoch method can do without is not defined, by signal."""
+    """Returns the warning for each optional signal of the epoch method, if it is not defined, by signal."""
     method, criterion = config.epoch_method, config.criterion
     of = getattr(criterion, "__name__", criterion)  # a function by its name, without its address
     where = "where the loop computes its losses" if criterion is None else f"of the outputs of {of}"
@@ -325,7 +340,7 @@ def _reader(config: RunConfig, records: Records) -> SignalReader:
 
 
 def _who_passes(config: RunConfig) -> str | None:
-    """Name of the method where own passes will be made, else None."""
+    """Name of the method for which the run makes passes of its own; None if it makes none."""
     known = config.scoring is not None and config.scoring.losses is not None
     makes = (config.mode is SelectionMode.BEFORE_FORWARD and not known) or calls_model(config.epoch_method)
     return type(config.methods[-1]).__name__ if makes else None
@@ -359,8 +374,8 @@ def attach(
         criterion: Loss of torch.nn, or function `(outputs, targets) -> per-sample losses`, which `run.criterion` averages; None
             if only `run.reduce` is called. Losses that the loop itself reduces come from a module with reduction="none". Hooks
             of a criterion are not called.
-        model: Model, whose outputs name their rows. Needed where the method makes forward passes of its own.
-        optimizer: Optimizer; its steps are counted. Needed where the method scales the learning rate.
+        model: Model, whose outputs name their rows. Needed if the method makes forward passes of its own.
+        optimizer: Optimizer; its steps are counted. Needed if the method scales the learning rate.
         epochs: Number of epochs of the whole training, 1 or more, to which schedules of methods refer.
         forward: Function `(model, batch) -> (outputs, targets)` of own passes. Default: `(model(batch[0]), batch[1])`.
         forward_passes: Where the losses come from by which a batch method chooses. "once": from the loop's own forward pass;
@@ -374,7 +389,7 @@ def attach(
             not filled up. Default None: the method's own.
         stratify: "class", batches with each class in its share, as the dataset or `run.criterion` has it; the class of each
             sample, shape (N,), the same by these; None, the loader's order. Default "auto": the method's own.
-        process_group: Process group of data parallelism. Default: the default group of torch.distributed, where there is one.
+        process_group: Process group of data parallelism. Default: the default group of torch.distributed, if there is one.
         options: Further settings, by name. `on_nonfinite`: reaction to losses that are not finite, whose samples are always
             kept: "keep" warns, the default; "raise" raises. `observe`: whether the run records what `run.data_map` is made of,
             16 to 32 bytes a sample more; default False. `collate_keeps_rows`: declaration that row i of each batch is sample i;
@@ -391,6 +406,7 @@ def attach(
         RuntimeError: `forward_passes` needs torch 2.11; nothing was changed.
     """
     loader = without_wrapper(loader)
+    # A Scoring describes the pass before that of the loop, so it stands for "twice". Labels of the samples stand for "class".
     config = RunConfig(
         method=method_of(method, streams=isinstance(getattr(loader, "dataset", None), IterableDataset)),
         loader=loader,
@@ -407,7 +423,7 @@ def attach(
         spend=spend,
         stratify=stratify if (named := stratify is None or isinstance(stratify, str)) else "class",
         labels=None if named else stratify,
-        **checked_options(options),
+        **check_options(options),
     )
     return build_run(check(config, process_group))
 
@@ -416,7 +432,7 @@ SUCCESSORS = {"scoring": "forward_passes=Scoring(...)", "labels": "stratify=labe
 """Former arguments of `attach`, and what is written in their place."""
 
 
-def checked_options(options: Mapping[str, Any]) -> Options:
+def check_options(options: Mapping[str, Any]) -> Options:
     """Returns options of `attach`.
 
     Args:

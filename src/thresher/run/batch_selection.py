@@ -22,6 +22,7 @@ def without_ignored(found: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**found, "loss": torch.where(found["loss"] == NEVER_SEEN, 0.0, found["loss"])}
 
 
+# Any number would do: a method that keeps rows by chance knows the answer for none.
 FEW = 8
 """Number of rows for which a method is asked how many it keeps."""
 
@@ -40,7 +41,7 @@ class BatchSelection:
     """
 
     fills: bool | None = None
-    """Whether the loader fills chosen rows up to full batches; None where it yields the batches as they are."""
+    """Whether the loader fills chosen rows up to full batches; None if it yields the batches as they are."""
     forward_passes: str | None = None
     """How it turned out, for the saved state: "once", "twice", or None without a batch method."""
     by_loop = False
@@ -52,7 +53,7 @@ class BatchSelection:
     tracing_s = 0.0
     """Seconds of the loop's steps that tracing the model has taken."""
     gives_up: Callable[[], bool] | None = None
-    """Whether another selection, which makes own passes, may take its place; None where there is no other."""
+    """Whether another selection, which makes own passes, may take its place; None if there is no other."""
 
     def __init__(self, parts: Parts, stage: BatchStage | None = None) -> None:
         self._parts, self.stage, self._world = parts, stage, parts.config.world
@@ -77,8 +78,10 @@ class BatchSelection:
 
     def _beside(self, given: GivenLosses, layout: RowLayout, outputs: Any, targets: Any, wanted: set[str]) -> dict[str, Tensor]:
         """Signals of samples whose losses by position the loop computed itself."""
+        # Before the means, which would mix samples if these were along the second dimension.
         self._dimension.check(given.losses, layout.n, by_sample=given.of_samples)
         signals = {"loss": given.means(layout)}
+        # A function of the losses at hand, so that the reader is not asked for it.
         if "batch_loss" in wanted:
             signals["batch_loss"] = batch_loss(signals["loss"])
         return signals | self._parts.reader.beside(
@@ -86,6 +89,7 @@ class BatchSelection:
         )
 
     def _missing(self, wanted: set[str]) -> str:
+        # The batch method stands last; without one, the epoch method needs the signals.
         method = self._parts.config.methods[-1]
         return (
             f"run.reduce: {type(method).__name__} needs {', '.join(sorted(wanted))}: pass outputs= and targets=, or "
@@ -111,7 +115,7 @@ class BatchSelection:
         """Forgets the choices of batches long before this one."""
 
     def warn_if_in_vain(self, keep: float, batches: int) -> None:
-        """Warns once where choosing saves nothing.
+        """Warns once if choosing saves nothing.
 
         Args:
             keep: Share of the rows that the method chose in the last epoch, in the batches in which it chose.

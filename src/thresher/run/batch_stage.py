@@ -58,7 +58,10 @@ class BatchStage:
         if not isinstance(plan, BatchPlan):
             name = type(self.method).__name__
             raise TypeError(f"{name}.plan_batch must return (thresher.BatchPlan, state), got {type(plan).__name__}")
+        # Only now: a wrong answer leaves the state of the step before.
         self.state = state
+        # Counted apart from `candidates`: the warning about a choice that saves nothing must not include batches that were left
+        # whole.
         self._asked += 1
         self._offered += len(ids)
         self._chosen += len(plan.rows)
@@ -69,6 +72,7 @@ class BatchStage:
         # The draw of a step depends on the seed and the number of the step alone: a resumed run draws the same.
         block, place = divmod(self.step, SEEDS)
         if self._seeds[0] != (self.seed, block):
+            # Rank 0 has the keys of a training in one process, so that both draw the same.
             keys = (self.seed, block, OF_BATCHES, *([self._rank] if self._rank else []))
             self._seeds = (self.seed, block), rng.seeds(SEEDS, *keys)
         return torch.Generator().manual_seed(self._seeds[1][place])
@@ -106,7 +110,7 @@ class BatchStage:
     def chosen(self) -> tuple[float, int]:
         """Returns the share of rows that the method chose since the last call, and in how many batches; others were left whole.
 
-        The share is 1 where it was not asked.
+        The share is 1 if it was not asked.
         """
         counts = self._chosen / self._offered if self._offered else 1.0, self._asked
         self._offered = self._chosen = self._asked = 0
@@ -115,6 +119,7 @@ class BatchStage:
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the method and its position in the random numbers."""
         return {
+            # A copy, because the method may change its tensors in place in the next step.
             "state": {name: v.clone() if isinstance(v, Tensor) else v for name, v in self.state.items()},
             "step": self.step,
             "seed": self.seed,

@@ -18,7 +18,7 @@ from thresher.warning import warn
 
 
 class BeforeForward(BatchSelection):
-    """A batch method chooses before the loop sees a batch, by a scoring pass or, where it needs no losses, without one.
+    """A batch method chooses before the loop sees a batch, by a scoring pass or, if it needs no losses, without one.
 
     Args:
         parts: Parts of the run.
@@ -32,6 +32,7 @@ class BeforeForward(BatchSelection):
         self._stage, self._scoring, self.fills = stage, scoring, fills
         self.forward_passes = "twice" if fills else "once"
         self._known_losses = None if scoring.losses is None else scoring.losses.to(parts.device)
+        # Given losses and those of another model are not compared with those of the loop: they are meant to differ.
         self.scores = bool(stage.requires.signals) and scoring.losses is None and scoring.model is None
         self._warned, self._loss_of_rows = False, self.loss
         self._uneven = UnevenLabels(parts.device) if parts.config.by_batch else None
@@ -64,7 +65,7 @@ class BeforeForward(BatchSelection):
         return without_ignored(self._parts.passes.score(batch, ids, self._scoring))
 
     def warn_of_labels(self) -> None:
-        """Warns once where the losses were divided by a share of rows, and labels should have counted."""
+        """Warns once if the losses were divided by a share of rows, and labels should have counted."""
         if self._uneven is not None:
             self._uneven.warn()
 
@@ -90,12 +91,14 @@ class BeforeForward(BatchSelection):
         return self._loss_of_rows(outputs, targets, attribution, *weights)
 
     def warn_if_in_vain(self, keep: float, batches: int) -> None:
-        """Warns once where a scoring pass costs more than it saves on this model, as measured."""
+        """Warns once if a scoring pass costs more than it saves on this model, as measured."""
         self.warn_of_labels()
         scoring, ratio = self._scoring, self._parts.stopwatch.ratio()
+        # The measured ratio is that of a full pass of the model, and says nothing about a cheaper one.
         cheaper = scoring.losses is not None or scoring.model is not None or scoring.dtype or scoring.input_scale != 1
         if not self._stage.requires.signals or cheaper or self._warned or not (ratio and batches):
             return
+        # Losses of an earlier epoch spread the cost of a scoring pass over several epochs.
         most = 1 - (1 - break_even(1.0, ratio)) / scoring.every_epochs
         if keep <= most:
             return
@@ -103,5 +106,5 @@ class BeforeForward(BatchSelection):
         warn(
             f"{type(self._stage.method).__name__} kept {keep:.2f} of the samples, but with two forward passes it saves time on "
             f"this model only below {most:.2f} (a backward pass takes {ratio:.2f} forward passes, measured). Keep less than "
-            f"{most:.2f}, use forward_passes='once', or a cheaper forward_passes=Scoring(...). This is said once."
+            f"{most:.2f}, use forward_passes='once', or a cheaper forward_passes=Scoring(...). This warning is given once."
         )

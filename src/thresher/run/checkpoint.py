@@ -32,7 +32,7 @@ VERSION = 11
 FIELDS = ("version", "digest", "ranks")
 """Names of what the state of each process holds."""
 BOOKS = ("kept", "records", "trained", "plan")
-"""Names of what that of process 0 holds besides."""
+"""Names of what the state of process 0 holds in addition."""
 
 
 def refuse(what: str) -> NoReturn:
@@ -67,6 +67,7 @@ def check_form(state: Any) -> None:
             f"load_state_dict: the state has version {state.get('version')}, this is version {VERSION}. Load it with the "
             "version of thresher that saved it, or begin the training again; nothing was loaded."
         )
+    # The states of other processes than the first have no books.
     needed = (*FIELDS, *BOOKS) if any(name in state for name in BOOKS) else FIELDS
     missing = [name for name in needed if name not in state]
     unknown = [name for name in state if name not in FIELDS + BOOKS]
@@ -90,12 +91,15 @@ def digest_of(*values: Any) -> str:
 
     def add(value: Any) -> None:
         if isinstance(value, Tensor):
+            # Bytes alone would not tell a tensor from its view in another shape or dtype.
             digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
             bits = value.view(torch.int16) if value.dtype is torch.bfloat16 else value  # which NumPy does not have
             digest.update(np.ascontiguousarray(bits.detach().cpu().numpy()).data)
         elif isinstance(value, Mapping):
+            # By name, because a mapping that was saved and loaded may have its items in another order.
             add(sorted(value.items()) if all(isinstance(name, str) for name in value) else list(value.items()))
         elif isinstance(value, list | tuple):
+            # Brackets tell ([1], 2) from ([1, 2],).
             digest.update(b"[")
             for part in value:
                 add(part)
@@ -112,7 +116,7 @@ def check_batch_stage(state: Mapping[str, Any], stage: BatchStage | None) -> Non
 
     Args:
         state: State that is as it was saved.
-        stage: Batch method at work; None where there is none.
+        stage: Batch method at work; None if there is none.
 
     Raises:
         ValueError: It has not, since the method was made with other settings.
@@ -131,6 +135,7 @@ def check_batch_stage(state: Mapping[str, Any], stage: BatchStage | None) -> Non
 def _takes_the_place(value: Any, first: Any) -> bool:
     """Whether a value may follow a first one; a dimension that was empty may have grown."""
     if not isinstance(first, Tensor) or not isinstance(value, Tensor):
+        # A number may begin as an int, such as 0, and go on as a float.
         return type(value) is type(first) or {type(value), type(first)} == {int, float}
     # A window of losses, as of Selective-Backprop, begins empty and grows.
     sizes = zip(value.shape, first.shape, strict=False)
@@ -142,9 +147,9 @@ def _kind_of(value: Any) -> str:
 
 
 def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
-    """Checks that the loader has the order of a state, which is not drawn again where it is that of a `Shuffle`.
+    """Checks that the loader has the order of a state, which is not drawn again if it is that of a `Shuffle`.
 
-    Warns where later epochs have another order than the run that was saved.
+    Warns if later epochs have another order than in the run that was saved.
 
     Args:
         state: State that is as it was saved.
@@ -198,7 +203,7 @@ def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: t
         if saved != current:
             raise ValueError(
                 f"load_state_dict: the state has the random states of {saved} generators, and the loader of this run draws "
-                f"from {current}; nothing was loaded. Give the DataLoader and its sampler a `generator` where they had one, or "
+                f"from {current}; nothing was loaded. Give the DataLoader and its sampler a `generator` if they had one, or "
                 f"{way_out}."
             )
         try:
@@ -226,7 +231,7 @@ class OtherProcesses:
 
     Args:
         states: Parts of a saved state that each process had by itself, in the order of their ranks.
-        plan: The plan; None where there is none.
+        plan: The plan; None if there is none.
         world: Processes of this run.
         loader: Loader of this run.
 
@@ -241,6 +246,7 @@ class OtherProcesses:
         self._plan = None if plan is None else HeldPlan(**plan)
         batch_size = loader.order.sizes.batch_size
         self._first, self._n = self._states[0], self._states[0]["n"]
+        # All processes are equally far, so that their rows together are the beginning of the common order.
         stayed = len(self._states) * self._first["stayed"]
         self._stayed = stayed // world.size
         if stayed % world.size or (self._first["active"] and self._stayed % batch_size and not self._deals):
@@ -274,6 +280,7 @@ class OtherProcesses:
     def state(self) -> dict[str, Any]:
         """Returns what this process goes on with."""
         world, size = self._world, len(self._states)
+        # What cannot be shared out, such as random states, is that of one of the saved processes.
         like = self._states[world.rank % size]
         state = {
             **like,
@@ -300,6 +307,7 @@ class OtherProcesses:
         counts = dict(like)
         for name in SAMPLES:
             number = sum(state["cost"][name] for state in self._states)
+            # Rounded down after adding the rank, the parts of all ranks add up to the number.
             counts[name] = (number + self._world.rank) // self._world.size
         return counts
 
@@ -329,7 +337,9 @@ class SavedState:
                 "a resumed run goes on after it"
             )
         world = self.parts.config.world
+        # Before anything is sent: a process that saves alone, as in `if rank == 0`, gets an error instead of waiting forever.
         world.meet("run.state_dict()")
+        # First, because it ends an epoch that is over, which writes records and makes the next plan.
         position = self.timeline.state_dict()
         self.parts.accumulator.settle()
         self.parts.stopwatch.update(self.parts.cost)
@@ -341,7 +351,7 @@ class SavedState:
             "kept": None if kept is None else kept.clone(),
             "records": records,
             "trained": trained,
-            "plan": () if plan is None else (_copied(plan),),
+            "plan": () if plan is None else (_copy(plan),),
         }
         of_process = {
             "method": self._name(),
@@ -353,6 +363,7 @@ class SavedState:
             "rng": rng.capture(self.parts.device, self.parts.loader.generators()),
             "books": {name: digest_of(books[name]) for name in BOOKS} if world.is_first else None,
         }
+        # Each state has the random states of all processes, so that the file of process 0 is enough to go on.
         ranks = tuple(world.every(of_process))
         return {"version": VERSION, "digest": digest_of(ranks), "ranks": ranks, **(books if world.is_first else {})}
 
@@ -371,14 +382,17 @@ class SavedState:
         # Everything is checked before anything changes: a refused state leaves the run as it was.
         check_form(state)
         books, world = state, self.parts.config.world
+        # Processes that load different checkpoints would go on at different places, and wait for each other in vain.
         agree(world, {"the digest of the saved state": state["digest"]})
         state = self._of_this_process(state)
         self._check(state, restore_rng=restore_rng)
-        state |= {"waiting": _copied(state["waiting"])}
+        state |= {"waiting": _copy(state["waiting"])}
+        # What this run has credited is written before the records are replaced, so that it cannot be written over them later.
         self.parts.accumulator.end_step()
         self.parts.accumulator.settle()
         self.parts.records.load_state_dict(books["records"] if world.is_first else self.parts.records)
         vars(self.parts.cost).update(state["cost"])
+        # After the cost, from whose counters the meter goes on.
         self.parts.accumulator.meter.restart()
         self.parts.accumulator.count_trained()
         counts = self.parts.accumulator.counts
@@ -387,13 +401,16 @@ class SavedState:
         self.timeline.load_state_dict(state)
         self.parts.loader.load_state_of_pass(state)
         self.parts.attributor.forget_batches()
+        # Last, so that nothing above moves the random states.
         if restore_rng:
             rng.restore(state["rng"], self.parts.device, self.parts.loader.generators())
 
     def _of_this_process(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what this process goes on with, of the state of this or another number of processes."""
         world, ranks = self.parts.config.world, state["ranks"]
+        # First: for a state of another method or dataset, every other error would hide the cause.
         self._check_kind(ranks[0])
+        # Process 0 alone has the books to check, and its error is raised in all processes.
         plan = world.from_first(lambda: self._plan_of(state))
         same = len(ranks) == world.size
         of_process = ranks[world.rank] if same else OtherProcesses(ranks, plan, world, self.parts.loader).state()
@@ -424,7 +441,7 @@ class SavedState:
         )
         if columns != expected:
             raise ValueError(f"load_state_dict: the state has columns {columns}, this run {expected}")
-        return _copied(state["plan"][0]) if state["plan"] else None
+        return _copy(state["plan"][0]) if state["plan"] else None
 
     def _name(self) -> str:
         return "+".join(name_of(method) for method in self.parts.config.methods)
@@ -433,8 +450,8 @@ class SavedState:
         try:
             check_batch_stage(state, self.timeline.selection.stage)
         except ValueError as error:
-            said = f"{error} The state was saved with {state['settings']}, this run has {self._options}."
-            raise ValueError(said) from None
+            message = f"{error} The state was saved with {state['settings']}, this run has {self._options}."
+            raise ValueError(message) from None
         passes = self.timeline.selection.forward_passes
         if state["passes"] != passes and not (self.timeline.may_switch and state["passes"] in ("once", "twice")):
             raise ValueError(f"load_state_dict: the state is of forward_passes={state['passes']!r}, this run has {passes!r}")
@@ -480,6 +497,6 @@ class SavedState:
             raise ValueError(f"load_state_dict: the state is of {own['n']} samples, this run has {self.parts.loader.n}")
 
 
-def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a mapping with copies of its tensors on the host, wherever torch.load has put them."""
     return {name: value.cpu().clone() if isinstance(value, Tensor) else value for name, value in values.items()}

@@ -59,6 +59,7 @@ def check(config: RunConfig, process_group: Any) -> RunConfig:
     before, epoch_method, batch_method = split_by_stage(config.method)
     several = isinstance(config.method, list | tuple) and len(config.method) > 1
     world = world_of(process_group)
+    # A batch method alone needs no ids, so that it may train on a stream.
     check_loader(config.loader, plans_epochs=batch_method is None or several, several=world.size > 1)
     streams = isinstance(config.loader.dataset, IterableDataset)
     check_spend(config.spend, streams=streams)
@@ -72,6 +73,7 @@ def check(config: RunConfig, process_group: Any) -> RunConfig:
     check_free("optimizer", "" if config.optimizer is None else type(config.optimizer).__name__, optimizers_of(config))
     check_free("loader", type(config.loader).__name__, [config.loader])
     adapter = None if config.criterion is None else adapt(config.criterion)
+    # `cache` makes of it a function that warns once, although strata and the data map both call it.
     config = replace(config, on_mismatch=cache(partial(warn, OTHER_LABELS.format(type(config.loader.dataset).__name__))))
     strata = _strata(config, epoch_method, adapter, world)
     check_needs(epoch_method, batch_method, adapter, config.model, config.optimizer, config.signals, config.epochs)
@@ -100,7 +102,7 @@ def check(config: RunConfig, process_group: Any) -> RunConfig:
 
 
 def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None, world: World) -> Strata | None:
-    """What batches are stratified by; None where they are not."""
+    """What batches are stratified by; None if they are not."""
     batches, requires, wanted = given.loader.batch_sampler, requirements_of(method), given.stratify
     if wanted == "auto":
         # A user who has given the loader stratified batches wants them of the plans, too.
@@ -110,6 +112,7 @@ def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None, wo
         return None
     streams = isinstance(given.loader.dataset, IterableDataset)
     # Only a plain shuffle may be replaced by another order: any other order means something.
+    # An order made for this question alone: the loader of the run is built after all checks.
     free = streams or (UserOrder(given.loader) if world.size == 1 else SharedOrder(given.loader, world)).is_free
     if why := why_not_stratified(method, streams=streams, free=free):
         if given.stratify == "auto":
@@ -126,6 +129,7 @@ def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None, wo
 
 def _settings_of(given: RunConfig) -> dict[str, Any]:
     """Arguments of `attach` that must be the same in all processes."""
+    # Plain settings, and those that compare by value: models and functions are other objects in each process.
     names = ("method", "epochs", "seed", "spend", "on_nonfinite", "forward_passes", "scoring", "stratify")
     return {name: getattr(given, name) for name in names}
 
@@ -150,7 +154,7 @@ def _check_types(given: RunConfig) -> None:
 
 
 def _who_calls_it(config: RunConfig) -> str:
-    """Name of a method for which the run calls the model beside the loop; empty where none needs that."""
+    """Name of a method for which the run calls the model besides the loop; empty if none needs that."""
     if calls_model(config.epoch_method):
         return type(config.epoch_method).__name__
     scoring = config.scoring
@@ -159,33 +163,35 @@ def _who_calls_it(config: RunConfig) -> str:
 
 
 def check_wrappers(model: nn.Module, mode: SelectionMode, who: str) -> None:
-    """Validates that `subset_backward` can be put into a model, and that the run can call the model beside the loop.
+    """Validates that `subset_backward` can be put into a model, and that the run can call the model besides the loop.
 
     Args:
         model: Argument of `attach`.
         mode: Where and by what the rows of a batch are chosen.
-        who: Name of the method for which the run calls the model; empty where none needs that.
+        who: Name of the method for which the run calls the model; empty if none needs that.
 
     Raises:
         ValueError: The model is in wrappers of several processes in an order that does not allow it.
     """
+    # A model that contains `subset_backward` already needs no place for it.
     if mode.is_in_forward and not any(isinstance(part, SubsetModule) for part in model.modules()):
         check_wrapping(inside(model))
     if who and is_sharded(model):
         raise ValueError(
-            f"`model`: {who} needs forward passes beside those of the loop. All processes together must make each pass of a "
+            f"`model`: {who} needs forward passes besides those of the loop. All processes together must make each pass of a "
             "sharded model, but each process has its own samples, and so its own number of passes. Use "
             "DistributedDataParallel, or a method that chooses in the batch, with forward_passes='once'."
         )
 
 
 def optimizers_of(given: RunConfig) -> list[Optimizer]:
-    """Returns the optimizer of `attach` and those that it holds; none where none was given."""
+    """Returns the optimizer of `attach` and those that it holds; an empty list if none was given."""
     return [] if given.optimizer is None else parts_of(given.optimizer)
 
 
 def least_rows(model: nn.Module | None) -> int:
-    """Returns the least number of rows of a batch: 2 where the model has BatchNorm, which needs a variance, else 1."""
+    """Returns the least number of rows of a batch: 2 if the model has BatchNorm, which needs a variance, else 1."""
+    # BatchNorm raises an error in training if a channel has a single value, as in a batch of one row.
     parts = () if model is None else model.modules()
     return 2 if any(isinstance(part, _BatchNorm) for part in parts) else 1
 
@@ -204,7 +210,7 @@ def _with_least_rows(method: BatchMethod | None, given: RunConfig) -> BatchMetho
 
 
 def _check_ids(method: Any, samples: int | None, kept: Tensor | None) -> None:
-    """Lets a method check the ids of the samples, where it looks samples up by them or depends on their number."""
+    """Lets a method check the ids of the samples, if it looks samples up by them or depends on their number."""
     if method is None or not defines(method, "check"):
         return
     if samples is None:
@@ -222,6 +228,7 @@ def kept_of(before: Any, n: int) -> Tensor:
         TypeError: The method did not return int64 ids.
         ValueError: The method returned no id, or ids that are not ascending or not in the dataset.
     """
+    # As a plan, whose check of ids is the one that is needed here.
     plan = EpochPlan(before.kept(n))
     plan.check(n)
     return plan.ids
@@ -229,6 +236,7 @@ def kept_of(before: Any, n: int) -> Tensor:
 
 def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite: Any, seed: Any) -> None:
     """Validates the arguments of `attach` that do not depend on one another."""
+    # True is an integer in Python.
     if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
         raise ValueError(f"`epochs` must be a whole number of 1 or more, got {epochs!r}")
     if forward_passes not in ("auto", "once", "twice"):
@@ -257,7 +265,7 @@ def undefined_signals(optional: Mapping[str, str], adapter: Criterion | None, si
 
     Args:
         optional: Signals that the run can do without.
-        adapter: The user's criterion per sample; None where there is none.
+        adapter: The user's criterion per sample; None if there is none.
         signals: Argument of `attach`.
     """
     if signals is not None:
@@ -281,6 +289,7 @@ def check_needs(
     if requires.optimizer and optimizer is None:
         raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=...){way_around(method, 'optimizer')}")
     for group in optimizer.param_groups if requires.optimizer and optimizer is not None else ():
+        # An optimizer that finds its own rate has no number to scale, such as Adafactor of Transformers with lr=None.
         if not isinstance(group.get("lr"), int | float | Tensor):
             raise ValueError(
                 f"{name} scales the learning rate, and {type(optimizer).__name__} has a parameter group with "
@@ -292,6 +301,7 @@ def check_needs(
             f"{name} refreshes the losses of samples that it left out by forward passes: pass attach({missing}=...)"
             f"{way_around(method, 'refresh')}"
         )
+    # Asked for all epochs, because a pass of a later one is refused now as well.
     asked = full_pass_names(method, epochs)
     if asked and (model is None or adapter is None):
         missing = "model" if model is None else "criterion"
@@ -301,7 +311,7 @@ def check_needs(
         raise ValueError(
             f"{name} needs the input of the last nn.Linear, and {type(model).__name__} has none{way_around(method, 'feature')}"
         )
-    # An optional signal that is missing is said when the run is built, with what the method does instead.
+    # A missing optional signal is reported when the run is built, with what the method does instead.
     wanted = {column.signal or own for own, column in method.columns().items() if column.optional is None}
     wanted |= set(() if batch is None else requirements_of(batch).signals)
     lacking = wanted & NOT_OF_VALUES

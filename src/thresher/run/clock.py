@@ -12,6 +12,7 @@ from thresher.attribution.attributor import Attributor
 from thresher.loading.epoch_order import EpochScale, OrderPlace
 from thresher.loading.loader import SelectedLoader
 
+# As many batches as `attributor.IDS_AHEAD` lets wait for their losses.
 PLACES = 1024
 """Number of batches whose places are held until their losses are credited."""
 
@@ -86,6 +87,7 @@ class RunClock:
     @property
     def full_steps(self) -> int:
         """Number of batches of full training, in all epochs; 0 if that is not known."""
+        # Rounded up, because the last batch of an epoch may be smaller; `candidates` has no rows that are dropped.
         return self._epochs * -(-self._loader.candidates // self._loader.batch_sampler.batch_size)
 
     def steps(self, total: int) -> int:

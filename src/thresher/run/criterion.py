@@ -13,7 +13,7 @@ from thresher.run.timeline import Timeline
 
 
 class CreditedCriterion(nn.Module):
-    """The user's criterion: the same value and gradient, weighted where the plan has weights; records losses.
+    """The user's criterion: the same value and gradient, weighted if the plan has weights; records losses.
 
     It is a module, so that it can take the place of the criterion of a task or a model. It shows the parameters and buffers of
     the user's module under their names. A criterion with reduction="none" gives the losses before they are averaged, each times
@@ -21,8 +21,8 @@ class CreditedCriterion(nn.Module):
     `torch.no_grad()` it is the plain criterion and records nothing. `copy.deepcopy` and `pickle` give the user's criterion.
 
     Args:
-        criterion: The user's criterion; None where the loop computes its losses.
-        adapter: Its adapter, which computes its value; None where there is no criterion.
+        criterion: The user's criterion; None if the loop computes its losses.
+        adapter: Its adapter, which computes its value; None if there is no criterion.
         timeline: Timeline of the run, which has its selection.
         credit: `Attributor.credit`.
         stopwatch: The stopwatch of the run.
@@ -59,9 +59,9 @@ class CreditedCriterion(nn.Module):
             outputs: Outputs of `run.model`.
             targets: Targets from the batch that `run.loader` yielded; slices and views are fine.
             others: None: a loss of more than outputs and targets is computed in the loop, for `run.reduce`.
-            ids: Positions of the rows in the loader's dataset, shape (rows,), int64, where tensors were indexed or mixed;
+            ids: Positions of the rows in the loader's dataset, shape (rows,), int64, if tensors were indexed or mixed;
                 see `run.ids` and `run.ids_of`. Default: the tensors name them.
-            repeat: Number of consecutive rows per id, for flattened tensors beside `ids`. Default: one row per id, unless
+            repeat: Number of consecutive rows per id, for flattened tensors, with `ids`. Default: one row per id, unless
                 the tensors themselves show more.
 
         Returns:
@@ -87,9 +87,9 @@ class CreditedCriterion(nn.Module):
             return self._adapter.value(outputs, targets)
         # The selection is asked for in every call: with forward_passes="auto" it may be another one from the second epoch on.
         value = self._credit(outputs, targets, ids, self._timeline.selection.loss, repeat)
-        return self._adapter.value(outputs, targets) if value is None else self.watched(value, outputs)
+        return self._adapter.value(outputs, targets) if value is None else self.watch(value, outputs)
 
-    def watched(self, value: Tensor, outputs: Any) -> Tensor:
+    def watch(self, value: Tensor, outputs: Any) -> Tensor:
         """Returns a loss that was credited, whose backward pass is measured, and which is compared once.
 
         Args:

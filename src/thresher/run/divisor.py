@@ -19,11 +19,12 @@ def divides_by_batch(method: BatchMethod | None) -> bool:
 
 def divisible_before(criterion: Criterion | None) -> bool:
     """Returns whether a weight that all rows of a batch have becomes a factor on its loss."""
+    # A mean with class weights divides by the weights of the rows, which cancels a common factor; a sum is not divided at all.
     return criterion is None or not (criterion.class_weights or criterion.reduction == "sum")
 
 
 class UnevenLabels:
-    """Notices where a share of the rows stood for a share of the labels, and the samples had different numbers of labels.
+    """Notices if a share of the rows stood for a share of the labels, and the samples had different numbers of labels.
 
     Args:
         device: Device of the losses.
@@ -40,15 +41,15 @@ class UnevenLabels:
             self._uneven |= counts.min() != counts.max()
 
     def warn(self) -> None:
-        """Warns once where samples had different numbers of labels; it waits for the device."""
+        """Warns once if samples had different numbers of labels; it waits for the device."""
         if self._warned or not self._uneven:
             return
         self._warned = True
         warn(
             "The method divides kept losses by the rows of the batch, and samples of one batch had different numbers of labels "
-            "that count. Where rows are chosen before the forward pass without the labels of their whole batch, the mean over "
+            "that count. If rows are chosen before the forward pass without the labels of their whole batch, the mean over "
             "the kept labels is multiplied by the share of the rows that were kept, which is not the share of the labels. Use "
-            "forward_passes='once'. This is said once."
+            "forward_passes='once'. This warning is given once."
         )
 
 
@@ -64,6 +65,7 @@ def part_of_batch(plan: BatchPlan, n: int) -> BatchPlan:
         tensor([0.2500, 0.2500])
     """
     k = len(plan.rows)
+    # Whole batches get no weights, so that they are trained on bit for bit as without the method.
     if k in (0, n):
         return plan
     ones = torch.ones(k, dtype=torch.float32, device=plan.rows.device) if plan.weights is None else plan.weights

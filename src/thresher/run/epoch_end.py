@@ -76,7 +76,8 @@ class SilentEpochs:
                 self._since = None
 
     def end(self, *, complete: bool) -> None:
-        """Ends an epoch. Its losses may still come, where the loop did not train on its batches yet."""
+        """Ends an epoch. Its losses may still come if the loop did not train on its batches yet."""
+        # An epoch that was left early may have been left before its first loss.
         if not complete:
             self._since = None
         elif self._since is not None:
@@ -113,7 +114,7 @@ class SilentEpochs:
 
 
 WAY_OUT = (
-    "Call run.criterion(outputs, targets) in the loop instead of your own criterion; where the model computes its own loss, "
+    "Call run.criterion(outputs, targets) in the loop instead of your own criterion; if the model computes its own loss, "
     "pass the losses per sample to run.reduce(losses, targets=...)."
 )
 ENABLE_GRADIENTS = (
@@ -121,7 +122,7 @@ ENABLE_GRADIENTS = (
     "call run.criterion(run.model(inputs), targets) under torch.enable_grad() once per batch, in the forward pass whose losses "
     "the method is to learn."
 )
-WITHOUT_GRADIENTS = "the loop trains without gradients, so that its passes cannot be told from those of an evaluation"
+WITHOUT_GRADIENTS = "the loop trains without gradients, so that its passes cannot be distinguished from those of an evaluation"
 
 
 class Pass(enum.Enum):
@@ -156,8 +157,8 @@ class EpochEnd:
     Args:
         parts: Parts of the run.
         close: Function that ends the epoch, given whether it is complete.
-        single_process: Whether one process trains. Several end an epoch together, where the loop leaves the pass or steps, and
-            not where one of them reads a result.
+        single_process: Whether one process trains. Several end an epoch together, when the loop leaves the pass or steps, and
+            not when one of them reads a result.
     """
 
     def __init__(self, parts: Parts, close: Callable[[bool], None], *, single_process: bool) -> None:
@@ -192,7 +193,7 @@ class EpochEnd:
         self._note_thread()
 
     def on_loop_exit(self, *, exhausted: bool) -> None:
-        """Notes that the loop has left the pass; where its last step is over, an exhausted epoch ends at once.
+        """Notes that the loop has left the pass; if its last step is over, an exhausted epoch ends at once.
 
         Args:
             exhausted: Whether all batches were asked for; else the iterator is gone, which can happen at any time, so that no
@@ -232,7 +233,7 @@ class EpochEnd:
         """Ends the epoch before another pass, a save or `detach`, and returns whether there is none in progress afterwards.
 
         Args:
-            leaves: Whether the loop is known to have left the pass, also where it keeps the iterator.
+            leaves: Whether the loop is known to have left the pass, even if it keeps the iterator.
         """
         # Read before the state changes: an epoch that was left early is over as well, and is not complete.
         complete = self.state in (Pass.ALL_YIELDED, Pass.OVER)
@@ -278,7 +279,7 @@ class EpochEnd:
     def _last_step_done(self) -> bool:
         """Whether the loss of the batch yielded last was credited, and the optimizer stepped since, if it steps at all.
 
-        Where the loop trained and no loss was credited, none will be.
+        If the loop trained and no loss was credited, none will be.
         """
         batches, credited, steps, *_ = self._at_begin
         if self._attributor.batches == batches or self._accumulator.credited == credited:
@@ -305,6 +306,6 @@ class EpochEnd:
             return
         raise RuntimeError(
             "The loop trains in another thread than the one that iterates run.loader. Selection runs the model between batches "
-            "and epochs, which must not happen beside a training step. Iterate run.loader in the thread that trains; to load "
+            "and epochs, which must not happen during a training step. Iterate run.loader in the thread that trains; to load "
             "in the background, use DataLoader(num_workers=...). Without an optimizer, call attach in the thread that trains."
         )

@@ -13,6 +13,7 @@ from thresher.attribution.rows import AttributionError
 from thresher.run.parts import Parts
 from thresher.warning import warn
 
+# Masks and copies of all samples at once would take more memory than the column itself.
 LOOKED_AT = 2**20
 """Number of losses that are looked at together."""
 
@@ -31,6 +32,7 @@ def not_finite(losses: Tensor) -> tuple[int, NDArray[np.int64]]:
         (2, array([1, 3]))
     """
     pieces = losses.split(LOOKED_AT)
+    # One comparison finds both: NaN compares false with everything, and inf is not less than itself. -inf passes, as it must.
     counts = torch.stack([len(piece) - (piece < torch.inf).sum() for piece in pieces]).tolist()
     first = [np.empty(0, dtype=np.int64)]
     for number, piece in enumerate(pieces):
@@ -49,6 +51,7 @@ def mean_loss(losses: Tensor) -> float | None:
         >>> mean_loss(torch.tensor([0.5, float("nan"), float("-inf"), 1.5]))
         1.0
     """
+    # A sum of millions of losses in float32 would lose digits.
     sums = torch.zeros(2, dtype=torch.float64, device=losses.device)
     for piece in losses.split(LOOKED_AT):
         finite = piece.isfinite()
@@ -84,6 +87,7 @@ class History:
         Args:
             tracing_s: Seconds of the run's steps that tracing the model has taken.
         """
+        # The last step of an epoch may come after its entry, so its counts are added later, and once.
         if not self.entries or "forward" in self.entries[-1]:
             return None
         self._accumulator.settle()
@@ -104,12 +108,14 @@ class History:
         self._accumulator.settle()
         # Comparisons on a device are read once an epoch: read in the step they would make the host wait.
         doubts, self._accumulator.doubts = self._accumulator.doubts, []
+        # Every process asks, with or without doubts of its own, because the answer takes all of them.
         if self._config.world.total(bool(doubts) and not bool(torch.stack(doubts).all())):
             raise AttributionError(
                 "Targets were new tensors whose values are not the yielded targets of the rows that the outputs name, or `ids` "
                 "were not those of the rows or named a sample more than once, in the epoch that just ended. Those losses were "
                 "not recorded."
             )
+        # Looked at once per epoch, although the check runs again before a plan.
         if "loss" in self._records and self.entries and "nonfinite" not in self.entries[-1]:
             self._look_at_losses(self.entries[-1], self._records["loss"])
 
@@ -125,7 +131,7 @@ class History:
             raise FloatingPointError(f"{message}; attach(on_nonfinite='keep') trains on")
         if not self._warned:
             self._warned = True
-            warn(f"{message}; they are kept for training and not scored. This is said once.")
+            warn(f"{message}; they are kept for training and not scored. This warning is given once.")
 
     def load(self, entries: Sequence[dict[str, Any]], tracing_s: float) -> None:
         """Goes on after the epochs of a saved run.
@@ -135,5 +141,6 @@ class History:
             tracing_s: Seconds of this run's steps that tracing the model has taken.
         """
         self.entries = [dict(entry) for entry in entries]
+        # The counters go on from the saved run, whose entries have their parts already.
         self._booked = {name: sum(entry.get(name, 0) for entry in entries) for name in COUNTED}
         self._traced_s = tracing_s

@@ -68,14 +68,15 @@ def kept_losses_only(method: object, criterion: Any) -> str:
 def not_by_rows(error: Exception, criterion: Any, kept: int, of: int) -> Exception:
     """Returns the error for a criterion that takes the whole batch and does not take the kept rows of it.
 
-    It is the same error where that has another cause, or names the criterion and what to do already.
+    It is the same error if that has another cause, or names the criterion and what to do already.
     """
+    # Memory has nothing to do with the kept rows, and an error that names the criterion has a way out already.
     if isinstance(error, torch.OutOfMemoryError) or str(error).startswith(f"criterion {criterion!r}"):
         return error
     return ValueError(
         f"criterion {criterion!r} could be computed for the {of} samples of a batch, and not for {kept} of them: {error}. With "
         "forward_passes='once' it gets the kept rows of outputs and targets, of every tensor whose first dimension is the "
-        "samples'. Let the first dimension of all of them be the samples', and transpose within the criterion where it needs "
+        "samples'. Let the first dimension of all of them be the samples', and transpose within the criterion if it needs "
         "another order, as nn.CTCLoss does; or use attach(forward_passes='twice'); or compute the losses in the loop and call "
         "run.reduce(losses, ids=run.ids)."
     )
@@ -97,8 +98,8 @@ def part_of_divisor(
         targets: Targets of the batch.
         layout: Layout of the rows of the batch as samples.
         rows: Numbers of the samples, shape (k,), int64.
-        weights: Weights of these samples, shape (k,), float; None where all are 1.
-        of_batch: Weights of all samples of the batch, shape (n,), float; None where all are 1.
+        weights: Weights of these samples, shape (k,), float; None if all are 1.
+        of_batch: Weights of all samples of the batch, shape (n,), float; None if all are 1.
     """
     if criterion.reduction == "sum":
         return 1.0
@@ -116,8 +117,8 @@ class InForward(BatchSelection):
     Args:
         parts: Parts of the run.
         stage: The batch method at work.
-        trained: The model, whose backward pass costs the chosen rows only where it was traced.
-        instead: Takes over where the model turned out not to be traceable; None: nothing does.
+        trained: The model, whose backward pass costs the chosen rows only if it was traced.
+        instead: Takes over if the model turned out not to be traceable; None: nothing does.
     """
 
     forward_passes = "once"
@@ -141,7 +142,7 @@ class InForward(BatchSelection):
         return self._trained.tracing_s
 
     def watch(self, value: Tensor) -> None:
-        """Times the backward pass, which runs on the chosen rows only where the model was traced."""
+        """Times the backward pass, which runs on the chosen rows only if the model was traced."""
         self._parts.stopwatch.watch(value, 1.0 if self._trained.is_plain else self._share)
 
     def _loss_of_chosen(
@@ -188,7 +189,7 @@ class InForward(BatchSelection):
     def _factor(self, k: int) -> Tensor | None:
         """Returns the factor of a mean over k rows, so that the mean over the processes is that over the rows of all of them.
 
-        None where processes keep equally many rows.
+        None if processes keep equally many rows.
         """
         several = self._world.size > 1 and self.by_chance
         return self._world.share_of_mean(k, self._parts.device) if several else None
@@ -209,6 +210,7 @@ class InForward(BatchSelection):
         value = given.value(layout, joint_weights(plan, weights), plan.rows)
         if self._parts.config.by_batch:
             factor = given.part(layout, plan.rows)
+        # The factor is for a mean over the kept rows; with a total, the caller has chosen the divisor of all processes.
         elif given.has_total:
             factor = None
         return times(value, factor), narrow(signals), plan.rows
@@ -222,6 +224,7 @@ class InForward(BatchSelection):
         criterion = self._parts.reader.criterion
         assert criterion is not None
         if alone is not None:
+            # Fewer rows can take other kernels, so that losses differ in their last digits, of which half precision has few.
             exact = losses.dtype in (torch.float32, torch.float64)
             if not torch.allclose(alone.to(losses.dtype), losses, rtol=1e-3 if exact else 0.05, atol=1e-4, equal_nan=True):
                 raise ValueError(
@@ -247,6 +250,7 @@ class InForward(BatchSelection):
         chosen = next((one for one in self._chosen_in_step if one[0] is not None and one[0] == attribution.key), None)
         if chosen is None:
             ids, device = attribution.ids, self._parts.device
+            # What the method learns by the losses of a teacher is taken back by this copy.
             if not (trains_own or self._chosen_in_step):
                 self._before_step = self._stage.state_dict()
             self._may_be_foreign = not trains_own
@@ -258,11 +262,11 @@ class InForward(BatchSelection):
         return plan, factor
 
     def at_epoch_start(self, *, can_score: bool) -> BatchSelection:
-        """Returns the selection that takes over where the model turned out not to be traceable, else itself."""
+        """Returns the selection that takes over if the model turned out not to be traceable, else itself."""
         return self.instead if self.instead is not None and self._trained.is_plain_anywhere(can_score) else self
 
     def warn_if_in_vain(self, keep: float, batches: int) -> None:
-        """Warns once where the backward pass costs the whole batch for a reason that lies in the loop."""
+        """Warns once if the backward pass costs the whole batch for a reason that lies in the loop."""
         meter, before = self._parts.attributor.meter, self._passed_back
         self._passed_back = now = meter.subset_backwards, meter.whole_backwards
         passes, whole = now[0] - before[0], now[1] - before[1]
@@ -287,7 +291,7 @@ class InForward(BatchSelection):
         self._warned = True
         warn(
             f"{type(self._stage.method).__name__} kept {keep:.2f} of the samples in the loop's own forward pass, and {why} "
-            "This is said once."
+            "This warning is given once."
         )
 
     def step_over(self) -> None:

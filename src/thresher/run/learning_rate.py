@@ -11,12 +11,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from thresher.run.clock import RunClock
 
 
-def followed(timeline: Any) -> RunClock:
+def follow_clock(timeline: Any) -> RunClock:
     """Returns the clock of a run, for a schedule that follows it.
 
     Args:
         timeline: Timeline of the run.
     """
+    # A schedule that follows the run ends in time, so that no warning about fewer steps is due.
     if timeline.step_checks is not None:
         timeline.step_checks.paced = True
     return timeline.clock
@@ -62,6 +63,8 @@ class PacedLR(LRScheduler):
                 f"step {now} of {self.total}. Load the state of the run that was saved with it: run.load_state_dict(state)."
             )
         self._was_loaded = False
+        # One by one, because a scheduler may compute a rate from the one before. None if the clock went back, as after a pass
+        # without training, which was taken back.
         for _ in range(now - self.stepped):
             self.scheduler.step()
             self.stepped += 1
@@ -100,18 +103,20 @@ class PacedLR(LRScheduler):
         self.stepped, self._was_loaded = state_dict["stepped"], True
 
     def __getattr__(self, name: str) -> Any:
+        # `copy` and `pickle` ask for attributes before there are any: the next line would call this method again, endlessly.
         if name == "scheduler":
             raise AttributeError(name)
         return getattr(self.scheduler, name)
 
 
-def paced(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
+def pace(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
     """Returns a scheduler that follows the training. See `Run.pace`, which describes the arguments.
 
     Raises:
         TypeError: `scheduler` is no scheduler that steps without arguments.
         ValueError: `total` is no number of steps, is not known, or contradicts the scheduler; or the scheduler has stepped.
     """
+    # By name, because accelerate need not be installed.
     if type(scheduler).__name__ == "AcceleratedScheduler":
         scheduler = _of_accelerate(scheduler, total)
     if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau | PacedLR):
@@ -188,7 +193,8 @@ class ProgressLR(LRScheduler):
     def __init__(self, optimizer: Optimizer, run: Any, fn: Callable[[float], float]) -> None:
         if not callable(fn):
             raise TypeError(f"ProgressLR: `fn` must map progress to a factor, got {type(fn).__name__}")
-        self.fn, self._clock = fn, followed(run._timeline)
+        # Before the base class, whose constructor makes a first step and so asks for a rate.
+        self.fn, self._clock = fn, follow_clock(run._timeline)
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | torch.Tensor]:
@@ -198,4 +204,5 @@ class ProgressLR(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state without the run and the function, which are given to the new scheduler."""
+        # LRScheduler saves all attributes but the optimizer.
         return {key: value for key, value in super().state_dict().items() if key not in {"fn", "_clock"}}

@@ -23,6 +23,8 @@ def parts_of(optimizer: Any) -> list[Optimizer]:
     """
     parameters = _parameters(optimizer)
     optimizers: list[Optimizer] = [optimizer]
+    # The list grows while it is walked, because an optimizer inside may hold another one. One that updates none of these
+    # parameters is merely kept there, and its steps are its own.
     for one in optimizers:
         for inner in _held(one):
             if all(inner is not other for other in optimizers) and parameters & _parameters(inner):
@@ -90,7 +92,7 @@ class StepHooks:
         self._leading = innermost[0]
         me: weakref.ref[StepHooks] = weakref.ref(self)
         # A run that nobody holds any more leaves the optimizer as it was; the hooks hold the run weakly.
-        self._unhook = weakref.finalize(self, _remove, [undo for part in self.parts for undo in _hooked(part, me)])
+        self._unhook = weakref.finalize(self, _remove, [undo for part in self.parts for undo in _hook(part, me)])
         self._unhook.atexit = False
 
     def begin_epoch(self) -> None:
@@ -109,10 +111,10 @@ class StepHooks:
         self.changes += mark != self._last and self._last is not None
         self._last = mark
         if self.scale != 1.0 and self._trains():
-            self._saved = [*map(self._scaled, self._groups())]
+            self._saved = [*map(self._scale_group, self._groups())]
         self._timing.attribution_s += time.perf_counter() - begin
 
-    def _scaled(self, group: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    def _scale_group(self, group: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         """Scales the learning rate of a group, and returns the group with the rate that it had."""
         lr = group["lr"]
         before = lr.clone() if isinstance(lr, torch.Tensor) else lr
@@ -140,17 +142,18 @@ class StepHooks:
             else:
                 group["lr"] = lr
         if saved:
+            # Restoring a tensor raises its version, which would count as a change of the rate.
             self._last = _mark(self._leading.param_groups[0].get("lr"))
 
     def after(self, part: Optimizer) -> None:
         """Puts the learning rates back when the outermost step has ended.
 
         Args:
-            part: Optimizer whose step ended; the step counts where the innermost one took it.
+            part: Optimizer whose step ended; the step counts if the innermost one took it.
         """
         begin = time.perf_counter()
         self._depth -= 1
-        # GradScaler skips the inner step where gradients overflow; a wrapper whose own step runs has trained on nothing then.
+        # GradScaler skips the inner step if gradients overflow; a wrapper whose own step runs has trained on nothing then.
         self._updated |= id(part) in self._innermost
         if not self._depth:
             self._restore()
@@ -158,17 +161,18 @@ class StepHooks:
         if not self._depth and self._updated:
             self._stepped()
 
-    def guarded(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def guard(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls a step, and restores in any case: a post hook does not run when the step raises."""
         depth = self._depth
         try:
             return step(*args, **kwargs)
         finally:
+            # The post hook of a step that raised did not count the depth down.
             self._depth = depth
             if not depth:
                 self._restore()
 
-    def zeroed(self, zero: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def zero_grad(self, zero: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Sets gradients to zero: what went backward before is not part of the next step."""
         self._gradients_zeroed()
         return zero(*args, **kwargs)
@@ -178,7 +182,7 @@ class StepHooks:
         self._unhook()
 
 
-def _hooked(part: Optimizer, hooks: "weakref.ref[StepHooks]") -> Iterator[Callable[[], None]]:
+def _hook(part: Optimizer, hooks: "weakref.ref[StepHooks]") -> Iterator[Callable[[], None]]:
     """Hooks one optimizer, and yields functions that take the hooks away."""
 
     def before(*_: Any) -> None:
@@ -191,12 +195,12 @@ def _hooked(part: Optimizer, hooks: "weakref.ref[StepHooks]") -> Iterator[Callab
 
     yield part.register_step_pre_hook(before).remove
     yield part.register_step_post_hook(after).remove
-    # A post hook does not run where the step raises: the guard around the step restores the rates in any case.
-    yield _wrapped(part, "step", hooks, StepHooks.guarded)
-    yield _wrapped(part, "zero_grad", hooks, StepHooks.zeroed)
+    # A post hook does not run if the step raises: the guard around the step restores the rates in any case.
+    yield _wrap(part, "step", hooks, StepHooks.guard)
+    yield _wrap(part, "zero_grad", hooks, StepHooks.zero_grad)
 
 
-def _wrapped(part: Any, name: str, hooks: "weakref.ref[StepHooks]", call: Callable[..., Any]) -> Callable[[], None]:
+def _wrap(part: Any, name: str, hooks: "weakref.ref[StepHooks]", call: Callable[..., Any]) -> Callable[[], None]:
     """Has a method of one optimizer called by the hooks, and returns a function that takes that back."""
     method, had_own = getattr(part, name), name in vars(part)
     holder = weakref.ref(part)
@@ -234,7 +238,7 @@ CHANGES = 2
 
 
 class StepChecks:
-    """Warns, once for each cause, where steps were not seen, not scaled, or fewer than a schedule was made for.
+    """Warns, once for each cause, if steps were not seen, not scaled, or fewer than a schedule was made for.
 
     Args:
         hooks: Hooks of the optimizer.
@@ -260,6 +264,7 @@ class StepChecks:
         self._versions = self._version()
 
     def _version(self) -> int:
+        # An optimizer updates in place, which raises the versions: this needs no value, and waits for no device.
         return sum(parameter._version for parameter in self._elsewhere)
 
     def end_epoch(self, epoch: int, batches: int, full: int) -> None:
@@ -277,7 +282,7 @@ class StepChecks:
             return
         self._warn(
             "schedule",
-            f"The learning rate changes within the epoch, and epoch {epoch} had {batches} batches, where an epoch over all "
+            f"The learning rate changes within the epoch, and epoch {epoch} had {batches} batches, while an epoch over all "
             f"samples has {full}. A schedule over a fixed number of steps, such as OneCycleLR with epochs * len(loader) steps, "
             "does not come to its end then, and its learning rates are wrong. Use scheduler = run.pace(scheduler), or "
             "thresher.ProgressLR(optimizer, run, fn), which follow the progress of the training. A schedule made for exactly "

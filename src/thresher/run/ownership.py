@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+# Weak on both sides: this table keeps neither an optimizer nor a run alive.
 _OWNERS: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
 
 

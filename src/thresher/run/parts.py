@@ -56,6 +56,7 @@ class SelectionMode(enum.Enum):
         return self in (SelectionMode.BEFORE_FORWARD, SelectionMode.WITHOUT_LOSSES_FILLED)
 
 
+# `attach` takes these as **options, with their types, and their defaults stand in `RunConfig` alone.
 class Options(TypedDict, total=False):
     """Arguments of `attach` that few trainings need; it describes them."""
 
@@ -64,21 +65,22 @@ class Options(TypedDict, total=False):
     collate_keeps_rows: bool
 
 
+# Frozen: a check returns a changed copy, so that a refused `attach` leaves nothing half done.
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Options given to `attach`, which describes them, and what the checks made of them.
 
     Attributes:
         world: Processes that train together.
-        before: Method that decides before training; None where there is none.
-        epoch_method: Method that decides before each epoch; all data where there is none.
-        batch_method: Method that decides inside each batch; None where there is none.
-        adapter: The user's criterion per sample; None where there is none.
+        before: Method that decides before training; None if there is none.
+        epoch_method: Method that decides before each epoch; all data if there is none.
+        batch_method: Method that decides inside each batch; None if there is none.
+        adapter: The user's criterion per sample; None if there is none.
         samples: Number of samples of the dataset; None for a stream.
         mode: Where and by what the rows of a batch are chosen.
         by_batch: Whether the losses that a batch method kept are divided by the rows of the batch.
-        kept: Ids that pruning left, shape (K,), int64; None where there was no pruning.
-        strata: Puts plans into stratified order; None where they are in the order of the loader.
+        kept: Ids that pruning left, shape (K,), int64; None if there was no pruning.
+        strata: Puts plans into stratified order; None if they are in the order of the loader.
         on_mismatch: Function that warns, once, that the criterion gets other labels than the dataset holds.
     """
 
@@ -101,6 +103,7 @@ class RunConfig:
     collate_keeps_rows: bool = False
     observe: bool = False
 
+    # What `checks.check` adds. Until then the defaults stand for one process that trains on everything.
     world: World = ALONE
     before: Any = None
     epoch_method: EpochMethod = field(default_factory=FullData)
@@ -117,16 +120,19 @@ class RunConfig:
     def optional(self) -> Mapping[str, str]:
         """Signals that the epoch method, or observing, can do without, each with what it does instead; "": nothing to say."""
         needed = {column.signal or name: column.optional for name, column in self.epoch_method.columns().items()}
+        # A map of a regression has fewer columns, which needs no warning.
         observed = dict.fromkeys(OPTIONAL - needed.keys(), "") if self.observe else {}
         return observed | {signal: instead for signal, instead in needed.items() if instead is not None}
 
     @property
     def methods(self) -> list[Any]:
-        """The methods in the order of their stages; all data beside another method needs no mention."""
+        """The methods in the order of their stages; all data besides another method needs no mention."""
         methods = [one for one in (self.before, self.epoch_method, self.batch_method) if one is not None]
+        # Full training is named if it is the only method.
         return methods if len(methods) == 1 else [one for one in methods if not isinstance(one, FullData)]
 
 
+# Compared by identity: tensors and loaders have no useful equality.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parts:
     """The parts that the objects of a run share; each owns one concern.
@@ -135,7 +141,7 @@ class Parts:
         config: Options given to `attach`, and what the checks made of them.
         device: Device of the records, where the loop draws random numbers.
         loader: The user's loader, its order filtered.
-        model: The user's model, tracked; None where `attach` was given none.
+        model: The user's model, tracked; None if `attach` was given none.
         attributor: Credits losses to samples.
         accumulator: Collects the signals of a step.
         reader: Reads signals.
@@ -144,7 +150,7 @@ class Parts:
         cost: Where samples and steps are counted.
         stopwatch: Times forward and backward passes.
         timing: Books the time of the training.
-        why_plain: Function that returns why the backward pass costs all rows although rows are chosen; "" where it does not.
+        why_plain: Function that returns why the backward pass costs all rows although rows are chosen; "" if it does not.
     """
 
     config: RunConfig

@@ -22,7 +22,7 @@ class Planner:
 
     Args:
         parts: Parts of the run.
-        method: The epoch method, on the samples that pruning left where there was pruning.
+        method: The epoch method, on the samples that pruning left if there was pruning.
         fills: Function that returns whether a batch method fills the rows that it chooses up to full batches.
     """
 
@@ -44,26 +44,30 @@ class Planner:
             TypeError: The method returned no plan.
             ValueError: The plan does not fit the training.
         """
-        known = self._known(epoch)
-        held = HeldPlan(**self._config.world.from_first(lambda: self._planned(known, epoch, seed).state_dict()))
+        known = self._inputs(epoch)
+        # One process plans, and the others receive the plan: means can differ in the last bit between kinds of CPUs, and
+        # processes with different plans would wait for each other.
+        held = HeldPlan(**self._config.world.from_first(lambda: self._make_plan(known, epoch, seed).state_dict()))
         if held.note and held.note not in self._warned_of:
             self._warned_of.add(held.note)
             warn(held.note)
         return held
 
-    def _planned(self, known: Mapping[str, Tensor], epoch: int, seed: int) -> HeldPlan:
+    def _make_plan(self, known: Mapping[str, Tensor], epoch: int, seed: int) -> HeldPlan:
         """Returns the plan that the process with the records makes."""
+        # The draws of an epoch depend on the seed and its number alone, so that a resumed run plans the same.
         generator, n = rng.seeded(seed, epoch), self._records.n
         plan = self._method.plan_epoch(known, epoch=epoch, epochs=self._config.epochs, generator=generator)
-        plan = self._checked(plan)
+        plan = self._check(plan)
         if self._config.strata is not None:
             layout = lambda one: self._loader.rows_of_steps(HeldPlan.of(one, n))  # noqa: E731
             plan = self._config.strata.in_order(plan, self._records, layout, self._config.world.size, generator)
+        # After all checks: a refused plan leaves no trace in the records.
         self._records.remember(plan.remember)
         return HeldPlan.of(plan, n)
 
-    def _known(self, epoch: int) -> Mapping[str, Tensor]:
-        """What a plan is made of: the records and, where the method asks for one, the results of a full pass."""
+    def _inputs(self, epoch: int) -> Mapping[str, Tensor]:
+        """What a plan is made of: the records and, if the method asks for one, the results of a full pass."""
         method, world = self._method, self._config.world
         names = method.full_pass(epoch, self._config.epochs) if defines(method, "full_pass") else ()  # pyright: ignore
         if not names:
@@ -76,11 +80,12 @@ class Planner:
             signals = {name: torch.cat([one[name] for one in parts]).to(signals[name].device) for name in signals if parts}
         return {**self._records, **signals}
 
-    def _checked(self, plan: Any) -> EpochPlan:
+    def _check(self, plan: Any) -> EpochPlan:
         name = title_of(self._method)
         if not isinstance(plan, EpochPlan):
             raise TypeError(f"{name}.plan_epoch must return a thresher.EpochPlan, got {type(plan).__name__}")
         plan.check(self._records.n)
+        # Before the further checks, because `spend` decides about smaller batches and the learning rate.
         plan = as_spent(plan, self._config.spend)
         if plan.smaller_batches and self._fills():
             raise ValueError(
@@ -95,6 +100,7 @@ class Planner:
             raise ValueError(
                 f"{name} draws the order of training, but the loader's sampler has an order of its own: use shuffle=True"
             )
+        # `attach` has checked what the method declares; a plan may still ask for what it did not declare.
         if plan.lr_scale != 1 and self._config.optimizer is None:
             raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=...)")
         if plan.refresh is not None and not self._passes.possible:
@@ -103,7 +109,7 @@ class Planner:
 
 
 def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None) -> EpochPlan:
-    """Returns a plan that spends its samples as `attach(spend=)` says.
+    """Returns a plan that spends its samples as `attach(spend=)` asks.
 
     With as many steps as in full training there is nothing to make up for: the learning rate is not scaled, and weights have a
     mean of 1.
@@ -116,6 +122,7 @@ def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None) -> Epoc
         return replace(plan, smaller_batches=False)
     if spend != "batches" or plan.smaller_batches:
         return plan
+    # In float64, so that the mean of many weights keeps its digits.
     weights = None if plan.weights is None else plan.weights / plan.weights.mean(dtype=torch.float64).item()
     return replace(plan, smaller_batches=True, weights=weights, lr_scale=1.0)
 

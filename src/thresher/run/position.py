@@ -35,6 +35,7 @@ class Position:
     def begin(self) -> bool:
         """Begins a pass over the loader, and returns whether it goes on with an interrupted epoch."""
         resumed = self.resumed
+        # Kept for a pass without training, which is taken back.
         self._at_begin = resumed, self.place if resumed else OrderPlace()
         if not resumed:
             self.place, self._samples = OrderPlace(), 0
@@ -48,6 +49,7 @@ class Position:
             place: The place.
             samples: Number of samples of full training that are behind it in the epoch.
         """
+        # Only the difference: what lies before is counted already, also by the run that was saved.
         self._count(samples - self._samples)
         self.place, self._samples = place, samples
 
@@ -57,6 +59,7 @@ class Position:
         Args:
             samples: Number of samples of an epoch of full training.
         """
+        # A stream may have been longer than its length.
         self._count(max(0, samples - self._samples))
 
     def end(self) -> None:
@@ -80,6 +83,7 @@ class Position:
         self.resumed, self._samples = self.active, samples
 
     def _count(self, samples: int) -> None:
+        # Full training makes one pass of each kind for a sample.
         self._cost.full_forward += samples
         self._cost.full_backward += samples
 

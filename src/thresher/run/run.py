@@ -20,14 +20,14 @@ from thresher.plans import EpochPlan
 from thresher.records import Records
 from thresher.run.checkpoint import SavedState
 from thresher.run.criterion import CreditedCriterion
-from thresher.run.learning_rate import PacedLR, followed, paced
+from thresher.run.learning_rate import PacedLR, follow_clock, pace
 from thresher.run.parts import Parts
 from thresher.run.timeline import Timeline
 from thresher.timing import time_by_part
 from thresher.warning import warn
 
 Facts = list[tuple[str, str]]
-"""Names and values of what a summary says."""
+"""Names and values that a summary shows."""
 
 
 def facts(
@@ -42,7 +42,7 @@ def facts(
     scored: bool = False,
     on_device: bool = False,
 ) -> Facts:
-    """Returns what a summary says of a run.
+    """Returns the facts that a summary of a run shows.
 
     Args:
         method: The method of the run.
@@ -51,7 +51,7 @@ def facts(
         history: Entries of `run.history`.
         times: Entries of `run.times`.
         cost: Cost of the run by now.
-        why_plain: Why the model could not be traced, where rows are chosen in the batch. Default: it was.
+        why_plain: Why the model could not be traced, if rows are chosen in the batch. Default: it was.
         scored: Whether the method was given scores, which took time before the run. Default: False.
         on_device: Whether the model is on an accelerator, which the clock of the host does not wait for. Default: False.
     """
@@ -62,6 +62,7 @@ def facts(
     if times:
         notes = "; time of the host" * on_device + "; what the scores took before it is not in it" * scored
         rows.append(("time", time_by_part(times) + notes))
+    # Full training saves nothing that could be measured.
     if times and not isinstance(method, FullData):
         rows.append(("saving", "thresher compare measures it: it trains with this method and in full"))
     rows += [("not traced", f"a backward pass costs all rows that are put forward: {why_plain}")] if why_plain else []
@@ -69,7 +70,7 @@ def facts(
 
 
 SAME_SHARE = 0.005
-"""Difference of two shares of the samples that is not told."""
+"""Largest difference of two shares of the samples that is not reported."""
 
 
 def as_text(found: Facts) -> str:
@@ -91,6 +92,7 @@ def _cell(value: str) -> str:
 def _epoch(history: Sequence[Mapping[str, Any]], samples: int | None, *, counted: bool) -> str:
     entry, parts = history[-1], []
     if samples:
+        # The share of the last epoch can be far from the others', as for a method that trains the end in full.
         all_of_them = sum(one["kept"] for one in history) / len(history) / samples
         also = "" if abs(all_of_them - entry["kept"] / samples) < SAME_SHARE else f" ({all_of_them:.1%} in all epochs)"
         parts.append(f"planned {entry['kept']:,} samples, {entry['kept'] / samples:.1%}{also}")
@@ -106,6 +108,7 @@ def _epoch(history: Sequence[Mapping[str, Any]], samples: int | None, *, counted
 
 def _costs(cost: Cost) -> Facts:
     known = cost.to_dict()
+    # Unknown, or nothing was trained yet: the text of the cost gives the reason.
     if known["ratio"] is None:
         return [("cost", str(cost))]
     passes = (
@@ -119,6 +122,7 @@ def _costs(cost: Cost) -> Facts:
 def numbers_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Returns the numbers among some values by name; later entries win. What is unknown, a text or a list is left out."""
     latest = {name: value for entry in entries for name, value in entry.items()}
+    # True is an int in Python, and no number to plot.
     return {name: value for name, value in latest.items() if isinstance(value, int | float) and not isinstance(value, bool)}
 
 
@@ -136,6 +140,7 @@ def log_of(tracker: Any) -> Log:
     Raises:
         TypeError: The tracker has none of these.
     """
+    # Functions come last: an object with such a method may be callable, too.
     if callable(add_scalar := getattr(tracker, "add_scalar", None)):
 
         def log_each(numbers: Mapping[str, float], step: int) -> None:
@@ -162,7 +167,7 @@ class Run(Uncopied):
         timeline: Events of the loop, plans, progress and history.
 
     Attributes:
-        method: The method, the last one where there are several.
+        method: The method, the last one if there are several.
         loader: Loader to iterate instead of the DataLoader.
         criterion: The criterion as a module whose losses are recorded: call it in the loop.
         epochs: Number of epochs of the whole training.
@@ -183,6 +188,7 @@ class Run(Uncopied):
     def __init__(self, parts: Parts, timeline: Timeline) -> None:
         self._parts, self._timeline = parts, timeline
         self.method, self.loader, self.epochs = parts.config.methods[-1], parts.loader, parts.config.epochs
+        # The loader saves the run, for scripts that save the state of their loader, as they do with a StatefulDataLoader.
         self._credit, self.loader.saved = parts.attributor.credit, SavedState(parts, timeline)
         own, adapter = parts.config.criterion, parts.config.adapter
         self.criterion = CreditedCriterion(own, adapter, timeline, self._credit, parts.stopwatch)
@@ -229,7 +235,7 @@ class Run(Uncopied):
                 the loss of a sample is still the mean over all of its positions that count. Default: all that count.
 
         Returns:
-            The mean, shape (), weighted where the plan has weights. Where the method keeps some rows of the loop's own forward
+            The mean, shape (), weighted if the plan has weights. If the method keeps some rows of the loop's own forward
             pass, it is theirs; with `total`, times the share of the whole batch's positions in it.
 
         Raises:
@@ -251,12 +257,14 @@ class Run(Uncopied):
             True
         """
         losses = GivenLosses(per_sample_losses, valid, total, keep)
+        # An evaluation: nothing is trained on, so nothing is recorded.
         if not torch.is_grad_enabled():
             return losses.plain()
+        # The losses were computed from the outputs, so that they name the rows as well.
         made, selection = (per_sample_losses, outputs), self._timeline.selection
         if (value := self._credit(made, targets, ids, partial(selection.reduced, losses), repeat)) is None:
             return losses.plain()
-        return self.criterion.watched(value, made)
+        return self.criterion.watch(value, made)
 
     @property
     def ids(self) -> Tensor:
@@ -269,7 +277,7 @@ class Run(Uncopied):
     def ids_of(self, tensor: Tensor) -> Tensor:
         """Returns the ids of the samples that a tensor shows, shape (n,), int64, as `ids=` takes them.
 
-        Use it instead of `run.ids` where the loader runs ahead of the loop, as with a prefetcher, or batches are skipped.
+        Use it instead of `run.ids` if the loader runs ahead of the loop, as with a prefetcher, or if batches are skipped.
 
         Args:
             tensor: A tensor of a batch that `run.loader` yielded, or a slice or view of it.
@@ -298,8 +306,8 @@ class Run(Uncopied):
         Args:
             scheduler: Scheduler that counts steps, such as OneCycleLR, CosineAnnealingLR, LambdaLR or SequentialLR, before
                 its first step; also as accelerate prepared it.
-            total: Number of steps of the scheduler in full training: of all batches, of all optimizer steps where gradients
-                are accumulated, or of all epochs, 1 or more. Default: that of the scheduler where it has `total_steps`, else
+            total: Number of steps of the scheduler in full training: of all batches, of all optimizer steps if gradients
+                are accumulated, or of all epochs, 1 or more. Default: that of the scheduler if it has `total_steps`, else
                 one step per batch of full training.
 
         Raises:
@@ -323,18 +331,20 @@ class Run(Uncopied):
             >>> schedule.get_last_lr()
             [0.0]
         """
-        return paced(scheduler, followed(self._timeline), total)
+        return pace(scheduler, follow_clock(self._timeline), total)
 
     # What it remembers and reports
 
     @property
     def epoch(self) -> int:
         """The epoch in progress or, between epochs, the one that comes next; 0-based."""
+        # An epoch that is over counts, even if nothing has ended it yet.
         return self._timeline.epoch + self._timeline.end.due
 
     @property
     def progress(self) -> float:
         """Share of full training's samples that is behind the step that was made last, in [0, 1]."""
+        # A loop that reads this may schedule by it: it gets no warning that its epochs have fewer steps.
         if self._timeline.step_checks is not None:
             self._timeline.step_checks.by_progress = True
         return self._timeline.clock.progress
@@ -362,12 +372,13 @@ class Run(Uncopied):
         """
         self._check_keeper("run.records")
         self._warn_if_open()
+        # An epoch that is over ends first: its refresh is part of the records.
         self._timeline.end.read()
         self._parts.accumulator.flush()
         return self._parts.records
 
     def data_map(self, labels: Any = None) -> DataMap:
-        """Returns the table of what the run has observed of each sample, where it was made with `observe=True`.
+        """Returns the table of what the run has observed of each sample, if it was made with `observe=True`.
 
         In several processes process 0 has it.
 
@@ -410,6 +421,7 @@ class Run(Uncopied):
     def cost(self) -> Cost:
         """What was computed, and what full training would have computed."""
         cost = self._parts.cost
+        # The same for the cost, of which a refresh is a part.
         self._timeline.end.read()
         self._parts.accumulator.settle()
         self._parts.stopwatch.update(cost)
@@ -442,7 +454,8 @@ class Run(Uncopied):
             )
 
     def _warn_if_open(self) -> None:
-        """Says of several processes that an epoch is over, and that they have not ended it together."""
+        """Warns if an epoch is over and several processes have not ended it together."""
+        # One process may not end an epoch by reading: ending takes all of them.
         if self._parts.config.world.size > 1 and self._timeline.end.due:
             warn(
                 "The last epoch is over, and the processes have not ended it together: its last gradients were not stepped "
@@ -518,6 +531,7 @@ class Run(Uncopied):
         log, cost, history = log_of(tracker), self.cost, self.history
         if not history:
             raise ValueError("run.log: no epoch is over yet; call it after the loop over run.loader has ended")
+        # Times are not saved, so that a resumed run may have none of its last epoch.
         entry, times = history[-1], [one for one in self.times if one["epoch"] == history[-1]["epoch"]]
         numbers = numbers_of([entry, *times, {f"run/{name}": value for name, value in cost.to_dict().items()}])
         log({prefix + name: value for name, value in numbers.items()}, entry["epoch"] if step is None else step)
@@ -531,15 +545,15 @@ class Run(Uncopied):
         states of all processes. Save them with `torch.distributed.checkpoint`, or that of process 0 with `torch.save` and load
         it in all processes.
 
-        Warns where batches were yielded whose loss was not credited yet: after resuming they will not come again.
+        Warns if batches were yielded whose loss was not credited yet: after resuming they will not come again.
 
         A state that is saved at the last batch of an epoch, inside `for batch in run.loader`, belongs to this epoch: the next
         pass over the loader yields nothing, so that the loop runs its code after the last batch, such as `scheduler.step()`. A
-        state that is saved after the loader ran out goes on with the next epoch. Where the loop got the last batch and did not
+        state that is saved after the loader ran out goes on with the next epoch. If the loop got the last batch and did not
         ask for a further one (`break`, `return`, `zip` or `islice`, after which the iterator is gone), it is not known whether
         that code has run: the epoch is over with the step of its last batch, and `load_state_dict` warns.
 
-        A state that is saved before the last batch of an epoch goes on within that epoch, also where the loop has left it by
+        A state that is saved before the last batch of an epoch goes on within that epoch, even if the loop has left it by
         `break`. If the run that saved it begins the next epoch instead, a warning says so.
 
         Raises:
@@ -564,15 +578,17 @@ class Run(Uncopied):
     def detach(self, *, together: bool = True) -> None:
         """Ends the epoch in progress, takes the hooks off the optimizer and lets go of the data.
 
-        The user's objects are as they were. The epoch is in `run.history` also where the loop has left it early.
+        The user's objects are as they were. The epoch is in `run.history` even if the loop has left it early.
 
         Args:
             together: Whether all processes call it. What they have recorded since the last epoch ended is then in `records`,
                 too. Give False after an error, so that no process waits for the one that failed: the epoch in progress is not
                 ended, and a state that is saved goes on within it. Default: True.
         """
+        # The epoch ends while the loader is still open, because a refresh reads samples.
         if together:
             self._timeline.end.finish(leaves=True)
+        # Records are sent by all processes together, and after an error some of them may never come.
         if together or self._parts.config.world.size == 1:
             self._parts.accumulator.sync()
         self._timeline.detach()

@@ -40,6 +40,7 @@ def _passes_for_signals(config: RunConfig) -> str:
             f"{name} needs the input of the last nn.Linear, which the loop's own forward pass does not show: use "
             f"forward_passes='twice'{way_around(method, 'feature')}"
         )
+    # The features are those of the model that makes the pass.
     scored = config.model if scoring is None or scoring.model is None else scoring.model
     if isinstance(scored, nn.Module) and not any(isinstance(part, nn.Linear) for part in scored.modules()):
         raise ValueError(
@@ -68,6 +69,7 @@ def selection_mode(config: RunConfig) -> SelectionMode:
     if not signals:
         if scoring is not None:
             raise ValueError(f"`forward_passes`: {name} needs no losses to choose by; leave the Scoring out")
+        # Without losses there is nothing to score: "twice" then asks for full batches of chosen rows.
         return SelectionMode.WITHOUT_LOSSES_FILLED if forward_passes == "twice" else SelectionMode.WITHOUT_LOSSES
     if scoring is not None and n is None and (scoring.every_epochs > 1 or scoring.losses is not None):
         raise ValueError("`forward_passes`: losses of earlier epochs need samples with ids, a map-style dataset")
@@ -79,10 +81,11 @@ def selection_mode(config: RunConfig) -> SelectionMode:
         # A loop that computes its own losses, for run.reduce, has them in its own forward pass.
         in_loop = argument == "criterion" and forward_passes != "twice" and scoring is None
         if given is None and not in_loop:
-            or_once = "" if argument == "model" else ", or leave out forward_passes= where the loop calls run.reduce"
+            or_once = "" if argument == "model" else ", or leave out forward_passes= if the loop calls run.reduce"
             raise ValueError(f"{name} chooses by {', '.join(signals)}: pass attach({argument}=...){or_once}")
     if scoring is not None or forward_passes == "twice":
         return SelectionMode.BEFORE_FORWARD
+    # The fallback scores with the criterion, so that a loop that computes its own losses has none.
     may_fall_back = forward_passes == "auto" and config.adapter is not None and _can_choose_before(config, method)
     from thresher.subset.compilers import lacks_torch  # loads `thresher.subset`, which no other mode needs
 
@@ -97,6 +100,8 @@ def selection_mode(config: RunConfig) -> SelectionMode:
 
 def _can_choose_before(config: RunConfig, method: BatchMethod) -> bool:
     """Whether a batch method that chooses in the loop's forward pass could go on with a scoring pass of the model."""
+    # A sharded model needs all processes in each pass, a number of rows by chance gives them different batches, and a divisor
+    # by the batch must be a factor that the criterion lets pass.
     by_batch = divides_by_batch(method)
     uneven = by_chance(method) and (config.world.size > 1 or by_batch)
     split = config.model is not None and is_sharded(config.model)
@@ -104,7 +109,7 @@ def _can_choose_before(config: RunConfig, method: BatchMethod) -> bool:
 
 
 def check_counted_once(config: RunConfig) -> None:
-    """Refuses a scoring pass beside an epoch method that adds up the losses of a sample."""
+    """Refuses a scoring pass with an epoch method that adds up the losses of a sample."""
     method = config.epoch_method
     scores = config.mode in (SelectionMode.BEFORE_FORWARD, SelectionMode.IN_FORWARD, SelectionMode.IN_FORWARD_AT_FIRST)
     adds = any(column.merge == "sum" or callable(column.merge) for column in method.columns().values())

@@ -20,10 +20,10 @@ NOT_SHARED = "sampler.generator"
 
 
 def world_of(process_group: Any) -> World:
-    """Returns the processes that train together; `ALONE` where there is one.
+    """Returns the processes that train together; `ALONE` if there is one.
 
     Args:
-        process_group: Argument of `attach`; None for the default group, where there is one.
+        process_group: Argument of `attach`; None for the default group, if there is one.
 
     Raises:
         ValueError: `process_group` is no group of torch.distributed that this process is in.
@@ -34,6 +34,7 @@ def world_of(process_group: Any) -> World:
         world = ProcessWorld(process_group)
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"`process_group`: {error}") from error
+    # A group of one process needs no communication, and has the same results.
     return ALONE if world.size == 1 else world
 
 
@@ -51,6 +52,7 @@ def check_attached_late_enough(had_group: bool) -> None:
     Raises:
         RuntimeError: There is a process group of several processes now, and there was none then.
     """
+    # Nothing else would show it: each process would train without an error.
     if not had_group and in_several_processes():
         raise RuntimeError(
             f"attach was called before torch.distributed.init_process_group, so that each of the "
@@ -73,6 +75,7 @@ def check_alike(world: World, settings: dict[str, Any], loader: Any) -> None:
         return
     batches = loader.batch_sampler
     sampler = None if batches is None else inner_sampler(batches)
+    # What decides which samples come, and how many in a batch: processes that differ in it would wait for each other.
     facts = {name: fact for name, fact in sampler_facts(sampler).items() if name != NOT_SHARED}
     sizes = {name: getattr(batches, name, None) for name in ("batch_size", "drop_last")}
     samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
@@ -88,6 +91,7 @@ def check_several(config: RunConfig) -> None:
     loader, scoring, world, batch = config.loader, config.scoring, config.world, config.batch_method
     if world.size == 1:
         return
+    # Before `check_shared`, which reads the batch sampler that a stream does not have.
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError(
             f"`loader` iterates over {type(loader.dataset).__name__}, an IterableDataset: {world.size} processes could have "

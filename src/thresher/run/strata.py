@@ -1,4 +1,4 @@
-"""Puts the rows of a plan into an order whose batches are stratified by class, and by score where one is recorded."""
+"""Puts the rows of a plan into an order whose batches are stratified by class, and by score if one is recorded."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,8 @@ STRATUM = "stratum"
 STRATUM_COLUMN = Column(torch.int32, fill=-1, signal=STRATUM)
 OTHER_LABELS = (
     "The labels that {} holds are not those that the criterion gets, as with a `target_transform`. Stratified batches and "
-    "run.data_map() have those of the criterion, but for attach(stratify=labels) and data_map(labels=...). This is said once."
+    "run.data_map() have those of the criterion, except with attach(stratify=labels) and data_map(labels=...). This warning "
+    "is given once."
 )
 SCORES = ("uncertainty", "loss")
 """Columns by which rows of a class are spread over the batches; the first one that is recorded."""
@@ -43,7 +44,7 @@ def why_not_stratified(method: EpochMethod, *, streams: bool, free: bool) -> str
 
 
 def given_codes(labels: Any, loader: DataLoader[Any]) -> NDArray[Any] | None:
-    """Returns the class of each sample where it is known before the training; None where it is to be recorded.
+    """Returns the class of each sample if it is known before the training; None if it is to be recorded.
 
     Args:
         labels: Argument of `attach`; None for what the loader's sampler of batches has, or else the dataset holds.
@@ -75,7 +76,7 @@ class Strata:
     """What the batches of a run are stratified by.
 
     Args:
-        codes: Class of each sample of the dataset, shape (N,), whole numbers; None where the run records it, if there are any.
+        codes: Class of each sample of the dataset, shape (N,), whole numbers; None if the run is to record them.
         on_mismatch: Function that is called when the criterion gets other classes, which are used then. Default None: the codes
             are used, whatever the criterion gets.
     """
@@ -86,7 +87,7 @@ class Strata:
     def in_order(
         self, plan: EpochPlan, records: Mapping[str, Tensor], layout: StepLayout, ranks: int, generator: torch.Generator
     ) -> EpochPlan:
-        """Returns a plan in the order of training; as it is where nothing is known to stratify it by.
+        """Returns a plan in the order of training; as it is if nothing is known to stratify it by.
 
         Args:
             plan: The plan.
@@ -96,12 +97,12 @@ class Strata:
             generator: Random generator.
         """
         ids = plan.ids.numpy()
-        recorded = _recorded(records, (STRATUM,), ids)
+        recorded = _read_column(records, (STRATUM,), ids)
         codes = recorded if self.codes is None else self.codes[ids]
         if self.on_mismatch is not None and codes is not None and recorded is not None and not same_classes(codes, recorded):
             self.on_mismatch()
             codes = recorded
-        keys = strata_keys(codes, scores := _recorded(records, SCORES, ids))
+        keys = strata_keys(codes, scores := _read_column(records, SCORES, ids))
         # Drawn before it is known whether there are classes, so that later draws of the plan do not depend on that.
         numbers = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
         if keys is None or not len(keys) or (keys == keys[0]).all():
@@ -116,7 +117,7 @@ class Strata:
         del keys
         # The number of rows of each step follows from the plan, before the rows have their order.
         drawn = replace(plan, weights=None, drawn=True)
-        rows = _dealt(sorted_rows, *layout(drawn), ranks, numbers)
+        rows = _deal(sorted_rows, *layout(drawn), ranks, numbers)
         ordered = np.empty_like(ids)
         for part in chunks(len(ids)):
             ordered[part] = ids[rows[part]]
@@ -124,7 +125,7 @@ class Strata:
         return replace(drawn, ids=torch.from_numpy(ordered), weights=weights)
 
 
-def _recorded(records: Mapping[str, Tensor], names: tuple[str, ...], ids: NDArray[Any]) -> NDArray[Any] | None:
+def _read_column(records: Mapping[str, Tensor], names: tuple[str, ...], ids: NDArray[Any]) -> NDArray[Any] | None:
     """Returns a column of some samples: the first that is recorded; None if none is."""
     for name in names:
         if name in records:
@@ -133,7 +134,7 @@ def _recorded(records: Mapping[str, Tensor], names: tuple[str, ...], ids: NDArra
     return None
 
 
-def _dealt(
+def _deal(
     rows: NDArray[Any], steps: NDArray[np.int64], by_rows: bool, ranks: int, numbers: np.random.Generator
 ) -> NDArray[Any]:
     """Returns sorted rows in the order of training: that of one process, in which each rank has a stratified part of a step.

@@ -7,7 +7,7 @@
         optimizer.step()                                # step: counts it, and closes what was credited
                                                         # end: refreshes, gathers, writes the history, plans
 
-The epoch ends with the step of its last batch, where that can be told, else when something needs its results
+The epoch ends with the step of its last batch, if that can be seen, else when something needs its results
 (`run/epoch_end.py`).
 """
 
@@ -45,7 +45,7 @@ class Timeline:
 
     Args:
         parts: Parts of the run.
-        method: The epoch method, on the samples that pruning left where there was pruning.
+        method: The epoch method, on the samples that pruning left if there was pruning.
         selection: How the rows of batches are chosen.
     """
 
@@ -61,7 +61,7 @@ class Timeline:
         self.hooks: StepHooks | None = None
         """Scales the learning rate and counts steps; None without an optimizer, and before `follow`."""
         self.step_checks: StepChecks | None = None
-        """Compares the steps with what the run takes them for; None where there are no hooks."""
+        """Compares the steps with what the run takes them for; None if there are no hooks."""
         self.clock = RunClock(parts.loader, parts.attributor, parts.config.epochs)
         """How far the training is."""
         self.position, self._history = Position(parts.cost, parts.config.seed), History(parts)
@@ -77,7 +77,7 @@ class Timeline:
 
         Args:
             optimizer: The user's optimizer.
-            model: The user's model; None where there is none.
+            model: The user's model; None if there is none.
         """
         zeroed = self._parts.accumulator.gradients_zeroed
         self.hooks = hooks = StepHooks(optimizer, self.step_over, self.trains, self.timing, zeroed)
@@ -109,7 +109,7 @@ class Timeline:
         if position.epoch >= parts.config.epochs and torch.is_grad_enabled():
             self._warn_once(
                 f"Epoch {position.epoch + 1} begins, but attach was given epochs={parts.config.epochs}, to which the schedules "
-                "of methods refer. Pass the number of all epochs to attach. This is said once.",
+                "of methods refer. Pass the number of all epochs to attach. This warning is given once.",
                 "length",
             )
         parts.records.epoch = position.epoch
@@ -158,7 +158,7 @@ class Timeline:
         return plan
 
     def count(self, n: int) -> int | None:
-        """Returns how many rows of a batch of n are kept; None where that is not known before the losses are."""
+        """Returns how many rows of a batch of n are kept; None if that is not known before the losses are."""
         stage = self.selection.stage
         return n if stage is None else stage.method.count(n)
 
@@ -169,7 +169,7 @@ class Timeline:
             batch: The batch, on the device.
             ids: Ids of its rows, shape (n,), int64, on the host.
             place: Where the epoch's order goes on after it.
-            weights: Weights of the rows, of the plan and of a batch method, shape (n,); None where all are 1.
+            weights: Weights of the rows, of the plan and of a batch method, shape (n,); None if all are 1.
             last: Whether it is the last batch of the epoch.
         """
         begin, attributor = perf_counter(), self._parts.attributor
@@ -320,7 +320,7 @@ class Timeline:
         return plan
 
     def plan_ahead(self) -> None:
-        """Makes the plan of the next epoch, where processes must make it together: no other event is common to all of them."""
+        """Makes the plan of the next epoch, if processes must make it together: no other event is common to all of them."""
         if not self._single_process and self.epoch < self._parts.config.epochs:
             self.plan_if_any()
 
@@ -333,9 +333,8 @@ class Timeline:
             before = self.timing.switch(PLANNING)
             planner.current = planner.plan(self.epoch, self.position.seed)
             self.timing.switch(before)
-            if (
-                not self.position.active
-            ):  # the length of the next epoch depends on it, which frameworks ask for before it begins
+            # Frameworks ask for the length of the next epoch before it begins, and it depends on the selection.
+            if not self.position.active:
                 self._switch(self.selection.at_epoch_start(can_score=self.comparison.can_choose))
         return planner.current
 
@@ -409,7 +408,7 @@ class Timeline:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on at the position that `state_dict` returned."""
         plan = self.planner.current = None if state["plan"] is None else HeldPlan(**state["plan"])
-        # A model that could not be traced may be traceable where the run goes on, and the other way round: the state decides.
+        # A model that could not be traced may be traceable when the run goes on, and the other way round: the state decides.
         attached = self._selection_attached
         if attached.instead is not None:
             self._switch(attached if state["passes"] == "once" else attached.instead)
@@ -424,10 +423,10 @@ class Timeline:
 
 
 def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset, plan: HeldPlan | None) -> str | None:
-    """Returns what the run does by the losses of its own forward passes, as a sentence; None where it makes none."""
+    """Returns what the run does by the losses of its own forward passes, as a sentence; None if it makes none."""
     if selection.scores:
         who = method if selection.stage is None else selection.stage.method
         return f"{title_of(who)} chooses samples by the losses of own passes."
     if calls_model(method) or (plan is not None and plan.refreshed):
-        return f"{title_of(method)} decides about samples by losses of own passes, beside those of the loop."
+        return f"{title_of(method)} decides about samples by losses of own passes, besides those of the loop."
     return None

@@ -24,8 +24,8 @@ class TrainedModel:
         subset: Whether the backward pass is to cost only the chosen rows. A model that was made for this is left as it is.
 
     Attributes:
-        module: Module that `run.model` stands for; None where `attach` was given no model.
-        call: Function that runs a forward pass of the training; None where this is a call of `module`.
+        module: Module that `run.model` stands for; None if `attach` was given no model.
+        call: Function that runs a forward pass of the training; None if this is a call of `module`.
     """
 
     def __init__(self, model: nn.Module | None, *, subset: bool) -> None:
@@ -67,14 +67,14 @@ class TrainedModel:
         return bool(self.why_plain())
 
     def why_plain(self) -> str:
-        """Returns why the model could not be traced; "" where it was, or has not been tried."""
+        """Returns why the model could not be traced; "" if it was, or has not been tried."""
         return next((part.fallback for part in self._parts if part.fallback is not None), "")
 
     def is_plain_anywhere(self, can_score: bool) -> bool:
         """Returns whether the model turned out not to be traceable in any process that trains it; all get the same answer.
 
         Args:
-            can_score: Whether this process can choose in another way; where one cannot, the answer is False.
+            can_score: Whether this process can choose in another way; if one cannot, the answer is False.
         """
         if self._averages is None:
             return self.is_plain and can_score
@@ -85,7 +85,7 @@ class TrainedModel:
         return bool(plain) and not unable
 
     def report_to(self, meter: Meter) -> None:
-        """Has the model report the samples that go backward, where its backward pass costs the chosen rows only.
+        """Has the model report the samples that go backward, if its backward pass costs the chosen rows only.
 
         Args:
             meter: Meter that counts them.

@@ -195,7 +195,7 @@ def test_a_sharded_model_makes_no_passes_beside_those_of_the_loop():
         ("SelectiveBackprop", SB, {"forward_passes": "twice"}),
         ("SelectiveBackprop", SB, {"forward_passes": Scoring(dtype=torch.bfloat16)}),
     ):
-        with pytest.raises(ValueError, match=f"`model`: {name} needs forward passes beside.*Use DistributedDataParallel, or"):
+        with pytest.raises(ValueError, match=f"`model`: {name} needs forward passes besides.*Use DistributedDataParallel, or"):
             attach(method=method, **settings, **more)[0]()
     attach(method=SB, **settings, forward_passes=Scoring(model=nn.Linear(6, C)))[0]().detach()
     attach(method=SB, **settings, forward_passes=Scoring(losses=torch.rand(N)))[0]().detach()

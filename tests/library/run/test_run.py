@@ -449,7 +449,7 @@ def with_bad_samples(**settings):
 
 def test_nonfinite_losses_are_kept_counted_and_said_once():
     run, _, optimizer, _ = with_bad_samples()
-    with pytest.warns(UserWarning, match=r"2 samples have a loss that is not finite \(ids \[3, 17\]\).*said once"):
+    with pytest.warns(UserWarning, match=r"2 samples have a loss that is not finite \(ids \[3, 17\]\).*given once"):
         for x, y in run.loader:
             run.criterion(run.model(x), y)
             optimizer.step()
