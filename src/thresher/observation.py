@@ -7,6 +7,7 @@ Study of Example Forgetting", ICLR 2019, arXiv:1812.05159: forgetting.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Subset
 
 from thresher.methods.forgetting import UNSEEN_TURNS, turns
 from thresher.records import NEVER_SEEN, Column, Records
@@ -21,7 +23,7 @@ from thresher.samplers.stratified import codes_of, labels_of, same_classes
 from thresher.score_table import Scores
 
 MOST_SEEN = torch.iinfo(torch.int16).max
-OPTIONAL = frozenset({"label_probability", "logit_margin", "correct"})
+OPTIONAL = frozenset({"label_probability", "logit_margin", "correct", "predicted"})
 """Signals without which a run observes losses alone, as of a regression."""
 
 
@@ -75,18 +77,29 @@ def streak(old: Tensor, new: Tensor) -> Tensor:
     return torch.where(new > 0, (old.int() + 1).clamp(max=MOST_SEEN), 0)
 
 
+def last_class(old: Tensor, new: Tensor) -> Tensor:
+    """Returns the class that was predicted last; a value below 0, such as -inf, is none.
+
+    Args:
+        old: Classes so far, shape (n,), int32; -1 is none.
+        new: New classes, shape (n,).
+    """
+    return torch.where(new < 0, old, new).int()
+
+
 OBSERVED: Mapping[str, Column] = {
     "probability_sum": Column(torch.float32, signal="label_probability", merge=added),
     "probability_squares": Column(torch.float32, signal="label_probability", merge=added_square),
     "margin_sum": Column(torch.float32, signal="logit_margin", merge=added),
     "turns": Column(torch.int16, fill=UNSEEN_TURNS, signal="correct", merge=turned),
     "streak": Column(torch.int16, signal="correct", merge=streak),
+    "predicted": Column(torch.int32, fill=-1, signal="predicted", merge=last_class),
     "seen": Column(torch.int16, signal="loss", merge=times_counted),
     "last_loss": Column(torch.bfloat16, fill=NEVER_SEEN, signal="loss"),
     "loss_sum": Column(torch.float32, signal="loss", merge=added),
     "loss_squares": Column(torch.float32, signal="loss", merge=added_square),
 }
-"""The columns: 28 bytes a sample; 20 where the criterion is known to be of classes, 12 where it is not; and 4 for labels."""
+"""The columns: 32 bytes a sample; 24 where the criterion is known to be of classes, 12 where it is not; and 4 for labels."""
 
 HARDER = {"suspicion": 1, "loss": 1, "loss_mean": 1, "variability": 1, "forgetting": 1, "confidence": -1, "aum": -1}
 """Columns that say how hard a sample is, with the sign that makes the harder one the larger."""
@@ -102,10 +115,12 @@ class DataMap(Mapping[str, NDArray[Any]]):
     which the sample had a loss; a sample that a sampler puts into one batch twice counts once. `loss`: the last one. Of a
     criterion of classes or labels, over all times that the sample was seen: `confidence` and `variability`, the mean and the
     standard deviation of the probability of its label, [0, 1]; `aum`, the mean of the logit of its label less the largest other
-    logit; `forgetting`, how often a right prediction became wrong; `learned_at`, the time, counted from 1, from which on the
-    prediction was always right, 0 where the last one was wrong. Of other losses: `loss_mean` and `loss_spread`. `suspicion`,
-    [0, 1]: the likelier the label is wrong, the larger: 1 - confidence, or the share of samples with a smaller mean loss.
-    `label`: the class, where it is known. A sample that was never seen has NaN, and 0 of all counts.
+    logit; `forgetting`, how often a right prediction became wrong; `learned_at`, the time, counted from 1, from which on
+    the prediction was always right, 0 if the last one was wrong; `predicted`, the class of the last prediction, if samples
+    have one class each. Of other losses: `loss_mean` and `loss_spread`. `suspicion`, [0, 1]: the likelier the label is
+    wrong, the larger: 1 - confidence, or the share of samples with a smaller mean loss. `label`: the class, if it is known.
+    `file`: the name of the file, of a dataset that lists one per sample. A sample that was never seen has NaN, 0 of all
+    counts, and -1 as `predicted`.
 
     Args:
         columns: The columns by name, each of shape (N,).
@@ -269,6 +284,8 @@ def data_map(records: Mapping[str, Tensor], labels: Any = None) -> DataMap:
         columns["aum"] = known["margin_sum"] / times
         columns["forgetting"] = np.maximum(known["turns"], 0).astype(np.int64) // 2
         columns["learned_at"] = np.where(known["streak"] > 0, seen - known["streak"] + 1, 0).astype(np.int64)
+        if known["predicted"].max(initial=-1) >= 0:
+            columns["predicted"] = known["predicted"].astype(np.int64)
         columns["suspicion"] = 1 - mean
         return DataMap(columns)
     columns["loss_mean"] = mean = known["loss_sum"] / times
@@ -307,4 +324,30 @@ def map_of(records: Records, dataset: Any, labels: Any = None, on_mismatch: Call
             labels = np.maximum(seen, -1)
     elif len(labels) != records.n:
         raise ValueError(f"data_map: `labels` must be the class of each of {records.n} samples, got {len(labels)}")
-    return data_map(columns, labels)
+    table = data_map(columns, labels)
+    files = files_of(dataset)
+    return table if files is None else DataMap({**table, "file": np.array(files, dtype=object)})
+
+
+def files_of(dataset: Any) -> list[str] | None:
+    """Returns the names of the files of a dataset that lists one per sample, as ImageFolder and YOLO's do; None for others.
+
+    Args:
+        dataset: Map-style dataset, or a `Subset` of one.
+
+    Example:
+        >>> class Images(list):
+        ...     samples = [("cat/1.png", 0), ("dog/1.png", 1)]
+        >>> files_of(Images("ab")), files_of([1, 2])
+        (['cat/1.png', 'dog/1.png'], None)
+    """
+    if isinstance(dataset, Subset):
+        files = files_of(dataset.dataset)
+        return None if files is None else [files[i] for i in dataset.indices]
+    for name in ("samples", "imgs", "im_files", "files"):
+        rows = getattr(dataset, name, None)
+        if isinstance(rows, list | tuple) and rows and len(rows) == len(dataset):
+            files = [row[0] if isinstance(row, tuple) else row for row in rows]
+            if all(isinstance(file, str | PathLike) for file in files):
+                return [*map(str, files)]
+    return None

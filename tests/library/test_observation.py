@@ -4,6 +4,7 @@ import sys
 import types
 import warnings
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 import thresher
 from helpers import assert_same
@@ -60,6 +61,7 @@ def by_hand(seen):
         margins = [row[label] - max(other for k, other in enumerate(row) if k != label) for row, label in seen[i]]
         found["confidence"], found["variability"] = np.exp(own).mean(), np.exp(own).std()
         found["aum"], found["loss"] = np.mean(margins), -own[-1]
+        found["predicted"] = seen[i][-1][0].argmax()
         found["forgetting"] = sum(a and not b for a, b in pairwise(right))
         for visit in range(len(right), 0, -1):
             if not right[visit - 1]:
@@ -85,6 +87,51 @@ def test_before_the_first_batch_nothing_is_known():
     run = thresher.observe(loader=DataLoader(data, B), criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
     found = run.data_map()
     assert np.isnan(found["confidence"]).all() and not found["times_seen"].any() and not len(found.suspects())
+
+
+def test_samples_of_several_positions_or_labels_have_no_predicted_class():
+    for criterion, outputs, targets in (
+        (nn.CrossEntropyLoss(), torch.randn(4, 3, 5), torch.zeros(4, 5, dtype=torch.int64)),
+        (nn.BCEWithLogitsLoss(), torch.randn(4, 3), torch.ones(4, 3)),
+    ):
+        data = TensorDataset(outputs, targets)
+        run = thresher.observe(loader=DataLoader(data, 2), criterion=criterion, epochs=1)
+        for x, y in run.loader:
+            run.criterion(x, y)
+        table = run.data_map()
+        assert "predicted" not in table and "confidence" in table
+
+
+def test_a_sample_that_was_never_seen_has_no_predicted_class():
+    data, model, _ = parts()
+    run = thresher.observe(loader=DataLoader(data, B), criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+    x, y = next(iter(run.loader))
+    run.criterion(run.model(x), y)
+    predicted = run.data_map()["predicted"]
+    assert predicted[:B].tolist() == model(x).argmax(1).tolist() and set(predicted[B:].tolist()) == {-1}
+
+
+@pytest.mark.parametrize("name", ["samples", "imgs", "im_files"])
+def test_the_table_names_the_files_of_a_dataset_that_lists_them(name):
+    class Images(TensorDataset):
+        pass
+
+    data, model, _ = parts()
+    images = Images(*data.tensors)
+    files = [f"{i}.png" for i in range(N)]
+    setattr(images, name, [Path(file) for file in files] if name == "im_files" else [(file, 0) for file in files])
+    half = Subset(images, range(0, N, 2))
+    for dataset, expected in ((images, files), (half, files[::2])):
+        run = thresher.observe(loader=DataLoader(dataset, B), criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+        assert run.data_map()["file"].tolist() == expected
+
+
+@pytest.mark.parametrize("rows", [["a.png"], [1] * N, {"a.png": 0}])
+def test_lists_that_name_no_file_of_each_sample_are_left_alone(rows):
+    data, model, _ = parts()
+    data.samples = rows
+    run = thresher.observe(loader=DataLoader(data, B), criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+    assert "file" not in run.data_map()
 
 
 def test_observing_changes_no_bit():
@@ -197,7 +244,8 @@ def test_samples_that_were_never_seen_and_losses_that_are_not_finite():
     records = thresher.records.Records(OBSERVED, 4, torch.device("cpu"))
     assert all(torch.equal(records[name], columns[name]) for name in columns)
     values = {"loss": torch.tensor([1.0, np.nan]), "correct": torch.tensor([True, False]),
-              "label_probability": torch.tensor([0.5, np.nan]), "logit_margin": torch.tensor([0.1, np.nan])}  # fmt: skip
+              "label_probability": torch.tensor([0.5, np.nan]), "logit_margin": torch.tensor([0.1, np.nan]),
+              "predicted": torch.tensor([2, 0])}  # fmt: skip
     records.write(torch.tensor([1, 2]), values)
     found = thresher.observation.data_map(records)
     assert found["times_seen"].tolist() == [0, 1, 1, 0] and np.isnan(found["confidence"][[0, 2, 3]]).all()

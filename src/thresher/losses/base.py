@@ -295,11 +295,12 @@ class Criterion:
             if rest & (reading.ABOUT_CLASSES | reading.OF_THE_LABEL | {"uncertainty"}):
                 valid = self.valid(targets)
                 signals |= reading.of_classes(log_probs, self.class_targets(targets), rest, n=n, valid=valid)
-            if rest & {"correct", "confidence"}:
+            if rest & reading.PREDICTIONS:
                 # With one position per sample, an ignored target that is no class equals no prediction: nothing to mask.
                 one, index = targets.dim() == 1 and len(targets) == n, self.ignore_index
                 ignore = None if one and index is not None and index < 0 else index
-                signals |= reading.classes(log_probs, targets, n=n, ignore_index=ignore)
+                predictions = reading.classes(log_probs, targets, n=n, ignore_index=ignore)
+                signals |= {name: predictions[name] for name in rest & reading.PREDICTIONS}
         if kind == "classes":
             return signals
         if kind == "labels" and not rest & reading.ABOUT_CLASSES:
@@ -307,8 +308,9 @@ class Criterion:
                 signals["uncertainty"] = reading.label_uncertainty(self.probs(outputs), n=n)
             if rest & reading.OF_THE_LABEL:
                 signals |= reading.label_agreement(self.probs(outputs), targets, rest, n=n)
-            if rest & {"correct", "confidence"}:
-                signals |= reading.labels(self.probs(outputs), targets, n=n)
+            if rest & reading.PREDICTIONS:
+                predictions = reading.labels(self.probs(outputs), targets, n=n)
+                signals |= {name: predictions[name] for name in rest & reading.PREDICTIONS}
             return signals
         raise ValueError(unreadable(self.original, rest))
 

@@ -1,10 +1,10 @@
 """Signals of one forward pass besides the loss.
 
-They are `correct`, `confidence`, `margin`, `entropy`, `uncertainty`, `el2n`, `grad_norm`, `label`, `stratum`, `batch_loss`,
-`label_probability` and `logit_margin`.
+They are `correct`, `confidence`, `predicted`, `margin`, `entropy`, `uncertainty`, `el2n`, `grad_norm`, `label`, `stratum`,
+`batch_loss`, `label_probability` and `logit_margin`.
 
 With one label per sample, a sample is correct where the largest class probability is at its label, and its confidence is that
-largest probability.
+largest probability. `predicted` is the class with it; -1 for a sample with several positions or labels.
 
 - Dense and token outputs: a sample is correct where at least `right_share` of its valid positions are; its confidence is the
   mean over its valid positions.
@@ -37,7 +37,10 @@ ABOUT_CLASSES = frozenset({"el2n", "margin", "entropy", "label"})
 OF_THE_LABEL = frozenset({"label_probability", "logit_margin"})
 """Signals that say how far the model agrees with the label."""
 
-NOT_OF_VALUES = frozenset({"correct", "confidence", "uncertainty"}) | ABOUT_CLASSES | OF_THE_LABEL
+PREDICTIONS = frozenset({"correct", "confidence", "predicted"})
+"""Signals of the likeliest class or labels."""
+
+NOT_OF_VALUES = PREDICTIONS | {"uncertainty"} | ABOUT_CLASSES | OF_THE_LABEL
 """Signals that are not defined for a regression."""
 
 LEAST_LOG = 100.0
@@ -72,7 +75,7 @@ def narrow(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def classes(
     log_probs: Tensor, targets: Tensor, *, n: int, ignore_index: int | None = None, right_share: float = 0.5
 ) -> dict[str, Tensor]:
-    """Returns `correct` and `confidence` of outputs that score classes along dimension 1.
+    """Returns `correct`, `confidence` and `predicted` of outputs that score classes along dimension 1.
 
     Args:
         log_probs: Log-probabilities, shape (B, C, ...), float.
@@ -82,7 +85,7 @@ def classes(
         right_share: Share of the valid positions that must be right, in [0, 1].
 
     Returns:
-        `correct`, shape (n,), bool, and `confidence`, shape (n,), float, in [0, 1].
+        `correct`, shape (n,), bool, `confidence`, shape (n,), float, in [0, 1], and `predicted`, shape (n,), int64.
 
     Example:
         >>> log_probs = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3]]).log()
@@ -94,11 +97,13 @@ def classes(
     soft = targets.shape == log_probs.shape and targets.is_floating_point()
     right = predicted == (targets.argmax(1) if soft else targets)
     valid = None if soft or ignore_index is None else targets != ignore_index
-    return _over_positions(right, top.exp(), valid, n, right_share)
+    several = log_probs.dim() > 2 or len(log_probs) != n
+    signals = _over_positions(right, top.exp(), valid, n, right_share)
+    return signals | {"predicted": predicted.new_full((n,), -1) if several else predicted}
 
 
 def labels(probs: Tensor, targets: Tensor, *, n: int, right_share: float = 0.5) -> dict[str, Tensor]:
-    """Returns `correct` and `confidence` of outputs that score independent labels, along dimension 1 if there is one.
+    """Returns `correct`, `confidence` and `predicted` of outputs that score independent labels, in dimension 1 if any.
 
     Args:
         probs: Probability of each label, shape (B,) or (B, L, ...), float.
@@ -107,7 +112,7 @@ def labels(probs: Tensor, targets: Tensor, *, n: int, right_share: float = 0.5) 
         right_share: Share of the positions that must be right, in [0, 1].
 
     Returns:
-        `correct`, shape (n,), bool, and `confidence`, shape (n,), float, in [0.5, 1].
+        `correct`, shape (n,), bool, `confidence`, shape (n,), float, in [0.5, 1], and `predicted`, shape (n,), which is -1.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.3], [0.8, 0.6]])
@@ -119,7 +124,8 @@ def labels(probs: Tensor, targets: Tensor, *, n: int, right_share: float = 0.5) 
     confidence = torch.maximum(probs, 1 - probs)
     if probs.dim() > 1:
         right, confidence = right.all(1), confidence.mean(1)
-    return _over_positions(right, confidence, None, n, right_share)
+    predicted = torch.full((n,), -1, device=probs.device)  # no single class
+    return _over_positions(right, confidence, None, n, right_share) | {"predicted": predicted}
 
 
 def _over_positions(right: Tensor, confidence: Tensor, valid: Tensor | None, n: int, share: float) -> dict[str, Tensor]:

@@ -392,7 +392,7 @@ def attach(
         process_group: Process group of data parallelism. Default: the default group of torch.distributed, if there is one.
         options: Further settings, by name. `on_nonfinite`: reaction to losses that are not finite, whose samples are always
             kept: "keep" warns, the default; "raise" raises. `observe`: whether the run records what `run.data_map` is made of,
-            16 to 32 bytes a sample more; default False. `collate_keeps_rows`: declaration that row i of each batch is sample i;
+            16 to 36 bytes a sample more; default False. `collate_keeps_rows`: declaration that row i of each batch is sample i;
             by default, batches are compared with samples.
 
     Example:

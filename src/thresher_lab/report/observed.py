@@ -31,7 +31,7 @@ class ObservedCard:
 
     Args:
         id: Id of the sample.
-        label: Name of its class; None where it is not known.
+        label: Name of its class, and of the predicted one if that is another; None if its class is not known.
         values: Values that were observed, in words.
         image: Picture as a data URI; None where there is none.
         text: Text that shows the sample; None where there is none.
@@ -218,9 +218,12 @@ def _card(found: DataMap, row: int, classes: Sequence[str] | None, show: Show | 
         except UnshowableError as error:
             seen = {"text": str(error)}
     name = "confidence" if "confidence" in found else "loss_mean"
+    label = None if "label" not in found else class_name(int(found["label"][row]), classes)
+    if label and "predicted" in found and (guess := int(found["predicted"][row])) not in (-1, int(found["label"][row])):
+        label += f", predicted {class_name(guess, classes)}"
     return ObservedCard(
         id=number,
-        label=None if "label" not in found else class_name(int(found["label"][row]), classes),
+        label=label,
         values=f"{name.replace('_mean', '')} {found[name][row]:.3g}, {int(found['times_seen'][row])}x",
         image=None if "png" not in seen else f"data:image/png;base64,{seen['png']}",
         text=seen.get("text"),

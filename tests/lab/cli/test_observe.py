@@ -99,6 +99,12 @@ def test_classes_with_the_least_confidence_come_first():
     assert [name for name, _ in page_of.class_rows(DataMap(only), None)] == ["0"]
 
 
+def test_a_card_names_the_predicted_class_if_it_is_another():
+    found = DataMap(columns(4) | {"predicted": np.array([0, 0, -1, 1])})
+    labels = [page_of._card(found, row, ["cat", "dog"], None).label for row in range(4)]
+    assert labels == ["cat", "dog, predicted cat", "cat", "dog"]
+
+
 def test_a_large_map_is_drawn_in_part(monkeypatch):
     monkeypatch.setattr(page_of, "MOST_DRAWN", 3)
     assert page_of.rows_to_draw(DataMap(columns(10))).tolist() == [0, 3, 6]
