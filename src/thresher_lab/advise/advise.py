@@ -121,8 +121,8 @@ def _budget_option(shares: Sequence[float]) -> list[str]:
 
 
 def _command(name: str, task: str, arms: Sequence[str], epochs: int, data: Path | None, *more: str) -> str:
-    given = [] if data is None else ["--data", str(data)]
-    return shlex.join(["thresher", name, task, *arms, "--epochs", str(epochs), *given, *more])
+    options = [] if data is None else ["--data", str(data)]
+    return shlex.join(["thresher", name, task, *arms, "--epochs", str(epochs), *options, *more])
 
 
 ROUNDS_TO_ZERO = 0.005

@@ -82,8 +82,8 @@ def budget_advice(
 
     with torch_threads(threads):
         losses = smaller_losses(metric, shares) | {"equal_seeds": equal_seeds(runs)}
-    found = {"epochs": short, "seeds": list(SEEDS), "metric": runs[0]["metric"]["name"] if runs else "", **losses}
-    return found | {"sentences": budget_sentences(found)}
+    result = {"epochs": short, "seeds": list(SEEDS), "metric": runs[0]["metric"]["name"] if runs else "", **losses}
+    return result | {"sentences": budget_sentences(result)}
 
 
 def equal_seeds(runs: Sequence[Mapping[str, Any]]) -> list[list[int]]:

@@ -69,8 +69,8 @@ class Measurement:
     @property
     def sign(self) -> int:
         """1 where it was better than a control and worse than none, -1 where worse and better than none, and 0 otherwise."""
-        found = self.against.values()
-        return ("better" in found) - ("worse" in found)
+        verdicts = self.against.values()
+        return ("better" in verdicts) - ("worse" in verdicts)
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,8 @@ def record_of(spec: Spec, *, traced: bool = True) -> Record:
     chooses = spec.settings.get("forward_passes") == "auto"
     kind = name, twice or (chooses and not traced), in_batches
     exact = [one for one in all_measurements() if one.method == spec.label]
-    found = exact or [one for one in all_measurements() if kind_of_label(one.method) == kind]
-    return Record(found, other_settings=not exact and bool(found))
+    measurements = exact or [one for one in all_measurements() if kind_of_label(one.method) == kind]
+    return Record(measurements, other_settings=not exact and bool(measurements))
 
 
 def kind_of_label(label: str) -> MethodKind:

@@ -253,11 +253,11 @@ def loss_summary(signals: Mapping[str, Tensor]) -> dict[str, Any]:
     loss = on_host(signals["loss"])
     finite = loss[np.isfinite(loss)]
     below = float(np.count_nonzero(finite < finite.mean(dtype=np.float64)) / len(loss)) if len(finite) else 0.0
-    found = distribution(loss) | {"below_mean": below, "trusted": None}
+    summary = distribution(loss) | {"below_mean": below, "trusted": None}
     if "correct" in signals and "confidence" in signals:
         sure = on_host(signals["confidence"]) >= np.float32(thresher.Kakurenbo.tau)
-        found["trusted"] = float((sure & (on_host(signals["correct"]) != 0)).mean())
-    return found
+        summary["trusted"] = float((sure & (on_host(signals["correct"]) != 0)).mean())
+    return summary
 
 
 def columns_of(spec: Spec) -> dict[str, Column]:
@@ -275,5 +275,5 @@ def _stage_of(method: Any) -> str | None:
 def _records_from(method: Any, signals: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns signals under the names of a method's columns, without those that the training does not give."""
     columns: dict[str, Column] = method.columns()
-    given = {name: column for name, column in columns.items() if (column.signal or name) in signals}
-    return {name: signals[column.signal or name].to(column.dtype) for name, column in given.items()}
+    recorded = {name: column for name, column in columns.items() if (column.signal or name) in signals}
+    return {name: signals[column.signal or name].to(column.dtype) for name, column in recorded.items()}

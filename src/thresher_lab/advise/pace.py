@@ -142,12 +142,12 @@ def prepared_loader(
     wanted = min(batches, len(dataset) // size) * size
     ids = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:wanted].tolist()
     samples, collate = [dataset[i] for i in ids], loader.collate_fn
-    made = [to_device(collate(samples[i : i + size]), device) for i in range(0, wanted, size)]
+    prepared = [to_device(collate(samples[i : i + size]), device) for i in range(0, wanted, size)]
 
     def collate_or_unwrap(found: Any) -> Any:
         return found.batch if isinstance(found, PreparedBatch) else collate(found)
 
-    return DataLoader(PreparedBatches(samples, made, size), batch_size=size, collate_fn=collate_or_unwrap)
+    return DataLoader(PreparedBatches(samples, prepared, size), batch_size=size, collate_fn=collate_or_unwrap)
 
 
 @dataclass(frozen=True)

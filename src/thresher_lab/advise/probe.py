@@ -137,8 +137,8 @@ class Probe:
     def missing(self, spec: Spec) -> dict[str, str]:
         """Returns the signals that this training does not give and a method can do without, each with what it does then."""
         columns = {column.signal or name: column for name, column in columns_of(spec).items()}
-        given = self._recordable(columns)
-        return {signal: of.optional for signal, of in columns.items() if of.optional is not None and signal not in given}
+        recorded = self._recordable(columns)
+        return {signal: of.optional for signal, of in columns.items() if of.optional is not None and signal not in recorded}
 
     def first_epochs(self, specs: Sequence[Spec], seconds: float) -> list[dict[str, Tensor]]:
         """Trains for `PROBED_EPOCHS` epochs or until a time limit, and returns what methods would record.
@@ -158,7 +158,7 @@ class Probe:
         recording = RecordSignals(self._recordable(columns))
         run = self._attach(recording, self._training.loader, self._model)
         schedule = thresher.ProgressLR(self._optimizer, run, self._training.schedule)
-        begun, steps, late, found = time.monotonic(), 0, False, []
+        begun, steps, late, signals = time.monotonic(), 0, False, []
         epochs = min(PROBED_EPOCHS, self._epochs)
         for epoch in range(epochs):
             self._says(f"training epoch {epoch + 1} of {epochs} of the probe: all of them take {seconds:.3g} s at most")
@@ -169,14 +169,14 @@ class Probe:
                 late, self.step_s = spent > seconds, spent / steps
                 if late:
                     break
-            if not (found and late):
+            if not (signals and late):
                 known = run.trained.cpu() > 0
-                found.append({name: column.cpu()[known] for name, column in run.records.items()})
+                signals.append({name: column.cpu()[known] for name, column in run.records.items()})
             if late:
                 break
-        self.seen, self.trained = len(found[-1]["loss"]), round(run.progress * self._epochs, 6)
+        self.seen, self.trained = len(signals[-1]["loss"]), round(run.progress * self._epochs, 6)
         run.detach()
-        return found
+        return signals
 
     def forecasts(self, specs: Sequence[Spec], seconds: float) -> tuple[Pace, list[dict[str, Tensor]], list[dict[str, Any]]]:
         """Trains the first epochs, times steps, and foretells what methods do to the time of training.
@@ -196,8 +196,8 @@ class Probe:
         fitting = self._fitting(possible)
         refusals |= {spec.label: self._refused_in_steps(spec) if spec in fitting else NO_TIME for spec in possible}
         possible = [spec for spec in possible if refusals[spec.label] is None]
-        pace, own = self.pace(possible)
-        rows = [forecast(spec, refusals[spec.label], pace, own, signals, self._epochs, self._seed) for spec in specs]
+        pace, costs = self.pace(possible)
+        rows = [forecast(spec, refusals[spec.label], pace, costs, signals, self._epochs, self._seed) for spec in specs]
         missing = {spec.label: self.missing(spec) for spec in possible}
         return pace, signals, [row | {"missing": missing.get(row["method"], {})} for row in rows]
 
@@ -289,15 +289,15 @@ class Probe:
 
     def _recordable(self, columns: Mapping[str, Column]) -> dict[str, Column]:
         """Returns those columns whose signals this training gives; values replace each other."""
-        found = {}
+        recordable = {}
         for name, column in columns.items():
             last = Column(column.dtype, column.fill, signal=column.signal)
             try:
                 self._attach(RecordSignals({name: last}), self._training.loader, self._model).detach()
             except ValueError:
                 continue
-            found[name] = last
-        return found
+            recordable[name] = last
+        return recordable
 
     def _attach(self, method: Any, loader: DataLoader[Any], model: nn.Module, **settings: Any) -> thresher.Run:
         return thresher.attach(
@@ -398,9 +398,9 @@ class Probe:
         batches = chain.from_iterable(run.loader for _ in range(epochs))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".* with two forward passes it saves time on this")
-            found = time_steps(batches, lambda batch: self._step(run.model, run.criterion, batch), epochs * len(self._prepared))
+            spent = time_steps(batches, lambda batch: self._step(run.model, run.criterion, batch), epochs * len(self._prepared))
         run.detach()
-        return found
+        return spent
 
 
 def _repeats(seconds: float) -> int:

@@ -48,8 +48,8 @@ def print_rate(task: str) -> str:
     from thresher_lab.recipes.batches import rate_note
     from thresher_lab.recipes.running import BATCH_OF, task_of
 
-    found: Any = task_of(task) if BATCH_OF.fullmatch(task) else None  # a script of the user's is not run here
-    if getattr(found, "before", None) and (note := rate_note(found.before, found.settings)):
+    recipe: Any = task_of(task) if BATCH_OF.fullmatch(task) else None  # a script of the user's is not run here
+    if getattr(recipe, "before", None) and (note := rate_note(recipe.before, recipe.settings)):
         typer.echo(note, err=True)
     return task
 
@@ -226,16 +226,16 @@ def print_dry_run(
     from thresher_lab.comparison.dry_run import dry_run
     from thresher_lab.training.specs import parse_methods, parse_seeds
 
-    given = parse_methods(methods), parse_seeds(seeds)
-    found = dry_run(task, *given, epochs, out, says=says, factors=factors, **options)
-    lines = dry_run_lines(found)
+    asked = parse_methods(methods), parse_seeds(seeds)
+    estimate = dry_run(task, *asked, epochs, out, says=says, factors=factors, **options)
+    lines = dry_run_lines(estimate)
     if most is not None:
-        lines.append(f"With --until-decided, up to {most} seeds: at most {most / len(given[1]):.2g} times as long.")
+        lines.append(f"With --until-decided, up to {most} seeds: at most {most / len(asked[1]):.2g} times as long.")
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if json is not None:
-        write_result(json, found)
+        write_result(json, estimate)
 
 
 def dry_run_lines(found: Mapping[str, Any]) -> list[str]:

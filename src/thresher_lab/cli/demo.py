@@ -51,9 +51,9 @@ def wrong_labels_found(results: Mapping[str, Any], folder: Path) -> str:
         assert history.targets is not None  # a task with classes
         counts.append(int((history.targets[rows] != right[history.ids[rows]]).sum()))
     fewest, most = min(counts), max(counts)
-    found = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    number = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     return (
-        f"Wrong labels found on the way: of the {MOST_SUSPECTS} samples with the largest mean loss under Winnow, {found} have "
+        f"Wrong labels found on the way: of the {MOST_SUSPECTS} samples with the largest mean loss under Winnow, {number} have "
         f"a wrong label, with each seed. The demo has made {WRONG_LABELS:.0%} of the training labels wrong, and no test label. "
         "The report shows some under Labels to check."
     )

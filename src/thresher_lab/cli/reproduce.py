@@ -78,28 +78,28 @@ def reproduce(
         print_table(open_console(), _artefact_table())
         return
     asked, folder = _asked(names), results or work / "results"
-    batch, given = {"batch_size": batch_size, "accumulate": accumulate}, {"data": data, "jobs": jobs, "quiet": quiet}
+    batch, options = {"batch_size": batch_size, "accumulate": accumulate}, {"data": data, "jobs": jobs, "quiet": quiet}
     cluster = cluster_of(ray, gpus_per_run, cpus_per_run, here=dry_run)
     pairs = _pairs(asked, recipe, alone=dry_run != smoke and not any(batch.values()))
     if recipe is None and (smoke or dry_run or any(batch.values())):
         raise ValueError("reproduce: --smoke, --dry-run, --batch-size and --accumulate go with --recipe")
     if smoke and data is not None:
         typer.echo(f"--smoke: the data is made up, {data} is not read", err=True)
-        given["data"] = None
+        options["data"] = None
     for artefact, name in pairs:
         if recipe == "all" and dry_run:
             typer.echo(plan(artefact, name))
             continue
-        own = at_full_size(artefact, name, smoke=smoke, **batch)
-        for part in own.parts:
+        at_size = at_full_size(artefact, name, smoke=smoke, **batch)
+        for part in at_size.parts:
             print_rate(part.task)
         if dry_run:
-            _dry_run(own, work, **given)
-        elif found := _reproduced(own, work, folder, cluster=cluster, **given):
-            with whole(page if page and recipe != "all" else work / f"{own.name}.md") as file:
+            _dry_run(at_size, work, **options)
+        elif found := _reproduced(at_size, work, folder, cluster=cluster, **options):
+            with whole(page if page and recipe != "all" else work / f"{at_size.name}.md") as file:
                 file.write(single_page(found).encode())
     if recipe is None:
-        every = [_reproduced(ARTEFACTS[name], work, folder, cluster=cluster, **given) for name in asked]
+        every = [_reproduced(ARTEFACTS[name], work, folder, cluster=cluster, **options) for name in asked]
         if all(every):
             _write_pages(page or work / PAGE, folder)
             typer.echo(f"{folder}\n{page or work / PAGE}")
@@ -154,11 +154,11 @@ def _reproduced(artefact: "Artefact", work: Path, folder: Path, *, quiet: bool, 
     from thresher_lab.training.store import write_json
 
     with explained_interruptions(work), progress_on(open_console(), quiet=quiet) as watcher:
-        found = reproduce(artefact, work, watcher=watcher, **given)
-    if found:
-        write_json(folder / f"{artefact.name}.json", found)
-        open_console().print(section(found), markup=False, highlight=False)
-    return found
+        result = reproduce(artefact, work, watcher=watcher, **given)
+    if result:
+        write_json(folder / f"{artefact.name}.json", result)
+        open_console().print(section(result), markup=False, highlight=False)
+    return result
 
 
 def _write_pages(path: Path, folder: Path) -> None:

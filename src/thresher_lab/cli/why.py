@@ -22,19 +22,19 @@ def why(
     from thresher_lab.cli._console import open_console, print_table, write_result
     from thresher_lab.comparison.histories import history_of
 
-    found = history_of(run, sample)
+    sample_history = history_of(run, sample)
     if json is not None:
-        write_result(json, asdict(found))
+        write_result(json, asdict(sample_history))
         return
     table = Table("epoch", "loss after it", "times trained", box=None, pad_edge=False)
     table.add_column("why not", min_width=20)
     said = ""
-    for entry in found.epochs:
+    for entry in sample_history.epochs:
         loss = "not seen yet" if entry.loss == float("-inf") else f"{entry.loss:.4g}"
         table.add_row(
             str(entry.epoch), loss, str(entry.trained), "as above" if entry.rule and entry.rule == said else entry.rule
         )
         said = entry.rule or said
     console = open_console()
-    console.print(found.title, markup=False, highlight=False)
+    console.print(sample_history.title, markup=False, highlight=False)
     print_table(console, table)

@@ -379,16 +379,16 @@ class ComparedRuns:
 
     def _add_controls(self, asked: Job) -> None:
         """Adds the controls of a finished run that wait for nothing else."""
-        own = self._controls.setdefault(asked.key, {})
+        controls = self._controls.setdefault(asked.key, {})
         for kind in self._kinds[asked.label]:
-            if kind in own or (cost := self._share_of(asked, kind)) is None:
+            if kind in controls or (cost := self._share_of(asked, kind)) is None:
                 continue
             job = Job.control(kind, asked.seed, cost, asked.spec, self.rates.of(asked.label, kind))
             if any(job.key == other.key for jobs in self._controls.values() for other in jobs.values()):
                 self.watcher.shared(job)
             else:
                 self._queue.append(job)
-            own[kind] = job
+            controls[kind] = job
         self._check_refused(asked)
 
     def _share_of(self, asked: Job, kind: Control) -> float | None:
@@ -450,7 +450,7 @@ def chosen_rates(
         raise ValueError(
             f"--rates: tries rates with the seeds {LOOK_SEEDS}, which must not count; leave {shared} out of --seeds"
         )
-    found: dict[Arm, dict[float, list[float]]] = {}
+    metrics: dict[Arm, dict[float, list[float]]] = {}
     for factor in factors:
         try:
             results = compare(task, methods, LOOK_SEEDS, epochs, out / LOOKS, rates=Rates(everywhere=factor), **options)
@@ -460,10 +460,8 @@ def chosen_rates(
             ) from error
         for run in results["runs"]:
             arm: Any = (run["control_of"] or run["method"], kind_of(run))
-            found.setdefault(arm, {}).setdefault(factor, []).append(run["metric"]["value"])
-    chosen = {
-        arm: max(tried, key=lambda factor, tried=tried: (mean(tried[factor]), -abs(factor - 1))) for arm, tried in found.items()
-    }
+            metrics.setdefault(arm, {}).setdefault(factor, []).append(run["metric"]["value"])
+    chosen = {arm: max(of, key=lambda factor, of=of: (mean(of[factor]), -abs(factor - 1))) for arm, of in metrics.items()}
     return Rates(chosen, factors, LOOK_SEEDS)
 
 

@@ -159,10 +159,10 @@ def parse_controls(text: str) -> tuple[Control, ...]:
     """
     named = [part.strip() for part in text.split(",") if part.strip()]
     kinds: dict[str, Control] = {kind: kind for kind in CONTROLS}
-    found: tuple[Control, ...] = tuple(kinds[one] for one in named if one in kinds)
-    if len(found) < len(named) or len(set(found)) < len(found):
+    chosen: tuple[Control, ...] = tuple(kinds[one] for one in named if one in kinds)
+    if len(chosen) < len(named) or len(set(chosen)) < len(chosen):
         raise ValueError(f"--controls: {', '.join(CONTROLS)}, each at most once and separated by commas; got {text!r}")
-    return found
+    return chosen
 
 
 def has_controls(spec: Spec) -> bool:
@@ -309,8 +309,8 @@ class Rates:
         """
         if self.everywhere is not None:
             return self.everywhere
-        own = self.chosen.get((method, None), 1.0)
-        return own if kind in (None, "placebo") else self.chosen.get((method, kind), own)
+        of_method = self.chosen.get((method, None), 1.0)
+        return of_method if kind in (None, "placebo") else self.chosen.get((method, kind), of_method)
 
 
 def parse_rates(text: str) -> list[float]:

@@ -202,7 +202,7 @@ def dry_run(
     store = ReadOnlyStore(out, identity)
     prices = measured_prices(task, methods, epochs, data=data, says=says)
     how: dict[str, Any] = {"jobs": jobs or JOBS, "controls": controls}
-    found = schedule(store, methods, seeds, epochs, prices, **how)
+    plan = schedule(store, methods, seeds, epochs, prices, **how)
     looks = [
         schedule(
             ReadOnlyStore(out / LOOKS, identity), methods, LOOK_SEEDS, epochs, prices, rates=Rates(everywhere=factor), **how
@@ -210,8 +210,8 @@ def dry_run(
         for factor in factors
     ]
     labels = {spec.label for spec in methods} - {FULL_TRAINING.label}
-    found |= {"not_estimated": sorted(labels - prices.methods.keys())}
-    return found | ({"looks": _together(looks)} if looks else {})
+    plan |= {"not_estimated": sorted(labels - prices.methods.keys())}
+    return plan | ({"looks": _together(looks)} if looks else {})
 
 
 def _together(looks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -315,14 +315,14 @@ def measured_prices(
         _, evaluation = _timed(lambda: training.evaluate(training.model))
     size = sizes_of(training.loader)[1]
     by_label = {spec.label: spec for spec in specs}
-    told = {
+    measured = {
         row["method"]: _passes_of(by_label[row["method"]], row, size, traced=probe.fallback is None)
         for row in rows
         if row["refused"] is None
     }
-    full = told[FULL_TRAINING.label].time
+    full = measured[FULL_TRAINING.label].time
     epoch = len(training.loader) * pace.full * full
-    shares = {name: Passes(one.time / full, one.forward, one.backward) for name, one in told.items()}
+    shares = {name: Passes(one.time / full, one.forward, one.backward) for name, one in measured.items()}
     first, run = rehearsed  # the first one in a process imports more
     return Prices(imports, loading + max(0.0, first - run), run, epoch, evaluation, probe.trace_s, pace, shares)
 
@@ -345,8 +345,8 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
     """Returns the result of a function and its seconds: CPU seconds where the work is done on the CPU."""
     clock = Clock()
     with clock.running():
-        found = call()
-    return found, clock.wall_s if torch.accelerator.is_available() else clock.cpu_s
+        result = call()
+    return result, clock.wall_s if torch.accelerator.is_available() else clock.cpu_s
 
 
 def _passes_of(spec: Spec, row: Mapping[str, Any], size: int, *, traced: bool) -> Passes:

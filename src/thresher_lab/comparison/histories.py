@@ -90,19 +90,19 @@ def run_named(run: Path) -> Path:
         ValueError: Runs of several methods begin so.
     """
     stem = run.name.removesuffix(".parquet").removesuffix(".json")
-    given = re.sub(r"[^A-Za-z0-9_.@=-]+", "_", stem)  # a label, as files have it
+    label = re.sub(r"[^A-Za-z0-9_.@=-]+", "_", stem)  # a label, as files have it
     there = sorted(path.stem for path in run.parent.glob("*.parquet"))
-    found = [given] if given in there else [name for name in there if name.startswith(given)]
-    if not found and (inside := sorted(path.stem for path in (run / RUNS).glob("*.parquet"))):
+    matching = [label] if label in there else [name for name in there if name.startswith(label)]
+    if not matching and (inside := sorted(path.stem for path in (run / RUNS).glob("*.parquet"))):
         raise FileNotFoundError(f"{run} is a comparison; give one of its runs, such as {run / RUNS / inside[0]}")
-    if not found:
+    if not matching:
         names = list(dict.fromkeys(name.rpartition("-seed")[0] or name for name in there))
-        near = nearest_name(given, names)
+        near = nearest_name(label, names)
         question = f"did you mean {near!r}? There are" if near else "there are"
         raise FileNotFoundError(f"{run}: no such run of a comparison; {question} {', '.join(names) or 'none'}")
-    if len({name.rpartition("-seed")[0] or name for name in found}) > 1:
-        raise ValueError(f"{run}: several runs begin so: {', '.join(found)}; give more of the name")
-    return run.with_name(min(found, key=_seed_of))
+    if len({name.rpartition("-seed")[0] or name for name in matching}) > 1:
+        raise ValueError(f"{run}: several runs begin so: {', '.join(matching)}; give more of the name")
+    return run.with_name(min(matching, key=_seed_of))
 
 
 def _seed_of(name: str) -> int:

@@ -74,8 +74,8 @@ def read_scores(path: Path) -> Scores | None:
     except pa.ArrowException:
         return None
     table = pq.read_table(path)
-    found = DataMap({name: table[name].to_numpy() for name in table.column_names}).scores()
-    return replace(found, provenance={"classes": json.loads((table.schema.metadata or {}).get(CLASSES, b"null"))})
+    hardness = DataMap({name: table[name].to_numpy() for name in table.column_names}).scores()
+    return replace(hardness, provenance={"classes": json.loads((table.schema.metadata or {}).get(CLASSES, b"null"))})
 
 
 def _trained(training: Training, epochs: int, seed: int, progress: Callable[[int], None] | None) -> DataMap:
@@ -99,6 +99,6 @@ def _trained(training: Training, epochs: int, seed: int, progress: Callable[[int
                 progress(epoch + 1)
     if not run.cost.backward:
         raise ValueError(f"observe: a loader of {run.loader.n} samples has no batch; give it more of them, or drop_last=False")
-    found = run.data_map()
+    table = run.data_map()
     run.detach()
-    return found
+    return table

@@ -94,8 +94,8 @@ class RayWorkers(Slots):
         """Hands a job to an idle actor, or to a new one if none is idle."""
         actor = self._idle.pop() if self._idle else self._new_actor()
         full = f"{RUNS}/{Job.of(FULL_TRAINING, job.seed, job.rate_of_full).key}{BESIDE['samples']}"
-        given = {} if job.is_control or not (self._out / full).exists() else {full: (self._out / full).read_bytes()}
-        stream = actor.train.options(num_returns="streaming").remote(job, given)
+        files = {} if job.is_control or not (self._out / full).exists() else {full: (self._out / full).read_bytes()}
+        stream = actor.train.options(num_returns="streaming").remote(job, files)
         self._busy[stream], self._actors[stream] = job, actor
 
     def _receive(self) -> tuple[Any, Message]:

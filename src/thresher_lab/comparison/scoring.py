@@ -130,11 +130,11 @@ def make_scores(
         if labels is None:
             raise ValueError("score: the dataset does not tell its classes; give the number of `clusters`")
         clusters = len(set(labels.tolist()))
-    made = train_ensemble(trainable, loaded, first, seeds, epochs, parts, WATCHED.get(score), progress=progress)
+    ensemble = train_ensemble(trainable, loaded, first, seeds, epochs, parts, WATCHED.get(score), progress=progress)
     provenance = {"task": task, "epochs": epochs, "seeds": seeds, "recipe": trainable.recipe, "versions": versions()}
     groups = None if labels is None else torch.from_numpy(labels)
-    found = _score_with(score, made, provenance, clusters=clusters, window=window, seed=seed, labels=groups)
-    return found if first.classes is None else replace(found, provenance={**found.provenance, "classes": [*first.classes]})
+    result = _score_with(score, ensemble, provenance, clusters=clusters, window=window, seed=seed, labels=groups)
+    return result if first.classes is None else replace(result, provenance={**result.provenance, "classes": [*first.classes]})
 
 
 def _check(score: str, *, models: int, epochs: int, window: int) -> None:
@@ -165,15 +165,15 @@ def _score_with(score: str, made: Ensemble, provenance: dict[str, Any], **how: A
     """Returns the scores that trained models give; `how` has `clusters`, `window`, `seed` and `labels` of `make_scores`."""
     models, loader, criterion = made.models, made.first.loader, made.first.criterion
     forward = made.first.forward
-    given: dict[str, Any] = {"trained": made.cost, "provenance": provenance, "forward": forward}
+    settings: dict[str, Any] = {"trained": made.cost, "provenance": provenance, "forward": forward}
     if score == "el2n":
-        return scores.el2n(models, loader, **given)
+        return scores.el2n(models, loader, **settings)
     if score in ("grand", "grand_all"):
-        return scores.grand(models, loader, criterion, layer="all" if score == "grand_all" else "last", **given)
+        return scores.grand(models, loader, criterion, layer="all" if score == "grand_all" else "last", **settings)
     if score == "irreducible":
-        return scores.irreducible(models, loader, criterion, trained_on=_known(made.trained_on), **given)
+        return scores.irreducible(models, loader, criterion, trained_on=_known(made.trained_on), **settings)
     if score == "memorisation":
-        return scores.memorisation(models, _known(made.trained_on), loader, **given)
+        return scores.memorisation(models, _known(made.trained_on), loader, **settings)
     if score in WATCHED:
         windows = {"window": how["window"]} if score in WINDOWS else {}
         score_of = partial(getattr(scores, "forgetting" if score == "d2" else score), **windows, labels=how["labels"])
@@ -181,10 +181,10 @@ def _score_with(score: str, made: Ensemble, provenance: dict[str, Any], **how: A
         found = Scores.mean([score_of(seen, trained=cost, provenance=provenance) for seen, cost in runs])
         return picked_apart(models[0], loader, found, forward) if score == "d2" else found
     if score == "prototypes":
-        pairs, given = zip(models, made.passes, strict=True), {**given, "seed": how["seed"]}
-        found = [scores.prototypes(one, loader, how["clusters"], **{**given, "trained": cost}) for one, cost in pairs]
+        pairs, settings = zip(models, made.passes, strict=True), {**settings, "seed": how["seed"]}
+        found = [scores.prototypes(one, loader, how["clusters"], **{**settings, "trained": cost}) for one, cost in pairs]
         return Scores.mean(found)
-    return scores.disagreement(models, loader, kind=score, **given)  # pyright: ignore[reportArgumentType]
+    return scores.disagreement(models, loader, kind=score, **settings)  # pyright: ignore[reportArgumentType]
 
 
 def picked_apart(
@@ -228,7 +228,7 @@ def train_ensemble(
         watch: Function that returns what to record after each epoch, one of `WATCHED`. Default: nothing is recorded.
         progress: Function that is called after each epoch of each model. Default: none.
     """
-    made = Ensemble(first)
+    ensemble = Ensemble(first)
     n = len(first.loader.dataset)  # pyright: ignore[reportArgumentType]
     for number, seed in enumerate(seeds):
         split = parts(n, rng.seeded(seed))
@@ -236,10 +236,10 @@ def train_ensemble(
             training = first if number == part == 0 else task.training(data, seed)
             if ids is not None:
                 training = replace(training, loader=part_of(training.loader, ids, seed))
-            done = None if progress is None else partial(progress, len(made.models) + 1, len(seeds) * len(split))
-            _train(training, epochs, seed, watch, made, done)
-            made.trained_on.append(ids)
-    return made
+            done = None if progress is None else partial(progress, len(ensemble.models) + 1, len(seeds) * len(split))
+            _train(training, epochs, seed, watch, ensemble, done)
+            ensemble.trained_on.append(ids)
+    return ensemble
 
 
 def _train(

@@ -462,8 +462,10 @@ def _cost_in_words(row: RowDict, runs: Sequence[Mapping[str, Any]], scores: floa
     tracing = f", of which tracing the model took {max(traced):.1f} s of each run" if traced and apart else ""
     said = f"the counted cost is {row['cost_ratio']:.2f} of full training"
     if scores is not None and scores >= LEAST_SCORES:
-        own = row["cost_ratio"] - scores
-        said += f": {scores:.2f} for scores that were made before the run, and {own:.2f} for the run itself. Its CPU time is "
+        itself = row["cost_ratio"] - scores
+        said += (
+            f": {scores:.2f} for scores that were made before the run, and {itself:.2f} for the run itself. Its CPU time is "
+        )
     else:
         said += ", and the CPU time "
     said += f"{row['cpu_ratio']:.2f}{tracing}."

@@ -75,14 +75,14 @@ def _times_reached(
 ) -> dict[str, float | int | None]:
     times = {seed: first_at(points, target) for seed, points in seeds.items()}
     of_full = {seed: first_at(full[seed], target) for seed in seeds}
-    found: dict[str, float | int | None] = {"seeds": sum(time is not None for time in times.values()), "of": len(seeds)}
+    reached: dict[str, float | int | None] = {"seeds": sum(time is not None for time in times.values()), "of": len(seeds)}
     for name, short in (("cost", "cost"), ("cpu_s", "cpu")):
-        found[name] = _median([None if time is None else time[name] for time in times.values()])
+        reached[name] = _median([None if time is None else time[name] for time in times.values()])
         pairs = [(time, of_full[seed]) for seed, time in times.items()]
-        found[f"{short}_to_full"] = _median(
+        reached[f"{short}_to_full"] = _median(
             [None if time is None else time[name] / whole[name] for time, whole in pairs if whole is not None]
         )
-    return found
+    return reached
 
 
 def first_at(points: Sequence[dict[str, float]], target: float) -> dict[str, float] | None:

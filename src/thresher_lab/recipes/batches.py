@@ -32,10 +32,10 @@ def with_batch(recipe: Recipe, batch_size: int | None = None, accumulate: int | 
         (256, 0.0055, 0.00275)
     """
     before = recipe.batch
-    given = before.size if batch_size is None else batch_size, before.accumulate if accumulate is None else accumulate
-    if given == (before.size, before.accumulate):
+    asked = before.size if batch_size is None else batch_size, before.accumulate if accumulate is None else accumulate
+    if asked == (before.size, before.accumulate):
         return recipe
-    batch = before.model_copy(update={"workers": 1, "per_worker": given[0], "accumulate": given[1]})
+    batch = before.model_copy(update={"workers": 1, "per_worker": asked[0], "accumulate": asked[1]})
     factor, _ = SCALED[recipe.optimizer.name]
     rate = rate_of(recipe) if batch.step == before.step else rate_of(recipe) * factor(batch.step / before.step)
     optimizer = OptimizerSection.model_validate(recipe.optimizer.model_dump() | {"lr": rate, "lr_per": "batch"})

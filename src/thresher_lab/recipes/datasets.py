@@ -116,8 +116,8 @@ def _auto_augment(settings: ImageSection) -> Callable[[Image.Image], Image.Image
     if policy == "ta_wide":
         return optional("torchvision.transforms").TrivialAugmentWide(interpolation=_interpolation(settings))
     grey = tuple(round(255 * value) for value in settings.mean or MEAN)
-    given = {"img_mean": grey, "interpolation": getattr(Image.Resampling, settings.interpolation.upper())}
-    return SeededTransform(optional("timm.data").rand_augment_transform(policy, given | {"magnitude_max": MAX_MAGNITUDE}))
+    options = {"img_mean": grey, "interpolation": getattr(Image.Resampling, settings.interpolation.upper())}
+    return SeededTransform(optional("timm.data").rand_augment_transform(policy, options | {"magnitude_max": MAX_MAGNITUDE}))
 
 
 def _interpolation(settings: ImageSection) -> Any:
@@ -332,10 +332,10 @@ def _images_by_class(folder: Path) -> tuple[list[str], list[tuple[Path, int]]]:
 
 
 def _image_files(folder: Path) -> Iterator[Path]:
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-    if not found:
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    if not files:
         raise ValueError(f"data: {folder} has no image that ends in {', '.join(sorted(IMAGE_SUFFIXES))}")
-    yield from found
+    yield from files
 
 
 def _pairs(folder: Path) -> list[tuple[Path, Path]]:
@@ -360,10 +360,10 @@ def _read_array(path: Path, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         ValueError: The file is damaged, or has another shape; the message names it.
     """
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path}: not a NumPy file that can be read: {error}") from error
-    if not isinstance(found, np.ndarray) or found.shape != shape:
-        got = getattr(found, "shape", type(found).__name__)
+    if not isinstance(array, np.ndarray) or array.shape != shape:
+        got = getattr(array, "shape", type(array).__name__)
         raise ValueError(f"{path}: shape {got}; data.shape of the recipe is {shape}")
-    return found
+    return array

@@ -55,10 +55,10 @@ class WideBlock(nn.Module):
 
 def googlenet(*, classes: int = 10) -> nn.Module:
     """Returns the GoogLeNet of torchvision for images of 32 x 32: a 3x3 convolution first, and no pooling after it."""
-    made = optional("torchvision.models").googlenet(num_classes=classes, aux_logits=False, init_weights=True)
-    made.conv1 = optional("torchvision.models.googlenet").BasicConv2d(3, 64, kernel_size=3, padding=1)
-    made.maxpool1 = nn.Identity()
-    return made
+    network = optional("torchvision.models").googlenet(num_classes=classes, aux_logits=False, init_weights=True)
+    network.conv1 = optional("torchvision.models.googlenet").BasicConv2d(3, 64, kernel_size=3, padding=1)
+    network.maxpool1 = nn.Identity()
+    return network
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {

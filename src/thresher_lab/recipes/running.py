@@ -58,8 +58,8 @@ class SmokeTask(RecipeTask):
 
     def spec(self, text: str | None = None) -> Spec:
         """Returns the method, with synthetic scores."""
-        found = self.scaled(self.given_method(text))
-        return map_settings(found, lambda name, value: str(self._scores()) if name == "scores" else value)
+        scaled = self.scaled(self.given_method(text))
+        return map_settings(scaled, lambda name, value: str(self._scores()) if name == "scores" else value)
 
     def scaled(self, spec: Spec) -> Spec:
         """Returns a method whose counts of epochs and steps shrink like those of the training."""
@@ -243,18 +243,18 @@ def with_batch_of(name: str, batch_size: int | None, accumulate: int | None, fac
     Raises:
         ValueError: A batch is given, and the task is no recipe.
     """
-    given = batch_size is not None or accumulate is not None
-    if not given and factor == 1:
+    asked = batch_size is not None or accumulate is not None
+    if not asked and factor == 1:
         return name
     task = task_of(name)
     if not isinstance(task, RecipeTask):
         raise ValueError(
             f"--batch-size and --accumulate are for recipes, such as recipe:wrn-28-10; set the batch of {name} there"
         )
-    own = task.settings.batch
-    size, times = batch_size or own.size, accumulate or own.accumulate
-    size, times = (size, times * factor) if given else (size * factor, times)
-    return name if (size, times) == (own.size, own.accumulate) else f"{name}@{size}x{times}"
+    batch = task.settings.batch
+    size, times = batch_size or batch.size, accumulate or batch.accumulate
+    size, times = (size, times * factor) if asked else (size * factor, times)
+    return name if (size, times) == (batch.size, batch.accumulate) else f"{name}@{size}x{times}"
 
 
 def task_of(name: str) -> Trainable:

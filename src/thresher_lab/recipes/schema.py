@@ -152,8 +152,8 @@ class ScheduleSection(Section):
 
     @model_validator(mode="after")
     def _check_step(self) -> Self:
-        given = (self.rate is not None, bool(self.epochs) != (self.every is not None))
-        if given != (self.decay == "step",) * 2:
+        set_fields = (self.rate is not None, bool(self.epochs) != (self.every is not None))
+        if set_fields != (self.decay == "step",) * 2:
             raise ValueError("decay: step takes `rate` and either `epochs` or `every`; other decays take none of them")
         return self
 

@@ -250,12 +250,12 @@ class RecipeTask:
             ValueError: The text is not one method, or there is no such method or setting.
             FileNotFoundError: There is no such file of scores.
         """
-        found = self.given_method(text)
-        missing = [file for file in score_files(found) if not Path(file).is_file()]
+        method = self.given_method(text)
+        missing = [file for file in score_files(method) if not Path(file).is_file()]
         if missing:
             make = f"`thresher score --task {self.name} --data DIR --out {missing[0]}` makes it"
             raise FileNotFoundError(f"{loading.display_path(self.file)}: method: no file of scores {missing[0]}; {make}")
-        return self.scaled(found)
+        return self.scaled(method)
 
     def scaled(self, spec: Spec) -> Spec:
         """Returns a method whose counts of epochs shrink with the epochs; those of batches grow where batches are smaller."""
@@ -325,9 +325,9 @@ class RecipeTask:
             with naming_field("model.arguments"):
                 if wanted.source == "task":
                     assert self.task is not None
-                    made: nn.Module = self.task.network(**wanted.arguments)
+                    model: nn.Module = self.task.network(**wanted.arguments)
                 else:
-                    made = network(wanted.source, wanted.name, self.settings.data.classes, wanted.arguments)
+                    model = network(wanted.source, wanted.name, self.settings.data.classes, wanted.arguments)
         if wanted.pretrained is None and self.weights is not None:
             raise ValueError(f"--weights {self.weights}: `model.pretrained` names no recipe to start from")
         if wanted.pretrained is not None:
@@ -336,8 +336,8 @@ class RecipeTask:
                     f"model.pretrained: it starts from the weights of {wanted.pretrained}: train that one, then give "
                     "--weights DIR/model.pt of its folder"
                 )
-            start_from(made, self.weights)
-        return made
+            start_from(model, self.weights)
+        return model
 
     def _loader(self, dataset: Any, *, shuffle: torch.Generator | None) -> DataLoader[Any]:
         """Returns batches in an order that depends on the generator alone; without one, in the order of the data."""
@@ -355,8 +355,8 @@ def criterion_of(recipe: Recipe) -> nn.Module:
     """Returns the loss function; soft targets are already smoothed, so it does not smooth them again."""
     if recipe.loss.name == "mse":
         return nn.MSELoss()
-    given = recipe.loss.class_weights
-    weights = None if given is None else torch.tensor(given, device=PartialState().device)
+    class_weights = recipe.loss.class_weights
+    weights = None if class_weights is None else torch.tensor(class_weights, device=PartialState().device)
     return nn.CrossEntropyLoss(weights, label_smoothing=0.0 if recipe.loss.soft_targets else recipe.loss.label_smoothing)
 
 
@@ -381,17 +381,17 @@ def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
 
 def _make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     settings = recipe.optimizer
-    given: dict[str, Any] = {"lr": rate_of(recipe), "weight_decay": settings.weight_decay, **settings.arguments}
+    options: dict[str, Any] = {"lr": rate_of(recipe), "weight_decay": settings.weight_decay, **settings.arguments}
     groups = _parameter_groups(model, settings.weight_decay, norms=settings.decay_norms)
     match settings.name:
         case "sgd":
-            return SGD(groups, momentum=settings.momentum, nesterov=settings.nesterov, **given)
+            return SGD(groups, momentum=settings.momentum, nesterov=settings.nesterov, **options)
         case "rmsprop":
-            return optional("timm.optim").RMSpropTF(groups, momentum=settings.momentum, **given)
+            return optional("timm.optim").RMSpropTF(groups, momentum=settings.momentum, **options)
         case "adamw":
-            return AdamW(groups, **given)
+            return AdamW(groups, **options)
         case "lamb":
-            return optional("timm.optim").Lamb(groups, **given)
+            return optional("timm.optim").Lamb(groups, **options)
 
 
 def _parameter_groups(model: nn.Module, decay: float, *, norms: bool) -> list[dict[str, Any]]:
@@ -413,19 +413,19 @@ def start_from(model: nn.Module, file: Path) -> None:
     if not file.is_file():
         raise FileNotFoundError(f"--weights {file}: no such file")
     last = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)][-1]
-    own = {name: value.shape for name, value in model.state_dict().items() if not name.startswith(f"{last}.")}
+    kept_shapes = {name: value.shape for name, value in model.state_dict().items() if not name.startswith(f"{last}.")}
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-        found = {name: value for name, value in state.items() if not name.startswith(f"{last}.")}
-        shapes = {name: value.shape for name, value in found.items()}
+        loaded = {name: value for name, value in state.items() if not name.startswith(f"{last}.")}
+        shapes = {name: value.shape for name, value in loaded.items()}
     except (AttributeError, EOFError, KeyError, RuntimeError, UnpicklingError, ValueError) as error:
         raise ValueError(f"--weights {file}: not a file of weights: {error}") from error
-    differing = sorted(name for name in own.keys() | shapes.keys() if own.get(name) != shapes.get(name))
+    differing = sorted(name for name in kept_shapes.keys() | shapes.keys() if kept_shapes.get(name) != shapes.get(name))
     if differing:
         name = differing[0]
-        shape = {place: tuple(of[name]) if name in of else "none" for place, of in (("file", shapes), ("network", own))}
+        shape = {place: tuple(of[name]) if name in of else "none" for place, of in (("file", shapes), ("network", kept_shapes))}
         raise ValueError(f"--weights {file}: of another network: {name} is {shape['file']} there and {shape['network']} here")
-    model.load_state_dict(found, strict=False)
+    model.load_state_dict(loaded, strict=False)
 
 
 def one_method(text: str, where: str) -> Spec:
@@ -439,12 +439,12 @@ def one_method(text: str, where: str) -> Spec:
         ValueError: The text is not one method, or there is no such method or setting.
     """
     try:
-        found = parse_methods(text)
+        specs = parse_methods(text)
     except ValueError as error:
         raise ValueError(f"{where}: {str(error).removeprefix('--methods: ')}") from error
-    if len(found) != 1:
+    if len(specs) != 1:
         raise ValueError(f"{where}: one method is wanted, those of several stages joined by a plus; got {text!r}")
-    return found[0]
+    return specs[0]
 
 
 def map_settings(spec: Spec, change: Callable[[str, Any], Any]) -> Spec:

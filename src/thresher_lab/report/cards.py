@@ -322,12 +322,12 @@ def _card_of(name: str, kind: type) -> Card:
 
 
 def _import_path(kind: type) -> str:
-    own = kind.__module__.startswith("thresher.methods.")
-    return f"{'thresher' if own else kind.__module__}.{kind.__qualname__}"
+    ours = kind.__module__.startswith("thresher.methods.")
+    return f"{'thresher' if ours else kind.__module__}.{kind.__qualname__}"
 
 
 def _fact_lines(kind: Any, card: Card) -> dict[str, str]:
-    found = {
+    facts = {
         "Paper": _paper_link(card.paper),
         "Decides": STAGE_TITLES[kind.stage],
         "Signals": _as_code(signals_of(kind)) or "none",
@@ -337,7 +337,7 @@ def _fact_lines(kind: Any, card: Card) -> dict[str, str]:
         "Published": card.claim,
         "Skips a sample": "".join(said + (f"`{field}`" if field else "") for said, field, _, _ in Formatter().parse(card.rule)),
     }
-    return {title: _as_sentence(fact) for title, fact in found.items() if fact}
+    return {title: _as_sentence(fact) for title, fact in facts.items() if fact}
 
 
 def _as_sentence(said: str) -> str:
@@ -417,10 +417,10 @@ def setting_meanings(kind: type) -> dict[str, str]:
         >>> list(setting_meanings(methods.load("uniform")))
         ['keep', 'fixed']
     """
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for of in reversed(kind.__mro__):
-        found |= _args_section(of.__dict__.get("__doc__") or "")
-    return found
+        meanings |= _args_section(of.__dict__.get("__doc__") or "")
+    return meanings
 
 
 def _args_section(docstring: str) -> dict[str, str]:
@@ -438,14 +438,14 @@ def write_pages(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--results", type=Path, default=COMPARISONS, help="folder with results.json files to quote (default: %(default)s)"
     )
-    given = parser.parse_args(arguments)
-    if not given.results.is_dir():
+    options = parser.parse_args(arguments)
+    if not options.results.is_dir():
         parser.error(
-            f"--results {given.results}: no such folder; give the folder that has the results.json files of the comparisons"
+            f"--results {options.results}: no such folder; give the folder that has the results.json files of the comparisons"
         )
-    given.folder.mkdir(parents=True, exist_ok=True)
-    for name, page in all_pages(given.results).items():
-        (given.folder / name).write_text(page, encoding="utf-8")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name, page in all_pages(options.results).items():
+        (options.folder / name).write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -270,11 +270,11 @@ def metric_curve(results: ResultsDict, _: Samples, by: str = "epoch") -> go.Figu
 
 
 def _curve_traces(results: ResultsDict, runs: list[dict[str, Any]], by: str, name: str, of: Look) -> list[go.Scatter]:
-    found = by_epoch(runs, runs[0]["metric"]["name"])
+    by_epochs = by_epoch(runs, runs[0]["metric"]["name"])
     across = None if by == "epoch" else by_epoch(runs, by)
-    if found is None or (by != "epoch" and across is None):
+    if by_epochs is None or (by != "epoch" and across is None):
         return []
-    epochs, values = found
+    epochs, values = by_epochs
     if across is None:
         return list(median_traces(name, of, epochs, _scale(results) * values))
     both = np.isin(epochs, across[0])
@@ -351,18 +351,18 @@ def speed_up(results: ResultsDict, _: Samples, by: str = "cpu_s") -> go.Figure |
         return None
     figure = epoch_figure(results, "times as fast as full training")
     for method, runs in runs_by_method(results).items():
-        found = _durations(runs, by)
-        if found is not None:
-            figure.add_traces(list(median_traces(method, looks(results)[method], found[0], np.median(baseline[1]) / found[1])))
+        took = _durations(runs, by)
+        if took is not None:
+            figure.add_traces(list(median_traces(method, looks(results)[method], took[0], np.median(baseline[1]) / took[1])))
     return figure.add_hline(y=1, line={"color": INK, "width": 1, "dash": "dot"})
 
 
 def _durations(runs: list[dict[str, Any]], by: str) -> tuple[Any, Any] | None:
     """Returns epochs and the seconds that each epoch (or, for "step_s", each step) took; None where a time is not above 0."""
-    found = by_epoch(runs, by)
-    if found is None or by == "step_s":
-        return found if found is None or (found[1] > 0).all() else None
-    epochs, seconds = found
+    durations = by_epoch(runs, by)
+    if durations is None or by == "step_s":
+        return durations if durations is None or (durations[1] > 0).all() else None
+    epochs, seconds = durations
     each = np.diff(seconds, axis=1, prepend=0.0)
     return (epochs, each) if len(epochs) == epochs[-1] and (each > 0).all() else None
 
@@ -375,9 +375,9 @@ def easy_share(results: ResultsDict, _: Samples) -> go.Figure | None:
 def _value_chart(results: ResultsDict, name: str, title: str, scale: float) -> go.Figure | None:
     figure = epoch_figure(results, title)
     for method, runs in runs_by_method(results).items():
-        found = by_epoch(runs, name)
-        if found is not None:
-            figure.add_traces(list(median_traces(method, looks(results)[method], found[0], scale * found[1])))
+        by_epochs = by_epoch(runs, name)
+        if by_epochs is not None:
+            figure.add_traces(list(median_traces(method, looks(results)[method], by_epochs[0], scale * by_epochs[1])))
     return figure if figure.data else None
 
 
@@ -389,10 +389,10 @@ def loss_histogram(results: ResultsDict, _: Samples, method: str) -> go.Figure |
         method: Name of the method.
     """
     edges = results.get("loss_bins")
-    found = _lists_by_epoch(results, method, "loss_histogram")
-    if not edges or found is None or found[1].shape[2] != len(edges) - 1:
+    lists = _lists_by_epoch(results, method, "loss_histogram")
+    if not edges or lists is None or lists[1].shape[2] != len(edges) - 1:
         return None
-    epochs, counts = found
+    epochs, counts = lists
     share = (100 * counts / counts.sum(axis=2, keepdims=True).clip(1)).mean(axis=0).T
     powers = np.log10(share, out=np.full(share.shape, np.nan), where=share > 0)
     bar = {
@@ -418,10 +418,10 @@ def hidden_by_class(results: ResultsDict, samples: Samples, method: str) -> go.F
         samples: Histories of the samples.
         method: Name of the method.
     """
-    found = _lists_by_epoch(results, method, "hidden_by_class")
-    if found is None or not found[1].any():
+    lists = _lists_by_epoch(results, method, "hidden_by_class")
+    if lists is None or not lists[1].any():
         return None
-    epochs, left_out = found[0].tolist(), found[1].mean(axis=0).T
+    epochs, left_out = lists[0].tolist(), lists[1].mean(axis=0).T
     sizes = class_sizes(samples, len(left_out))
     if sizes is not None:
         left_out = np.divide(100 * left_out, sizes[:, None], out=np.full_like(left_out, np.nan), where=sizes[:, None] > 0)
@@ -470,9 +470,9 @@ def weights(results: ResultsDict, _: Samples, method: str) -> go.Figure | None:
     names = dict.fromkeys(name for run in runs for entry in run["history"] for name in entry if name.startswith("weight_"))
     figure = epoch_figure(results, "weight")
     for number, name in enumerate(names):
-        found = by_epoch(runs, name)
-        if found is not None:
-            figure.add_traces(list(median_traces(name.removeprefix("weight_"), look(number), *found)))
+        by_epochs = by_epoch(runs, name)
+        if by_epochs is not None:
+            figure.add_traces(list(median_traces(name.removeprefix("weight_"), look(number), *by_epochs)))
     return figure if figure.data else None
 
 
@@ -597,7 +597,7 @@ def paired(results: ResultsDict, samples: Samples) -> dict[Pair, list[tuple[RunH
         method: {seed: history for seed, history in of_seeds.items() if history.dropped.any()}
         for method, of_seeds in histories(results, samples).items()
     }
-    found = {
+    pairs = {
         (one, other): [
             (leaving[one][seed], leaving[other][seed])
             for seed in leaving[one]
@@ -605,7 +605,7 @@ def paired(results: ResultsDict, samples: Samples) -> dict[Pair, list[tuple[RunH
         ]
         for one, other in combinations(leaving, 2)
     }
-    return {pair: of_seeds for pair, of_seeds in found.items() if of_seeds}
+    return {pair: of_seeds for pair, of_seeds in pairs.items() if of_seeds}
 
 
 def overlap_shares(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -23,11 +23,11 @@ def change_by_class(results: ResultsDict, _: Samples) -> go.Figure | None:
     Args:
         results: Content of results.json.
     """
-    found = {method: confused for method in runs_by_method(results) if (confused := _confused(results, method)) is not None}
-    if "full" not in found or len(found) < 2:
+    confusions = {method: of for method in runs_by_method(results) if (of := _confused(results, method)) is not None}
+    if "full" not in confusions or len(confusions) < 2:
         return None
-    full = found.pop("full")
-    changes = {method: _accuracies(of) - _accuracies(full) for method, of in found.items()}
+    full = confusions.pop("full")
+    changes = {method: _accuracies(of) - _accuracies(full) for method, of in confusions.items()}
     most = np.max([np.abs(np.nan_to_num(change).mean(0)) for change in changes.values()], axis=0)
     shown = np.sort(np.argsort(-most, kind="stable")[:MOST_ROWS])[::-1]
     figure = empty_figure("accuracy less full training's, points", "class", height=max(380, 26 * len(shown) + 120))

@@ -47,15 +47,15 @@ def snippet(row: Mapping[str, Any], settings: Mapping[str, Any], epochs: int) ->
     name = re.split("[: ]", row["method"])[0]
     if "+" in row["method"] or name not in methods.names():
         return None
-    made = methods.load(name)
-    if not is_dataclass(made):
+    kind = methods.load(name)
+    if not is_dataclass(kind):
         return None
-    own = {field.name: field for field in fields(made) if field.init}
-    given = {key: value for key, value in settings.items() if key in own and not _is_default(own[key], value)}
-    if any(not isinstance(value, bool | int | float | str | list | tuple) for value in given.values()):
+    known = {field.name: field for field in fields(kind) if field.init}
+    changed = {key: value for key, value in settings.items() if key in known and not _is_default(known[key], value)}
+    if any(not isinstance(value, bool | int | float | str | list | tuple) for value in changed.values()):
         return None
-    beside = {key: settings[key] for key in ATTACHED if key not in own and settings.get(key) not in AS_THE_DEFAULT}
-    call = f"thresher.{made.__name__}({', '.join(f'{key}={_value(value)}' for key, value in given.items())})"
+    beside = {key: settings[key] for key in ATTACHED if key not in known and settings.get(key) not in AS_THE_DEFAULT}
+    call = f"thresher.{kind.__name__}({', '.join(f'{key}={_value(value)}' for key, value in changed.items())})"
     return _code(call, beside, epochs)
 
 
@@ -112,10 +112,11 @@ def bottom_line(results: ResultsDict) -> BottomLine:
     Args:
         results: Content of results.json.
     """
-    found = conclude(results)
-    facts = [] if found.pick is None else _facts(found.pick, results)
-    code = None if found.pick is None else snippet(found.pick, _settings_of(found.pick, results), results["epochs"])
-    return BottomLine([*found.sentences, *time_beside_cost(results)], facts, code, chart(results))
+    conclusion = conclude(results)
+    facts = [] if conclusion.pick is None else _facts(conclusion.pick, results)
+    pick, epochs = conclusion.pick, results["epochs"]
+    code = None if pick is None else snippet(pick, _settings_of(pick, results), epochs)
+    return BottomLine([*conclusion.sentences, *time_beside_cost(results)], facts, code, chart(results))
 
 
 def _settings_of(row: Mapping[str, Any], results: ResultsDict) -> Mapping[str, Any]:

@@ -73,20 +73,20 @@ def load_shown(folder: Path, results: ResultsDict) -> ShownOfRuns:
 
 def runs_by_method(results: ResultsDict) -> dict[str, list[RunDict]]:
     """Returns the runs of each method, one run per seed, without the controls."""
-    found: dict[str, list[RunDict]] = {}
+    by_method: dict[str, list[RunDict]] = {}
     for run in results["runs"]:
         if kind_of(run) is None:
-            found.setdefault(run["method"], []).append(run)
-    return found
+            by_method.setdefault(run["method"], []).append(run)
+    return by_method
 
 
 def controls(results: ResultsDict) -> dict[str, dict[str, list[RunDict]]]:
     """Returns the runs of the controls by their kind and by the method that they belong to."""
-    found: dict[str, dict[str, list[RunDict]]] = {}
+    by_kind: dict[str, dict[str, list[RunDict]]] = {}
     for run in results["runs"]:
         if (kind := kind_of(run)) is not None:
-            found.setdefault(kind, {}).setdefault(run["control_of"], []).append(run)
-    return found
+            by_kind.setdefault(kind, {}).setdefault(run["control_of"], []).append(run)
+    return by_kind
 
 
 def histories(results: ResultsDict, samples: Samples) -> dict[str, dict[int, RunHistory]]:
@@ -95,14 +95,14 @@ def histories(results: ResultsDict, samples: Samples) -> dict[str, dict[int, Run
     Samples that the loader did not yield to full training (because of its sampler or `drop_last`) do not count as left out.
     With `drop_last` this is exact for methods that see the same batches, and off by at most one batch per epoch for others.
     """
-    found = {
+    by_method = {
         method: {run["seed"]: samples[run["samples"]] for run in runs if run.get("samples") in samples}
         for method, runs in runs_by_method(results).items()
     }
-    full = found.get("full", {})
+    full = by_method.get("full", {})
     return {
         method: {seed: history.beside(full.get(seed)) for seed, history in of_seeds.items()}
-        for method, of_seeds in found.items()
+        for method, of_seeds in by_method.items()
         if of_seeds
     }
 

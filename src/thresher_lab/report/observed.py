@@ -194,16 +194,16 @@ def class_rows(found: DataMap, classes: Sequence[str] | None) -> list[tuple[str,
 
     rows = []
     for label in np.unique(found["label"]):
-        own = (found["label"] == label) & (found["times_seen"] > 0)
-        if not own.any():
+        rows_of_class = (found["label"] == label) & (found["times_seen"] > 0)
+        if not rows_of_class.any():
             continue
-        confidence = mean(found["confidence"][own])
+        confidence = mean(found["confidence"][rows_of_class])
         cells = [
-            f"{own.sum():,}",
+            f"{rows_of_class.sum():,}",
             f"{confidence:.3f}",
-            f"{mean(found['variability'][own]):.3f}",
-            f"{mean(found['forgetting'][own]):.2f}",
-            f"{100 * mean(found['learned_at'][own] == 0):.1f}",
+            f"{mean(found['variability'][rows_of_class]):.3f}",
+            f"{mean(found['forgetting'][rows_of_class]):.2f}",
+            f"{100 * mean(found['learned_at'][rows_of_class] == 0):.1f}",
         ]
         rows.append((confidence, class_name(int(label), classes), cells))
     return [(name, cells) for _, name, cells in sorted(rows)]

@@ -71,12 +71,12 @@ def sheets(
     held = sorted(histories(results, samples).items(), key=lambda item: item[0] == "full")
     of_methods = {method: next(iter(of_seeds.items())) for method, of_seeds in held}
     most = MOST_TOGETHER if images is None and not shown else cards_per_sheet(len(of_methods))
-    found: dict[str, list[Sheet]] = {}
+    by_method: dict[str, list[Sheet]] = {}
     for method, (seed, history) in of_methods.items():
         if len(history.ids):
-            own = _seen(history, images, _shown_of(results, method, seed, shown or {}))
-            found[method] = _sheets_of(history, own, results.get("classes"), most)
-    return found
+            see = _seen(history, images, _shown_of(results, method, seed, shown or {}))
+            by_method[method] = _sheets_of(history, see, results.get("classes"), most)
+    return by_method
 
 
 def suspect_sheet(
@@ -126,8 +126,8 @@ def _seen(history: RunHistory, images: ImageArray | None, shown: ShownOfSamples)
     def see(number: int) -> tuple[str | None, str | None]:
         if images is not None:
             return data_uri(images[number]), None
-        own = shown.get(number, {})
-        return None if own.get("png") is None else f"data:image/png;base64,{own['png']}", own.get("text")
+        sample = shown.get(number, {})
+        return None if sample.get("png") is None else f"data:image/png;base64,{sample['png']}", sample.get("text")
 
     return see
 

@@ -71,8 +71,8 @@ class _Series:
 
 def _number(cell: str) -> float:
     """Returns the number at the start of a cell; NaN where there is none, such as in "never"."""
-    found = NUMBER.match(cell.lstrip("+"))
-    return float(found[0]) if found else math.nan
+    number = NUMBER.match(cell.lstrip("+"))
+    return float(number[0]) if number else math.nan
 
 
 def _columns(table: Mapping[str, Any], chart: TableChart) -> list[_Series]:

@@ -129,14 +129,14 @@ def _at_rate(measured: RunsByPart, part: str, method: str, rate: float) -> float
 
 def mean_ranks(measured: RunsByPart, part: str) -> list[float]:
     """Returns the ranks of full training and of each method, in the mean over the rates; 1 is the best."""
-    found = [rankdata([-_at_rate(measured, part, method, rate) for method in TABLE_COLUMNS]) for rate in RATES]
-    return np.mean(found, axis=0).tolist()
+    ranks = [rankdata([-_at_rate(measured, part, method, rate) for method in TABLE_COLUMNS]) for rate in RATES]
+    return np.mean(ranks, axis=0).tolist()
 
 
 def _table_3(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
-    own = [[part, *(f"{rank:.1f}" for rank in mean_ranks(measured, part))] for part in measured]
+    ranks = [[part, *(f"{rank:.1f}" for rank in mean_ranks(measured, part))] for part in measured]
     return [
-        PageTable("Mean rank over the rates, here", ["", *TABLE_COLUMNS], own),
+        PageTable("Mean rank over the rates, here", ["", *TABLE_COLUMNS], ranks),
         steps_table(measured),
         _published("Mean rank in the paper, which ranks more columns than these (ranks up to 13.8)", PUBLISHED_RANKS),
     ]
@@ -423,8 +423,8 @@ def _figure_8(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     tables = []
     for part in measured:
         seeds = list(measured[part][WEIGHTS_ROW])
-        found = np.mean([weights_by_epoch(measured, part, seed) for seed in seeds], axis=0)
-        rows = [[str(epoch), *(f"{weight:.3f}" for weight in weights)] for epoch, weights in enumerate(found)]
+        means = np.mean([weights_by_epoch(measured, part, seed) for seed in seeds], axis=0)
+        rows = [[str(epoch), *(f"{weight:.3f}" for weight in weights)] for epoch, weights in enumerate(means)]
         tables.append(
             PageTable(f"{part}: weights at the end of each epoch (mean of the seeds)", ["epoch", *DEFAULT_POOL], rows)
         )

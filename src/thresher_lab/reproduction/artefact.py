@@ -106,9 +106,9 @@ class Claim:
             as such.
         """
         values = [self.value(measured, seed) for seed in seeds]
-        found: dict[str, Any] = {"claim": self.text, "says": self.says, "above": self.above, "scale": self.scale}
+        result: dict[str, Any] = {"claim": self.text, "says": self.says, "above": self.above, "scale": self.scale}
         if not all(map(math.isfinite, values)):
-            return {**found, "mean": None, "ci95": None, "verdict": "cannot tell"}
+            return {**result, "mean": None, "ci95": None, "verdict": "cannot tell"}
         paired = Paired.of(values)
         has_width = paired.spread is not None and paired.spread > NO_SPREAD
         verdict: Verdict | CountedVerdict = judged(paired, self.above)
@@ -117,16 +117,16 @@ class Claim:
         elif not has_width and len(values) >= 3 and abs(paired.mean - self.above) >= FAR:
             verdict = "reproduced" if paired.mean > self.above else "not reproduced"
         ends = [paired.low, paired.high] if has_width else None
-        found |= {"mean": paired.mean, "ci95": ends, "verdict": verdict}
-        found |= {"seeds_needed": paired.seeds_for(abs(paired.mean - self.above))} if verdict == "cannot tell" else {}
+        result |= {"mean": paired.mean, "ci95": ends, "verdict": verdict}
+        result |= {"seeds_needed": paired.seeds_for(abs(paired.mean - self.above))} if verdict == "cannot tell" else {}
         if self.timed:
             full = [
                 next(iter(runs[FULL_ROW].values())) for part, runs in measured.items() if self.part_of(measured) in ("", part)
             ]
             ratio = min(run["cost"]["backward_to_forward"] for run in full)
-            found |= {"note": f"backward pass: {ratio:.2f} forward passes"}
-            found |= {"verdict": "not tested"} if ratio < LEAST_RATIO else {}
-        return found
+            result |= {"note": f"backward pass: {ratio:.2f} forward passes"}
+            result |= {"verdict": "not tested"} if ratio < LEAST_RATIO else {}
+        return result
 
 
 def judged(paired: Paired, above: float) -> Verdict:
@@ -249,8 +249,8 @@ def overall(claims: Sequence[Mapping[str, Any]]) -> Verdict:
         claims: Results of `Claim.judge`.
     """
     verdicts = [claim["verdict"] for claim in claims if claim["says"]]
-    found: list[Verdict] = [verdict for verdict in VERDICTS if verdict in verdicts]
-    return found[0] if found else "cannot tell"
+    present: list[Verdict] = [verdict for verdict in VERDICTS if verdict in verdicts]
+    return present[0] if present else "cannot tell"
 
 
 def metric(part: str, row: str) -> SeedValue:
@@ -316,12 +316,12 @@ def tables_of_parts(artefact: Artefact, results: Mapping[str, Any]) -> list[Page
 
 def _table_of_part(part: ArtefactPart, results: Mapping[str, Any]) -> PageTable:
     labels = {label: row for row, label in results["labels"].items()}
-    own = [row for row in results["summary"] if row["control_of"] is None]
+    methods_rows = [row for row in results["summary"] if row["control_of"] is None]
     controls = {row["control_of"]: row for row in results["summary"] if row["control_of"] is not None}
     batches, scale = results.get("batches", {}), units_of(results["metric"])
     header = ["", f"{results['metric']} here", "difference to full [95 % interval]", *COST_COLUMNS, "in the paper"]
     rows = []
-    for found in own:
+    for found in methods_rows:
         row = labels[found["method"]]
         rows.append([row, *_summary_cells(found, batches.get(found["method"], ""), scale), part.published.get(row, "")])
         if found["method"] in controls:
@@ -478,9 +478,9 @@ def _scores_files(part: ArtefactPart, work: Path, data: Path | None, seeds: int)
     paths = paths if part.score_sets else paths[:1]
     for number, path in enumerate(paths):
         if not of_first(path.exists()):
-            found = make_scores(part.task, name, models=models, epochs=epochs, seed=number * models, data=data)
+            scores = make_scores(part.task, name, models=models, epochs=epochs, seed=number * models, data=data)
             path.parent.mkdir(parents=True, exist_ok=True)
-            once_per_machine(partial(found.save, path))
+            once_per_machine(partial(scores.save, path))
     return paths
 
 

@@ -42,8 +42,8 @@ def at_full_size(
         raise ValueError(f"--recipe: {artefact.name} has no form at full size; leave --recipe out")
     if recipe not in artefact.recipes:
         raise ValueError(f"--recipe: {artefact.name}: {no_such('recipe', recipe, artefact.recipes)}")
-    given = artefact.recipes[recipe]
-    names, every = (given,) if isinstance(given, str) else given, [part.name for part in artefact.parts]
+    target = artefact.recipes[recipe]
+    names, every = (target,) if isinstance(target, str) else target, [part.name for part in artefact.parts]
     named = f"{SMOKE if smoke else PREFIX}{recipe}"
     parts = [
         _at_its_size(part, with_batch_of(named, batch_size, accumulate, part.batch))
@@ -64,9 +64,9 @@ def at_full_size(
     command += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     command += ["--smoke"] if smoke else [] if settings.data.task in OWN_DATA else ["--data", "DIR"]
     size = f"a smoke test of `{recipe}`" if smoke else f"at full size with `{recipe}`"
-    own = {"name": f"{artefact.name}@{recipe}{'-smoke' * smoke}", "paper": f"{artefact.paper}, {size}"}
-    own |= {"here": here, "beside": OF_SMOKE if smoke else "", "command": shlex.join(command)}
-    return replace(artefact, parts=parts, claims=claims, seeds=seeds, **own)
+    texts = {"name": f"{artefact.name}@{recipe}{'-smoke' * smoke}", "paper": f"{artefact.paper}, {size}"}
+    texts |= {"here": here, "beside": OF_SMOKE if smoke else "", "command": shlex.join(command)}
+    return replace(artefact, parts=parts, claims=claims, seeds=seeds, **texts)
 
 
 OWN_DATA = ("line", "bike")
@@ -112,12 +112,12 @@ def with_settings_of(recipe_method: str, text: str) -> str:
         >>> with_settings_of("kakurenbo:max_fraction=0.3:warmup_epochs=5", "kakurenbo:max_fraction=0.4:adjust_lr=false")
         'kakurenbo:max_fraction=0.4:adjust_lr=false:warmup_epochs=5'
     """
-    name, *given = text.split(":")
-    own: Any = parse_methods(recipe_method)[0]
-    if isinstance(own, Composition) or "+" in text or own.name != name:
+    name, *settings = text.split(":")
+    recipe_spec: Any = parse_methods(recipe_method)[0]
+    if isinstance(recipe_spec, Composition) or "+" in text or recipe_spec.name != name:
         return text
     _, *others = recipe_method.split(":")
-    named = {setting.partition("=")[0] for setting in given}
+    named = {setting.partition("=")[0] for setting in settings}
     return ":".join([text, *(setting for setting in others if setting.partition("=")[0] not in named | CHOICES)])
 
 

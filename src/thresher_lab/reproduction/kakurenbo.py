@@ -715,13 +715,13 @@ def top_losses(run: RunDict) -> list[dict[str, float]]:
     """Returns the mean loss of all samples, of the 2 % with the largest losses and of the others, for the last ten epochs."""
     table = pq.read_table(Path(run["samples"]), columns=["loss_by_epoch"])
     losses = np.stack(table["loss_by_epoch"].to_numpy(zero_copy_only=False))[:, -LAST_EPOCHS:]
-    found = []
+    means = []
     for column in losses.T:
         ascending = np.sort(column[np.isfinite(column)])
         cut = len(ascending) - max(1, round(TOP_SHARE * len(ascending)))
         parts = {"full": ascending, "bottom": ascending[:cut], "top": ascending[cut:]}
-        found.append({name: float(values.mean()) for name, values in parts.items()})
-    return found
+        means.append({name: float(values.mean()) for name, values in parts.items()})
+    return means
 
 
 def top_stays(measured: RunsByPart, seed: int) -> float:

@@ -134,9 +134,9 @@ def outputs_of(model: nn.Module, batches: EvaluationBatches) -> list[tuple[Tenso
     device = next(model.parameters()).device
     model.eval()
     with torch.inference_mode():
-        found = [(model(x.to(device)), y.to(device)) for x, y in batches]
+        pairs = [(model(x.to(device)), y.to(device)) for x, y in batches]
     model.train()
-    return found
+    return pairs
 
 
 def accuracy(model: nn.Module, batches: EvaluationBatches) -> float:

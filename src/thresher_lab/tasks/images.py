@@ -108,12 +108,12 @@ def find_fashion_mnist(folder: Path | None = None) -> Path:
     Raises:
         FileNotFoundError: The given folder lacks files, or no folder was found; the message names the three sources.
     """
-    given = given_folder(folder)
-    if given is not None:
-        missing = [f"{name}[.gz]" for name in _file_names() if name not in _files(given)]
+    data_folder = given_folder(folder)
+    if data_folder is not None:
+        missing = [f"{name}[.gz]" for name in _file_names() if name not in _files(data_folder)]
         if missing:
-            raise FileNotFoundError(f"fashion-mnist: no {', '.join(missing)} in {given}. {_sources()}")
-        return given
+            raise FileNotFoundError(f"fashion-mnist: no {', '.join(missing)} in {data_folder}. {_sources()}")
+        return data_folder
     if len(_files(DEBIAN_FOLDER)) == len(_file_names()):
         return DEBIAN_FOLDER
     return _downloaded()
@@ -126,9 +126,9 @@ def fashion_mnist(folder: Path | None = None) -> Data:
         FileNotFoundError: See `find_fashion_mnist`.
         ValueError: A file is damaged, or the files do not belong together.
     """
-    found = _files(find_fashion_mnist(folder))
+    files = _files(find_fashion_mnist(folder))
     return normalised(
-        {part: _read_images_and_labels(*(found[name] for name in names)) for part, names in FASHION_MNIST.items()}
+        {part: _read_images_and_labels(*(files[name] for name in names)) for part, names in FASHION_MNIST.items()}
     )
 
 
@@ -148,9 +148,11 @@ def find_files(task: str, folder: Path | None, sets: Mapping[str, Sequence[str]]
     Raises:
         FileNotFoundError: No folder is given, or no set is complete; the message names the sets and the missing files.
     """
-    given = given_folder(folder)
-    problem = "no folder was given" if given is None else f"none of its files is in {given}"
-    for place, names in [(place, names) for name, names in sets.items() if given for place in (given, given / name)]:
+    data_folder = given_folder(folder)
+    problem = "no folder was given" if data_folder is None else f"none of its files is in {data_folder}"
+    for place, names in [
+        (place, names) for name, names in sets.items() if data_folder for place in (data_folder, data_folder / name)
+    ]:
         missing = [name for name in names if not (place / name).is_file()]
         if not missing:
             return place
@@ -299,10 +301,10 @@ class Cifar:
             FileNotFoundError: See `find`.
             ValueError: A file is truncated, damaged, or of another kind; the message names it.
         """
-        found = self.find(folder)
-        is_python = all((found / name).is_file() for name in self._files(""))
+        data_folder = self.find(folder)
+        is_python = all((data_folder / name).is_file() for name in self._files(""))
         read, suffix = (self._read_pickle, "") if is_python else (self._read_binary, ".bin")
-        *train, test = [read(found / name) for name in self._files(suffix)]
+        *train, test = [read(data_folder / name) for name in self._files(suffix)]
         images, labels = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
         return normalised({"train": (images, labels), "test": test})
 
@@ -357,12 +359,12 @@ CIFAR100 = Cifar(
 def _unpickle(path: Path) -> Any:
     stream = io.BytesIO(path.read_bytes())
     try:
-        found = _Unpickler(stream, encoding="bytes").load()
+        content = _Unpickler(stream, encoding="bytes").load()
     except DAMAGE as error:
         raise ValueError(f"{path}: truncated, damaged, or not a pickle of CIFAR: {error!r}") from error
     if stream.read(1):
         raise ValueError(f"{path}: damaged: the file goes on behind the end of the pickle")
-    return found
+    return content
 
 
 class _Placeholder:
@@ -448,15 +450,15 @@ def svhn(folder: Path | None = None) -> Data:
         FileNotFoundError: See `find_svhn`.
         ValueError: A file is truncated, damaged, or another one; the message names it.
     """
-    found = find_svhn(folder)
-    train, test = (_read_svhn(found / name) for name in FILES)
+    data_folder = find_svhn(folder)
+    train, test = (_read_svhn(data_folder / name) for name in FILES)
     return normalised({"train": train, "test": test})
 
 
 def _read_svhn(path: Path) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
     """Returns images of shape (N, 3, 32, 32), uint8, and labels of shape (N,); a zero has the label 10 in the file."""
-    found = _variables(path)
-    images, labels = found.get(b"X"), found.get(b"y")
+    variables = _variables(path)
+    images, labels = variables.get(b"X"), variables.get(b"y")
     match images, labels:
         case np.ndarray(dtype=np.uint8, shape=(32, 32, 3, count)), np.ndarray(shape=(rows, 1)) if rows == count:
             pass

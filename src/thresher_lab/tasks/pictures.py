@@ -32,8 +32,8 @@ def training_images(task: str, folder: Path | None = None) -> ImageArray | None:
     name = task.partition("@")[0]
     if name not in TASKS or not TASKS[name].has_images:
         return None
-    found = built_in(task)
-    inputs = found.load(found.find(folder)).train.tensors[0]
+    task_of_name = built_in(task)
+    inputs = task_of_name.load(task_of_name.find(folder)).train.tensors[0]
     low, high = inputs.amin((0, 2, 3), keepdim=True), inputs.amax((0, 2, 3), keepdim=True)
     pixels = (255 * (inputs - low) / (high - low)).round().to(torch.uint8).numpy()
     return pixels[:, 0] if pixels.shape[1] == 1 else pixels.transpose(0, 2, 3, 1)

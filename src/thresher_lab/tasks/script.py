@@ -75,9 +75,9 @@ class Script:
             raise ValueError(f"{path}, line {getattr(error, 'lineno', None) or 1}: {error}") from error
         names = {name for node in tree.body for name in _bound_names(node)}
         if function not in names and "*" not in names:
-            own = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
-            near = nearest_name(function, own)
-            has = f"did you mean {near!r}?" if near is not None else f"its functions are {', '.join(own) or 'none'}"
+            functions = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+            near = nearest_name(function, functions)
+            has = f"did you mean {near!r}?" if near is not None else f"its functions are {', '.join(functions) or 'none'}"
             raise ValueError(f"{path} has no {function!r}; {has}")
         if path.stem in RESERVED_NAMES:
             raise ValueError(f"{path}: there is a module {path.stem!r} already; give the file another name")
@@ -129,23 +129,23 @@ class Script:
             )
         where = f"{self._line_of(data)}: {self.function}(seed) must return"
         _check_takes_seed(data, where)
-        made = _by_name(data(seed), where)
-        for name, value in made.items():
+        parts = _by_name(data(seed), where)
+        for name, value in parts.items():
             kind = (RETURN_TYPES | OPTIONAL_TYPES)[name]
             if not (callable(value) if kind is None else isinstance(value, kind)):
                 wanted = IN_WORDS.get(name) or ("something that can be called" if kind is None else f"a torch {kind.__name__}")
                 raise ValueError(f"{where} {wanted} as {name}; got {type(value).__name__}")
-        loader = made.pop("data")
+        loader = parts.pop("data")
         if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
             raise ValueError(f"{where} data over a dataset with a length: what a run costs is counted in shares of it")
-        _check_new(made["model"], where)
+        _check_new(parts["model"], where)
         _warn_of_order(loader, where)
-        _check_metric(made.get("metric", "metric"), where)
-        if "classes" in made:
-            _check_classes(made["classes"], class_labels(loader.dataset), where)
-        if "show" in made and len(loader.dataset):
-            self._check_show(made["show"])
-        return Training(loader=loader, **made)
+        _check_metric(parts.get("metric", "metric"), where)
+        if "classes" in parts:
+            _check_classes(parts["classes"], class_labels(loader.dataset), where)
+        if "show" in parts and len(loader.dataset):
+            self._check_show(parts["show"])
+        return Training(loader=loader, **parts)
 
     def _check_show(self, show: Callable[[int], Any]) -> None:
         """Raises ValueError unless the function can show the first sample: it is needed when a run has been trained."""

@@ -280,11 +280,11 @@ class Results(JsonFile):
     @model_validator(mode="after")
     def check_methods(self) -> "Results":
         """Checks that the summary and the runs are of the same methods, with full training among them."""
-        own = {run.method for run in self.runs if run.control_of is None}
+        methods_of_runs = {run.method for run in self.runs if run.control_of is None}
         summed = {row.method for row in self.summary if row.control_of is None}
-        if own != summed or "full" not in own:
+        if methods_of_runs != summed or "full" not in methods_of_runs:
             raise ValueError(
-                f"`runs` has the methods {sorted(own)}, `summary` has {sorted(summed)}; both must have 'full' and agree"
+                f"`runs` has the methods {sorted(methods_of_runs)}, `summary` {sorted(summed)}; both must have 'full' and agree"
             )
         return self
 

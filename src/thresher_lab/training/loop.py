@@ -143,8 +143,8 @@ def _on_host(step: Callable[[], bool], _: torch.device) -> tuple[bool, int]:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as noted:
         trained = step()
     results: Any = noted.profiler and noted.profiler.kineto_results
-    found = sorted((one.start_ns(), one.nbytes()) for one in results.events() if one.name() == "[memory]")
-    return trained, max(accumulate((size for _, size in found), initial=0))
+    events = sorted((one.start_ns(), one.nbytes()) for one in results.events() if one.name() == "[memory]")
+    return trained, max(accumulate((size for _, size in events), initial=0))
 
 
 EpochCallback = Callable[[int, float], None]
@@ -278,11 +278,11 @@ class Session:
     def finish(self, samples_to: Path | None) -> dict[str, Any]:
         """Detaches the method and returns metric, cost, times and history; writes the history of every sample to a file."""
         full = self.epochs * self.samples
-        own = asdict(self.run.cost) | self._scores
-        cost = of_processes(of_each_process(own)) | {"full_forward": full, "full_backward": full}
-        counted = of_each_process(counts_by_epoch(self.run, self.samples))
-        counts = zip(map(of_processes, zip(*counted, strict=True)), self.entries, strict=True)
-        history = with_step_time([counted | entry for counted, entry in counts])
+        counted = asdict(self.run.cost) | self._scores
+        cost = of_processes(of_each_process(counted)) | {"full_forward": full, "full_backward": full}
+        by_epoch = of_each_process(counts_by_epoch(self.run, self.samples))
+        counts = zip(map(of_processes, zip(*by_epoch, strict=True)), self.entries, strict=True)
+        history = with_step_time([count | entry for count, entry in counts])
         if samples_to is not None:
             self.recording.save(samples_to)
         inside = self.run.model.module
@@ -292,8 +292,8 @@ class Session:
         times["tracing_s"] = getattr(inside, "tracing_s", 0.0)
         times["step_memory"] = max((peak for one in self.entries if (peak := one.get("step_memory")) is not None), default=None)
         classes = None if self.training.classes is None else list(self.training.classes)
-        found = {"metric": self._final_metric(), "classes": classes, "confusion": self._confusion()}
-        return found | {"cost": cost, **times, "history": history}
+        outcome = {"metric": self._final_metric(), "classes": classes, "confusion": self._confusion()}
+        return outcome | {"cost": cost, **times, "history": history}
 
     def _confusion(self) -> list[list[int]] | None:
         """Returns how often each class is taken for each other one; None where the training does not say it."""
@@ -354,17 +354,17 @@ class Session:
 
     def _step_with(self, batches: Iterator[tuple[Any, bool]]) -> bool:
         """Trains on a group of batches with one step, and returns whether there was a batch."""
-        found = False
+        stepped = False
         for batch, last in batches:
             with self.sum.waiting(last=last):
                 outputs, y = self.training.passed(self.run.model, batch)
                 loss = self.run.criterion(outputs, y)
                 self.accelerator.backward(self.sum.weighted(loss.mean(), y))
-            found = True
-        if found:
+            stepped = True
+        if stepped:
             self.sum.correct()
             self._update()
-        return found
+        return stepped
 
     def _update(self) -> None:
         self.optimizer.step()

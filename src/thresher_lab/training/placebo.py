@@ -79,8 +79,8 @@ def _plan_epoch(self: Any, records: Mapping[str, Tensor], *, generator: torch.Ge
         for name, column in columns.items():
             here, there = seen.to(column.device), other.to(column.device)
             columns[name] = column.clone().index_copy_(0, here, column.index_select(0, there))
-    own: Any = super(type(self), self)
-    return own.plan_epoch({**records, **columns}, generator=generator, **settings)
+    plain: Any = super(type(self), self)
+    return plain.plan_epoch({**records, **columns}, generator=generator, **settings)
 
 
 def _marks(column: Column) -> bool:
@@ -104,5 +104,5 @@ def _with_values(columns: Mapping[str, Tensor], declared: Mapping[str, Column]) 
 def _plan_batch(self: Any, signals: Mapping[str, Tensor], state: Any, *, step: int, generator: torch.Generator) -> Any:
     order = torch.randperm(len(signals["id"]), generator=generator)
     permuted = rows_in_order(signals, order.to(signals["id"].device))
-    own: Any = super(type(self), self)
-    return own.plan_batch(permuted, state, step=step, generator=generator)
+    plain: Any = super(type(self), self)
+    return plain.plan_batch(permuted, state, step=step, generator=generator)

@@ -65,10 +65,10 @@ def of_each_process(value: Any) -> list[Any]:
     Args:
         value: Plain value, or one that can be pickled.
     """
-    found = [value] * number_of_processes()
-    if len(found) > 1:
-        distributed.all_gather_object(found, value)
-    return found
+    gathered = [value] * number_of_processes()
+    if len(gathered) > 1:
+        distributed.all_gather_object(gathered, value)
+    return gathered
 
 
 def of_processes(counted: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -81,17 +81,17 @@ def of_processes(counted: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         >>> of_processes([{"forward": 3, "steps": 1, "loss": 0.5}, {"forward": 2, "steps": 1, "loss": 1.0}])
         {'forward': 5, 'steps': 1, 'loss': 0.75}
     """
-    found = dict(counted[0])
+    total = dict(counted[0])
     for name, first in counted[0].items():
-        values, own = [one[name] for one in counted], name.removeprefix(OF_BATCHES)
-        if own in OF_ROWS:
-            found[name] = sum(values)
+        values, plain_name = [one[name] for one in counted], name.removeprefix(OF_BATCHES)
+        if plain_name in OF_ROWS:
+            total[name] = sum(values)
         elif isinstance(first, float) and name != "backward_to_forward":
-            found[name] = sum(values) / len(values) if any(value != first for value in values) else first
+            total[name] = sum(values) / len(values) if any(value != first for value in values) else first
     for prefix in ("", OF_BATCHES):
-        if found.get(f"{prefix}candidates") and f"{prefix}actual_fraction" in found:
-            found[f"{prefix}actual_fraction"] = 1 - found[f"{prefix}selected"] / found[f"{prefix}candidates"]
-    return found
+        if total.get(f"{prefix}candidates") and f"{prefix}actual_fraction" in total:
+            total[f"{prefix}actual_fraction"] = 1 - total[f"{prefix}selected"] / total[f"{prefix}candidates"]
+    return total
 
 
 def once_per_machine(write: Callable[[], Any]) -> None:

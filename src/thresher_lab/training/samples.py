@@ -109,11 +109,11 @@ class EpochFile:
             ValueError: The file is not there, is of another training, or has fewer epochs.
         """
         mark, epochs = bytes.fromhex(state_dict["mark"]), state_dict["epochs"]
-        found = b""
+        read_mark = b""
         if self._path.is_file():
             with self._path.open("rb") as file:
-                found = file.read(MARK)
-        if epochs and (found != mark or self._path.stat().st_size < self._size(epochs)):
+                read_mark = file.read(MARK)
+        if epochs and (read_mark != mark or self._path.stat().st_size < self._size(epochs)):
             raise ValueError(
                 f"{self._path} does not hold the {epochs} epochs of every sample that belong to the checkpoint: it was "
                 "deleted, cut short, or written by another training. Delete the checkpoint, and the training starts anew"
@@ -160,11 +160,11 @@ class Recording:
         losses = self._last_losses()
         if self._epochs is not None:
             self._epochs.append(losses, np.minimum(times, 255).astype(np.uint8))
-        found = distribution(losses)
+        entry = distribution(losses)
         if self._classes is not None:
             hidden = self._classes[times == 0]
-            found["hidden_by_class"] = np.bincount(hidden, minlength=int(self._classes.max()) + 1).tolist()
-        return found
+            entry["hidden_by_class"] = np.bincount(hidden, minlength=int(self._classes.max()) + 1).tolist()
+        return entry
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state: tensors and plain values. Finished epochs are not in it but in their file."""
@@ -424,13 +424,13 @@ def standing_out(history: RunHistory, most: int = MOST_TOGETHER) -> dict[str, Ro
         most: Largest number of samples on a sheet, 1 or more. Default: 12.
     """
     left = np.ones(len(history.ids), dtype=bool)
-    found: dict[str, RowOrder] = {}
+    groups: dict[str, RowOrder] = {}
     for title, order in ORDERS.items():
         rows = order(history)
         rows = rows[left[rows]]
-        found[title] = (rows if history.targets is None else _first_of_classes(rows, history.targets))[:most]
-        left[found[title]] = False
-    return {title: rows for title, rows in found.items() if len(rows)}
+        groups[title] = (rows if history.targets is None else _first_of_classes(rows, history.targets))[:most]
+        left[groups[title]] = False
+    return {title: rows for title, rows in groups.items() if len(rows)}
 
 
 def _first_of_classes(rows: RowOrder, targets: NDArray[np.int64]) -> RowOrder:

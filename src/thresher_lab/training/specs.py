@@ -59,8 +59,8 @@ class MethodSpec:
 
         A file appears without its folder and suffix.
         """
-        own = ":".join((self.name, *(f"{key}={_stem(value)}" for key, value in self.given.items())))
-        return " ".join((own, *(form.format(self.batch[key]) for key, form in FORMATS.items() if key in self.batch)))
+        text = ":".join((self.name, *(f"{key}={_stem(value)}" for key, value in self.given.items())))
+        return " ".join((text, *(form.format(self.batch[key]) for key, form in FORMATS.items() if key in self.batch)))
 
     @property
     def text(self) -> str:
@@ -107,22 +107,22 @@ class MethodSpec:
     def settings(self) -> dict[str, Any]:
         """All settings, with the defaults if the method is a dataclass, and then the arguments of `thresher.attach`."""
         method = self.create()
-        own = asdict(method) if is_dataclass(method) and not isinstance(method, type) else dict(self.given)
-        return {**own, **({"forward_passes": "auto"} if "score_every" in _batch_settings(method) else {}), **self.batch}
+        settings = asdict(method) if is_dataclass(method) and not isinstance(method, type) else dict(self.given)
+        return {**settings, **({"forward_passes": "auto"} if "score_every" in _batch_settings(method) else {}), **self.batch}
 
     def attachment(self) -> dict[str, Any]:
         """Returns the arguments of `thresher.attach` that belong to the method."""
-        found = {key: self.batch[key] for key in ("forward_passes", "spend", "stratify") if key in self.batch}
+        options = {key: self.batch[key] for key in ("forward_passes", "spend", "stratify") if key in self.batch}
         scoring = {argument: self.batch[key] for key, argument in SCORING.items() if key in self.batch}
         if not scoring:
-            return found
+            return options
         import torch
 
         from thresher import Scoring
 
         if "dtype" in scoring:
             scoring["dtype"] = getattr(torch, scoring["dtype"])
-        return {**found, "forward_passes": Scoring(**scoring)}
+        return {**options, "forward_passes": Scoring(**scoring)}
 
 
 @dataclass(frozen=True)
@@ -256,11 +256,11 @@ def _parse_spec(text: str) -> Spec:
 
 def _parse_method(text: str) -> MethodSpec:
     try:
-        name, given = methods.parse(text)
+        name, settings = methods.parse(text)
     except ValueError as error:
         raise ValueError(f"--methods: {error}") from None
-    batch = {key: given.pop(key) for key in FORMATS if key in given}
-    return MethodSpec(name, given, batch)
+    batch = {key: settings.pop(key) for key in FORMATS if key in settings}
+    return MethodSpec(name, settings, batch)
 
 
 def _stem(value: Any) -> Any:

@@ -267,8 +267,8 @@ class Checkpoint:
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
         self.path = path
-        own = {**identity, "number of processes": number_of_processes()}
-        self.identity: dict[str, Any] = json.loads(json.dumps(own, default=repr))
+        described = {**identity, "number of processes": number_of_processes()}
+        self.identity: dict[str, Any] = json.loads(json.dumps(described, default=repr))
 
     def save(self, parts: Mapping[str, Stateful], own: Mapping[str, Stateful] | None = None, **values: Any) -> None:
         """Writes the states of the parts and some plain values, and replaces the file that was there before.
@@ -321,8 +321,8 @@ class Checkpoint:
 
     def _read(self) -> dict[str, Any]:
         try:
-            found = torch.load(self.path, map_location="cpu", weights_only=True)
-            held = found["identity"]
+            content = torch.load(self.path, map_location="cpu", weights_only=True)
+            held = content["identity"]
         except (EOFError, KeyError, RuntimeError, TypeError, UnpicklingError, ValueError) as error:
             what = type(error).__name__  # The message of torch would advise to load the file with weights_only=False.
             raise ValueError(f"{self.path} is damaged ({what}); delete it, and the training starts anew") from error
@@ -332,4 +332,4 @@ class Checkpoint:
                     f"{self.path} is of another training: its {name} is {held.get(name)}, here it is {value}; give another "
                     "folder, or delete this file"
                 )
-        return found
+        return content
