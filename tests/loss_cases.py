@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher.attribution.rows import RowLayout
-from thresher.losses.adapters import adapt
+from thresher.losses import adapt
+from thresher.losses.base import Criterion, LossAndSignals
 
 # A reference that goes position by position in Python floats
 
@@ -346,6 +347,35 @@ class Weighing:
         return thresher.EpochPlan(torch.arange(len(records["loss"])), weights=weights)
 
 
+# What a criterion makes of outputs and targets
+
+
+def measure(
+    criterion: Criterion,
+    outputs: Any,
+    targets: Any,
+    n: int,
+    repeat: int | None = 1,
+    *,
+    weights: Tensor | None = None,
+    wanted: Iterable[str] = (),
+) -> LossAndSignals:
+    """Returns the scalar and the signals of n samples, each of `repeat` consecutive rows; None if their number is unknown."""
+    return criterion.measure(outputs, targets, RowLayout(n, repeat), weights=weights, wanted=set(wanted))
+
+
+def signals(
+    criterion: Criterion, outputs: Any, targets: Any, n: int, repeat: int | None = 1, *, wanted: Iterable[str] = ()
+) -> dict[str, Tensor]:
+    """Returns the signals of n samples; the loss is among them."""
+    return criterion.signals(outputs, targets, RowLayout(n, repeat), set(wanted))
+
+
+def errors(criterion: Criterion, outputs: Any, targets: Any, n: int, repeat: int | None = 1) -> Tensor:
+    """Returns the gradient of each sample's mean loss with respect to the outputs, shape (n, ...)."""
+    return criterion.errors(outputs, targets, RowLayout(n, repeat))
+
+
 # What must hold for each case and reduction
 
 
@@ -354,7 +384,7 @@ def value_and_gradient_without_weights_are_the_users_own_bit_for_bit(name: str, 
     criterion = case.make(reduction)
     for wanted in (set(), everything(name)):
         mine, own = leaf(case.outputs), leaf(case.outputs)
-        measured = adapt(criterion).measure(mine, case.targets, RowLayout(case.n), weights=None, wanted=wanted)
+        measured = measure(adapt(criterion), mine, case.targets, case.n, wanted=wanted)
         value = criterion(own, case.targets)
         assert measured.value.dtype == value.dtype
         assert torch.equal(measured.value, value)
@@ -375,7 +405,7 @@ def weighted_value_and_gradient(name: str, reduction: str) -> None:
     case = CASES[name]
     adapter = adapt(case.make(reduction).double())
     outputs, v = leaf(case.outputs.double()), torch.tensor(PLAN_WEIGHTS)
-    measured = adapter.measure(outputs, doubled(case.targets), RowLayout(case.n), weights=v, wanted=everything(name))
+    measured = measure(adapter, outputs, doubled(case.targets), case.n, weights=v, wanted=everything(name))
     scalar = measured.value.mean()  # of losses that the loop reduces
     assert measured.value.shape == (case.make("none")(case.outputs, case.targets).shape if reduction == "none" else ())
     assert scalar.item() == pytest.approx(case.scalar(outputs, PLAN_WEIGHTS, reduction), rel=1e-9)
@@ -392,10 +422,10 @@ def loss_of_a_sample_is_its_plain_mean(name: str, reduction: str) -> None:
     outputs = leaf(case.outputs.double())
     adapter = adapt(case.make(reduction).double())
     for weights in (None, torch.tensor(PLAN_WEIGHTS)):
-        measured = adapter.measure(outputs, doubled(case.targets), RowLayout(case.n), weights=weights, wanted=set())
+        measured = measure(adapter, outputs, doubled(case.targets), case.n, weights=weights)
         assert measured.signals["loss"].tolist() == pytest.approx(case.losses(outputs, reduction), rel=1e-9, abs=1e-12)
         assert not measured.signals["loss"].requires_grad
-        refreshed = adapter.signals(outputs, doubled(case.targets), RowLayout(case.n, None), set())
+        refreshed = signals(adapter, outputs, doubled(case.targets), case.n, repeat=None)
         assert torch.allclose(refreshed["loss"], measured.signals["loss"], rtol=1e-12)
 
 
@@ -403,8 +433,8 @@ def weights_of_one_change_nothing(name: str, reduction: str) -> None:
     case = CASES[name]
     adapter = adapt(case.make(reduction))
     ones = torch.ones(case.n)
-    weighted = adapter.measure(case.outputs, case.targets, RowLayout(case.n), weights=ones, wanted=set())
-    plain = adapter.measure(case.outputs, case.targets, RowLayout(case.n), weights=None, wanted=set())
+    weighted = measure(adapter, case.outputs, case.targets, case.n, weights=ones)
+    plain = measure(adapter, case.outputs, case.targets, case.n)
     torch.testing.assert_close(weighted.value, plain.value)
     torch.testing.assert_close(weighted.signals["loss"], plain.signals["loss"])
 
@@ -436,7 +466,7 @@ def check_in_the_loop(name: str, reduction: str, weights: tuple[float, ...] | No
         assert torch.equal(model.rows.grad, own.grad)
     assert run.records["loss"].tolist() == pytest.approx(case.losses(case.outputs, reduction), rel=1e-4, abs=1e-5)
     assert run.cost.forward == run.cost.backward == B
-    found = adapt(criterion).signals(case.outputs, case.targets, RowLayout(B), wanted)
+    found = signals(adapt(criterion), case.outputs, case.targets, B, wanted=wanted)
     for signal in wanted:
         torch.testing.assert_close(run.records[signal], found[signal])
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from depth import depth
 from helpers import over_instances
+from loss_cases import measure
 from thresher import EpochPlan, InfoBatch
-from thresher.attribution.rows import RowLayout
-from thresher.losses.adapters import adapt
+from thresher.losses import adapt
 from thresher.records import Records
 from thresher.rng import seeded
 
@@ -260,9 +260,7 @@ class Problem:
 
     def under(self, plan: EpochPlan) -> tuple[float, float]:
         ids = plan.ids
-        value, _ = adapt(self.own).measure(
-            self.x[ids] @ self.w, self.y[ids], RowLayout(len(ids)), weights=plan.weights, wanted=set()
-        )
+        value, _ = measure(adapt(self.own), self.x[ids] @ self.w, self.y[ids], len(ids), weights=plan.weights)
         # An epoch of K samples takes K / N as many steps; class weights are divided by what they weigh in the batch.
         share = 1.0 if self.class_weights is not None else len(ids) / len(self.y)
         return value.item() * share, self.slope(value) * share

@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 from depth import depth
 from helpers import over_instances
+from loss_cases import signals
 from thresher import Kakurenbo
-from thresher.losses.signals import batch_confidence, classes
+from thresher.losses import adapt
 from thresher.methods.kakurenbo import hiding_candidates
 from thresher.records import Records
 
@@ -320,8 +321,9 @@ def test_imagenet_counts_and_learning_rates(schedule: Any) -> None:
 def test_confidence_over_classes_and_over_the_batch() -> None:
     logits = torch.tensor([[4.0, 0, 0], [5, 1, 0], [0, 3, 0], [0, 0, 1]])
     targets = torch.tensor([0, 0, 1, 2])
-    proper = classes(logits.log_softmax(1), targets, n=4)
-    official = batch_confidence(logits, n=4)
+    wanted = {"correct", "confidence", "batch_confidence"}
+    proper = signals(adapt(nn.CrossEntropyLoss()), logits, targets, 4, wanted=wanted)
+    official = proper["batch_confidence"]
     assert proper["correct"].all()
     np.testing.assert_allclose(proper["confidence"].numpy(), [0.964663, 0.975559, 0.909443, 0.576117], atol=5e-7)
     np.testing.assert_allclose(official.numpy(), [0.266318, 0.723927, 0.809776, 0.475367], atol=5e-7)

@@ -16,13 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from depth import depth
 from helpers import over_instances
 from thresher import Prune, SelectiveBackprop
-from thresher.attribution.rows import RowLayout
 from thresher.methods.prune import keep_in_batch
-from thresher.passes.engine import Answer
 from thresher.rng import seeded
 from thresher.scores import Scores, disagreement, el2n, forgetting, grand, irreducible, memorisation, prototypes
 from thresher.scores.disagreement import disagreement_of
-from thresher.scores.el2n import error_norms
 from thresher.scores.forgetting import events_in_history
 from thresher.scores.grand import last_layer
 from thresher.scores.memorisation import difference
@@ -225,10 +222,6 @@ def test_worked_vector_of_forgetting():
 # Worked vectors of the others
 
 
-def answer_of(probs, label):
-    return Answer(torch.tensor([probs]).log(), torch.tensor([label]), None, RowLayout(1, None))
-
-
 class Fixed(nn.Module):
     """The same probabilities for every sample."""
 
@@ -242,13 +235,13 @@ class Fixed(nn.Module):
 
 def test_worked_vector_of_el2n():
     first, second = (0.7, 0.2, 0.1), (0.5, 0.3, 0.2)
-    assert float(error_norms(answer_of(first, 0))) == pytest.approx(0.374166, abs=1e-6)
-    assert float(error_norms(answer_of(second, 0))) == pytest.approx(0.616441, abs=1e-6)
     loader = DataLoader(TensorDataset(torch.zeros(1, 1), torch.tensor([0])))
+    assert float(el2n(Fixed(first), loader).values) == pytest.approx(0.374166, abs=1e-6)
+    assert float(el2n(Fixed(second), loader).values) == pytest.approx(0.616441, abs=1e-6)
     mean = float(el2n([Fixed(first), Fixed(second)], loader).values)
     assert mean == pytest.approx(0.495304, abs=1e-6) and mean != pytest.approx(0.494975, abs=1e-6)
-    assert float(error_norms(answer_of((0.0, 1.0, 0.0), 0))) == pytest.approx(math.sqrt(2))
-    assert float(error_norms(answer_of((1.0, 0.0, 0.0), 0))) == 0
+    assert float(el2n(Fixed((0.0, 1.0, 0.0)), loader).values) == pytest.approx(math.sqrt(2))
+    assert float(el2n(Fixed((1.0, 0.0, 0.0)), loader).values) == 0
 
 
 def test_worked_vector_of_grand():

@@ -11,7 +11,7 @@ from multiprocessing.context import SpawnProcess
 
 import pytest
 
-from thresher.loading.smaller_batches import SmallerBatchesError
+from thresher import SmallerBatchesError
 from thresher_lab.comparison.controls import Job
 from thresher_lab.comparison.workers import (
     Advanced,

@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from depth import DEEP, depth
-from thresher.attribution.rows import RowLayout
-from thresher.losses.adapters import adapt
+from loss_cases import signals
+from thresher.losses import adapt
 from thresher_lab.tasks import built_in
 from thresher_lab.tasks.base import accuracy
 from thresher_lab.tasks.networks import CausalTransformer
@@ -65,7 +65,7 @@ def test_positions_tell_equal_tokens_apart():
 def test_losses_and_gradient_norms_are_of_means_over_positions():
     task, x, y = built_in("text"), tokens(), tokens(seed=1)
     outputs = task.build(0)(x)
-    found = adapt(task.criterion()).signals(outputs, y, RowLayout(3), {"grad_norm"})
+    found = signals(adapt(task.criterion()), outputs, y, 3, wanted={"grad_norm"})
     losses = F.cross_entropy(outputs, y, reduction="none").mean(1)
     assert torch.allclose(found["loss"], losses, atol=1e-6)
     (gradient,) = torch.autograd.grad(losses.sum(), outputs)

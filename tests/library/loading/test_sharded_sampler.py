@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import thresher
-from thresher.loading.samplers import ShardedSampler
+from thresher import ShardedSampler
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.booleans())

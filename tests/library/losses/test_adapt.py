@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loss_cases import CASES, B, everything
-from thresher.attribution.rows import RowLayout
-from thresher.losses.adapters import adapt
+from loss_cases import CASES, B, everything, measure
+from thresher.losses import adapt
 
 # torch itself says that the mean of KLDiv is a peculiar one.
 pytestmark = pytest.mark.filterwarnings("ignore:reduction. 'mean' divides:UserWarning")
@@ -28,7 +27,7 @@ def test_functions_of_torch() -> None:
     for function, name in pairs.items():
         case = CASES[name]
         adapter = adapt(function)
-        measured = adapter.measure(case.outputs, case.targets, RowLayout(B), weights=None, wanted=everything(name))
+        measured = measure(adapter, case.outputs, case.targets, B, wanted=everything(name))
         assert torch.equal(measured.value, function(case.outputs, case.targets)), function
         assert measured.signals["loss"].shape == (B,)
         assert adapter.kind != "unknown"
@@ -40,9 +39,7 @@ def test_a_subclass_with_its_own_forward_is_called() -> None:
             return 2 * super().forward(outputs, targets)
 
     case = CASES["ce"]
-    measured = adapt(Doubled()).measure(
-        case.outputs, case.targets, RowLayout(B), weights=None, wanted={"correct", "confidence"}
-    )
+    measured = measure(adapt(Doubled()), case.outputs, case.targets, B, wanted={"correct", "confidence"})
     torch.testing.assert_close(measured.value, 2 * F.cross_entropy(case.outputs, case.targets))
     torch.testing.assert_close(measured.signals["loss"], 2 * F.cross_entropy(case.outputs, case.targets, reduction="none"))
 

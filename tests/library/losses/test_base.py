@@ -15,30 +15,28 @@ from loss_cases import (
     C,
     T,
     leaf,
+    measure,
     rand,
     randn,
+    signals,
 )
-from thresher.attribution.rows import RowLayout
-from thresher.losses.adapters import adapt
-from thresher.losses.base import unreadable
+from thresher.losses import adapt
 
 
 def test_callables() -> None:
     outputs, targets = leaf(randn(B, 3)), randn(B, 3)
-    measured = adapt(lambda o, t: (o - t).square()).measure(
-        outputs, targets, RowLayout(B), weights=torch.tensor(PLAN_WEIGHTS), wanted=set()
-    )
+    measured = measure(adapt(lambda o, t: (o - t).square()), outputs, targets, B, weights=torch.tensor(PLAN_WEIGHTS))
     squares = (outputs - targets).detach().square().mean(1)
     torch.testing.assert_close(measured.signals["loss"], squares)
     torch.testing.assert_close(measured.value, (squares * torch.tensor(PLAN_WEIGHTS)).mean())
-    plain = adapt(lambda o, t: (o - t).square()).measure(outputs, targets, RowLayout(B), weights=None, wanted=set())
+    plain = measure(adapt(lambda o, t: (o - t).square()), outputs, targets, B)
     assert torch.equal(plain.value, (outputs - targets).square().mean())
 
 
 def test_another_module_with_a_reduction() -> None:
     criterion = nn.SoftMarginLoss(reduction="sum")
     outputs, targets = randn(B, 3), randn(B, 3).sign()
-    measured = adapt(criterion).measure(outputs, targets, RowLayout(B), weights=torch.tensor(PLAN_WEIGHTS), wanted=set())
+    measured = measure(adapt(criterion), outputs, targets, B, weights=torch.tensor(PLAN_WEIGHTS))
     losses = torch.log(1 + torch.exp(-targets * outputs))
     torch.testing.assert_close(measured.signals["loss"], losses.mean(1))
     torch.testing.assert_close(measured.value, (losses.sum(1) * torch.tensor(PLAN_WEIGHTS)).sum())
@@ -59,13 +57,13 @@ def test_signals_of_each_kind() -> None:
         (nn.MultiMarginLoss(), logits, y),
         (lambda o, t: F.cross_entropy(o, t, reduction="none"), logits, y),
     ):
-        found = adapt(criterion).signals(outputs, targets, RowLayout(2), wanted)
+        found = signals(adapt(criterion), outputs, targets, 2, wanted=wanted)
         assert found["correct"].tolist() == [True, False], criterion
         assert found["confidence"].tolist() == pytest.approx(top, rel=1e-5), criterion
     labels, y = torch.tensor([[1.0, -2], [3, 1]]), torch.tensor([[1.0, 0], [1, 0]])
     sure = [(1 / (1 + math.exp(-1)) + 1 / (1 + math.exp(-2))) / 2, (1 / (1 + math.exp(-3)) + 1 / (1 + math.exp(-1))) / 2]
     for criterion, outputs in ((nn.BCEWithLogitsLoss(), labels), (nn.BCELoss(), labels.sigmoid())):
-        found = adapt(criterion).signals(outputs, y, RowLayout(2), wanted)
+        found = signals(adapt(criterion), outputs, y, 2, wanted=wanted)
         assert found["correct"].tolist() == [True, False]
         assert found["confidence"].tolist() == pytest.approx(sure, rel=1e-5)
 
@@ -83,7 +81,7 @@ def test_signals_of_each_kind() -> None:
 )
 def test_the_mean_of_a_callable_is_that_of_its_losses_of_single_rows(mean: Any, losses: Any, weights: Tensor | None) -> None:
     outputs, targets = leaf(randn(B, C)), randn(B, C).softmax(1)
-    value, found = adapt(lambda o, t: mean(o, t)).measure(outputs, targets, RowLayout(B), weights=weights, wanted=set())
+    value, found = measure(adapt(lambda o, t: mean(o, t)), outputs, targets, B, weights=weights)
     expected = losses(outputs, targets)
     torch.testing.assert_close(found["loss"], expected.detach())
     torch.testing.assert_close(value, expected.mean() if weights is None else (expected * weights).mean())
@@ -107,7 +105,7 @@ def test_a_callable_whose_number_is_no_mean_of_rows(criterion: Any, got: str, we
     with pytest.raises(
         ValueError, match=rf"(?s)({got}).*: a function of your own must return one loss per sample.*run\.reduce"
     ):
-        adapt(criterion).measure(outputs, targets, RowLayout(B), weights=weights, wanted=set())
+        measure(adapt(criterion), outputs, targets, B, weights=weights)
 
 
 def test_a_module_that_averages_whatever_its_reduction() -> None:
@@ -120,12 +118,12 @@ def test_a_module_that_averages_whatever_its_reduction() -> None:
     with pytest.raises(
         ValueError, match=r"Stubborn\(\) returned a scalar although its reduction was set to 'none'.*run\.reduce"
     ):
-        adapt(Stubborn()).measure(randn(B, 3), randn(B, 3), RowLayout(B), weights=None, wanted=set())
+        measure(adapt(Stubborn()), randn(B, 3), randn(B, 3), B)
 
 
 def test_other_criteria_that_broadcast_are_refused() -> None:
     with pytest.raises(ValueError, match=r"broadcast its arguments to losses of shape \(6, 6\).*mixes samples"):
-        adapt(nn.PoissonNLLLoss()).signals(torch.rand(6, 1), torch.rand(6), RowLayout(6), set())
+        signals(adapt(nn.PoissonNLLLoss()), torch.rand(6, 1), torch.rand(6), 6)
 
 
 @pytest.mark.parametrize(
@@ -139,10 +137,13 @@ def test_other_criteria_that_broadcast_are_refused() -> None:
 def test_signals_that_cannot_be_read(criterion: Any, outputs: Any, targets: Any) -> None:
     adapter = adapt(criterion)
     pair = ({"loss": rand(B)}, None) if outputs is None else (randn(*outputs), randn(*targets))
-    assert adapter.signals(*pair, RowLayout(B), set()).keys() == {"loss"}
+    assert signals(adapter, *pair, B).keys() == {"loss"}
     with pytest.raises(ValueError, match=r"not defined for criterion .* attach\(signals=function\) with function") as raised:
-        adapter.signals(*pair, RowLayout(B), {"correct", "confidence"})
-    assert str(raised.value) == unreadable(criterion, {"correct", "confidence"})
+        signals(adapter, *pair, B, wanted={"correct", "confidence"})
+    assert str(raised.value) == (
+        f"`confidence` and `correct` are not defined for criterion {criterion!r}. Pass attach(signals=function) with "
+        "function(outputs, targets) -> {'confidence': (n,) tensor, ...}."
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,4 +155,4 @@ def test_outputs_of_a_callable_that_are_not_classes_along_dimension_one(outputs:
     """Read as classes, one logit a sample is always right where the target is 0, with confidence 1."""
     adapter = adapt(lambda o, t: o.flatten(1).mean(1))
     with pytest.raises(ValueError, match="`confidence` and `correct` are not defined for criterion"):
-        adapter.signals(randn(*outputs), torch.zeros(targets, dtype=torch.int64), RowLayout(B), {"correct", "confidence"})
+        signals(adapter, randn(*outputs), torch.zeros(targets, dtype=torch.int64), B, wanted={"correct", "confidence"})

@@ -25,10 +25,11 @@ from loss_cases import (
     for_each,
     indices,
     leaf,
+    measure,
     randn,
+    signals,
 )
-from thresher.attribution.rows import RowLayout
-from thresher.losses.adapters import adapt
+from thresher.losses import adapt
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -63,8 +64,8 @@ def test_flattened_positions(weights: Tensor | None) -> None:
     case = CASES["ce-dense-all"]
     adapter, wanted = adapt(case.make("mean")), {"correct", "confidence"}
     flat = case.outputs.transpose(1, 2).reshape(B * T, C), case.targets.reshape(B * T)
-    mine = adapter.measure(*flat, RowLayout(B, T), weights=weights, wanted=wanted)
-    dense = adapter.measure(case.outputs, case.targets, RowLayout(B), weights=weights, wanted=wanted)
+    mine = measure(adapter, *flat, B, repeat=T, weights=weights, wanted=wanted)
+    dense = measure(adapter, case.outputs, case.targets, B, weights=weights, wanted=wanted)
     torch.testing.assert_close(mine.value, dense.value)
     for name, signal in dense.signals.items():
         torch.testing.assert_close(mine.signals[name], signal)
@@ -73,7 +74,7 @@ def test_flattened_positions(weights: Tensor | None) -> None:
 def test_a_batch_without_any_valid_position_is_the_users_nan() -> None:
     adapter, targets = adapt(nn.CrossEntropyLoss()), torch.full((2, T), -100)
     for weights in (None, torch.tensor([1.0, 2.0])):
-        measured = adapter.measure(randn(2, C, T), targets, RowLayout(2), weights=weights, wanted={"correct", "confidence"})
+        measured = measure(adapter, randn(2, C, T), targets, 2, weights=weights, wanted={"correct", "confidence"})
         assert measured.value.isnan()
         assert measured.signals["loss"].tolist() == [-math.inf, -math.inf]
         assert not measured.signals["correct"].any()
@@ -88,9 +89,9 @@ def test_a_sample_that_is_ignored_is_not_right(ignore: int, shape: tuple[int, ..
     targets = torch.full(shape, ignore)
     targets[1] = 1
     adapter, wanted = adapt(nn.CrossEntropyLoss(ignore_index=ignore)), {"correct", "confidence"}
-    refreshed = adapter.signals(outputs, targets, RowLayout(2), wanted)
+    refreshed = signals(adapter, outputs, targets, 2, wanted=wanted)
     for weights in (None, torch.ones(2)):
-        for found in (refreshed, adapter.measure(outputs, targets, RowLayout(2), weights=weights, wanted=wanted).signals):
+        for found in (refreshed, measure(adapter, outputs, targets, 2, weights=weights, wanted=wanted).signals):
             assert found["loss"][0] == -math.inf and found["loss"][1] > 5
             assert found["correct"].tolist() == [False, False]
 
@@ -98,7 +99,7 @@ def test_a_sample_that_is_ignored_is_not_right(ignore: int, shape: tuple[int, ..
 def test_batch_confidence_beside_the_own_value() -> None:
     case = CASES["ce"]
     adapter = adapt(nn.CrossEntropyLoss())
-    measured = adapter.measure(case.outputs, case.targets, RowLayout(B), weights=None, wanted={"batch_confidence", "correct"})
+    measured = measure(adapter, case.outputs, case.targets, B, wanted={"batch_confidence", "correct"})
     expected = np.exp(case.outputs.numpy())
     expected /= expected.sum(0, keepdims=True)
     np.testing.assert_allclose(measured.signals["batch_confidence"].numpy(), expected.max(1), rtol=1e-5)
@@ -112,7 +113,7 @@ def test_autocast(name: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = case.outputs.bfloat16()
         mine, own = leaf(outputs), leaf(outputs)
-        measured = adapt(criterion).measure(mine, case.targets, RowLayout(case.n), weights=None, wanted=everything(name))
+        measured = measure(adapt(criterion), mine, case.targets, case.n, wanted=everything(name))
         value = criterion(own, case.targets)
     assert measured.value.dtype == value.dtype
     assert torch.equal(measured.value, value)
@@ -135,7 +136,7 @@ def test_weights_that_change_after_attaching_are_followed(criterion: nn.Module, 
     targets = indices(B)
     criterion.double()
     for _ in range(2):
-        measured = adapter.measure(outputs, targets, RowLayout(B), weights=torch.ones(B), wanted=set())
+        measured = measure(adapter, outputs, targets, B, weights=torch.ones(B))
         torch.testing.assert_close(measured.value, criterion(outputs, targets))
         setattr(criterion, name, WEIGHT.flip(0).double())
 
@@ -155,7 +156,7 @@ def test_where_labels_that_are_not_negative_all_count(criterion, targets, negati
 
 def test_losses_without_a_dimension() -> None:
     with pytest.raises(ValueError, match=r"Losses of shape \(\) for 1 samples"):
-        adapt(nn.CrossEntropyLoss()).measure(randn(C), torch.tensor(1), RowLayout(1), weights=None, wanted=set())
+        measure(adapt(nn.CrossEntropyLoss()), randn(C), torch.tensor(1), 1)
 
 
 @pytest.mark.parametrize("weights", [None, tuple(PLAN_WEIGHTS)], ids=["plain", "weighted"])
@@ -163,7 +164,7 @@ def test_losses_without_a_dimension() -> None:
 def test_label_and_batch_loss_beside_the_own_value(name: str, weights: tuple[float, ...] | None) -> None:
     case, wanted = CASES[name], {"label", "batch_loss"}
     plan = None if weights is None else torch.tensor(weights)
-    found = adapt(case.make("mean")).measure(case.outputs, case.targets, RowLayout(case.n), weights=plan, wanted=wanted).signals
+    found = measure(adapt(case.make("mean")), case.outputs, case.targets, case.n, weights=plan, wanted=wanted).signals
     likeliest = case.targets.argmax(1) if case.targets.is_floating_point() else case.targets
     assert torch.equal(found["label"], likeliest)
     counted = found["loss"][found["loss"] != -math.inf]
@@ -191,10 +192,10 @@ def test_each_batch_has_its_own_mean_where_signals_are_computed_together() -> No
 def test_several_positions_have_no_label() -> None:
     case = CASES["ce-dense"]
     with pytest.raises(ValueError, match="^one class per sample is needed"):
-        adapt(nn.CrossEntropyLoss()).signals(case.outputs, case.targets, RowLayout(B), {"label"})
+        signals(adapt(nn.CrossEntropyLoss()), case.outputs, case.targets, B, wanted={"label"})
 
 
 @pytest.mark.parametrize("criterion", [nn.MSELoss(), nn.BCEWithLogitsLoss()])
 def test_values_and_independent_labels_have_no_label(criterion: nn.Module) -> None:
     with pytest.raises(ValueError, match="label"):
-        adapt(criterion).signals(randn(B), torch.ones(B), RowLayout(B), {"label"})
+        signals(adapt(criterion), randn(B), torch.ones(B), B, wanted={"label"})

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher.attribution.rows import RowLayout
-from thresher.losses.adapters import OTHER_FUNCTIONS, OTHER_MODULES, adapt
+from loss_cases import measure, signals
+from thresher.losses import adapt
 
 N, B, C = 24, 8, 3
 
@@ -84,14 +84,14 @@ def test_selecting_nothing_calls_a_random_criterion_as_the_loop_does(make: Any, 
 def test_the_losses_of_samples_are_those_of_the_scalar(make: Any) -> None:
     outputs, targets = torch.randn(B, C), torch.arange(B) % C
     for _ in range(2):
-        value, found = adapt(make()).measure(outputs, targets, RowLayout(B), weights=None, wanted=set())
+        value, found = measure(adapt(make()), outputs, targets, B)
         torch.testing.assert_close(found["loss"].mean(), value.detach())
 
 
 def test_weighted_losses_call_it_once() -> None:
     criterion = Noisy()
     outputs, targets = torch.randn(B, C), torch.arange(B) % C
-    value, found = adapt(criterion).measure(outputs, targets, RowLayout(B), weights=torch.full((B,), 2.0), wanted=set())
+    value, found = measure(adapt(criterion), outputs, targets, B, weights=torch.full((B,), 2.0))
     torch.testing.assert_close(2 * found["loss"].mean(), value)
     assert criterion.calls == 1 and criterion.reduction == "mean"
 
@@ -100,7 +100,7 @@ def test_a_criterion_that_cannot_be_copied() -> None:
     criterion = Noisy()
     criterion.last = torch.ones(1, requires_grad=True) * 2  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"cannot be copied .*Pass a callable .*or use run.reduce"):
-        adapt(criterion).measure(torch.randn(B, C), torch.arange(B) % C, RowLayout(B), weights=None, wanted=set())
+        measure(adapt(criterion), torch.randn(B, C), torch.arange(B) % C, B)
     assert criterion.calls == 0
 
 
@@ -128,7 +128,7 @@ def test_settings_are_read_in_every_call(kind: Any, name: str, value: Any) -> No
     setattr(criterion, name, value)
     assert torch.equal(run.criterion(outputs, y), criterion(outputs, y))
     expected = F.cross_entropy(outputs, y, reduction="none", label_smoothing=getattr(criterion, "label_smoothing", 0))
-    losses = adapt(criterion).signals(outputs, y, RowLayout(N), set())["loss"]
+    losses = signals(adapt(criterion), outputs, y, N)["loss"]
     counted = y != criterion.ignore_index
     torch.testing.assert_close(losses[counted], expected[counted].detach())
     assert not losses[~counted].isfinite().any()
@@ -138,7 +138,7 @@ def test_changed_settings_of_other_losses() -> None:
     criterion = nn.MSELoss()
     adapter, pair = adapt(criterion), (torch.randn(B, C), torch.randn(B, C))
     criterion.reduction = "sum"
-    value, found = adapter.measure(*pair, RowLayout(B), weights=None, wanted=set())
+    value, found = measure(adapter, *pair, B)
     assert torch.equal(value, F.mse_loss(*pair, reduction="sum"))
     torch.testing.assert_close(found["loss"], (pair[0] - pair[1]).square().mean(1))
 
@@ -149,18 +149,31 @@ def test_a_compiled_criterion_stays_as_it_is(own: Any) -> None:
     compiled: Any = torch.compile(own())
     adapter = adapt(compiled)
     targets = torch.randn(B, C).softmax(1) if own is not Noisy else torch.arange(B) % C
-    adapter.measure(torch.randn(B, C), targets, RowLayout(B), weights=None, wanted=set())
+    measure(adapter, torch.randn(B, C), targets, B)
     assert compiled._orig_mod.reduction == "mean"
 
 
-@pytest.mark.parametrize("criterion", [*OTHER_MODULES, *OTHER_FUNCTIONS])
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        nn.CTCLoss(),
+        nn.TripletMarginLoss(),
+        nn.TripletMarginWithDistanceLoss(),
+        nn.CosineEmbeddingLoss(),
+        nn.MarginRankingLoss(),
+        nn.GaussianNLLLoss(),
+        nn.AdaptiveLogSoftmaxWithLoss(4, 8, [4]),
+        F.ctc_loss,
+        F.triplet_margin_loss,
+        F.triplet_margin_with_distance_loss,
+        F.cosine_embedding_loss,
+        F.margin_ranking_loss,
+        F.gaussian_nll_loss,
+    ],
+)
 def test_criteria_with_other_arguments_are_refused_at_once(criterion: Any) -> None:
-    if criterion is nn.AdaptiveLogSoftmaxWithLoss:
-        made = criterion(4, 8, [4])
-    else:
-        made = criterion() if isinstance(criterion, type) else criterion
     with pytest.raises(ValueError, match=r"`criterion` is .*more than outputs and targets.*call run.reduce"):
-        adapt(made)
+        adapt(criterion)
 
 
 def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loss_cases import CASES, CHECKS, ELEMENTS, WEIGHT, B, C, T, everything, for_each, leaf, rand, randn
-from thresher.attribution.rows import RowLayout
-from thresher.losses.adapters import adapt
+from loss_cases import CASES, CHECKS, ELEMENTS, WEIGHT, B, C, T, everything, for_each, leaf, measure, rand, randn, signals
+from thresher.losses import adapt
 
 # torch itself says that the mean of KLDiv is a peculiar one.
 pytestmark = pytest.mark.filterwarnings("ignore:reduction. 'mean' divides:UserWarning")
@@ -22,7 +21,7 @@ def test_flattened_batch_mean_of_divergences() -> None:
     """'batchmean' divides by rows, of which a flattened sample has several."""
     criterion = nn.KLDivLoss(reduction="batchmean")
     outputs, targets = randn(B * T, C).log_softmax(1), randn(B * T, C).softmax(1)
-    measured = adapt(criterion).measure(outputs, targets, RowLayout(B, T), weights=torch.ones(B), wanted=set())
+    measured = measure(adapt(criterion), outputs, targets, B, repeat=T, weights=torch.ones(B))
     torch.testing.assert_close(measured.value, criterion(outputs, targets))
     rows = F.kl_div(outputs, targets, reduction="none").sum(1).reshape(B, T)
     torch.testing.assert_close(measured.signals["loss"], rows.mean(1))
@@ -35,7 +34,7 @@ def test_autocast(name: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = case.outputs.bfloat16()
         mine, own = leaf(outputs), leaf(outputs)
-        measured = adapt(criterion).measure(mine, case.targets, RowLayout(case.n), weights=None, wanted=everything(name))
+        measured = measure(adapt(criterion), mine, case.targets, case.n, wanted=everything(name))
         value = criterion(own, case.targets)
     assert measured.value.dtype == value.dtype
     assert torch.equal(measured.value, value)
@@ -54,11 +53,11 @@ def test_shapes_that_would_broadcast(kind: type[nn.Module]) -> None:
     outputs, targets = rand(B, 1), rand(B)
     message = rf"{kind.__name__}\(\): outputs of shape \({B}, 1\) and targets of shape \({B},\) would be broadcast .* equal"
     with pytest.raises(ValueError, match=message):
-        adapt(kind()).measure(outputs, targets, RowLayout(B), weights=torch.ones(B), wanted=set())
+        measure(adapt(kind()), outputs, targets, B, weights=torch.ones(B))
     with pytest.raises(ValueError, match=message):
-        adapt(kind()).signals(outputs, targets, RowLayout(B), set())
+        signals(adapt(kind()), outputs, targets, B)
     with pytest.raises(ValueError, match=r"would be broadcast|must be the same as|is different to|deprecated"):
-        adapt(kind()).measure(outputs, targets, RowLayout(B), weights=None, wanted=set())
+        measure(adapt(kind()), outputs, targets, B)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +72,6 @@ def test_weights_that_change_after_attaching_are_followed(criterion: nn.Module, 
     targets = randn(B, C).double().sigmoid()
     criterion.double()
     for _ in range(2):
-        measured = adapter.measure(outputs, targets, RowLayout(B), weights=torch.ones(B), wanted=set())
+        measured = measure(adapter, outputs, targets, B, weights=torch.ones(B))
         torch.testing.assert_close(measured.value, criterion(outputs, targets))
         setattr(criterion, name, WEIGHT.flip(0).double())

@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from thresher.attribution.rows import RowLayout
-from thresher.losses.adapters import adapt
-from thresher.losses.signals import as_classes, class_errors, of_classes
+from loss_cases import errors, signals
+from thresher.losses import adapt
 
 B, C, T = 7, 5, 3
 
@@ -48,7 +47,7 @@ def test_cross_entropy_over_indices(shape, smoothing):
         losses = F.cross_entropy(leaf, targets, reduction="none", label_smoothing=smoothing).reshape(B, -1)[i]
         return losses.sum() / (~ignored).reshape(B, -1)[i].sum().clamp(min=1)
 
-    found = adapt(nn.CrossEntropyLoss(label_smoothing=smoothing)).errors(outputs, targets, RowLayout(B, None))
+    found = errors(adapt(nn.CrossEntropyLoss(label_smoothing=smoothing)), outputs, targets, B, repeat=None)
     assert torch.allclose(found, by_autograd(loss, outputs, B), atol=1e-6)
     if len(shape) > 2:
         assert not found[0].any()
@@ -57,21 +56,19 @@ def test_cross_entropy_over_indices(shape, smoothing):
 def test_cross_entropy_with_an_ignored_index_that_is_no_class():
     targets = indices(B)
     targets[2] = 255
-    found = adapt(nn.CrossEntropyLoss(ignore_index=255)).errors(randn(B, C), targets, RowLayout(B))
+    found = errors(adapt(nn.CrossEntropyLoss(ignore_index=255)), randn(B, C), targets, B)
     assert not found[2].any() and bool(found[[0, 1, 3]].any(1).all())
 
 
 def test_class_weights_do_not_count():
     outputs, targets = randn(B, C), indices(B)
     weighted = adapt(nn.CrossEntropyLoss(weight=torch.arange(1.0, C + 1)))
-    assert torch.equal(
-        weighted.errors(outputs, targets, RowLayout(B)), adapt(nn.CrossEntropyLoss()).errors(outputs, targets, RowLayout(B))
-    )
+    assert torch.equal(errors(weighted, outputs, targets, B), errors(adapt(nn.CrossEntropyLoss()), outputs, targets, B))
 
 
 def test_flattened_tokens():
     outputs, targets = randn(B * T, C), indices(B * T)
-    found = adapt(nn.CrossEntropyLoss()).errors(outputs, targets, RowLayout(B, T))
+    found = errors(adapt(nn.CrossEntropyLoss()), outputs, targets, B, repeat=T)
 
     def loss(leaf, i):
         return F.cross_entropy(leaf, targets, reduction="none").reshape(B, T)[i].mean()
@@ -82,34 +79,34 @@ def test_flattened_tokens():
 
 def test_probabilities_as_targets():
     outputs, targets = randn(B, C), randn(B, C, seed=5).softmax(1)
-    found = adapt(nn.CrossEntropyLoss()).errors(outputs, targets, RowLayout(B))
+    found = errors(adapt(nn.CrossEntropyLoss()), outputs, targets, B)
     loss = lambda leaf, i: F.cross_entropy(leaf, targets, reduction="none")[i]  # noqa: E731
     assert torch.allclose(found, by_autograd(loss, outputs, B), atol=1e-6)
 
 
 def test_outputs_after_the_softmax_are_taken_before_it():
     outputs, targets = randn(B, C), indices(B)
-    wanted = adapt(nn.CrossEntropyLoss()).errors(outputs, targets, RowLayout(B))
-    assert torch.allclose(adapt(nn.NLLLoss()).errors(outputs.log_softmax(1), targets, RowLayout(B)), wanted, atol=1e-6)
+    wanted = errors(adapt(nn.CrossEntropyLoss()), outputs, targets, B)
+    assert torch.allclose(errors(adapt(nn.NLLLoss()), outputs.log_softmax(1), targets, B), wanted, atol=1e-6)
     right = indices(B, C, top=2).float()
-    before = adapt(nn.BCEWithLogitsLoss()).errors(outputs, right, RowLayout(B))
-    assert torch.allclose(adapt(nn.BCELoss()).errors(outputs.sigmoid(), right, RowLayout(B)), before, atol=1e-6)
+    before = errors(adapt(nn.BCEWithLogitsLoss()), outputs, right, B)
+    assert torch.allclose(errors(adapt(nn.BCELoss()), outputs.sigmoid(), right, B), before, atol=1e-6)
 
 
 @pytest.mark.parametrize("criterion", [nn.MSELoss(), nn.SmoothL1Loss(), nn.BCEWithLogitsLoss(), lambda o, t: (o - t) ** 4])
 def test_any_criterion(criterion):
     outputs, targets = randn(B, C), indices(B, C, top=2).float()
     plain = getattr(nn, type(criterion).__name__)(reduction="none") if isinstance(criterion, nn.Module) else criterion
-    found = adapt(criterion).errors(outputs, targets, RowLayout(B))
+    found = errors(adapt(criterion), outputs, targets, B)
     assert torch.allclose(found, by_autograd(lambda leaf, i: plain(leaf, targets)[i].mean(), outputs, B), atol=1e-6)
-    norms = adapt(criterion).signals(outputs, targets, RowLayout(B), {"grad_norm"})["grad_norm"]
+    norms = signals(adapt(criterion), outputs, targets, B, wanted={"grad_norm"})["grad_norm"]
     assert norms.tolist() == pytest.approx(found.norm(dim=1).tolist())
 
 
 def test_norms_of_one_label_a_sample():
     outputs, targets = randn(B, C) * 2, indices(B)
     wanted = {"grad_norm", "el2n", "margin", "entropy", "correct"}
-    found = adapt(nn.CrossEntropyLoss()).signals(outputs, targets, RowLayout(B), wanted)
+    found = signals(adapt(nn.CrossEntropyLoss()), outputs, targets, B, wanted=wanted)
     for i, (z, y) in enumerate(zip(outputs.double().numpy(), targets.tolist(), strict=True)):
         p = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
         assert found["el2n"][i] == pytest.approx(math.dist(p, np.eye(C)[y]), rel=1e-5)
@@ -121,7 +118,7 @@ def test_norms_of_one_label_a_sample():
 
 def test_the_worked_example_of_el2n():
     log_probs = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.3, 0.2]]).log()
-    found = of_classes(log_probs, torch.tensor([0, 0]), {"el2n"}, n=2)
+    found = signals(adapt(nn.NLLLoss()), log_probs, torch.tensor([0, 0]), 2, wanted={"el2n"})
     assert found["el2n"].tolist() == pytest.approx([0.374166, 0.616441], abs=1e-6)
 
 
@@ -130,8 +127,8 @@ def test_means_over_valid_positions():
     targets[0, 1:] = -100
     targets[1] = -100
     adapter = adapt(nn.CrossEntropyLoss())
-    whole = adapter.signals(outputs, targets, RowLayout(B), {"el2n", "margin", "entropy"})
-    first = adapter.signals(outputs[:, :, 0], targets[:, 0], RowLayout(B), {"el2n", "margin", "entropy"})
+    whole = signals(adapter, outputs, targets, B, wanted={"el2n", "margin", "entropy"})
+    first = signals(adapter, outputs[:, :, 0], targets[:, 0], B, wanted={"el2n", "margin", "entropy"})
     for name in ("el2n", "margin", "entropy"):
         assert whole[name][0] == pytest.approx(first[name][0].item(), rel=1e-5)
         assert whole[name][1] == 0
@@ -139,7 +136,7 @@ def test_means_over_valid_positions():
 
 def test_two_classes_and_one():
     for c in (1, 2):
-        found = of_classes(torch.zeros(1, c).log_softmax(1), torch.tensor([0]), {"margin", "entropy"}, n=1)
+        found = signals(adapt(nn.CrossEntropyLoss()), torch.zeros(1, c), torch.tensor([0]), 1, wanted={"margin", "entropy"})
         assert found["margin"].item() == pytest.approx(1.0 if c == 1 else 0.0)
         assert found["entropy"].item() == pytest.approx(math.log(c))
 
@@ -147,7 +144,7 @@ def test_two_classes_and_one():
 def test_what_is_not_finite_shows():
     outputs = randn(B, C)
     outputs[3, 1] = math.nan
-    found = adapt(nn.CrossEntropyLoss()).signals(outputs, indices(B), RowLayout(B), {"grad_norm", "el2n"})
+    found = signals(adapt(nn.CrossEntropyLoss()), outputs, indices(B), B, wanted={"grad_norm", "el2n"})
     assert found["grad_norm"].isnan().tolist() == found["el2n"].isnan().tolist() == [i == 3 for i in range(B)]
 
 
@@ -162,31 +159,38 @@ def test_what_is_not_finite_shows():
 def test_signals_that_there_are_not(outputs, wanted, message):
     adapter = adapt(lambda o, t: o["out"].mean(1)) if isinstance(outputs, dict) else adapt(nn.MSELoss())
     with pytest.raises(ValueError, match=message):
-        adapter.signals(outputs, randn(B, C), RowLayout(B), wanted)
+        signals(adapter, outputs, randn(B, C), B, wanted=wanted)
 
 
 def test_a_loss_without_gradient():
     with pytest.raises(ValueError, match="`grad_norm` is not defined"):
-        adapt(lambda o, t: (o > t).float()).signals(randn(B, C), randn(B, C), RowLayout(B), {"grad_norm"})
+        signals(adapt(lambda o, t: (o > t).float()), randn(B, C), randn(B, C), B, wanted={"grad_norm"})
 
 
-def test_class_errors_do_not_change_their_input():
+@pytest.mark.parametrize("criterion", [nn.NLLLoss(ignore_index=0), nn.CrossEntropyLoss(ignore_index=0, label_smoothing=0.1)])
+def test_outputs_stay_as_they_are(criterion):
     log_probs, targets = randn(B, C).log_softmax(1), indices(B)
     before = log_probs.clone()
-    class_errors(log_probs, targets, valid=targets > 0, smoothing=0.1)
+    errors(adapt(criterion), log_probs, targets, B)
+    signals(adapt(criterion), log_probs, targets, B, wanted={"el2n", "grad_norm", "margin", "entropy"})
     assert torch.equal(log_probs, before)
 
 
 def test_one_class_a_sample():
-    assert as_classes(torch.tensor([2, 0], dtype=torch.int32), 2).tolist() == [2, 0]
-    assert as_classes(torch.tensor([[0.1, 0.9], [0.6, 0.4]]), 2).tolist() == [1, 0]
+    for targets, expected in ((torch.tensor([2, 0]), [2, 0]), (torch.tensor([[0.1, 0.9, 0.0], [0.6, 0.4, 0.0]]), [1, 0])):
+        found = signals(adapt(nn.CrossEntropyLoss()), randn(2, 3), targets, 2, wanted={"label"})
+        assert found["label"].tolist() == expected and found["label"].dtype == torch.int64
 
 
-@pytest.mark.parametrize("targets", [torch.zeros(3), torch.zeros(2, dtype=torch.int64), torch.zeros(3, 2, 2), [1, 2, 3]])
-def test_targets_without_one_class_a_sample(targets):
-    message = r"one class per sample is needed: targets of shape \(3,\), int64, or probabilities of shape \(3, C\)"
+@pytest.mark.parametrize(
+    ("n", "targets"),
+    [(2, torch.zeros(4, dtype=torch.int64)), (3, torch.zeros(3, 2, dtype=torch.int64)), (3, torch.zeros(3, C, 2))],
+)
+def test_targets_without_one_class_a_sample(n, targets):
+    outputs = randn(4, C) if n == 2 else randn(3, C, 2)
+    message = rf"one class per sample is needed: targets of shape \({n},\), int64, or probabilities of shape \({n}, C\), got "
     with pytest.raises(ValueError, match=message):
-        as_classes(targets, 3)
+        signals(adapt(nn.CrossEntropyLoss()), outputs, targets, n, 4 // n, wanted={"label"})
 
 
 def focal(outputs, targets):
@@ -224,13 +228,13 @@ def test_criteria_whose_gradient_is_not_that_of_cross_entropy(criterion, plain):
         one = nn.BCEWithLogitsLoss(weight=criterion.weight, pos_weight=criterion.pos_weight, reduction="none")
         loss = lambda leaf, i: one(leaf, targets)[i].mean()  # noqa: E731
         given = outputs
-    found = adapt(criterion).errors(given, targets, RowLayout(B))
+    found = errors(adapt(criterion), given, targets, B)
     assert torch.allclose(found, by_autograd(loss, outputs, B), atol=1e-6)
 
 
 def test_targets_that_are_logarithms():
     outputs, targets = randn(B, C).log_softmax(1), randn(B, C, seed=3).softmax(1)
-    plain = adapt(nn.KLDivLoss(reduction="batchmean")).signals(outputs, targets, RowLayout(B), {"el2n", "margin"})
+    plain = signals(adapt(nn.KLDivLoss(reduction="batchmean")), outputs, targets, B, wanted={"el2n", "margin"})
     adapter = adapt(nn.KLDivLoss(reduction="batchmean", log_target=True))
-    logs = adapter.signals(outputs, targets.log(), RowLayout(B), {"el2n", "margin"})
+    logs = signals(adapter, outputs, targets.log(), B, wanted={"el2n", "margin"})
     assert torch.allclose(plain["el2n"], logs["el2n"], atol=1e-6) and torch.allclose(plain["margin"], logs["margin"], atol=1e-6)

@@ -9,7 +9,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher.losses.adapters import adapt
+from thresher.losses import adapt
 
 N, B, C = 8, 4, 4
 X = torch.randn(N, 5, generator=torch.Generator().manual_seed(0))

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thresher.attribution.rows import RowLayout
-from thresher.losses.adapters import adapt
+from loss_cases import measure
+from thresher.losses import adapt
 
 B, C = 8, 4
 GENERATOR = torch.Generator().manual_seed(0)
@@ -46,7 +46,7 @@ def test_the_mean_or_sum_of_its_losses_is_weighted(reduction: str, dtype: torch.
     for _ in range(2):
         outputs = OUTPUTS.to(dtype, copy=True).requires_grad_()
         torch.manual_seed(1)
-        measured = adapter.measure(outputs, Y, RowLayout(B), weights=WEIGHTS, wanted=set())
+        measured = measure(adapter, outputs, Y, B, weights=WEIGHTS)
         drawn = torch.rand(1)
         torch.manual_seed(1)
         losses = Focal(mean, "none")(outputs, Y)
@@ -74,24 +74,24 @@ def test_the_mean_or_sum_of_its_losses_is_weighted(reduction: str, dtype: torch.
 def test_another_form_is_refused(divisor: Any) -> None:
     criterion = Focal(divisor)
     with pytest.raises(ValueError, match=r"reduction='mean' does not return the mean .*run.reduce\(losses, ids=.*to 'none': "):
-        adapt(criterion).measure(OUTPUTS, Y, RowLayout(B), weights=WEIGHTS, wanted=set())
+        measure(adapt(criterion), OUTPUTS, Y, B, weights=WEIGHTS)
     assert criterion.calls == 0
     criterion.reduction = "none"
-    measured = adapt(criterion).measure(OUTPUTS, Y, RowLayout(B), weights=WEIGHTS, wanted=set())
+    measured = measure(adapt(criterion), OUTPUTS, Y, B, weights=WEIGHTS)
     assert measured.value.shape == (B, C)
 
 
 def test_a_loss_of_nothing_shows_nothing() -> None:
     """Ignored labels alone: the sum is 0, whatever it is divided by. The next batch decides."""
     adapter = adapt(Focal(lambda o, t, losses: 7.0))
-    adapter.measure(OUTPUTS, torch.full_like(Y, -1), RowLayout(B), weights=WEIGHTS, wanted=set())
+    measure(adapter, OUTPUTS, torch.full_like(Y, -1), B, weights=WEIGHTS)
     with pytest.raises(ValueError, match="does not return the mean"):
-        adapter.measure(OUTPUTS, Y, RowLayout(B), weights=WEIGHTS, wanted=set())
+        measure(adapter, OUTPUTS, Y, B, weights=WEIGHTS)
 
 
 def test_without_weights_it_is_called_as_it_is() -> None:
     criterion = Focal(lambda o, t, losses: o.square().sum())
     torch.manual_seed(1)
-    measured = adapt(criterion).measure(OUTPUTS, Y, RowLayout(B), weights=None, wanted=set())
+    measured = measure(adapt(criterion), OUTPUTS, Y, B)
     torch.manual_seed(1)
     assert torch.equal(measured.value, criterion(OUTPUTS, Y))

@@ -78,6 +78,7 @@ def test_a_batch_that_does_not_tell_inputs_from_targets(batch):
 
 def test_device_of_a_model():
     assert device_of_model(nn.Linear(1, 1, device="meta")) == torch.device("meta")
+    assert device_of_model(nn.BatchNorm1d(2, affine=False, device="meta")) == torch.device("meta")
     assert device_of_model(nn.ReLU()) is None
 
 

@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import thresher
 from thresher import Kakurenbo, RandomBackprop, Scoring, SelectiveBackprop
-from thresher.passes.engine import device_of_model
 
 N, C = 24, 4
 
@@ -201,12 +200,6 @@ def test_a_sharded_model_makes_no_passes_beside_those_of_the_loop():
     attach(method=SB, **settings, forward_passes=Scoring(losses=torch.rand(N)))[0]().detach()
     run = attach(method=SB, **settings)[0]()
     assert run.model.module is model and not run._timeline.may_switch  # to forward passes before those of the loop
-
-
-def test_the_device_is_the_models():
-    assert device_of_model(nn.Linear(1, 1, device="meta")) == torch.device("meta")
-    assert device_of_model(nn.BatchNorm1d(2, affine=False, device="meta")) == torch.device("meta")
-    assert device_of_model(nn.ReLU()) is None
 
 
 @pytest.mark.parametrize("compiled", [torch.jit.script, lambda net: torch.jit.trace(net, torch.zeros(2, 3))])

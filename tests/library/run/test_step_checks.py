@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher.run.attach import attach as attach_run
 
 N, B = 40, 8
 
@@ -28,7 +27,7 @@ def loader_of(n=N):
 
 def attach(optimizer, net, method=None, *, loader=None, epochs=10, **settings):
     method = method or thresher.Kakurenbo(max_fraction=0.4, tau=0.5)
-    return attach_run(
+    return thresher.attach(
         method,
         loader=loader or loader_of(),
         criterion=nn.CrossEntropyLoss(),
