@@ -67,6 +67,7 @@ def assemble(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) ->
         node.name: node.meta["desc"].output.idx for node in inputs if isinstance(node.meta["desc"], aot.TangentAOTInput)
     }
     mutated = _mutated_buffers(descriptors[:num_forward])
+    # The partitioner copies nodes into two graphs, where a value that goes from one to the other keeps its name.
     saved_names = [getattr(value, "name", None) for value in returned_nodes(forward)]
     arguments = [node for node in backward.graph.nodes if node.op == "placeholder"]
     gradients = returned_nodes(backward)
@@ -115,8 +116,10 @@ def place_rows(graphs: Graphs) -> None:
             raise layout
         if isinstance(layout, Layout):
             saved.layout = layout
+            # `arange(n * per)` numbers positions rather than rows.
             saved.counts = saved.counts and layout == Layout(0)
         elif layout is not None:
+            # A size: its layout is the number of entries per sample.
             saved.follows = True
 
 
@@ -151,6 +154,7 @@ def _mutated_buffers(descriptors: list[Any]) -> list[str]:
             outputs[descriptor.idx] = position
         else:
             raise Unsupported("its forward changes its inputs or parameters in place")
+    # `Graphs` finds outputs by their place, right after the new values of buffers.
     if sorted(outputs.values()) != list(range(len(mutated), len(mutated) + len(outputs))):
         raise Unsupported("it returns something other than new tensors")
     return mutated
@@ -167,8 +171,10 @@ def _outputs_reached(backward: fx.GraphModule, tangents: dict[str, int]) -> dict
         if node.name in tangents:
             reached[node] = {tangents[node.name]}
         else:
+            # A graph lists every node after its sources, so these are known.
             reached[node] = set().union(*(reached[source] for source in node.all_input_nodes))
         if is_random(node):
+            # For fewer rows other numbers would be drawn than for the batch, so no gradient would be right.
             raise Unsupported(f"its backward pass draws random numbers ({node.target}), as dropout inside a checkpoint does")
     return reached
 
@@ -180,11 +186,13 @@ def _counts_rows(source: Any, argument: fx.Node) -> bool:
         source: Node of the forward graph that makes the value.
         argument: Placeholder of the backward graph that takes it.
     """
+    # A cast keeps the numbers, as in `arange(n).to(torch.int32)`.
     while source.target in (aten._to_copy.default, prims.convert_element_type.default):
         source = cast(fx.Node, source.args[0])
     starts_at_zero = (
         source.target is aten.arange.default
         or (source.target is aten.arange.start and source.args[0] == 0)
+        # Inductor's decompositions turn arange into this operation.
         or (source.target is prims.iota.default and (source.kwargs["start"], source.kwargs["step"]) == (0, 1))
     )
     # In any other place the numbers are values: the kept rows must then have the numbers that they had in the batch.
@@ -224,6 +232,7 @@ def _layout_of_value(value: Any, symbol: Any, node: fx.Node) -> Any:
     axes = [d for d, size in enumerate(value.shape) if _follows_batch(size, symbol)]
     if not axes:
         return None
+    # As in `h @ h.T`, which compares every sample with every other.
     if len(axes) > 1:
         return Unsupported(f"{node.target} gives a tensor with the batch in two dimensions")
     per = _multiple(value.shape[axes[0]], symbol)
@@ -238,6 +247,7 @@ def _multiple(size: Any, symbol: Any) -> Any:
     per = size.node.expr / symbol
     if per.is_Integer:
         return int(per)
+    # The number of positions is symbolic, too: 0 means that each tensor shows its own.
     if not per.has(symbol) and per.is_integer:
         return 0
     return Unsupported(f"a size is {size.node.expr}, which is not a whole number of rows per sample")
@@ -248,8 +258,10 @@ def _multiple(size: Any, symbol: Any) -> Any:
 
 def drop_unused(backward: fx.GraphModule) -> None:
     """Removes everything that no gradient needs: unused random draws, and saved values that only those read."""
+    # By default fx would keep random draws, which it takes for impure.
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     for node in backward.graph.find_nodes(op="placeholder"):
+        # Tangents are passed by position, so they stay even if nothing reads them.
         if not node.users and not node.name.startswith("tangents"):
             backward.graph.erase_node(node)
 

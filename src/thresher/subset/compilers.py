@@ -17,8 +17,8 @@ class Given(NamedTuple):
     """A model as the user gave it.
 
     Attributes:
-        module: Module inside of the wrapper of torch.compile; the model itself where there is none.
-        options: Settings of Inductor where the model, or a part of it, was compiled by Inductor, else None.
+        module: Module inside of the wrapper of torch.compile; the model itself if there is none.
+        options: Settings of Inductor if it compiled the model or a part of it, else None.
         other: Name of another backend that compiled it, else None.
     """
 
@@ -43,7 +43,7 @@ def given(model: nn.Module) -> Given:
 
 
 def lacks_compiler(model: nn.Module) -> str | None:
-    """Returns why Inductor could not compile a model on the CPU; None where it could, or where the model is elsewhere."""
+    """Returns why Inductor could not compile a model on the CPU; None if it could, or if the model is elsewhere."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         return None
     # Imported here: loading Inductor takes longer than all other imports together.
@@ -58,6 +58,7 @@ def lacks_compiler(model: nn.Module) -> str | None:
 
 def lacks_torch() -> str | None:
     """Returns why this version of torch cannot trace a model; None if it can."""
+    # A TorchVersion compares as a version; as text, 2.9 would be newer than 2.11.
     if torch.__version__ >= OLDEST_TORCH:
         return None
     return f"subset_backward needs torch {OLDEST_TORCH} or newer, and this is torch {torch.__version__}"
@@ -66,6 +67,8 @@ def lacks_torch() -> str | None:
 def _backends(model: nn.Module) -> Iterator[Any]:
     """Yields the backends that compiled a model and its parts, that of the whole model first."""
     for part in model.modules():
+        # torch has no public function that names the backend. Not by `getattr`, which the wrapper of torch.compile passes on to
+        # the model inside.
         context = part.__dict__.get("dynamo_ctx")
         if context is not None:
             yield _innermost(getattr(context, "callback", None))
@@ -81,7 +84,7 @@ def _innermost(callback: Any) -> Any:
 
 
 def compiled_like(model: nn.Module, module: nn.Module) -> Any:
-    """Returns a module compiled by Inductor as a model was; the module itself where the model was not.
+    """Returns a module compiled by Inductor as a model was; the module itself if the model was not.
 
     Args:
         model: Any module.

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from thresher.subset.graphs import Graphs, Layout, Taker
 
+# torch has no public functions for these two: the number of the backward pass in progress, and whether it retains its graph.
 _task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeAccessIssue]
 _keep_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -72,7 +73,8 @@ class SubsetFunction(torch.autograd.Function):
         own_buffers = {id(buffer) for buffer in call.buffers}
         for position, value in enumerate(saved):
             if id(value) in own_outputs:
-                saved[position] = value.detach()  # an output refers to this node: saved itself, it would never be freed
+                # An output refers to this node: saved itself, it would never be freed.
+                saved[position] = value.detach()
             elif id(value) in own_buffers:
                 # The buffer is updated below, but the gradient of this call needs the statistics as they were.
                 saved[position] = value.clone()
@@ -138,7 +140,7 @@ def run_backward(
     n: int,
     lengths: tuple[int, ...] | None = None,
 ) -> Any:
-    """Runs the backward graph on some rows, or on all rows where `rows` is None.
+    """Runs the backward graph on some rows, or on all rows if `rows` is None.
 
     Args:
         graphs: Graphs of a module.
@@ -172,7 +174,7 @@ def run_backward(
 
 
 def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: bool = False) -> Tensor:
-    """Selects rows of an output of a `subset_backward` model, and tells its backward pass which rows these are.
+    """Selects rows of an output of a `subset_backward` model, and passes their numbers to its backward pass.
 
     Without this function, the backward pass searches for the rows that carry gradient, which makes the CPU wait for a GPU. On
     any other tensor, this function is plain indexing.
@@ -199,16 +201,16 @@ def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: boo
         return outputs
     layout = Layout(0, len(outputs) // n)
     node: Any = outputs.grad_fn
-    # A hook and `retain_grad` must see the gradient of the outputs, which never exists where rows are named directly.
+    # A hook and `retain_grad` must see the gradient of the outputs, which never exists if rows are named directly.
     if not isinstance(node, SubsetFunction._backward_cls) or outputs._backward_hooks or outputs.retains_grad:
-        return _indexed(outputs, rows, n)
+        return _index(outputs, rows, n)
     known = node.graphs.outputs[outputs.output_nr]
     if node.n != n or known not in (layout, Layout(0, 0)):
-        return _indexed(outputs, rows, n)
+        return _index(outputs, rows, n)
     return KeptRows.apply(outputs, rows, node, layout)
 
 
-def _indexed(values: Tensor, rows: Tensor, n: int) -> Tensor:
+def _index(values: Tensor, rows: Tensor, n: int) -> Tensor:
     """Returns the same rows of any tensor, by operations that autograd differentiates."""
     if len(values) == n:
         return values.index_select(0, rows)
@@ -226,7 +228,7 @@ class KeptRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Stores the gradient in the node, which runs afterwards and adds up all gradients that it is given."""
+        """Stores the gradient in the node, which runs afterwards and adds up all gradients that it gets."""
         ctx.node.row_gradients.append((_task(), ctx.position, ctx.rows, gradient))
         return None, None, None, None
 

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from thresher.trees import leaves, map_leaves
 
 
+# A model saves tensors with few different strides, and the same ones in every step.
 @functools.lru_cache(4096)
 def _memory_order(strides: tuple[int, ...], axis: int) -> tuple[list[int] | None, int, list[int]]:
     """Returns the dimensions in memory order (None if in order), the position of `axis` there, and the inverse order."""
@@ -30,8 +31,8 @@ class Layout:
 
     Args:
         axis: Dimension that holds the samples; it has n * per entries.
-        per: Number of entries per sample: more than 1 where positions were merged into the batch, 0 where their number is
-            another one in each call, so that only the tensor shows it. Default: 1.
+        per: Number of entries per sample: more than 1 if positions were merged into the batch; 0 if their number differs
+            from call to call and only the tensor shows it. Default: 1.
         inner: Whether entry i belongs to sample i % n (positions first) instead of i // per (samples first). Default: False.
 
     Example:
@@ -45,7 +46,7 @@ class Layout:
     inner: bool = False
 
     def entries(self, size: int, n: int) -> int:
-        """Returns the number of entries per sample where n samples have so many entries."""
+        """Returns the number of entries per sample if n samples have `size` entries."""
         return self.per or size // n
 
     def split(self, value: Tensor, n: int) -> tuple[Tensor, int]:
@@ -76,6 +77,8 @@ class Layout:
         if order is None:
             selected = parts.index_select(axis, rows)
         else:
+            # `index_select` returns contiguous memory. In the order of the memory, channels_last and the strides of attention
+            # heads stay, for which the kernels of the backward pass were traced.
             selected = parts.permute(order).index_select(place, rows).permute(back)
         selected = selected.expand(sizes)
         return selected if self.per == 1 else selected.flatten(self.axis, self.axis + 1)
@@ -96,6 +99,7 @@ class Layout:
 
     def carries(self, value: Tensor, n: int) -> Tensor:
         """Returns which samples have an entry that is not zero, shape (n,), bool."""
+        # `amax` takes no complex tensor, and needs an entry in each row.
         if not value.numel() or value.is_complex():
             return self.any(value != 0, n)
         parts, axis = self.split(value, n)
@@ -134,8 +138,11 @@ class Taker:
             value: Tensor that holds n samples.
             layout: Place of the samples in `value`.
         """
+        # Only in contiguous memory with the samples first are the rows the same in every view of it.
         if layout.axis or layout.inner or not value.numel() or not value.is_contiguous():
             return layout.take(value, self.rows, self.n)
+        # All values exist before the first one is freed, so no address can come to mean another value. The shape
+        # is no part of the key: views of one memory share the selected rows.
         key = (value.data_ptr(), value.dtype, value.numel())
         flat = self._selected.get(key)
         if flat is None:
@@ -191,6 +198,7 @@ class LeafIndex:
 
 def flatten_tensors(tree: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
     """Returns the tensors of a nested structure, and a function that makes the same structure of other tensors."""
+    # `describe` refuses other objects, so no tensor hides in one.
     tensors = list(leaves(tree, objects=False))
 
     def rebuild(others: list[Tensor]) -> Any:
@@ -206,7 +214,7 @@ class SavedValue:
 
     Args:
         index: Position among the values that the forward graph returns.
-        layout: Place of the samples in the value; None where every row needs all of it.
+        layout: Place of the samples in the value; None if every row needs all of it.
         follows: Whether the value is a size that follows the batch.
         counts: Whether the value is 0 to n - 1 and says where each row is, so that for k rows it is 0 to k - 1.
     """
@@ -240,30 +248,30 @@ class Graphs:
         backward_module: Backward graph as a module.
         inputs: Source of each argument of the forward graph: ("param" | "buffer" | "leaf", name or position).
         mutated: Names of the buffers whose new values come first among the values that the forward graph returns.
-        outputs: Layout of each output tensor; None where it has no sample dimension.
+        outputs: Layout of each output tensor; None if it has no sample dimension.
         returned: Structure that the module returns, with a `LeafIndex` in place of each tensor.
         differentiable: Positions of the outputs that can have a gradient, in the order of the backward graph's tangents.
         saved: Values that the backward graph takes before the tangents, in order.
         grads: Source of each result of the backward graph, the tensor of which it is the gradient, in the form of `inputs`;
-            None where there is none.
-        grad_layouts: Layout of each result of the backward graph; None where it is a sum over the samples.
+            None if there is none.
+        grad_layouts: Layout of each result of the backward graph; None if it is a sum over the samples.
         grads_of: Positions of the outputs on whose gradients each result of the backward graph depends.
         guards: Conditions on the batch size that tracing assumed.
         symbol: Symbol of the batch size.
         num_forward: Number of values that the forward graph returns before those that it saves.
         first: Position of the first leaf whose first dimension is the batch.
-        shared: First dimensions of the leaves that all samples share, by position; None where it may differ from call to call.
+        shared: First dimensions of the leaves that all samples share, by position; None if it may differ from call to call.
         rows: Batch size of the call that was traced, or a number near it.
         lengths: Sizes of that call that may differ in other calls, besides the batch size.
         free: Symbol of each of these sizes, with its places: pairs of a leaf and a dimension.
-        fixed: Sizes of the other dimensions where there are such symbols, by leaf and dimension.
+        fixed: Sizes of the other dimensions if there are such symbols, by leaf and dimension.
         tried: Number of rows that the graphs were tried out with.
         calls: Number of calls that used the graphs.
         mixing: Names of the operations that mix samples and are allowed to.
         layouts: Layouts of the values of the forward graph, by node.
-        examined: Graphs that were examined, where these are compiled; None where these were.
-        compiled_backward: Compiled form of the backward graph; None where there is none.
-        uncompiled: Reason why graphs that were to be compiled are not; None where there is none.
+        examined: Graphs that were examined, if these are compiled; None if these were examined themselves.
+        compiled_backward: Compiled form of the backward graph, or None.
+        uncompiled: Reason why graphs that should be compiled are not; None if there is none.
     """
 
     forward: Callable[[list[Any]], Any]
@@ -305,6 +313,7 @@ class Graphs:
             lengths: Sizes of a call that may differ from those that were traced. Default: those that were traced.
         """
         lengths = self.lengths if lengths is None else lengths
+        # sympy takes too long for every call, and the sizes of a training come again.
         if (n, lengths) not in self._valid:
             holds = guards_hold(self.guards, {self.symbol: n, **dict(zip(self.free, lengths, strict=True))})
             if len(self._valid) >= MOST_SIZES:
@@ -321,6 +330,7 @@ class Graphs:
         if any(size is not None and len(tensors[i]) != size for i, size in self.shared.items()):
             return False
         lengths = self.lengths_of(tensors)
+        # Without symbols all other sizes are a part of the key that the graphs were found by.
         if self.free:
             if any(tensors[i].shape[d] != size for (i, d), size in self.fixed.items()):
                 return False

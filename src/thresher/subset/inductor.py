@@ -78,6 +78,7 @@ class CompilingSizes(ShapeEnv):
 
 
 def _in_heuristic() -> bool:
+    # Frames 0 and 1 are this function and `evaluate_expr`.
     frame = sys._getframe(2)
     for _ in range(DEEPEST):
         if frame is None:
@@ -130,7 +131,7 @@ class InductorBackward:
             order, dense = self._orders[position], self._dense[position]
             # Compiled kernels have the strides built in, and would read wrong entries of memory with another layout.
             if wanted is not None and not (_has_strides(value, wanted) and (not dense or _is_dense(value, order))):
-                arguments[position] = _laid_out(value, order)
+                arguments[position] = _lay_out(value, order)
                 del value
         return self._compiled(arguments)
 
@@ -169,19 +170,24 @@ def compile_graphs(
             decompositions=select_decomp_table(),
         )
         with _at_work(joint.mode):
+            # As torch.compile does before it splits a graph: these rewrites need forward and backward together.
             _recursive_joint_graph_passes(joint.graph, input_device=tensors[joint.sizes.first].device)
             _mark_saved(joint, examined, state, tensors, batched)
             forward, backward = min_cut_rematerialization_partition(
                 joint.graph, None, num_fwd_outputs=joint.num_forward, static_lifetime_input_indices=[]
             )
+        # Before the copies, which must take the same arguments as the graphs that `assemble` describes.
         drop_unused(backward)
-        copies = copy.deepcopy(forward), copy.deepcopy(backward)  # compiling changes a graph
+        # Compiling changes a graph, and `assemble` reads these.
+        copies = copy.deepcopy(forward), copy.deepcopy(backward)
         graphs = assemble(joint, forward, backward)
+        # What the trial run found outranks the shapes, which do not show whether samples or positions come first.
         graphs.layouts |= {node: node.meta[LAYOUTS] for node in graphs.layouts if LAYOUTS in node.meta}
         place_rows(graphs)
         graphs.examined, graphs.mixing = examined, examined.mixing
         with _at_work(joint.mode):
             graphs.compiled_backward = backward_of = _compile(graphs, *copies)
+    # Inductor adds guards while it compiles, such as one on 32-bit indices.
     if not graphs.holds_for(len(tensors[graphs.first])):
         raise Unsupported("compiling it assumed something else of the batch size")
     # Guards may exclude few rows. Half of the rows that are tried must be a number that runs compiled, or the
@@ -218,6 +224,7 @@ def _mark_saved(joint: Joint, examined: Graphs, state: Any, tensors: list[Tensor
     with trial(tensors, state):
         _, mixing = run_on_few_rows(whole, state, tensors, batched)
     mixing = [node for node in mixing if _gives_tensors(node)]
+    # Batch normalisation is taken apart here, so its mixing has other names than in the examined graphs.
     if mixing and not examined.mixing:
         raise Unsupported(f"its compiled graph mixes the samples of a batch ({mixing[0].target})")
     for node, copied in nodes.items():
@@ -271,11 +278,12 @@ def _gives_tensors(node: fx.Node) -> bool:
 
 
 def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) -> InductorBackward:
-    """Compiles copies of both graphs; returns the backward, which takes values as they are where rows of them were taken."""
+    """Compiles copies of both graphs; returns the backward. It takes saved values with the strides of selected rows."""
     env = _environment(forward)
     context = TracingContext.get()
     context.fakify_first_call = True
     nodes, visible = returned_nodes(forward), range(len(graphs.mutated), graphs.num_forward)
+    # What the user gets keeps the strides of the module's outputs. For all other values Inductor may choose faster ones.
     forward.graph.output_node().meta["user_visible_output_idxs"] = [i for i in visible if isinstance(nodes[i], fx.Node)]
     with TracingContext.report_output_strides() as strides:
         graphs.forward = compile_fx_inner(forward, _fakes(forward), is_backward=False)
@@ -285,6 +293,7 @@ def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) 
     fakes, nodes = _fakes(backward), returned_nodes(graphs.forward_module)
     for position, saved in enumerate(graphs.saved):
         if isinstance(fakes[position], Tensor):
+            # An input goes through the forward as it is, with the strides of its own.
             stride = None if not strides or nodes[saved.index].op == "placeholder" else strides[saved.index]
             fakes[position] = _as_given(fakes[position], stride, saved.layout)
     backward.graph.output_node().meta["user_visible_output_idxs"] = []
@@ -308,6 +317,7 @@ def _as_given(fake: Any, strides: Any, layout: Layout | None) -> Any:
     with fake.fake_mode:
         if strides is not None:
             fake = fake.new_empty_strided(fake.shape, strides)
+        # As `Layout.take` returns it: an expanded value stays expanded, any other has no gaps, in the same order.
         if layout is None or _number(fake.stride(layout.axis)) == 0:
             return fake
         dense = _steps(fake.shape, _order(fake))
@@ -315,7 +325,7 @@ def _as_given(fake: Any, strides: Any, layout: Layout | None) -> Any:
 
 
 def _number(size: Any) -> int:
-    """Returns a size, or that of the traced call where it is symbolic; comparing symbols would add guards."""
+    """Returns a size, or that of the traced call if it is symbolic; comparing symbols would add guards."""
     return size if isinstance(size, int) else size.node.hint
 
 
@@ -325,19 +335,21 @@ def _order(fake: Tensor) -> list[int]:
 
 
 def _fixed_strides(fake: Any) -> list[int | None] | None:
-    """Returns for each dimension its stride, None where that follows the number of rows; None for what is no tensor."""
+    """Returns the stride of each dimension, None if it follows the number of rows; None for what is no tensor."""
     if not isinstance(fake, Tensor):
         return None
     return [stride if isinstance(stride, int) else None for stride in fake.stride()]
 
 
 def _has_strides(value: Tensor, wanted: list[int | None]) -> bool:
+    # The stride of a dimension with one entry is never used.
     return all(w is None or w == s or size == 1 for w, s, size in zip(wanted, value.stride(), value.shape, strict=True))
 
 
 def _follows_dense(fake: Tensor) -> bool:
     """Checks whether a tensor has symbolic strides and no gaps in memory, which must then hold in each call."""
     shape, strides = [_number(size) for size in fake.shape], [_number(stride) for stride in fake.stride()]
+    # A symbolic stride cannot be compared with a number, so the whole form is.
     symbolic = any(not isinstance(stride, int) for stride in fake.stride())
     return symbolic and _steps(shape, _order(fake)) == strides
 
@@ -356,5 +368,6 @@ def _is_dense(value: Tensor, order: list[int]) -> bool:
     return all(wanted == stride or size == 1 for wanted, stride, size in both)
 
 
-def _laid_out(value: Tensor, order: list[int]) -> Tensor:
+def _lay_out(value: Tensor, order: list[int]) -> Tensor:
+    # In the order of the memory that is wanted, contiguous means without gaps there.
     return value.permute(order).contiguous().permute([order.index(d) for d in range(value.dim())])

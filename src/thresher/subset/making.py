@@ -1,4 +1,4 @@
-"""Making of graphs: a module is traced, its graphs are examined, and compiled where that was asked for.
+"""Making of graphs: a module is traced, its graphs are examined, and compiled if that was asked for.
 
 This module is imported when the first module is wrapped, because it loads torch's compiler.
 """
@@ -33,7 +33,7 @@ IN_PLACE = {
 
 
 def reuse_memory(module: fx.GraphModule) -> None:
-    """Makes elementwise operations overwrite their first operand where it is new memory that no other operation reads.
+    """Makes elementwise operations overwrite their first operand if it is new memory that no other operation reads.
 
     Args:
         module: Graph without in-place operations. `examine` needs it in that form, so this function runs after it.
@@ -62,9 +62,11 @@ def _may_overwrite(node: fx.Node, written: set[fx.Node]) -> bool:
     if not isinstance(operand, fx.Node) or len(operand.users) != 1 or list(node.all_input_nodes).count(operand) != 1:
         return False
     while operand.target in RESHAPES and len(operand.users) == 1 and isinstance(operand.args[0], fx.Node):
-        operand = operand.args[0]  # a reshape of new memory that only this operation reads
+        # A reshape that only this operation reads: what counts is the memory below it.
+        operand = operand.args[0]
     if len(operand.users) != 1 or operand in node.all_input_nodes[1:]:
         return False
+    # `all_input_nodes` names each node once, so `s + s` shows in the arguments alone.
     if any(argument is operand for argument in node.args[1:]):
         return False
     result = node.meta.get("val")
@@ -128,6 +130,7 @@ def make_graphs(
             compiled = graphs
             if options is not None:
                 compiled = _compile(graphs, module, rebuild, tensors, batched, state, options)
+            # Fewer calls help graphs that run operation by operation. Inductor merges operations by itself.
             if compiled is graphs:
                 with trial(tensors, state):
                     arguments, _ = trial_arguments(graphs, state, tensors, batched, graphs.tried)
@@ -177,21 +180,24 @@ def _examine_shorter(graphs: Graphs, state: Any, tensors: list[Tensor], batched:
     """
     if not graphs.free:
         return
+    # About half, and at least 2, because a size of 1 is special to a trace.
     lengths, narrowed = tuple((length + 2) // 2 for length in graphs.lengths), list(tensors)
     for places, length in zip(graphs.free.values(), lengths, strict=True):
         for i, d in places:
             narrowed[i] = narrowed[i].narrow(d, 0, length).contiguous()
     if graphs.holds_for(graphs.tried, lengths):
         with contextlib.suppress(Unclear):  # which the graphs that were examined before are not
+            # Copies of what `examine` fills in, so that the graphs keep the layouts of the length that was traced.
             examine(replace(graphs, lengths=lengths, layouts=dict(graphs.layouts), _valid={}), state, narrowed, batched)
 
 
 def _trace_free(
     module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[bool], varying: list[tuple[int, int]]
 ) -> Graphs:
-    """Traces with the batch size of the call, then with others where it is also the size of something else."""
+    """Traces with the batch size of the call, then with others in case it is also the size of something else."""
     n = next(len(t) for t, is_batched in zip(tensors, batched, strict=True) if is_batched)
     reason = Unsupported("its forward depends on the batch size")
+    # If the batch is as large as something else, a comparison of the two sizes holds by chance. Another number parts them.
     for rows in (n, n + 1, n + 7, 2 * n + 1)[: 2 if varying else 4]:
         try:
             graphs = tracing.trace(module, rebuild, tensors, batched, rows, varying)

@@ -91,6 +91,7 @@ def _examine(
                 raise Unsupported(f"it mixes the samples of a batch ({names})")
             place_rows(graphs)
             _verify(graphs, returned)
+        # An operation may refuse half precision, which does not show in float32, so the graphs run once as they are.
         if precise is not unchanged:
             arguments, _ = trial_arguments(graphs, state, leaves, batched, graphs.tried)
             _run_all_rows(graphs, graphs.forward(arguments))
@@ -115,6 +116,7 @@ class InOwnPrecision:
 
     def __init__(self, node: fx.Node, low: tuple[torch.dtype, ...], high: torch.dtype) -> None:
         self.kernel: Any = node.target
+        # What `is_random`, `attention_dropout` and fx read of an operation.
         self.tags, self._schema, self.__name__ = self.kernel.tags, self.kernel._schema, "in_own_precision"
         self._low, self._high = low, high
         self._dtypes = [getattr(_value(given), "dtype", None) for given in tree_leaves((node.args, node.kwargs))]
@@ -144,7 +146,7 @@ def in_precision(graphs: Graphs, low: tuple[torch.dtype, ...], high: torch.dtype
         high: Precision that takes their place.
     """
 
-    def raised(tensors: Any) -> Any:
+    def convert(tensors: Any) -> Any:
         return tree_map(lambda t: t.detach().to(high) if t.dtype in low else t, tensors)
 
     def precise_dtype(given: Any) -> Any:
@@ -163,13 +165,14 @@ def in_precision(graphs: Graphs, low: tuple[torch.dtype, ...], high: torch.dtype
                 before.append(partial(setattr, node, "target", node.target))
                 kernel: Any = InOwnPrecision(node, low, high)
                 node.target = kernel
+            # Casts have their dtype as an argument: `_to_copy(x, dtype=torch.bfloat16)`.
             node.args, node.kwargs = (map_aggregate(given, precise_dtype) for given in (node.args, node.kwargs))
             if node.op == "get_attr" and isinstance(constant := getattr(module, node.target), Tensor):
                 before.append(partial(setattr, module, node.target, constant))
-                setattr(module, node.target, raised([constant])[0])
+                setattr(module, node.target, convert([constant])[0])
     _recompile(graphs)
     try:
-        yield raised
+        yield convert
     finally:
         for restore in before:
             restore()
@@ -236,9 +239,11 @@ def choose_row_count(graphs: Graphs, least: int = 5) -> int:
         Unsupported: The graphs hold for no small number of rows.
     """
     nodes = graphs.forward_module.graph.nodes
+    # Numbers from 2**31 on are no sizes: a slice to the end has 2**63 - 1 in its arguments.
     numbers = set(graphs.lengths) | {
         x for node in nodes for x in tree_leaves((node.args, node.kwargs)) if type(x) is int and 1 < abs(x) < 2**31
     }
+    # Below 5 rows, nearly every graph has a multiple among its numbers, so that rule is given up there.
     for n in (*range(least, 64), *range(min(least, 64) - 1, 1, -1)):
         if graphs.holds_for(n) and (n < 5 or all(number % n for number in numbers)):
             return n
@@ -262,6 +267,7 @@ def trial_arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched: 
             if tensor.is_floating_point():
                 # A batch with NaN is only one batch, and no reason to refuse the model.
                 base, changed = (torch.where(rows.isnan(), 0, rows) for rows in (base, changed))
+                # Noise, because rows of real data are often equal or mostly zeros, which would hide an effect.
                 base, noise = base + 0.1 * torch.randn_like(base), 0.1 * torch.randn_like(base[CHANGED])
                 noise, changed = changed[CHANGED] + noise, base.clone()
                 changed[CHANGED] = noise
@@ -272,7 +278,7 @@ def trial_arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched: 
         own.append(base)
         other.append(changed)
     if all(x is y or torch.equal(x, y) for x, y in zip(own, other, strict=True)):
-        raise Unclear("all samples of the batch are alike, so that one cannot see whether they mix")
+        raise Unclear("all samples of the batch are alike, so it cannot be seen whether they mix")
     yield own
     yield other
 
@@ -302,8 +308,9 @@ def _run_both(graphs: Graphs, own: list[Tensor], other: list[Tensor]) -> tuple[l
         if before is not None:
             rng.restore(before, own[0].device)
         b[node] = _run_node(runner, node, b)
+        # Memory that was never written has any content.
         if "empty" in str(node.target):
-            b[node] = a[node]  # memory that was never written has any content
+            b[node] = a[node]
         # What follows gets the value as if nothing had mixed: each operation is judged by what it does itself.
         b[node], mixes = _undo_mixing(graphs, node, a, b[node])
         if mixes and not is_getitem(node):
@@ -355,7 +362,8 @@ def _undo_in_tensor(own: Any, other: Any, layout: Any, before: list[Any], n: int
     if not isinstance(layout, Layout):
         return own, layout, False
     orders = {(source.per, source.inner) for source in before if isinstance(source, Layout)}
-    # a value that is the same for all samples fits both orders; a dropout mask has the order of the tensor that it masks
+    # A value that is the same for all samples fits both orders. The order of a source comes first: a dropout mask has that of
+    # the tensor that it masks.
     for candidate in sorted(_candidates(layout), key=lambda candidate: (candidate.per, candidate.inner) not in orders):
         reached = candidate.any(_differ(own, other), n)
         if not bool(torch.cat([reached[:CHANGED], reached[CHANGED + 1 :]]).any()):
@@ -377,6 +385,7 @@ def _with_row(own: Any, other: Any, layout: Any, n: int) -> Any:
 def _differ(own: Tensor, other: Tensor) -> Tensor:
     if not own.is_floating_point():
         return own != other
+    # Without infinite entries: as the scale, one of them would make every difference small.
     scale = own.abs().nan_to_num(0, 0, 0).max() if own.numel() else 0
     close = (own - other).abs() <= TOLERANCE.get(own.dtype, 1e-3) * 1e-1 * scale
     return ~(close | (own == other) | (own.isnan() & other.isnan()))
@@ -432,11 +441,14 @@ def _verify(graphs: Graphs, returned: list[Any]) -> None:
     tangents = []
     for position in graphs.differentiable:
         tangent = torch.randn_like(outputs[position])
+        # An output without rows, such as a loss of the whole batch, needs all rows in its backward pass: nothing is left out
+        # there.
         tangents.append(tangent if graphs.outputs[position] is not None else torch.zeros_like(tangent))
     layouts = [graphs.outputs[position] for position in graphs.differentiable]
     # Batch normalisation mixes by design, so some rows are compared with its statistics constant: everything else in the model
     # must still be exact. All rows in another order are compared as they are.
     apart = _statistics_constant(graphs) if graphs.mixing else graphs
+    # Another order than that of the batch, so that a gradient which depends on the place of a row shows.
     every = [*range(n - 2, -1, -1), n - 1]
     for tried, rows in (graphs, every), (apart, [0, 2] if n > 2 else [0]), (apart, [1]), (apart, [n - 1]):
         chosen = torch.tensor(rows, device=tangents[0].device)
@@ -453,11 +465,14 @@ def _statistics_constant(graphs: Graphs) -> Graphs:
     for node in backward.graph.nodes:
         if "batch_norm" in str(node.target) and node.op == "call_function":
             arguments = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
+            # The kernels of cudnn and miopen have other names for the same arguments.
             mean, spread = arguments["save_mean"], arguments["save_invstd" if "save_invstd" in arguments else "save_var"]
             gradient, eps = (
                 arguments[a if a in arguments else b] for a, b in (("grad_out", "grad_output"), ("eps", "epsilon"))
             )
             wanted = arguments.get("output_mask", [True] * 3)
+            # `False` stands for evaluation. The spread is passed as a variance, so the numbers are others. Both results that
+            # are compared come from this graph, though, and only an effect of one row on another can tell them apart.
             node.target = aten.native_batch_norm_backward.default
             node.args = (gradient, arguments["input"], arguments["weight"], mean, spread, mean, spread, False, eps, wanted)
     backward.recompile()
@@ -484,7 +499,7 @@ def compare_gradients(graphs: Graphs, whole: Any, some: Any, rows: Tensor) -> No
     ]
     largest = max((float(a.abs().max()) for a, _, _ in pairs), default=0.0)
     for a, b, (_, name) in pairs:
-        # A gradient that is nearly zero beside the others may be rounding alone, which has no relative precision.
+        # A gradient that is nearly zero compared with the others may be rounding alone, without any relative precision.
         scale = max(float(a.abs().max()), 1e-3 * largest)
         error = float((a - b).abs().max())
         if not math.isfinite(scale):

@@ -47,6 +47,7 @@ ATTEMPTS = 4
 SECONDS_TO_TELL = 5.0
 """Seconds of tracing from which on a loop seems to stand still."""
 logger = logging.getLogger("thresher")
+# torch has no public function that shows whether a `torch.func` transform is active.
 _transforms: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -58,24 +59,24 @@ def subset_backward(
 ) -> "SubsetBackward":
     """Makes the backward pass of a model cost only the rows of the batch that the loss was made of.
 
-    Call the result like the model. Its forward runs the whole batch. Where only some rows of the outputs carry gradient, as
+    Call the result like the model. Its forward runs the whole batch. If only some rows of the outputs carry gradient, as
     after `losses[kept].mean().backward()`, its backward runs on those rows only. The gradients are those of the model.
 
     The first call with inputs of a new kind traces the model (AOTAutograd, symbolic batch size) and tries the graphs out on
     a few rows. The batch is the first dimension of the inputs; tensors with another first dimension are shared by all
     samples. Batch normalisation with the statistics of the batch passes gradient back as if the kept rows were the whole
-    batch (see `mixes_samples`). Where any other operation lets samples affect each other, the plain model is used.
+    batch (see `mixes_samples`). If any other operation lets samples affect each other, the plain model is used.
 
     A trace is made for every kind of call: shapes without the batch size, dtypes, constants among the arguments, and settings
     (attributes of the modules, and the globals and closures that the forward reads). Shapes after the first share one trace
-    where the model allows it, so sequences may have any length. The first 8 traces are made at once, a further one, and one
-    for a single length, when its kind has come up 32 times. So pass a number that changes in every step as a tensor. Where the
-    plain model is used, a warning says why once, and `fallback` has the reason.
+    if the model allows it, so sequences may have any length. The first 8 traces are made at once, a further one, and one
+    for a single length, when its kind has come up 32 times. So pass a number that changes in every step as a tensor. When the
+    plain model is used, a warning gives the reason once, and `fallback` holds it.
 
     What a trace cannot see: variables that libraries read, values deep inside objects (of an object in an attribute, its own
     numbers are seen), the contents of long lists and large arrays, files and clocks. Therefore outputs and buffers are compared
-    with those of the model in calls 1, 2, 4, 8 and so on, and then in every 256th call of each trace. Where they differ, a
-    warning says so and the plain model is used from then on; up to 255 calls before it may have used the former value.
+    with those of the model in calls 1, 2, 4, 8 and so on, and then in every 256th call of each trace. If they differ, a
+    warning is given and the plain model is used from then on; up to 255 calls before it may have used the former value.
 
     To trace and to compare calls the forward of the model once more, and calls of a traced model do not run its Python code. A
     forward that changes Python objects, such as a counter, is therefore not traced: a warning names what it changes, which is
@@ -85,17 +86,17 @@ def subset_backward(
     Args:
         model: Any module whose args and kwargs may hold tensors in nested structures and that returns a tensor, tuple, dict or
             dataclass. The result shares its parameters, buffers and `state_dict`.
-        strict: Whether to raise where the model cannot be traced or compiled, instead of using the plain model with one
+        strict: Whether to raise if the model cannot be traced or compiled, instead of using the plain model with one
             warning. Default: False.
         compile: Whether Inductor, the compiler of `torch.compile`, compiles both graphs, each once for all batch sizes and all
-            numbers of kept rows. Default: where `torch.compile` has compiled `model` or a part of it, with the same settings.
+            numbers of kept rows. Default: if `torch.compile` has compiled `model` or a part of it, with the same settings.
 
     Returns:
-        Module around `model`, or around what is inside of it where it is a result of `torch.compile`.
+        Module around `model`, or around the module inside of it if it is a result of `torch.compile`.
 
     Raises:
         TypeError: `model` is not a module.
-        ValueError: A wrapper of several processes is not around the result, but in `model`; on a call, where it came later.
+        ValueError: A wrapper of several processes is not around the result, but in `model`; on a call, if it came later.
         RuntimeError: torch is older than 2.11; `compile` or `strict` is set, and Inductor finds no C++ compiler; on a call
             under a `torch.func` transform; on double backward; with `strict`, on the first call of a model that cannot be
             traced or compiled.
@@ -125,6 +126,7 @@ def _around(model: nn.Module, strict: bool, wanted: bool | None) -> "SubsetBackw
         reason = f"the backend {wrapped.other} compiled the model, and only Inductor can compile the graphs"
     if reason is not None and (strict or wanted):
         raise RuntimeError(f"subset_backward: its graphs cannot be compiled: {reason}; or set compile=False.")
+    # Python looks special methods up in the class, so `__getattr__` cannot forward them.
     kind = SubsetContainer if hasattr(type(wrapped.module), "__getitem__") else SubsetBackward
     unusable = reason is not None and options is not None
     plain = None if unusable or wrapped.module is model else model
@@ -139,17 +141,17 @@ class SubsetBackward(SubsetModule):
 
     Args:
         model: The user's model.
-        strict: Whether to raise where the model cannot be traced or compiled.
+        strict: Whether to raise if the model cannot be traced or compiled.
         options: Settings of Inductor, which compiles the graphs; None leaves them as they are. Default: None.
-        plain: Result of torch.compile around the model, which is called where no gradient can be left out. Default: the model
+        plain: Result of torch.compile around the model, which is called if no gradient can be left out. Default: the model
             itself, or with `options` one that is made when it is needed.
 
     Attributes:
         wrapped: The user's model, without the wrapper of torch.compile.
-        fallback: Reason why the last call used the plain model; None where it did not.
+        fallback: Reason why the last call used the plain model; None if it did not.
         compilations: Number of graphs that were compiled.
         tracing_s: Seconds that tracing and compiling have taken.
-        meter: Counter of the samples that go backward; None where nothing counts them.
+        meter: Counter of the samples that go backward; None if nothing counts them.
 
     Example:
         >>> import torch
@@ -162,7 +164,8 @@ class SubsetBackward(SubsetModule):
         self, model: nn.Module, *, strict: bool, options: dict[str, Any] | None = None, plain: nn.Module | None = None
     ) -> None:
         super().__init__()
-        import_module("thresher.subset.making")  # loads torch's compiler, which takes too long for a training step
+        # Loads torch's compiler, which takes too long for a training step.
+        import_module("thresher.subset.making")
         # The very same tables as in the model: `to()`, `functional_call` and `load_state_dict` reach its tensors, and their
         # names have no prefix.
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
@@ -191,12 +194,13 @@ class SubsetBackward(SubsetModule):
         Raises:
             RuntimeError: The call is under a `torch.func` transform, or the model cannot be traced and `strict` is True.
         """
+        # Without gradients there is nothing to leave out, and a compiler that traces this call cannot follow tracing.
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._call_plain(*args, **kwargs)
         if _transforms() is not None or torch.autograd.forward_ad._current_level >= 0:
             raise RuntimeError("subset_backward: torch.func transforms are not supported; call the model itself (.wrapped)")
         try:
-            traced = self._traced_call(args, kwargs)
+            traced = self._prepare_call(args, kwargs)
         except Unsupported as reason:
             self._give_up(reason)
             traced = None
@@ -209,7 +213,7 @@ class SubsetBackward(SubsetModule):
         return call.graphs.rebuild(list(outputs))
 
     def _call_plain(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model, compiled where the graphs are."""
+        """Calls the model, compiled if the graphs are."""
         plain = self.__dict__["_plain"]
         if plain is None:
             plain = self.wrapped if self._options is None else compiled(self.wrapped, self._options)
@@ -218,8 +222,8 @@ class SubsetBackward(SubsetModule):
 
     # Tracing
 
-    def _traced_call(self, *arguments: Any) -> tuple[Call, list[Tensor]] | None:
-        """Returns the call of the graphs and the tensors that get gradients; None where there is nothing to leave out.
+    def _prepare_call(self, *arguments: Any) -> tuple[Call, list[Tensor]] | None:
+        """Returns the call of the graphs and the tensors that get gradients; None if there is nothing to leave out.
 
         Raises:
             Unsupported: The plain model must be used.
@@ -239,6 +243,7 @@ class SubsetBackward(SubsetModule):
         graphs, n = chosen
         arranged = settings.tensors(graphs)
         graphs.calls += 1
+        # Before the graphs run: a call that would come out wrong is answered by the model itself.
         if is_due(graphs.calls):
             self._compare(graphs, settings, tensors, rebuild)
         if self.fallback is not None:
@@ -249,35 +254,38 @@ class SubsetBackward(SubsetModule):
         return Call(graphs, inputs, arranged.buffers, n, graphs.lengths_of(tensors)), differentiated
 
     def _graphs(self, tensors: list[Tensor], rebuild: Any, arguments: Any, settings: Settings) -> tuple[Graphs, int] | None:
-        """Returns graphs that hold for these inputs, and their batch size; None where there is nothing to leave out."""
+        """Returns graphs that hold for these inputs, and their batch size; None if there is nothing to leave out."""
         sizes = Counter(len(t) for t in tensors if t.dim())
         if set(sizes) <= {0, 1} or not (settings.trains or any(tensor.requires_grad for tensor in tensors)):
             return None  # in a batch of one sample there is nothing to leave out
         likely = sizes.most_common(1)[0][0]
         base = settings.key, autocast(tensors)
         exact = (*base, describe(arguments, likely))
-        graphs = self._known(exact, tensors)
+        graphs = self._find_graphs(exact, tensors)
+        # A last batch of one sample, of a kind that was traced with more, is no reason for a further trace.
         if graphs is None and exact in self._traces and max(len(tensors[one.first]) for one in self._traces[exact]) < 2:
             return None
         any_size = (*base, describe(arguments, likely, sizes=False))
-        graphs = graphs or self._known(any_size, tensors)
+        graphs = graphs or self._find_graphs(any_size, tensors)
         if graphs is None and any_size not in self._refused:
             varying = self._shapes.varying(any_size, tensors, likely)
+            # A model that needs to know its length, as in a loop over positions, is traced for this length below.
             with contextlib.suppress(Unsupported):
-                graphs = self._made(any_size, settings, tensors, rebuild, sizes, varying) if varying else None
-        at_once = self.strict or any_size not in self._refused  # else each further length would be traced
-        graphs = graphs or self._made(exact, settings, tensors, rebuild, sizes, at_once=at_once)
+                graphs = self._trace_kind(any_size, settings, tensors, rebuild, sizes, varying) if varying else None
+        # Otherwise each further length would be traced at once.
+        at_once = self.strict or any_size not in self._refused
+        graphs = graphs or self._trace_kind(exact, settings, tensors, rebuild, sizes, at_once=at_once)
         return graphs, len(tensors[graphs.first])
 
-    def _known(self, key: Any, tensors: list[Tensor]) -> Graphs | None:
-        """Returns graphs of a kind of call that hold for these inputs; None where there are none."""
+    def _find_graphs(self, key: Any, tensors: list[Tensor]) -> Graphs | None:
+        """Returns graphs of a kind of call that hold for these inputs; None if there are none."""
         known = self._traces.get(key)
         if known is None:
             return None
         self._traces.move_to_end(key)
         return next((graphs for graphs in known if graphs.fits(tensors)), None)
 
-    def _made(
+    def _trace_kind(
         self,
         key: Any,
         settings: Settings,
@@ -316,9 +324,10 @@ class SubsetBackward(SubsetModule):
                 self._told = True
                 logger.warning(
                     "subset_backward: tracing %s took %.1f s%s. It is done once for each kind of call: the first batch, and "
-                    "the first one of another length, wait for it. `tracing_s` of the model has the sum. This is said once.",
+                    "the first one of another length, wait for it. `tracing_s` of the model has the sum. This is logged once.",
                     type(self.wrapped).__name__, took, " with compiling" if self._options is not None else "",
                 )  # fmt: skip
+        # A list, because graphs of one kind can exclude each other's batch sizes by their guards.
         self._traces.setdefault(key, []).append(graphs)
         if len(self._traces) > MAX_TRACES:
             self._traces.popitem(last=False)
@@ -333,6 +342,7 @@ class SubsetBackward(SubsetModule):
         """
         from thresher.subset.verify import differs
 
+        # The comparison replaces random draws operation by operation, which is not possible inside compiled kernels.
         checked = graphs.examined or graphs
         checked.calls = graphs.calls
         with settings.outside.kept(), effects_undone(self.wrapped.named_modules()):
@@ -349,7 +359,7 @@ class SubsetBackward(SubsetModule):
     def _trace(
         self, tensors: list[Tensor], rebuild: Any, sizes: Counter[int], varying: Sequence[tuple[int, int]] = ()
     ) -> Graphs:
-        """Traces the model, and compiles the graphs where they are to be compiled."""
+        """Traces the model, and compiles the graphs if they are to be compiled."""
         from thresher.subset.making import make_graphs
 
         graphs = make_graphs(self.wrapped, tensors, rebuild, sizes, self._options, varying)
@@ -363,7 +373,7 @@ class SubsetBackward(SubsetModule):
         """Switches compilation off from now on.
 
         Args:
-            reason: Why they cannot be compiled; a warning says it once.
+            reason: Why they cannot be compiled, for the warning, which is given once.
 
         Raises:
             Unsupported: `strict` is set.
@@ -395,7 +405,7 @@ class SubsetBackward(SubsetModule):
     def _warn(self, kind: type, text: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
-            warn(f"subset_backward: {text}. strict=True raises instead. This is said once.")
+            warn(f"subset_backward: {text}. strict=True raises instead. This warning is given once.")
 
     # Everything else is that of the user's model
 
@@ -435,6 +445,7 @@ class SubsetBackward(SubsetModule):
             raise AttributeError("subset_backward: `wrapped` cannot be replaced; call subset_backward with the other model")
         if name == "training" and "wrapped" in members:
             members["wrapped"].training = value
+        # A loop that sets an attribute, such as a temperature, means the model whose forward reads it, not this wrapper.
         if "wrapped" not in members or name in members or hasattr(nn.Module, name):
             super().__setattr__(name, value)
         else:
@@ -454,7 +465,7 @@ class SubsetContainer(SubsetBackward):
 
     Args:
         model: The user's model.
-        strict: Whether to raise where the model cannot be traced.
+        strict: Whether to raise if the model cannot be traced.
 
     Example:
         >>> import torch
@@ -484,22 +495,23 @@ class SubsetContainer(SubsetBackward):
         return len(self.wrapped)
 
     def __bool__(self) -> bool:
+        # Otherwise `__len__` would decide, and an empty container would pass for no model.
         return True
 
 
 def mixes_samples(model: nn.Module) -> tuple[str, ...]:
     """Returns the parts of a model that let the samples of a batch affect each other, in its present mode.
 
-    With such a part, rows that are left out of the loss still have an effect on the gradient. Where it is batch normalisation,
+    With such a part, rows that are left out of the loss still have an effect on the gradient. If it is batch normalisation,
     `subset_backward` passes gradient back as if the kept rows were the whole batch, with the statistics of the whole batch;
-    where it is anything else, `subset_backward` uses the plain model.
+    if it is anything else, `subset_backward` uses the plain model.
 
     Args:
         model: Any module. For a model from `subset_backward` that was called, the operations that its graphs showed are
             named too.
 
     Returns:
-        Names such as "BatchNorm2d 'layer1.0.bn1'"; empty where no part is known to mix samples.
+        Names such as "BatchNorm2d 'layer1.0.bn1'"; empty if no part is known to mix samples.
 
     Raises:
         TypeError: `model` is not a module.

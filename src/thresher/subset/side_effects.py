@@ -39,7 +39,7 @@ def slots_of(kind: type) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def effects_undone(objects: Iterable[tuple[str, Any]]) -> Iterator[list[str]]:
-    """Restores objects, and those inside of them, when the block ends; yields a list for names of what changed besides.
+    """Restores objects, and those inside of them, when the block ends; yields a list for the names of other changes.
 
     Attributes, class attributes, containers, arrays and tensors are restored in place. Parameters, and objects of libraries
     such as files and iterators, are not.
@@ -65,6 +65,7 @@ def effects_undone(objects: Iterable[tuple[str, Any]]) -> Iterator[list[str]]:
 
 def _snapshot(objects: Iterable[tuple[str, Any]]) -> list[tuple[str, Any, dict[Any, Any]]]:
     """Returns everything that can change, with its contents, nearest first."""
+    # Breadth first, so the limits leave out what lies deepest. `found` keeps every object alive, so no identity comes twice.
     ahead, found, seen, room = deque(objects), [], set[int](), MOST_BYTES
     while ahead and len(found) < MOST_OBJECTS:
         for label, store in _stores(*ahead.popleft()):
@@ -83,11 +84,13 @@ def _snapshot(objects: Iterable[tuple[str, Any]]) -> list[tuple[str, Any, dict[A
 def _stores(label: str, thing: Any) -> Iterator[tuple[str, Any]]:
     """Yields what holds the contents of an object, with a label, which ends with a dot if these are attributes."""
     kind = type(thing)
+    # Not a Parameter: a forward that writes one is refused by `assemble`, and all of them may be too large to copy.
     array = kind is np.ndarray or (kind is Tensor and not (thing.requires_grad or thing.is_meta or thing.is_sparse))
     if array or (isinstance(thing, (*CONTAINERS, tuple)) and len(thing) <= MOST_OBJECTS):
         yield label, thing
     bases = [base for base in kind.__mro__ if not is_library(base.__module__)]
     with_attributes = bases or isinstance(thing, SimpleNamespace | Namespace | nn.Module)
+    # Wrappers of this library count and time calls, which is no effect of the model.
     if kind.__module__.partition(".")[0] != "thresher" and with_attributes:
         if hasattr(thing, "__dict__"):
             yield f"{label or 'model'}.", vars(thing)
@@ -100,6 +103,8 @@ def _contents(store: Any) -> dict[Any, Any]:
     if isinstance(store, ARRAYS):
         return {"": store.clone() if isinstance(store, Tensor) else store.copy()}
     if isinstance(store, dict):
+        # Past an `items` of a subclass that may do something else. The registries of a module, such as its hooks,
+        # are compared elsewhere.
         return {key: value for key, value in dict.items(store) if key not in REGISTRIES or key in TENSOR_TABLES}
     if isinstance(store, type):
         return {name: value for name, value in vars(store).items() if not name.startswith("__")}
@@ -113,16 +118,21 @@ def _restore(store: Any, before: dict[Any, Any]) -> list[Any]:
     kind: Any = type(store)
     if isinstance(store, ARRAYS):
         old = before[""]
+        # NaN counts as equal to NaN.
         same = bool(((store == old) | ((store != store) & (old != old))).all())
         if not same:
             store[...] = old
         return [] if same else [""]
     now = _contents(store)
+    # By identity: `==` of arrays has no truth value, and that of objects is the user's code. `LeafIndex` stands for a missing
+    # key, since None may be a value.
     keys = [key for key in {**before, **now} if before.get(key, LeafIndex) is not now.get(key, LeafIndex)]
     if keys and isinstance(store, CONTAINERS) and not isinstance(store, dict):
+        # In place, because others may hold the same container.
         store.clear()
         (store.update if isinstance(store, set) else store.extend)(before.values())
         return keys
+    # Past a `__setattr__` of the user's, which may have effects itself.
     owner: Any = type if isinstance(store, type) else object
     put, drop = (kind.__setitem__, kind.__delitem__) if isinstance(store, dict) else (owner.__setattr__, owner.__delattr__)
     for key in keys:

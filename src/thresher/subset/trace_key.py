@@ -61,9 +61,12 @@ class Patience:
         if at_once and self.traces < self.free:
             return True
         place = hash(kind)
+        # Only hashes are kept, because the description of a large model is long.
         if len(self._calls) >= MAX_REMEMBERED:
             self._calls.clear()
         self._calls[place] += 1
+        # Twice as many for each trace that the kind had before: kinds that push each other out of the table of traces would be
+        # traced for ever.
         return self._calls[place] >= CALLS_PER_TRACE << self._traces[place]
 
     def reason(self) -> str:
@@ -93,6 +96,7 @@ def is_due(calls: int) -> bool:
     Args:
         calls: Number of calls that used the graphs, this one included.
     """
+    # A power of two has a single bit.
     return not calls & (calls - 1) or not calls % EVERY
 
 
@@ -110,6 +114,7 @@ def dense(tensor: Tensor) -> Tensor:
         return tensor
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return tensor
+    # The copy needs no history, because gradients go to the tensor of the caller.
     return tensor.detach().contiguous().requires_grad_(tensor.requires_grad)
 
 
@@ -126,6 +131,7 @@ def describe(tree: Any, n: int, *, sizes: bool = True) -> Any:
     """
     if isinstance(tree, Tensor):
         others = (lambda shape: tuple(shape)) if sizes else len
+        # A tensor with another first dimension is shared by all samples, so this size counts.
         shape = ("n", others(tree.shape[1:])) if tree.dim() and len(tree) == n else others(tree.shape)
         channels_last = tree.dim() == 4 and tree.is_contiguous(memory_format=torch.channels_last)
         return shape, tree.dtype, tree.device, tree.requires_grad, channels_last
@@ -136,6 +142,7 @@ def describe(tree: Any, n: int, *, sizes: bool = True) -> Any:
     if is_dataclass(tree) and not isinstance(tree, type):
         return type(tree), tuple(describe(getattr(tree, field.name), n, sizes=sizes) for field in fields(tree))
     if isinstance(tree, CONSTANT_TYPES):
+        # With the type, since True, 1 and 1.0 are equal.
         return type(tree), tree
     raise Unsupported(f"it is given a {type(tree).__name__}, whose content a trace would take for constant")
 
@@ -155,7 +162,7 @@ class Shapes:
             n: Batch size.
 
         Returns:
-            Pairs of the number of a tensor and a dimension; none where one of them has the size 0 or 1, which is special.
+            Pairs of the number of a tensor and a dimension; none if one of them has the special size 0 or 1.
         """
         before, shapes = self._first.setdefault(kind, (n, [tensor.shape for tensor in tensors]))
         if len(self._first) > MAX_REMEMBERED:
@@ -164,6 +171,7 @@ class Shapes:
             (i, d)
             for i, (first, tensor) in enumerate(zip(shapes, tensors, strict=True))
             for d, (old, new) in enumerate(zip(first, tensor.shape, strict=True))
+            # A first dimension that changes together with the batch size is the batch.
             if old != new and not (d == 0 and (old, new) == (before, n))
         ]
         return dims if all(tensors[i].shape[d] > 1 for i, d in dims) else []
@@ -193,7 +201,9 @@ class Variables:
         self._found: dict[tuple[int, str], tuple[Any, str]] = {}
         self._seen: set[int] = set()
         for kind in dict.fromkeys(map(type, parts)):
+            # Statically: `getattr` would run a descriptor of the user's.
             self._follow(inspect.getattr_static(kind, "forward", None), kind)
+        # Functions in attributes, such as an activation or a `forward` that was replaced for one module.
         for function in [value for part in parts for value in part.__dict__.values() if type(value) is types.FunctionType]:
             self._follow(function, None)
         self._fixed, self._open = [], []
@@ -201,6 +211,7 @@ class Variables:
             value = _read(space, name)
             if isinstance(value, (*CONSTANT_TYPES, Tensor)):
                 self._fixed.append((space, name, value))
+            # The same object may have other contents in the next call, so these are compared as well.
             elif isinstance(value, CONTAINERS) or hasattr(value, "__dict__"):
                 self._open.append((space, name, value, _members(value)))
         self.key = (
@@ -241,6 +252,7 @@ class Variables:
             function: Function, or anything else, which is skipped.
             kind: Class whose methods it may call.
         """
+        # Below bound methods, static methods and decorators is the function whose code names its variables.
         function = inspect.unwrap(getattr(function, "__func__", function))
         if type(function) is not types.FunctionType or id(function) in self._seen or is_library(function.__module__):
             return
@@ -257,6 +269,7 @@ class Variables:
 
     def _add(self, space: Any, name: str, names: set[str]) -> None:
         value = _read(space, name)
+        # A constant of a module that the code imports, such as a scale in a file of settings.
         if isinstance(value, types.ModuleType):
             if not is_library(value.__name__):
                 for member in names & set(vars(value)):
@@ -264,10 +277,13 @@ class Variables:
                         self._add(vars(value), member, names)
             return
         if isinstance(value, type):
+            # `apply` is code of torch; what it calls is not named in the code of the forward.
             if issubclass(value, torch.autograd.Function):
                 self._follow(vars(value).get("forward"), None)
                 self._follow(vars(value).get("backward"), None)
             return
+        # Objects of libraries have too many attributes to compare in every call, and a module in a global is no part of the
+        # model.
         library = isinstance(value, nn.Module) or is_library(getattr(type(value), "__module__", None) or "")
         if library and not isinstance(value, (*CONSTANT_TYPES, *CONTAINERS, Tensor, types.SimpleNamespace)):
             return
@@ -300,6 +316,7 @@ def _write(space: Any, name: str, value: Any) -> None:
 def _members(value: Any) -> Any:
     """Returns a copy of the members of a short container, or of the attributes of an object; only the length of a long one."""
     if isinstance(value, CONTAINERS):
+        # A long list, such as a vocabulary, would take too long to compare in every call.
         if len(value) > LONGEST:
             return len(value)
         return dict(value) if isinstance(value, dict) else list(value)
@@ -357,7 +374,7 @@ class Settings:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        # Not only where the model is wrapped: a block inside may be sharded after that.
+        # Not only when the model is wrapped: a block inside may be sharded after that.
         check_wrapping(module)
         self._modules = _modules_by_prefix(module)
         parts = self._modules.values()
@@ -382,7 +399,7 @@ class Settings:
             inputs = [self._find(*source) for source in graphs.inputs]
             differentiated = [self._find(*source) for source in graphs.grads if source is not None]
             buffers = [self._find("buffer", name) for name in graphs.mutated]
-            # The graphs are kept beside their tensors, so that their identity is not given to other graphs.
+            # The graphs are kept with their tensors, so that their identity is not given to other graphs.
             self._of_graphs[id(graphs)] = graphs, GraphTensors(inputs, differentiated, buffers)
         return self._of_graphs[id(graphs)][1]
 
@@ -409,6 +426,7 @@ def check_traceable(module: nn.Module) -> None:
     for name, part in module.named_modules():
         if has_hooks(part):
             raise Unsupported(f"module {name or 'model'!r} has hooks, which a traced graph does not call")
+        # A process that keeps no row runs no backward graph, and the others would wait for its part of the statistics.
         if isinstance(part, nn.SyncBatchNorm) and part.training and in_several_processes():
             raise Unsupported(f"module {name or 'model'!r} exchanges the statistics of its batches with other processes")
 
@@ -430,6 +448,7 @@ def has_global_hooks() -> bool:
 def _modules_by_prefix(module: nn.Module) -> dict[str, nn.Module]:
     """Returns every module by the prefix of its parameters' names; a shared module is there once for each prefix."""
     modules: dict[str, nn.Module] = {}
+    # Not `named_modules`, which by default leaves out the second name of a shared module: a trace may use either.
     ahead = [("", module)]
     while ahead:
         prefix, part = ahead.pop()
@@ -473,6 +492,7 @@ def _unchanged(part: Any, kind: type, hooked: bool, tables: Any, inside: dict[st
     attributes = part.__dict__
     if type(part) is not kind or has_hooks(part) != hooked:
         return False
+    # Empty tables first, then names, then members: this runs for every module in every call.
     for table, (names, members) in zip((attributes, *map(attributes.__getitem__, TABLES)), tables, strict=True):
         if (table or names) and not (list(table) == names and all(map(is_, table.values(), members))):
             return False
@@ -514,7 +534,9 @@ def _constant(value: Any, seen: set[int]) -> Any:
     if isinstance(value, tuple | list | set | frozenset):
         return tuple(_constant(member, seen) for member in value)
     if isinstance(value, np.ndarray):
+        # The bytes of an array of objects are addresses.
         return id(value), value.tobytes() if value.nbytes <= MAX_BYTES and not value.dtype.hasobject else None
+    # Objects may refer to each other in a circle.
     if id(value) in seen:
         return id(value)
     seen.add(id(value))

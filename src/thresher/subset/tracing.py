@@ -49,6 +49,7 @@ class FlatModule(nn.Module):
         for name, buffer in self.inner.named_buffers():
             if before.get(name) is not buffer:
                 raise Unsupported(f"its forward assigns buffer {name}, which a traced graph does not repeat")
+        # The caller would get a symbol of the trace, or the size of the traced call in every later one.
         for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
             map_leaves(_refuse_size, outputs, kind, objects=False)
         outputs = without_caches(outputs)
@@ -73,7 +74,7 @@ def trace(
         rebuild: Function that makes (args, kwargs) of a list of tensors.
         tensors: Tensors of one call.
         batched: Flag for each tensor: whether its first dimension is the batch.
-        rows: Number that stands for the batch size where tracing must compare it.
+        rows: Number that stands for the batch size when tracing must compare it.
         varying: Other dimensions whose size is symbolic, too: pairs of the number of a tensor and a dimension. Default: none.
 
     Raises:
@@ -103,12 +104,13 @@ def trace_joint(
         rebuild: Function that makes (args, kwargs) of a list of tensors.
         tensors: Tensors of one call.
         batched: Flag for each tensor: whether its first dimension is the batch.
-        rows: Number that stands for the batch size where tracing must compare it.
+        rows: Number that stands for the batch size when tracing must compare it.
         varying: Other dimensions whose size is symbolic, too: pairs of the number of a tensor and a dimension. Default: none.
         env: Environment of the symbolic sizes. Default: a new one.
         decompositions: Functions by the operations that they take apart. Default: none.
     """
     env = ShapeEnv() if env is None else env
+    # Tensors in plain attributes of the module, such as masks, are not inputs: they become constants of the graph.
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     fakes = [
         _fake(mode, t, rows if is_batched else None, [d for at, d in varying if at == i])
@@ -117,13 +119,17 @@ def trace_joint(
     sizes = _sizes_of(fakes, tensors, batched, rows, varying)
     symbols = [sizes.symbol, *sizes.free]
     flat = FlatModule(module, rebuild)
-    flat.training = module.training  # not train(): parts of the module may be in another mode
+    # Not by `train()`: parts of the module may be in another mode.
+    flat.training = module.training
+    # The effects come first and so end last: objects are restored even if one of the others raises at its end.
     guarded = (effects_undone(module.named_modules()), _no_random_numbers(), _compiling_flag_set(), _parts_not_compiled())
     with contextlib.ExitStack() as stack, torch.enable_grad():
         for context in guarded:
             stack.enter_context(context)
+        # torch.export has no backward graph, and torch.compile does not show its backends which argument is which parameter.
         joint = aot_export_joint_with_descriptors(stack, flat, tuple(fakes), {}, decompositions=decompositions)
         replaced = any(env.replacements.get(symbol, symbol) != symbol for symbol in symbols)
+        # A symbol that equals a number makes graphs for this one batch size.
         if replaced or any(guard.expr.func is sympy.Eq for guard in env.guards):
             raise Unsupported(f"its {'sizes are' if varying else 'batch size is'} compared with a number")
         graph = joint.graph_module
@@ -132,6 +138,7 @@ def trace_joint(
         _refuse_communication(graph)
         _drop_detached(graph)
         num_forward = joint._aot_state.fw_metadata.num_forward
+    # Tracing adds guards until it ends.
     sizes = sizes._replace(guards=[guard.expr for guard in env.guards])
     return Joint(graph, flat.returned, num_forward, sizes, mode)
 
@@ -157,20 +164,22 @@ def _sizes_of(fakes: list[Tensor], tensors: list[Tensor], batched: list[bool], r
 
 
 def _fake(mode: FakeTensorMode, tensor: Tensor, rows: int | None, varying: Sequence[int]) -> Tensor:
-    """Returns a tensor without data; with `rows`, its first dimension is symbolic and of that size where one is needed.
+    """Returns a tensor without data; with `rows`, its first dimension is symbolic and of that size if one is needed.
 
     Args:
         mode: Mode of the tensor.
         tensor: Tensor of a call.
-        rows: Batch size; None where the tensor does not carry the batch.
+        rows: Batch size; None if the tensor does not carry the batch.
         varying: Other dimensions that are symbolic, too.
     """
     if rows is not None:
         channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+        # In the format that `dense` gives the tensors of each call, since strides are a part of the trace.
         contiguous = tensor.new_empty((rows, *tensor.shape[1:])).requires_grad_(tensor.requires_grad)
         tensor = contiguous if not channels_last else torch.empty_like(contiguous, memory_format=torch.channels_last)
         tensor = tensor.detach().requires_grad_(contiguous.requires_grad)
     symbolic = {*varying, *([] if rows is None else [0])}
+    # DUCK gives equal sizes one symbol, as all inputs with the batch must have.
     sizes = [DimDynamic.DUCK if d in symbolic else DimDynamic.STATIC for d in range(tensor.dim())]
     return mode.from_tensor(tensor.detach().requires_grad_(tensor.requires_grad), symbolic_context=_context(sizes))
 
@@ -193,6 +202,7 @@ def without_caches(outputs: Any) -> Any:
         Unsupported: Tensors are inside an object that cannot be made anew from other tensors.
     """
     for kind in {type(thing) for thing in _other_objects(outputs) if _hides_tensors(thing)}:
+        # Caches of transformers, as in `past_key_values`, have this method.
         if not hasattr(kind, "get_seq_length"):
             raise Unsupported(f"it returns tensors inside a {kind.__name__}")
         outputs = map_leaves(lambda _: None, outputs, kind, objects=False)
@@ -203,6 +213,7 @@ def _hides_tensors(thing: Any, depth: int = 3) -> bool:
     inside = getattr(thing, "__dict__", {})
     if any(True for _ in leaves(inside)):
         return True
+    # Bounded, because objects may refer to each other in a circle.
     return depth > 0 and any(_hides_tensors(part, depth - 1) for part in _other_objects(inside))
 
 
@@ -227,6 +238,7 @@ def _other_objects(tree: Any) -> Iterator[Any]:
 @contextlib.contextmanager
 def _compiling_flag_set() -> Iterator[None]:
     """Makes `torch.compiler.is_compiling()` true: models check it before they take shortcuts that depend on values."""
+    # torch.compiler has no function that sets it.
     before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
     try:
         yield
@@ -268,10 +280,12 @@ def _refuse_hidden_inputs(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             constant = getattr(graph, node.target)
+            # As a constant of the graph it would get no gradient, without a word.
             if isinstance(constant, Tensor) and constant.requires_grad:
                 raise Unsupported(f"it uses a trained tensor of shape {tuple(constant.shape)} that is no parameter of it")
         value = node.meta.get("val")
         for part in value if isinstance(value, tuple | list) else (value,):
+            # Such a size, as that of `nonzero`, is an unbacked symbol: no size of the inputs gives it.
             if isinstance(part, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) and free_unbacked_symbols(part):
                 raise Unsupported(f"{node.target} gives a size or number that follows values")
 
@@ -285,7 +299,7 @@ def _refuse_frequencies(graph: fx.GraphModule) -> None:
 
 
 def _refuse_communication(graph: fx.GraphModule) -> None:
-    """Refuses what other processes take part in: one that keeps no row runs no backward graph, and the others would wait."""
+    """Refuses communication: a process that keeps no row runs no backward graph, and the others would wait for it."""
     for node in graph.graph.nodes:
         if "c10d" in getattr(node.target, "namespace", ""):
             raise Unsupported(f"it communicates with other processes ({node.target})")

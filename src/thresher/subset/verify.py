@@ -65,6 +65,7 @@ def same_results(short: Graphs, graphs: Graphs, arguments: list[Any]) -> bool:
     """
     n, device = graphs.tried, next(tensor.device for tensor in arguments if isinstance(tensor, Tensor))
     returned, states = [], []
+    # The same seed for both, and equal states afterwards: a rewrite that drew other numbers would move those of the loop.
     for one in (graphs, short):
         torch.manual_seed(0)
         returned.append(one.forward(list(arguments)))
@@ -90,6 +91,7 @@ def _as_exact(wanted: Any, found: Any) -> bool:
     if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
         return False
     if wanted.is_cpu or not wanted.is_floating_point():
+        # A NaN that was wanted says nothing about the other value.
         return bool(((wanted == found) | (wanted != wanted)).all())
     scale = float(wanted.abs().nan_to_num(0, 0, 0).max()) if wanted.numel() else 0.0
     near = ROUNDING * torch.finfo(wanted.dtype).eps
@@ -99,6 +101,7 @@ def _as_exact(wanted: Any, found: Any) -> bool:
 def _allowed(module: fx.GraphModule) -> float:
     """Returns how far results may be apart, by the least precise values of a graph."""
     values = [value for node in module.graph.nodes for value in tree_leaves(node.meta.get("val"))]
+    # The least precise value decides: errors of half precision stay in a result that was cast to float32.
     return max(SAME_BUT_FOR_ROUNDING.get(value.dtype, 1e-6) for value in values if isinstance(value, Tensor))
 
 
@@ -120,10 +123,12 @@ def _check_close(what: str, found: Any, wanted: Any, share: float) -> None:
     for x, y in pairs:
         if not (y.is_floating_point() or y.is_complex()):
             continue
+        # Relative to the largest norm as well: a result that is nearly zero compared with the others is rounding alone.
         scale = max(float(torch.linalg.vector_norm(y)), 1e-3 * largest)
         error = float(torch.linalg.vector_norm(x - y))
         if not math.isfinite(scale):
             raise Unclear(f"its {what} are not finite")
+        # Not `>`, which an error of NaN would pass.
         if not error <= share * scale:
             raise Unsupported(f"its compiled graphs give other {what}: they differ by a relative {error / scale:.1e}")
 
@@ -202,6 +207,7 @@ def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[
     count = len(graphs.mutated)
     results = returned[count : graphs.num_forward]
     updated = {id(buffer): value for buffer, value in zip(own.buffers, returned[:count], strict=True)}
+    # A branch that returns something else is a change that a trace cannot see.
     if len(results) != len(expected):
         return True
     pairs = [*zip(expected, results, strict=True), *((value, updated.get(place)) for place, value in changed.items())]
@@ -209,7 +215,7 @@ def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[
 
 
 def _some_samples(graphs: Graphs, tensors: list[Tensor]) -> list[Tensor]:
-    """Returns the tensors of a call with fewer samples, other ones in each call; all where the trace needs the batch size."""
+    """Returns the tensors of a call with fewer samples, other ones in each call; all if the trace needs the batch size."""
     n = len(tensors[graphs.first])
     lengths = graphs.lengths_of(tensors)
     few = next((few for few in FEW if few < n and graphs.holds_for(few, lengths)), n)
@@ -228,7 +234,8 @@ def _buffers_kept(module: nn.Module) -> Iterator[dict[int, Tensor]]:
     yield changed
     with torch.no_grad():
         for buffer, values in before:
-            if not torch.equal(buffer, values):  # writing to others would make the saved tensors of earlier calls outdated
+            # Writing to the others would make the saved tensors of earlier calls outdated.
+            if not torch.equal(buffer, values):
                 changed[id(buffer)] = buffer.clone()
                 buffer.copy_(values)
 
@@ -249,6 +256,7 @@ class _NothingDrawn(TorchDispatchMode):
         if name == "bernoulli":
             drawn, share = func(*args, **kwargs), arguments.get("p", arguments["self"])
             return drawn.copy_(share) if isinstance(share, Tensor) else drawn.fill_(share)
+        # Other draws, such as a permutation, stay as the seed has them.
         if name in DRAWS:
             return func(*args, **kwargs).fill_(0.5)
         args = [
@@ -264,8 +272,10 @@ def _differ(old: Tensor, new: Tensor) -> bool:
     if not old.numel():
         return False
     if not (old.is_floating_point() or old.is_complex()):
-        return float((old != new).double().mean()) > 0.05  # a rounding error may move a largest entry
+        # A rounding error may move a largest entry, so a few predictions may differ.
+        return float((old != new).double().mean()) > 0.05
     kind = old.device.type
+    # Under autocast a result in float32 was computed in half precision.
     precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else old.dtype
     scale = float(old.abs().nan_to_num(0, 0, 0).max())
     tolerance = TOLERANCE.get(precision, 1e-3)

@@ -118,7 +118,7 @@ def failing(*_: Any) -> Any:
 def test_where_compiling_fails_the_graphs_run_without(monkeypatch) -> None:
     monkeypatch.setattr("thresher.subset.inductor.compile_graphs", failing)
     sub = subset_backward(perceptron(), compile=True)
-    with pytest.warns(UserWarning, match="run without torch.compile.*no such instruction.*said once"):
+    with pytest.warns(UserWarning, match="run without torch.compile.*no such instruction.*given once"):
         sub(X)
     with warnings.catch_warnings(action="error"):
         same_as_plain(sub, X, rows=[1, 4])

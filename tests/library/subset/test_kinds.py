@@ -25,7 +25,7 @@ def quick(monkeypatch):
 @pytest.mark.usefixtures("quick")
 def test_a_number_that_changes_in_every_step_stops_the_tracing() -> None:
     sub = wrap(Calls(NEW), strict=False)
-    with pytest.warns(UserWarning, match="was traced 2 times.*Pad inputs to few lengths.*said once") as caught:
+    with pytest.warns(UserWarning, match="was traced 2 times.*Pad inputs to few lengths.*given once") as caught:
         for scale in range(12):
             same_as_plain(sub, X, scale, rows=ROWS)
     assert len(caught) == 1 and traced(sub) == sub._patience.traces == 2 and "32 times" not in sub.fallback

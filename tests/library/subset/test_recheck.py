@@ -42,7 +42,7 @@ def test_a_change_that_cannot_be_seen_is_found_by_a_comparison() -> None:
     for _ in range(5):
         same_as_plain(sub, X, rows=ROWS)
     sub.deep.inner.scale = 3.0
-    with pytest.warns(UserWarning, match="in call 8 .*differ from the model's.*may be wrong.*said once") as caught:
+    with pytest.warns(UserWarning, match="in call 8 .*differ from the model's.*may be wrong.*given once") as caught:
         for _ in range(4):
             sub(X)
     assert len(caught) == 1 and "in call 8" in sub.fallback

@@ -104,7 +104,7 @@ def test_the_plain_model_is_used_with_one_warning(name) -> None:
     assert all(type(p) is nn.Parameter for p in sub.parameters())
     # Without `strict` the model is traced in the same way, which `make test` does not repeat.
     same_reason = mock.patch.object(SubsetBackward, "_trace", side_effect=refused.value.__cause__)
-    with depth(same_reason, nullcontext()), pytest.warns(UserWarning, match="This is said once") as caught:
+    with depth(same_reason, nullcontext()), pytest.warns(UserWarning, match="This warning is given once") as caught:
         sub(X.clone())
         sub(X.clone())
         sub(numbers(9, 6))
