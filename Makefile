@@ -172,7 +172,6 @@ winnow-short: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.second --page docs/evidence/winnow-measured.md --stratified docs/stratified.md \
 		--winnow docs/winnow.md
 	$(BIN)/python -m benchmarks.winnow.figure
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.variance --page docs/evidence/results.md
 
 winnow-guards: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.guards --page docs/evidence/winnow-measured.md

@@ -472,7 +472,7 @@ def observe(*, loader: DataLoader[Any], criterion: Any, model: nn.Module | None 
         >>> run = observe(loader=DataLoader(data, 4), criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
         >>> for x, y in run.loader:
         ...     run.criterion(run.model(x), y).backward()
-        >>> run.data_map()
-        DataMap(8 samples: id, label, times_seen, loss, confidence, variability, aum, forgetting, learned_at, suspicion)
+        >>> len(run.data_map().suspects(3)), run.data_map()["times_seen"].tolist()
+        (3, [1, 1, 1, 1, 1, 1, 1, 1])
     """
     return attach(FullData(), loader=loader, criterion=criterion, model=model, epochs=epochs, observe=True, **settings)

@@ -18,8 +18,7 @@ from typing import Any
 from thresher_lab.advise.findings import STANDINGS, record_of
 from thresher_lab.advise.forecast import ALIKE, GRADIENT_NORM, INPUT_BOUND, Outlook, loss_summary, outlook_of
 from thresher_lab.advise.pace import torch_threads
-from thresher_lab.advise.probe import STRATA, Probe, Says, quietly
-from thresher_lab.advise.variance import about_strata
+from thresher_lab.advise.probe import Probe, Says, quietly
 from thresher_lab.recipes.running import task_of
 from thresher_lab.tasks.script import errors_placed
 from thresher_lab.training.loop import is_busy
@@ -158,8 +157,7 @@ def sentences(advice: Mapping[str, Any]) -> list[str]:
             "One forward pass saves no part of the backward pass here, because the model cannot be traced: "
             f"{advice['trace']['fallback']}."
         )
-    strata = [about_strata(advice["strata"], advice["steps"])] if "strata" in advice else []
-    return [*said, _about_losses(advice), *strata, about_outlook(outlook_in(advice))]
+    return [*said, _about_losses(advice), about_outlook(outlook_in(advice))]
 
 
 def outlook_in(advice: Mapping[str, Any]) -> Outlook:
@@ -297,10 +295,10 @@ def advise(
 
     Returns:
         Plain values: task, epochs, device, threads, versions, probe, step, outlook, losses, trace, break_even_keep, methods,
-        strata (see `variance.VarianceRatio`; None: not known), steps, step_s, skipped, busy (more load than cores),
-        worth_trying (the best first), next, compare (commands), sentences. The entry of a method has `record`, see
-        `findings.Record`, `saves`, the share of the wall time of full training that it saves with the losses of the probe, and
-        `at_most`, that share if all samples but one were learned; below 0 if slower.
+        steps, step_s, skipped, busy (more load than cores), worth_trying (the best first), next, compare (commands),
+        sentences. The entry of a method has `record`, see `findings.Record`, `saves`, the share of the wall time of full
+        training that it saves with the losses of the probe, and `at_most`, that share if all samples but one were learned;
+        below 0 if slower.
 
     Raises:
         ValueError: An argument is out of its range, the training has no batch, or its `evaluate` returns no number.
@@ -316,7 +314,6 @@ def advise(
         probe = Probe(training, epochs=epochs, seed=seed, says=says, until=until, parts=parts)
         probe.try_evaluate()
         pace, signals, rows = probe.forecasts(specs, max(0.0, min(seconds / 2, until - time.monotonic())))
-        strata = probe.variance_ratio()
     records = [record_of(spec, traced=probe.fallback is None).as_dict() for spec in specs]
     rows = [row | {"record": record} for row, record in zip(rows, records, strict=True)]
     norms, losses = ([known[name].numpy() for known in signals if name in known] for name in (GRADIENT_NORM, "loss"))
@@ -339,8 +336,6 @@ def advise(
         "skipped": probe.skipped,
         "busy": was_busy or is_busy(),
     }
-    if STRATA not in probe.skipped:
-        advice["strata"] = None if strata is None else strata.as_dict()
     advice["worth_trying"] = worth = [row["method"] for row in worth_trying(rows, outlook)]
     limit = seconds_of_runs(advice)
     advice["next"] = budget_command(task, 0.5, epochs=epochs, data=data, seconds=limit if limit > SECONDS else None)

@@ -11,7 +11,6 @@ from thresher_lab.advise.advise import MOST_NAMED, RANDOM_HALF, ROUNDS_TO_ZERO, 
 from thresher_lab.advise.budget import BudgetFinding, in_fewer_steps, needs_steps, odds_of, seeds_agree, time_sentence, times_at
 from thresher_lab.advise.forecast import ALIKE, Outlook
 from thresher_lab.advise.probe import NO_TIME
-from thresher_lab.advise.variance import about_strata
 
 LIKELY = 0.8
 """Share of the measured comparisons from which what they show is called probable."""
@@ -44,9 +43,8 @@ def answer_lines(advice: Mapping[str, Any]) -> list[str]:
     Args:
         advice: Result of `advise`, with the entry `budget` where short runs were trained.
     """
-    strata = [about_strata(advice["strata"], advice["steps"])] if advice.get("strata") is not None else []
     busy = ["The machine was busy, with more work than cores: the times above are rough."] if advice.get("busy") else []
-    said = [_headline(advice), f"Why: {_why(advice)}", *_on_the_loss(advice), *strata, *_on_the_time(advice), *busy]
+    said = [_headline(advice), f"Why: {_why(advice)}", *_on_the_loss(advice), *_on_the_time(advice), *busy]
     return [*said, _before_next(advice), advice["next"]]
 
 

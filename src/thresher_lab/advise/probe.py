@@ -19,7 +19,6 @@ from thresher.methods import requirements_of
 from thresher.records import NEVER_SEEN, Column
 from thresher_lab.advise.forecast import GRADIENT_NORM, columns_of, forecast, is_foreseeable
 from thresher_lab.advise.pace import Pace, PreparedBatches, Spent, median_seconds, pace_of, prepared_loader, time_steps
-from thresher_lab.advise.variance import ROUND_BATCHES, VARIANCE_ROUNDS, VarianceRatio, variance_ratio
 from thresher_lab.training.loop import Clock, as_number, fresh_accelerator, sizes_of
 from thresher_lab.training.specs import Spec
 from thresher_lab.training.trainable import Training
@@ -34,7 +33,6 @@ TIMED_SECONDS = 0.1
 FIXED_CALLS, CALLS_OF_METHOD = 10, 3
 """Smallest number of times that batches are gone through to time full training, and one method besides."""
 NO_TIME = "there was no time for it; --seconds gives more"
-STRATA = "the variance of stratified batches"
 LEAST_HALVED = 4
 """Smallest batch of which half a batch is timed: BatchNorm needs two samples."""
 
@@ -262,20 +260,6 @@ class Probe:
         alone = sides.keys() - {"loader", "loop"} if one_thread else ()
         seconds = median_seconds(sides, rounds, self._seed, by_cpu=alone)
         return pace_of(seconds), {spec.label: seconds[spec.label] for spec in specs}
-
-    def variance_ratio(self) -> VarianceRatio | None:
-        """Returns the variance of the gradient of stratified batches over that of random ones; None where it is not known."""
-        batches = 2 * VARIANCE_ROUNDS * ROUND_BATCHES
-        if time.monotonic() + batches * self.step_s > self._until:
-            self.skipped.append(STRATA)
-            return None
-        self._says(f"gradients of {batches} batches, stratified and random, if the dataset holds classes")
-
-        def backward(batch: Any) -> None:
-            self._accelerator.backward(self._loss_of(to_device(batch, self.device)))
-
-        trained = [one for one in self._model.parameters() if one.requires_grad]
-        return variance_ratio(self._training.loader, backward, trained, self._seed)
 
     @property
     def _may_overlap(self) -> bool:

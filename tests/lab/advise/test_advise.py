@@ -26,7 +26,7 @@ from thresher_lab.advise.forecast import (
     saved_by_plans,
 )
 from thresher_lab.advise.pace import Pace, Spent, median_seconds, pace_of, prepared_loader, take_turns, torch_threads
-from thresher_lab.advise.probe import NO_TIME, STRATA, Probe, RecordSignals
+from thresher_lab.advise.probe import NO_TIME, Probe, RecordSignals
 from thresher_lab.cli.advise import ADVISED_METHODS
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.specs import MethodSpec, parse_methods
@@ -357,7 +357,7 @@ def test_advice_on_a_task(quick):
     assert said[0] == "reading the data, and preparing the training" and said[1].startswith("calling `evaluate` once")
     assert said[2:5] == [f"training epoch {i} of 3 of the probe: all of them take 60 s at most" for i in (1, 2, 3)]
     assert "kinds of steps in 1 round: about" in said[5]
-    assert said[6:] == ["gradients of 96 batches, stratified and random, if the dataset holds classes"]
+    assert said[6:] == []
     rows = {row["method"]: row for row in found["methods"]}
     assert found["task"] == "digits@200" and found["probe"]["samples"] == 200 and found["probe"]["epochs"] == 3.0
     assert 0 < found["break_even_keep"] < 1 and found["trace"] == {"fallback": None}
@@ -396,9 +396,9 @@ def test_a_time_limit_is_kept_and_what_it_did_not_suffice_for_is_named(monkeypat
     begun = time.monotonic()
     found = advise("digits@1000", parse_methods(ADVISED_METHODS), epochs=6, seconds=6.0)
     assert time.monotonic() - begun < 9
-    assert STRATA in found["skipped"] and "strata" not in found and found["probe"]["epochs"] < 3
+    assert found["probe"]["epochs"] < 3
     refused = [row["method"] for row in found["methods"] if row["refused"] == NO_TIME]
-    assert refused and [f"timing {name}" for name in refused] == found["skipped"][:-1]
+    assert refused and [f"timing {name}" for name in refused] == found["skipped"]
     assert answer_of(found) != "no"
 
 
