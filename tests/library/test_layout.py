@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -162,8 +163,27 @@ def test_the_laboratory_imports_public_names_only(module):
     assert not inside
 
 
-def test_every_room_has_its_floor():
+def test_every_package_has_its_floor():
     assert {package_of(module) for module in MODULES} - {"thresher_lab"} == set(HEIGHT)
+
+
+def test_contributing_lists_every_package_from_the_top_to_the_ground():
+    text = (
+        (SOURCE.parents[1] / "CONTRIBUTING.md")
+        .read_text(encoding="utf-8")
+        .partition("## Packages")[2]
+        .partition("### Where")[0]
+    )
+    names = [
+        name for line in text.splitlines() if line.startswith("| `") for name in re.findall(r"`([\w.]+)/?`", line.split("|")[1])
+    ]
+    listed = [name.removesuffix(".pyi").removesuffix(".py") for name in names]
+    heights = [HEIGHT.get(name, HEIGHT.get(f"thresher_lab.{name}")) for name in listed]
+    assert {name for name in listed if name in HEIGHT} >= {
+        name for name in HEIGHT if not name.startswith(("thresher_lab", "_version"))
+    }
+    assert {f"thresher_lab.{name}" for name in listed} >= {name for name in HEIGHT if name.startswith("thresher_lab.")}
+    assert heights == sorted(heights, reverse=True)
 
 
 def test_no_circle():
