@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 from thresher.methods.contract import Requirements
 from thresher.plans import BatchPlan
-from thresher.run.divisor import part_of_batch
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
 N, B, C = 12, 6, 3
@@ -141,12 +140,32 @@ def test_rows_that_fill_batches_weigh_what_they_are_of_their_own():
     assert value.item() == pytest.approx(F.cross_entropy(outputs, y).item() * 2 / B)
 
 
+class FirstByBatch(thresher.RandomBackprop):
+    """The first rows with weights, divided by the rows of the batch."""
+
+    requires = RandomByBatch.requires
+
+    def plan_batch(self, signals, state, *, step, generator):
+        rows = torch.arange(round(self.keep * len(signals["id"])))
+        return BatchPlan(rows, weights=None if self.keep == 1 else rows * 2 + 2.0), state
+
+
 def test_nothing_is_scaled_where_everything_is_kept():
-    plan = BatchPlan(torch.arange(4))
-    assert part_of_batch(plan, 4) is plan
-    none = BatchPlan(torch.arange(0))
-    assert part_of_batch(none, 4) is none
-    assert part_of_batch(BatchPlan(torch.arange(2), weights=torch.tensor([2.0, 4.0])), 4).weights.tolist() == [1.0, 2.0]
+    """Whole batches are trained on bit for bit as without the method."""
+    generator = torch.Generator().manual_seed(0)
+    loader = DataLoader(TensorDataset(torch.randn(1024, 4, generator=generator), torch.arange(1024) % C), 64)
+    settings = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": nn.Linear(4, C), "epochs": 1}
+    run = thresher.attach(FirstByBatch(keep=1.0), **settings)
+    for x, y in run.loader:
+        outputs = run.model(x)
+        assert len(y) == 64 and torch.equal(run.criterion(outputs, y), F.cross_entropy(outputs, y))
+
+
+def test_weights_of_the_method_are_scaled():
+    run = made(nn.CrossEntropyLoss(), FirstByBatch(keep=0.5))
+    value, outputs, y = first_loss(run)
+    losses = F.cross_entropy(outputs, y, reduction="none")
+    assert value.item() == pytest.approx(((losses * torch.tensor([2.0, 4, 6])).sum() / B).item())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,10 +10,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher.run.optimizer_steps import StepHooks
-from thresher.timing import Timing
-
-TIMING = Timing()
 
 
 class Recorder(torch.optim.SGD):
@@ -66,93 +63,120 @@ def test_every_step_of_kakurenbo(lr_fraction, warmup):
     assert len({tuple(rates) for rates in optimizer.used}) > 5
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """Full training whose steps have scaled learning rates."""
+
+    scale: float
+    stage = "epoch"
+    requires = thresher.Requirements(optimizer=True)
+
+    def columns(self):
+        return {}
+
+    def plan_epoch(self, records, *, epoch, epochs, generator):
+        return thresher.EpochPlan(torch.arange(40), lr_scale=self.scale)
+
+
+def losses_of(optimizer, net, scale, epochs=2):
+    """A run with scaled learning rates, and the losses of its batches, one after the other."""
+    run = attach(optimizer, net, Scaled(scale), epochs=epochs)
+
+    def losses():
+        for _ in range(epochs):
+            for x, y in run.loader:
+                yield run.criterion(run.model(x), y)
+
+    return run, losses()
+
+
 @pytest.mark.parametrize("tensor", [False, True])
 def test_restored_when_the_step_raises(tensor):
     net = nn.Linear(3, 2)
     rate = torch.tensor(0.1) if tensor else 0.1
     optimizer = Recorder(net.parameters(), rate, fail_at=1)
-    stepped = []
-    hooks = StepHooks(optimizer, lambda: stepped.append(1), lambda: True, TIMING)
-    hooks.scale = 1.7
+    run, losses = losses_of(optimizer, net, 1.7)
+    next(losses).backward()
     with pytest.raises(ArithmeticError, match="the step failed"):
         optimizer.step()
     assert optimizer.used == [[pytest.approx(0.17)]]
     assert optimizer.param_groups[0]["lr"] == rate
     assert not tensor or optimizer.param_groups[0]["lr"] is rate
-    assert not stepped
+    assert run.cost.steps == 0
     optimizer.step()
     assert optimizer.used[1] == [pytest.approx(0.17)]
     assert float(optimizer.param_groups[0]["lr"]) == float(torch.tensor(0.1)) if tensor else 0.1
-    assert stepped == [1]
+    assert run.cost.steps == 1
 
 
 def test_restored_bit_for_bit():
     """0.1 * 3 / 3 is not 0.1: the value is put back, not divided."""
     for rate in (0.1, torch.tensor(0.1), torch.tensor([0.1], dtype=torch.float64).squeeze()):
-        optimizer = Recorder([nn.Parameter(torch.ones(1))], rate)
-        hooks = StepHooks(optimizer, lambda: None, lambda: True, TIMING)
-        hooks.scale = 3.0
+        net = nn.Linear(3, 2)
+        optimizer = Recorder(net.parameters(), rate)
+        _run, losses = losses_of(optimizer, net, 3.0)
         before = copy.deepcopy(rate)
+        next(losses).backward()
         optimizer.step()
-        assert optimizer.param_groups[0]["lr"] == before
+        assert optimizer.param_groups[0]["lr"] == before and optimizer.used == [[pytest.approx(0.3)]]
 
 
-@pytest.mark.parametrize("first", ["scheduler", "hooks"])
+@pytest.mark.parametrize("first", ["scheduler", "run"])
 def test_schedulers_do_not_notice(first):
-    optimizer = Recorder([nn.Parameter(torch.ones(1))], 0.1)
+    net = nn.Linear(3, 2)
+    optimizer = Recorder(net.parameters(), 0.1)
     if first == "scheduler":
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=10)
-        hooks = StepHooks(optimizer, lambda: None, lambda: True, TIMING)
+        run, losses = losses_of(optimizer, net, 2.0)
     else:
-        hooks = StepHooks(optimizer, lambda: None, lambda: True, TIMING)
+        run, losses = losses_of(optimizer, net, 2.0)
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=10)
-    hooks.scale = 2.0
     plain = Recorder([nn.Parameter(torch.ones(1))], 0.1)
     reference = torch.optim.lr_scheduler.OneCycleLR(plain, 1.0, total_steps=10)
     for _ in range(9):
+        next(losses).backward()
         for opt, sched in ((optimizer, scheduler), (plain, reference)):
             opt.step()
             sched.step()
     assert [2 * a[0] for a in plain.used] == [a[0] for a in optimizer.used]
-    hooks.remove()
+    run.detach()
     used = len(optimizer.used)
     optimizer.step()
     assert optimizer.used[used][0] == optimizer.param_groups[0]["lr"]
 
 
 def test_grad_scaler_and_closures():
-    parameter = nn.Parameter(torch.ones(1))
-    optimizer = Recorder([parameter], 0.1)
-    steps = []
-    hooks = StepHooks(optimizer, lambda: steps.append(1), lambda: True, TIMING)
-    hooks.scale = 2.0
+    net = nn.Linear(3, 2)
+    optimizer = Recorder(net.parameters(), 0.1)
+    run, losses = losses_of(optimizer, net, 2.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale((parameter * 2).sum()).backward()
+    scaler.scale(next(losses)).backward()
     scaler.step(optimizer)
     scaler.update()
     assert optimizer.used == [[0.2]]
     optimizer.zero_grad()
-    scaler.scale((parameter * float("inf")).sum()).backward()
+    scaler.scale(next(losses) * float("inf")).backward()
     scaler.step(optimizer)  # skipped by the scaler: not a step
     scaler.update()
-    assert len(steps) == 1
+    assert run.cost.steps == len(optimizer.used) == 1
 
     def closure():
         optimizer.zero_grad()
-        loss = (parameter**2).sum()
+        loss = next(losses)
         loss.backward()
         return loss
 
     optimizer.step(closure)
-    assert len(steps) == 2
+    assert run.cost.steps == 2 and optimizer.used[1] == [0.2]
 
 
-def test_remove_leaves_the_optimizer_as_it_was():
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)
+def test_detach_leaves_the_optimizer_as_it_was():
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
     before = set(vars(optimizer))
-    hooks = StepHooks(optimizer, lambda: None, lambda: True, TIMING)
+    run = attach(optimizer, net, Scaled(2.0))
     assert set(vars(optimizer)) - before == {"step", "zero_grad"}
-    hooks.remove()
+    run.detach()
     assert set(vars(optimizer)) == before
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks

@@ -40,10 +40,3 @@ def test_the_mean_over_all_samples(method):
     logged = {}
     run.log(lambda numbers, step: logged.update(numbers))
     assert logged["thresher/mean_loss"] == pytest.approx(expected, rel=1e-3)
-
-
-def test_losses_that_are_not_finite_and_samples_never_seen_do_not_count():
-    from thresher.run.history import mean_loss
-
-    assert mean_loss(torch.tensor([-torch.inf, torch.nan, torch.inf])) is None
-    assert mean_loss(torch.tensor([-torch.inf, 2.0, torch.nan, 4.0])) == 3.0

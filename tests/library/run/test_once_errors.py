@@ -7,7 +7,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher.run.in_forward import not_by_rows
 
 N, B, T, C = 32, 16, 6, 5
 Y = torch.arange(3 * N).view(N, 3) % (C - 1) + 1
@@ -42,7 +41,25 @@ def test_the_ways_out():
     assert run.trained.sum() == B // 2
 
 
-def test_other_errors_stay_as_they_are():
-    criterion = nn.MSELoss()
-    for error in (torch.OutOfMemoryError("no memory"), ValueError(f"criterion {criterion!r} has a reason of its own")):
-        assert not_by_rows(error, criterion, 1, 2) is error
+class Fails(nn.Module):
+    """Raises an error for the kept rows of a batch."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def forward(self, outputs, targets):
+        if len(outputs) < B:
+            raise self.error
+        return outputs.sum(1)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no memory"), ValueError("criterion Fails() has a reason of its own")]
+)
+def test_other_errors_stay_as_they_are(error):
+    run = run_of(Fails(error))
+    x, y = next(iter(run.loader))
+    with pytest.raises(type(error)) as raised:
+        run.criterion(run.model(x), y)
+    assert raised.value is error

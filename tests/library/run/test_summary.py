@@ -9,9 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import thresher
-from thresher.cost import Cost
 from thresher.methods.contract import as_written
-from thresher.run.run import as_html, as_text, facts, numbers_of
 from thresher.scores import Scores
 
 N = 40
@@ -45,6 +43,23 @@ def trained(run, optimizer, epochs=1):
     return run
 
 
+@dataclass(frozen=True)
+class Planned:
+    """Trains on as many samples as is said for each epoch, with scaled learning rates."""
+
+    counts: tuple[int, ...]
+    lr_scale: float = 1.0
+    note: str = "plain"
+    stage = "epoch"
+
+    def columns(self):
+        return {"loss": thresher.Column(torch.float32)}
+
+    def plan_epoch(self, records, *, epoch, epochs, generator):
+        facts = {"share": self.counts[epoch] / N, "whole": self.counts[epoch] == N}
+        return thresher.EpochPlan(torch.arange(self.counts[epoch]), lr_scale=self.lr_scale, facts=facts)
+
+
 def lines_of(run):
     return dict(line.split("  ", 1) for line in run.summary().splitlines())
 
@@ -73,15 +88,16 @@ def test_after_epochs():
 
 
 def test_a_last_epoch_that_is_unlike_the_others_has_their_mean_beside_it():
-    history = [{"kept": 20, "steps": 4, "backward": 20}, {"kept": 40, "steps": 8, "backward": 40}]
-    found = dict(facts("mine", "2 of 2", 40, history, [], Cost()))
-    assert found["last epoch"].startswith("planned 40 samples, 100.0% (75.0% in all epochs); 40 went backward")
+    run = trained(*attached(Planned((20, 40)), epochs=2), epochs=2)
+    assert "  planned 40 samples, 100.0% (75.0% in all epochs); 40 went backward in 8 steps\n" in run.summary()
 
 
-def test_nothing_is_saved_by_full_training_and_a_device_is_not_waited_for():
-    entry, times = {"kept": 40, "steps": 8, "backward": 40}, [{"seconds": 2.0, "steps_s": 2.0}]
-    found = dict(facts(thresher.FullData(), "1 of 2", 40, [entry], times, Cost(), on_device=True))
-    assert found["time"] == "2 s (steps 2 s); time of the host" and "saving" not in found
+def test_nothing_is_saved_by_full_training_and_a_device_is_not_waited_for(monkeypatch):
+    run = trained(*attached(thresher.FullData()))
+    assert "saving" not in run.summary() and "time of the host" not in run.summary()
+    monkeypatch.setitem(vars(run._parts), "device", torch.device("cuda"))
+    (time,) = [line for line in run.summary().splitlines() if line.startswith("time ")]
+    assert re.fullmatch(r"time +\S+ s \(.* s\); time of the host", time)
 
 
 def test_the_time_of_scores_is_said_to_be_left_out():
@@ -108,9 +124,14 @@ def test_an_unknown_cost_is_printed_as_unknown():
 
 
 def test_a_scaled_rate_and_losses_that_are_not_finite_are_said():
-    entry = {"kept": 30, "steps": 6, "backward": 30, "lr_scale": 1.3333, "nonfinite": 2}
-    found = dict(facts(thresher.FullData(), "1 of 2 are over", 40, [entry], [], Cost()))
-    assert found["last epoch"].endswith("; learning rate times 1.33; 2 losses not finite")
+    x = torch.randn(N, 3)
+    x[3:5] = torch.nan
+    run, optimizer = attached(Planned((30, 30), lr_scale=4 / 3), TensorDataset(x, torch.arange(N) % 2))
+    with pytest.warns(UserWarning, match="2 samples have a loss that is not finite"):
+        for inputs, y in run.loader:
+            run.criterion(run.model(inputs), y)
+            optimizer.step()
+    assert "; 6 steps; learning rate times 1.33; 2 losses not finite\n" in run.summary().replace("in 6", "; 6")
 
 
 def test_a_stream_has_no_number_of_samples():
@@ -121,7 +142,8 @@ def test_a_stream_has_no_number_of_samples():
 def test_a_notebook_gets_a_table_and_markup_in_names_is_text():
     run, _ = attached(thresher.UniformSubset(keep=0.5))
     assert run._repr_html_().startswith("<table><tr><th") and "UniformSubset(keep=0.5)" in run._repr_html_()
-    assert as_html([("<b>", "<i>")]).count("&lt;") == 2
+    table = attached(Planned((20,), note="<i>"))[0]._repr_html_()
+    assert "note=&#x27;&lt;i&gt;&#x27;" in table and "<i>" not in table
 
 
 def test_the_loader_says_what_it_is_and_plans_nothing():
@@ -131,7 +153,11 @@ def test_the_loader_says_what_it_is_and_plans_nothing():
 
 
 def test_values_stand_below_each_other():
-    assert as_text([("a", "1"), ("long name", "2")]) == "a          1\nlong name  2"
+    run = trained(*attached(thresher.UniformSubset(keep=0.5)))
+    names = {"method", "epochs", "samples", "last epoch", "time", "saving", "sample passes"}
+    width = len("sample passes")
+    assert {line[:width].rstrip() for line in run.summary().splitlines()} == names
+    assert all(line[width : width + 2] == "  " and line[width + 2] != " " for line in run.summary().splitlines())
 
 
 def test_a_method_is_written_with_what_differs():
@@ -185,5 +211,16 @@ def test_log_refuses():
         run.log(3)
 
 
+@pytest.mark.filterwarnings("ignore:.*no loss was credited in a whole epoch")
 def test_only_numbers_are_logged():
-    assert numbers_of([{"a": 1, "b": None, "c": "x", "d": True, "e": [1]}, {"a": 2.5}]) == {"a": 2.5}
+    """No text, no flag, and nothing that is not known."""
+    run, optimizer = attached(Planned((40, 20)))
+    for _ in run.loader:
+        optimizer.step()
+    logged = {}
+    run.log(lambda numbers, step: logged.update(numbers), prefix="")
+    entry = run.history[-1]
+    assert entry["whole"] is True and run.cost.to_dict()["ratio"] is None and isinstance(run.cost.to_dict()["unknown"], str)
+    assert logged["share"] == 1.0 and logged["run/steps"] == 8
+    assert not {"whole", "run/ratio", "run/unknown"} & set(logged)
+    assert {type(value) for value in logged.values()} == {int, float}
