@@ -7,7 +7,6 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import thresher
 from thresher import AttributionError
-from thresher.attribution.tracker import SampleDimension
 
 N, B = 16, 6
 
@@ -94,18 +93,33 @@ def test_unclear_until_a_batch_of_another_size_came():
     assert losses_of_all(run) == N
 
 
+def run_over(x, batch_size):
+    """A run over inputs alone, whose collate function is the user's own."""
+    loader = DataLoader(TensorDataset(x), batch_size, collate_fn=samples_first)
+    criterion = lambda outputs, _: outputs.flatten(1).mean(1)  # noqa: E731
+    return thresher.attach(thresher.FullData(), loader=loader, criterion=criterion, model=Scale(), epochs=2)
+
+
 def test_images_are_not_unclear():
-    first, images = SampleDimension(), [torch.zeros(8, 3, 8, 8), torch.zeros(8)]
-    assert len(first.with_samples_first(images, 8)) == 2
-    assert first.unclear is None and not first.may_be_second
+    run = run_over(torch.arange(8.0).view(8, 1, 1, 1).expand(8, 3, 8, 8), 8)
+    for (x,) in run.loader:
+        run.criterion(run.model(x), None)
+    assert torch.equal(run.records["loss"], torch.arange(8.0))
 
 
-def test_one_sample():
-    first = SampleDimension()
-    assert len(first.with_samples_first([torch.zeros(1, 1)], 1)) == 1
-    assert first.unclear is None
-    assert len(first.with_samples_first([torch.zeros(4, 4)], 4)) == 0
-    assert first.unclear == (4, 4)
+def test_a_batch_of_one_sample_is_not_unclear_and_teaches_nothing():
+    run = run_over(torch.ones(1, 1), 1)
+    for (x,) in run.loader:
+        run.criterion(run.model(x), None)
+    run = run_over(torch.arange(5.0).unsqueeze(1).expand(5, 4), 4)
+    for _ in range(2):
+        for (x,) in run.loader:
+            if len(x) == 1:
+                run.criterion(run.model(x), None)
+                continue
+            with pytest.raises(AttributionError, match=r"shape \(4, 4\).*along the first dimension or along the second"):
+                run.criterion(run.model(x), None)
+    assert run.records["loss"].isfinite().tolist() == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize("length", [4, B])

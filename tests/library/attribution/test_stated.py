@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher import AttributionError
-from thresher.attribution import resolve
 
 N, B, T = 24, 8, 8
 
@@ -214,7 +213,7 @@ def test_repeat_needs_ids_and_agrees_with_the_tensors():
 
 
 def test_what_the_device_compares_is_said_at_the_end_of_the_epoch(monkeypatch):
-    monkeypatch.setattr(resolve, "certain_now", lambda flag: False)
+    monkeypatch.setattr("thresher.attribution.resolve.certain_now", lambda flag: False)
     run = value_run()
     for x, y in run.loader:
         run.criterion(run.model(x.clone()), y.roll(1), ids=run.ids)

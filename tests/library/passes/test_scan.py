@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, default_collate
 
 from thresher import subset_backward
-from thresher.passes.scan import scan
 from thresher.scores import Scores, disagreement, el2n, grand, irreducible, memorisation, prototypes
 
 N = 11
@@ -92,12 +91,13 @@ def test_modes_come_back_after_an_error():
     model = Echo()
     state = torch.get_rng_state()
 
-    def fail(answers):
+    def fail(model, batch):
+        model(batch[0])
         torch.rand(1)
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
-        scan(model, loader(), fail, features=True)
+        grand(model, loader(), nn.CrossEntropyLoss(), forward=fail)
     assert model.training and model.drop.training and not model.head._forward_pre_hooks
     assert torch.equal(torch.get_rng_state(), state) and torch.is_grad_enabled()
 
@@ -182,7 +182,7 @@ def test_a_collate_that_leaves_samples_out_is_refused():
 
 def test_values_of_another_number_are_refused():
     with pytest.raises(ValueError, match=r"4 samples gave values of shape \(1,\); expected one row per sample"):
-        scan(Echo(), loader(), lambda answers: torch.zeros(1))
+        disagreement(Echo(), loader(), forward=lambda model, batch: (model(batch[0])[:1], batch[1]))
 
 
 def test_what_it_cost_and_where_it_comes_from():

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
 
-from thresher.attribution.cost_meter import Meter
-from thresher.cost import Cost
-from thresher.run.trained_model import TrainedModel
+import thresher
 from thresher.subset import SubsetBackward, subset_backward
+
+N, B = 8, 4
 
 
 def perceptron():
@@ -19,37 +20,50 @@ def parts_of(module):
     return [part for part in module.modules() if isinstance(part, SubsetBackward)]
 
 
+def attach(model, method=None, **settings):
+    loader = DataLoader(TensorDataset(torch.randn(N, 6), torch.arange(N) % 3), B)
+    method = method or thresher.SelectiveBackprop(keep=0.25)
+    settings = {"criterion": nn.CrossEntropyLoss(), "forward_passes": "once", "epochs": 1} | settings
+    return thresher.attach(method, loader=loader, model=model, **settings)
+
+
+def trained(run):
+    for x, y in run.loader:
+        run.criterion(run.model(x), y).backward()
+    return run
+
+
 def test_no_model():
-    for subset in (False, True):
-        trained = TrainedModel(None, subset=subset)
-        trained.report_to(meter := Meter(Cost()))
-        assert trained.module is None and not trained.is_plain and not trained.is_plain_anywhere(can_score=True)
-        assert meter.cost.unknown is None
+    run = attach(None, thresher.RandomBackprop(keep=0.5), forward_passes="auto")
+    for x, y in run.loader:
+        run.criterion(x[:, :3].requires_grad_(), y).backward()
+    assert run.cost.unknown is None and "not traced" not in run.summary()
 
 
 @pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("wrap", [lambda model: model, DistributedDataParallel], ids=["model", "DDP"])
 def test_a_model_whose_backward_pass_costs_all_rows_is_called_as_it_is(wrap):
-    model = wrap(perceptron())
-    trained = TrainedModel(model, subset=False)
-    assert trained.module is model and trained.call is None and not parts_of(model)
+    model, calls = wrap(perceptron()), []
+    run = attach(model, thresher.FullData(), forward_passes="auto")
+    model.register_forward_pre_hook(lambda *_: calls.append(parts_of(model)))
+    trained(run)
+    assert run.model.module is model and calls == [[], []] and run.cost.backward == N
 
 
 def test_a_model_is_wrapped():
     model = perceptron()
-    trained = TrainedModel(model, subset=True)
-    assert isinstance(trained.module, SubsetBackward) and trained.module.wrapped is model and trained.call is None
-    trained.report_to(meter := Meter(Cost()))
-    assert trained.module.meter is meter and meter.cost.unknown is None
+    run = trained(attach(model))
+    assert isinstance(run.model.module, SubsetBackward) and run.model.module.wrapped is model
+    assert run.cost.unknown is None and run.cost.backward == 2
 
 
 def test_a_compiler_around_the_wrapper_is_said(recwarn):
     """It would compile the backward pass of all rows; inside, it is kept."""
-    trained = TrainedModel(torch.compile(subset_backward(perceptron())), subset=True)
-    assert isinstance(trained.module, SubsetBackward)
+    run = attach(torch.compile(subset_backward(perceptron())))
+    assert isinstance(run.model.module, SubsetBackward)
     assert "Write subset_backward(torch.compile(model))" in str(recwarn.pop(UserWarning).message)
     for model in (subset_backward(torch.compile(perceptron())), torch.compile(perceptron()), subset_backward(perceptron())):
-        assert isinstance(TrainedModel(model, subset=True).module, SubsetBackward)
+        assert isinstance(attach(model).model.module, SubsetBackward)
     assert not [one for one in recwarn if "torch.compile around subset_backward" in str(one.message)]
 
 
@@ -57,31 +71,30 @@ def test_a_compiler_around_the_wrapper_is_said(recwarn):
 def test_ddp_is_called_with_the_wrapped_module_inside():
     model = DistributedDataParallel(perceptron())
     inside, seen = model.module, []
-    trained = TrainedModel(model, subset=True)
-    trained.report_to(meter := Meter(Cost()))
+    run = attach(model)
     model.register_forward_pre_hook(lambda *_: seen.append(model.module))
-    trained.call(torch.randn(4, 6))[:1].sum().backward()
-    assert trained.module is model and model.module is inside and meter.cost.unknown is None
-    assert len(seen) == 1 and seen[0].wrapped is inside and seen[0].meter is meter
-    assert meter.cost.backward == 1
+    trained(run)
+    assert run.model.module is model and model.module is inside
+    assert len(seen) == 2 and seen[0] is seen[1] and seen[0].wrapped is inside
+    assert run.cost.unknown is None and run.cost.backward == 2
 
 
 @pytest.mark.usefixtures("group_of_one")
 def test_a_model_that_was_made_for_it_is_left_as_it_is():
-    model = DistributedDataParallel(subset_backward(perceptron()))
-    trained = TrainedModel(model, subset=True)
-    trained.report_to(meter := Meter(Cost()))
-    assert trained.module is model and trained.call is None and model.module.meter is meter and meter.cost.unknown is None
+    inner = subset_backward(perceptron())
+    model = DistributedDataParallel(inner)
+    run = trained(attach(model))
+    assert run.model.module is model and model.module is inner and parts_of(model) == [inner]
+    assert run.cost.unknown is None and run.cost.backward == 2
 
 
 def test_the_cost_of_a_model_of_which_some_parts_are_wrapped_is_unknown():
     model = perceptron()
     model[0], model[2] = subset_backward(model[0]), subset_backward(model[2])
-    trained = TrainedModel(model, subset=True)
-    trained.report_to(meter := Meter(Cost()))
-    assert trained.module is model and trained.call is None
-    assert meter.cost.unknown is not None and "only a part of the model" in meter.cost.unknown
-    assert [part.meter for part in parts_of(model)] == [meter, None]  # two would count each sample twice
+    run = trained(attach(model))
+    assert run.model.module is model
+    assert run.cost.unknown is not None and "only a part of the model" in run.cost.unknown
+    assert run.cost.backward == 2  # two parts that report would count each sample twice
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -95,8 +108,8 @@ def test_a_model_that_cannot_be_traced_is_plain(wrap):
         def forward(self, x):
             return self.linear(x) if float(x.detach().sum()) < 1e9 else self.linear(-x)
 
-    trained = TrainedModel(wrap(Branches()), subset=True)
-    assert not trained.is_plain and not trained.is_plain_anywhere(can_score=True)
+    run = attach(wrap(Branches()))
+    assert "not traced" not in run.summary()
     with pytest.warns(UserWarning, match="using the plain Branches"):
-        (trained.call or trained.module)(torch.randn(4, 6))
-    assert trained.is_plain and trained.is_plain_anywhere(can_score=True)
+        trained(run)
+    assert "not traced" in run.summary() and run.cost.backward == N

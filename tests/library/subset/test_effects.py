@@ -12,7 +12,6 @@ from torch import nn
 
 from subset_cases import numbers, wrap
 from thresher.subset import subset_backward
-from thresher.subset.side_effects import effects_undone
 
 X = numbers(8, 3)
 STEPS = 6
@@ -148,16 +147,20 @@ def test_objects_that_no_forward_changes_are_as_they_were() -> None:
     assert sub._patience.traces == 1
 
 
-def test_effects_are_undone_when_the_block_fails() -> None:
-    model = Counting(add_to(lambda m: m.statistics, "calls")[0])
-    model.statistics.seen.append(1)
-    with pytest.raises(KeyboardInterrupt), effects_undone(model.named_modules()):
-        model(X.float())
-        model.statistics.seen.clear()
-        del model.statistics.table
-        model.statistics.fresh = 1
+def test_effects_are_undone_when_the_forward_fails_while_it_is_traced() -> None:
+    def fails(m):
+        m.statistics.calls += 1
+        m.statistics.seen.clear()
+        del m.statistics.table
+        m.statistics.fresh = 1
         raise KeyboardInterrupt
+
+    model = Counting(fails)
+    model.statistics.seen.append(1)
+    with pytest.raises(KeyboardInterrupt):
+        subset_backward(model)(X.float())
     assert vars(model.statistics) == {"calls": 0, "seen": [1], "table": {"calls": 0}}
+    model = Counting(add_to(lambda m: m.statistics, "calls")[0])
     with pytest.raises(RuntimeError, match=r"strict=True: its forward changes model\.statistics\.calls"):
         subset_backward(model, strict=True)(X.float())
     assert model.statistics.calls == 0

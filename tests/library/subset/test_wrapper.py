@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from subset_cases import Calls, numbers, same_as_plain, wrap
-from thresher.subset import module as of_module
 
 X = numbers(7, 6)
 
@@ -62,7 +61,7 @@ def test_parts_are_indexed_where_those_of_the_model_are() -> None:
 
 
 def test_a_long_trace_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_module, "SECONDS_TO_TELL", -1.0)
+    monkeypatch.setattr("thresher.subset.module.SECONDS_TO_TELL", -1.0)
     sub = wrap(nn.Linear(6, 3), strict=False)
     with caplog.at_level(logging.WARNING, "thresher"):
         sub(X)
