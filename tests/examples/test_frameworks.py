@@ -46,7 +46,7 @@ def train_of(name):
 def arguments_of(name, folder):
     """What its lines are called with beside the method, and the number of samples."""
     if name.startswith("lightning"):
-        one = {"devices": 1} if name == "lightning_several_devices" else {}  # test_in_processes has two
+        one = {"devices": 1} if name == "lightning_several_devices" else {}  # test_two_processes has two
         module, settings = lightning_cases.Classifier(None), QUIET | one | {"accelerator": "cpu"}
         return (module, lightning_cases.train_loader(), EPOCHS), settings, lightning_cases.N
     if name == "trl_sft":

@@ -6,7 +6,6 @@ import torch.multiprocessing as mp
 
 from process_worlds import CASES, RANKS, N, run_cases
 from threaded_world import on_ranks
-from thresher.distributed.world import ProcessWorld
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +52,3 @@ def test_a_rank_with_other_settings_is_told_on_all_ranks_at_once(results):
 def test_a_group_of_some_processes(results):
     assert results[1]["groups"] == [0, 2, 11, [1, 0]] and results[2]["groups"] == [1, 2, 11, []]
     assert results[0]["groups"] == ["`process_group` is a group that this process is not in"]
-
-
-def test_without_a_process_group():
-    with pytest.raises(RuntimeError, match="there is no process group: call torch.distributed.init_process_group first"):
-        ProcessWorld()

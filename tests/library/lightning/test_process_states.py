@@ -1,4 +1,4 @@
-"""States of several processes in a checkpoint of Lightning; trainings are in integration/frameworks/test_in_processes.py."""
+"""States of several processes in a checkpoint of Lightning; trainings are in integration/frameworks/test_two_processes.py."""
 
 import pytest
 

@@ -69,7 +69,11 @@ REFUSED = [
     ({"forward_passes": Scoring()}, ValueError, "a Scoring is for methods that select in the batch; none was given"),
     ({"method": RandomBackprop(), "forward_passes": Scoring()}, ValueError, "needs no losses to choose by; leave the Scoring"),
     ({"on_nonfinite": "drop"}, ValueError, "`on_nonfinite` must be 'keep' or 'raise', got 'drop'"),
-    ({"process_group": object()}, ValueError, "`process_group`: there is no process group: call"),
+    (
+        {"process_group": object()},
+        ValueError,
+        "`process_group`: there is no process group: call torch.distributed.init_process_group first",
+    ),
     ({"seed": "x"}, TypeError, "`seed` must be an int, got str"),
     ({"model": lambda x: x}, TypeError, "`model` must be a torch.nn.Module, got function"),
     ({"optimizer": "adam"}, TypeError, "`optimizer` must be a torch.optim.Optimizer, got str"),
