@@ -179,14 +179,16 @@ RECIPE_PARTS = [
     ),
 ]
 RECIPE_A, RECIPE_B = RECIPE_PARTS
+TIMED_PART = ArtefactPart("transformer", "text@2000", 8, {"KAKURENBO-0.3": hiding(0.3)})
+"""A network whose backward pass takes two forward passes, as in the paper; those of the small CNNs take one."""
 LOSSES_BY_FRACTION = ((RECIPE_A, 0.3, 0.16), (RECIPE_B, 0.2, 0.47), (RECIPE_B, 0.3, 0.41), (RECIPE_B, 0.4, 0.96))
 """Points that table 3 of the paper loses, by recipe and fraction."""
 KAKURENBO_TABLE_3 = Artefact(
     name="kakurenbo-table-3",
     paper=f"{PAPER}, appendix, table 3",
     shows="accuracy and time at maximum fractions of 0.2, 0.3 and 0.4, with two recipes",
-    here=SECOND_SETUP,
-    parts=RECIPE_PARTS,
+    here=f"{SECOND_SETUP}; for the time, a small transformer on a text",
+    parts=[*RECIPE_PARTS, TIMED_PART],
     claims=[
         *(
             Claim(
@@ -205,7 +207,7 @@ KAKURENBO_TABLE_3 = Artefact(
                 says="C.3 and table 3: the total time falls by 19.5 % (A) and 7.8 % (B) at 0.3",
                 timed=True,
             )
-            for part, saved in zip(RECIPE_PARTS, (0.195, 0.078), strict=True)
+            for part, saved in ((RECIPE_A, 0.195), (RECIPE_B, 0.078), (TIMED_PART, 0.195))
         ),
     ],
     beside=OTHER_CNN,
