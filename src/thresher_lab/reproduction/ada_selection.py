@@ -283,12 +283,12 @@ RATES_FIGURE = Artefact(
             Claim(
                 f"{part}: number of the {len(SELECTOR_NAMES)} selectors that save at least 20 % of the CPU time at every rate",
                 lambda measured, seed, part=part: sum(
-                    max(cpu(part, row_name(method, rate))(measured, seed) for rate in RATES) <= 0.8
-                    for method in SELECTOR_NAMES
+                    max(cpu(part, row_name(method, rate))(measured, seed) for rate in RATES) <= 0.8 for method in SELECTOR_NAMES
                 ),
                 above=len(SELECTOR_NAMES) - 1.5,
                 scale=1,
-                says="Section 4 on CIFAR-10: almost all methods reduce the time by at least 20 % for all rates; here: all but one",
+                says="Section 4 on CIFAR-10: almost all methods reduce the time by at least 20 % for all rates; here: "
+                "all but one",
                 timed=True,
             )
             for part in ("image", "text")

@@ -257,7 +257,7 @@ def test_claims_about_times_say_so():
         for claim in artefact.claims:
             measures_time = "time" in claim.text.split() or "(CPU time)" in claim.text or "sooner" in claim.text
             assert claim.timed == measures_time, claim.text
-    assert len(timed) == 17
+    assert len(timed) == 19
 
 
 def test_the_page_of_adaselection_begins_with_late_selection():
