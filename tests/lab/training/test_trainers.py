@@ -162,7 +162,7 @@ def test_comparison(tmp_path, request):
     file = tmp_path / "mine.py"
     file.write_text(FILE.format(tests=str(request.config.rootpath / "tests"), folder=str(tmp_path / "files")))
     task = f"{file}:make_trainer"
-    results = compare(task, parse_methods("winnow:share=0.5"), [0, 1], 2, tmp_path / "out", jobs=1)
+    results = compare(task, parse_methods("winnow:share=0.5"), [0], 2, tmp_path / "out", jobs=1)
     rows = {row["method"].partition("@0")[0]: row for row in results["summary"]}
     assert {*rows} == {"full", "winnow:share=0.5", "shorter@time", "uniform", "shorter", "smaller", "placebo"}
     assert rows["full"]["cost_ratio"] == 1 and rows["winnow:share=0.5"]["cost_ratio"] == pytest.approx(0.5, abs=0.05)

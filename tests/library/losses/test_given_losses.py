@@ -6,56 +6,60 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from depth import depth
 from thresher.attribution.rows import RowLayout
 from thresher.losses.given import GivenLosses
 from thresher.records import NEVER_SEEN
 
-
-def transcribed(losses, valid, weights, chosen, total):
-    """The scalar and the losses of samples, position by position; losses and valid are lists of lists, one per sample."""
-    sums = [math.fsum(x for x, v in zip(row, ok, strict=True) if v) for row, ok in zip(losses, valid, strict=True)]
-    counts = [sum(ok) for ok in valid]
-    means = [s / c if c else -math.inf for s, c in zip(sums, counts, strict=True)]
-    everything, kept = sum(counts), sum(counts[i] for i in chosen)
-    top = math.fsum(weights[i] * sums[i] for i in chosen)
-    if not everything:
-        return math.nan if total is None else 0.0, means
-    if not kept:
-        return 0.0, means
-    return top / kept * (1.0 if total is None else everything / total), means
+THREE = torch.tensor([[1.0, 2.0], [6.0, 9.0], [4.0, 4.0]], dtype=torch.float64)
+"""Losses of three samples, of which two positions, one and none count."""
+COUNTED = torch.tensor([[True, True], [True, False], [False, False]])
 
 
-@settings(max_examples=depth(150, 2000), deadline=None)
-@given(st.data())
-def test_equals_a_transcription_position_by_position(data):
-    n, positions = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
-    cells = st.lists(st.floats(-50, 50), min_size=positions, max_size=positions)
-    losses = data.draw(st.lists(cells, min_size=n, max_size=n))
-    masks = st.lists(st.booleans(), min_size=positions, max_size=positions)
-    valid = data.draw(st.lists(masks, min_size=n, max_size=n))
-    weights = data.draw(st.lists(st.floats(0.25, 4, width=32), min_size=n, max_size=n))
-    chosen = data.draw(st.none() | st.lists(st.integers(0, n - 1), max_size=n))
-    total = data.draw(st.none() | st.integers(1, 40) | st.floats(0.5, 40))
-    flat = data.draw(st.booleans())  # as tokens of several samples one after the other
-    tensor, mask = torch.tensor(losses, dtype=torch.float64), torch.tensor(valid)
-    if not flat:
-        given = GivenLosses(tensor, mask, total)
-    else:
-        given = GivenLosses(
-            tensor.flatten(), mask.flatten().to(data.draw(st.sampled_from([torch.int64, torch.float32]))), total
-        )
-    layout, rows = RowLayout(n, positions if flat else 1), None if chosen is None else torch.tensor(chosen, dtype=torch.int64)
-    of_rows = torch.tensor(weights)
+def given_losses(losses, valid, total, *, flat):
+    """The losses and the layout of their rows; flat as tokens of several samples one after the other."""
+    layout = RowLayout(len(losses), losses.shape[1] if flat else 1)
+    return GivenLosses(losses.flatten() if flat else losses, valid.flatten() if flat else valid, total), layout
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+@pytest.mark.parametrize(
+    ("weights", "chosen", "total", "expected"),
+    [
+        ([1, 1, 1], None, None, (1 + 2 + 6) / 3),
+        ([2, 1, 4], None, None, (2 * 3 + 6) / 3),
+        ([2, 1, 4], [0], None, 2 * 3 / 2),
+        ([2, 1, 4], [1], None, 6),
+        ([2, 0.5, 4], [1, 1, 0], None, (0.5 * 6 + 0.5 * 6 + 2 * 3) / 4),
+        ([2, 1, 4], [2], None, 0),
+        ([2, 1, 4], [], None, 0),
+        ([1, 1, 1], None, 6, (1 + 2 + 6) / 6),
+        ([2, 1, 4], None, 2.5, (2 * 3 + 6) / 2.5),
+        ([2, 1, 4], [1], 6, 6 / 1 * 3 / 6),
+        ([2, 1, 4], [1, 1, 0], 6, (6 + 6 + 2 * 3) / 4 * 3 / 6),
+        ([2, 1, 4], [2], 6, 0),
+    ],
+)
+def test_the_scalar_of_all_samples_and_of_some(weights, chosen, total, expected, dtype, flat):
+    given, layout = given_losses(THREE, COUNTED.to(dtype), total, flat=flat)
+    rows = None if chosen is None else torch.tensor(chosen, dtype=torch.int64)
+    of_rows = torch.tensor(weights, dtype=torch.float32)
     value = given.value(layout, of_rows if rows is None else of_rows[rows], rows)
-    expected, means = transcribed(losses, valid, weights, range(n) if chosen is None else chosen, total)
-    np.testing.assert_allclose(value.item(), expected, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(given.means(layout).numpy(), means, rtol=1e-9, atol=1e-9)
-    plain, _ = transcribed(losses, valid, [1.0] * n, range(n), total)
-    np.testing.assert_allclose(given.plain().item(), plain, rtol=1e-9, atol=1e-9)
+    assert value.item() == pytest.approx(expected, rel=1e-12)
+    assert given.plain().item() == pytest.approx(9 / (total or 3), rel=1e-12)
+    assert given.means(layout).tolist() == [1.5, 6.0, NEVER_SEEN]
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("chosen", [None, [0, 2]])
+def test_without_a_position_that_counts_the_mean_is_nan_and_the_sum_0(chosen, flat):
+    rows = None if chosen is None else torch.tensor(chosen)
+    for total, expected in ((None, math.nan), (5, 0.0)):
+        given, layout = given_losses(THREE, torch.zeros_like(COUNTED), total, flat=flat)
+        for value in (given.value(layout, None, rows), given.plain()):
+            assert value.item() == pytest.approx(expected, nan_ok=True)
+        assert given.means(layout).tolist() == [NEVER_SEEN] * 3
 
 
 def test_the_value_and_the_gradient_are_those_of_cross_entropy():
