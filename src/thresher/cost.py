@@ -19,8 +19,8 @@ class Cost:
         steps: Number of optimizer steps (of batches with a credited loss, where no optimizer was attached).
         full_forward: Samples that full training would have put through a forward pass by now.
         full_backward: Samples that full training would have put through a backward pass by now.
-        backward_to_forward: Seconds of a backward pass over seconds of a forward pass, measured in the first steps; None
-            before it is known.
+        backward_to_forward: Time of a backward pass divided by the time of a forward pass, measured in the first steps;
+            None before it is known.
         unknown: Reason why the samples that the loop put through the model are not known, a sentence without its full stop;
             None where they are known.
 

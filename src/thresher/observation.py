@@ -24,7 +24,7 @@ from thresher.score_table import Scores
 
 MOST_SEEN = torch.iinfo(torch.int16).max
 OPTIONAL = frozenset({"label_probability", "logit_margin", "correct", "predicted"})
-"""Signals without which a run observes losses alone, as of a regression."""
+"""Signals without which a run observes losses alone, as it does for a regression."""
 
 
 def added(old: Tensor, new: Tensor) -> Tensor:
@@ -111,16 +111,26 @@ OF_ANY_LOSS = ("loss_sum", "loss_squares")
 class DataMap(Mapping[str, NDArray[Any]]):
     """The table of what a run has observed: a mapping from the name of a column to its values, shape (N,).
 
-    The columns are those that the loss defines. `id`, int64: the position in the dataset. `times_seen`: number of batches in
-    which the sample had a loss; a sample that a sampler puts into one batch twice counts once. `loss`: the last one. Of a
-    criterion of classes or labels, over all times that the sample was seen: `confidence` and `variability`, the mean and the
-    standard deviation of the probability of its label, [0, 1]; `aum`, the mean of the logit of its label less the largest other
-    logit; `forgetting`, how often a right prediction became wrong; `learned_at`, the time, counted from 1, from which on
-    the prediction was always right, 0 if the last one was wrong; `predicted`, the class of the last prediction, if samples
-    have one class each. Of other losses: `loss_mean` and `loss_spread`. `suspicion`, [0, 1]: the likelier the label is
-    wrong, the larger: 1 - confidence, or the share of samples with a smaller mean loss. `label`: the class, if it is known.
-    `file`: the name of the file, of a dataset that lists one per sample. A sample that was never seen has NaN, 0 of all
-    counts, and -1 as `predicted`.
+    Every loss has these columns:
+
+    - `id`: position in the dataset, int64.
+    - `times_seen`: number of batches in which the sample had a loss; two places in one batch count once.
+    - `loss`: last loss.
+    - `suspicion`: larger means that the label is more likely wrong, [0, 1]. It is 1 - `confidence` or, without that column,
+      the share of samples with a smaller `loss_mean`.
+    - `label`: class, if it is known.
+    - `file`: name of the file, if the dataset lists one per sample.
+
+    A criterion of classes or labels adds these columns, computed over all visits of the sample:
+
+    - `confidence`, `variability`: mean and standard deviation of the probability of its label, [0, 1].
+    - `aum`: mean of the logit of its label minus the largest other logit.
+    - `forgetting`: how often a right prediction became wrong.
+    - `learned_at`: the visit, counted from 1, from which on every prediction was right; 0 if the last one was wrong.
+    - `predicted`: class of the last prediction, if samples have one class each.
+
+    Other losses add `loss_mean` and `loss_spread`, the mean and the standard deviation of the loss. A sample that was never
+    seen has 0 as its counts and `learned_at`, -1 as `predicted`, and NaN in the other computed columns.
 
     Args:
         columns: The columns by name, each of shape (N,).
@@ -234,7 +244,7 @@ class DataMap(Mapping[str, NDArray[Any]]):
             most: Largest number of samples that are drawn, evenly taken. Default: 20,000.
 
         Raises:
-            ValueError: The loss is of no classes, so that there is no confidence.
+            ValueError: The loss does not score classes, so there is no confidence.
         """
         if "confidence" not in self:
             raise ValueError("plot: a data map is drawn of confidence and variability, which this loss does not define")
@@ -307,7 +317,7 @@ def map_of(records: Records, dataset: Any, labels: Any = None, on_mismatch: Call
     Args:
         records: Records with the columns of `OBSERVED`.
         dataset: Dataset of the run, which may hold the classes.
-        labels: Classes of the samples, shape (N,). Default: those of the dataset or, if the criterion got others, these.
+        labels: Classes of the samples, shape (N,). Default: the classes of the dataset, or of the criterion if they differ.
         on_mismatch: Function that is called when the criterion got others. Default: none.
     """
     columns = {name: records[name].cpu() for name in (*OBSERVED, "stratum") if name in records}

@@ -69,11 +69,11 @@ class Permutation:
         self._rounds_back = inverse[::-1]
 
     def piece(self, begin: int, end: int, step: int = 1) -> NDArray[np.int64]:
-        """Returns the ids at places begin, begin + step, ... before `end`, shape (k,), int64.
+        """Returns the ids at places begin, begin + step, ... below `end`, shape (k,), int64.
 
         Args:
             begin: First place, 0 or more.
-            end: Place before which the piece ends, n at most.
+            end: End of the piece, exclusive, at most n.
             step: Number of places from one id to the next, 1 or more.
 
         Raises:

@@ -134,7 +134,7 @@ def choose_prompts(candidates: Tensor, chances: Tensor, k: int, generator: torch
         generator: Random generator on the CPU.
 
     Raises:
-        ValueError: `k` is no whole number of 1 or more.
+        ValueError: `k` is not an integer of 1 or more.
 
     Example:
         >>> chances = torch.tensor([1.0, 0.0, 1.0])
@@ -186,7 +186,7 @@ def choose_rollouts(rewards: Tensor, m: int) -> Tensor:
 
 
 def group_advantages(rewards: Tensor) -> Tensor:
-    """Returns the advantages of the rollouts of a prompt: rewards less their mean, over their standard deviation.
+    """Returns the advantages of the rollouts of a prompt: rewards minus their mean, divided by their standard deviation.
 
     Args:
         rewards: Rewards of the rollouts that are trained on, shape (..., m).
@@ -211,7 +211,7 @@ def has_signal(rewards: Tensor) -> Tensor:
     """Returns whether the rollouts of each prompt have different rewards; a group without a difference has no gradient.
 
     Args:
-        rewards: Rewards of the rollouts, shape (k, G); NaN where there is none, which counts as no reward of its own.
+        rewards: Rewards of the rollouts, shape (k, G); NaN for a rollout without a reward, which is ignored.
 
     Returns:
         Shape (k,), bool.
@@ -228,7 +228,7 @@ class Preflight(NamedTuple):
 
     Attributes:
         dead: Share of the prompts whose rollouts all have the same reward, [0, 1]. Skipping leaves them out where their
-            advantages are exactly 0, as those of rewards of 0 and 1 are.
+            advantages are exactly 0, which they are for rewards of 0 and 1.
         easy: Share of the prompts that are dead with a mean reward of `middle` or more, [0, 1].
         hard: Share of the prompts that are dead with a smaller one or none, [0, 1].
         dead_with: Share that would be dead with 2, 4, ... of these rollouts, by their number.
@@ -248,7 +248,7 @@ def preflight(rewards: ArrayLike | Tensor, *, middle: float = 0.5) -> Preflight:
     """Returns how many prompts teach nothing, from the rewards of a few rollouts of each of some prompts.
 
     Args:
-        rewards: Rewards, shape (P, G), G >= 2; NaN where there is none.
+        rewards: Rewards, shape (P, G), G >= 2; NaN for a rollout without a reward.
         middle: Mean reward from which on a prompt that teaches nothing is easy; else it is hard. Default: 0.5, for rewards
             in [0, 1].
 
@@ -322,7 +322,7 @@ class Uniform:
 
         Args:
             ids: Ids of the prompts.
-            rewards: Rewards of their rollouts, shape (k, G), float64; NaN where there is none.
+            rewards: Rewards of their rollouts, shape (k, G), float64; NaN for a rollout without a reward.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -377,7 +377,7 @@ class Greso(Uniform):
         return prompts.tolist()
 
     def observe(self, ids: list[int], rewards: Tensor) -> None:
-        """Counts the visits in a row at which a prompt taught nothing, and adapts the chances; no reward is no visit."""
+        """Counts how often in a row a prompt taught nothing, and adapts the chances; visits without rewards do not count."""
         scored = ~rewards.isnan().all(1)
         if not scored.any():
             return
@@ -441,7 +441,7 @@ class Thompson(Uniform):
 
         Args:
             ids: Ids of the prompts.
-            rewards: Rewards of their rollouts, shape (k, G), [0, 1]; NaN where there is none.
+            rewards: Rewards of their rollouts, shape (k, G), [0, 1]; NaN for a rollout without a reward.
 
         Raises:
             ValueError: A reward is outside [0, 1].

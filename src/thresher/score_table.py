@@ -105,7 +105,7 @@ class Scores:
 
     @staticmethod
     def mean(several: "Sequence[Scores]") -> "Scores":
-        """Returns the mean score of each sample over several tables, such as those of several runs; costs are added up.
+        """Returns the mean score of each sample over several tables, such as the tables of several runs; costs are added up.
 
         Args:
             several: Tables of the same samples and classes, one or more. A mean is finite only where every score is.
@@ -233,7 +233,7 @@ def _from_table(table: Any, facts: Any) -> Scores:
         facts: Content of the metadata.
 
     Raises:
-        ValueError: The metadata is not a dict, or a column has empty rows.
+        ValueError: The metadata is not a dict, or a column has missing values.
     """
     if not isinstance(facts, dict):
         raise ValueError(f"metadata of another kind: {facts!r}")
@@ -241,7 +241,7 @@ def _from_table(table: Any, facts: Any) -> Scores:
     names = [name for name in kinds if name in table.column_names]
     for name in names:
         if name != "score" and table.column(name).null_count:
-            raise ValueError(f"the column {name} has empty rows")
+            raise ValueError(f"the column {name} has missing values")
     columns = {
         name: torch.from_numpy(table.column(name).cast(kinds[name], safe=name != "score").to_numpy().copy()) for name in names
     }

@@ -65,7 +65,7 @@ class Timing:
         return entry
 
     def drop(self) -> None:
-        """Forgets what was booked since the last epoch was closed: it was no training."""
+        """Forgets what was booked since the last epoch was closed: it was not training."""
         self.switch(OUTSIDE)
         self._restart()
 

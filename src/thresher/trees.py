@@ -107,7 +107,7 @@ def map_where(function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any]
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """Moves the tensors of a batch; a batch that is on the device already is returned as it is, the very same object.
+    """Moves the tensors of a batch; a batch that is on the device already is returned as it is, as the same object.
 
     Args:
         tree: Batch of tensors in tuples, lists, mappings, dataclasses and other objects.

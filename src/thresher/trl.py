@@ -64,7 +64,7 @@ class Picks:
         self.rows = self.rows_trained = self.tokens_trained = 0
 
     def summary(self) -> str:
-        """Returns the counts, a line each."""
+        """Returns the counts, one per line."""
         facts = {
             "groups with a signal": _of(self.groups_with_signal, self.groups),
             "rows trained on": _of(self.rows_trained, self.rows),
@@ -102,7 +102,7 @@ def attach(trainer: Any, policy: Any = None, *, rollouts: int | None = None, ref
         What was picked by now; `summary` says it in words.
 
     Raises:
-        TypeError: `trainer` is no GRPOTrainer, or the policy is a class or lacks a method.
+        TypeError: `trainer` is not a GRPOTrainer, or the policy is a class or lacks a method.
         ValueError: A setting of the trainer gives a gradient to rows without an advantage, or lets rows depend on each other;
             or the policy is of another dataset, or `rollouts` or `cap` is out of its range.
         RuntimeError: While it trains: a group holds different prompts, or a batch has entries that are not known.
@@ -146,7 +146,7 @@ def _check_trainer(trainer: Any) -> None:
     if args.save_strategy == "steps" and args.save_steps * args.gradient_accumulation_steps % batches:
         warn(
             f"TRL goes on exactly only where a checkpoint lies between two generations: save_steps={args.save_steps} x "
-            f"gradient_accumulation_steps={args.gradient_accumulation_steps} is no multiple of the {batches} batches of one."
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps} is not a multiple of the {batches} batches of one."
         )
 
 
@@ -181,7 +181,7 @@ def _check_refill(trainer: Any, cap: float) -> None:
     if rows % trainer.num_generations:
         raise ValueError(
             f"thresher.trl.attach: `refill` needs whole groups on each rank; {rows} rows of a generation "
-            "(per_device_train_batch_size x steps_per_generation) are no multiple of "
+            "(per_device_train_batch_size x steps_per_generation) are not a multiple of "
             f"num_generations={trainer.num_generations}"
         )
 

@@ -49,7 +49,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             for value in (0, -0.1, 1.01, math.nan, "half")
         ),
         *(
-            ({"beta": value}, rf"`beta` must be a finite number of 0 or more, got {value!r}")
+            ({"beta": value}, rf"`beta` must be a finite number >= 0, got {value!r}")
             for value in (-0.1, math.nan, math.inf, "one")
         ),
         ({"keep": 0.5, "beta": 0.0}, "`keep` .* exclude each other, got keep=0.5 and beta=0.0; give one of them"),

@@ -489,7 +489,7 @@ def test_a_stream_with_a_position_of_its_own_is_refused_in_mid_epoch(monkeypatch
         loader.dataset.load_state_dict(loader.dataset.state_dict())
         return ATTACH(method, loader=loader, **arguments)
 
-    with pytest.raises(ValueError, match="samples would be skipped twice. Load the state of the run alone"):
+    with pytest.raises(ValueError, match="samples would be skipped twice. Load only the state of the run"):
         other.train("once", attach=attach, saved=first.saved)
 
 
@@ -499,7 +499,7 @@ def test_no_pass_of_the_run_itself_is_made_with_rows_that_a_collate_function_has
     def attach(given, **arguments):
         return ATTACH(given, forward=lambda model, batch: (model(batch[0].float()), batch[1]), **arguments)
 
-    with pytest.raises(thresher.AttributionError, match="the rows of a batch are not its samples: collate_fn"):
+    with pytest.raises(thresher.AttributionError, match="the rows of a batch do not match its samples: collate_fn"):
         Training("timm_fast_collate_mixup", monkeypatch).train(method, attach=attach)
 
 

@@ -152,8 +152,8 @@ def test_a_file_that_was_not_written_by_save(tmp_path):
     [
         ({"id": [0, 1], "loss": [0.1, 0.2]}, None, "scores have the columns id, score and, .* label; this file has id, loss"),
         ({"id": [0, 0], "score": [0.1, 0.2]}, None, "`ids` must be ascending from 0 on, without repeats"),
-        ({"id": [0, None], "score": [0.1, 0.2]}, None, "the column id has empty rows"),
-        ({"id": [0, 1], "score": [0.1, 0.2], "label": [None, 1]}, None, "the column label has empty rows"),
+        ({"id": [0, None], "score": [0.1, 0.2]}, None, "the column id has missing values"),
+        ({"id": [0, 1], "score": [0.1, 0.2], "label": [None, 1]}, None, "the column label has missing values"),
         ({"id": ["a", "b"], "score": [0.1, 0.2]}, None, "a"),
         ({"id": [0.5, 1], "score": [0.1, 0.2]}, None, "truncated"),
         ({"id": [0, 1], "score": [[1], [2]]}, None, "cast"),

@@ -178,8 +178,8 @@ def test_what_it_costs_and_what_it_is_of() -> None:
             r"d2: `features` must have shape \(3, D\), .* got \(2, 2\)",
         ),
         ({"neighbours": 0}, ValueError, "d2: `neighbours` must be a whole number of 1 or more, got 0"),
-        ({"forward": -1.0}, ValueError, "d2: `forward` must be a finite number of 0 or more, got -1.0"),
-        ({"reverse": math.inf}, ValueError, "d2: `reverse` must be a finite number of 0 or more, got inf"),
+        ({"forward": -1.0}, ValueError, "d2: `forward` must be a finite number >= 0, got -1.0"),
+        ({"reverse": math.inf}, ValueError, "d2: `reverse` must be a finite number >= 0, got inf"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -224,7 +224,7 @@ def test_probabilities_of_a_model() -> None:
     x, y = torch.randn(7, 3), torch.arange(7) % 4
     found, classes = class_probabilities(model, DataLoader(TensorDataset(x, y), 3, shuffle=True))
     assert torch.allclose(found, model(x).softmax(1), atol=1e-6) and torch.equal(classes, y) and not found.requires_grad
-    with pytest.raises(ValueError, match="class_probabilities: the targets are no classes"):
+    with pytest.raises(ValueError, match="class_probabilities: the targets are not classes"):
         class_probabilities(model, DataLoader(TensorDataset(x, x), 3))
     with pytest.raises(ValueError, match=r"class_probabilities: outputs must score classes, shape \(n, classes\), got \(3,\)"):
         class_probabilities(nn.Flatten(0), DataLoader(TensorDataset(x[:, :1], y), 3))

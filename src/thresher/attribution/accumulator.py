@@ -18,7 +18,7 @@ from thresher.records import Column, Records
 from thresher.trees import leaves
 
 CallIdentity = int | tuple[Any, ...]
-"""Identity of the outputs and targets of one call; equal for two calls with the very same ones."""
+"""Identity of the outputs and targets of one call; equal for two calls with the same objects."""
 
 
 def identity_of(outputs: Any, targets: Any) -> CallIdentity | None:
@@ -384,7 +384,7 @@ class StepAccumulator:
         """Withdraws the losses of these outputs in this step, because a later call was refused.
 
         Args:
-            outputs: The outputs; None withdraws all losses of this step, because they were those of another model.
+            outputs: The outputs; None withdraws all losses of this step, because they came from another model.
         """
         if outputs is None:
             self._open = [entry for entry in self._open if entry.confirmed]

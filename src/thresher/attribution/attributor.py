@@ -190,11 +190,11 @@ class Attributor:
             repeat: Number of consecutive rows per id; None if the caller gave none.
 
         Returns:
-            The scalar for the loop, shape (). None if nothing is trained on: the outputs are those of another model than the
-            run's own, or of a step that is over.
+            The scalar for the loop, shape (). None if nothing is trained on: the outputs come from another model than the
+            run's own, or from a step that is over.
 
         Raises:
-            AttributionError: The samples are not certain; nothing was recorded.
+            AttributionError: It is unknown which samples the losses belong to; nothing was recorded.
         """
         # The first branch is every step of a plain loop. It makes as few calls as possible, which a small model would feel.
         begin = perf_counter()
@@ -403,7 +403,7 @@ class Attributor:
 
 
 def _none_ignored(tensors: Sequence[Tensor]) -> bool:
-    """Whether it is certain that no label of a batch is negative, as an ignored index is; labels on a device are not read."""
+    """Whether no label of a batch can be negative, as an ignored index is; labels on a device are not read."""
     for leaf in tensors:
         # The criterion leaves out ignored labels, -100 by default. A 1-D integer tensor may be labels, and one on a device is
         # not read, because that would wait for it.

@@ -29,7 +29,7 @@ class LoaderPass:
     """What one pass over the loader has counted so far.
 
     Args:
-        start: Numbers when it began: samples of forward passes, those of full training forward and backward, and steps.
+        start: Numbers when it began: samples of forward passes, samples of full training forward and backward, and steps.
         evaluated: Number of calls of `run.model` without gradients before it.
         at_batch: Numbers of samples in forward passes, and of those that a backward pass reached, before the latest batch.
         size: Number of samples of the latest batch.
@@ -203,7 +203,7 @@ class Meter:
             self._fresh.append((origin, new))
 
     def discard_foreign(self) -> None:
-        """Removes the counts of passes that `run.model` did not make, because they were those of another model."""
+        """Removes the counts of passes that `run.model` did not make, because another model made them."""
         for one in self.passes.latest:
             if not one.by_model:
                 one.add(-one.n)

@@ -10,7 +10,7 @@ from thresher.attribution.rows import YieldedBatch
 
 # Every batch of a training is tested once, so the limit lies far below one in the number of batches of a long training.
 LOG_CHANCE = math.log(1e-9)
-"""Logarithm of the chance below which values at the rows of other samples are no coincidence."""
+"""Logarithm of a chance. Values at the rows of other samples that are less likely than this are not a coincidence."""
 NOT_MOVED = 7364136223846793005
 """Stands for values that were not moved; almost certainly not the hash of any value."""
 
@@ -19,7 +19,7 @@ class Suspicion:
     """Adds up, batch by batch, how unlikely it is that targets have the values of other samples by chance.
 
     Labels that a loop computes (flipped, noisy, remapped) can equal the labels of other rows by chance: flipped labels of two
-    classes do in every batch with equal counts. Labels that are a function of the yielded labels are therefore no evidence.
+    classes do in every batch with equal counts. Labels that are a function of the yielded labels are therefore not evidence.
     Other labels are evidence in proportion to their unlikeliness.
     """
 
@@ -82,7 +82,7 @@ def moved_among_samples(
 ) -> list[Tensor]:
     """Compares targets with the yielded targets of the stated samples.
 
-    Targets that the loop computed (soft, masked, remapped labels) are no evidence. Targets whose values all occur at the rows
+    Targets that the loop computed (soft, masked, remapped labels) are not evidence. Targets whose values all occur at the rows
     of other samples are evidence that rows were permuted, or that several rows per sample are in another order. If the values
     are all different, one batch is enough; labels of a few classes need several batches. Targets in the order of one tensor of
     the batch are right, even if another tensor has the same values in another order.

@@ -5,7 +5,7 @@ if it is not in the lists of this module, or if it acts along the rows.
 
 There are two sources of evidence. Targets: a tensor that shares storage with a yielded batch shows rows of that batch, by its
 element range. Outputs: the tensors that `run.model` returns show the same rows as the inputs of that call. If both sources are
-known, they must agree. A tensor that was changed in place is no evidence. Equal values alone are never evidence.
+known, they must agree. A tensor that was changed in place does not count. Equal values alone are never evidence.
 
 One case is outside the promise: inputs that are permuted or mixed into new storage before `run.model`, together with the
 original targets. This case looks the same as a normalisation of the inputs.
@@ -277,8 +277,8 @@ def _concatenate(operands: Sequence[_Operand | None], name: str) -> Followed:
 
 
 WAY_OUT = (
-    "`forward` must return outputs and targets whose row i is sample i of the batch. Let the samples be their first dimension, "
-    "as in outputs.unflatten(0, (len(x), -1)) for flattened tokens; or return the very targets of the batch, or views of them."
+    "`forward` must return outputs and targets whose row i is sample i of the batch. Put the samples in dimension 0, as in "
+    "outputs.unflatten(0, (len(x), -1)) for flattened tokens; or return the targets of the batch unchanged, or views of them."
 )
 
 
@@ -306,7 +306,7 @@ def _repeat_of(targets: Tensor, n: int, tracker: RowTracker, record: YieldedBatc
     lookup = tracker.look(targets)
     if lookup.rows is not None:
         if (lookup.rows.start, lookup.rows.step, lookup.rows.n) != (0, 1, n):
-            raise AttributionError(f"forward= returned targets of some rows only of a batch of {n} samples. {WAY_OUT}")
+            raise AttributionError(f"forward= returned targets of only some rows of a batch of {n} samples. {WAY_OUT}")
         return lookup.rows.repeat
     repeat = len(targets) // n
     # With a new `Suspicion`, because evidence about `forward` says nothing about the ids that the loop passes. Reading the
@@ -315,8 +315,8 @@ def _repeat_of(targets: Tensor, n: int, tracker: RowTracker, record: YieldedBatc
         raise AttributionError(f"forward= returned the targets of the batch in another order of samples. {WAY_OUT}")
     if repeat > 1 and not is_in_order(targets, record, repeat):
         raise AttributionError(
-            f"forward= returned targets of shape {tuple(targets.shape)} for {n} samples: it is not certain which rows belong "
-            f"to which sample. {WAY_OUT}"
+            f"forward= returned targets of shape {tuple(targets.shape)} for {n} samples: cannot tell which rows belong to "
+            f"which sample. {WAY_OUT}"
         )
     return max(repeat, 1)
 
@@ -386,7 +386,7 @@ class StatedIds:
         waiting: Batches that `ids` can belong to if no tensor names rows.
         passed_over: Earlier batch that waits for its loss, so that the caller may not mean `run.ids`; None without doubt.
         made_for: Batches that the model computed the outputs for, without released batches; None if unknown.
-        counted: Most likely batch of `ids`, used if `ids` is no view of known ids and no tensor shows the batch.
+        counted: Most likely batch of `ids`, used if `ids` is not a view of known ids and no tensor shows the batch.
         ids_repeat: Whether the loader can yield a sample twice, so that `ids` may name it twice.
     """
 

@@ -17,7 +17,7 @@ LABEL_BYTES = 2**16
 
 
 class AttributionError(RuntimeError):
-    """The samples of a loss are not certain; nothing was recorded.
+    """The run cannot tell the samples of a loss; nothing was recorded.
 
     Example:
         >>> import torch, thresher
@@ -107,7 +107,7 @@ class RowLayout(NamedTuple):
             The same losses, shape (n, positions per sample).
 
         Raises:
-            AttributionError: There are several losses per sample, and it is not certain which losses belong to which sample.
+            AttributionError: There are several losses per sample, and nothing tells which losses belong to which sample.
             ValueError: The first dimension is not that of the samples.
         """
         leading = positions.shape[0] if positions.dim() else 0
@@ -115,9 +115,9 @@ class RowLayout(NamedTuple):
         if not known:
             if leading and leading % self.n == 0:
                 raise AttributionError(
-                    f"Losses of shape {tuple(positions.shape)} for {self.n} samples: it is not certain which rows belong to "
+                    f"Losses of shape {tuple(positions.shape)} for {self.n} samples: cannot tell which losses belong to "
                     f"which sample. Give one id per row; or, if each sample has {leading // self.n} consecutive rows, pass "
-                    f"ids= and repeat={leading // self.n}; in forward=, let the samples be the first dimension. Nothing was "
+                    f"ids= and repeat={leading // self.n}; in forward=, put the samples in dimension 0. Nothing was "
                     "recorded."
                 )
             raise ValueError(
@@ -186,12 +186,12 @@ class TrackedTensor(NamedTuple):
 
     Attributes:
         storage: Weak reference to the storage.
-        version: Version of the tensor when it was recorded; a change in place raises it.
+        version: Version of the tensor when it was recorded; a change in place increases it.
         offset: Start of the first row, in bytes.
         stride: Distance from one row to the next, in bytes.
         span: Length of one row, in bytes.
         rows: The rows that the tensor shows.
-        changed: Description of the inputs if these were changed or mixed, so that the tensor is no evidence; None otherwise.
+        changed: Description of inputs that were changed or mixed, so the tensor does not show the samples; None for others.
         place: Sequence number of its autograd node, and its number among the results; None without a node.
     """
 
@@ -241,7 +241,7 @@ class TrackedTensor(NamedTuple):
             span: Length of one entry of the first dimension, in bytes.
 
         Returns:
-            The rows; None if the view is no whole number of rows.
+            The rows; None if it does not show whole rows, the same part of each row, or flattened whole rows.
         """
         first, inside = divmod(offset - self.offset, self.stride)
         batch, start, step, count, _ = self.rows

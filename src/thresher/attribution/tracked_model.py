@@ -22,7 +22,7 @@ from thresher.trees import leaves
 class TrackedModel(nn.Module):
     """A thin wrapper of the user's model with the same parameters, names and attributes, which can be read and set.
 
-    Copies and pickles are those of the user's model, without the tracking.
+    Copies and pickles contain the user's model, without the tracking.
 
     Args:
         module: The user's model.

@@ -40,7 +40,7 @@ class SampleDimension:
         return self.unclear is not None or not all(self._is_first.values())
 
     def with_samples_first(self, tensors: list[Tensor], n: int) -> list[Tensor]:
-        """Returns the tensors of a batch whose first dimension is certain to be that of the samples.
+        """Returns the tensors of a batch whose first dimension is known to be that of the samples.
 
         Args:
             tensors: All tensors of a batch, in the order of the batch.
@@ -68,7 +68,7 @@ class LossDimension:
         self._is_first: set[int] = set()
 
     def check(self, losses: Tensor, n: int, *, by_sample: bool = True) -> None:
-        """Checks that the samples of some losses are certain to be along the first dimension.
+        """Checks that the samples of some losses are known to be along the first dimension.
 
         Args:
             losses: Losses by position, shape (rows, ...).
@@ -118,7 +118,7 @@ class RowTracker(Uncopied):
     """Finds the rows of a tensor by the storage that it shares with a tensor of known rows.
 
     Args:
-        sample_dimension: Finds the dimension of the samples. Default: the first dimension is certain.
+        sample_dimension: Finds the dimension of the samples. Default: the first dimension is that of the samples.
     """
 
     def __init__(self, sample_dimension: SampleDimension | None = None) -> None:

@@ -36,7 +36,7 @@ class WriteBuffer:
         """Appends a copy of rows.
 
         Args:
-            rows: Values by field, each of shape (n,); the fields and their data types are those of the first call.
+            rows: Values by field, each of shape (n,); the fields and data types must be the same in every call.
         """
         # Copied, because the loop may write into its tensors before the rows are sent.
         n, done = len(next(iter(rows.values()))), 0
@@ -64,7 +64,7 @@ class WriteBuffer:
 
 
 ID, FIRST = "#id", "#first"
-"""Fields of buffered rows in addition to those of the columns."""
+"""Fields of buffered rows in addition to the fields of the columns."""
 
 
 class GatheredRecords(Records):
@@ -78,7 +78,7 @@ class GatheredRecords(Records):
         n: Number of samples.
         world: The ranks.
         device: Device of the columns and of the written values.
-        sent: Data types in which values of some columns are buffered and sent. Default: those of the columns.
+        sent: Data types in which values of some columns are buffered and sent. Default: the data types of the columns.
 
     Example:
         >>> from thresher.distributed.world import ALONE
@@ -115,7 +115,7 @@ class GatheredRecords(Records):
         first: bool | Tensor = True,
         certain: Tensor | None = None,
     ) -> None:
-        """Buffers the signals of one batch until `sync`; the arguments are those of `Records.write`."""
+        """Buffers the signals of one batch until `sync`; takes the arguments of `Records.write`."""
         # Rows that do not count have the id -1: to leave them out here would wait for the device in each step.
         rows = {ID: (ids if certain is None else torch.where(certain, ids, -1)).to(self._id_dtype)}
         if self._by_function:

@@ -101,7 +101,7 @@ class World(ABC):
         return value
 
     def to_first(self, values: Iterable[T]) -> Iterator[T]:
-        """Yields the values of all ranks in rank 0, those of the last rank first; sends the values and yields none in others.
+        """Yields the values of all ranks in rank 0, beginning with the last rank; sends the values and yields none in others.
 
         Rank 0 has one value at a time in memory.
 
@@ -167,7 +167,7 @@ class Alone(World):
     """
 
     def gather(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Returns the values as those of one rank, shape (1, *shape)."""
+        """Returns the values with a dimension for the only rank, shape (1, *shape)."""
         return values[None]
 
     def every(self, value: T) -> list[T]:

@@ -88,7 +88,7 @@ def data_parallel(model: nn.Module | None) -> DistributedDataParallel | None:
 
 
 def inside(model: nn.Module) -> nn.Module:
-    """Returns the module inside of `DistributedDataParallel`, whose calls wait for no other process; any other model itself."""
+    """Returns the module that `DistributedDataParallel` wraps, whose calls wait for no other process; or the model itself."""
     parallel = data_parallel(model)
     return model if parallel is None else parallel.module
 
@@ -120,7 +120,7 @@ class CallInside:
     """Calls a `DistributedDataParallel` with another module inside, and restores the user's module after the call.
 
     Args:
-        model: The user's model. Its reducer has the parameters, so the other module must have the very same ones.
+        model: The user's model. Its reducer has the parameters, so the other module must hold the same objects.
         module: Module that is called in the place of the one inside.
     """
 
@@ -128,7 +128,7 @@ class CallInside:
         self._model, self._module = model, module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model; arguments and result are those of the model."""
+        """Calls the model with the same arguments, and returns its result."""
         members = self._model._modules
         module = members["module"]
         members["module"] = self._module

@@ -25,7 +25,7 @@ from thresher.run.several_processes import has_group
 
 
 class EpochBatches(OfUser):
-    """The batches of a run, one pass per epoch. Other attributes are those of the user's DataLoader.
+    """The batches of a run, one pass per epoch. Other attributes are read from the user's DataLoader.
 
     Args:
         loader: Loader of the run.
@@ -272,7 +272,7 @@ def check_module(module: LightningModule, names: dict[str, Any]) -> None:
 
     Args:
         module: Module of the training.
-        names: Names of its attributes, by the argument of `Selection` that names them; values that are no strings name none.
+        names: Names of its attributes, by the argument of `Selection` that names them; values that are not strings name none.
 
     Raises:
         ValueError: The module optimizes by itself, is compiled, or does not have the attributes.
@@ -324,7 +324,7 @@ def check_loader_of(trainer: Any) -> DataLoader[Any]:
         trainer: Trainer that has made its loader.
 
     Raises:
-        ValueError: There are several loaders, it is no DataLoader over samples with ids, or Lightning deals its order out to
+        ValueError: There are several loaders, it is not a DataLoader over samples with ids, or Lightning deals its order out to
             several processes by a wrapper.
     """
     loader = trainer.train_dataloader
@@ -391,7 +391,7 @@ def check_schedulers(trainer: Any) -> None:
 
 
 GIVEN_BY_TRAINER = {"method", "loader", "criterion", "model", "optimizer", "epochs", "device", "process_group", "options"}
-"""Arguments of `attach` that are no settings: `Selection` has its own, or Lightning knows them."""
+"""Arguments of `attach` that are not settings: `Selection` has its own, or Lightning knows them."""
 
 
 class Selection(Callback):
@@ -399,12 +399,12 @@ class Selection(Callback):
 
     While `fit` trains, the run stands in the place of the named attributes, and `self.thresher` is the run itself, for modules
     that call `self.thresher.criterion` or `self.thresher.reduce` in `training_step`. Schedulers with interval="step" are paced
-    as by `Run.pace`, validation comes as often as in full training, and checkpoints have the state of the run. See
+    as `Run.pace` does, validation comes as often as in full training, and checkpoints have the state of the run. See
     docs/frameworks.md for what is supported.
 
     Args:
         method: Method, list of methods or share of the cost, as `thresher.attach` takes it.
-        criterion: Name of the attribute of the module that is its criterion; or a criterion that is no attribute, as
+        criterion: Name of the attribute of the module that is its criterion; or a criterion that is not an attribute, as
             `thresher.attach` takes it, which the module calls as `self.thresher.criterion`; None where it calls
             `self.thresher.reduce` alone.
         model: Name of the attribute of the module that is its network, which `training_step` calls; None where the method
@@ -413,7 +413,7 @@ class Selection(Callback):
             `seed`, `on_nonfinite`, `spend` and `collate_keeps_rows`.
 
     Raises:
-        TypeError: A setting is no argument of `thresher.attach`, or one that Lightning knows.
+        TypeError: A setting is not an argument of `thresher.attach`, or one that Lightning knows.
         ValueError: `fit` is called with something that is not supported; nothing was changed.
 
     Example:
@@ -465,7 +465,7 @@ class Selection(Callback):
     def run(self) -> Run:
         """The run of the `fit` in progress or, after it, of the last one, with its cost, history and records.
 
-        Of several processes each has a run of its own, whose cost and records are those of its part of the samples.
+        In several processes, each has its own run, with the cost and records of its part of the samples.
 
         Raises:
             ValueError: No training has begun in this process.
@@ -557,7 +557,7 @@ class Selection(Callback):
             self._batches.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the run; nothing before the training began. Lightning saves that of process 0."""
+        """Returns the state of the run; nothing before the training began. Lightning saves the state of process 0."""
         if self._batches is None:
             return {}
         return {"run": self.run.state_dict(), "batches": self._length}

@@ -264,7 +264,7 @@ class SharedOrder:
         Args:
             plan: The plan of an epoch.
             sizes: Batch size, and whether a last batch that is not full is dropped.
-            everything: Number of samples of full training, of all processes; None for those of the order.
+            everything: Number of samples of full training, of all processes; None for the samples of the order.
             seen: Number of samples of the last epoch of a stream: 0.
 
         Raises:
@@ -286,7 +286,7 @@ class SharedOrder:
             plan: The plan of the epoch.
             place: Place that an interrupted epoch has reached.
             sizes: Batch size, and whether a last batch that is not full is dropped.
-            everything: Number of samples of full training, of all processes; None for those of the order.
+            everything: Number of samples of full training, of all processes; None for the samples of the order.
 
         Raises:
             DisagreementError: The samplers of the processes do not have the same order; all processes raise it.

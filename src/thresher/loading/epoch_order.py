@@ -61,7 +61,7 @@ class EpochScale(NamedTuple):
     sizes: StepSizes | None = None
 
     def at(self, place: OrderPlace) -> tuple[int, int]:
-        """Returns the units of the epoch that are over at a place, and those of the whole epoch, 1 or more.
+        """Returns how many units of the epoch are over at a place, and how many the whole epoch has, 1 or more.
 
         Args:
             place: Place in the order of the epoch.
@@ -348,7 +348,7 @@ class IdBatchSampler(Sampler[list[int]]):
         return self._sizes.drop_last
 
     def least_of(self, plan: HeldPlan) -> int:
-        """Returns the least number of rows of the last batch of a plan; it is that of full training if nothing is left out.
+        """Returns the least number of rows of the last batch of a plan, as in full training if nothing is left out.
 
         A plan that leaves samples out may end with one row, on which BatchNorm cannot be trained. A plan of one row stays, so
         that the model says so.
@@ -543,7 +543,7 @@ class StreamBatches:
 
 
 def check_begins(stream: Any) -> None:
-    """Refuses a stream of Hugging Face `datasets` that has loaded a state of its own, if a run is resumed.
+    """Refuses to resume a run over a stream of Hugging Face `datasets` that has loaded its own state.
 
     Args:
         stream: Dataset of the loader; the run is about to skip what the interrupted epoch had read of it.
@@ -553,7 +553,7 @@ def check_begins(stream: Any) -> None:
     """
     if getattr(stream, "_starting_state_dict", None) is not None:
         raise ValueError(
-            f"The run goes on in the middle of an epoch, and so does its {type(stream).__name__}, which has loaded a state of "
-            "its own: samples would be skipped twice. Load the state of the run alone, which reads the stream from its "
+            f"The run resumes in the middle of an epoch, and its {type(stream).__name__} has loaded a state of its own, so "
+            "samples would be skipped twice. Load only the state of the run, which reads the stream from its "
             "beginning."
         )

@@ -43,7 +43,7 @@ NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), No
 
 
 class SelectedLoader(OfUser):
-    """`run.loader`: iterate it like the loader it was made from. Other attributes are those of that loader.
+    """`run.loader`: iterate it like the loader it was made from. Other attributes are read from that loader.
 
     Args:
         loader: The user's DataLoader.
@@ -135,7 +135,7 @@ class SelectedLoader(OfUser):
 
     @property
     def candidates(self) -> int:
-        """Number of ids that the user's sampler yields per epoch; without those of a last batch that is dropped.
+        """Number of ids that the user's sampler yields per epoch; without the ids of a last batch that is dropped.
 
         0 for a stream without a length, until an epoch of it is over.
         """

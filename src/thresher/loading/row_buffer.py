@@ -29,7 +29,7 @@ def rows_of(batch: Any) -> int:
 def is_per_sample(tree: Any, n: int) -> bool:
     """Whether a part of a batch has one entry for each of its n samples: a tensor, an array, or a list, for example of texts.
 
-    A list of n things is a list of samples unless all its tensors have n rows, as those of `[x, y]` have if n is 2.
+    A list of n things is a list of samples unless all its tensors have n rows, as in `[x, y]` if n is 2.
     """
     if isinstance(tree, Tensor | np.ndarray):
         return tree.ndim > 0 and len(tree) == n

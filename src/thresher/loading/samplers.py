@@ -186,7 +186,7 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         several: Whether several processes train together.
 
     Raises:
-        TypeError: `loader` is no DataLoader, or iterates over an IterableDataset although samples need ids.
+        TypeError: `loader` is not a DataLoader, or iterates over an IterableDataset although samples need ids.
         ValueError: `loader` has a setting that cannot be kept.
     """
     if not isinstance(loader, DataLoader):
@@ -256,7 +256,7 @@ OF_ITERATION = ("__iter__", "__len__", "_get_iterator")
 def check_iteration(loader: DataLoader[Any]) -> None:
     """Refuses a subclass of DataLoader that makes its batches itself, because only settings of a loader can be kept.
 
-    Of a stream, the batches are those of the user's loader. But a class that begins in the middle of the stream, by a state of
+    A stream yields the batches of the user's loader. But a class that begins in the middle of the stream, by a state of
     its own or with one iterator for all epochs, does not begin where a resumed run expects it.
 
     The loaders of accelerate have the class of the loader that they wrap; what they do themselves, which is to move batches

@@ -242,7 +242,7 @@ class UserOrder:
         Args:
             plan: The plan of an epoch.
             sizes: Batch size, and whether a last batch that is not full is dropped.
-            everything: Number of samples of full training; None for those of the order.
+            everything: Number of samples of full training; None for the samples of the order.
             seen: Number of samples of the last epoch of a stream.
 
         Raises:
@@ -261,7 +261,7 @@ class UserOrder:
             plan: The plan of the epoch.
             place: Where in its order an interrupted epoch goes on.
             sizes: Batch size, and whether a last batch that is not full is dropped.
-            everything: Number of samples of full training; None for those of the order.
+            everything: Number of samples of full training; None for the samples of the order.
         """
         order, stayed = self._order_of(plan, place)
         smaller = self.step_sizes(plan, sizes, everything, 0)

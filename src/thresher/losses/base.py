@@ -445,7 +445,7 @@ class DeferredSignals(NamedTuple):
 
     @staticmethod
     def together(several: "Sequence[DeferredSignals]") -> dict[str, Tensor]:
-        """Computes the signals of the samples of several batches, one batch after the other."""
+        """Computes the signals of several batches at once, by name, with the samples in the order of the batches."""
         log_probs, targets = torch.cat([one.log_probs for one in several]), torch.cat([one.targets for one in several])
         return DeferredSignals(log_probs, targets, several[0].criterion, several[0].wanted).now()
 

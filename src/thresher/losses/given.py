@@ -70,7 +70,7 @@ class GivenLosses:
 
     @property
     def has_total(self) -> bool:
-        """Whether the loop gave the number that the sum is divided by, over whatever batches and processes it counted."""
+        """Whether the loop gave `total`, the number that the sum is divided by. It may count several batches or processes."""
         return self._total is not None
 
     def _mask_of(self, mask: Any, name: str) -> Tensor:
@@ -128,8 +128,8 @@ class GivenLosses:
             if not total.is_cpu:
                 if total.device != self.losses.device:
                     raise ValueError(
-                        f"run.reduce: `total` is on {total.device} and the losses are on {self.losses.device}: reading it "
-                        "would wait for the device. Count the positions on the device of the losses, or on the CPU"
+                        f"run.reduce: `total` is on {total.device}, but the losses are on {self.losses.device}. "
+                        "Compute it on the device of the losses or on the CPU: copying it would wait for the device"
                     )
                 self._on_device.append((total > 0) & total.isfinite())
                 return total

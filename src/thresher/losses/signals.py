@@ -13,12 +13,12 @@ largest probability. `predicted` is the class with it; -1 for a sample with seve
 - Probabilities as targets: the likeliest class of the targets is the label.
 
 `el2n` (arXiv:2107.07075), `margin` and `entropy` need outputs that score classes. They are the means over the valid positions
-of |p - y|, of the probability of the label less the largest other probability, and of - sum(p log p). `uncertainty` is the mean
-of 1 - sum(p^2), or of 2 p (1 - p) over independent labels: the chance that two labels differ which are drawn with the
+of |p - y|, of the probability of the label minus the largest other probability, and of - sum(p log p). `uncertainty` is the
+mean of 1 - sum(p^2), or of 2 p (1 - p) over independent labels: the chance that two labels differ which are drawn with the
 probabilities of the model. `grad_norm` is the norm of the gradient of a sample's mean loss with respect to the model's outputs,
 which bounds the norm of the whole gradient up to a constant (Katharopoulos & Fleuret, arXiv:1803.00942); `Criterion.errors`
 computes it. `label` is the class of a sample with one label. `batch_loss` is the mean loss of the samples for which the loop
-called the criterion together. `label_probability` is the probability of the label, and `logit_margin` its logit less the
+called the criterion together. `label_probability` is the probability of the label, and `logit_margin` its logit minus the
 largest other one; over independent labels, the means of the probability of being right and of the logit towards it.
 """
 
@@ -147,7 +147,7 @@ def _over_positions(right: Tensor, confidence: Tensor, valid: Tensor | None, n: 
 def of_classes(
     log_probs: Tensor, targets: Tensor, wanted: Set[str], *, n: int, valid: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Returns those of `el2n`, `margin`, `entropy`, `uncertainty`, `label_probability` and `logit_margin` that are wanted.
+    """Returns the wanted signals among `el2n`, `margin`, `entropy`, `uncertainty`, `label_probability` and `logit_margin`.
 
     Args:
         log_probs: Log-probabilities, shape (B, C, ...), float.
@@ -311,7 +311,7 @@ def as_classes(targets: object, n: int) -> Tensor:
 def strata(targets: object, n: int, *, of_classes: bool) -> Tensor:
     """Returns the class c of each sample, shape (n,), int64; -1 where samples have no class, or several. It never waits.
 
-    Of probabilities, which may be a mixture of labels, it is -2 - c, so that it is not taken for the label.
+    For probabilities, which may be a mixture of labels, it is -2 - c, so that it is not taken for the label.
 
     Args:
         targets: Targets of the criterion.

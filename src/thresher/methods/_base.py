@@ -88,7 +88,7 @@ class Chances:
             done += len(inside)
 
     def _mass(self, samples: slice | NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns importances over the largest one, so that the sum of huge ones stays finite; NaN where not known."""
+        """Returns importances divided by the largest one, so that sums stay finite; NaN where not known."""
         mass = self._importance[samples].astype(np.float64)
         mass[~(np.isfinite(mass) & (mass >= 0))] = np.nan
         mass /= self._largest or 1.0
@@ -269,7 +269,7 @@ def in_id_order(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor
 
 
 def plan_of(rows: Tensor, n: int, keep: float, weights: Tensor | None = None, *, drawn: bool = False) -> BatchPlan:
-    """Returns a plan with the scheduled and the actual fraction as its facts.
+    """Returns a plan whose facts are the scheduled and the actual fraction of rows that are left out.
 
     Args:
         rows: Row numbers, ascending, shape (k,), int64.
@@ -419,8 +419,8 @@ def check_known(method: object, irreducible: Scores | str, ids: Tensor) -> None:
     unknown = ids[~table_entries(table_of(method, irreducible), ids.cpu()).isfinite()]
     if len(unknown):
         raise ValueError(
-            f"{type(method).__name__}: `irreducible` has no finite loss for {len(unknown)} of {len(ids)} samples, the first is "
-            f"{int(unknown[0])}; compute it for every sample that is trained on"
+            f"{type(method).__name__}: `irreducible` has no finite loss for {len(unknown)} of {len(ids)} samples; the first "
+            f"is sample {int(unknown[0])}. Compute it for every sample that is trained on"
         )
 
 

@@ -1,8 +1,8 @@
 """Orthogonal matching pursuit with weights above zero: find a few vectors whose weighted sum is close to a target.
 
-Vectors ("atoms") are represented by their inner products only, so that the gradient of a whole layer is never stored: that of
-a sample is the outer product of its error e (the gradient at the outputs of the layer) and its feature h (the input of the
-layer), and <e_i x h_i, e_j x h_j> = <e_i, e_j> <h_i, h_j>. All arithmetic is in double precision.
+Vectors ("atoms") are represented by their inner products only, so that the gradient of a whole layer is never stored. The
+gradient of a sample is the outer product of its error e (the gradient at the outputs of the layer) and its feature h (the input
+of the layer), and <e_i x h_i, e_j x h_j> = <e_i, e_j> <h_i, h_j>. All arithmetic is in double precision.
 """
 
 import math
@@ -105,10 +105,10 @@ def match(atoms: Atoms, budget: int, *, penalty: float = 0.0, tolerance: float =
         atoms: Atoms and the target.
         budget: Largest number of atoms.
         penalty: Factor lambda on the squared norm of the weights: min |target - sum of weighted atoms|^2 + lambda |weights|^2.
-        tolerance: Norm of the residual over that of the target at which the search ends.
+        tolerance: Norm of the residual, divided by the norm of the target, at which the search ends.
 
     Returns:
-        Chosen atoms; of equally good ones, that with the lower position.
+        Chosen atoms. A tie goes to the atom with the lower position.
     """
     n = len(atoms.correlation)
     basis, weights = _Basis(atoms, min(budget, n), penalty), np.empty(0)
@@ -132,7 +132,7 @@ def match(atoms: Atoms, budget: int, *, penalty: float = 0.0, tolerance: float =
 
 
 def sample_atoms(error: Values, feature: Values) -> Atoms:
-    """Returns atoms that are the gradients of the samples; the target is their sum.
+    """Returns the gradients of the samples as atoms, and their sum as the target.
 
     Args:
         error: Gradient of each sample's loss at the outputs, shape (n, C).
@@ -220,7 +220,7 @@ def match_classes(
         error: Gradient of each sample's loss at the outputs, shape (n, C), finite.
         feature: Input of the last layer, shape (n, D), finite; D may be 0, for the bias alone.
         labels: Class of each sample, which is the number of an output, shape (n,), int64.
-        budget: Number of samples wanted; those of the classes add up to this number or a few more.
+        budget: Number of samples wanted; the numbers of the classes add up to this or a few more.
         own_row: Whether only the gradient of the output of the class is matched.
         penalty: Factor on the squared norm of the weights. Default 0.
         tolerance: Relative distance to a target at which the search ends. Default 0.

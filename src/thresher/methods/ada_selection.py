@@ -99,7 +99,7 @@ def selectors(adaboost: BoostFormula) -> dict[str, KeepLargest | None]:
 
 
 def name_in_pool(selector: Selector) -> str:
-    """Returns the name of a selector in the history: of a batch method that of its class, such as `rho_loss` of `RhoLoss`.
+    """Returns the name of a selector in the history; for a batch method from its class, as `rho_loss` for `RhoLoss`.
 
     Args:
         selector: Name of a selector, or a batch method.
@@ -269,7 +269,7 @@ class AdaSelection(KeepLargest):
         gamma: Speed at which the curriculum ends, above 0: losses count as u / t ** gamma in it. Default 1; not published.
         importance: Source of the importances of a selector: "ranks" (default) are softmaxes of normal quantiles in its
             order, "votes" 1/k on the rows that it alone would keep, "spread" softmaxes of its scores with standard deviation 1,
-            "softmax" those of its scores as they are.
+            "softmax" softmaxes of its scores as they are.
         average: Average loss L of a selector: "weighted" (default) is the mean over all samples, weighted by its importance;
             "picked" is the mean over the samples that it alone would keep.
         curriculum: Whether small losses are favoured at the beginning. Default True.

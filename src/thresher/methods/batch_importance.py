@@ -26,7 +26,7 @@ from thresher.selection import share
 
 
 def masses(scores: Tensor) -> Tensor:
-    """Returns the masses to which the probabilities of the rows are proportional: the scores over the largest of them.
+    """Returns the masses to which the probabilities of the rows are proportional: the scores divided by the largest one.
 
     A score that is not finite has mass 0. Where no score is above 0, all finite ones have mass 1.
 
@@ -151,9 +151,7 @@ class BatchImportance:
         if not 0 <= self.smoothing < 1:
             raise ValueError(f"BatchImportance: `smoothing` is the share an average keeps, within [0, 1), got {self.smoothing}")
         if self.threshold is not None and not 0 <= self.threshold < math.inf:
-            raise ValueError(
-                f"BatchImportance: `threshold` must be a finite number of 0 or more, or None, got {self.threshold}"
-            )
+            raise ValueError(f"BatchImportance: `threshold` must be a finite number >= 0, or None, got {self.threshold}")
         if not -math.inf < self.exponent <= 1:
             raise ValueError(f"BatchImportance: `exponent` must be a finite number of 1 or less, got {self.exponent}")
 

@@ -73,7 +73,7 @@ class Bls(InfoBatch):
             "A score starts with the mean loss of the first batch that a sample was in; in the code it starts at 0.",
             "Where the losses of single samples are known, each of them is multiplied by its own weight; the code multiplies "
             "the scalar of a batch by the mean of its weights.",
-            "The weight is the number of samples below the threshold over the number of them that is kept, as in InfoBatch.",
+            "The weight is the number of samples below the threshold divided by the number of them kept, as in InfoBatch.",
             "Samples that were not seen yet are kept.",
         ),
         bytes_per_sample=4,

@@ -140,7 +140,7 @@ class EpochSelectiveBackprop:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.beta, int | float) and 0 <= self.beta < math.inf):
-            raise ValueError(f"EpochSelectiveBackprop: `beta` must be a finite number of 0 or more, got {self.beta!r}")
+            raise ValueError(f"EpochSelectiveBackprop: `beta` must be a finite number >= 0, got {self.beta!r}")
         if not (isinstance(self.bins, int) and not isinstance(self.bins, bool) and self.bins >= 1):
             raise ValueError(f"EpochSelectiveBackprop: `bins` must be a whole number of 1 or more, got {self.bins!r}")
         if not 0 <= self.min_probability <= 1:

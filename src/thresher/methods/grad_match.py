@@ -165,7 +165,7 @@ class GradMatch:
         if self.per == "class_gradient" and self.gradient == "bias":
             raise ValueError("GradMatch: `per`='class_gradient' matches one row of weights, got `gradient`='bias'; use 'full'")
         if not 0 <= self.penalty < math.inf:
-            raise ValueError(f"GradMatch: `penalty` must be a finite number of 0 or more, got {self.penalty}")
+            raise ValueError(f"GradMatch: `penalty` must be a finite number >= 0, got {self.penalty}")
         if not 0 <= self.tolerance < 1:
             raise ValueError(f"GradMatch: `tolerance` is a relative distance, within [0, 1), got {self.tolerance}")
         if not 0 < self.memory < math.inf:

@@ -26,7 +26,7 @@ from thresher.methods.contract import Card, Requirements
 
 
 def picked_by_utility(alignment: Tensor, products: Tensor, k: int, lr: float) -> Tensor:
-    """Chooses rows one after another, by their alignment less what the rows before already give.
+    """Chooses rows one after another, by their alignment minus what the rows before already give.
 
     Args:
         alignment: Inner product of each row's gradient with that of the validation batch, shape (n,); a row without a finite
@@ -105,7 +105,7 @@ class Greats(KeepShare):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (isinstance(self.lr, int | float) and not isinstance(self.lr, bool) and 0 <= self.lr < float("inf")):
-            raise ValueError(f"Greats: `lr` must be a finite number of 0 or more, got {self.lr!r}")
+            raise ValueError(f"Greats: `lr` must be a finite number >= 0, got {self.lr!r}")
 
     def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
         """Returns the rows chosen one after another; nothing waits for the device."""

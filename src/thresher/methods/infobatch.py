@@ -4,7 +4,7 @@ Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Prun
 Original code: github.com/NUS-HPC-AI-Lab/InfoBatch. It is unbiased: the expected weighted loss is that of the full data.
 
 The code keeps int((1 - r) * n) of the n samples below the mean with a weight of 1 / (1 - r), so that up to one sample's weight
-is lost. Here their weight is n over the number kept, which is at least one (`rescale="ratio"` restores the weight of the
+is lost. Here their weight is n divided by the number kept, which is at least one (`rescale="ratio"` restores the weight of the
 code). Two habits of the code are left out: old weights in the annealing epochs, and a loss of 3 for samples that were not seen
 yet.
 
@@ -52,7 +52,7 @@ def well_learned(loss: Values, threshold: float | Literal["mean"]) -> Mask:
 class InfoBatch:
     """Prunes a random part of the samples below the mean loss, with higher weights for the rest of them.
 
-    The sum of the weighted losses over an epoch has the expectation of that of the full data. The sum over a batch is divided
+    The sum of the weighted losses over an epoch has the same expectation as with all data. The sum over a batch is divided
     by the size of the batch, as in the official code: an epoch with K instead of N samples takes fewer steps, which are N / K
     times as large, so that their total stays the same. The last epochs train on all samples.
 
@@ -61,8 +61,8 @@ class InfoBatch:
         delta: Share of the epochs that prune, [0, 1]; the other epochs train on every sample with weight 1. Default and
             published: 0.875.
         threshold: Threshold of the loss: "mean" (default and published), or a quantile within (0, 1).
-        rescale: Weight of the remaining samples below the threshold: "mass" (default) is their number before pruning over
-            their number afterwards; "ratio" is 1 / (1 - r), as in the official code.
+        rescale: Weight of the remaining samples below the threshold: "mass" (default) is their number before pruning divided
+            by their number afterwards; "ratio" is 1 / (1 - r), as in the official code.
         target: Share of the samples that the whole training leaves out, [0, 0.9], at most that of the epochs that prune. The
             threshold of each epoch follows from it; where it would be above 95 % of the losses, the prune fraction is raised
             instead, and with it the weights, to 19 at most. Default None: the share that the threshold happens to give.
@@ -89,7 +89,7 @@ class InfoBatch:
         claim="Saves 40 % of the cost without a loss of accuracy on CIFAR-10, CIFAR-100, ImageNet-1K and ADE20K, and 20 to "
         "27 % in pre-training, diffusion models and instruction tuning.",
         differences=(
-            "The weight is the number of samples below the mean over the number of them that is kept; in the code it is "
+            "The weight is the number of samples below the mean divided by the number of them that is kept; in the code it is "
             '1 / (1 - r) (rescale="ratio").',
             "All weights are 1 in the annealing epochs; the code leaves the last weights where delta * epochs is not whole.",
             "Samples that were not seen yet are kept; the code gives them a loss of 3.",

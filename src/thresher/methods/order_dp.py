@@ -34,7 +34,7 @@ def best_of_pool(loss: Values, k: int, pool: float, generator: torch.Generator) 
     """Marks the `k` samples with the largest losses of a random pool.
 
     Args:
-        loss: Last loss of each sample, shape (N,), float32; `NEW_SAMPLE` where there is none.
+        loss: Last loss of each sample, shape (N,), float32; `NEW_SAMPLE` if it has none.
         k: Number of samples to mark; samples without a finite loss are marked first, and all of them.
         pool: Share of the samples with a finite loss that are in the pool, which has `k` samples at least.
         generator: Random generator on the CPU.

@@ -111,7 +111,7 @@ def fitted_estimates(pairs: Callable[[], Iterable[tuple[Values, Values]]]) -> tu
 
     Args:
         pairs: Function that yields, piece by piece, features before the last epoch, shape (n, 3), and squared norms in the
-            last epoch, over the scale of the features, shape (n,). It is called twice.
+            last epoch, divided by the scale of the features, shape (n,). It is called twice.
 
     Returns:
         c and d, shape (3,), 0 or more; `TRUSTING` where there are too few samples. Errors are relative to the earlier norms, so
@@ -131,7 +131,7 @@ def fitted_estimates(pairs: Callable[[], Iterable[tuple[Values, Values]]]) -> tu
 
 
 def gain(squared: Values, chances: Chances) -> float:
-    """Returns the second moment of the gradient of a uniform draw over that of a weighted draw.
+    """Returns the second moment of the gradient of a uniform draw, divided by that of a weighted draw.
 
     Args:
         squared: Squared gradient norms g^2, shape (N,); NaN where the chance is not known.
@@ -199,7 +199,7 @@ class Rais:
 
     def __post_init__(self) -> None:
         if not 0 <= self.robustness < math.inf:
-            raise ValueError(f"Rais: `robustness` must be a finite number of 0 or more, got {self.robustness}")
+            raise ValueError(f"Rais: `robustness` must be a finite number >= 0, got {self.robustness}")
         if not 0 <= self.uniform <= 1:
             raise ValueError(f"Rais: `uniform` is a share of the draws, within [0, 1], got {self.uniform}")
         check_keep(self, self.keep)

@@ -75,7 +75,7 @@ class Classified:
 
     Args:
         loss: Last loss of each sample, shape (N,).
-        label: Class of each sample, shape (N,), integers; negative where there is none.
+        label: Class of each sample, shape (N,), integers; negative if it is unknown.
         beta: Temperature, > 0.
 
     Attributes:

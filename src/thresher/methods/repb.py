@@ -2,10 +2,10 @@
 
 "RePB", ICLR 2026, openreview Zw1Uw7u6Su; code: github.com/mrazhou/RePB, which was not read. This is a reading of the paper's
 text and of its reviews. Each sample whose loss was below the mean of its batch is left out of the next epoch with chance rho;
-one that was left out has the same chance again. The weight of a sample that is kept is e / N: the number of epochs so far over
-the number of those that trained on it. The chance rho is not in the weights; they are right on average in the long run only,
-because the mean of 1 / N is not 1 / mean of N, and they grow without a limit in the paper. Here they are at most 1 / (1 -
-rho), the weight that is expected.
+one that was left out has the same chance again. The weight of a sample that is kept is e / N: the number of epochs so far
+divided by the number of those that trained on it. The chance rho is not in the weights; they are right on average in the long
+run only, because the mean of 1 / N is not 1 / mean of N, and they grow without a limit in the paper. Here they are at most 1 /
+(1 - rho), the weight that is expected.
 
 With a target, rho follows from it in each epoch, and where more than the samples below the mean must be left out, those that
 were least above it may be left out, too.
@@ -28,7 +28,7 @@ from thresher.selection import Mask, Values, chunks, draw_lots, ids_of, on_host,
 
 
 def cumulative_weights(left_out: Values, epochs: int, most: float) -> Values:
-    """Returns the number of epochs so far over the number of those that trained on a sample.
+    """Returns the number of epochs so far, divided by the number of epochs that trained on a sample.
 
     Args:
         left_out: Number of epochs that left a sample out, shape (k,), integers below `epochs`.
@@ -99,11 +99,11 @@ class RePb:
         check_target(self, self.target)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the recorded columns, 10 bytes per sample: the loss, the mean of its batch, and the epochs left out."""
+        """Returns the columns, 10 bytes per sample: the loss, the mean loss of its batch, and how many epochs left it out."""
         return {name: Column(torch.float32, fill=NEVER_SEEN) for name in ("loss", "batch_loss")} | LEFT_OUT
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan without a random part of the samples below the means of their batches."""
+        """Returns a plan that leaves out a random part of the samples with losses below the means of their batches."""
         n = len(records["loss"])
         target = None if self.target is None else Target(self, self.target, 1, epochs, epochs)
         check_epochs(self, epochs)

@@ -94,7 +94,7 @@ class RhoLoss(KeepLargest):
         check_known(self, self.irreducible, ids)
 
     def init_state(self) -> State:
-        """Returns the irreducible losses, 4 bytes per sample; a run that continues from a saved state takes them from there."""
+        """Returns the irreducible losses, 4 bytes per sample. A resumed run takes them from its saved state."""
         return {"irreducible": table_of(self, self.irreducible)}
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:

@@ -155,7 +155,7 @@ class SelectiveBackprop:
         if self.keep is not None and not (isinstance(self.keep, int | float) and 0 < self.keep <= 1):
             raise ValueError(f"SelectiveBackprop: `keep` is the share kept, within (0, 1], got {self.keep!r}")
         if self.beta is not None and not (isinstance(self.beta, int | float) and 0 <= self.beta < math.inf):
-            raise ValueError(f"SelectiveBackprop: `beta` must be a finite number of 0 or more, got {self.beta!r}")
+            raise ValueError(f"SelectiveBackprop: `beta` must be a finite number >= 0, got {self.beta!r}")
         if not (isinstance(self.history, int) and self.history >= 1):
             raise ValueError(f"SelectiveBackprop: `history` must be a whole number of 1 or more, got {self.history!r}")
         if not 0 <= self.min_probability <= 1:

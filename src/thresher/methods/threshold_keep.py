@@ -28,7 +28,7 @@ LEAST = 1e-6
 
 
 def _ascending(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the scores over the largest one in ascending order, which of them are known, and the largest one, or else 1."""
+    """Returns the scores divided by the largest one, ascending; which of them are known; and the largest one, or else 1."""
     wide = torch.float32 if scores.device.type == "mps" else torch.float64
     known = scores.isfinite()
     values = torch.where(known, scores, 0).to(wide).clamp(min=0)
@@ -152,8 +152,8 @@ class ThresholdKeep:
     def report(self, state: State) -> dict[str, float]:
         """Returns the threshold for the history, and the expected gain of the choice.
 
-        The gain is variance times cost of all rows over that of the kept rows, 1 or more without `keep`. It is that of a
-        training whose speed is limited by the variance of its gradient.
+        The gain is variance times cost of all rows, divided by variance times cost of the kept rows; 1 or more without `keep`.
+        It holds for a training whose speed is limited by the variance of its gradient.
         """
         known = state["history"][state["history"].isfinite()].double().clamp(min=0)
         if not len(known):

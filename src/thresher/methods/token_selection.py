@@ -54,7 +54,7 @@ class TokenSelection:
             None: a loop gives `chosen` the reference losses itself.
 
     Raises:
-        TypeError: `reference` is no `torch.nn.Module`.
+        TypeError: `reference` is not a `torch.nn.Module`.
         ValueError: `keep` is outside (0, 1].
 
     Example:
@@ -111,7 +111,7 @@ class TokenSelection:
             all others; of equal excess losses those that stand later in the batch are marked first.
 
         Raises:
-            ValueError: `valid` or `reference` has another shape than `losses`, or `valid` is no mask of bool.
+            ValueError: `valid` or `reference` has another shape than `losses`, or `valid` is not a mask of bool.
         """
         valid = torch.ones_like(losses, dtype=torch.bool) if valid is None else valid
         for name, given in (("valid", valid), ("reference", reference)):

@@ -61,7 +61,7 @@ class UniformSubset:
         return {**columns, "kept": Column(torch.bool, merge="plan")} if self.fixed else columns
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan with a new random subset, or with that of earlier epochs if it is fixed."""
+        """Returns a plan with a new random subset, or with the subset of earlier epochs if it is fixed."""
         n = samples_of(records)
         kept = max(1, share(self.keep, n))
         facts = {"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - kept / n}

@@ -20,8 +20,8 @@ from thresher.selection import chosen, ids_of, share
 class UniformRows:
     """Trains on the same uniformly drawn share of every batch, with as many steps as full training.
 
-    The share of a batch is often no whole number of rows: later batches make up for what a batch has too few or too many. The
-    rows that are left out are loaded all the same.
+    The share of a batch is often not a whole number of rows: later batches make up for what a batch has too few or too many.
+    The rows that are left out are loaded all the same.
 
     Args:
         keep: Share kept of each batch, (0, 1]. Default 0.5.

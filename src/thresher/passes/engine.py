@@ -41,7 +41,7 @@ class LastLinear:
         """
         if self._ran is None:
             raise ValueError(
-                f"features are the input of the last nn.Linear, and {type(self._model).__name__} has no nn.Linear that runs"
+                f"features are the input of the last nn.Linear, but {type(self._model).__name__} has no nn.Linear that runs"
             )
         # Forgotten, so that a pass in which no linear layer runs is an error instead of the features of the batch before.
         ran, self._ran = self._ran, None
@@ -72,7 +72,7 @@ def watch_last_linear(model: nn.Module) -> Iterator[LastLinear]:
     """
     layers = [part for part in model.modules() if isinstance(part, nn.Linear)]
     if not layers:
-        raise ValueError(f"features are the input of the last nn.Linear, and {type(model).__name__} has no nn.Linear")
+        raise ValueError(f"features are the input of the last nn.Linear, but {type(model).__name__} has no nn.Linear")
     last = LastLinear(model)
     hooks = [layer.register_forward_pre_hook(last.note) for layer in layers]
     try:

@@ -265,7 +265,7 @@ class ExtraPasses:
 
         Raises:
             AttributionError: The rows of a batch are not its samples in order.
-            ValueError: Labels are asked for, and the targets are no classes.
+            ValueError: Labels are asked for, and the targets are not classes.
         """
         criterion, module = self._reader.criterion, self._plain_module
         assert criterion is not None
@@ -337,7 +337,7 @@ class ExtraPasses:
     def _check_rows(self, doing: str) -> None:
         if self._unknown_rows.reason is not None:
             raise AttributionError(
-                f"Cannot {doing}: the rows of a batch are not its samples: {self._unknown_rows.reason}. "
+                f"Cannot {doing}: the rows of a batch do not match its samples: {self._unknown_rows.reason}. "
                 "Use a collate_fn that keeps the order of the samples."
             )
 

@@ -25,7 +25,7 @@ class Scoring:
         every_epochs: Number of epochs from one scoring to the next, 1 or more; in the others, rows are chosen by recorded
             losses, as in stale Selective-Backprop (3 in its code). Default: 1.
         model: Model that scores instead of the trained one. Default None: the trained model itself.
-        input_scale: Factor on the sizes of the inputs, in (0, 1]; see `shrink`. Default: 1.
+        input_scale: Factor that scales the sizes of the inputs, in (0, 1]; see `shrink`. Default: 1.
         losses: Losses that were recorded elsewhere, shape (N,), floating point, used instead of any scoring. Default None.
         validation: Function `() -> batch` that returns a validation batch for a step, as the loader makes batches; methods such
             as `Greats` choose rows whose gradients point along its gradient. Default None.
@@ -75,10 +75,10 @@ class Scoring:
             )
         # As one chain: NaN fails it, while it would pass both `<= 0` and `> 1`.
         if not 0 < self.input_scale <= 1:
-            raise ValueError(f"Scoring: `input_scale` is a factor on the inputs' sizes, within (0, 1], got {self.input_scale}")
+            raise ValueError(f"Scoring: `input_scale` scales the sizes of the inputs, within (0, 1], got {self.input_scale}")
 
     def shrink(self, tree: Any) -> Any:
-        """Returns inputs with their sizes scaled down; the very same object if `input_scale` is 1.
+        """Returns inputs with their sizes scaled down; the same object if `input_scale` is 1.
 
         Args:
             tree: Inputs, in any nesting. Floating-point tensors (batch, channels, size, ...) of 3 to 5 dimensions are

@@ -253,7 +253,7 @@ def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSub
 
 
 def _device(config: RunConfig) -> torch.device | None:
-    """Device of batches: the one that was given, else that of the model or the optimizer; None leaves them where they are."""
+    """Device of batches: the one that was given, else the one of the model or optimizer; None leaves them where they are."""
     if config.device is not None:
         return torch.device(config.device)
     if config.model is not None:
@@ -384,7 +384,7 @@ def attach(
             `Scoring(...)`: "twice", with a lower precision, stale losses, another model or smaller inputs in the pass before.
         signals: Function `(outputs, targets) -> {name: (n,) tensor}` for signals that the criterion cannot give.
         seed: Random seed of all draws of the method; the loop's own random numbers are not touched.
-        device: Device of batches and records. Default: the device of the model, else that of the optimizer's parameters.
+        device: Device of batches and records. Default: the device of the model, else of the optimizer's parameters.
         spend: Way to spend plans: "steps", fewer steps; "batches", smaller ones, no LR scaled, and chosen rows of a batch are
             not filled up. Default None: the method's own.
         stratify: "class", batches with each class in its share, as the dataset or `run.criterion` has it; the class of each
@@ -450,17 +450,17 @@ def check_options(options: Mapping[str, Any]) -> Options:
 
 
 def observe(*, loader: DataLoader[Any], criterion: Any, model: nn.Module | None = None, epochs: int, **settings: Any) -> Run:
-    """Attaches nothing but an observer: the loop trains on everything, bit for bit as without it, and `run.data_map` is known.
+    """Attaches an observer only: the loop trains on all samples, bit for bit as without it. See `run.data_map()`.
 
     Args:
         loader: Training DataLoader.
-        criterion: Loss, as of `attach`.
-        model: Model, as of `attach`. Default: none.
+        criterion: Loss, see `attach`.
+        model: Model, see `attach`. Default: none.
         epochs: Number of epochs of the whole training, 1 or more.
         settings: Other arguments of `attach`, such as `optimizer`, `signals` or `device`.
 
     Returns:
-        The run, to iterate and call as that of `attach`.
+        The run. Use it like the run that `attach` returns.
 
     Raises:
         TypeError: An argument has the wrong type, or the samples of the dataset have no ids.

@@ -57,7 +57,7 @@ def check_form(state: Any) -> None:
         state: Argument of `load_state_dict`.
 
     Raises:
-        TypeError: It is no mapping.
+        TypeError: It is not a mapping.
         ValueError: It has another version, lacks a part, or was changed.
     """
     if not isinstance(state, Mapping):
@@ -375,7 +375,7 @@ class SavedState:
             restore_rng: Whether random states are put back.
 
         Raises:
-            TypeError: The state is no mapping.
+            TypeError: The state is not a mapping.
             ValueError: The state is damaged, or belongs to another method, loader, number of samples or version; nothing was
                 changed.
         """
@@ -466,7 +466,7 @@ class SavedState:
         if state["in_step"]:
             warn(
                 "load_state_dict: the state was saved within a step: losses were credited whose optimizer step was not made "
-                "yet, and gradients are no part of a state. The run goes on after them."
+                "yet, and gradients are not part of a state. The run goes on after them."
             )
         if state["left"]:
             warn(

@@ -69,7 +69,7 @@ class CreditedCriterion(nn.Module):
             losses of a function, or of a module without a `reduction`, are averaged.
 
         Raises:
-            AttributionError: The samples of the rows are not certain; nothing was recorded.
+            AttributionError: It is unknown which samples the rows belong to; nothing was recorded.
             TypeError: There are more arguments than outputs and targets.
             ValueError: Losses have no sample dimension, no criterion was attached, or `repeat` is given without `ids`; or the
                 criterion has reduction="none" and the method keeps only some rows of the loop's own forward pass.

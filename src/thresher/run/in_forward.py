@@ -76,7 +76,7 @@ def not_by_rows(error: Exception, criterion: Any, kept: int, of: int) -> Excepti
     return ValueError(
         f"criterion {criterion!r} could be computed for the {of} samples of a batch, and not for {kept} of them: {error}. With "
         "forward_passes='once' it gets the kept rows of outputs and targets, of every tensor whose first dimension is the "
-        "samples'. Let the first dimension of all of them be the samples', and transpose within the criterion if it needs "
+        "samples'. Put the samples in dimension 0 of all of them, and transpose within the criterion if it needs "
         "another order, as nn.CTCLoss does; or use attach(forward_passes='twice'); or compute the losses in the loop and call "
         "run.reduce(losses, ids=run.ids)."
     )

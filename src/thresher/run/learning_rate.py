@@ -113,8 +113,8 @@ def pace(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
     """Returns a scheduler that follows the training. See `Run.pace`, which describes the arguments.
 
     Raises:
-        TypeError: `scheduler` is no scheduler that steps without arguments.
-        ValueError: `total` is no number of steps, is not known, or contradicts the scheduler; or the scheduler has stepped.
+        TypeError: `scheduler` is not a scheduler that steps without arguments.
+        ValueError: `total` is not a number of steps, is not known, or contradicts the scheduler; or the scheduler has stepped.
     """
     # By name, because accelerate need not be installed.
     if type(scheduler).__name__ == "AcceleratedScheduler":

@@ -216,11 +216,11 @@ class Run(Uncopied):
     ) -> Tensor:
         """Averages losses that the loop computed itself; they are weighted and recorded like those of the criterion.
 
-        With `valid` it is the mean over all positions that count, as of `F.cross_entropy(..., ignore_index=-100)`, and not the
-        mean of the means of the rows; the loss of a sample is the mean over its own positions that count.
+        With `valid` it is the mean over all positions that count, as `F.cross_entropy(..., ignore_index=-100)` computes it, not
+        the mean of the means of the rows; the loss of a sample is the mean over its own positions that count.
 
         Args:
-            per_sample_losses: Losses, shape (rows, ...), with gradient; that of a sample is the mean of its entries.
+            per_sample_losses: Losses, shape (rows, ...), with gradient; the loss of a sample is the mean of its entries.
             ids: Positions of the rows in the loader's dataset, as in `criterion`. Default: the tensors name them.
             outputs: Outputs of `run.model`, or a part of them, which name the rows. Default: `per_sample_losses` alone.
             targets: Tensors of the batch, which name the rows. Default: none.
@@ -229,8 +229,8 @@ class Run(Uncopied):
                 `class_weights[labels]`, in a shape that fits by broadcasting. A sample without such a position records no
                 loss. Default: all count.
             total: Number > 0, or tensor of shape (), that the sum of the losses is divided by. With the number of valid
-                positions of all micro-batches of a step, their values add up to one mean. Default: that of this call, or the
-                sum of its weights.
+                positions of all micro-batches of a step, their values add up to one mean. Default: the number in this call, or
+                the sum of its weights.
             keep: Mask of the positions that are trained on, as `thresher.TokenSelection` chooses them, of a form as `valid`;
                 the loss of a sample is still the mean over all of its positions that count. Default: all that count.
 
@@ -239,8 +239,8 @@ class Run(Uncopied):
             pass, it is theirs; with `total`, times the share of the whole batch's positions in it.
 
         Raises:
-            AttributionError: The samples of the rows are not certain; nothing was recorded.
-            TypeError: Losses, `valid` or `keep` are no tensor, or `total` is no number.
+            AttributionError: It is unknown which samples the rows belong to; nothing was recorded.
+            TypeError: Losses, `valid` or `keep` are not tensors, or `total` is not a number.
             ValueError: Losses have no sample dimension, a mask does not fit them or has numbers below 0, `total`
                 is not above 0 (on a device these values are not read, and the result is NaN), or the method needs signals
                 that take `outputs` and `targets`.
@@ -301,13 +301,13 @@ class Run(Uncopied):
 
         A method makes epochs shorter, and a scheduler that counts steps would then not come to its end. Call `step()` of the
         result wherever your loop calls the scheduler, save and load its state instead of the scheduler's, and give it to code
-        that takes a scheduler. With `thresher.FullData()` every learning rate is that of the plain loop, bit for bit.
+        that takes a scheduler. With `thresher.FullData()` every learning rate is the same as in the plain loop, bit for bit.
 
         Args:
             scheduler: Scheduler that counts steps, such as OneCycleLR, CosineAnnealingLR, LambdaLR or SequentialLR, before
                 its first step; also as accelerate prepared it.
             total: Number of steps of the scheduler in full training: of all batches, of all optimizer steps if gradients
-                are accumulated, or of all epochs, 1 or more. Default: that of the scheduler if it has `total_steps`, else
+                are accumulated, or of all epochs, 1 or more. Default: the scheduler's own number if it has `total_steps`, else
                 one step per batch of full training.
 
         Raises:
@@ -569,7 +569,7 @@ class Run(Uncopied):
             restore_rng: Whether the random states that the run and its loader draw from are put back, too.
 
         Raises:
-            TypeError: `state` is no mapping.
+            TypeError: `state` is not a mapping.
             ValueError: The state is damaged, or belongs to another method, loader, number of samples or version; nothing was
                 changed.
         """

@@ -26,7 +26,7 @@ def world_of(process_group: Any) -> World:
         process_group: Argument of `attach`; None for the default group, if there is one.
 
     Raises:
-        ValueError: `process_group` is no group of torch.distributed that this process is in.
+        ValueError: `process_group` is not a group of torch.distributed that this process is in.
     """
     if process_group is None and not in_several_processes():
         return ALONE
@@ -44,7 +44,7 @@ def has_group() -> bool:
 
 
 def check_attached_late_enough(had_group: bool) -> None:
-    """Refuses a run that was attached as that of one process, and trains in several.
+    """Refuses a run that was attached in one process and trains in several.
 
     Args:
         had_group: Result of `has_group` when the run was attached.

@@ -53,7 +53,7 @@ class Timeline:
         self._parts, self._method, self.timing = parts, method, parts.timing
         self.selection, self._selection_attached = selection, selection
         self.comparison = Comparison(parts.passes, parts.accumulator)
-        """Compares the losses of own passes with those of the loop."""
+        """Compares the losses of own passes with the losses of the loop."""
         by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
         needs_losses = lambda: by_losses or self.selection.by_loop  # noqa: E731
         self._silence = SilentEpochs(parts.attributor, title_of(who), needs_losses)

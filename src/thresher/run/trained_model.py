@@ -102,7 +102,7 @@ class TrainedModel:
 
 
 def _innermost(model: nn.Module | None) -> nn.Module | None:
-    """Returns what is inside of wrappers around a whole model, down to that of `subset_backward`."""
+    """Returns what is inside of wrappers around a whole model, down to the wrapper of `subset_backward`."""
     while model is not None and not isinstance(model, SubsetModule):
         model = getattr(model, "_orig_mod", getattr(model, "module", None))
     return model

@@ -62,17 +62,17 @@ class BalancedBatchSampler(EpochSampler):
         classes_per_batch: Number of classes of a batch, 1 to C. Default: all, or as many as there are rows.
         samples_per_class: Number of rows of each class of a batch, 1 or more.
         seed: Random seed. Default: 0.
-        num_replicas: Number of processes that share the batches. Default: that of torch.distributed if it is initialized, else
-            1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
-        rank: Number of this process, within [0, num_replicas). Default: that of torch.distributed, or 0.
+        num_replicas: Number of processes that share the batches. Default: the world size of torch.distributed if it is
+            initialized, else 1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
+        rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
         drop_last: Whether the last batches are left out where the processes would not all get equally many. Default: False.
 
     Attributes:
         epoch: Epoch of the next pass.
 
     Raises:
-        TypeError: `seed` is no whole number.
-        ValueError: A number is out of its range, the numbers do not fit together, or `labels` are no classes.
+        TypeError: `seed` is not an integer.
+        ValueError: A number is out of its range, the numbers do not fit together, or `labels` are not classes.
 
     Example:
         >>> labels = np.array(["cat"] * 2 + ["dog"] * 6)

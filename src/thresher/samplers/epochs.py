@@ -30,7 +30,7 @@ class PickedOrder:
         self._ids, self._order = ids, order
 
     def piece(self, begin: int, end: int, step: int = 1) -> NDArray[np.int64]:
-        """Returns the ids at places begin, begin + step, ... before `end`, int64."""
+        """Returns the ids at places begin, begin + step, ... below `end`, int64."""
         places = slice(begin, end, step) if self._order is None else self._order.piece(begin, end, step)
         return self._ids[places].astype(np.int64)
 
@@ -73,7 +73,7 @@ class EpochSampler(Sampler[Any]):
 
     Args:
         seed: Random seed.
-        num_replicas: Number of processes that share the order, 1 or more; None for that of torch.distributed.
+        num_replicas: Number of processes that share the order, 1 or more; None for the world size of torch.distributed.
         rank: Number of this process, within [0, num_replicas); given together with `num_replicas`.
         drop_last: Whether the end of the order is left out where the processes would not all get equally many items.
         **counts: Further arguments that must be whole numbers, 1 or more, or None; they are only checked.
@@ -83,7 +83,7 @@ class EpochSampler(Sampler[Any]):
         consumed: Number of items of this epoch that all processes together have consumed before.
 
     Raises:
-        TypeError: `seed` or a count is no whole number.
+        TypeError: `seed` or a count is not an integer.
         ValueError: `num_replicas` and `rank` do not fit together, or a count is below 1.
     """
 
@@ -133,11 +133,11 @@ class EpochSampler(Sampler[Any]):
         Args:
             epoch: Number of the epoch, 0 or more.
             consumed: Number of items (ids, or batches of a batch sampler) of this epoch that all processes together have
-                consumed before; the next pass has the rest of them, and `len` is still that of a whole epoch. Default: 0, or
+                consumed before; the next pass has the rest of them, and `len` still counts a whole epoch. Default: 0, or
                 what was set for this epoch before and not used yet.
 
         Raises:
-            TypeError: A number is no whole number.
+            TypeError: A number is not an integer.
             ValueError: A number is out of its range, or the rest of another epoch was set before and not used yet.
         """
         epoch, consumed = operator.index(epoch), None if consumed is None else operator.index(consumed)
@@ -251,7 +251,7 @@ class EpochIds:
 
     Args:
         sampler: The sampler.
-        epoch: Epoch of the pass. Default: that of the sampler's next pass, at the place that was set for it.
+        epoch: Epoch of the pass. Default: the epoch of the sampler's next pass, at the place that was set for it.
         consumed: Number of items that all processes together have consumed before, where an epoch is given.
     """
 

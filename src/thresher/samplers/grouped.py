@@ -29,16 +29,16 @@ class Grouped(EpochSampler):
         max_tokens: Largest number of tokens of a batch with its padding: rows times the largest length of its window.
         window: Number of batches among which the samples of similar lengths are dealt at random, 1 or more. Default: 50.
         seed: Random seed. Default: 0.
-        num_replicas: Number of processes that share the batches. Default: that of torch.distributed if it is initialized, else
-            1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
-        rank: Number of this process, within [0, num_replicas). Default: that of torch.distributed, or 0.
+        num_replicas: Number of processes that share the batches. Default: the world size of torch.distributed if it is
+            initialized, else 1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
+        rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
         drop_last: Whether the last batches are left out where the processes would not all get equally many. Default: False.
 
     Attributes:
         epoch: Epoch of the next pass.
 
     Raises:
-        TypeError: A number is no whole number.
+        TypeError: A number is not an integer.
         ValueError: A number is out of its range, both or none of `batch_size` and `max_tokens` are given, or a sample has more
             than `max_tokens`.
 

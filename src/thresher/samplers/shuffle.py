@@ -12,7 +12,7 @@ class Shuffle(EpochSampler):
     Use it as `DataLoader(dataset, batch_size, sampler=Shuffle(dataset))`, with a run or without. The order depends on the seed,
     the epoch and the number of samples alone (`thresher.permutation`). No global random state is used.
 
-    Every pass has the next epoch: the first one epoch 0, and each further one the epoch after it, so that no order comes twice.
+    The first pass over the sampler is epoch 0, the next epoch 1, and so on, so each pass has a new order.
     `set_epoch(e)` gives the next pass epoch `e`. A pass begins with its first id. Call `set_epoch` after a restart.
 
     To go on in the middle of an epoch, load `run.state_dict()` where a run is attached. Without a run, call
@@ -24,9 +24,9 @@ class Shuffle(EpochSampler):
     Args:
         dataset: Dataset, or anything with a length; or a number of samples, 0 or more.
         seed: Random seed. Default: 0.
-        num_replicas: Number of processes that share the ids. Default: that of torch.distributed if it is initialized, else
-            1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
-        rank: Number of this process, within [0, num_replicas). Default: that of torch.distributed, or 0.
+        num_replicas: Number of processes that share the ids. Default: the world size of torch.distributed if it is initialized,
+            else 1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
+        rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
         drop_last: Whether the last ids are left out where the processes would not all get equally many. Default: False, which
             repeats the first ids of the order instead.
 
@@ -34,7 +34,7 @@ class Shuffle(EpochSampler):
         epoch: Epoch of the next pass.
 
     Raises:
-        TypeError: `dataset` has no length and is no number of samples, or `seed` is no whole number.
+        TypeError: `dataset` has no length and is not a number of samples, or `seed` is not an integer.
         ValueError: `num_replicas` and `rank` do not fit together.
 
     Example:

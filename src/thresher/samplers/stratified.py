@@ -159,15 +159,15 @@ class StratifiedBatchSampler(EpochSampler):
             all get equally many. The rows are a stratified sample, another one in each epoch. Default: False, which makes a
             smaller last batch of them.
         seed: Random seed. Default: 0.
-        num_replicas: Number of processes that share the batches. Default: that of torch.distributed if it is initialized, else
-            1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
-        rank: Number of this process, within [0, num_replicas). Default: that of torch.distributed, or 0.
+        num_replicas: Number of processes that share the batches. Default: the world size of torch.distributed if it is
+            initialized, else 1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
+        rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
 
     Attributes:
         epoch: Epoch of the next pass.
 
     Raises:
-        TypeError: `seed` or `batch_size` is no whole number.
+        TypeError: `seed` or `batch_size` is not an integer.
         ValueError: `batch_size` is below 1, `labels` are empty, `scores` do not fit them, or `num_replicas` and `rank` do not
             fit together.
 
@@ -305,7 +305,7 @@ def labels_of(dataset: Any) -> Any:
 
     Nothing is loaded: the classes are those of an attribute `targets`, `labels` or `label`, of such a column, or of the last
     tensor of a TensorDataset where it has whole numbers; of the datasets inside of a `Subset` or a `ConcatDataset`, too. What
-    is not one number or string per sample, such as dicts, boxes or the names of files, is no class.
+    is not one number or string per sample, such as dicts, boxes or the names of files, is not a class.
 
     Args:
         dataset: Map-style dataset.

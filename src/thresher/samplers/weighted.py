@@ -23,7 +23,7 @@ FEW = 512
 """Number of weights up to which paced samples come in the order of their deadlines."""
 
 NEARLY = 1e-6
-"""Part of a visit below which it counts as none, so that rounding cannot decide."""
+"""Tolerance for parts of a visit: nearly 0 counts as none and nearly 1 as a whole visit, so that rounding does not decide."""
 
 
 def visits_due(weights: Weights, scale: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -200,16 +200,16 @@ class WeightedSampler(EpochSampler):
         num_samples: Number of visits per epoch, of all processes together, 1 or more. Default: N.
         replacement: "paced" (default), True or False; see above.
         seed: Random seed. Default: 0.
-        num_replicas: Number of processes that share the ids. Default: that of torch.distributed if it is initialized, else
-            1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
-        rank: Number of this process, within [0, num_replicas). Default: that of torch.distributed, or 0.
+        num_replicas: Number of processes that share the ids. Default: the world size of torch.distributed if it is initialized,
+            else 1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
+        rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
         drop_last: Whether the last ids are left out where the processes would not all get equally many. Default: False.
 
     Attributes:
         epoch: Epoch of the next pass.
 
     Raises:
-        TypeError: `seed` or `num_samples` is no whole number.
+        TypeError: `seed` or `num_samples` is not an integer.
         ValueError: `weights` have the wrong shape or value, there are fewer positive weights than `num_samples` without
             replacement, or another argument is out of its range.
 

@@ -47,7 +47,7 @@ def checked_window(name: str, window: int, epochs: int) -> int:
         epochs: Number of epochs that there are for a window.
 
     Raises:
-        ValueError: `window` is no whole number of 2 or more, or there are fewer epochs.
+        ValueError: `window` is not an integer of 2 or more, or there are fewer epochs.
     """
     if not isinstance(window, int) or isinstance(window, bool) or not 2 <= window <= epochs:
         raise ValueError(f"{name}: `window` must be a whole number of epochs within [2, {epochs}], got {window!r}")
@@ -136,7 +136,7 @@ def sample_features(
         forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
 
     Returns:
-        Features, shape (N, D), float32, and classes, shape (N,), int64; None where the targets are no classes.
+        Features, shape (N, D), float32, and classes, shape (N,), int64; None where the targets are not classes.
 
     Raises:
         TypeError: `model` or `loader` has the wrong type, or the dataset has no length.
@@ -176,7 +176,7 @@ def class_probabilities(model: nn.Module, loader: DataLoader[Any], *, forward: F
 
     Raises:
         TypeError: `model` or `loader` has the wrong type, or the dataset has no length.
-        ValueError: The outputs do not have shape (n, C), the targets are no classes, or the loader gives batches whose rows
+        ValueError: The outputs do not have shape (n, C), the targets are not classes, or the loader gives batches whose rows
             cannot be matched to samples.
 
     Example:
@@ -199,5 +199,5 @@ def class_probabilities(model: nn.Module, loader: DataLoader[Any], *, forward: F
 
     seen = scan(model, loader, read, forward=forward)
     if seen.labels is None:
-        raise ValueError("class_probabilities: the targets are no classes; give class indices, or probabilities of the classes")
+        raise ValueError("class_probabilities: the targets are not classes; give class indices or class probabilities")
     return seen.values, seen.labels

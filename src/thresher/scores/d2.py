@@ -30,7 +30,7 @@ def nearest(features: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.flo
 
     Args:
         features: Feature vectors, shape (N, D).
-        k: Number of neighbours, 1 to N - 1; a vector is no neighbour of itself.
+        k: Number of neighbours, 1 to N - 1; a vector is not a neighbour of itself.
 
     Returns:
         Ids of the neighbours and their distances, shape (N, k), the nearest first.
@@ -115,7 +115,7 @@ def d2(
         Scores of all N samples, N for the first pick, 1 for the last; NaN where a score or a feature is not finite.
 
     Raises:
-        TypeError: `scores` are no `Scores`.
+        TypeError: `scores` are not `Scores`.
         ValueError: `features` do not have one row per sample, or a setting is out of its range.
 
     Example:
@@ -132,7 +132,7 @@ def d2(
         raise ValueError(f"d2: `neighbours` must be a whole number of 1 or more, got {neighbours!r}")
     for name, gamma in (("forward", forward), ("reverse", reverse)):
         if not 0 <= gamma < math.inf:
-            raise ValueError(f"d2: `{name}` must be a finite number of 0 or more, got {gamma!r}")
+            raise ValueError(f"d2: `{name}` must be a finite number >= 0, got {gamma!r}")
     places = _places(scores.dense(n).double(), features.detach().cpu(), neighbours, forward, reverse)
     facts = {"of": scores.name, "neighbours": neighbours, "forward": forward, "reverse": reverse}
     return Scores(

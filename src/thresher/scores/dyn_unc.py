@@ -46,7 +46,7 @@ def dyn_unc(
     Args:
         probabilities: Probability of the label of each sample after each epoch, shape (T, N), T >= `window`.
         window: Number of epochs of a window, 2 or more. Default and published: 10.
-        as_in_code: Whether the last epoch is left out, a probability of 0 is no part of any window, and the result is
+        as_in_code: Whether the last epoch is left out, a probability of 0 is not part of any window, and the result is
             multiplied by 10, as in the official code; a sample without a whole window has NaN. Default False.
         labels: Classes, shape (N,), int64. Default: None, there are no classes.
         trained: Number of samples that the training put through forward and backward passes, and the passes that recorded the

@@ -98,9 +98,9 @@ def grand(
         models: Models that were trained for a few epochs.
         loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
         criterion: Loss, in any form that `thresher.attach` accepts.
-        layer: Parameters whose gradient counts. "last" (default): those of the last `nn.Linear`, whose outputs must be those
-            of the model; takes one forward pass per batch. "all": all parameters with requires_grad=True; takes one forward
-            and one backward pass per sample.
+        layer: Parameters whose gradient counts. "last" (default): parameters of the last `nn.Linear`, whose outputs must be
+            those of the model; takes one forward pass per batch. "all": all parameters with requires_grad=True; takes one
+            forward and one backward pass per sample.
         forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
         trained: Number of samples that the training of the models put through forward and backward passes, which is part of
             the cost of the scores. Default: (0, 0).

@@ -87,7 +87,7 @@ def forgotten_in(run: FinishedRun, *, never_learned: NeverLearned = "presentatio
 def from_run(path: str | os.PathLike[str]) -> Scores:
     """Scores each sample by how often a run of `thresher compare` trained on it, so by the preference of the run itself.
 
-    The cost of the scores is that of the run, from the JSON file beside the samples; without that file, every training on a
+    The cost of the scores is the cost of the run, from the JSON file beside the samples; without that file, every training on a
     sample counts as one forward and one backward pass. Use `Scores.without_cost` where the run had another purpose.
 
     Args:

@@ -148,7 +148,7 @@ def run_backward(
         tangents: Gradients of the outputs, of the rows only; the list is emptied.
         rows: Positions of the samples in the batch, shape (k,), int64; None for all samples.
         n: Number of samples in the batch.
-        lengths: Sizes of the call that differ from call to call. Default: those of the call that was traced.
+        lengths: Sizes of the call that differ from call to call. Default: the sizes of the call that was traced.
     """
     k = n if rows is None else len(rows)
     taker = None if rows is None else Taker(rows, n)

@@ -326,7 +326,7 @@ class Graphs:
         return tuple(tensors[places[0][0]].shape[places[0][1]] for places in self.free.values())
 
     def fits(self, tensors: list[Tensor]) -> bool:
-        """Checks whether leaves of the kind that was traced have the sizes that tracing assumed."""
+        """Checks whether the leaves of a call, of the kind that was traced, have the sizes that tracing assumed."""
         if any(size is not None and len(tensors[i]) != size for i, size in self.shared.items()):
             return False
         lengths = self.lengths_of(tensors)

@@ -335,7 +335,7 @@ def _order(fake: Tensor) -> list[int]:
 
 
 def _fixed_strides(fake: Any) -> list[int | None] | None:
-    """Returns the stride of each dimension, None if it follows the number of rows; None for what is no tensor."""
+    """Returns the stride of each dimension, None if it follows the number of rows; None for anything that is not a tensor."""
     if not isinstance(fake, Tensor):
         return None
     return [stride if isinstance(stride, int) else None for stride in fake.stride()]

@@ -189,7 +189,7 @@ class SubsetBackward(SubsetModule):
         self.__dict__["wrapped"] = model  # from here on, other attributes are those of the model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model; arguments and result are those of the model.
+        """Calls the model with the same arguments, and returns its result.
 
         Raises:
             RuntimeError: The call is under a `torch.func` transform, or the model cannot be traced and `strict` is True.
@@ -461,7 +461,7 @@ class SubsetBackward(SubsetModule):
 
 
 class SubsetContainer(SubsetBackward):
-    """A wrapped model whose parts can be indexed, as those of `nn.Sequential`; `subset_backward` makes it.
+    """A wrapped model whose parts can be indexed like `nn.Sequential`; `subset_backward` makes it.
 
     Args:
         model: The user's model.

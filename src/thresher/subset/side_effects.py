@@ -27,7 +27,7 @@ TENSOR_TABLES = ("_parameters", "_buffers", "_flat_weights", "_flat_weight_refs"
 
 
 def is_library(module: str | None) -> bool:
-    """Checks whether a module belongs to a package that is no model's own code."""
+    """Checks whether a module belongs to a package that is not a model's own code."""
     return (module or "").partition(".")[0] in LIBRARIES - {"__main__"}
 
 

@@ -42,7 +42,7 @@ class Patience:
         free: Number of traces that are made at once.
 
     Attributes:
-        made: Number of traces that were tried.
+        traces: Number of traces that were tried.
         seconds: Time that they took.
     """
 
@@ -52,11 +52,11 @@ class Patience:
         self._traces: Counter[int] = Counter()
 
     def is_due(self, kind: Hashable, *, at_once: bool = True) -> bool:
-        """Counts a call of a kind that has no trace, and returns whether it is to be traced now.
+        """Counts a call of a kind that has no trace, and returns whether to trace it now.
 
         Args:
             kind: Description of the call.
-            at_once: Whether the kind may be among the first few. Default: True.
+            at_once: Whether the kind is traced at once while fewer than `free` traces were made. Default: True.
         """
         if at_once and self.traces < self.free:
             return True
@@ -123,7 +123,7 @@ def describe(tree: Any, n: int, *, sizes: bool = True) -> Any:
 
     Args:
         tree: Arguments of a call.
-        n: Batch size; a first dimension of this size is taken for that of the batch.
+        n: Batch size; a first dimension of this size is taken for the batch dimension.
         sizes: Whether the sizes of the other dimensions are a part of it, or only their number. Default: True.
 
     Raises:

@@ -276,13 +276,13 @@ def _no_random_numbers() -> Iterator[None]:
 
 
 def _refuse_hidden_inputs(graph: fx.GraphModule) -> None:
-    """Refuses tensors that need a gradient and are no parameter, and sizes that follow values."""
+    """Refuses tensors that need a gradient and are not parameters, and sizes that follow values."""
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             constant = getattr(graph, node.target)
             # As a constant of the graph it would get no gradient, without a word.
             if isinstance(constant, Tensor) and constant.requires_grad:
-                raise Unsupported(f"it uses a trained tensor of shape {tuple(constant.shape)} that is no parameter of it")
+                raise Unsupported(f"it uses a trained tensor of shape {tuple(constant.shape)} that is not a parameter of it")
         value = node.meta.get("val")
         for part in value if isinstance(value, tuple | list) else (value,):
             # Such a size, as that of `nonzero`, is an unbacked symbol: no size of the inputs gives it.

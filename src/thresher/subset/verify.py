@@ -19,8 +19,9 @@ from thresher.subset.tracing import without_caches
 from thresher.trees import leaves
 
 SAME_BUT_FOR_ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-2, torch.float16: 1e-1, torch.bfloat16: 2e-1}
-"""Largest norm of the difference of two results over that of one. A rounding error of the forward can turn a unit off whose
-input is almost zero; of 33 samples of a ResNet-20 that moves gradients by a relative 2e-3. Wrong rows move them by 0.1 to 1."""
+"""Largest norm of the difference of two results, divided by the norm of one. A rounding error of the forward can turn a
+unit off whose input is almost zero; of 33 samples of a ResNet-20 that moves gradients by a relative 2e-3. Wrong rows move them
+by 0.1 to 1."""
 
 
 def check_agreement(graphs: Graphs, examined: Graphs, arguments: list[Any]) -> None:
@@ -112,7 +113,7 @@ def _check_close(what: str, found: Any, wanted: Any, share: float) -> None:
         what: Name of the results, for the message.
         found: Results of the compiled graphs.
         wanted: Results of the examined graphs.
-        share: Largest norm of a difference over that of the result.
+        share: Largest norm of a difference, divided by the norm of the result.
 
     Raises:
         Unsupported: They are not.

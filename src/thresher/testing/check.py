@@ -175,7 +175,7 @@ def full_pass_columns(kind: str, seed: tuple[int, ...], n: int) -> dict[str, Ten
 
 
 def comparable(value: Any) -> Any:
-    """Returns a copy that `==` compares bit by bit, except that all NaN are equal and -0.0 equals 0.0.
+    """Returns a copy for `==`, which compares it bit by bit, except that all NaN are equal and -0.0 equals 0.0.
 
     Args:
         value: Tensor, plain value, or nested dicts, lists and tuples of these.
@@ -197,7 +197,7 @@ def comparable(value: Any) -> Any:
 
 
 def comparable_plan(plan: EpochPlan | BatchPlan) -> Any:
-    """Returns a copy of the contents of a plan that `==` compares.
+    """Returns the contents of a plan as a copy that can be compared with `==`.
 
     Args:
         plan: Plan of an epoch or a batch.
@@ -442,7 +442,7 @@ class BatchSubject(Subject):
     """
 
     def needs(self) -> set[str]:
-        """Returns the name of the loss and those of the signals that the method declares."""
+        """Returns the names of the loss and of the signals that the method declares."""
         return {"loss", *requirements_of(self.method).signals}
 
     def batch(self, n: int, seed: int, kind: str = "tied", samples: int | None = None) -> dict[str, Tensor]:
@@ -547,7 +547,7 @@ SUBJECTS = {"epoch": (EpochSubject, EpochMethod), "batch": (BatchSubject, BatchM
 
 
 def subject_of(method: Any, signals: Mapping[str, SignalGenerator] | None, epochs: int, samples: int) -> Subject:
-    """Returns a method as the subject of an examination, after checking its stage and its declaration.
+    """Checks the stage and the declaration of a method, and wraps it in the `Subject` of its stage.
 
     Args:
         method: Instance of the method.
@@ -556,7 +556,7 @@ def subject_of(method: Any, signals: Mapping[str, SignalGenerator] | None, epoch
         samples: Size of the dataset that the method is asked about.
 
     Raises:
-        ContractError: `method` is a class, is of no stage, lacks a function of its stage, or its declaration `requires`
+        ContractError: `method` is a class, has an unknown stage, lacks a function of its stage, or its declaration `requires`
             does not match its functions and attributes.
         ValueError: The method needs a signal that Thresher does not know and that `signals` lacks.
 

@@ -113,7 +113,7 @@ class Contest(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """The mean difference between the scores of the method and those of random samples."""
+        """The mean difference between the scores of the method and the scores of random samples."""
         return float(np.mean(np.subtract(self.method, self.uniform)))
 
     @property
@@ -287,7 +287,7 @@ def train_model(method: Any, toy: Toy, *, epochs: int | None = None, **settings:
     Args:
         method: Method, in any form that `thresher.attach` accepts.
         toy: Planted problem.
-        epochs: Number of epochs. Default: that of the problem.
+        epochs: Number of epochs. Default: the epochs of the problem.
         **settings: Other arguments of `thresher.attach`.
 
     Returns:
@@ -323,7 +323,7 @@ def train_and_score(method: Any, toy: Toy, *, epochs: int | None = None, **setti
     Args:
         method: Method, in any form that `thresher.attach` accepts.
         toy: Planted problem.
-        epochs: Number of epochs. Default: that of the problem.
+        epochs: Number of epochs. Default: the epochs of the problem.
         **settings: Other arguments of `thresher.attach`.
 
     Example:

@@ -140,7 +140,7 @@ def check_has_ids(loader: Any) -> None:
         loader: Training loader of a trainer.
 
     Raises:
-        ValueError: It is no DataLoader of a map-style dataset.
+        ValueError: It is not a DataLoader of a map-style dataset.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         dataset = type(getattr(loader, "dataset", loader)).__name__

@@ -97,10 +97,10 @@ class HeadLosses:
         return GivenLosses(losses, valid).means(RowLayout(len(losses)))
 
     def signals(self, outputs: Any, lengths: Any) -> dict[str, Tensor]:
-        """Returns signals of the examples: means over the positions that count, as those of a cross-entropy of logits.
+        """Returns signals of the examples: means over the positions that count, as for a cross-entropy of logits.
 
-        The head returns no largest probability. `confidence` is that of the label, which is the largest one wherever the model
-        is right, and never more than it.
+        The head returns no largest probability. `confidence` is the probability of the label, which is the largest one wherever
+        the model is right, and never more than it.
         """
         with torch.no_grad():
             valid = by_example(outputs.label_mask, lengths)
@@ -154,12 +154,12 @@ def by_example(values: Tensor, lengths: Sequence[int] | None) -> Tensor:
 
 
 def aux_loss(trainer: Any, outputs: Any, total: Any) -> Tensor | float:
-    """Returns what a mixture of experts adds to the loss of a batch; 0.0 where there is none.
+    """Returns what a mixture of experts adds to the loss of a batch; 0.0 without such a term.
 
     Args:
         trainer: The SFTTrainer.
         outputs: Outputs of its model.
-        total: Number of positions that the loss is divided by; None for those of the batch.
+        total: Number of positions that the loss is divided by; None for the positions of the batch.
     """
     if not trainer.aux_loss_enabled:
         return 0.0

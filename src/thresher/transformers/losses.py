@@ -67,7 +67,7 @@ class ClassLosses:
             labels: Classes, shape (rows, ...), int64.
 
         Raises:
-            ValueError: The shapes do not fit, or the labels are no classes.
+            ValueError: The shapes do not fit, or the labels are not classes.
         """
         logits, targets = self._checked(outputs, labels)
         settings: Any = {"ignore_index": IGNORED, "label_smoothing": self.criterion.label_smoothing}
@@ -84,7 +84,7 @@ class ClassLosses:
         if not isinstance(logits, Tensor) or labels.is_floating_point() or logits.shape[:-1] != labels.shape:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(
-                f"thresher.transformers.Selection: labels of shape {tuple(labels.shape)} and dtype {labels.dtype} are no "
+                f"thresher.transformers.Selection: labels of shape {tuple(labels.shape)} and dtype {labels.dtype} are not "
                 f"classes of the model's logits, {got}. {GIVE_LOSSES}"
             )
         return logits.float(), F.pad(labels[:, 1:], (0, 1), value=IGNORED) if self._shifts else labels
@@ -198,7 +198,7 @@ def without_loss(outputs: Any) -> Any:
 
 
 def check_same(own: Tensor, other: Tensor) -> None:
-    """Checks that the loss of a trainer is that of its losses by position.
+    """Checks that the loss of a trainer follows from its losses by position.
 
     Args:
         own: Loss of the trainer, shape ().

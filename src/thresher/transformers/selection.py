@@ -129,11 +129,11 @@ GIVEN_BY_TRAINER = {
     "process_group",
     "options",
 }
-"""Arguments of `attach` that are no settings: `Selection` has its own, or Trainer knows them."""
+"""Arguments of `attach` that are not settings: `Selection` has its own, or Trainer knows them."""
 
 
 def _checked(settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the settings of a selection; raises TypeError for one that is no argument of `attach` for users."""
+    """Returns the settings of a selection; raises TypeError for one that is not an argument of `attach` for users."""
     known = {*inspect.signature(attach).parameters, *Options.__annotations__} - GIVEN_BY_TRAINER
     if unknown := sorted(set(settings or {}) - known):
         raise TypeError(
@@ -158,7 +158,7 @@ class Selection(Base):
         args: Arguments of the trainer, as without a selection.
         selection: Method, list of methods or share of the cost, as `thresher.attach` takes it. In the list, or alone, there may
             be a `thresher.TokenSelection`, whose reference model is called with each batch of the training.
-        per_position: Function `(outputs, labels) -> (losses, valid)`, for a loss that is no cross-entropy: the loss of each
+        per_position: Function `(outputs, labels) -> (losses, valid)`, for a loss that is not a cross-entropy: the loss of each
             position, shape (rows, ...), and a mask, or the weights, of those that count, of the same shape. Where the batch
             has no `labels`, they are a dictionary of those that `TrainingArguments(label_names=)` names. Default:
             cross-entropy.
@@ -167,7 +167,7 @@ class Selection(Base):
         kwargs: Arguments of the trainer by name, as without a selection.
 
     Raises:
-        TypeError: A setting is no argument of `thresher.attach`, or one that Trainer knows; or the class of the trainer is
+        TypeError: A setting is not an argument of `thresher.attach`, or one that Trainer knows; or the class of the trainer is
             written before `Selection`.
         ValueError: Something that is not supported is given, or `train` is called with it; nothing was trained.
 
@@ -234,16 +234,16 @@ class Selection(Base):
             The same trainer.
 
         Raises:
-            TypeError: A setting is no argument of `thresher.attach`, or one that Trainer knows.
+            TypeError: A setting is not an argument of `thresher.attach`, or one that Trainer knows.
             ValueError: The trainer has a selection already, or is an SFTTrainer, whose loss is set up when it is created.
         """
         kind = type(trainer)
         if isinstance(trainer, cls):
-            raise ValueError(f"thresher.transformers.Selection.add_to: {kind.__name__} has a selection already. Leave one out.")
+            raise ValueError(f"thresher.transformers.Selection.add_to: {kind.__name__} has a selection already; keep one.")
         if module_of_head(kind) is not None:
             raise ValueError(
-                f"thresher.transformers.Selection.add_to: the fused head of {kind.__name__} is set up when the trainer is "
-                f"created. Write class MyTrainer(thresher.transformers.Selection, {kind.__name__})."
+                f"thresher.transformers.Selection.add_to: {kind.__name__} sets up its fused head when it is created, "
+                f"before a selection can be added. Write class MyTrainer(thresher.transformers.Selection, {kind.__name__})."
             )
         settings, parts = _checked(selection_settings), split_tokens(selection)
         trainer.__class__ = type(f"Selecting{kind.__name__}", (cls, kind), {})
@@ -367,7 +367,7 @@ class Selection(Base):
             self._rows = None
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        """Returns the loss: in training that of the selected samples, else that of the trainer."""
+        """Returns the loss of the selected samples in training, and the trainer's own loss otherwise."""
         if self._rows is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self._head is not None:
@@ -385,7 +385,7 @@ class Selection(Base):
             self.compute_loss_func = own
 
     def _is_compared(self) -> bool:
-        """Whether the loss of this batch is compared with that of the trainer."""
+        """Whether the loss of this batch is compared with the trainer's own loss."""
         return self.run.epoch == 0 and self._done & (self._done - 1) == 0  # batches 1, 2, 4, 8, ...
 
     def _loss_of_head(self, model: Any, inputs: Any, return_outputs: bool, total: Any) -> Any:
@@ -498,7 +498,7 @@ class Selection(Base):
             self.lr_scheduler = paced
 
     def _forward(self, module: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Returns the arguments of the criterion; those of `per_position` are the outputs and the labels."""
+        """Returns the arguments of the criterion; for `per_position`, they are the outputs and the labels."""
         if self._head is not None:
             plain, lengths = {**batch}, batch.get(ROWS)
             plain.pop(ROWS, None)
@@ -507,12 +507,12 @@ class Selection(Base):
         return self._losses.pair(module(**plain), labels)
 
     def _parted(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-        """Returns the inputs of a batch without its labels, and these: a tensor, or those of several names as a dictionary."""
+        """Returns the inputs of a batch without labels, and the labels: a tensor, or a dictionary by name for several."""
         names = ["labels"] if "labels" in batch else [name for name in self.label_names if name in batch]
         if not names:
             raise ValueError(
                 f"thresher.transformers.Selection: the batch has no `labels`, only {', '.join(batch)}. Name the labels so in "
-                "the dataset or in the data_collator, and say what the loss is where it is no cross-entropy: " + GIVE_LOSSES
+                "the dataset or in the data_collator, and say what the loss is where it is not a cross-entropy: " + GIVE_LOSSES
             )
         labels = {name: batch[name] for name in names}
         return {name: value for name, value in batch.items() if name not in names}, labels.get("labels", labels)
@@ -539,7 +539,7 @@ class Selection(Base):
                 if self._direct and self.per_position is None:
                     raise ValueError(
                         f"thresher.transformers.Selection: compute_loss of {type(self).__name__} does not call "
-                        f"compute_loss_func, as that of Trainer does, but has a loss of its own. {GIVE_LOSSES}"
+                        f"compute_loss_func, as Trainer does, but has a loss of its own. {GIVE_LOSSES}"
                     )
                 divides = divides_by_total(
                     loss, self._losses, lambda: (without_loss(self.model(**inputs)), labels), takes_total=total is not None

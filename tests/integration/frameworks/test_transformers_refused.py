@@ -83,7 +83,7 @@ def test_losses_of_the_model(tmp_path):
     weighted = Weighted(model(causal=False).config)
     match = "the loss of the trainer is .* would train another loss. Give per_position="
     refused(match, tmp_path, net=weighted, remove_unused_columns=False)
-    refused("are no classes of the model's logits", tmp_path, net=model(causal=False, num_labels=1),
+    refused("are not classes of the model's logits", tmp_path, net=model(causal=False, num_labels=1),
             with_train_dataset=Sentences(causal=True))  # fmt: skip
     refused("the batch has no `labels`, only input_ids", tmp_path, net=model(causal=False),
             with_data_collator=lambda rows: {"input_ids": default_data_collator(rows)["input_ids"]})  # fmt: skip

@@ -227,7 +227,7 @@ def test_other_refusals(tmp_path):
         thresher.trl.attach(made, refill=True, cap=0.5)
     uneven = trainer(tmp_path)
     uneven.args.per_device_train_batch_size = 6  # as two ranks may have it, whose 12 rows are three groups
-    with pytest.raises(ValueError, match="6 rows of a generation .* are no multiple of num_generations=4"):
+    with pytest.raises(ValueError, match="6 rows of a generation .* are not a multiple of num_generations=4"):
         thresher.trl.attach(uneven, refill=True)
     with pytest.raises(ValueError, match=r"`rollouts` must be within \[2, 4\], got 1"):
         thresher.trl.attach(made, rollouts=1)

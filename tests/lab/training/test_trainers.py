@@ -196,6 +196,6 @@ def test_where_no_selection_is_added(tmp_path, monkeypatch):
     with pytest.raises(TypeError, match=r"selection_settings: epochs: no such setting"):
         Selection.add_to(plain, 0.5, selection_settings={"epochs": 3})
     monkeypatch.setattr("thresher.transformers.selection.module_of_head", lambda kind: torch)
-    with pytest.raises(ValueError, match=r"fused head of Noted is set up when the trainer is created"):
+    with pytest.raises(ValueError, match=r"Noted sets up its fused head when it is created"):
         Selection.add_to(plain, 0.5)
     assert type(plain).__name__ == "Noted"

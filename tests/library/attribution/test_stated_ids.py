@@ -241,9 +241,9 @@ FORWARDS = {
     "time first": (lambda m, b: (m(b[0]).t().flatten(), b[1].t().flatten()), "another order"),
     "time first, T = B": (lambda m, b: (m(b[0]).t(), b[1].t().clone()), "another order"),
     "repeated": (lambda m, b: (m(b[0].repeat(2, 1)), b[1].repeat(2, 1)), "another order"),
-    "unknown": (lambda m, b: (m(b[0]).t().flatten(), b[1].t().flatten() * 2), "not certain which rows"),
-    "some rows": (lambda m, b: (m(b[0])[: len(b[0]) // 2], b[1][: len(b[0]) // 2]), "some rows only|first dimension"),
-    "losses only": (lambda m, b: (m(b[0]).repeat(2, 1), b[1][:, :1].repeat(1, 1)), "not certain which rows|first dimension"),
+    "unknown": (lambda m, b: (m(b[0]).t().flatten(), b[1].t().flatten() * 2), "cannot tell which"),
+    "some rows": (lambda m, b: (m(b[0])[: len(b[0]) // 2], b[1][: len(b[0]) // 2]), "only some rows|first dimension"),
+    "losses only": (lambda m, b: (m(b[0]).repeat(2, 1), b[1][:, :1].repeat(1, 1)), "cannot tell which|first dimension"),
 }
 
 

@@ -40,7 +40,7 @@ def test_a_stream_that_has_loaded_a_state_is_refused_where_the_run_goes_on_in_mi
     other.loader.dataset.load_state_dict({"read": 2 * B})
     before = torch.get_rng_state()
     for _ in range(2):
-        with pytest.raises(ValueError, match="its Stream, which has loaded a state of its own: samples would be skipped twice"):
+        with pytest.raises(ValueError, match="its Stream has loaded a state of its own, so samples would be skipped twice"):
             iter(other.loader)
     assert torch.equal(torch.get_rng_state(), before)
     other.loader.dataset.load_state_dict(None)

@@ -41,7 +41,7 @@ def test_published_defaults() -> None:
         ({"smoothing": 1}, r"`smoothing` is the share an average keeps, within \[0, 1\), got 1"),
         ({"smoothing": -0.1}, r"`smoothing` .* got -0.1"),
         ({"smoothing": NAN}, r"`smoothing` .* got nan"),
-        ({"threshold": -1}, "`threshold` must be a finite number of 0 or more, or None, got -1"),
+        ({"threshold": -1}, "`threshold` must be a finite number >= 0, or None, got -1"),
         ({"threshold": INF}, "`threshold` .* got inf"),
         ({"threshold": NAN}, "`threshold` .* got nan"),
         ({"exponent": 1.5}, "`exponent` must be a finite number of 1 or less, got 1.5"),

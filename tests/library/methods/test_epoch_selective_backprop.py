@@ -101,7 +101,7 @@ def test_chances_have_a_floor_and_leave_out_what_is_not_finite() -> None:
     ("settings", "message"),
     [
         *(
-            ({"beta": value}, rf"`beta` must be a finite number of 0 or more, got {value!r}")
+            ({"beta": value}, rf"`beta` must be a finite number >= 0, got {value!r}")
             for value in (-0.1, math.nan, math.inf, "one")
         ),
         *(({"bins": value}, rf"`bins` must be a whole number of 1 or more, got {value}") for value in (0, -3, 10.0, True)),

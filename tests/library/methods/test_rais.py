@@ -101,7 +101,7 @@ def test_gain(squared: list[float], chances: list[float], expected: float) -> No
     ("settings", "message"),
     [
         *(
-            ({"robustness": value}, rf"`robustness` must be a finite number of 0 or more, got {value}")
+            ({"robustness": value}, rf"`robustness` must be a finite number >= 0, got {value}")
             for value in (-0.1, math.nan, math.inf)
         ),
         *(

@@ -96,7 +96,7 @@ def test_what_is_unknown_is_kept_before_all_others() -> None:
 def test_a_dataset_that_it_covers_or_not() -> None:
     method = RhoLoss(scores([1.0, 2.0, math.inf, 4.0], ids=[0, 1, 2, 5]))
     method.check(torch.tensor([0, 1, 5]))
-    with pytest.raises(ValueError, match=r"has no finite loss for 4 of 7 samples, the first is 2; compute it"):
+    with pytest.raises(ValueError, match=r"has no finite loss for 4 of 7 samples; the first is sample 2. Compute it"):
         method.check(torch.arange(7))
 
 

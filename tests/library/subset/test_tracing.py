@@ -61,7 +61,7 @@ REFUSED = {
     "the length of the batch": (lambda m, x: m.linear(x) * len(x), "compared with a number"),
     "Python's random": (lambda m, x: m.linear(x) * random.random(), "draws random numbers outside"),
     "NumPy's random": (lambda m, x: m.linear(x) * float(np.random.rand()), "draws random numbers outside"),
-    "a parameter of nobody": (lambda m, x: m.linear(x) * OUTSIDE, r"trained tensor of shape \(6,\) that is no parameter"),
+    "a parameter of nobody": (lambda m, x: m.linear(x) * OUTSIDE, r"trained tensor of shape \(6,\) that is not a parameter"),
     "an attribute": (assign("last", lambda m, h: h.detach()), "changes model.last"),
     "a counter": (assign("calls", lambda m, h: 1), "changes model.calls"),
     "a buffer": (stored, "assigns buffer held"),
@@ -144,7 +144,7 @@ def test_trained_tensors_hidden_from_the_module() -> None:
             return self.parts[0](self.linear(x))
 
     sub = wrap(Hidden(), strict=False)
-    with pytest.warns(UserWarning, match="no parameter of it"):
+    with pytest.warns(UserWarning, match="not a parameter of it"):
         sub(X)[ROWS].sum().backward()
     assert sub.wrapped.parts[0].weight.grad.any()
 

@@ -29,7 +29,7 @@ def test_positions(shifts):
     ("logits", "labels"), [(LOGITS, LABELS[:, :2]), (LOGITS, LABELS.float()), (None, LABELS), (LOGITS[..., 0], LABELS.float())]
 )
 def test_other_shapes(logits, labels):
-    with pytest.raises(ValueError, match=r"are no classes of the model's logits.*Give per_position="):
+    with pytest.raises(ValueError, match=r"are not classes of the model's logits.*Give per_position="):
         ClassLosses(shifts=False).by_position({"logits": logits}, labels)
 
 
