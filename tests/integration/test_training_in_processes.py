@@ -153,7 +153,7 @@ def test_all_processes_and_one_go_on_from_what_process_0_has_saved(results):
 @two
 def test_what_only_process_0_has(results):
     found, elsewhere = of_all(results, "errors")
-    assert found == {"records": "9", "trained": "260", "data_map": "10", "plan": "no plan"}
+    assert found == {"records": "10", "trained": "260", "data_map": "10", "plan": "no plan"}
     for name in ("run.records", "run.trained", "run.data_map()"):
         message = elsewhere[name.removeprefix("run.").removesuffix("()")]
         assert message.startswith(f"{name}: process 0 keeps the records of all samples, and this is process 1 of 2. Ask")

@@ -143,10 +143,11 @@ def load(name: str) -> type:
         >>> load("kakurenbo").__name__
         'Kakurenbo'
     """
-    known = {**FOR_POSITIONS, **_targets()}
-    if name not in known:
+    # Other packages come last: finding them reads the metadata of everything that is installed.
+    target = FOR_POSITIONS.get(name) or BUILT_IN.get(name) or _targets().get(name)
+    if target is None:
         raise ValueError(no_such("method", name, names(), also_near=FOR_POSITIONS))
-    module, _, attribute = known[name].partition(":")
+    module, _, attribute = target.partition(":")
     return getattr(import_module(module), attribute)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher.attribution.rows import AttributionError
+from thresher.records import NEVER_SEEN
 from thresher.run.parts import Parts
 from thresher.warning import warn
 
@@ -120,7 +121,10 @@ class History:
             self._look_at_losses(self.entries[-1], self._records["loss"])
 
     def _look_at_losses(self, entry: dict[str, Any], losses: Tensor) -> None:
-        count, some, mean = self._config.world.from_first(lambda: (*not_finite(losses), mean_loss(losses)))
+        # Another fill cannot be told from a loss: samples that were never seen would count as learned.
+        shows_seen = self._records.columns["loss"].fill == NEVER_SEEN
+        mean_of = mean_loss if shows_seen else lambda _: None
+        count, some, mean = self._config.world.from_first(lambda: (*not_finite(losses), mean_of(losses)))
         entry["nonfinite"] = count
         if mean is not None:
             entry["mean_loss"] = mean

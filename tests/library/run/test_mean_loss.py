@@ -40,3 +40,29 @@ def test_the_mean_over_all_samples(method):
     logged = {}
     run.log(lambda numbers, step: logged.update(numbers))
     assert logged["thresher/mean_loss"] == pytest.approx(expected, rel=1e-3)
+
+
+class PlannedHalf:
+    """Trains on every other sample, and records losses in a column of its own."""
+
+    stage = "epoch"
+    requires = thresher.Requirements()
+
+    def __init__(self, **column):
+        self.column = column
+
+    def columns(self):
+        return {"loss": thresher.Column(torch.float32, **self.column)}
+
+    def plan_epoch(self, records, *, epoch, epochs, generator):
+        return thresher.EpochPlan(torch.arange(0, len(records["loss"]), 2))
+
+
+@pytest.mark.parametrize(("column", "expected"), [({}, None), ({"fill": thresher.records.NEVER_SEEN}, 1.0)])
+def test_a_column_that_does_not_show_which_samples_were_seen_has_no_mean(column, expected):
+    """A sample that was never seen has the loss 0 there, as one that is learned has."""
+    loader = DataLoader(TensorDataset(torch.ones(8, 1)), 4)
+    run = thresher.attach(PlannedHalf(**column), loader=loader, criterion=None, epochs=1)
+    for (x,) in run.loader:
+        run.reduce(x.square().flatten(), ids=run.ids)
+    assert run.history[0].get("mean_loss") == expected
