@@ -19,6 +19,8 @@ from depth import DEEP
 from devices import DEVICE
 from thresher.subset.compilers import lacks_torch
 
+pytest.register_assert_rewrite("loss_cases")  # before the first test module of any folder imports it
+
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started in, which output that is piped would follow
 torch.set_num_threads(1)

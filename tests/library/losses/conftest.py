@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.register_assert_rewrite("loss_cases")
-
 
 @pytest.fixture(autouse=True)
 def _own_draws():
