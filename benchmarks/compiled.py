@@ -217,7 +217,7 @@ def lengths(name: str, compile_it: bool, count: int, batch: int, most: int) -> l
             _train(networks[form], tokens, rows)
             seconds[form] += time.perf_counter() - began
     fallen = [form for form, network in networks.items() if isinstance(network, SubsetBackward) and network.fallback]
-    traces = max(network._patience.made for network in networks.values() if isinstance(network, SubsetBackward))
+    traces = max(network._patience.traces for network in networks.values() if isinstance(network, SubsetBackward))
     again = [Row("lengths", name, "plain again (A/A)", seconds["again"] / seconds["plain"], None)] if "again" in seconds else []
     return [
         Row("lengths", name, "keep 1: total time over plain", seconds["all"] / seconds["plain"], LENGTHS_LIMIT),
