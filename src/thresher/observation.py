@@ -8,6 +8,7 @@ Study of Example Forgetting", ICLR 2019, arXiv:1812.05159: forgetting.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from os import PathLike
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -346,10 +347,10 @@ def files_of(dataset: Any) -> list[str] | None:
         dataset: Map-style dataset, or a `Subset` of one.
 
     Example:
-        >>> class Images(list):
-        ...     samples = [("cat/1.png", 0), ("dog/1.png", 1)]
-        >>> files_of(Images("ab")), files_of([1, 2])
-        (['cat/1.png', 'dog/1.png'], None)
+        >>> class Files(list):
+        ...     samples = [(torch.__file__, 0), (np.__file__, 1)]
+        >>> len(files_of(Files("ab"))), files_of([1, 2])
+        (2, None)
     """
     if isinstance(dataset, Subset):
         files = files_of(dataset.dataset)
@@ -358,6 +359,8 @@ def files_of(dataset: Any) -> list[str] | None:
         rows = getattr(dataset, name, None)
         if isinstance(rows, list | tuple) and rows and len(rows) == len(dataset):
             files = [row[0] if isinstance(row, tuple) else row for row in rows]
-            if all(isinstance(file, str | PathLike) for file in files):
+            # Datasets of texts have lists of strings with these names, too: the first one must be a file. `Path.is_file` would
+            # raise an error for a long text.
+            if all(isinstance(file, str | PathLike) for file in files) and isfile(files[0]):  # noqa: PTH113
                 return [*map(str, files)]
     return None

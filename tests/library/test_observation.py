@@ -112,13 +112,14 @@ def test_a_sample_that_was_never_seen_has_no_predicted_class():
 
 
 @pytest.mark.parametrize("name", ["samples", "imgs", "im_files"])
-def test_the_table_names_the_files_of_a_dataset_that_lists_them(name):
+def test_the_table_names_the_files_of_a_dataset_that_lists_them(tmp_path, name):
     class Images(TensorDataset):
         pass
 
     data, model, _ = parts()
     images = Images(*data.tensors)
-    files = [f"{i}.png" for i in range(N)]
+    files = [str(tmp_path / f"{i}.png") for i in range(N)]
+    Path(files[0]).touch()
     setattr(images, name, [Path(file) for file in files] if name == "im_files" else [(file, 0) for file in files])
     half = Subset(images, range(0, N, 2))
     for dataset, expected in ((images, files), (half, files[::2])):
@@ -126,7 +127,7 @@ def test_the_table_names_the_files_of_a_dataset_that_lists_them(name):
         assert run.data_map()["file"].tolist() == expected
 
 
-@pytest.mark.parametrize("rows", [["a.png"], [1] * N, {"a.png": 0}])
+@pytest.mark.parametrize("rows", [["a.png"], [1] * N, {"a.png": 0}, ["a text " * 999] * N, [("a text, and its label", 0)] * N])
 def test_lists_that_name_no_file_of_each_sample_are_left_alone(rows):
     data, model, _ = parts()
     data.samples = rows
