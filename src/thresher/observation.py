@@ -359,8 +359,8 @@ def files_of(dataset: Any) -> list[str] | None:
         rows = getattr(dataset, name, None)
         if isinstance(rows, list | tuple) and rows and len(rows) == len(dataset):
             files = [row[0] if isinstance(row, tuple) else row for row in rows]
-            # Datasets of texts have lists of strings with these names, too: the first one must be a file. `Path.is_file` would
-            # raise an error for a long text.
+            # Datasets of texts have lists of strings with these names, too: the first one must be a file. The same
+            # question to pathlib raises an error for a long text.
             if all(isinstance(file, str | PathLike) for file in files) and isfile(files[0]):  # noqa: PTH113
                 return [*map(str, files)]
     return None
