@@ -44,8 +44,12 @@ def answer_lines(advice: Mapping[str, Any]) -> list[str]:
         advice: Result of `advise`, with the entry `budget` where short runs were trained.
     """
     busy = ["The machine was busy, with more work than cores: the times above are rough."] if advice.get("busy") else []
-    said = [_headline(advice), f"Why: {_why(advice)}", *_on_the_loss(advice), *_on_the_time(advice), *busy]
-    return [*said, _before_next(advice), advice["next"]]
+    why, known = _why(advice), _on_the_loss(advice)
+    if _least_lost(advice) is None or answer_of(advice) == "no":
+        reasons = [f"Why: {why}", *known]
+    else:  # What short runs lost decides the answer; the time that a method could save may speak against it.
+        reasons = [f"Why: {known[0]}", *known[1:], why[0].upper() + why[1:]]
+    return [_headline(advice), *reasons, *_on_the_time(advice), *busy, _before_next(advice), advice["next"]]
 
 
 def _headline(advice: Mapping[str, Any]) -> str:
@@ -155,7 +159,8 @@ def _before_next(advice: Mapping[str, Any]) -> str:
         return "Next (trains short runs, which show what half of the cost loses here):"
     named = advice["worth_trying"][:MOST_NAMED]
     others = [] if any(name.startswith("winnow") for name in named) else named
-    return f"Next (trains {', '.join(['Winnow at a budget', *others])} and {'their' if others else 'its'} controls):"
+    arms = f"{', '.join(['Winnow at a budget', *others])} and {'their' if others else 'its'} controls"
+    return f"Next (trains {arms}; --dry-run says how long it takes):"
 
 
 def _least_lost(advice: Mapping[str, Any]) -> Mapping[str, Any] | None:

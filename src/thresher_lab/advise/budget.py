@@ -229,9 +229,9 @@ def time_sentence(times: Sequence[Mapping[str, float]]) -> str:
     Args:
         times: Result of `times_at`.
     """
-    of = "; ".join(f"at {one['share']:g}, {one['batches']:.0%}" for one in times)
+    said = ", and ".join(f"{one['batches']:.0%} of the time at {one['share']:g} of the cost" for one in times)
     fewer = ": only full-size batches in fewer steps, spend='steps', save time in proportion" if needs_steps(times) else ""
-    return f"Smaller batches take about this share of the time of full training {of}{fewer}."
+    return f"Smaller batches take {said}{fewer}."
 
 
 def budget_sentences(found: Mapping[str, Any]) -> list[str]:
@@ -247,13 +247,15 @@ def budget_sentences(found: Mapping[str, Any]) -> list[str]:
     for loss in found["losses"]:
         lost = scale * loss["lost"]
         amount = f"lose {lost:.2f}{unit} of {found['metric']}" if lost > 0 else "lose nothing"
-        apart = f"the seeds differ by {scale * (max(loss['by_seed']) - min(loss['by_seed'])):.2f}{unit}"
+        apart = f"two seeds only, which differ by {scale * (max(loss['by_seed']) - min(loss['by_seed'])):.2f}{unit}"
         seeds = apart if len(loss["by_seed"]) > 1 else "there was time for one seed"
         limit = "" if found["points"] else " The metric is no share, so that no limit is known for it."
         said.append(
-            f"At {loss['share']:g} of the cost, smaller batches {amount} in short runs of {found['epochs']} epochs; "
-            f"{seeds}.{limit}"
+            f"At {loss['share']:g} of the cost, smaller batches {amount} in short runs of {found['epochs']} epochs "
+            f"({seeds}).{limit}"
         )
+    if any(loss["finding"] in ("between", "lost") for loss in found["losses"]):
+        said.append("Whole runs lose less if accuracy levels off long before the end: only they can tell.")
     return said
 
 

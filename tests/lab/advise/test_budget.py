@@ -47,7 +47,7 @@ def test_losses_are_paired_by_seed_and_taken_with_smaller_batches():
     [
         (
             0.003,
-            "lose 0.30 points of accuracy in short runs of 5 epochs; the seeds differ by 0.00 points.",
+            "lose 0.30 points of accuracy in short runs of 5 epochs (two seeds only, which differ by 0.00 points).",
         ),
         (-0.01, "smaller batches lose nothing in short runs"),
     ],
@@ -69,7 +69,7 @@ def test_short_runs_of_a_real_training(monkeypatch):
     found = budget_advice("digits@200", [0.5], epochs=4, says=said.append)
     assert said == ["training short run 1 of 2, 2 epochs", "training short run 2 of 2, 2 epochs"]
     assert (found["epochs"], found["metric"]) == (2, "accuracy") and 0 < found["full"] < 1
-    assert len(found["sentences"]) == 1
+    assert "there was time for one seed" in found["sentences"][0]
 
 
 COMPARE = "thresher compare digits {} --epochs 8 --out runs/digits"
