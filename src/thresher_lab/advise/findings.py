@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -93,57 +93,29 @@ class Record:
         balance = sum(one.sign for one in self.measurements)
         return "undecided" if balance == 0 else "ahead" if balance > 0 else "behind"
 
-    @property
-    def better(self) -> list[str]:
-        """Names of the trainings on which it was better than a control of the same cost, and worse than none."""
-        return self._where(1)
-
-    @property
-    def worse(self) -> list[str]:
-        """Names of the trainings on which it was worse than a control of the same cost, and better than none."""
-        return self._where(-1)
-
-    @property
-    def lost(self) -> list[str]:
-        """Names of the trainings on which it lost more than the margin against full training."""
-        return list(dict.fromkeys(one.task for one in self.measurements if one.to_full == "loses"))
-
-    @property
-    def below(self) -> list[str]:
-        """Names of the trainings on which the interval of the difference to full training reached below the margin."""
-        return list(dict.fromkeys(one.task for one in self.measurements if one.below))
-
-    @property
-    def under_zero(self) -> list[str]:
-        """Names of the trainings on which all of that interval was below 0."""
-        return list(dict.fromkeys(one.task for one in self.measurements if one.high is not None and one.high < 0))
-
-    @property
-    def with_interval(self) -> list[str]:
-        """Names of the trainings on which that interval is known."""
-        return list(dict.fromkeys(one.task for one in self.measurements if one.below is not None))
-
-    @property
-    def tasks(self) -> list[str]:
-        """Names of the trainings that it was measured on."""
-        return list(dict.fromkeys(one.task for one in self.measurements))
+    def tasks(self, holds: Callable[[Measurement], object] = lambda _: True) -> list[str]:
+        """Returns the names of the trainings with a measurement for which a condition holds, by default of all."""
+        return list(dict.fromkeys(one.task for one in self.measurements if holds(one)))
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the standing and the names of the trainings as plain values."""
+        """Returns the standing and the names of the trainings as plain values.
+
+        They are those on which the method was measured at all (`on`), was better than a control of the same cost and worse than
+        none (`better_on`) or the other way round (`worse_on`), and lost more than the margin against full training (`lost_on`);
+        those on which the interval of the difference to full training is known (`interval_on`), reached below the margin
+        (`below_on`), and was below 0 as a whole (`under_zero_on`).
+        """
         return {
             "standing": self.standing,
             "other_settings": self.other_settings,
-            "on": self.tasks,
-            "better_on": self.better,
-            "worse_on": self.worse,
-            "lost_on": self.lost,
-            "below_on": self.below,
-            "under_zero_on": self.under_zero,
-            "interval_on": self.with_interval,
+            "on": self.tasks(),
+            "better_on": self.tasks(lambda one: one.sign > 0),
+            "worse_on": self.tasks(lambda one: one.sign < 0),
+            "lost_on": self.tasks(lambda one: one.to_full == "loses"),
+            "below_on": self.tasks(lambda one: one.below),
+            "under_zero_on": self.tasks(lambda one: one.high is not None and one.high < 0),
+            "interval_on": self.tasks(lambda one: one.below is not None),
         }
-
-    def _where(self, sign: int) -> list[str]:
-        return list(dict.fromkeys(one.task for one in self.measurements if one.sign == sign))
 
 
 @cache

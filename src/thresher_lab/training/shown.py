@@ -116,6 +116,11 @@ def _small_png(image: Image.Image) -> str:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     small = image.convert("L" if image.mode in ("1", "L") else "RGB")
     small.thumbnail((SIDE, SIDE))
+    return as_png(small)
+
+
+def as_png(image: Image.Image) -> str:
+    """Returns an image as a PNG file in base64."""
     buffer = io.BytesIO()
-    small.save(buffer, "PNG", optimize=True)
+    image.save(buffer, "PNG", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode()

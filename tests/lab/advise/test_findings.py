@@ -47,7 +47,7 @@ def test_methods_are_found_by_the_way_they_compute(monkeypatch):
     monkeypatch.setattr(findings, "all_measurements", lambda: rows)
 
     def tasks(text, **given):
-        return record_of(parse_methods(text)[0], **given).tasks
+        return record_of(parse_methods(text)[0], **given).tasks()
 
     assert tasks("selective_backprop:keep=0.2:forward_passes=once") == [labels[0]]
     assert record_of(parse_methods("selective_backprop:keep=0.2:forward_passes=once")[0]).other_settings
@@ -65,8 +65,8 @@ def test_the_same_settings_come_before_others(monkeypatch):
     )
     monkeypatch.setattr(findings, "all_measurements", lambda: rows)
     [half, third] = (record_of(spec) for spec in parse_methods("winnow:share=0.5,winnow:share=0.3"))
-    assert (half.tasks, half.other_settings) == (["at 0.5"], False)
-    assert (third.tasks, third.other_settings) == (["at 0.35", "at 0.5"], True)
+    assert (half.tasks(), half.other_settings) == (["at 0.5"], False)
+    assert (third.tasks(), third.other_settings) == (["at 0.35", "at 0.5"], True)
     assert not record_of(parse_methods("infobatch")[0]).other_settings
 
 

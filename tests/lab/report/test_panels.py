@@ -34,7 +34,7 @@ def lines(figure):
 
 def test_every_curve_is_drawn_in_every_panel_and_named_once():
     figure = plotly_figure([PANEL, PANEL])
-    assert [line.name for line in lines(figure)] == ["a < b", "c"] * 2
+    assert [line.name for line in lines(figure)] == ["a &lt; b", "c"] * 2
     assert [line.showlegend for line in lines(figure)] == [True, True, False, False]
     assert [line.line.color for line in lines(figure)] == ["#000000", "#d55e00"] * 2
     assert [text.text for text in figure.layout.annotations] == ["title", "title", "1.1x", "1.1x"]

