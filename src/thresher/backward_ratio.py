@@ -1,4 +1,4 @@
-"""The ratio of backward time to forward time, measured in the first steps of a training."""
+"""The ratio of backward time to forward time, measured in the first steps of training."""
 
 import statistics
 import time
@@ -37,7 +37,7 @@ class Stopwatch:
         return event
 
     def forward(self, call: Callable[[], Any]) -> Any:
-        """Runs a forward pass of the training, notes when it began and ended, and returns its result."""
+        """Runs a forward pass of the loop, notes when it began and ended, and returns its outputs."""
         begin = self._now()
         result = call()
         self._pairs.append([begin, self._now()])

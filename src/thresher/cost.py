@@ -1,4 +1,4 @@
-"""The cost of a run in samples, beside the cost that full training would have had by now."""
+"""The cost of a run in samples, with the cost that full training would have had by now."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -9,20 +9,20 @@ UNSEEN = "the loop called neither run.model nor run.criterion, so that its passe
 
 @dataclass
 class Cost:
-    """Numbers of samples that went through the model; a sample counts once per pass.
+    """Numbers of samples that went through the model; a sample counts once per forward or backward pass.
 
     Attributes:
-        forward: Samples that went through a forward pass, those of `refresh` and `scoring` included.
+        forward: Samples that went through a forward pass, including `refresh` and `scoring`.
         backward: Samples that went through a backward pass.
         refresh: Samples of the forward-only passes at the end of an epoch, part of `forward`.
         scoring: Samples of the forward passes that only decided what to train on, part of `forward`.
-        steps: Number of optimizer steps (of batches with a credited loss, where no optimizer was attached).
+        steps: Number of optimizer steps; without `attach(optimizer=...)`, number of batches with a loss.
         full_forward: Samples that full training would have put through a forward pass by now.
         full_backward: Samples that full training would have put through a backward pass by now.
         backward_to_forward: Time of a backward pass divided by the time of a forward pass, measured in the first steps;
             None before it is known.
         unknown: Reason why the samples that the loop put through the model are not known, a sentence without its full stop;
-            None where they are known.
+            None if they are known.
 
     Example:
         Every sample went through a forward pass, a third of them through a backward pass, which costs as much as two:
@@ -57,11 +57,11 @@ class Cost:
         """Returns the cost of this run over the cost of full training.
 
         Args:
-            backward_to_forward: Cost of a backward pass in forward passes, >= 0. Default 2, the textbook's number; the run
-                measures that of its model (`cost.backward_to_forward`).
+            backward_to_forward: Cost of a backward pass in forward passes, >= 0. Default 2, the usual estimate;
+                `cost.backward_to_forward` is the number measured in the run.
 
         Returns:
-            1.0 for full training, nan before anything was trained and where the cost is unknown.
+            1.0 for full training; nan before training, or if the cost is unknown.
 
         Raises:
             ValueError: `backward_to_forward` is negative or nan.
@@ -78,8 +78,8 @@ class Cost:
 
         Returns:
             The fields of the class by name; `ratio`, the cost with 2 forwards a backward; and `measured_ratio`, the cost with
-            the measured `backward_to_forward`. What is not known is None. The time that was saved is not in the counts: small
-            batches take more time per sample. `thresher compare` measures it.
+            the measured `backward_to_forward`. Unknown values are None. These counts do not tell the time saved, because small
+            batches take more time per sample; `thresher compare` measures time.
 
         Example:
             >>> cost = Cost(forward=100, backward=50, steps=10, full_forward=100, full_backward=100, backward_to_forward=1.0)
@@ -119,7 +119,7 @@ def break_even(forward_s: float, backward_s: float) -> float:
     """Returns the share of a batch below which selection inside the batch with two forward passes saves time.
 
     Scoring takes a forward pass over the whole batch, and training takes a forward and a backward pass over the rows that are
-    kept: F + keep * (F + B), against F + B for full training. With r = B / F the former is less where keep < r / (1 + r).
+    kept: F + keep * (F + B), against F + B for full training. With r = B / F, the first is less if keep < r / (1 + r).
 
     Args:
         forward_s: Time F of a forward pass over a batch, > 0; in seconds, or in any unit that both times have.

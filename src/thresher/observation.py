@@ -1,4 +1,4 @@
-"""What a run observes of each sample, and the table that it makes of that: a data map.
+"""What a run observes of each sample, and the data map: a table of these observations.
 
 Swayamdipta et al., "Dataset Cartography", EMNLP 2020, arXiv:2009.10795: confidence, variability. Pleiss et al., "Identifying
 Mislabeled Data using the Area Under the Margin Ranking", NeurIPS 2020, arXiv:2001.10528: AUM. Toneva et al., "An Empirical
@@ -110,7 +110,7 @@ OF_ANY_LOSS = ("loss_sum", "loss_squares")
 
 
 class DataMap(Mapping[str, NDArray[Any]]):
-    """The table of what a run has observed: a mapping from the name of a column to its values, shape (N,).
+    """Table of each sample's losses and predictions in training: a mapping from column names to arrays of shape (N,).
 
     Every loss has these columns:
 
@@ -147,7 +147,7 @@ class DataMap(Mapping[str, NDArray[Any]]):
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self._columns:
-            raise KeyError(f"no column {name!r}; there are {', '.join(self._columns)}")
+            raise KeyError(f"no column {name!r}; use one of {', '.join(self._columns)}")
         return self._columns[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -160,12 +160,12 @@ class DataMap(Mapping[str, NDArray[Any]]):
         return f"DataMap({len(self['id']):,} samples: {', '.join(self)})"
 
     def suspects(self, count: int | None = None, *, by_class: bool = False) -> NDArray[np.int64]:
-        """Returns the ids of samples, the likeliest wrong label first; samples that were never seen are left out.
+        """Returns ids of samples, int64, the likeliest wrong label first; samples that were never seen are left out.
 
         Args:
             count: Number of ids. Default: all.
-            by_class: Whether a sample is compared with those of its class only, so that a hard class does not fill the list:
-                the first of each class come first. Default: False.
+            by_class: Whether samples are compared only within their class, so that a hard class does not fill the list: the
+                worst sample of each class comes first, then the second of each, and so on. Default: False.
 
         Raises:
             ValueError: The classes are not known.
@@ -191,13 +191,13 @@ class DataMap(Mapping[str, NDArray[Any]]):
         return self["id"][seen[order[:count]]]
 
     def scores(self, name: str = "suspicion") -> Scores:
-        """Returns a column as scores of how hard each sample is, for `thresher.Prune` and `thresher prune`; they cost nothing.
+        """Returns a column as `Scores` (larger is harder) for `thresher.Prune` and `thresher prune`, with a cost of 0.
 
         Args:
-            name: One of `HARDER`: confidence and AUM count downwards. Default: "suspicion".
+            name: Name of the column, one of `HARDER`; confidence and AUM are negated. Default: "suspicion".
 
         Raises:
-            ValueError: The table has no such column, or it does not say how hard a sample is.
+            ValueError: The table has no such column, or the column does not measure how hard a sample is.
 
         Example:
             >>> columns = {"id": np.arange(2), "aum": np.array([3.0, -1.0]), "times_seen": np.ones(2)}
@@ -206,7 +206,7 @@ class DataMap(Mapping[str, NDArray[Any]]):
         """
         if name not in HARDER or name not in self:
             there = ", ".join(one for one in self if one in HARDER)
-            raise ValueError(f"scores: no column {name!r} that says how hard a sample is; there are {there}")
+            raise ValueError(f"scores: no column {name!r} that measures how hard a sample is; use one of {there}")
         labels = self.get("label")
         classes = None if labels is None or labels.dtype.kind not in "iu" else torch.from_numpy(labels.astype(np.int64))
         values = HARDER[name] * self[name].astype(np.float64)
@@ -238,17 +238,17 @@ class DataMap(Mapping[str, NDArray[Any]]):
         return pyarrow.table(self._columns)
 
     def plot(self, path: str | Path, *, most: int = 20_000) -> None:
-        """Draws the data map: confidence over variability, coloured by how often a right prediction became wrong.
+        """Plots the data map: confidence over variability, colored by how often a right prediction became wrong.
 
         Args:
             path: File of the picture, such as "map.png".
-            most: Largest number of samples that are drawn, evenly taken. Default: 20,000.
+            most: Largest number of samples in the plot, evenly spaced. Default: 20,000.
 
         Raises:
-            ValueError: The loss does not score classes, so there is no confidence.
+            ValueError: The loss is not a classification loss, so there is no confidence.
         """
         if "confidence" not in self:
-            raise ValueError("plot: a data map is drawn of confidence and variability, which this loss does not define")
+            raise ValueError("plot: a data map shows confidence and variability, which only a classification loss defines")
         from matplotlib.figure import Figure
 
         rows = np.flatnonzero(self["times_seen"] > 0)
@@ -266,11 +266,15 @@ class DataMap(Mapping[str, NDArray[Any]]):
 
 
 def data_map(records: Mapping[str, Tensor], labels: Any = None) -> DataMap:
-    """Returns the table of what was observed.
+    """Computes the data map, a table with one row per sample, from the sums that were stored in training.
 
     Args:
-        records: Columns of `OBSERVED` by name, each of shape (N,), on the host.
+        records: Stored columns by name (the keys of `OBSERVED`), tensors of shape (N,) on the CPU.
         labels: Classes of the samples, shape (N,). Default: not known.
+
+    Returns:
+        NumPy arrays of shape (N,) by name, such as "loss", "confidence" (mean probability of the label), "variability", "aum",
+        "forgetting" and "suspicion"; without classes "loss_mean" and "loss_spread". NaN for a sample that was never seen.
 
     Example:
         >>> records = {name: torch.full((2,), column.fill, dtype=column.dtype) for name, column in OBSERVED.items()}
@@ -313,13 +317,13 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def map_of(records: Records, dataset: Any, labels: Any = None, on_mismatch: Callable[[], None] | None = None) -> DataMap:
-    """Returns the table of the records of a run.
+    """Returns the data map of a run.
 
     Args:
         records: Records with the columns of `OBSERVED`.
         dataset: Dataset of the run, which may hold the classes.
         labels: Classes of the samples, shape (N,). Default: the classes of the dataset, or of the criterion if they differ.
-        on_mismatch: Function that is called when the criterion got others. Default: none.
+        on_mismatch: Function that is called if the criterion got other classes than the dataset has. Default: none.
     """
     columns = {name: records[name].cpu() for name in (*OBSERVED, "stratum") if name in records}
     seen = columns.pop("stratum", torch.full((1,), -1)).long().numpy()

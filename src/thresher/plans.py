@@ -34,21 +34,20 @@ def _check_weights(plan: str, weights: Tensor, name: str, numbers: Tensor) -> No
 
 @dataclass(frozen=True, eq=False)
 class EpochPlan:
-    """The samples that one epoch trains on.
+    """The plan of an epoch: the samples to train on, and their weights in the loss.
 
     Args:
-        ids: Sample ids, shape (K,), int64; ascending, or in training order where `drawn` is True. There is one
-            or more.
+        ids: Sample ids, shape (K,), int64; ascending, or in training order if `drawn` is True. At least one.
         weights: Factors on the losses of the samples, shape (K,), float32, aligned with `ids`; None means 1 for all.
-        refresh: Ids of the samples that get one forward-only pass when the epoch is over, shape (R,), int64, ascending; None
-            means no sample.
+        refresh: Ids of the samples that get one forward pass without gradients at the end of the epoch, shape (R,), int64,
+            ascending; None means no sample.
         lr_scale: Factor on the learning rate of each step of the epoch, > 0.
-        drawn: Whether `ids` was drawn: it is then the order of training and may repeat samples.
+        drawn: Whether `ids` was drawn at random, so that it is the order of training and may repeat samples.
         facts: Scalars for the history by name, such as the scheduled and the actual fraction.
-        remember: Columns of the records to replace, out of those with merge="plan": name to values of shape (N,).
+        remember: Values to store for each sample, shape (N,), by the name of a column with merge="plan".
         smaller_batches: Whether the epoch has as many steps as full training, each with a smaller batch, rather than fewer
             steps with full batches. Batch sizes differ by one at most; samples that are left out are not loaded.
-        note: Sentence that the user must know, for a warning; the run gives each sentence once. Default "": none.
+        note: Warning for the user, a whole sentence; the run gives each warning once. Default "": none.
 
     Raises:
         TypeError: A tensor has the wrong dtype.
@@ -98,7 +97,7 @@ class EpochPlan:
             ValueError: The plan is empty, an id is outside the dataset, or ids that must ascend do not.
         """
         if not len(self.ids):
-            raise ValueError("EpochPlan: `ids` is empty: an epoch needs at least one sample")
+            raise ValueError("EpochPlan: `ids` is empty; an epoch needs at least one sample")
         for name, tensor, ordered in (("ids", self.ids, not self.drawn), ("refresh", self.refresh, True)):
             if tensor is None or not tensor.numel():
                 continue
@@ -112,13 +111,13 @@ class EpochPlan:
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """The rows of one batch that are trained on. It is made inside the step, so its values are never read on the host.
+    """The plan of a batch: the rows to train on, and their weights. Made within a step, so it must not wait for the device.
 
     Args:
-        rows: Row numbers into the batch, shape (K,), int64, ascending, on the device of the signals; K may be 0.
+        rows: Row numbers in the batch, shape (K,), int64, ascending, on the device of the signals; K may be 0.
         weights: Factors on the losses of the rows, shape (K,), float32, aligned with `rows`; None means 1 for all.
         facts: Scalars for the history by name, such as the scheduled and the actual fraction; no tensors.
-        drawn: Whether `rows` was drawn and may repeat rows.
+        drawn: Whether `rows` was drawn at random and may repeat rows.
 
     Raises:
         TypeError: A tensor has the wrong dtype, or a fact is a tensor.

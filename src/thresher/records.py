@@ -19,7 +19,7 @@ EPOCH = "epoch"
 
 @dataclass(frozen=True)
 class Column:
-    """The declaration of one value that a run remembers per sample.
+    """Declares one value that a run stores for each sample from epoch to epoch.
 
     Args:
         dtype: Data type of the stored values.
@@ -28,11 +28,11 @@ class Column:
             stores the epoch in which the sample was last seen.
         merge: Rule for a new value. "last": it replaces the old one. "sum": a second value in the same epoch (a padded
             duplicate, the same sample on another rank) is added to the first, and every epoch starts from zero, as in codes
-            that all-reduce their losses. "plan": no signal is written; plans give the values in `EpochPlan.remember`. A
-            function of the stored and the new values, both of shape (n,): it returns the values to store, and is called once
-            per step for each sample.
-        optional: End of a sentence about the method without the signal, such as "draws uniformly"; `attach` says so if the
-            criterion does not define the signal. Default None: the method needs it.
+            that all-reduce their losses. "plan": no signal is written; `EpochPlan.remember` gives the values. A function of the
+            stored and the new values, both of shape (n,): it returns the values to store, and is called once per step for each
+            sample.
+        optional: Text that says what the method does without the signal, as the end of a sentence, such as "draws uniformly";
+            `attach` warns with it if the criterion does not define the signal. Default None: the method needs the signal.
 
     Example:
         The largest loss that each sample has had so far:
@@ -53,7 +53,7 @@ class Column:
 
 
 class Records(Mapping[str, Tensor]):
-    """Mapping from the name of a column to its live tensor of shape (N,).
+    """Values stored for each sample: a mapping from column names to tensors of shape (N,), which change as training goes on.
 
     Args:
         columns: Declarations of the columns by name.
@@ -62,7 +62,7 @@ class Records(Mapping[str, Tensor]):
 
     Attributes:
         columns: Declarations of the columns by name.
-        n: Number of samples N; 0 where another process keeps the records.
+        n: Number of samples N; 0 if another process stores the records.
         epoch: Number of the epoch in progress, which the signal "epoch" writes.
         written: Names of the columns that a signal is written to, each with the name of the signal.
 
@@ -158,7 +158,7 @@ class Records(Mapping[str, Tensor]):
         tensor.scatter_(0, ids, merged if first is True else torch.where(first, merged, old))
 
     def remember(self, columns: Mapping[str, Tensor]) -> None:
-        """Replaces columns by the values that a plan gives.
+        """Replaces columns by the values in `EpochPlan.remember`.
 
         Args:
             columns: Values by the name of the column, each of shape (N,) and of the dtype of the column.

@@ -377,7 +377,7 @@ class Greso(Uniform):
         return prompts.tolist()
 
     def observe(self, ids: list[int], rewards: Tensor) -> None:
-        """Counts how often in a row a prompt taught nothing, and adapts the chances; visits without rewards do not count."""
+        """Counts how often in succession all answers to a prompt had equal rewards, and adapts the chances of prompts."""
         scored = ~rewards.isnan().all(1)
         if not scored.any():
             return

@@ -43,7 +43,7 @@ def step_value(milestones: Milestones, epoch: int, epochs: int) -> float:
     """Returns the value of the last milestone that is reached.
 
     Args:
-        milestones: Pairs (boundary, value). A share b is reached where epoch >= b * epochs - 1e-9, an epoch number from that
+        milestones: Pairs (boundary, value). A share b is reached when epoch >= b * epochs - 1e-9, an epoch number from that
             epoch on.
         epoch: Number of the epoch, from 0.
         epochs: Number of epochs of the whole run.

@@ -100,7 +100,7 @@ class Scores:
         return int(self.ids[-1]) + 1 if len(self.ids) else 0
 
     def without_cost(self) -> "Scores":
-        """Returns the same scores with a cost of 0, for scores that had another purpose or whose cost was counted before."""
+        """Returns the same scores with a cost of 0, if they were computed for another purpose or are counted elsewhere."""
         return replace(self, forward=0, backward=0)
 
     @staticmethod

@@ -1,6 +1,6 @@
-"""Where the time of a training goes.
+"""Where the time of a training run goes.
 
-All time is booked on one part: on the loop's own work (loading, steps) or on Thresher's own. The clock is that of the host,
+All time is booked on one part: on the loop's own work (loading, steps) or on Thresher's own. The clock is the clock of the CPU,
 which does not wait for the work that it queues on an accelerator.
 """
 
@@ -18,7 +18,7 @@ PARTS = (LOADING, STEPS, PLANNING, REFRESH, SCORING_PASS, TRACING, ATTRIBUTION)
 
 
 class Timing:
-    """Books the time of a training on its parts.
+    """Divides the time of a training run among its parts.
 
     Example:
         >>> timing = Timing()

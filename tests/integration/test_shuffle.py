@@ -330,7 +330,7 @@ def interrupted(method="uniform", **settings):
     [
         (
             lambda: Training(PLANS["uniform"], data=DATA, shuffle=Shuffle(DATA, seed=6)),
-            r"in the middle of an epoch by a loader with Shuffle\(seed=5\) over 50 samples, this one has Shuffle\(seed=6\)",
+            r"in the middle of an epoch by a loader with Shuffle\(seed=5\) over 50 samples, but this one has Shuffle\(seed=6\)",
         ),
         (lambda: Training(PLANS["uniform"], data=DATA, shuffle=list(range(N))), "this one has another sampler"),
     ],
@@ -359,7 +359,7 @@ def test_another_order_between_epochs():
 def test_a_state_of_another_sampler_is_refused_within_an_epoch():
     state, training = changed(interrupted(), shuffle=None), Training(PLANS["uniform"], data=DATA)
     before = training.run.state_dict()
-    with pytest.raises(ValueError, match="by a loader with another sampler, this one has Shuffle"):
+    with pytest.raises(ValueError, match="by a loader with another sampler, but this one has Shuffle"):
         training.run.load_state_dict(state)
     assert_same(training.run.state_dict(), before)
 

@@ -296,11 +296,11 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="`labels` must be the class of each of 30 samples, got 3"):
         run.data_map(labels=[0, 1, 2])
     found = DataMap({"id": np.arange(2), "times_seen": np.ones(2), "suspicion": np.zeros(2)})
-    with pytest.raises(KeyError, match="no column 'aum'; there are id, times_seen, suspicion"):
+    with pytest.raises(KeyError, match="no column 'aum'; use one of id, times_seen, suspicion"):
         found["aum"]
     with pytest.raises(ValueError, match="suspects: the classes are not known: pass run.data_map"):
         found.suspects(by_class=True)
-    with pytest.raises(ValueError, match="plot: a data map is drawn of confidence and variability"):
+    with pytest.raises(ValueError, match="plot: a data map shows confidence and variability"):
         found.plot("map.png")
 
 
@@ -337,7 +337,7 @@ def test_scores_prune_a_second_training():
     kept = thresher.Prune(found.scores("aum"), keep=0.5)
     pruned = thresher.attach(kept, loader=DataLoader(parts()[0], B), criterion=nn.CrossEntropyLoss(), epochs=1)
     assert sum(len(y) for _, y in pruned.loader) == N // 2
-    with pytest.raises(ValueError, match="no column 'learned_at' that says how hard a sample is; there are loss, confidence"):
+    with pytest.raises(ValueError, match="no column 'learned_at' that measures how hard .* use one of loss, confidence"):
         found.scores("learned_at")
 
 

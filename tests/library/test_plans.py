@@ -69,7 +69,7 @@ def test_refused_when_made(error: type[Exception], message: str, arguments: dict
         (r"`ids` must be within \[0, 6\), got -1 to 3", {"ids": torch.tensor([-1, 3])}),
         (r"`ids` must be within \[0, 6\), got 2 to 9", {"ids": torch.tensor([9, 2, 2]), "drawn": True}),
         (r"`refresh` must be within \[0, 6\), got 3 to 7", {"ids": IDS, "refresh": torch.tensor([3, 7])}),
-        (r"`ids` is empty: an epoch needs at least one sample", {"ids": IDS[:0]}),
+        (r"`ids` is empty; an epoch needs at least one sample", {"ids": IDS[:0]}),
     ],
 )
 def test_refused_for_a_dataset(message: str, arguments: dict[str, Any]) -> None:

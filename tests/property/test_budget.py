@@ -14,7 +14,7 @@ import thresher
 from depth import depth
 from helpers import assert_same
 
-ONE_EPOCH = "Winnow draws uniformly in a training of one epoch: no sample was seen before."
+ONE_EPOCH = "Winnow draws uniformly in the first epoch, and this run has only one. Train for two or more epochs."
 
 
 class Counted(Dataset):

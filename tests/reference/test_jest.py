@@ -146,7 +146,7 @@ def test_what_the_reference_cost_and_lacks(tmp_path: Path) -> None:
         ({"chunks": 0}, "`chunks` must be a whole number of 1 or more, got 0"),
         ({"chunks": True}, "`chunks` must be a whole number of 1 or more, got True"),
         ({"irreducible": 3}, "`irreducible` must be a thresher.scores.Scores or the path of its Parquet file, got 3"),
-        ({"irreducible": "x.parquet", "pairs": True}, "`irreducible` is of single samples, and with `pairs`"),
+        ({"irreducible": "x.parquet", "pairs": True}, "pass either `irreducible` .* or pairs=True"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -62,12 +62,12 @@ def same_samples(one: Attribution, other: Attribution) -> bool:
 
 
 class CreditedCall(NamedTuple):
-    """A call of the criterion that was credited.
+    """A call of the criterion whose loss was assigned to its samples.
 
     Attributes:
-        identity: Identity of outputs and targets; None if unknown.
-        end: Number of the autograd node that was next after the loss.
-        origin: Forward pass of the outputs; None if it was not searched.
+        identity: Identity of the outputs and targets, to recognize the same call again; None if unknown.
+        end: Sequence number of the next autograd node after the loss was computed.
+        origin: Forward pass that returned the outputs; None if it was not looked up.
     """
 
     identity: CallIdentity | None

@@ -295,7 +295,7 @@ class Attributor:
             tensor: A tensor that the loader yielded or the model returned, or a part of it.
 
         Raises:
-            AttributionError: The run does not know the tensor, or the tensor does not consist of whole rows.
+            AttributionError: The run does not know the tensor, or the tensor has only parts of rows, such as some columns.
         """
         # A batch that the loop has normalised in place counts here: the loop itself says that the rows are still its samples.
         lookup = self._tracker.look(tensor)

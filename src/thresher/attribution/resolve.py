@@ -627,7 +627,7 @@ def _check_rows(stated: StatedIds, own: Rows | None, rows: Rows, case: _Case) ->
     """Compares ids with the rows that a tensor names; returns the flags that are still on a device."""
     ids, repeat = stated.ids, stated.repeat
     if repeat is not None and rows.repeat not in (1, repeat):
-        raise case.refusal(f"`repeat` is {repeat}, outputs or targets have {rows.repeat} rows per sample", REPEAT_OF_TENSORS)
+        raise case.refusal(f"`repeat` is {repeat}, but tensors have {rows.repeat} rows per sample", REPEAT_OF_TENSORS)
     if own is not None and own.key == rows.key:
         return ()
     if rows.n != len(ids):
@@ -691,10 +691,10 @@ def check_stated(ids: Any, repeat: Any, n: int) -> None:
     """
     # True is an integer in Python.
     if repeat is not None and (isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1):
-        raise ValueError(f"`repeat` must be the number of consecutive rows per id, an integer from 1, got {repeat!r}")
+        raise ValueError(f"`repeat` must be the number of consecutive rows per id, an integer of at least 1, got {repeat!r}")
     if ids is None:
         if repeat is not None:
-            raise ValueError("`repeat` is the number of consecutive rows per id: pass `ids` with it, such as ids=run.ids")
+            raise ValueError("`repeat` is the number of consecutive rows per id: pass `ids` with it, for example ids=run.ids")
         return
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
         got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__

@@ -115,10 +115,10 @@ class RowLayout(NamedTuple):
         if not known:
             if leading and leading % self.n == 0:
                 raise AttributionError(
-                    f"Losses of shape {tuple(positions.shape)} for {self.n} samples: cannot tell which losses belong to "
-                    f"which sample. Give one id per row; or, if each sample has {leading // self.n} consecutive rows, pass "
-                    f"ids= and repeat={leading // self.n}; in forward=, put the samples in dimension 0. Nothing was "
-                    "recorded."
+                    f"Losses of shape {tuple(positions.shape)} for {self.n} samples: cannot tell which losses belong to which "
+                    f"sample. Give one id per row; or, if each sample has {leading // self.n} consecutive rows, pass ids= and "
+                    f"repeat={leading // self.n} to run.criterion or run.reduce. A function given as attach(forward=) must "
+                    "return outputs with the samples in dimension 0. Nothing was recorded."
                 )
             raise ValueError(
                 f"Losses of shape {tuple(positions.shape)} for {self.n} samples: the first dimension must be the samples'. "

@@ -150,11 +150,11 @@ class RowTracker(Uncopied):
         self._forget_the_dead()
 
     def remember_outputs(self, outputs: Any, inputs: Lookup) -> None:
-        """Records the tensors that the model returns.
+        """Remembers which samples the tensors returned by the model belong to.
 
         Args:
             outputs: Return value of the model, with any nesting.
-            inputs: Result of `look_inputs` for the inputs of that call.
+            inputs: Samples in the inputs of that call, as `look_inputs` found them.
         """
         if inputs.rows is None:
             return
@@ -232,7 +232,7 @@ class RowTracker(Uncopied):
             tree: All arguments of the model, with any nesting.
 
         Returns:
-            The argument `inputs` of `remember_outputs` for the outputs of that call.
+            The samples that the inputs belong to, for the argument `inputs` of `remember_outputs`.
         """
         named: list[tuple[Lookup, Rows]] = []
         for leaf in leaves(tree):

@@ -116,8 +116,8 @@ def length_of(loader: SelectedLoader) -> int:
         return len(loader)
     except TypeError as error:
         raise ValueError(
-            f"thresher.lightning: {error} Lightning validates, and steps with the last batch of an accumulation, by the number "
-            "of batches. Use shuffle=True; for a method that chooses in the batch, forward_passes='once'."
+            f"thresher.lightning: {error} Lightning needs the number of batches to know when to validate and when accumulation "
+            "ends. Use shuffle=True, or forward_passes='once' for a method that chooses within a batch."
         ) from error
 
 
@@ -235,19 +235,19 @@ def check_trainer(trainer: Any) -> None:
     if every := trainer.reload_dataloaders_every_n_epochs:
         raise not_supported(
             f"Trainer(reload_dataloaders_every_n_epochs={every})",
-            "Records and plans are for a fixed set of samples: use one loader for the whole training.",
+            "Thresher remembers each sample from epoch to epoch: use one loader for all epochs.",
         )
     if trainer.max_epochs is None or trainer.max_epochs < 0 or (trainer.max_steps != -1 and not trainer.fast_dev_run):
         raise not_supported(
             f"Trainer(max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps})",
-            "Methods need the number of epochs, and how many steps an epoch has depends on them: give max_epochs alone.",
+            "A method needs the number of epochs in advance, and decides how many steps each has: give only max_epochs.",
         )
     _check_limits(trainer)
     if any(isinstance(callback, callbacks.StochasticWeightAveraging) for callback in trainer.callbacks):
         raise not_supported(
             "The callback StochasticWeightAveraging",
-            "Its last pass, for BatchNorm layers, would have the selected samples only, and it replaces the scheduler. Average "
-            "the weights with lightning.pytorch.callbacks.WeightAveraging, or with torch.optim.swa_utils after the training.",
+            "Its last pass, for BatchNorm layers, would see only the selected samples, and it replaces the scheduler. Average "
+            "the weights with lightning.pytorch.callbacks.WeightAveraging, or with torch.optim.swa_utils after training.",
         )
     finders = (callbacks.LearningRateFinder, callbacks.BatchSizeFinder)
     for kind in map(type, trainer.callbacks):
@@ -312,8 +312,8 @@ def _check_attribute(module: LightningModule, argument: str, name: str) -> None:
         )
     if hasattr(getattr(kind, name, None), "__set__"):
         raise ValueError(
-            f"thresher.lightning.Selection: `{argument}` is {name!r}, a property of {kind.__name__}, which cannot be "
-            "replaced. Name the attribute that it returns."
+            f"thresher.lightning.Selection: `{argument}` is {name!r}, a property of {kind.__name__}, which Thresher cannot "
+            "replace. Pass the name of the attribute that the property returns."
         )
 
 

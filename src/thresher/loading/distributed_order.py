@@ -143,10 +143,10 @@ class SharedSampler:
         return epoch
 
     def order(self, epoch: int) -> Piece:
-        """Returns the order of an epoch before the plan; all processes call it together.
+        """Returns the order of all samples in an epoch, before the method chooses. Every process must call it.
 
         Args:
-            epoch: Result of `begin`.
+            epoch: Number of the epoch, as `begin` returned it.
 
         Raises:
             DisagreementError: The samplers of the processes do not have the same order; all processes raise it.

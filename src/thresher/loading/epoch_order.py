@@ -42,11 +42,11 @@ class OrderPlace(NamedTuple):
 
 
 class EpochScale(NamedTuple):
-    """How far the places of an epoch's order are.
+    """Size of an epoch, by which a place in its order is converted into progress: (units done, units in all).
 
     Attributes:
-        candidates: Number of samples in an epoch of full training; 0 for a stream whose length is not known.
-        rows: Number of rows of the epoch; None if that is not known.
+        candidates: Number of samples in an epoch of full training; 0 for an IterableDataset of unknown length.
+        rows: Number of rows that the epoch trains on; None if unknown, so that candidates are counted instead.
         sizes: Sizes of smaller batches; None for full batches.
 
     Example:
@@ -77,7 +77,7 @@ class EpochScale(NamedTuple):
 
         Args:
             place: Place in the order of the epoch.
-            units: Result of `at` for the place.
+            units: Progress at that place, as `at` returns it: (units done, units in all).
         """
         # How many samples an order has may be known less well than how many came: a stream or sampler may state another length.
         if self.rows is None and self.sizes is None:

@@ -88,12 +88,12 @@ class ShufflePasses:
         return {**shuffle.state_at(shuffle.epoch, 0), "sampler": type(shuffle).__name__, "begun": self._ids.epoch}
 
     def load_state_dict(self, state: Mapping[str, Any], *, active: bool, consumed: int) -> None:
-        """Goes on with the orders of a run that was saved.
+        """Restores the sample order of a saved run, so that the next epochs continue from it.
 
         Args:
-            state: Result of `state_dict`.
+            state: State that `state_dict` returned.
             active: Whether an epoch was in progress.
-            consumed: Number of ids of its order that were consumed.
+            consumed: Number of ids of that epoch that had been taken from the sampler.
         """
         if isinstance(self._shuffle, WeightedSampler):
             self._shuffle.restore_weights(state)
@@ -165,7 +165,7 @@ class UserOrder:
         """Returns the ids that the sampler can yield, shape (K,), int64, ascending; None if these are all ids.
 
         Raises:
-            ValueError: The sampler yields fewer ids than the dataset has, and it is not known which.
+            ValueError: The sampler yields fewer ids than the dataset has, and Thresher cannot find out which.
         """
         # A sampler that is shorter than the dataset may have a part of it (which one?), or draw fewer samples of all.
         draws = (RandomSampler, WeightedRandomSampler, WeightedSampler)  # these draw from all ids that they have
@@ -199,12 +199,12 @@ class UserOrder:
         return None if self.passes is None else self.passes.state_dict()
 
     def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
-        """Goes on with the orders of a run that was saved.
+        """Restores the sample order of a saved run, so that the next epochs continue from it.
 
         Args:
-            state: Result of `state_dict`.
+            state: State that `state_dict` returned.
             active: Whether an epoch was in progress.
-            consumed: Number of ids of its order that were consumed.
+            consumed: Number of ids of that epoch that had been taken from the sampler.
         """
         if self.passes is not None and state is not None:
             self.passes.load_state_dict(state, active=active, consumed=consumed)
@@ -237,16 +237,16 @@ class UserOrder:
         return generators_of(self.sampler, self._loader)
 
     def step_sizes(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int) -> StepSizes | None:
-        """Returns the sizes of the smaller batches of a plan; None if an epoch has full batches.
+        """Returns the sizes of the smaller batches of an epoch; None if its batches are full.
 
         Args:
-            plan: The plan of an epoch.
-            sizes: Batch size, and whether a last batch that is not full is dropped.
-            everything: Number of samples of full training; None for the samples of the order.
-            seen: Number of samples of the last epoch of a stream.
+            plan: Choice of samples for the epoch.
+            sizes: Batch size, and whether an incomplete last batch is dropped.
+            everything: Number of samples in an epoch of full training; None for the number of ids that the sampler yields.
+            seen: Number of samples in the previous epoch of an IterableDataset.
 
         Raises:
-            ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
+            ValueError: There are too few rows for the steps, or the number of ids that the sampler yields is unknown.
         """
         if not plan.smaller_batches:
             return None
@@ -261,7 +261,7 @@ class UserOrder:
             plan: The plan of the epoch.
             place: Where in its order an interrupted epoch goes on.
             sizes: Batch size, and whether a last batch that is not full is dropped.
-            everything: Number of samples of full training; None for the samples of the order.
+            everything: Number of samples in an epoch of full training; None for the number of ids that the sampler yields.
         """
         order, stayed = self._order_of(plan, place)
         smaller = self.step_sizes(plan, sizes, everything, 0)

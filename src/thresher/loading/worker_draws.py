@@ -44,9 +44,9 @@ class ResumedDraws:
             self._warned = True
             warn(
                 "load_state_dict: the run goes on where it was interrupted, and its dataset or collate_fn draws random numbers "
-                f"{self._where}. They are not those that a run without the interruption draws, so the samples that are read "
-                "now may be augmented in another way; their order, ids and weights are the same. For the same numbers, "
-                f"{self._way_out}. This warning is given once."
+                f"{self._where}. These numbers differ from those of an uninterrupted run, so samples may be augmented "
+                f"differently; their order, ids and weights are the same. For the same numbers, {self._way_out}. This warning "
+                "is given once."
             )
         return batch.batch
 

@@ -180,15 +180,15 @@ class Criterion:
         weights: Tensor | None,
         weights_over_n: Tensor | None,
     ) -> "tuple[Tensor, dict[str, Tensor] | DeferredSignals]":
-        """Returns what `measure` returns, except that the signals may be computed later, for several steps at once.
+        """Computes scalar loss and signals as `measure` does, but may leave the signals for later, for several steps at once.
 
         Args:
             wanted: Names of the signals besides the loss.
             outputs: Outputs of the model.
             targets: Targets of the outputs.
-            attribution: Samples that the loss belongs to.
-            weights: Plan weights, shape (n,), float; None if all are 1.
-            weights_over_n: `weights / n`, shape (n,), if it was prepared; else None.
+            attribution: Samples to which the loss belongs.
+            weights: Weights of the samples in the loss, shape (n,), float; None if all are 1.
+            weights_over_n: `weights / n`, shape (n,), if it was computed before; else None.
         """
         return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
 
@@ -459,15 +459,17 @@ Signals = Callable[[Any, Any], Mapping[str, Tensor]]
 
 
 class SignalReader:
-    """Reads the signals that a run needs of each sample.
+    """Computes the signals of each sample that a run needs, such as its loss or confidence.
 
     Args:
         criterion: The user's criterion per sample; None if the loop calls only `run.reduce`.
-        own: The user's function for signals that cannot be computed from the criterion, or None.
-        recorded: Names of the signals, besides the loss, that the records need.
-        chosen_by: Names of the signals, besides the loss, that records and batch method need.
-        without: Signals that the method can do without, each with the warning for a loss that does not define it.
-        way_around: Function of the names of signals that returns the settings of the method that need none of them.
+        own: Argument `signals` of `attach`: the user's function for signals that the criterion does not define; None without.
+        recorded: Names of the signals, besides the loss, that are stored from epoch to epoch.
+        chosen_by: Names of all signals, besides the loss, that are needed: the stored ones and those that a batch method
+            chooses by.
+        without: Signals that the method can do without, each with the warning to give if the loss does not define it.
+        way_around: Function that is called with the names of missing signals, and returns the end of the error message: the
+            settings with which the method does not need them.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ class GivenLosses:
     def _mask_of(self, mask: Any, name: str) -> Tensor:
         if not isinstance(mask, Tensor) or mask.is_complex():
             got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-            raise TypeError(f"run.reduce: `{name}` must be a tensor, a mask of bool or numbers, got {got}")
+            raise TypeError(f"run.reduce: `{name}` must be a tensor: a mask (bool) or weights (numbers), got {got}")
         if mask.requires_grad:
             raise ValueError(
                 f"run.reduce: `{name}` requires a gradient, but only says which positions count. Multiply the losses by "

@@ -341,10 +341,10 @@ class KeepLargest(KeepShare):
     keep: float = 0.5
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
-        """Returns the score of each sample, shape (n,); not finite where a signal is not.
+        """Returns the score of each sample, shape (n,); not finite for a sample with a signal that is not finite.
 
         Args:
-            signals: Signals by name, each of shape (n,), in the order of the ids.
+            signals: Signals by name, each of shape (n,); entry i belongs to the sample with the i-th smallest id of the batch.
         """
         raise NotImplementedError
 
@@ -355,7 +355,7 @@ class KeepLargest(KeepShare):
 
 @dataclass(frozen=True)
 class KeepSmallest(KeepLargest):
-    """Keeps the rows with the smallest values, ordered by (value, id); subclasses return the negative value as the score."""
+    """Base of methods that keep the rows with the smallest values; ties go to lower ids. `scores` returns negated values."""
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
@@ -393,7 +393,7 @@ def table_of(method: object, irreducible: Scores | str) -> Tensor:
     """Returns the irreducible losses by id, shape (largest id + 1,), float32, NaN where unknown.
 
     Args:
-        method: Method whose setting they are; its class name begins the message.
+        method: Method that was given the losses; its class name starts the error message.
         irreducible: The losses.
 
     Raises:
@@ -406,10 +406,10 @@ def table_of(method: object, irreducible: Scores | str) -> Tensor:
 
 
 def check_known(method: object, irreducible: Scores | str, ids: Tensor) -> None:
-    """Refuses samples without a finite irreducible loss.
+    """Checks that every sample has a finite irreducible loss.
 
     Args:
-        method: Method whose setting the losses are; its class name begins the message.
+        method: Method that was given the losses; its class name starts the error message.
         irreducible: The losses.
         ids: Ids of the samples of the dataset, shape (N,), int64.
 

@@ -26,15 +26,15 @@ from thresher.selection import share
 
 
 def masses(scores: Tensor) -> Tensor:
-    """Returns the masses to which the probabilities of the rows are proportional: the scores divided by the largest one.
+    """Returns unnormalized probabilities of the rows: the scores divided by the largest score.
 
-    A score that is not finite has mass 0. Where no score is above 0, all finite ones have mass 1.
+    A score that is not finite gives 0. If no score is above 0, all finite scores give 1.
 
     Args:
         scores: Scores, shape (n,), n >= 1.
 
     Returns:
-        Masses, shape (n,), float64 (float32 on devices without it), within [0, 1].
+        Unnormalized probabilities, shape (n,), float64 (float32 on devices without it), within [0, 1].
     """
     wide = torch.float32 if scores.device.type == "mps" else torch.float64
     finite = scores.isfinite()

@@ -41,11 +41,11 @@ def rank_distance(loss: Tensor) -> Tensor:
 class CoresetExtremes(KeepLargest):
     """Trains on k = floor(keep * n) samples of each batch, at least one: ceil(k / 2) largest and floor(k / 2) smallest losses.
 
-    Both ends are those of one order by (loss, id). Samples without a finite loss are kept before all others and count
-    towards k.
+    Samples are sorted once by loss, with ties by id; the largest are taken from one end, the smallest from the other. Samples
+    without a finite loss are kept before all others and count towards k.
 
     Args:
-        keep: Share kept of each batch, (0, 1]. Default 0.5; published: 0.1 to 0.5.
+        keep: Share kept of each batch, (0, 1]. Default 0.5; the paper uses 0.1 to 0.5.
 
     Raises:
         ValueError: `keep` is outside (0, 1].

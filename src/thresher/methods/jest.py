@@ -119,8 +119,8 @@ class Jest(KeepShare):
             raise ValueError(f"Jest: `chunks` must be a whole number of 1 or more, got {self.chunks!r}")
         if self.pairs and self.irreducible is not None:
             raise ValueError(
-                "Jest: `irreducible` is of single samples, and with `pairs` a function gives the learnability of pairs; leave "
-                "one of them out"
+                "Jest: pass either `irreducible` (losses of single samples) or pairs=True (a function scores pairs of "
+                "samples), not both"
             )
         if self.irreducible is not None:
             object.__setattr__(self, "irreducible", checked_scores(self, "irreducible", self.irreducible))

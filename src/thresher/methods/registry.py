@@ -28,11 +28,12 @@ class MethodInfo:
     """Facts about a method that are known without importing it.
 
     Args:
-        target: Place of the class, as "package.module:Class".
-        stage: Stage at which the method decides: "before", "epoch" or "batch"; "?" for a method of another package.
+        target: Import path of the class, as "package.module:Class".
+        stage: When the method decides: "before" training, before each "epoch" or in each "batch"; "?" for a method of another
+            package.
         summary: Short description of the method.
         paper: Publication, such as "arXiv:2310.10102"; "" for none.
-        rule: Reason why the method skips a sample; settings of the method stand in braces.
+        rule: Text that says why a sample is skipped; "{setting}" stands for the value of that setting.
 
     Example:
         >>> infos()["kakurenbo"].paper

@@ -99,7 +99,7 @@ class RePb:
         check_target(self, self.target)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns, 10 bytes per sample: the loss, the mean loss of its batch, and how many epochs left it out."""
+        """Returns what is stored per sample, 10 bytes: its loss, the mean loss of its batch, how many epochs skipped it."""
         return {name: Column(torch.float32, fill=NEVER_SEEN) for name in ("loss", "batch_loss")} | LEFT_OUT
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:

@@ -48,7 +48,8 @@ class Comparison:
         self._use: str | None = None
         self._trial: Callable[[], bool] | None = None
         self.can_choose = False
-        """Whether a trial has shown that own passes give the losses of the loop, of batches whose rows can be taken out."""
+        """Whether a comparison has shown that forward passes of the run give the losses of the loop, for chosen rows as well.
+        """
 
     def begin_epoch(self, use: str | None, *, trial: Callable[[], bool] | None = None) -> None:
         """Starts the search for a batch, if the run makes own passes, or may make them, and needs a further comparison.
@@ -152,16 +153,16 @@ class Comparison:
             value.register_hook(backward_begins)
 
     def _cannot_compare(self) -> None:
-        """Ends the comparison: the loop changed its batch in place, while own passes see batches as the loader yielded them."""
+        """Ends the comparison: the loop changed its batch in place, while the run's own passes get the unchanged batch."""
         self._times = 0
         self._stop()
         # A `forward` of the user's does what the loop does with the batch, and a trial concerns nobody yet: no warning.
         if self._trial is None and self._passes.is_plain:
             warn(
-                "The loop changes its batches in place before it computes a loss, and the run's own forward passes see them as "
-                f"the loader yielded them. {self._use} Change a copy of the batch, so that the losses of both can be compared, "
-                "or pass attach(forward=lambda model, batch: (outputs, targets)) that does the same as the loop. If the "
-                "loop mixes samples, as mixup does, a difference is expected. This warning is given once."
+                "The loop changes its batches in place before it computes a loss, but the run's own forward passes get the "
+                f"unchanged batches. {self._use} Change a copy of the batch, so that the losses of the loop and the run can be "
+                "compared, or pass attach(forward=lambda model, batch: (outputs, targets)) that does the same as the loop. If "
+                "the loop mixes samples, as mixup does, a difference is expected. This warning is given once."
             )
 
     def _is_whole(self, entry: Entry) -> bool:
@@ -210,12 +211,12 @@ class Comparison:
         elif different:
             largest = float((repeated - loss).abs()[~same].max())
             warn(
-                f"The losses that the run computes in its own forward passes are not those of the loop: in one batch they "
-                f"differ for {different} of {len(repeated)} samples, by up to {largest:.3g}. {self._use} In its own passes, "
-                f"the run calls {self._passes.call} and gives the result to the criterion. If the loop does more than that "
-                "(it normalises inputs, scales outputs or has a part of the network outside of run.model), pass "
+                "The losses that the run computes in its own forward passes differ from the losses of the loop: in one batch "
+                f"they differ for {different} of {len(repeated)} samples, by up to {largest:.3g}. {self._use} In its own "
+                f"passes, the run calls {self._passes.call} and gives the result to the criterion. If the loop does more than "
+                "that (it normalises inputs, scales outputs or has a part of the network outside of run.model), pass "
                 "attach(forward=lambda model, batch: (outputs, targets)) that does the same and returns what the criterion "
                 "gets. If the loop adds up several losses of a sample, let one criterion compute them all from (outputs, "
-                "targets). If the loop draws random numbers between run.loader and run.model, as for noise or "
-                "augmentation, a difference is expected. This warning is given once."
+                "targets). If the loop draws random numbers between run.loader and run.model, as for noise or augmentation, a "
+                "difference is expected. This warning is given once."
             )

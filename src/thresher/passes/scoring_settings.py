@@ -58,7 +58,7 @@ class Scoring:
         if self.every_epochs < 1:
             raise ValueError(f"Scoring: `every_epochs` must be 1 (every epoch) or more, got {self.every_epochs}")
         if isinstance(self.model, type):
-            raise TypeError(f"Scoring: `model` must be an instance, got the class {self.model.__name__}; make one of it")
+            raise TypeError(f"Scoring: `model` must be a module, got a class; pass {self.model.__name__}(...)")
         if self.model is not None and not isinstance(self.model, nn.Module):
             raise TypeError(f"Scoring: `model` must be a torch.nn.Module or None, got {type(self.model).__name__}")
         if not isinstance(self.input_scale, int | float) or isinstance(self.input_scale, bool):

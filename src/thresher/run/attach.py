@@ -53,11 +53,11 @@ LONG_EPOCH = 100
 
 
 def method_of(method: Any, *, streams: bool = False) -> Any:
-    """Returns the method that a share or a name stands for; anything else as it is.
+    """Returns the method that a share or a name stands for; a method is returned unchanged.
 
     Args:
         method: Argument `method` of `attach`, or a list of such arguments: a number such as 0.5 or a text such as "50%" is
-            `Winnow(share)`, or `UniformRows(share)` on a stream; another text is a method as on the command line.
+            `Winnow(share)`, or `UniformRows(share)` for an IterableDataset; another text is a method as on the command line.
         streams: Whether the loader iterates over an IterableDataset. Default: False.
 
     Raises:
@@ -103,7 +103,7 @@ def _by_name(name: str) -> Any:
     for key in settings:
         if key not in parameters:
             raise ValueError(f"`method`: thresher.{kind.__name__} has no setting {key!r}; it has {', '.join(parameters)}")
-    # A guess would be a training that nobody chose.
+    # A guess would be a method that nobody chose.
     needed = [one.name for one in parameters.values() if one.default is one.empty and one.name not in settings]
     if needed:
         missing = ", ".join(f"{one}=..." for one in needed)
@@ -112,7 +112,7 @@ def _by_name(name: str) -> Any:
 
 
 def build_run(config: RunConfig) -> Run:
-    """Builds a run. Each builder makes objects that are complete; a builder takes what those before it have made.
+    """Builds a run. Each builder makes complete objects from the objects that earlier builders made.
 
     Args:
         config: Options of `attach`, checked.
@@ -246,7 +246,7 @@ def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSub
         return method if ids is None else OnSubset(method, ids, loader.n, of=len(ids))
     if ids is not None:
         raise ValueError(
-            f"{type(config.before).__name__} decides among all {loader.n} samples of the dataset, but the loader's sampler "
+            f"{type(config.before).__name__} chooses among all {loader.n} samples of the dataset, but the loader's sampler "
             f"yields {len(ids)} of them. Pass a loader over torch.utils.data.Subset(dataset, ids), and scores of these samples."
         )
     return OnSubset(method, kept, loader.n)
@@ -297,8 +297,8 @@ def _check_batches(parts: Parts, timeline: Timeline) -> None:
     long = not loader.streams and loader.n is not None and loader.candidates > LONG_EPOCH * loader.n
     if long and not isinstance(method, FullData):
         warn(
-            f"An epoch of the loader has {loader.candidates:,} samples, drawn from {loader.n:,}, and {name} decides once an "
-            "epoch: it may never decide again in this training. Use shuffle=True, whose epochs have each sample once."
+            f"An epoch of the loader has {loader.candidates:,} samples, drawn from {loader.n:,}, and {name} chooses once an "
+            "epoch: it may never choose again in this run. Use shuffle=True, whose epochs have each sample once."
         )
     if loader.streams or (config.spend != "batches" and not requires.smaller_batches):
         return
@@ -308,7 +308,7 @@ def _check_batches(parts: Parts, timeline: Timeline) -> None:
         if message := _without(config)[signal]:
             warn(message)
     if config.epochs == 1 and requires.smaller_batches and sizes is not None:
-        warn(f"{name} draws uniformly in a training of one epoch: no sample was seen before.")
+        warn(f"{name} draws uniformly in the first epoch, and this run has only one. Train for two or more epochs.")
 
 
 def _without(config: RunConfig) -> dict[str, str]:
@@ -368,32 +368,37 @@ def attach(
 
     Args:
         method: Method such as `Kakurenbo()`, its text as on the command line, "kakurenbo:tau=0.5", or a list with at most one
-            per stage (before training, epoch, batch). 0.5, or "50%", is a share of the cost of full training: `Winnow(0.5)`, or
-            `UniformRows(0.5)` on a stream.
-        loader: Training DataLoader, whose settings and order are kept. Batch methods also take streams (IterableDataset).
+            method that chooses before training, one before each epoch, and one in each batch. 0.5, or "50%", is a share of the
+            cost of full training: `Winnow(0.5)`, or `UniformRows(0.5)` for an IterableDataset.
+        loader: Training DataLoader, whose settings and order are kept. With an IterableDataset, only batch methods work.
         criterion: Loss of torch.nn, or function `(outputs, targets) -> per-sample losses`, which `run.criterion` averages; None
-            if only `run.reduce` is called. Losses that the loop itself reduces come from a module with reduction="none". Hooks
-            of a criterion are not called.
-        model: Model, whose outputs name their rows. Needed if the method makes forward passes of its own.
-        optimizer: Optimizer; its steps are counted. Needed if the method scales the learning rate.
-        epochs: Number of epochs of the whole training, 1 or more, to which schedules of methods refer.
-        forward: Function `(model, batch) -> (outputs, targets)` of own passes. Default: `(model(batch[0]), batch[1])`.
-        forward_passes: Where the losses come from by which a batch method chooses. "once": from the loop's own forward pass;
-            `run.model` is `subset_backward(model)`, inside of DDP. "twice": from a pass before it, over every candidate batch.
-            "auto": "once"; "twice" with torch before 2.11, and from the second epoch on if the model cannot be traced.
-            `Scoring(...)`: "twice", with a lower precision, stale losses, another model or smaller inputs in the pass before.
-        signals: Function `(outputs, targets) -> {name: (n,) tensor}` for signals that the criterion cannot give.
-        seed: Random seed of all draws of the method; the loop's own random numbers are not touched.
-        device: Device of batches and records. Default: the device of the model, else of the optimizer's parameters.
-        spend: Way to spend plans: "steps", fewer steps; "batches", smaller ones, no LR scaled, and chosen rows of a batch are
-            not filled up. Default None: the method's own.
-        stratify: "class", batches with each class in its share, as the dataset or `run.criterion` has it; the class of each
-            sample, shape (N,), the same by these; None, the loader's order. Default "auto": the method's own.
+            if only `run.reduce` is called. If the loop reduces the losses itself, pass a module with reduction="none". Hooks of
+            a criterion are not called.
+        model: Model; `run.model` remembers which samples its outputs belong to. Needed if the method makes extra forward
+            passes.
+        optimizer: Optimizer, whose steps are counted. Needed if the method scales the learning rate.
+        epochs: Number of epochs of the whole training run, 1 or more; schedules of methods are based on it.
+        forward: Function `(model, batch) -> (outputs, targets)` for the run's extra forward passes. Default: `(model(batch[0]),
+            batch[1])`.
+        forward_passes: Forward pass whose losses a batch method chooses by. "once": the loop's own; `run.model` is
+            `subset_backward(model)`, inside DDP if there is DDP. "twice": an extra forward pass over each batch before the loop
+            sees it. "auto": "once", but "twice" with torch before 2.11, and from the second epoch on if the model cannot be
+            traced. `Scoring(...)`: "twice", with lower precision, losses of earlier epochs, another model or smaller inputs in
+            the extra pass.
+        signals: Function `(outputs, targets) -> {name: (n,) tensor}` for signals (numbers per sample, such as "confidence")
+            that the criterion does not define.
+        seed: Random seed of the method. The random numbers of the loop do not change.
+        device: Device to which batches are moved. Default: the device of the model, else of the optimizer's parameters.
+        spend: Unit that shrinks with the number of samples. "steps": fewer steps, full batches. "batches": as many steps as
+            full training, smaller batches, no scaled learning rate. Default None: as the method defines.
+        stratify: "class": each batch has every class in its share of the dataset; classes come from the dataset or
+            `run.criterion`. A list or tensor of shape (N,): the same with these classes. None: the loader's order. Default
+            "auto": as the method defines.
         process_group: Process group of data parallelism. Default: the default group of torch.distributed, if there is one.
-        options: Further settings, by name. `on_nonfinite`: reaction to losses that are not finite, whose samples are always
-            kept: "keep" warns, the default; "raise" raises. `observe`: whether the run records what `run.data_map` is made of,
-            16 to 36 bytes a sample more; default False. `collate_keeps_rows`: declaration that row i of each batch is sample i;
-            by default, batches are compared with samples.
+        options: Further settings by name. `on_nonfinite`: what to do with losses that are not finite: "keep" (default) keeps
+            the samples and warns; "raise" raises an error. `observe`: whether to store what `run.data_map` needs, 16 to 36
+            bytes per sample; default False. `collate_keeps_rows`: True declares that row i of a batch is its sample i; by
+            default, the run compares batches with samples.
 
     Example:
         >>> loader = DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2), 2)
@@ -401,7 +406,7 @@ def attach(
         3
 
     Raises:
-        TypeError: An argument has the wrong type, or the samples of the dataset have no ids.
+        TypeError: An argument has the wrong type, or the dataset is an IterableDataset and the method needs indices of samples.
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
         RuntimeError: `forward_passes` needs torch 2.11; nothing was changed.
     """
@@ -433,13 +438,13 @@ SUCCESSORS = {"scoring": "forward_passes=Scoring(...)", "labels": "stratify=labe
 
 
 def check_options(options: Mapping[str, Any]) -> Options:
-    """Returns options of `attach`.
+    """Checks the names of further settings of `attach`, and returns the settings.
 
     Args:
         options: Options by name.
 
     Raises:
-        TypeError: There is no option of a name.
+        TypeError: A name is not an option.
     """
     for name in options:
         if name in SUCCESSORS:
@@ -450,20 +455,20 @@ def check_options(options: Mapping[str, Any]) -> Options:
 
 
 def observe(*, loader: DataLoader[Any], criterion: Any, model: nn.Module | None = None, epochs: int, **settings: Any) -> Run:
-    """Attaches an observer only: the loop trains on all samples, bit for bit as without it. See `run.data_map()`.
+    """Records each sample's losses without selection; the loop trains exactly as without it. See `run.data_map()`.
 
     Args:
         loader: Training DataLoader.
         criterion: Loss, see `attach`.
         model: Model, see `attach`. Default: none.
-        epochs: Number of epochs of the whole training, 1 or more.
+        epochs: Number of epochs of the whole training run, 1 or more.
         settings: Other arguments of `attach`, such as `optimizer`, `signals` or `device`.
 
     Returns:
-        The run. Use it like the run that `attach` returns.
+        A run, used like the one that `attach` returns.
 
     Raises:
-        TypeError: An argument has the wrong type, or the samples of the dataset have no ids.
+        TypeError: An argument has the wrong type, or the dataset is an IterableDataset.
         ValueError: An argument is out of range; nothing was changed.
 
     Example:

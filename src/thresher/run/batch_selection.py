@@ -101,10 +101,11 @@ class BatchSelection:
         self._parts.stopwatch.watch(value)
 
     def at_epoch_start(self, *, can_score: bool) -> "BatchSelection":
-        """Returns the selection of the epoch that begins: this one, or the one that takes its place.
+        """Returns the selection for the new epoch: `self`, or one that scores before each step if the model cannot be traced.
 
         Args:
-            can_score: Whether own passes give the losses of the loop, as far as it is known.
+            can_score: Whether a comparison has shown that forward passes of the run give the losses of the loop; False until
+                then.
         """
         return self
 

@@ -165,12 +165,12 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
     if state["consumed"] and state["plan"] is not None and not state["plan"]["drawn"]:
         if was != now:
             raise ValueError(
-                f"load_state_dict: the state was saved in the middle of an epoch by a loader with {was}, this one has {now}: "
-                "the rest of the epoch would be in another order. Nothing was loaded. Use the same sampler, or save between "
-                "epochs."
+                f"load_state_dict: the state was saved in the middle of an epoch by a loader with {was}, but this one has "
+                f"{now}: the rest of the epoch would be in another order. Nothing was loaded. Use the same sampler, or save "
+                "between epochs."
             )
     elif was != now and saved is not None and current is not None:
-        warn(f"load_state_dict: the state was saved by a loader with {was}, this one has {now}")
+        warn(f"load_state_dict: the state was saved by a loader with {was}, but this one has {now}")
 
 
 def _order_of(shuffle: Mapping[str, Any] | None, unlike: tuple[str, ...]) -> str:

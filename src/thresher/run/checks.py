@@ -215,8 +215,8 @@ def _check_ids(method: Any, samples: int | None, kept: Tensor | None) -> None:
         return
     if samples is None:
         raise ValueError(
-            f"{type(method).__name__} needs the ids of samples, and those of an IterableDataset have none: "
-            "use a map-style dataset"
+            f"{type(method).__name__} must know the index of each sample, and an IterableDataset has none: use a dataset with "
+            "__getitem__ and __len__"
         )
     method.check(torch.arange(samples) if kept is None else kept)
 
@@ -287,7 +287,7 @@ def check_needs(
     """Validates that the training has everything that the methods need."""
     name, requires = type(method).__name__, requirements_of(method)
     if requires.optimizer and optimizer is None:
-        raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=...){way_around(method, 'optimizer')}")
+        raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=optimizer){way_around(method, 'optimizer')}")
     for group in optimizer.param_groups if requires.optimizer and optimizer is not None else ():
         # An optimizer that finds its own rate has no number to scale, such as Adafactor of Transformers with lr=None.
         if not isinstance(group.get("lr"), int | float | Tensor):
@@ -298,14 +298,14 @@ def check_needs(
     if requires.refresh and (model is None or adapter is None):
         missing = "model" if model is None else "criterion"
         raise ValueError(
-            f"{name} refreshes the losses of samples that it left out by forward passes: pass attach({missing}=...)"
-            f"{way_around(method, 'refresh')}"
+            f"{name} makes forward passes over the samples that it skipped: pass "
+            f"attach({missing}={missing}){way_around(method, 'refresh')}"
         )
     # Asked for all epochs, because a pass of a later one is refused now as well.
     asked = full_pass_names(method, epochs)
     if asked and (model is None or adapter is None):
         missing = "model" if model is None else "criterion"
-        raise ValueError(f"{name} needs the gradients of all samples before it plans: pass attach({missing}=...)")
+        raise ValueError(f"{name} needs the gradients of all samples before an epoch: pass attach({missing}={missing})")
     parts = () if model is None or "feature" not in asked else model.modules()
     if parts and not any(isinstance(part, nn.Linear) for part in parts):
         raise ValueError(

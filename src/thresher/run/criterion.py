@@ -58,18 +58,18 @@ class CreditedCriterion(nn.Module):
         Args:
             outputs: Outputs of `run.model`.
             targets: Targets from the batch that `run.loader` yielded; slices and views are fine.
-            others: None: a loss of more than outputs and targets is computed in the loop, for `run.reduce`.
-            ids: Positions of the rows in the loader's dataset, shape (rows,), int64, if tensors were indexed or mixed;
-                see `run.ids` and `run.ids_of`. Default: the tensors name them.
-            repeat: Number of consecutive rows per id, for flattened tensors, with `ids`. Default: one row per id, unless
-                the tensors themselves show more.
+            others: Not allowed. If a loss needs more than outputs and targets, compute it in the loop and call `run.reduce`.
+            ids: Positions of the rows in the loader's dataset, shape (rows,), int64, if tensors were indexed or mixed; see
+                `run.ids` and `run.ids_of`. Default: found from the tensors that `run.loader` yielded.
+            repeat: Number of consecutive rows per id, for flattened tensors, with `ids`. Default: the number found from the
+                tensors, or 1.
 
         Returns:
-            A scalar, shape (); the losses by position, as the criterion returns them, for a module with reduction="none". The
-            losses of a function, or of a module without a `reduction`, are averaged.
+            Scalar loss, shape (). For a module with reduction="none", the unreduced losses, as the criterion returns them. If a
+            function, or a module without a `reduction`, returns unreduced losses, they are averaged.
 
         Raises:
-            AttributionError: It is unknown which samples the rows belong to; nothing was recorded.
+            AttributionError: Thresher cannot tell which samples the rows belong to. Nothing was recorded.
             TypeError: There are more arguments than outputs and targets.
             ValueError: Losses have no sample dimension, no criterion was attached, or `repeat` is given without `ids`; or the
                 criterion has reduction="none" and the method keeps only some rows of the loop's own forward pass.

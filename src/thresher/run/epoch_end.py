@@ -193,11 +193,11 @@ class EpochEnd:
         self._note_thread()
 
     def on_loop_exit(self, *, exhausted: bool) -> None:
-        """Notes that the loop has left the pass; if its last step is over, an exhausted epoch ends at once.
+        """Notes that the loop over the loader has ended. If it took all batches and made its last step, the epoch ends now.
 
         Args:
-            exhausted: Whether all batches were asked for; else the iterator is gone, which can happen at any time, so that no
-                work is done.
+            exhausted: Whether the loop took all batches. Otherwise Python deleted the iterator, possibly in the middle of other
+                code, so nothing is computed.
         """
         self.state = AFTER.get((self.state, "exhausted" if exhausted else "gone"), self.state)
         # Losses of the pass may still wait to be written; whether its last step is over shows in them.

@@ -29,7 +29,13 @@ def gradient_of_nothing(outputs: Any) -> Tensor:
 
 
 def take_samples(tree: Any, plan: BatchPlan, layout: RowLayout) -> Any:
-    """Takes the rows of some samples of every tensor that has all of them, and their items of every list of samples."""
+    """Keeps the chosen samples of a batch, in every tensor with rows of all samples and every list with an item per sample.
+
+    Args:
+        tree: Outputs, targets or other parts of a batch, in any nesting. Everything else in it stays as it is.
+        plan: Rows that are kept.
+        layout: Layout of the rows as samples.
+    """
 
     def take(part: Any) -> Any:
         if not isinstance(part, Tensor):
@@ -262,7 +268,7 @@ class InForward(BatchSelection):
         return plan, factor
 
     def at_epoch_start(self, *, can_score: bool) -> BatchSelection:
-        """Returns the selection that takes over if the model turned out not to be traceable, else itself."""
+        """Returns the selection that scores before each step if the model could not be traced, else `self`."""
         return self.instead if self.instead is not None and self._trained.is_plain_anywhere(can_score) else self
 
     def warn_if_in_vain(self, keep: float, batches: int) -> None:

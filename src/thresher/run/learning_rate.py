@@ -141,7 +141,7 @@ def pace(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
     if getattr(scheduler, "last_epoch", 0) > 0:
         raise ValueError(
             f"run.pace: {name} has made {scheduler.last_epoch} steps already. Call run.pace before its first step, and load a "
-            "saved state into the result of run.pace."
+            "saved state into the scheduler that run.pace returns."
         )
     return PacedLR(scheduler, clock, total)
 

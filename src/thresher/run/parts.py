@@ -118,7 +118,7 @@ class RunConfig:
 
     @property
     def optional(self) -> Mapping[str, str]:
-        """Signals that the epoch method, or observing, can do without, each with what it does instead; "": nothing to say."""
+        """Signals used only if the loss defines them, each with a note on what is done without it ("" for no note)."""
         needed = {column.signal or name: column.optional for name, column in self.epoch_method.columns().items()}
         # A map of a regression has fewer columns, which needs no warning.
         observed = dict.fromkeys(OPTIONAL - needed.keys(), "") if self.observe else {}

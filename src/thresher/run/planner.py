@@ -102,9 +102,9 @@ class Planner:
             )
         # `attach` has checked what the method declares; a plan may still ask for what it did not declare.
         if plan.lr_scale != 1 and self._config.optimizer is None:
-            raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=...)")
+            raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=optimizer)")
         if plan.refresh is not None and not self._passes.possible:
-            raise ValueError(f"{name} refreshes samples: pass attach(model=..., criterion=...)")
+            raise ValueError(f"{name} makes extra forward passes: pass attach(model=model, criterion=criterion)")
         return plan
 
 

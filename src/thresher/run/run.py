@@ -46,14 +46,14 @@ def facts(
 
     Args:
         method: The method of the run.
-        epochs: How many epochs are over.
-        samples: Number of samples of the dataset; None for a stream.
+        epochs: Number of finished epochs.
+        samples: Number of samples of the dataset; None for an IterableDataset.
         history: Entries of `run.history`.
         times: Entries of `run.times`.
         cost: Cost of the run by now.
         why_plain: Why the model could not be traced, if rows are chosen in the batch. Default: it was.
         scored: Whether the method was given scores, which took time before the run. Default: False.
-        on_device: Whether the model is on an accelerator, which the clock of the host does not wait for. Default: False.
+        on_device: Whether the model is on an accelerator, whose work the measured times do not wait for. Default: False.
     """
     rows = [("method", as_written(method)), ("epochs", epochs)]
     rows.append(("samples", "a stream" if samples is None else f"{samples:,}"))
@@ -120,7 +120,7 @@ def _costs(cost: Cost) -> Facts:
 
 
 def numbers_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the numbers among some values by name; later entries win. What is unknown, a text or a list is left out."""
+    """Returns the numbers in some dicts by name; later dicts win. None, texts and lists are left out."""
     latest = {name: value for entry in entries for name, value in entry.items()}
     # True is an int in Python, and no number to plot.
     return {name: value for name, value in latest.items() if isinstance(value, int | float) and not isinstance(value, bool)}
@@ -130,7 +130,7 @@ Log = Callable[[Mapping[str, float], int], object]
 
 
 def log_of(tracker: Any) -> Log:
-    """Returns a function that gives numbers by name, and their step, to a tracker.
+    """Returns a function `(numbers, step)` that logs numbers by name to an experiment tracker.
 
     Args:
         tracker: Object with `add_scalar(name, value, step)`, such as TensorBoard's SummaryWriter; with
@@ -160,17 +160,17 @@ def log_of(tracker: Any) -> Log:
 
 
 class Run(Uncopied):
-    """A method attached to one training loop. Made by `attach`.
+    """A method attached to one training loop. Returned by `attach`.
 
     Args:
         parts: Parts of the run.
-        timeline: Events of the loop, plans, progress and history.
+        timeline: Events of the loop, choice of samples, progress and history.
 
     Attributes:
         method: The method, the last one if there are several.
-        loader: Loader to iterate instead of the DataLoader.
-        criterion: The criterion as a module whose losses are recorded: call it in the loop.
-        epochs: Number of epochs of the whole training.
+        loader: Loader to iterate over instead of the DataLoader.
+        criterion: Module to call in the loop instead of the criterion; it records the loss of each sample.
+        epochs: Number of epochs of the whole training run.
 
     Example:
         >>> import torch
@@ -197,9 +197,9 @@ class Run(Uncopied):
 
     @property
     def model(self) -> TrackedModel:
-        """The user's model, tracked: call this in the loop."""
+        """Module to call in the loop instead of the model; it remembers which samples the outputs belong to."""
         if self._parts.model is None:
-            raise ValueError("run.model: attach was not given a model; pass attach(model=...)")
+            raise ValueError("run.model: attach was not given a model; pass attach(model=model)")
         return self._parts.model
 
     def reduce(
@@ -214,36 +214,39 @@ class Run(Uncopied):
         total: float | Tensor | None = None,
         keep: Tensor | None = None,
     ) -> Tensor:
-        """Averages losses that the loop computed itself; they are weighted and recorded like those of the criterion.
+        """Averages losses that the loop computed itself, and records and weights them as `run.criterion` does.
 
-        With `valid` it is the mean over all positions that count, as `F.cross_entropy(..., ignore_index=-100)` computes it, not
-        the mean of the means of the rows; the loss of a sample is the mean over its own positions that count.
+        With `valid`, the result is the mean over all positions that count, as in `F.cross_entropy(..., ignore_index=-100)`, not
+        the mean of the means of the rows. The loss of a sample is the mean over its positions that count.
 
         Args:
             per_sample_losses: Losses, shape (rows, ...), with gradient; the loss of a sample is the mean of its entries.
-            ids: Positions of the rows in the loader's dataset, as in `criterion`. Default: the tensors name them.
-            outputs: Outputs of `run.model`, or a part of them, which name the rows. Default: `per_sample_losses` alone.
-            targets: Tensors of the batch, which name the rows. Default: none.
+            ids: Positions of the rows in the loader's dataset, as in `criterion`. Default: found from the tensors.
+            outputs: Outputs of `run.model`, or a part of them, by which the samples of the losses are found. Default: found
+                from `per_sample_losses`.
+            targets: Tensors of the batch, by which the samples of the losses are found. Default: none.
             repeat: Number of consecutive rows per id, as in `criterion`. Default: one row per id.
             valid: Mask of the positions that count, such as `labels != -100`, or their weights, >= 0, such as
                 `class_weights[labels]`, in a shape that fits by broadcasting. A sample without such a position records no
                 loss. Default: all count.
-            total: Number > 0, or tensor of shape (), that the sum of the losses is divided by. With the number of valid
-                positions of all micro-batches of a step, their values add up to one mean. Default: the number in this call, or
-                the sum of its weights.
-            keep: Mask of the positions that are trained on, as `thresher.TokenSelection` chooses them, of a form as `valid`;
-                the loss of a sample is still the mean over all of its positions that count. Default: all that count.
+            total: Number > 0, or tensor of shape (), by which the sum of the losses is divided. If it is the number of valid
+                positions in all micro-batches of a step, the results of these add up to one mean. Default: the number in this
+                call, or the sum of its weights.
+            keep: Mask of the positions to train on, such as the tokens that `thresher.TokenSelection` chose, in the same form
+                as `valid`. The recorded loss of a sample is still the mean over all its positions that count. Default: all that
+                count.
 
         Returns:
-            The mean, shape (), weighted if the plan has weights. If the method keeps some rows of the loop's own forward
-            pass, it is theirs; with `total`, times the share of the whole batch's positions in it.
+            Mean loss, shape (), weighted if the method weights samples. If the method keeps only some rows of the loop's
+            forward pass, the mean over these rows; with `total`, times the share that the positions of the batch have of
+            `total`.
 
         Raises:
-            AttributionError: It is unknown which samples the rows belong to; nothing was recorded.
+            AttributionError: Thresher cannot tell which samples the rows belong to. Nothing was recorded.
             TypeError: Losses, `valid` or `keep` are not tensors, or `total` is not a number.
-            ValueError: Losses have no sample dimension, a mask does not fit them or has numbers below 0, `total`
-                is not above 0 (on a device these values are not read, and the result is NaN), or the method needs signals
-                that take `outputs` and `targets`.
+            ValueError: Losses have no sample dimension, a mask does not fit them or has numbers below 0, `total` is not above 0
+                (on a device these values are not read, and the result is NaN), or the method needs signals that are computed
+                from `outputs` and `targets`.
 
         Example:
             >>> import torch, thresher
@@ -268,14 +271,14 @@ class Run(Uncopied):
 
     @property
     def ids(self) -> Tensor:
-        """Ids of the batch last yielded, shape (B,), int64, on the device of the records, as `ids=` takes them."""
+        """Positions in the dataset of the samples in the last batch, shape (B,), int64, for the argument `ids`."""
         ids = self._parts.attributor.ids
         if ids is None:
             raise ValueError("run.ids: no batch was yielded yet; iterate run.loader")
         return ids
 
     def ids_of(self, tensor: Tensor) -> Tensor:
-        """Returns the ids of the samples that a tensor shows, shape (n,), int64, as `ids=` takes them.
+        """Returns the positions in the dataset of the samples in a tensor, shape (n,), int64, for the argument `ids`.
 
         Use it instead of `run.ids` if the loader runs ahead of the loop, as with a prefetcher, or if batches are skipped.
 
@@ -283,7 +286,7 @@ class Run(Uncopied):
             tensor: A tensor of a batch that `run.loader` yielded, or a slice or view of it.
 
         Raises:
-            AttributionError: The tensor is not of a batch of this run, or does not show whole rows.
+            AttributionError: The tensor is not part of a batch of this run, or has only parts of rows, such as some columns.
 
         Example:
             >>> import torch, thresher
@@ -297,11 +300,12 @@ class Run(Uncopied):
         return self._parts.attributor.ids_of(tensor)
 
     def pace(self, scheduler: LRScheduler, total: int | None = None) -> PacedLR:
-        """Returns a scheduler whose `step()` advances yours by what was consumed, so that it ends where full training's ends.
+        """Returns a scheduler that advances yours by the samples consumed, so that both end as in full training.
 
-        A method makes epochs shorter, and a scheduler that counts steps would then not come to its end. Call `step()` of the
-        result wherever your loop calls the scheduler, save and load its state instead of the scheduler's, and give it to code
-        that takes a scheduler. With `thresher.FullData()` every learning rate is the same as in the plain loop, bit for bit.
+        A method makes epochs shorter, so a scheduler that counts steps would not reach its end. Call `step()` of the returned
+        scheduler wherever your loop steps your scheduler, save and load its state instead of the state of yours, and pass it to
+        code that takes a scheduler. With `thresher.FullData()` every learning rate is the same as in the plain loop, bit for
+        bit.
 
         Args:
             scheduler: Scheduler that counts steps, such as OneCycleLR, CosineAnnealingLR, LambdaLR or SequentialLR, before
@@ -337,13 +341,13 @@ class Run(Uncopied):
 
     @property
     def epoch(self) -> int:
-        """The epoch in progress or, between epochs, the one that comes next; 0-based."""
+        """Number of the epoch in progress or, between epochs, of the next one, from 0."""
         # An epoch that is over counts, even if nothing has ended it yet.
         return self._timeline.epoch + self._timeline.end.due
 
     @property
     def progress(self) -> float:
-        """Share of full training's samples that is behind the step that was made last, in [0, 1]."""
+        """Share of the whole training run that is done, in samples of full training, [0, 1]."""
         # A loop that reads this may schedule by it: it gets no warning that its epochs have fewer steps.
         if self._timeline.step_checks is not None:
             self._timeline.step_checks.by_progress = True
@@ -351,24 +355,24 @@ class Run(Uncopied):
 
     @property
     def plan(self) -> EpochPlan:
-        """The plan of the epoch in progress or, between epochs, of the one that comes next.
+        """The plan (chosen samples and weights) of the epoch in progress or, between epochs, of the next epoch.
 
-        The run holds a bit per sample in place of ids, so that the plan is made anew each time that it is asked for. It is the
-        same in all processes.
+        The run stores a bit per sample, so each access builds a new `EpochPlan`. It is the same in all processes.
 
         Raises:
-            ValueError: The loader streams: there is nothing to plan.
+            ValueError: The loader has an IterableDataset, for which no samples are chosen in advance.
         """
         return self._timeline.held.plan()
 
     @property
     def records(self) -> Records:
-        """What is remembered of every sample, up to the last call of the criterion.
+        """Values stored for each sample, such as the last loss: a mapping from names to tensors of shape (N,).
 
-        In several processes process 0 has them, up to the end of the last epoch, or to `detach`.
+        The last call of the criterion is included. With several processes, only process 0 has the values, up to the end of the
+        last epoch or to `detach`.
 
         Raises:
-            RuntimeError: This is another process than process 0.
+            RuntimeError: This is not process 0.
         """
         self._check_keeper("run.records")
         self._warn_if_open()
@@ -378,17 +382,17 @@ class Run(Uncopied):
         return self._parts.records
 
     def data_map(self, labels: Any = None) -> DataMap:
-        """Returns the table of what the run has observed of each sample, if it was made with `observe=True`.
+        """Returns the data map, a table with one row per sample: loss, confidence, suspicion of a wrong label, and more.
 
-        In several processes process 0 has it.
+        The run must be attached with `observe=True`. With several processes, call it in process 0.
 
         Args:
-            labels: Classes of the samples, shape (N,): list, array or tensor. Default: those that the dataset holds, or if the
-                criterion got others, these; -1 for a sample that it did not get.
+            labels: Classes of the samples, shape (N,): list, array or tensor. Default: the classes in the dataset or, if the
+                criterion got other classes, those, with -1 for a sample that the criterion never got.
 
         Raises:
-            RuntimeError: This is another process than process 0.
-            ValueError: The run does not observe.
+            RuntimeError: This is not process 0.
+            ValueError: The run was attached without `observe=True`.
 
         Example:
             >>> import torch, thresher
@@ -405,12 +409,12 @@ class Run(Uncopied):
 
     @property
     def trained(self) -> Tensor:
-        """Number of times each sample was trained on, shape (N,), int32; empty for a stream.
+        """Number of times each sample was trained on, shape (N,), int32; empty for an IterableDataset.
 
-        In several processes process 0 has it, as `records`.
+        With several processes, only process 0 has the numbers.
 
         Raises:
-            RuntimeError: This is another process than process 0.
+            RuntimeError: This is not process 0.
         """
         self._check_keeper("run.trained")
         self._warn_if_open()
@@ -419,7 +423,7 @@ class Run(Uncopied):
 
     @property
     def cost(self) -> Cost:
-        """What was computed, and what full training would have computed."""
+        """Number of samples in forward and backward passes, and the same for full training."""
         cost = self._parts.cost
         # The same for the cost, of which a refresh is a part.
         self._timeline.end.read()
@@ -429,17 +433,18 @@ class Run(Uncopied):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One entry per epoch that is over: the facts of its plan, what it computed, how many losses were not finite."""
+        """One dict per finished epoch: facts about the chosen samples, numbers of samples and steps, non-finite losses."""
         self._warn_if_open()
         return self._timeline.history
 
     @property
     def times(self) -> list[dict[str, Any]]:
-        """The time of each epoch that this process has ended, one entry per epoch; it is not saved.
+        """One dict per epoch that this process has finished, with its time in seconds; not part of a saved state.
 
-        `seconds` is the wall time of the loop over `run.loader`. `loading_s` and `steps_s` are the seconds of it that the loop
-        waited for batches and trained; `planning_s`, `refresh_s`, `scoring_s`, `tracing_s` and `attribution_s` those of
-        Thresher's own work. On an accelerator, the parts are what the host spent: it does not wait for the work that it queues.
+        `seconds` is the wall time of the loop over `run.loader`. It has these parts: `loading_s` (waiting for batches) and
+        `steps_s` (training), and the work of Thresher: `planning_s` (choosing samples), `refresh_s` and `scoring_s` (extra
+        forward passes), `tracing_s` (compiling the model) and `attribution_s` (finding the samples of losses). On an
+        accelerator, parts are times of the CPU, which does not wait for the work that it queues.
         """
         self._timeline.history  # noqa: B018 - ends an epoch that is over
         return self._timeline.timing.entries
@@ -458,16 +463,16 @@ class Run(Uncopied):
         # One process may not end an epoch by reading: ending takes all of them.
         if self._parts.config.world.size > 1 and self._timeline.end.due:
             warn(
-                "The last epoch is over, and the processes have not ended it together: its last gradients were not stepped "
-                "with, or the loop did not ask run.loader for a further batch. Its records and its entry of run.history are "
-                "missing. Call run.detach() in all processes, and read them then."
+                "The last epoch is over, but the processes have not ended it together: no optimizer step followed the last "
+                "gradients, or the loop left run.loader before its end. Its records and its entry in run.history are missing. "
+                "Call run.detach() in all processes, then read both."
             )
 
     def summary(self) -> str:
-        """Returns a few lines about the run: its method, the last epoch that is over, its time and its sample passes.
+        """Returns a few lines about the run: method, last finished epoch, time, and cost in samples.
 
-        The time is the wall time of the loop over `run.loader`, and the parts that it went to. What full training takes is
-        measured by training in full, as `thresher compare` does.
+        The time is the wall time of the loop over `run.loader`, with its parts. To measure the time of full training, train in
+        full, as `thresher compare` does.
 
         Example:
             >>> import torch, thresher
@@ -501,10 +506,10 @@ class Run(Uncopied):
         )
 
     def log(self, tracker: Any, *, step: int | None = None, prefix: str = "thresher/") -> None:
-        """Gives the numbers of the last epoch that is over to a tracker; call it once after each epoch.
+        """Logs the numbers of the last finished epoch to an experiment tracker; call it once after each epoch.
 
-        They are the numbers of its entries in `run.history` and `run.times`, and those of `run.cost.to_dict()` for the whole
-        run, with "run/" before their names. What is not known is left out.
+        Logs the numbers in the last entries of `run.history` and `run.times`, and those of `run.cost.to_dict()` with "run/"
+        before their names. Unknown numbers are left out.
 
         Args:
             tracker: TensorBoard's SummaryWriter, a run of W&B, the module mlflow, a tracker of accelerate, a logger of
@@ -514,8 +519,8 @@ class Run(Uncopied):
             prefix: Text before each name. Default: "thresher/".
 
         Raises:
-            TypeError: The tracker has no known way to take numbers.
-            ValueError: No epoch is over yet.
+            TypeError: The tracker is none of these.
+            ValueError: No epoch has finished yet.
 
         Example:
             >>> import torch, thresher
@@ -539,34 +544,34 @@ class Run(Uncopied):
     # Saving and leaving
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns everything the run remembers: tensors and plain values, so that it loads with `weights_only=True`.
+        """Returns the state of the run as tensors and plain values, which load with `weights_only=True`.
 
-        Several processes call it together. The state of process 0 has what is kept of each sample; each state has the random
-        states of all processes. Save them with `torch.distributed.checkpoint`, or that of process 0 with `torch.save` and load
-        it in all processes.
+        With several processes, all of them must call it. The state of process 0 has the values stored for each sample; every
+        state has the random states of all processes. Save all states with `torch.distributed.checkpoint`, or save the state of
+        process 0 with `torch.save` and load it in all processes.
 
-        Warns if batches were yielded whose loss was not credited yet: after resuming they will not come again.
+        Warns if the loop has not yet computed the loss of some batches that it got: after resuming they do not come again.
 
-        A state that is saved at the last batch of an epoch, inside `for batch in run.loader`, belongs to this epoch: the next
-        pass over the loader yields nothing, so that the loop runs its code after the last batch, such as `scheduler.step()`. A
-        state that is saved after the loader ran out goes on with the next epoch. If the loop got the last batch and did not
-        ask for a further one (`break`, `return`, `zip` or `islice`, after which the iterator is gone), it is not known whether
-        that code has run: the epoch is over with the step of its last batch, and `load_state_dict` warns.
+        A state saved at the last batch of an epoch, inside `for batch in run.loader`, belongs to this epoch: after loading, the
+        next loop over `run.loader` has no batch, and the code after the loop runs, such as `scheduler.step()`. A state saved
+        after the loop continues with the next epoch. If the loop got the last batch and did not ask for a further one (`break`,
+        `return`, `zip` or `islice`, after which the iterator is gone), the run cannot tell whether that code has run: the epoch
+        ends with the step of its last batch, and `load_state_dict` warns.
 
-        A state that is saved before the last batch of an epoch goes on within that epoch, even if the loop has left it by
-        `break`. If the run that saved it begins the next epoch instead, a warning says so.
+        A state saved before the last batch of an epoch continues within that epoch, even if the loop was left by `break`. If
+        the saving run then begins the next epoch instead, it warns.
 
         Raises:
-            RuntimeError: Not all processes have called it within a minute.
+            RuntimeError: Not all processes called it within a minute.
         """
         return self.loader.saved.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, restore_rng: bool = True) -> None:
-        """Goes on where a saved run stopped: at the next `iter(run.loader)`, after the last batch that was yielded.
+        """Loads a saved state: the next loop over `run.loader` continues after the last batch of the saved run.
 
         Args:
-            state: Result of `state_dict` of a run of the same method over as many samples, in any number of processes.
-            restore_rng: Whether the random states that the run and its loader draw from are put back, too.
+            state: State that `run.state_dict()` returned, for the same method and number of samples; any number of processes.
+            restore_rng: Whether to restore the random states that the run and its loader draw from, too.
 
         Raises:
             TypeError: `state` is not a mapping.
@@ -576,14 +581,14 @@ class Run(Uncopied):
         self.loader.saved.load_state_dict(state, restore_rng=restore_rng)
 
     def detach(self, *, together: bool = True) -> None:
-        """Ends the epoch in progress, takes the hooks off the optimizer and lets go of the data.
+        """Ends the run: finishes the epoch in progress, removes hooks from the optimizer, and releases the data.
 
-        The user's objects are as they were. The epoch is in `run.history` even if the loop has left it early.
+        Loader, model and optimizer are then as before `attach`. The epoch is in `run.history` even if the loop was left early.
 
         Args:
-            together: Whether all processes call it. What they have recorded since the last epoch ended is then in `records`,
-                too. Give False after an error, so that no process waits for the one that failed: the epoch in progress is not
-                ended, and a state that is saved goes on within it. Default: True.
+            together: Whether all processes call it, so that `records` has everything since the end of the last epoch. Pass
+                False after an error, so that no process waits for a failed one; the epoch in progress then stays unfinished,
+                and a saved state continues within it. Default: True.
         """
         # The epoch ends while the loader is still open, because a refresh reads samples.
         if together:

@@ -30,8 +30,8 @@ def _passes_for_signals(config: RunConfig) -> str:
         )
     if scoring is not None and (scoring.every_epochs > 1 or scoring.losses is not None):
         raise ValueError(
-            f"`forward_passes`: {name} chooses by {', '.join(sorted(wide))}, of which each sample has several numbers, and "
-            "nothing of them is kept from epoch to epoch: use every_epochs=1 and no `losses`"
+            f"`forward_passes`: {name} chooses by {', '.join(sorted(wide))}. Each sample has several of these numbers, and "
+            "they are not stored between epochs: use every_epochs=1 and no `losses`"
         )
     if "feature" not in wide:
         return forward_passes
@@ -75,14 +75,14 @@ def selection_mode(config: RunConfig) -> SelectionMode:
         raise ValueError("`forward_passes`: losses of earlier epochs need samples with ids, a map-style dataset")
     if scoring is not None and scoring.losses is not None and len(scoring.losses) != n:
         raise ValueError(
-            f"`forward_passes`: the `losses` of the Scoring are of {len(scoring.losses)} samples, the dataset has {n}"
+            f"`forward_passes`: the `losses` of the Scoring are of {len(scoring.losses)} samples, but the dataset has {n}"
         )
     for argument, given in (("model", config.model), ("criterion", config.adapter)):
         # A loop that computes its own losses, for run.reduce, has them in its own forward pass.
         in_loop = argument == "criterion" and forward_passes != "twice" and scoring is None
         if given is None and not in_loop:
             or_once = "" if argument == "model" else ", or leave out forward_passes= if the loop calls run.reduce"
-            raise ValueError(f"{name} chooses by {', '.join(signals)}: pass attach({argument}=...){or_once}")
+            raise ValueError(f"{name} chooses by {', '.join(signals)}: pass attach({argument}={argument}){or_once}")
     if scoring is not None or forward_passes == "twice":
         return SelectionMode.BEFORE_FORWARD
     # The fallback scores with the criterion, so that a loop that computes its own losses has none.
@@ -93,7 +93,7 @@ def selection_mode(config: RunConfig) -> SelectionMode:
     if reason is None:
         return SelectionMode.IN_FORWARD_AT_FIRST if may_fall_back else SelectionMode.IN_FORWARD
     if not may_fall_back:
-        raise RuntimeError(f"{reason}. Update torch, or use forward_passes='twice', which needs attach(criterion=...).")
+        raise RuntimeError(f"{reason}. Update torch, or use forward_passes='twice', which needs attach(criterion=criterion).")
     warn(f"{reason}: {name} chooses by a scoring pass before each step, as with forward_passes='twice'.")
     return SelectionMode.BEFORE_FORWARD
 

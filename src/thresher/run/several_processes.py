@@ -100,8 +100,8 @@ def check_several(config: RunConfig) -> None:
     check_shared(loader, world)
     if scoring is not None and scoring.every_epochs > 1:
         raise ValueError(
-            "`forward_passes`: losses of earlier epochs are in the records of process 0, and not where a sample is in a batch. "
-            "Use every_epochs=1 in several processes."
+            "`forward_passes`: several processes cannot use losses of earlier epochs: process 0 stores them, and other "
+            "processes do not. Use every_epochs=1."
         )
     if batch is not None and config.mode is SelectionMode.WITHOUT_LOSSES and by_chance(batch):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The model that the loop trains, whose backward pass may cost only the chosen rows."""
+"""The model that the loop trains, whose backward pass may run on the chosen rows only."""
 
 from typing import Any
 
@@ -17,15 +17,15 @@ COMPILED_AROUND = (
 
 
 class TrainedModel:
-    """The model of a run, whose backward pass may cost only the chosen rows.
+    """The model of a run, whose backward pass may run on the chosen rows only.
 
     Args:
         model: Argument of `attach`.
-        subset: Whether the backward pass is to cost only the chosen rows. A model that was made for this is left as it is.
+        subset: Whether to wrap the model such that its backward pass runs on the chosen rows only; not done twice.
 
     Attributes:
         module: Module that `run.model` stands for; None if `attach` was given no model.
-        call: Function that runs a forward pass of the training; None if this is a call of `module`.
+        call: Function that runs a forward pass of the loop; None if this is a call of `module`.
     """
 
     def __init__(self, model: nn.Module | None, *, subset: bool) -> None:

@@ -140,15 +140,15 @@ def independent(weights: Weights, visits: int, generator: np.random.Generator) -
 
 
 def systematic(weights: Weights, visits: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Returns different samples, in random order, whose probabilities are in proportion to the weights, but at most 1.
+    """Draws different samples, in random order, with probabilities in proportion to the weights, but at most 1.
 
-    The samples are put in random order, and points at equal distances choose those at which the sum of the probabilities
-    passes them: systematic sampling (Madow, 1949, "On the Theory of Systematic Sampling, II") on a random order (Hartley & Rao,
-    1962). The probabilities are exact, unlike those of successive draws as in `torch.multinomial`.
+    The samples are put in random order and their probabilities are added up. Each time the sum passes one of the equally spaced
+    points, the current sample is chosen: systematic sampling (Madow, 1949, "On the Theory of Systematic Sampling, II") on a
+    random order (Hartley & Rao, 1962). The probabilities are exact, unlike those of successive draws as in `torch.multinomial`.
 
     Args:
         weights: Weights, shape (n,), of which at least `visits` are above 0.
-        visits: Number of samples.
+        visits: Number of samples to draw.
         seed: Random seed.
         epoch: Number of the epoch.
 

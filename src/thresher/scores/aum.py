@@ -1,4 +1,4 @@
-"""Area under the margin: how far the label of a sample is ahead of the other classes, on average over a training.
+"""Area under the margin: how far the label of a sample is ahead of the other classes, on average over training.
 
 Pleiss et al., "Identifying Mislabeled Data using the Area Under the Margin Ranking", NeurIPS 2020, arXiv:2001.10528. Samples
 with wrong labels have the least area. Here larger is harder, so that the score is the negative area.
@@ -15,7 +15,7 @@ from thresher.scores._common import PassCounts, checked_history, of_history
 
 
 def margins(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Returns the output at the label minus the largest other one.
+    """Returns the output at the label minus the largest other output, shape (...,).
 
     Args:
         outputs: Logits, as published, or probabilities, shape (..., C) with C >= 2.
@@ -37,14 +37,15 @@ def aum(
     trained: PassCounts = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
-    """Scores each sample by the negative mean of its margins over the epochs of a training.
+    """Scores each sample by the negative mean of its margins over the epochs of training.
 
     Args:
-        margins: Margins after each epoch, or in each, shape (T, N), T >= 1; `margins` of this module makes them of outputs.
+        margins: Margins of all samples, measured in or after each epoch, shape (T, N), T >= 1. Compute them from outputs with
+            `thresher.scores.aum.margins`.
         labels: Classes, shape (N,), int64. Default: None, there are no classes.
-        trained: Number of samples that the training put through forward and backward passes, and the passes that recorded the
-            history, which are the cost of the scores. Default: (0, 0).
-        provenance: Facts about the training, such as its epochs and seed. Default: none.
+        trained: Cost of the scores, `(forward, backward)`: numbers of samples that went through forward and backward passes, to
+            train and to measure the margins. Default: (0, 0).
+        provenance: Facts about the training run, such as its epochs and seed. Default: none.
 
     Returns:
         Scores of all N samples; NaN where a margin is not finite.

@@ -26,14 +26,14 @@ BLOCK = 1024
 
 
 def nearest(features: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Returns the nearest neighbours of each feature vector, by Euclidean distance; of equally near ones those with lower ids.
+    """Finds the k nearest neighbours of each feature vector by Euclidean distance; ties go to lower ids.
 
     Args:
         features: Feature vectors, shape (N, D).
         k: Number of neighbours, 1 to N - 1; a vector is not a neighbour of itself.
 
     Returns:
-        Ids of the neighbours and their distances, shape (N, k), the nearest first.
+        `(ids, distances)`: NumPy arrays of shape (N, k), int64 and float64, with the nearest neighbour first.
 
     Example:
         >>> nearest(torch.tensor([[0.0], [1.0], [3.0]]), 1)[0].ravel()
@@ -63,12 +63,17 @@ def _smallest(rows: Tensor, k: int) -> Tensor:
 
 
 def pick_order(scores: NDArray[np.float64], ids: NDArray[np.int64], messages: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Returns all samples in the order of greedy picks; each pick takes its score, times a message, off its neighbours.
+    """Picks the sample with the largest score again and again, and lowers the scores of its neighbours after each pick.
+
+    A neighbour loses the score of the picked sample times the message to that neighbour.
 
     Args:
-        scores: Scores, shape (N,), finite; of equal ones the sample with the higher id is picked first.
+        scores: Finite scores, shape (N,). If scores are equal, the sample with the higher id is picked first.
         ids: Neighbours of each sample, shape (N, k).
-        messages: Share of a sample's score that each of its neighbours loses, shape (N, k).
+        messages: Share of a sample's score that each neighbour loses when the sample is picked, shape (N, k).
+
+    Returns:
+        Ids of all samples in the order in which they are picked, shape (N,), int64.
 
     Example:
         >>> pick_order(np.array([3.0, 2.9, 1.0]), np.array([[1], [0], [1]]), np.array([[0.8], [0.8], [0.1]])).tolist()
@@ -100,16 +105,18 @@ def d2(
     reverse: float = 1.0,
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
-    """Scores each sample by its place in the order of picks: the first pick has the largest score.
+    """Scores each sample by its place in a greedy order of hard samples that are unlike one another; the first scores highest.
 
     Args:
         scores: Difficulty of all samples, larger for harder ones, such as forgetting events. Their cost is the cost of the
             result; add what the features cost with `dataclasses.replace`.
         features: Feature vectors of all samples, shape (N, D), such as inputs of the last layer.
         neighbours: Number of nearest neighbours of a sample, 1 or more; at most N - 1 are used. Default and published: 10.
-        forward: Factor gamma of the messages exp(-gamma * distance) by which scores are collected, 0 or more. Default: 1.
-        reverse: Factor gamma of the messages by which neighbours of a pick lose, 0 or more. Default: 1; published: 0 to 1.
-        provenance: Other facts. Default: none.
+        forward: Factor gamma, 0 or more. At first each neighbour adds exp(-gamma * distance) times its score to a sample's
+            score. Default: 1.
+        reverse: Factor gamma, 0 or more. A neighbour of a picked sample loses exp(-gamma * distance) times that sample's score.
+            Default: 1; the paper uses 0 to 1.
+        provenance: Further facts to store with the scores. Default: none.
 
     Returns:
         Scores of all N samples, N for the first pick, 1 for the last; NaN where a score or a feature is not finite.

@@ -24,15 +24,16 @@ from thresher.trees import map_leaves
 
 
 def last_layer(errors: Tensor, feature: Tensor, *, bias: bool = True) -> Tensor:
-    """Returns for each sample the norm of the gradient of a linear layer's parameters.
+    """Returns for each sample the norm of the gradient of its loss with respect to the parameters of a linear layer.
 
     Args:
-        errors: Gradient with respect to the outputs of the layer, p - y for cross-entropy, shape (n, C).
+        errors: Gradient of each sample's loss with respect to the outputs of the layer, shape (n, C); for cross-entropy, the
+            probabilities minus the one-hot label.
         feature: Inputs of the layer, shape (n, D).
         bias: Whether the layer has a bias. Default: True.
 
     Returns:
-        ||errors|| * sqrt(1 + ||feature||^2), without the 1 where there is no bias; shape (n,).
+        ||errors|| * sqrt(1 + ||feature||^2), without the 1 if there is no bias; shape (n,).
 
     Example:
         >>> last_layer(torch.tensor([[-0.6, 0.8]]), torch.tensor([[3.0, 4.0]]), bias=False)

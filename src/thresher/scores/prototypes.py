@@ -121,7 +121,7 @@ def prototypes(
         seen = scan(model, loader, _embedded, forward=lambda model, batch: (embed(model, batch), targets(batch)))
     known = seen.values.isfinite().all(1)
     if int(known.sum()) < clusters:
-        raise ValueError(f"prototypes: {clusters} `clusters` of {int(known.sum())} samples with finite features; ask for fewer")
+        raise ValueError(f"prototypes: {clusters} `clusters` need as many samples with finite features, got {int(known.sum())}")
     distances = to_nearest(seen.values, centroids_of(seen.values[known], clusters, seed))
     distances_seen = Seen(or_nan(distances, known), seen.labels)
     settings = {"clusters": clusters, "seed": seed}

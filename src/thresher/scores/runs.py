@@ -48,16 +48,16 @@ def forgotten_in(run: FinishedRun, *, never_learned: NeverLearned = "presentatio
     The cost of the scores is the cost of the run.
 
     Args:
-        run: Run whose records have the column "forgetting".
-        never_learned: Score of a sample that was never correct, as in `thresher.scores.forgetting`; a sample that was never
-            seen has NaN. Default: "presentations".
+        run: Run of `thresher.Forgetting`, whose stored values of each sample include "forgetting".
+        never_learned: Score of a sample that was never classified correctly: "presentations" (the number of epochs), "infinite"
+            or "zero". A sample that was never seen has NaN. Default: "presentations".
         labels: Classes, shape (N,), int64. Default: None, there are no classes.
 
     Returns:
         Scores of all N samples.
 
     Raises:
-        ValueError: The run has no such column, or `never_learned` is not one of the allowed values.
+        ValueError: The run does not count forgetting events, or `never_learned` is not one of the allowed values.
 
     Example:
         >>> from types import SimpleNamespace

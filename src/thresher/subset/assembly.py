@@ -257,7 +257,7 @@ def _multiple(size: Any, symbol: Any) -> Any:
 
 
 def drop_unused(backward: fx.GraphModule) -> None:
-    """Removes everything that no gradient needs: unused random draws, and saved values that only those read."""
+    """Removes from a graph what no gradient needs: unused random draws, and saved values that only such draws use."""
     # By default fx would keep random draws, which it takes for impure.
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     for node in backward.graph.find_nodes(op="placeholder"):

@@ -43,7 +43,7 @@ def given(model: nn.Module) -> Given:
 
 
 def lacks_compiler(model: nn.Module) -> str | None:
-    """Returns why Inductor could not compile a model on the CPU; None if it could, or if the model is elsewhere."""
+    """Returns why Inductor cannot compile a model on the CPU; None if it can, or if the model is not on the CPU."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         return None
     # Imported here: loading Inductor takes longer than all other imports together.

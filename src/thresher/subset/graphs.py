@@ -170,15 +170,15 @@ class Unsupported(Exception):  # noqa: N818
 
 
 class Unclear(Unsupported):
-    """Reason in the values of one batch; the module is traced again with a later batch."""
+    """A model cannot be traced with the values of one batch; a later batch is tried again."""
 
 
 class HasEffects(Unsupported):
-    """Reason that may be gone in the next call: the forward changes state, such as a table that it makes once."""
+    """A model cannot be traced now, but perhaps in the next call: its forward changes state, such as a table filled once."""
 
 
 class TooManyKinds(Unsupported):
-    """Reason why a kind of call is not traced yet, although it can be."""
+    """A kind of call is not traced yet, because too many kinds are traced already."""
 
 
 class Uncompiled(Unsupported):

@@ -394,7 +394,7 @@ class Settings:
         return all(_unchanged(*snapshot) for snapshot in self._snapshots) and self.outside.changed() is None
 
     def tensors(self, graphs: Graphs) -> GraphTensors:
-        """Returns the tensors that graphs which were traced under these settings read and update."""
+        """Returns the tensors that graphs traced with these settings read or update."""
         if id(graphs) not in self._of_graphs:
             inputs = [self._find(*source) for source in graphs.inputs]
             differentiated = [self._find(*source) for source in graphs.grads if source is not None]
@@ -413,13 +413,14 @@ class Settings:
 
 
 def check_traceable(module: nn.Module) -> None:
-    """Refuses a module whose graph would leave something out, before it is traced.
+    """Checks before tracing that a graph of a module would do everything that the module does.
 
     Args:
         module: Module that is to be traced.
 
     Raises:
-        Unsupported: It has hooks, parameters without a shape, or statistics that processes exchange.
+        Unsupported: The module has hooks, parameters without a shape (lazy modules), or an nn.SyncBatchNorm, which shares
+            statistics between processes.
     """
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise Unsupported("it has parameters without a shape yet; call it once before wrapping it")
@@ -428,7 +429,7 @@ def check_traceable(module: nn.Module) -> None:
             raise Unsupported(f"module {name or 'model'!r} has hooks, which a traced graph does not call")
         # A process that keeps no row runs no backward graph, and the others would wait for its part of the statistics.
         if isinstance(part, nn.SyncBatchNorm) and part.training and in_several_processes():
-            raise Unsupported(f"module {name or 'model'!r} exchanges the statistics of its batches with other processes")
+            raise Unsupported(f"module {name or 'model'!r} is a SyncBatchNorm, which processes share; use BatchNorm")
 
 
 def has_hooks(part: nn.Module) -> bool:

@@ -657,7 +657,7 @@ def check_value(subject: Subject) -> None:
     """Checks that a method is a frozen dataclass without tensors or random state that repr, pickle and copies reproduce.
 
     Args:
-        subject: Method under examination; callers pass the method itself.
+        subject: Method to check, an instance.
 
     Example:
         >>> import thresher
@@ -702,7 +702,7 @@ def check_interface(subject: Subject) -> None:
     """Checks that a method has a card, and that its functions take the arguments that the run passes.
 
     Args:
-        subject: Method under examination; callers pass the method itself.
+        subject: Method to check, an instance.
 
     Example:
         >>> import thresher
@@ -748,7 +748,7 @@ def check_bytes(subject: Subject) -> None:
     """Checks that a method with its default settings remembers as many bytes per sample as its card says.
 
     Args:
-        subject: Method under examination; callers pass the method itself.
+        subject: Method to check, an instance.
 
     Example:
         >>> import thresher
@@ -805,7 +805,7 @@ def check_random_states(subject: Subject) -> None:
     """Checks that a method draws from the generator it is given, and neither reads nor changes global random states.
 
     Args:
-        subject: Method under examination; callers pass the method itself.
+        subject: Method to check, an instance.
 
     Example:
         >>> import thresher
@@ -836,7 +836,7 @@ def check_determinism(subject: Subject) -> None:
     """Checks that the same question has the same answer: from copies of a method, and from itself after other questions.
 
     Args:
-        subject: Method under examination; callers pass the method itself.
+        subject: Method to check, an instance.
 
     Example:
         >>> import thresher
@@ -864,7 +864,7 @@ def check_plans(subject: Subject) -> None:
     """Checks that every answer is a valid plan, for values that are tied, equal, huge or not finite, and for one sample.
 
     Args:
-        subject: Method under examination; callers pass the method itself.
+        subject: Method to check, an instance.
 
     Example:
         >>> import thresher
@@ -896,7 +896,7 @@ def check_kept(subject: BeforeSubject) -> None:
     """Checks that a method keeps at least one sample, and returns ids of the dataset in ascending order.
 
     Args:
-        subject: Method under examination; callers pass the method itself.
+        subject: Method to check, an instance.
 
     Example:
         >>> import thresher
@@ -918,7 +918,7 @@ def check_not_finite(subject: Subject) -> None:
     """Checks that a sample without a finite value is kept: by epoch plans without a budget, and first in a batch.
 
     Args:
-        subject: Method under examination; callers pass the method itself.
+        subject: Method to check, an instance.
 
     Example:
         >>> import thresher
@@ -983,7 +983,7 @@ def check_order(subject: Subject) -> None:
     """Checks that a choice depends on values and ids only, not on row order, strides, or the order in which a sort puts ties.
 
     Args:
-        subject: Method under examination; callers pass the method itself.
+        subject: Method to check, an instance.
 
     Example:
         >>> import thresher
@@ -1149,7 +1149,7 @@ class AttachedTraining:
         self.run.load_state_dict(state["run"])
 
     def result(self) -> Any:
-        """Returns everything that a resumed training must have in common with one that was not interrupted."""
+        """Returns what a resumed and an uninterrupted run must agree on: weights, states, stored losses, plan, history."""
         run = self.run
         states = [self.net.state_dict(), self.optimizer.state_dict()]
         return comparable([*states, dict(run.records), comparable_plan(run.plan), run.history])
@@ -1188,7 +1188,7 @@ def check_inputs(subject: Subject) -> None:
     """Checks that a method neither changes the tensors that it is given nor keeps views of them.
 
     Args:
-        subject: Method under examination; callers pass the method itself.
+        subject: Method to check, an instance.
 
     Example:
         >>> import thresher
@@ -1239,10 +1239,10 @@ def _check_batch_inputs(subject: BatchSubject) -> None:
 
 @promise("epoch", "batch")
 def check_state(subject: Subject) -> None:
-    """Checks that records and states save, load with weights_only=True, and lead to the same answers afterwards.
+    """Checks that a method makes the same choices after its records and state are saved, and loaded with weights_only=True.
 
     Args:
-        subject: Method under examination; callers pass the method itself.
+        subject: Method to check, an instance.
 
     Example:
         >>> import thresher
@@ -1276,7 +1276,7 @@ def check_waiting(subject: BatchSubject) -> None:
     """Checks that a method with a known number of rows never waits for the device, by means of tensors without values.
 
     Args:
-        subject: Method under examination; callers pass the method itself.
+        subject: Method to check, an instance.
 
     Example:
         >>> import thresher
@@ -1311,7 +1311,7 @@ def check_device(subject: Subject) -> None:
     """Checks that a method answers on a GPU as on the CPU; without CUDA it checks nothing.
 
     Args:
-        subject: Method under examination; callers pass the method itself.
+        subject: Method to check, an instance.
 
     Example:
         >>> import thresher
@@ -1341,7 +1341,7 @@ def check_training(subject: Subject) -> None:
     """Checks that a training with a method learns, and that it continues unchanged from a state saved within an epoch.
 
     Args:
-        subject: Method under examination; callers pass the method itself.
+        subject: Method to check, an instance.
 
     Example:
         >>> import dataclasses

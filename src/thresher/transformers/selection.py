@@ -72,19 +72,22 @@ class Tokens:
         """
         if set(map(id, self._reference.parameters())) & set(map(id, model.parameters())):
             raise ValueError(
-                "thresher.transformers.Selection: the reference model of TokenSelection has parameters of the model that is "
-                "trained, and would follow it. Give a model of its own, such as copy.deepcopy(model)."
+                "thresher.transformers.Selection: the reference model of TokenSelection shares parameters with the model that "
+                "you train, so it would change during training. Pass a separate model, such as copy.deepcopy(model)."
             )
         self._reference.to(device).eval()
 
     def chosen(self, inputs: Any, of_reference: Callable[[Any], Tensor], by_position: Tensor, valid: Tensor) -> Tensor:
-        """Returns which positions are trained on, after a pass of the reference model over the batch.
+        """Runs the reference model on a batch, and returns the mask of the token positions to train on.
 
         Args:
-            inputs: Batch, with its labels or without.
-            of_reference: Function that returns the losses by position of the outputs of the reference model.
-            by_position: Losses by position of the model that is trained, shape (rows, ...).
-            valid: Marks of the positions that count, same shape.
+            inputs: Batch of the trainer, a dict with or without labels.
+            of_reference: Function from outputs of the reference model to its loss at each position, shape (rows, ...).
+            by_position: Losses of the trained model at each position, shape (rows, ...).
+            valid: Mask of the positions that count in the loss, same shape.
+
+        Returns:
+            Mask of the chosen positions, shape (rows, ...), bool.
         """
         with torch.no_grad():
             plain = {name: value for name, value in inputs.items() if name != "labels"}
@@ -145,31 +148,30 @@ def _checked(settings: Mapping[str, Any] | None) -> dict[str, Any]:
 class Selection(Base):
     """Trains with Trainer, or a subclass of it, on the samples that a method chooses.
 
-    Write it before the class of the trainer. The samples of each epoch are those of the plan, and every update of the
-    weights, evaluation and checkpoint comes where it would come in a training of so many batches. The scheduler is paced as by
-    `Run.pace`, and checkpoints have the state of the run beside Trainer's own files. See docs/frameworks.md for what is
-    supported.
+    Put it before the trainer in the list of base classes. In each epoch, Trainer trains only on the samples that the method
+    chose, and updates weights, evaluates and saves as if the dataset had only these samples. The scheduler is paced as by
+    `Run.pace`, and each checkpoint also has the state of the run. See docs/frameworks.md for what is supported.
 
-    The loss is the cross-entropy by position of the model's logits, without the positions with the label -100, or that of
-    `per_position`. With the batches 1, 2, 4, 8, ... of the first epoch it is compared, in evaluation mode, with the loss of the
-    trainer itself, and another loss is refused.
+    The loss of a position (token) is the cross-entropy of the logits, or what `per_position` returns. Positions with the label
+    -100 do not count. In the first epoch, at batches 1, 2, 4, 8, ..., the loss is compared with that of Trainer itself in
+    evaluation mode; if the two differ, training ends with an error.
 
     Args:
         args: Arguments of the trainer, as without a selection.
         selection: Method, list of methods or share of the cost, as `thresher.attach` takes it. In the list, or alone, there may
             be a `thresher.TokenSelection`, whose reference model is called with each batch of the training.
-        per_position: Function `(outputs, labels) -> (losses, valid)`, for a loss that is not a cross-entropy: the loss of each
-            position, shape (rows, ...), and a mask, or the weights, of those that count, of the same shape. Where the batch
-            has no `labels`, they are a dictionary of those that `TrainingArguments(label_names=)` names. Default:
+        per_position: Function `(outputs, labels) -> (losses, valid)`, for a loss that is not a cross-entropy. It returns the
+            loss of each position, shape (rows, ...), and a mask or weights of the positions that count, same shape. If the
+            batch has no key "labels", `labels` is a dict with the keys in `TrainingArguments(label_names=...)`. Default:
             cross-entropy.
         selection_settings: Other arguments of `thresher.attach`: `forward_passes`, `scoring`, `signals`,
             `seed`, `on_nonfinite`, `spend` and `collate_keeps_rows`. Default: none.
         kwargs: Arguments of the trainer by name, as without a selection.
 
     Raises:
-        TypeError: A setting is not an argument of `thresher.attach`, or one that Trainer knows; or the class of the trainer is
-            written before `Selection`.
-        ValueError: Something that is not supported is given, or `train` is called with it; nothing was trained.
+        TypeError: `selection_settings` has a key that is not an argument of `thresher.attach`, or that Trainer sets itself; or
+            the class of the trainer comes before `Selection` in the list of base classes.
+        ValueError: An argument of the trainer or of `train` is not supported. Raised before any training.
 
     Example:
         >>> import torch, transformers, thresher.transformers
@@ -239,7 +241,7 @@ class Selection(Base):
         """
         kind = type(trainer)
         if isinstance(trainer, cls):
-            raise ValueError(f"thresher.transformers.Selection.add_to: {kind.__name__} has a selection already; keep one.")
+            raise ValueError(f"thresher.transformers.Selection.add_to: call it once; {kind.__name__} has a selection already")
         if module_of_head(kind) is not None:
             raise ValueError(
                 f"thresher.transformers.Selection.add_to: {kind.__name__} sets up its fused head when it is created, "

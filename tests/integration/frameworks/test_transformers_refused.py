@@ -69,7 +69,7 @@ def test_token_selections(tmp_path):
     for match, selection in wrong.items():
         with pytest.raises(ValueError, match=match):
             trainer(tmp_path, selection, causal=True)
-    refused("parameters of the model that is trained", tmp_path, thresher.TokenSelection(reference=net), net=net, causal=True)
+    refused("shares parameters with the model", tmp_path, thresher.TokenSelection(reference=net), net=net, causal=True)
 
 
 class Weighted(transformers.BertForSequenceClassification):

@@ -78,7 +78,7 @@ def test_a_process_survives_interrupts_trains_and_is_reported_when_it_dies(inter
             workers.start(Job(winnow, 3, label, 1e-4))
             events = [workers.next_event() for _ in kinds]
             assert [type(event) for event in events] == kinds
-            assert label == "control" or events[0].text.startswith("Warning: Winnow draws uniformly in a training of one epoch")
+            assert label == "control" or events[0].text.startswith("Warning: Winnow draws uniformly in the first epoch")
         assert list(workers._processes.values()) == [process]
         workers.start(full)
         assert isinstance(workers.next_event(), Advanced)

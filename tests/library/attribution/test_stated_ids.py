@@ -200,7 +200,7 @@ def test_ids_of_parts_and_of_others():
 def test_repeat_must_be_a_number(repeat):
     run = label_run()
     x, y = next(iter(run.loader))
-    with pytest.raises(ValueError, match="integer from 1"):
+    with pytest.raises(ValueError, match="integer of at least 1"):
         run.criterion(run.model(x), y, ids=run.ids, repeat=repeat)
 
 

@@ -130,7 +130,7 @@ class Keeps:
 
 
 def test_pruning_beside_a_sampler_of_some_samples_is_refused():
-    with pytest.raises(ValueError, match="Keeps decides among all 40 samples.*sampler yields 20 of them.*Subset"):
+    with pytest.raises(ValueError, match="Keeps chooses among all 40 samples.*sampler yields 20 of them.*Subset"):
         attach(SubsetRandomSampler(EVEN), Keeps())
 
 

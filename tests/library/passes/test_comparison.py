@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 from thresher.passes.extra_passes import WrittenBuffers
 
-WARNING = "losses that the run computes in its own forward passes are not those of the loop"
+WARNING = "losses that the run computes in its own forward passes differ from the losses of the loop"
 METHODS = {
     "hides": lambda: (thresher.Kakurenbo(adjust_lr=False), {}),
     "twice": lambda: (

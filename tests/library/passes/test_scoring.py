@@ -34,7 +34,7 @@ def test_what_is_allowed() -> None:
         (TypeError, r"`every_epochs` must be a whole number, got 1.5", {"every_epochs": 1.5}),
         (TypeError, r"`every_epochs` must be a whole number, got True", {"every_epochs": True}),
         (ValueError, r"`every_epochs` must be 1 \(every epoch\) or more, got 0", {"every_epochs": 0}),
-        (TypeError, r"`model` must be an instance, got the class Linear; make one of it", {"model": nn.Linear}),
+        (TypeError, r"`model` must be a module, got a class; pass Linear\(...\)", {"model": nn.Linear}),
         (TypeError, r"`model` must be a torch.nn.Module or None, got builtin_function_or_method", {"model": torch.relu}),
         (TypeError, r"`input_scale` must be a number, got '0.5'", {"input_scale": "0.5"}),
         (TypeError, r"`input_scale` must be a number, got True", {"input_scale": True}),

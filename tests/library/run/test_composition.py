@@ -259,7 +259,7 @@ def test_a_survey_looks_inside_a_model_whose_backward_pass_is_cut():
 
 
 def test_surveys_need_a_model_with_features():
-    with pytest.raises(ValueError, match=r"needs the gradients of all samples before it plans: pass attach\(model=...\)"):
+    with pytest.raises(ValueError, match=r"needs the gradients of all samples before an epoch: pass attach\(model=model\)"):
         make(Surveys(), model=None)
 
     class NoLinear(nn.Module):
@@ -362,7 +362,7 @@ def test_samples_of_a_stream_have_no_scores():
             yield from zip(*data(), strict=True)
 
     scores = thresher.scores.Scores(ids=torch.arange(N), values=torch.rand(N))
-    with pytest.raises(ValueError, match="RhoLoss needs the ids of samples, and those of an IterableDataset have none"):
+    with pytest.raises(ValueError, match="RhoLoss must know the index of each sample, and an IterableDataset has none"):
         make(thresher.RhoLoss(scores), loader=DataLoader(Stream(), B))
 
 

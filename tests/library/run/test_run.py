@@ -98,7 +98,7 @@ def test_plans_that_need_what_was_not_given():
     with pytest.raises(ValueError, match=r"scales the learning rate: pass attach\(optimizer"):
         _ = run.plan
     run, *_ = make(Fixed((hiding([1]),)), optimizer=None, model=None)
-    with pytest.raises(ValueError, match="refreshes samples: pass attach"):
+    with pytest.raises(ValueError, match="makes extra forward passes: pass attach"):
         _ = run.plan
     with pytest.raises(ValueError, match="attach was not given a model"):
         _ = run.model
@@ -430,7 +430,7 @@ def test_an_epoch_that_draws_each_sample_many_times_is_told():
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             make(thresher.InfoBatch(), loader=loader)
-        assert any("has 404 samples, drawn from 4, and InfoBatch decides once" in str(one.message) for one in said) == told
+        assert any("has 404 samples, drawn from 4, and InfoBatch chooses once" in str(one.message) for one in said) == told
 
 
 # Non-finite losses

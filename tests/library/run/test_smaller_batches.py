@@ -264,7 +264,7 @@ def test_a_loss_without_an_uncertainty_draws_uniformly_and_says_so_once(mean):
 
 
 def test_a_training_of_one_epoch_is_told():
-    with pytest.warns(UserWarning, match="draws uniformly in a training of one epoch"):
+    with pytest.warns(UserWarning, match="draws uniformly in the first epoch, and this run has only one"):
         attached(0.5, epochs=1)
 
 

@@ -168,7 +168,7 @@ def test_forgetting_costs_the_training():
 def test_prototypes_refuse(monkeypatch):
     with pytest.raises(ValueError, match="prototypes: `clusters` must be 1 or more, got 0"):
         prototypes(net(), data(), 0)
-    with pytest.raises(ValueError, match="13 `clusters` of 12 samples with finite features; ask for fewer"):
+    with pytest.raises(ValueError, match="13 `clusters` need as many samples with finite features, got 12"):
         prototypes(net(), data(), 13)
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
     with pytest.raises(ImportError, match=r"pip install scikit-learn"):
