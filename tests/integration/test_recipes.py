@@ -1,4 +1,4 @@
-"""Recipes with --smoke, through the function that the command calls.
+"""Recipes with --smoke, through the function of the command.
 
 `make test` has one recipe per family of networks and method, with the epochs that its assertions need; `make verify` has all of
 them, with all epochs of a smoke test. Tests of the other folders read, check and reduce every recipe.
@@ -11,7 +11,7 @@ import torch
 
 from depth import DEEP, depth
 from subset_cases import optional
-from thresher_lab.cli.train import train_recipe as trained
+from thresher_lab.cli.train import train
 from thresher_lab.recipes import running
 from thresher_lab.recipes import schema as loading
 from thresher_lab.recipes.task import RecipeTask
@@ -36,6 +36,11 @@ EPOCHS = {
 """Recipes of `make test`, and their epochs there. The network of diet-sb-googlenet-cifar100 is trained by a unit test."""
 
 
+def trained(name, out, **options):
+    train(name, out=out, **options)
+    return json.loads((out / "results.json").read_text())
+
+
 def test_every_method_is_among_the_quick_ones():
     methods = {name: RecipeTask.of(name).settings.method.partition(":")[0] for name in loading.recipe_names()}
     assert {methods[name] for name in EPOCHS} == set(methods.values())
@@ -44,7 +49,6 @@ def test_every_method_is_among_the_quick_ones():
 @pytest.mark.parametrize("name", loading.recipe_names() if DEEP else EPOCHS)
 def test_smoke(name, tmp_path):
     results = trained(name, tmp_path, smoke=True, epochs=None if DEEP else EPOCHS[name])
-    assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(results))
     weights = torch.load(tmp_path / "model.pt", weights_only=True)
     assert all(value.isfinite().all() for value in weights.values())
     [run] = results["runs"]

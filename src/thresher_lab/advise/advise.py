@@ -21,6 +21,7 @@ from thresher_lab.advise.pace import torch_threads
 from thresher_lab.advise.probe import Probe, Says, quietly
 from thresher_lab.recipes.running import task_of
 from thresher_lab.tasks.script import errors_placed
+from thresher_lab.training.files import listed
 from thresher_lab.training.loop import is_busy
 from thresher_lab.training.samples import EASY
 from thresher_lab.training.specs import Spec
@@ -180,11 +181,11 @@ def _about_input(step: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -
     can = [row["method"] for row in epoch if row["at_most"] >= WORTHWHILE]
     cannot = [row for row in epoch if row["at_most"] < WORTHWHILE]
     if can:
-        said += f" Methods that plan epochs do not load the samples that they leave out: {_listed(can)} can help."
+        said += f" Methods that plan epochs do not load the samples that they leave out: {listed(can)} can help."
     reasons = ((True, "the samples left out are loaded for a forward pass"), (False, "too few samples are left out"))
     for refreshes, why in reasons:
         if names := [row["method"] for row in cannot if row["refreshes"] == refreshes]:
-            said += f" This does not hold for {_listed(names)}: {why}."
+            said += f" This does not hold for {listed(names)}: {why}."
     return said
 
 
@@ -255,10 +256,6 @@ def in_percent(share: float) -> str:
 def _milliseconds(seconds: float) -> str:
     """Returns a time in milliseconds: three digits, or all of a number of 100 and more."""
     return f"{1000 * seconds:.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 PLANNED_EPOCHS = 20

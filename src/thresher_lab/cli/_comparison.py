@@ -330,7 +330,6 @@ def run_and_print(
         ValueError: An argument is not valid, or does not fit the others.
         FileNotFoundError: The data is not there.
     """
-    from thresher_lab.cli._console import STANDARD_OUTPUT, open_console, write_result
     from thresher_lab.report.page import write_report
     from thresher_lab.training.processes import own_rank
     from thresher_lab.training.store import RESULTS

@@ -38,9 +38,8 @@ def recipes(
     file = loading.file_of(name)
     recipe = loading.read_recipe(file)
     paper = recipe.paper
-    console.print(
-        f"[bold]{escape(recipe.title)}[/]\n{escape(_paper_title(paper.title, paper.arxiv))}, {escape(paper.where)}\n{file}\n"
-    )
+    source = ", ".join([paper.title, *([f"arXiv:{paper.arxiv}"] if paper.arxiv else []), paper.where])
+    console.print(f"[bold]{escape(recipe.title)}[/]\n{escape(source)}\n{file}\n")
     published = [(one.what, f"{one.value} ({one.where})") for one in recipe.published]
     console.print(_text_table("setting", "", flat(recipe.settings)), "")
     console.print(_text_table("published", "", published), "")
@@ -90,7 +89,3 @@ def _text_table(heading: str, other: str | None, rows: Iterable[tuple[str, ...]]
     for row in rows:
         table.add_row(*map(Text, row))
     return table
-
-
-def _paper_title(title: str, arxiv: str | None) -> str:
-    return title if arxiv is None else f"{title}, arXiv:{arxiv}"

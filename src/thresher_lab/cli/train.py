@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -34,59 +34,14 @@ def train(
     (`torchrun --nproc-per-node 8 -m thresher train ...`), all processes train together with the batch size of the recipe, or
     that of --batch-size.
     """
-    out = out or Path("runs") / (Path(recipe).stem + "-smoke" * smoke)
-    many = 0 if smoke else max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    results = train_recipe(
-        recipe, out, data=data, smoke=smoke, method=method, epochs=epochs, seed=seed, weights=weights,
-        batch_size=batch_size, accumulate=accumulate, workers=many if workers is None else workers, quiet=quiet,
-    )  # fmt: skip
-    metric, cost = results["runs"][0]["metric"], results["runs"][0]["cost"]["ratio"]
-    typer.echo(f"\n{metric['name']} {metric['value']:.4f} at {cost:.3f} of the cost of full training")
-    for one in () if smoke else results["published"]:
-        typer.echo(f"published: {one['what']} {one['value']} ({one['where']})")
-    typer.echo(out / "results.json")
-
-
-def train_recipe(
-    recipe: str,
-    out: Path,
-    *,
-    data: Path | None = None,
-    smoke: bool = False,
-    method: str | None = None,
-    epochs: int | None = None,
-    seed: int = 0,
-    weights: Path | None = None,
-    batch_size: int | None = None,
-    accumulate: int | None = None,
-    workers: int = 0,
-    quiet: bool = False,
-) -> dict[str, Any]:
-    """Trains a recipe with progress on stderr, and returns its results.
-
-    Args:
-        recipe: Name of a recipe, or path of a YAML file.
-        out: Folder for the results.
-        data: Folder with the data of the recipe.
-        smoke: Whether to train a small network on generated data instead.
-        method: Specification of a method in place of the recipe's.
-        epochs: Number of epochs in place of the recipe's.
-        seed: Random seed for weight initialisation, sample order and selection.
-        weights: File with the weights to start from.
-        batch_size: Number of samples of one forward and backward pass in place of the recipe's.
-        accumulate: Number of batches whose gradients are added up before each step in place of the recipe's.
-        workers: Number of processes that load data.
-        quiet: Whether to print no progress. Default: False.
-
-    Raises:
-        ValueError: The recipe or an argument is not valid.
-        FileNotFoundError: The data is not there.
-    """
     from thresher_lab.recipes.batches import rate_note
     from thresher_lab.recipes.running import CHECKPOINT, SmokeTask, run
     from thresher_lab.recipes.task import RecipeTask
 
-    options = {"weights": weights, "workers": workers} | ({} if epochs is None else {"shortened": epochs})
+    out = out or Path("runs") / (Path(recipe).stem + "-smoke" * smoke)
+    many = 0 if smoke else max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    options = {"weights": weights, "workers": many if workers is None else workers}
+    options |= {} if epochs is None else {"shortened": epochs}
     named = SmokeTask.at(recipe, out / "made-up", **options) if smoke else RecipeTask.of(recipe, **options)
     task = named.batched(batch_size, accumulate)
     spec = task.spec(method)
@@ -100,4 +55,9 @@ def train_recipe(
     def print_epoch(done: int, metric: float) -> None:
         says(f"[{done}/{task.epochs}] {task.settings.metric} {metric:.4f}")
 
-    return run(task, spec, out=out, data=data, seed=seed, progress=print_epoch)
+    results = run(task, spec, out=out, data=data, seed=seed, progress=print_epoch)
+    metric, cost = results["runs"][0]["metric"], results["runs"][0]["cost"]["ratio"]
+    typer.echo(f"\n{metric['name']} {metric['value']:.4f} at {cost:.3f} of the cost of full training")
+    for one in () if smoke else results["published"]:
+        typer.echo(f"published: {one['what']} {one['value']} ({one['where']})")
+    typer.echo(out / "results.json")

@@ -1,6 +1,5 @@
 """`thresher why`: shows the history of one sample in one run."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -24,17 +23,16 @@ def why(
 
     sample_history = history_of(run, sample)
     if json is not None:
-        write_result(json, asdict(sample_history))
+        write_result(json, sample_history)
         return
     table = Table("epoch", "loss after it", "times trained", box=None, pad_edge=False)
     table.add_column("why not", min_width=20)
     said = ""
-    for entry in sample_history.epochs:
-        loss = "not seen yet" if entry.loss == float("-inf") else f"{entry.loss:.4g}"
-        table.add_row(
-            str(entry.epoch), loss, str(entry.trained), "as above" if entry.rule and entry.rule == said else entry.rule
-        )
-        said = entry.rule or said
+    for entry in sample_history["epochs"]:
+        loss = "not seen yet" if entry["loss"] == float("-inf") else f"{entry['loss']:.4g}"
+        rule = "as above" if entry["rule"] and entry["rule"] == said else entry["rule"]
+        table.add_row(str(entry["epoch"]), loss, str(entry["trained"]), rule)
+        said = entry["rule"] or said
     console = open_console()
-    console.print(sample_history.title, markup=False, highlight=False)
+    console.print(sample_history["title"], markup=False, highlight=False)
     print_table(console, table)

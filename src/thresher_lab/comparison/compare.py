@@ -403,7 +403,8 @@ class ComparedRuns:
             if share is None:
                 self._leave_out(label, kind, "The time of its runs is not known")
                 return None
-            self.store.lengths = lengths | {label: {"share": round(share, 3), "clock": clock, "seeds": len(own)}}
+            length = {"share": round(share, 3), "clock": clock, "seeds": len(own)}
+            self.store.remember(lengths=lengths | {label: length})
         return self.store.lengths.get(label, {}).get("share")
 
     def _run(self, job: Job) -> dict[str, Any]:
@@ -412,11 +413,12 @@ class ComparedRuns:
         Each run measures its own ratio over a few steps, which is noisy: the cost of a control would depend on what else the
         machine did. The ratio for all is the median over the runs of full training; the folder keeps it.
         """
-        if self.store.backward_to_forward is None:
+        ratio = self.store.backward_to_forward
+        if ratio is None:
             full = [self._done[job.key] for job in self._asked if job.spec == FULL_TRAINING]
             measured = [run["cost"]["backward_to_forward"] or TEXTBOOK for run in full]
-            self.store.backward_to_forward = statistics.median(measured)
-        ratio = self.store.backward_to_forward
+            ratio = statistics.median(measured)
+            self.store.remember(backward_to_forward=ratio)
         run = with_costs(self._done[job.key], ratio)
         return run | self.store.beside(job.key) | {"cost": run["cost"] | {"backward_to_forward": ratio}}
 

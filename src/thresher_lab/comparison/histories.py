@@ -1,7 +1,6 @@
 """Reads from the files of a run what happened to one sample."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -17,43 +16,17 @@ REMEDY = "Delete the files of the run; the same `thresher compare` makes them ag
 COLUMNS = ("id", "trained", "hidden", "loss_by_epoch", "trained_by_epoch")
 
 
-@dataclass(frozen=True)
-class SampleEpoch:
-    """One epoch of a sample.
-
-    Attributes:
-        epoch: Number of the epoch, from 0.
-        loss: Last known loss of the sample at the end of the epoch.
-        trained: Number of times that the sample was trained on in the epoch.
-        rule: Rule by which the sample was skipped; "" where it was trained on.
-    """
-
-    epoch: int
-    loss: float
-    trained: int
-    rule: str
-
-
-@dataclass(frozen=True)
-class SampleHistory:
-    """All epochs of a sample.
-
-    Attributes:
-        title: Summary of the epochs in one line.
-        epochs: The epochs in order.
-    """
-
-    title: str
-    epochs: list[SampleEpoch]
-
-
-def history_of(run: Path, sample: int) -> SampleHistory:
+def history_of(run: Path, sample: int) -> dict[str, Any]:
     """Reads the history of one sample from the Parquet file of a run.
 
     Args:
         run: Path of the Parquet file, or of the run without a suffix, or the beginning of it where the runs of no other method
             begin so; of several seeds the lowest is read, which the title names.
         sample: Id of the sample.
+
+    Returns:
+        `title`, a summary in one line, and `epochs` in order. An entry has `epoch` (its number, from 0), `loss` (the last known
+        one at its end), `trained` (how often the sample was trained on), and `rule` (why it was skipped; "" if it was not).
 
     Raises:
         FileNotFoundError: There is no such run; the message lists the runs in the same folder.
@@ -111,10 +84,10 @@ def _seed_of(name: str) -> int:
     return int(seed) if seed.isdigit() else 0
 
 
-def _history_from(row: dict[str, Any], run: dict[str, Any]) -> SampleHistory:
+def _history_from(row: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
     rule = rule_of(run)
     epochs = [
-        SampleEpoch(entry["epoch"], loss, times, "" if times else _skip_reason(rule, entry))
+        {"epoch": entry["epoch"], "loss": loss, "trained": times, "rule": "" if times else _skip_reason(rule, entry)}
         for entry, loss, times in zip(run["history"], row["loss_by_epoch"], row["trained_by_epoch"], strict=True)
     ]
     target = f" (class {class_name(row['target'], run.get('classes'))})" if "target" in row else ""
@@ -122,7 +95,7 @@ def _history_from(row: dict[str, Any], run: dict[str, Any]) -> SampleHistory:
         f"sample {row['id']}{target} under {run['method']}, seed {run['seed']}: trained on {row['trained']} times, "
         f"skipped in {row['hidden']} of {len(epochs)} epochs"
     )
-    return SampleHistory(title, epochs)
+    return {"title": title, "epochs": epochs}
 
 
 def rule_of(run: dict[str, Any]) -> str:

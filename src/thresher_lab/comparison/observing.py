@@ -4,18 +4,17 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
+from torch import nn
 
 import thresher
-from thresher import DataMap, rng
+from thresher import DataMap
 from thresher.scores import Scores
 from thresher_lab.advise.pace import torch_threads
 from thresher_lab.recipes.running import task_of
-from thresher_lab.training.loop import fresh_accelerator
+from thresher_lab.training.loop import train_on_all
 from thresher_lab.training.trainable import Training
 
 CLASSES = b"classes"
@@ -79,26 +78,11 @@ def read_scores(path: Path) -> Scores | None:
 
 
 def _trained(training: Training, epochs: int, seed: int, progress: Callable[[int], None] | None) -> DataMap:
-    accelerator = fresh_accelerator()
-    with rng.undisturbed(accelerator.device):
-        torch.manual_seed(seed)
-        model, optimizer = accelerator.prepare(training.model, training.optimizer)
-        run = thresher.observe(
-            loader=training.loader, criterion=training.criterion, model=model, optimizer=optimizer, epochs=epochs, seed=seed
-        )
-        scheduler = thresher.ProgressLR(optimizer, run, training.schedule)
-        for epoch in range(epochs):
-            for step, batch in enumerate(run.loader, 1):
-                loss: Any = run.criterion(*training.passed(run.model, batch))
-                accelerator.backward(loss.mean() / training.accumulate)  # of a criterion with reduction="none"
-                if step % training.accumulate == 0 or step == len(run.loader):
-                    optimizer.step()
-                    optimizer.zero_grad()
-                scheduler.step()
-            if progress is not None:
-                progress(epoch + 1)
-    if not run.cost.backward:
-        raise ValueError(f"observe: a loader of {run.loader.n} samples has no batch; give it more of them, or drop_last=False")
+    def report(run: thresher.Run, model: nn.Module, epoch: int) -> None:
+        if progress is not None:
+            progress(epoch)
+
+    run, _ = train_on_all(training, thresher.observe, epochs=epochs, seed=seed, command="observe", after_epoch=report)
     table = run.data_map()
     run.detach()
     return table

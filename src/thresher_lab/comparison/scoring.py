@@ -19,15 +19,8 @@ from thresher.records import Column
 from thresher.scores import Scores
 from thresher.selection import share
 from thresher_lab.recipes.running import task_of
-from thresher_lab.training.loop import BETWEEN_SEEDS
-from thresher_lab.training.processes import (
-    dealt,
-    fresh_accelerator,
-    number_of_processes,
-    of_each_process,
-    of_processes,
-    own_rank,
-)
+from thresher_lab.training.loop import train_on_all
+from thresher_lab.training.processes import dealt, number_of_processes, of_each_process, of_processes
 from thresher_lab.training.samples import class_labels, class_name
 from thresher_lab.training.store import versions, whole
 from thresher_lab.training.trainable import Trainable, Training
@@ -248,36 +241,19 @@ def _train(
     """Trains one model in a plain loop over all data, calls `done` after each epoch, and adds model and cost to `made`."""
     if training.accumulate > 1 or (watch is not None and number_of_processes() > 1):
         raise ValueError("score: models for this score are trained in one process, and without accumulated gradients")
+    method, seen = FullDataWithCorrect() if watch is was_right else FullData(), list[Tensor]()
+
+    def record(run: thresher.Run, model: nn.Module, epoch: int) -> None:
+        if watch is not None:
+            seen.append(watch(run, model, training))
+        if done is not None:
+            done(epoch)
+
     training = replace(training, loader=dealt(training.loader, seed))
-    accelerator = fresh_accelerator()
-    with rng.undisturbed(accelerator.device):
-        torch.manual_seed(seed + BETWEEN_SEEDS * own_rank())
-        model, optimizer = accelerator.prepare(training.model, training.optimizer)
-        run = thresher.attach(
-            FullDataWithCorrect() if watch is was_right else FullData(),
-            loader=training.loader,
-            criterion=training.criterion,
-            model=model,
-            optimizer=optimizer,
-            epochs=epochs,
-            seed=seed,
-        )
-        scheduler, seen = thresher.ProgressLR(optimizer, run, training.schedule), []
-        for epoch in range(1, epochs + 1):
-            for batch in run.loader:
-                loss = run.criterion(*training.passed(run.model, batch))
-                accelerator.backward(loss.mean())  # of a criterion with reduction="none"
-                optimizer.step()
-                scheduler.step()
-                optimizer.zero_grad()
-            if watch is not None:
-                seen.append(watch(run, model, training))
-            if done is not None:
-                done(epoch)
+    attach = partial(thresher.attach, method)
+    run, model = train_on_all(training, attach, epochs=epochs, seed=seed, command="score", after_epoch=record)
+    made.models.append(model)
     cost = of_processes(of_each_process(asdict(run.cost)))
-    if not cost["backward"]:
-        raise ValueError(f"score: a loader of {run.loader.n} samples has no batch; give it more of them, or drop_last=False")
-    made.models.append(accelerator.unwrap_model(model, keep_fp32_wrapper=False))
     watched = 0 if watch in (None, was_right) else sum(map(len, seen))
     made.passes.append((cost["forward"] + watched, cost["backward"]))
     made.watched += [torch.stack(seen)] if seen else []

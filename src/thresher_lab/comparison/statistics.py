@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -83,10 +83,6 @@ class Paired:
             return None
         enough = np.flatnonzero(_power(SEED_COUNTS, distance / self.spread, ALPHA / among) >= POWER)
         return int(SEED_COUNTS[enough[0]]) if len(enough) else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the attributes by name."""
-        return asdict(self)
 
 
 def _power(n: NDArray[np.int64], effect: float, alpha: float) -> NDArray[np.float64]:

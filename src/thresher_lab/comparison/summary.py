@@ -19,6 +19,7 @@ from thresher_lab.comparison.statistics import (
     seeds_to_tell,
     seeds_to_tell_from_control,
 )
+from thresher_lab.training.files import listed
 
 DEFAULT_MARGIN, OF_FULL = 0.5, 0.05
 """Loss that does not matter: in points where the metric is a share, else as a share of full training's metric."""
@@ -274,19 +275,6 @@ def _at_cost(kind: str, cost: float) -> str:
     if kind == SAME_TIME:
         return ""
     return " at the cost of full training" if kind != "placebo" and round(cost, 3) > 1 else " at the same cost"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Returns words as a list in a sentence.
-
-    Args:
-        names: Words, at least one.
-
-    Example:
-        >>> listed(["random", "fewer epochs", "smaller batches"])
-        'random, fewer epochs and smaller batches'
-    """
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _unclear(paired: Paired, needed: int | None) -> str:
@@ -697,8 +685,10 @@ def _undecided(row: RowDict, results: Mapping[str, Any]) -> list[str]:
         more = ",".join(str(seed) for seed in range(max(5, len(seeds) + 3)))
         said = [f"Cannot tell yet with {len(seeds)} seed{'s' * (len(seeds) > 1)}.", *_so_far(row, results)]
         return [" ".join([*said, f"Repeat the command with more seeds, such as --seeds {more}."])]
-    spread = _spread(row, results)
-    ranges = f": from seed to seed, the difference of {row['method']} to full training ranges over {spread}" if spread else ""
+    differences, ranges = _differences(row, results), ""
+    if len(differences) > 1:
+        spread = _in_words(results, (100 if _whole(results) else 1) * (max(differences) - min(differences)))
+        ranges = f": from seed to seed, the difference of {row['method']} to full training ranges over {spread}"
     said = " ".join([*_so_far(row, results), *ways])
     return [f"Cannot tell yet{ranges}. {said}"]
 
@@ -742,13 +732,6 @@ def _margin_in_words(row: RowDict, results: Mapping[str, Any]) -> str:
             shown = f"It is shown already that {row['method']} loses no more than {size}"
             return f"{shown}: use --margin {margin:.4g} if such a loss does not matter."
     return ""
-
-
-def _spread(row: RowDict, results: Mapping[str, Any]) -> str | None:
-    differences = _differences(row, results)
-    if len(differences) < 2:
-        return None
-    return _in_words(results, (100 if _whole(results) else 1) * (max(differences) - min(differences)))
 
 
 def _differences(row: RowDict, results: Mapping[str, Any]) -> list[float]:

@@ -20,7 +20,7 @@ from thresher_lab.comparison.controls import CONTROLS, kind_of
 from thresher_lab.comparison.summary import is_share
 from thresher_lab.comparison.time_to_target import measure
 from thresher_lab.report.loading import ResultsDict, Samples, by_epoch, controls, histories, runs_by_method
-from thresher_lab.training.samples import RunHistory, class_name
+from thresher_lab.training.samples import RunHistory, class_name, mean_of_part
 
 INK = "#76767a"
 """Placeholder colour that the page replaces by black in the light theme and by white in the dark theme."""
@@ -369,15 +369,11 @@ def _durations(runs: list[dict[str, Any]], by: str) -> tuple[Any, Any] | None:
 
 def easy_share(results: ResultsDict, _: Samples) -> go.Figure | None:
     """Draws by epoch the share of samples whose loss is below 5 % of the largest loss."""
-    return _value_chart(results, "easy_share", "easy samples, %", 100)
-
-
-def _value_chart(results: ResultsDict, name: str, title: str, scale: float) -> go.Figure | None:
-    figure = epoch_figure(results, title)
+    figure = epoch_figure(results, "easy samples, %")
     for method, runs in runs_by_method(results).items():
-        by_epochs = by_epoch(runs, name)
-        if by_epochs is not None:
-            figure.add_traces(list(median_traces(method, looks(results)[method], by_epochs[0], scale * by_epochs[1])))
+        shares = by_epoch(runs, "easy_share")
+        if shares is not None:
+            figure.add_traces(list(median_traces(method, looks(results)[method], shares[0], 100 * shares[1])))
     return figure if figure.data else None
 
 
@@ -497,8 +493,6 @@ def _metric_title(results: ResultsDict) -> str:
 
 LAST_EPOCHS = 10
 """Number of epochs at the end of training that `loss_of_part` draws."""
-TOP_SHARE = 0.02
-"""Share of the samples with the largest losses, which the paper of KAKURENBO looks at separately."""
 
 Pair = tuple[str, str]
 """The names of two methods."""
@@ -522,25 +516,6 @@ def loss_of_part(results: ResultsDict, samples: Samples, part: str = "all") -> g
             x = np.arange(first + 1, epochs + 1)[known]
             figure.add_traces(list(median_traces(method, looks(results)[method], x, means[:, known])))
     return figure.update_yaxes(rangemode="tozero") if figure.data else None
-
-
-def mean_of_part(losses: NDArray[np.float32], part: str) -> NDArray[np.float64]:
-    """Returns the mean of each column over all finite values, the largest 2 % of them (at least one), or the others.
-
-    Args:
-        losses: Losses by sample and epoch, shape (N, epochs).
-        part: "all", "top" or "bottom".
-
-    Returns:
-        Means, shape (epochs,); NaN where there is no value.
-    """
-    return np.array([_mean_of_sorted(np.sort(column[np.isfinite(column)]), part) for column in losses.T])
-
-
-def _mean_of_sorted(ordered: NDArray[np.float32], part: str) -> float:
-    top = max(1, round(TOP_SHARE * len(ordered)))
-    chosen = {"all": ordered, "bottom": ordered[:-top], "top": ordered[-top:]}[part]
-    return float(chosen.mean(dtype=np.float64)) if len(chosen) else float("nan")
 
 
 def overlap_by_epoch(results: ResultsDict, samples: Samples) -> go.Figure | None:

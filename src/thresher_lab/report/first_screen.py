@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from html import escape
 from typing import Any
 
@@ -89,34 +89,22 @@ WIDEST = 4.0
 """Ends of the axis, in the largest difference or margin: a longer interval ends at the axis, with an arrow."""
 
 
-@dataclass(frozen=True)
-class BottomLine:
-    """What the report says first.
-
-    Args:
-        sentences: Advice on what to do, with the reason.
-        facts: Names and values of the numbers of the pick; empty without one.
-        code: Lines that train in this way; None where there are none.
-        chart: Chart of metric and cost, as SVG.
-    """
-
-    sentences: list[str]
-    facts: list[tuple[str, str]]
-    code: str | None
-    chart: str
-
-
-def bottom_line(results: ResultsDict) -> BottomLine:
+def bottom_line(results: ResultsDict) -> dict[str, Any]:
     """Returns what the report says first.
 
     Args:
         results: Content of results.json.
+
+    Returns:
+        `sentences` (what to do, and why), `facts` (names and values of the numbers of the pick; empty without one), `code`
+        (lines that train in this way; None if there are none) and `chart` (metric and cost, as SVG).
     """
     conclusion = conclude(results)
     facts = [] if conclusion.pick is None else _facts(conclusion.pick, results)
     pick, epochs = conclusion.pick, results["epochs"]
     code = None if pick is None else snippet(pick, _settings_of(pick, results), epochs)
-    return BottomLine([*conclusion.sentences, *time_beside_cost(results)], facts, code, chart(results))
+    sentences = [*conclusion.sentences, *time_beside_cost(results)]
+    return {"sentences": sentences, "facts": facts, "code": code, "chart": chart(results)}
 
 
 def _settings_of(row: Mapping[str, Any], results: ResultsDict) -> Mapping[str, Any]:
@@ -224,16 +212,11 @@ def _forest_row(
         bounds = [scale * end for end in row["ci95"]]
         (left, right), size = map(at, bounds), 4 if control is None else 3
         parts.append(f'<path d="M{left:.1f} {y}H{right:.1f}" stroke="{colour}" stroke-width="2" fill="none"/>')
-        for end, place, outside, way in (
-            (left, bounds[0], bounds[0] < ends[0], 1),
-            (right, bounds[1], bounds[1] > ends[1], -1),
-        ):
-            tip = (
-                f"M{end + way * size:.1f} {y - size}L{end:.1f} {y}L{end + way * size:.1f} {y + size}"
-                if outside
-                else (f"M{end:.1f} {y - size}V{y + size}")
-            )
-            parts.append(f'<path d="{tip}" stroke="{colour}" stroke-width="2" fill="none"><title>{place:+.3g}</title></path>')
+        for end, bound, way in ((left, bounds[0], 1), (right, bounds[1], -1)):
+            inside, is_beyond = end + way * size, not ends[0] <= bound <= ends[1]
+            arrow = f"M{inside:.1f} {y - size}L{end:.1f} {y}L{inside:.1f} {y + size}"
+            tip = arrow if is_beyond else f"M{end:.1f} {y - size}V{y + size}"
+            parts.append(f'<path d="{tip}" stroke="{colour}" stroke-width="2" fill="none"><title>{bound:+.3g}</title></path>')
     radius = 5 if control is None else 3.5
     parts.append(f'<circle cx="{x:.1f}" cy="{y}" r="{radius}" fill="{colour}"/>')
     if picked:

@@ -15,7 +15,6 @@ from thresher_lab.training.store import RESULTS
 
 ResultsDict = dict[str, Any]
 """The content of results.json."""
-"""One entry of `runs` in results.json."""
 
 
 Samples = Mapping[str, RunHistory]

@@ -2,18 +2,16 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
 from thresher import DataMap
 from thresher_lab.report.charts import empty_figure, short
-from thresher_lab.report.page import plotly_js
+from thresher_lab.report.page import plotly_js, template
 from thresher_lab.tasks.pictures import ImageArray, training_images
 from thresher_lab.training.samples import class_name
 from thresher_lab.training.shown import Show, UnshowableError, shown
@@ -23,25 +21,6 @@ MOST_DRAWN = 10_000
 """Largest number of points of the map: an evenly spaced part of the samples."""
 PER_SHEET = 48
 """Number of samples of a sheet."""
-
-
-@dataclass(frozen=True)
-class ObservedCard:
-    """What a sheet shows of one sample.
-
-    Args:
-        id: Id of the sample.
-        label: Name of its class, and of the predicted one if that is another; None if its class is not known.
-        values: Values that were observed, in words.
-        image: Picture as a data URI; None where there is none.
-        text: Text that shows the sample; None where there is none.
-    """
-
-    id: int
-    label: str | None
-    values: str
-    image: str | None
-    text: str | None
 
 
 def write_observed(
@@ -72,9 +51,7 @@ def write_observed(
     if images is not None:
         show = images.__getitem__
     drawn = rows_to_draw(found)
-    loader = PackageLoader("thresher_lab.report", ".")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page = environment.get_template("observed.html.jinja").render(
+    page = template("observed.html.jinja").render(
         task=task,
         samples=len(found["id"]),
         epochs=epochs,
@@ -209,7 +186,8 @@ def class_rows(found: DataMap, classes: Sequence[str] | None) -> list[tuple[str,
     return [(name, cells) for _, name, cells in sorted(rows)]
 
 
-def _card(found: DataMap, row: int, classes: Sequence[str] | None, show: Show | None) -> ObservedCard:
+def _card(found: DataMap, row: int, classes: Sequence[str] | None, show: Show | None) -> dict[str, Any]:
+    """Returns what a sheet shows of one sample: id, class (None if it is not known), values in words, and picture or text."""
     number = int(found["id"][row])
     seen: dict[str, str] = {}
     if show is not None:
@@ -221,10 +199,10 @@ def _card(found: DataMap, row: int, classes: Sequence[str] | None, show: Show | 
     label = None if "label" not in found else class_name(int(found["label"][row]), classes)
     if label and "predicted" in found and (guess := int(found["predicted"][row])) not in (-1, int(found["label"][row])):
         label += f", predicted {class_name(guess, classes)}"
-    return ObservedCard(
-        id=number,
-        label=label,
-        values=f"{name.replace('_mean', '')} {found[name][row]:.3g}, {int(found['times_seen'][row])}x",
-        image=None if "png" not in seen else f"data:image/png;base64,{seen['png']}",
-        text=seen.get("text"),
-    )
+    return {
+        "id": number,
+        "label": label,
+        "observed": f"{name.replace('_mean', '')} {found[name][row]:.3g}, {int(found['times_seen'][row])}x",
+        "image": None if "png" not in seen else f"data:image/png;base64,{seen['png']}",
+        "text": seen.get("text"),
+    }

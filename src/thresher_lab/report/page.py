@@ -14,12 +14,13 @@ from typing import Any
 from urllib.parse import quote
 
 import plotly.graph_objects as go
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from thresher_lab.comparison.controls import CONTROLS, SAME_TIME
 from thresher_lab.comparison.summary import (
     closing,
     difference_text,
+    forms,
     is_share,
     left_out_sentence,
     listed,
@@ -28,7 +29,6 @@ from thresher_lab.comparison.summary import (
     time_beside_cost,
 )
 from thresher_lab.report import charts, class_charts
-from thresher_lab.report import charts as sample_charts
 from thresher_lab.report.charts import INK
 from thresher_lab.report.first_screen import bottom_line
 from thresher_lab.report.loading import ResultsDict, Samples, ShownOfRuns, controls, load_comparison, load_shown, runs_by_method
@@ -63,23 +63,19 @@ def as_markdown(results: ResultsDict) -> str:
         "memory of a step",
         "verdict",
     )
-    rows = [_cells(row, share) for row in results["summary"]]
-    return (
-        "\n\n".join(
-            [title, *closing(results), *time_beside_cost(results), *rates_sentences(results), markdown_table(header, rows)]
-        )
-        + "\n"
-    )
+    rows = [_cells(row, results) for row in results["summary"]]
+    sentences = closing(results) + time_beside_cost(results) + rates_sentences(results)
+    return "\n\n".join([title, *sentences, markdown_table(header, rows)]) + "\n"
 
 
-def _cells(row: dict[str, Any], share: bool) -> tuple[str, ...]:
-    scale, form, signed = (100, ".2f", "+.2f") if share else (1, ".4g", "+.3g")
-    spread = "" if row["std"] is None else f" ± {scale * row['std']:{form}}"
-    difference = difference_text(row, lambda value: f"{scale * value:{signed}}")
+def _cells(row: dict[str, Any], results: ResultsDict) -> tuple[str, ...]:
+    show, signed = forms(results)
+    spread = "" if row["std"] is None else f" ± {show(row['std'])}"
     name = f"`{row['method']}`" if row["control_of"] is None else f"  `{row['method']}` for `{row['control_of']}`"
     ratios = (row.get("cpu_ratio"), row.get("memory_ratio"))
     shares = ("unknown" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
-    return name, f"{scale * row['mean']:{form}}{spread}", difference, f"{row['cost_ratio']:.3f}", *shares, row["verdict"]
+    mean, cost = f"{show(row['mean'])}{spread}", f"{row['cost_ratio']:.3f}"
+    return name, mean, difference_text(row, signed), cost, *shares, row["verdict"]
 
 
 REPORT = "report.html"
@@ -123,25 +119,20 @@ def single_view(draw: ChartFunction) -> Views:
     return lambda results, samples: {"": draw}
 
 
-def views_by(draw: ChartFunction, labels: Mapping[str, str]) -> Views:
-    """Returns one view per value of the argument `by`.
+def views_by(draw: ChartFunction, labels: Mapping[str, str], argument: str = "by") -> Views:
+    """Returns one view per value of an argument.
 
     Args:
-        draw: Chart function with an argument `by`.
+        draw: Chart function with this argument.
         labels: Labels of the views by value.
+        argument: Name of the argument. Default: by.
     """
-    return lambda results, samples: {label: partial(draw, by=value) for value, label in labels.items()}
+    return lambda results, samples: {label: partial(draw, **{argument: value}) for value, label in labels.items()}
 
 
 def each_method(draw: ChartFunction) -> Views:
     """Returns one view per method."""
     return lambda results, samples: {method: partial(draw, method=method) for method in runs_by_method(results)}
-
-
-def each_part(draw: ChartFunction) -> Views:
-    """Returns one view per part of the samples: all, those with the lowest and those with the highest losses."""
-    parts = {"all": "all samples", "bottom": "lowest 98 %", "top": "highest 2 %"}
-    return lambda results, samples: {label: partial(draw, part=part) for part, label in parts.items()}
 
 
 def each_class(draw: ChartFunction) -> Views:
@@ -150,7 +141,7 @@ def each_class(draw: ChartFunction) -> Views:
     def views(results: ResultsDict, samples: Samples) -> dict[str, ChartFunction]:
         one_class = {
             f"class {class_name(number, results.get('classes'))}": partial(draw, of_class=str(number))
-            for number in sample_charts.class_numbers(results, samples)
+            for number in charts.class_numbers(results, samples)
         }
         return {"all classes": draw, **one_class}
 
@@ -232,14 +223,14 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
             "have the colours of the two methods. For comparison: two random halves of the samples overlap by a third, two "
             "random sets of two thirds by a half. Samples that full training with the same seed did not get from its loader "
             "are not counted; samples that drop_last removes from smaller epochs are.",
-            single_view(sample_charts.overlap_by_epoch),
+            single_view(charts.overlap_by_epoch),
         ),
         Chart(
             "overlap-matrix",
             "The same over all epochs",
             "Pairs of sample and epoch that both methods left out, as a share of those that either left out; mean of the "
             "seeds.",
-            each_class(sample_charts.overlap_matrix),
+            each_class(charts.overlap_matrix),
         ),
         Chart(
             "weights",
@@ -266,7 +257,7 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
             "parts",
             "The last ten epochs",
             "The mean of the latest losses of all samples, of the 2 % with the largest loss in each epoch, and of the others.",
-            each_part(sample_charts.loss_of_part),
+            views_by(charts.loss_of_part, {"all": "all samples", "bottom": "lowest 98 %", "top": "highest 2 %"}, "part"),
         ),
     ),
 }
@@ -319,9 +310,7 @@ def render_page(
     """
     sections = {title: _section_charts(held, results, samples) for title, held in SECTIONS.items()}
     columns = (*VERDICT_COLUMNS[:1], results["runs"][0]["metric"]["name"], *VERDICT_COLUMNS[1:])
-    loader = PackageLoader("thresher_lab.report", ".")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.get_template("page.html.jinja").render(
+    return template("page.html.jinja").render(
         results=results,
         first=bottom_line(results),
         seeds=sorted({run["seed"] for run in results["runs"]}),
@@ -342,6 +331,13 @@ def render_page(
         plotly=_deflated(plotly_js()),
         ink=INK,
     )
+
+
+def template(name: str) -> Template:
+    """Returns a template of this package, which escapes what it is given."""
+    loader = PackageLoader("thresher_lab.report", ".")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template(name)
 
 
 CSV_COLUMNS = ("method", "control_of", "mean", "std", "difference", "low", "high", "cost_ratio", "wall_ratio", "cpu_ratio",

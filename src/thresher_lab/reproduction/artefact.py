@@ -157,19 +157,6 @@ class PageTable:
 
 
 @dataclass(frozen=True)
-class PagePicture:
-    """A picture of the page.
-
-    Args:
-        title: Text above the picture.
-        png: Content of a PNG file, in base64.
-    """
-
-    title: str
-    png: str
-
-
-@dataclass(frozen=True)
 class TableChart:
     """How the tables of an artefact are drawn: one picture with a panel per table.
 
@@ -191,8 +178,8 @@ class TableChart:
     tables: Sequence[int] = ()
 
 
-MakePictures = Callable[[RunsByPart], Sequence[PagePicture]]
-"""Function that returns the pictures of an artefact from its runs."""
+MakePictures = Callable[[RunsByPart], dict[str, str]]
+"""Function that returns the pictures of an artefact from its runs: PNG files in base64, by the text above each."""
 MakeTables = Callable[[RunsByPart, Mapping[str, Any]], Sequence[PageTable]]
 """Function that returns the tables of an artefact, from its runs and from the results of `compare` by part."""
 
@@ -403,6 +390,7 @@ def reproduce(artefact: Artefact, work: Path, *, data: Path | None = None, **opt
         claims = untested(claims, "a condition of the setup does not hold")
     make = artefact.tables
     tables = [asdict(one) for one in (tables_of_parts(artefact, results) if make is None else make(measured, results))]
+    pictures = artefact.pictures(measured) if artefact.pictures else {}
     first = next(iter(results.values()))
     names = ("name", "task", "epochs", "metric", "backward_to_forward", "summary")
     return {
@@ -414,7 +402,7 @@ def reproduce(artefact: Artefact, work: Path, *, data: Path | None = None, **opt
         "claims": claims,
         "tables": tables,
         "remark": artefact.remark(tables) if artefact.remark else "",
-        "pictures": [asdict(picture) for picture in (artefact.pictures(measured) if artefact.pictures else ())],
+        "pictures": [{"title": title, "png": png} for title, png in pictures.items()],
         "parts": [{name: part[name] for name in names} for part in results.values()],
     }
 

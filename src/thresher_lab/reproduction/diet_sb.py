@@ -19,7 +19,6 @@ from thresher_lab.reproduction.artefact import (
     Artefact,
     ArtefactPart,
     Claim,
-    PagePicture,
     PageTable,
     RunsByPart,
     SeedValue,
@@ -270,13 +269,13 @@ def _lowest_tables(measured: RunsByPart, ranks: MakeRanks, title: str) -> list[P
     return [_lowest_table(ranks(measured, "cnn", first), sample_classes(measured, "cnn"), f"{title} (first seed)")]
 
 
-def _lowest_pictures(measured: RunsByPart, ranks: MakeRanks, title: str) -> list[PagePicture]:
+def _lowest_pictures(measured: RunsByPart, ranks: MakeRanks, title: str) -> dict[str, str]:
     """Returns one picture of the samples of lowest rank of the first seed."""
     first = next(iter(measured["cnn"][FULL_ROW]))
     images = training_images(CNN_TASK)
     assert images is not None
     lowest = np.argsort(ranks(measured, "cnn", first), kind="stable")[:LOWEST_COUNT]
-    return [PagePicture(f"{title} (first seed)", png_base64(contact_sheet(images[lowest])))]
+    return {f"{title} (first seed)": png_base64(contact_sheet(images[lowest]))}
 
 
 def _lowest_concentration(ranks: MakeRanks) -> SeedValue:

@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from scipy.stats import rankdata
 
 from thresher_lab.comparison.summary import RunDict
@@ -31,7 +30,7 @@ from thresher_lab.reproduction.artefact import (
     minus,
 )
 from thresher_lab.tasks.contours import Transfer
-from thresher_lab.training.samples import LOSS_BINS
+from thresher_lab.training.samples import LOSS_BINS, mean_of_part, read_history
 
 PAPER = "KAKURENBO (arXiv 2310.10102)"
 FASHION_PREFIX = "fashion-mnist-small"
@@ -551,13 +550,12 @@ KAKURENBO_FIGURE_2 = Artefact(
 
 # Figure 3: the share that is hidden, on the task of table 5, where samples are moved back
 
-EVOLUTION_ROW = "KAKURENBO-0.3"
-EVOLUTION_PART = ArtefactPart("evolution", ABLATION_TASK, ABLATION_EPOCHS, {EVOLUTION_ROW: hiding(0.3)})
+EVOLUTION_PART = ArtefactPart("evolution", ABLATION_TASK, ABLATION_EPOCHS, {HIDING_ROW: hiding(0.3)})
 
 
 def back_early(measured: RunsByPart, seed: int) -> float:
     """Returns the share moved back of what may be hidden, in the first third of the epochs that hide, minus the last third."""
-    history = measured[EVOLUTION_PART.name][EVOLUTION_ROW][seed]["history"][1:]
+    history = measured[EVOLUTION_PART.name][HIDING_ROW][seed]["history"][1:]
     back = [1 - entry["actual_fraction"] / entry["scheduled_fraction"] for entry in history]
     third = len(back) // 3
     return statistics.mean(back[:third]) - statistics.mean(back[-third:])
@@ -565,7 +563,7 @@ def back_early(measured: RunsByPart, seed: int) -> float:
 
 def saved_time(measured: RunsByPart, seed: int) -> list[float]:
     """Returns for each epoch the CPU time saved, as a share of the mean CPU time of an epoch of full training."""
-    own, full = (_epoch_times(measured[EVOLUTION_PART.name][row][seed]) for row in (EVOLUTION_ROW, FULL_ROW))
+    own, full = (_epoch_times(measured[EVOLUTION_PART.name][row][seed]) for row in (HIDING_ROW, FULL_ROW))
     baseline = statistics.mean(full)
     return [1 - seconds / baseline for seconds in own]
 
@@ -577,12 +575,12 @@ def _epoch_times(run: RunDict) -> list[float]:
 
 def below_hidden(measured: RunsByPart, seed: int) -> float:
     """Returns the mean share hidden minus the mean share of time saved, over the epochs that hide."""
-    hidden = [entry["actual_fraction"] for entry in measured[EVOLUTION_PART.name][EVOLUTION_ROW][seed]["history"]]
+    hidden = [entry["actual_fraction"] for entry in measured[EVOLUTION_PART.name][HIDING_ROW][seed]["history"]]
     return statistics.mean(hidden[1:]) - statistics.mean(saved_time(measured, seed)[1:])
 
 
 def _figure_3(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
-    runs = list(measured[EVOLUTION_PART.name][EVOLUTION_ROW].values())
+    runs = list(measured[EVOLUTION_PART.name][HIDING_ROW].values())
     cap, actual = (_means_by_epoch(runs, name) for name in ("scheduled_fraction", "actual_fraction"))
     saved = [statistics.mean(values) for values in zip(*(saved_time(measured, run["seed"]) for run in runs), strict=True)]
     rows = [
@@ -753,20 +751,13 @@ KAKURENBO_FIGURE_5 = Artefact(
 
 LAST_EPOCHS = 10
 """Number of epochs that the figure shows."""
-TOP_SHARE = 0.02
 
 
 def top_losses(run: RunDict) -> list[dict[str, float]]:
     """Returns the mean loss of all samples, of the 2 % with the largest losses and of the others, for the last ten epochs."""
-    table = pq.read_table(Path(run["samples"]), columns=["loss_by_epoch"])
-    losses = np.stack(table["loss_by_epoch"].to_numpy(zero_copy_only=False))[:, -LAST_EPOCHS:]
-    means = []
-    for column in losses.T:
-        ascending = np.sort(column[np.isfinite(column)])
-        cut = len(ascending) - max(1, round(TOP_SHARE * len(ascending)))
-        parts = {"full": ascending, "bottom": ascending[:cut], "top": ascending[cut:]}
-        means.append({name: float(values.mean()) for name, values in parts.items()})
-    return means
+    losses = read_history(Path(run["samples"])).losses[:, -LAST_EPOCHS:]
+    parts = {name: mean_of_part(losses, part) for name, part in (("full", "all"), ("bottom", "bottom"), ("top", "top"))}
+    return [dict(zip(parts, means, strict=True)) for means in zip(*parts.values(), strict=True)]
 
 
 def top_stays(measured: RunsByPart, seed: int) -> float:

@@ -36,15 +36,10 @@ def optional(name: str) -> ModuleType:
         sys.path.append(str(folder))
     try:
         return _import_quietly(name)
-    except RuntimeError as error:
-        if "torchvision::" not in str(error):
-            raise ValueError(_advice(name, error)) from error
-    except ImportError as error:
-        raise ValueError(_advice(name, error)) from error
-    _declare_operators()
-    try:
-        return _import_quietly(name)
     except (ImportError, RuntimeError) as error:
+        if "torchvision::" in str(error) and not _declared:
+            _declare_operators()
+            return optional(name)
         raise ValueError(_advice(name, error)) from error
 
 

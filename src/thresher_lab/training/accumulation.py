@@ -51,15 +51,12 @@ def share_of(criterion: Any, targets: Any) -> Tensor | float:
         >>> share_of(torch.nn.CrossEntropyLoss(torch.tensor([1.0, 3.0])), torch.tensor([0, 1, 1, -100])).item()
         7.0
     """
-    if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or not _are_classes(targets):
+    are_classes = isinstance(targets, Tensor) and not targets.is_floating_point()
+    if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or not are_classes:
         return float(find_batch_size(targets))
     counts = targets != criterion.ignore_index
     weights = counts if criterion.weight is None else criterion.weight[(targets * counts).to(criterion.weight.device)]
     return (weights * counts.to(weights.device)).sum() * (len(targets) / targets.numel())
-
-
-def _are_classes(targets: Any) -> bool:
-    return isinstance(targets, Tensor) and not targets.is_floating_point()
 
 
 class GradientSum:

@@ -1,4 +1,4 @@
-"""What the JSON files of comparisons hold, checked when they are read, and tables in Markdown."""
+"""What the JSON files of comparisons hold, checked when they are read, tables in Markdown, and lists in sentences."""
 
 import json
 from collections.abc import Sequence
@@ -479,3 +479,16 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.strip().replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns words as a list in a sentence.
+
+    Args:
+        names: Words, at least one.
+
+    Example:
+        >>> listed(["random", "fewer epochs", "smaller batches"])
+        'random, fewer epochs and smaller batches'
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

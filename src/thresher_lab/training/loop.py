@@ -261,7 +261,7 @@ class Session:
 
     def train(self, checkpoint: Checkpoint | None, progress: EpochCallback | None) -> None:
         """Trains all epochs that the checkpoint, if there is one, does not contain."""
-        parts, own = self._parts(), self._own_parts()
+        parts, own = self._parts(), {"run": self.run, "clock": self.clock}
         if checkpoint is not None:
             self.entries = checkpoint.load(parts, own).get("entries", [])
         for epoch, steps in islice(enumerate(self.length.steps), len(self.entries), None):
@@ -311,10 +311,6 @@ class Session:
         parts: dict[str, Stateful] = {"recording": self.recording}  # first: what it refuses, no other part has taken
         parts |= {"model": model, "optimizer": self.optimizer, "scheduler": self.scheduler, **self.training.also}
         return parts if self.accelerator.scaler is None else parts | {"scaler": self.accelerator.scaler}
-
-    def _own_parts(self) -> dict[str, Stateful]:
-        """Returns the objects of which each process has another state, by their names in checkpoints."""
-        return {"run": self.run, "clock": self.clock}
 
     def _train_epoch(self, epoch: int, steps: int | None) -> None:
         if isinstance(self.loader.sampler, DistributedSampler):
@@ -474,6 +470,53 @@ def rehearse(task: Trainable, data: Any, spec: Spec, *, seed: int, epochs: int) 
     torch.manual_seed(seed)
     settings: dict[str, Any] = {"seed": seed, "epochs": epochs, "share": 1.0, "rate": 1.0, "epochs_in": None}
     Session(_accelerator(None, None, "", spec), task.training(data, seed), spec, **settings).close()
+
+
+def train_on_all(
+    training: Training,
+    attach: Callable[..., Any],
+    *,
+    epochs: int,
+    seed: int,
+    command: str,
+    after_epoch: Callable[[Any, nn.Module, int], None],
+) -> tuple[Any, nn.Module]:
+    """Trains on all samples in a plain loop, and leaves the global random states as they were.
+
+    Args:
+        training: Objects to train with.
+        attach: Function that makes the run, such as `thresher.observe`, without the objects of the training.
+        epochs: Number of epochs.
+        seed: Random seed.
+        command: Name of the command, for messages.
+        after_epoch: Function that is called after each epoch with the run, its model, and the number of epochs done.
+
+    Returns:
+        The run, still attached, and the trained model.
+
+    Raises:
+        ValueError: The loader has no batch.
+    """
+    accelerator = fresh_accelerator()
+    with thresher.rng.undisturbed(accelerator.device):
+        torch.manual_seed(seed + BETWEEN_SEEDS * own_rank())
+        model, optimizer = accelerator.prepare(training.model, training.optimizer)
+        objects = {"loader": training.loader, "criterion": training.criterion, "model": model, "optimizer": optimizer}
+        run = attach(**objects, epochs=epochs, seed=seed)
+        scheduler = thresher.ProgressLR(optimizer, run, training.schedule)
+        for epoch in range(1, epochs + 1):
+            for step, batch in enumerate(run.loader, 1):
+                loss = run.criterion(*training.passed(run.model, batch))
+                accelerator.backward(loss.mean() / training.accumulate)  # of a criterion with reduction="none"
+                if step % training.accumulate == 0 or step == len(run.loader):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                scheduler.step()
+            after_epoch(run, model, epoch)
+    if not run.cost.backward:
+        size = run.loader.n
+        raise ValueError(f"{command}: a loader of {size} samples has no batch; give it more of them, or drop_last=False")
+    return run, accelerator.unwrap_model(model, keep_fp32_wrapper=False)
 
 
 def with_costs(run: dict[str, Any], backward_to_forward: float) -> dict[str, Any]:

@@ -25,9 +25,6 @@ MARK = 16
 AT_ONCE = 2**22
 """Number of values that are read at once."""
 
-PER_SAMPLE = 5
-"""Number of bytes of a sample in an epoch."""
-
 
 class SampleRows(NamedTuple):
     """All epochs of some samples.
@@ -56,6 +53,7 @@ class EpochFile:
 
     def __init__(self, path: Path, n: int) -> None:
         self._path, self._n, self._mark = path, n, b""
+        self._epoch = np.dtype([("losses", np.float32, (n,)), ("trained", np.uint8, (n,))])
         self.epochs = 0
 
     def append(self, losses: NDArray[np.float32], trained: NDArray[np.uint8]) -> None:
@@ -81,18 +79,11 @@ class EpochFile:
     def rows(self) -> Iterator[SampleRows]:
         """Yields all epochs of the samples, some samples at a time."""
         step = max(1, AT_ONCE // max(1, self.epochs))
-        with self._path.open("rb") as file:
-            for first in range(0, self._n, step):
-                ids = range(first, min(first + step, self._n))
-                losses = np.empty((len(ids), self.epochs), dtype=np.float32)
-                trained = np.empty((len(ids), self.epochs), dtype=np.uint8)
-                for epoch in range(self.epochs):
-                    begin = self._size(epoch)
-                    file.seek(begin + 4 * first)
-                    losses[:, epoch] = np.frombuffer(file.read(4 * len(ids)), dtype=np.float32)
-                    file.seek(begin + 4 * self._n + first)
-                    trained[:, epoch] = np.frombuffer(file.read(len(ids)), dtype=np.uint8)
-                yield SampleRows(ids, losses, trained)
+        held = np.memmap(self._path, self._epoch, "r", offset=MARK, shape=(self.epochs,))
+        for first in range(0, self._n, step):
+            ids = range(first, min(first + step, self._n))
+            losses, trained = (held[name][:, first : ids.stop].T.copy() for name in ("losses", "trained"))
+            yield SampleRows(ids, losses, trained)
 
     def delete(self) -> None:
         """Deletes the file, if there is one."""
@@ -121,7 +112,7 @@ class EpochFile:
         self._mark, self.epochs = mark, epochs
 
     def _size(self, epochs: int) -> int:
-        return MARK + PER_SAMPLE * self._n * epochs
+        return MARK + self._epoch.itemsize * epochs
 
 
 LOSS_BINS: NDArray[np.float64] = np.logspace(-6, 2, 41)
@@ -339,6 +330,29 @@ def _matrix(column: Any) -> NDArray[Any]:
     """Returns a column of equally long lists as a matrix with one row per list."""
     values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
     return values.reshape(len(column), -1) if len(column) else values.reshape(0, 0)
+
+
+TOP_SHARE = 0.02
+"""Share of the samples with the largest losses, which the paper of KAKURENBO looks at separately."""
+
+
+def mean_of_part(losses: NDArray[np.float32], part: str) -> NDArray[np.float64]:
+    """Returns the mean of each column over all finite values, the largest 2 % of them (at least one), or the others.
+
+    Args:
+        losses: Losses by sample and epoch, shape (N, epochs).
+        part: "all", "top" or "bottom".
+
+    Returns:
+        Means, shape (epochs,); NaN where there is no value.
+    """
+    return np.array([_mean_of_sorted(np.sort(column[np.isfinite(column)]), part) for column in losses.T])
+
+
+def _mean_of_sorted(ordered: NDArray[np.float32], part: str) -> float:
+    top = max(1, round(TOP_SHARE * len(ordered)))
+    chosen = {"all": ordered, "bottom": ordered[:-top], "top": ordered[-top:]}[part]
+    return float(chosen.mean(dtype=np.float64)) if len(chosen) else float("nan")
 
 
 MOST_TOGETHER = 12

@@ -93,19 +93,18 @@ class Store:
         """The ratio of backward to forward time for all costs in this folder; None before it was measured."""
         return self._manifest["backward_to_forward"]
 
-    @backward_to_forward.setter
-    def backward_to_forward(self, ratio: float) -> None:
-        self._manifest["backward_to_forward"] = ratio
-        self._save_manifest()
-
     @property
     def lengths(self) -> dict[str, dict[str, Any]]:
         """For each method the length of its control in the same time: `share` of the epochs, `clock`, and number of `seeds`."""
         return self._manifest.get("lengths", {})
 
-    @lengths.setter
-    def lengths(self, lengths: dict[str, dict[str, Any]]) -> None:
-        self._manifest["lengths"] = lengths
+    def remember(self, **values: Any) -> None:
+        """Writes values into comparison.json.
+
+        Args:
+            **values: `backward_to_forward` and `lengths`, see the properties of these names.
+        """
+        self._manifest |= values
         self._save_manifest()
 
     def looks_with(self, sizes: Iterable[int]) -> int:
@@ -114,8 +113,8 @@ class Store:
         Args:
             sizes: Numbers of seeds at which they are looked at.
         """
-        self._manifest["looked_at"] = all_sizes = sorted({*sizes, *self._manifest.get("looked_at", [])})
-        self._save_manifest()
+        all_sizes = sorted({*sizes, *self._manifest.get("looked_at", [])})
+        self.remember(looked_at=all_sizes)
         return len(all_sizes)
 
     def run(self, key: str) -> dict[str, Any] | None:
@@ -139,10 +138,9 @@ class Store:
         paths = {name: self.runs / f"{key}{suffix}" for name, suffix in BESIDE.items()}
         return {name: path.relative_to(self.folder).as_posix() for name, path in paths.items() if path.exists()}
 
-    def save_results(self, results: dict[str, Any]) -> Path:
-        """Writes results.json and returns its path."""
+    def save_results(self, results: dict[str, Any]) -> None:
+        """Writes results.json."""
         write_json(self.folder / RESULTS, results)
-        return self.folder / RESULTS
 
     def _save_manifest(self) -> None:
         write_json(self._path, self._manifest)

@@ -308,7 +308,7 @@ def test_the_first_screen_has_the_bottom_line_and_the_chart(opened, made, size, 
     first = browser.find_element(By.ID, "bottom-line")
     box = "const box = arguments[0].getBoundingClientRect(); return [box.top, box.bottom, box.left, box.right]"
     code = first.find_elements(By.TAG_NAME, "pre")
-    assert bool(code) == (bottom_line(made[0]).code is not None)
+    assert bool(code) == (bottom_line(made[0])["code"] is not None)
     # A phone shows the beginning of the chart, and the code below it.
     for element in (first.find_element(By.TAG_NAME, "p"), *(code if size == WIDE else ())):
         top, bottom, left, right = browser.execute_script(box, element)
@@ -316,7 +316,7 @@ def test_the_first_screen_has_the_bottom_line_and_the_chart(opened, made, size, 
     top, bottom, left, right = browser.execute_script(box, first.find_element(By.TAG_NAME, "figure"))
     assert 0 <= top < size[1] - 100 and left >= 0 and right <= size[0] and bottom > top
     assert first.find_element(By.TAG_NAME, "p").text == conclude(made[0]).sentences[0]
-    assert [one.text for one in code] == [bottom_line(made[0]).code] * len(code)
+    assert [one.text for one in code] == [bottom_line(made[0])["code"]] * len(code)
     assert len(first.find_elements(By.CSS_SELECTOR, "svg circle")) == len(made[0]["summary"]) - 1
     if folder := os.environ.get("THRESHER_SCREENSHOTS"):
         browser.save_screenshot(str(Path(folder) / f"first-screen-{size[0]}x{size[1]}.png"))

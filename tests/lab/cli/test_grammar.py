@@ -15,7 +15,6 @@ from thresher_lab.cli._progress import progress_on
 from thresher_lab.cli.app import app
 from thresher_lab.cli.demo import demo
 from thresher_lab.comparison.controls import Job
-from thresher_lab.comparison.histories import SampleEpoch, SampleHistory
 from thresher_lab.recipes.schema import recipe_names
 from thresher_lab.training.specs import MethodSpec
 
@@ -84,17 +83,15 @@ def test_methods_and_recipes_as_json(capsys, monkeypatch):
 
 
 def test_the_history_of_a_sample_as_json(capsys, monkeypatch, tmp_path):
-    history = SampleHistory("sample 3", [SampleEpoch(0, 0.5, 1, ""), SampleEpoch(1, 0.25, 0, "hidden")])
+    epochs = [
+        {"epoch": 0, "loss": 0.5, "trained": 1, "rule": ""},
+        {"epoch": 1, "loss": 0.25, "trained": 0, "rule": "hidden"},
+    ]
+    history = {"title": "sample 3", "epochs": epochs}
     monkeypatch.setattr("thresher_lab.comparison.histories.history_of", lambda *_: history)
     out = tmp_path / "why.json"
     assert called(capsys, monkeypatch, "why", "run", "3", "--json", str(out)).out == ""
-    assert json.loads(out.read_text()) == {
-        "title": "sample 3",
-        "epochs": [
-            {"epoch": 0, "loss": 0.5, "trained": 1, "rule": ""},
-            {"epoch": 1, "loss": 0.25, "trained": 0, "rule": "hidden"},
-        ],
-    }
+    assert json.loads(out.read_text()) == history
 
 
 def test_a_quick_look_as_json_has_nothing_beside_it(capsys, monkeypatch, tmp_path):

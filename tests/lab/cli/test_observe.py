@@ -101,7 +101,7 @@ def test_classes_with_the_least_confidence_come_first():
 
 def test_a_card_names_the_predicted_class_if_it_is_another():
     found = DataMap(columns(4) | {"predicted": np.array([0, 0, -1, 1])})
-    labels = [page_of._card(found, row, ["cat", "dog"], None).label for row in range(4)]
+    labels = [page_of._card(found, row, ["cat", "dog"], None)["label"] for row in range(4)]
     assert labels == ["cat", "dog, predicted cat", "cat", "dog"]
 
 

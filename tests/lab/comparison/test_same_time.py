@@ -280,7 +280,7 @@ def test_the_report_says_it_first():
     ]
     results["summary"] = summarise(results["runs"], 0.5)
     found = bottom_line(results)
-    assert found.sentences[0].startswith("Against fewer epochs in the same time, kakurenbo is ")
+    assert found["sentences"][0].startswith("Against fewer epochs in the same time, kakurenbo is ")
     page = render_page(results, {})
-    assert found.sentences[0].split(":")[0] in page
+    assert found["sentences"][0].split(":")[0] in page
     assert "fewer epochs in the same time (shorter@time)" in page

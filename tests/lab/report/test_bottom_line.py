@@ -29,8 +29,8 @@ def judged(names=NAMES, margin=2.0, **sizes):
 def test_the_pick_with_its_numbers_and_controls():
     results, _ = judged()
     found, pick = bottom_line(results), conclude(results).pick
-    assert found.sentences == conclude(results).sentences and found.sentences[0].startswith("Our pick: ")
-    facts = dict(found.facts)
+    assert found["sentences"] == conclude(results).sentences and found["sentences"][0].startswith("Our pick: ")
+    facts = dict(found["facts"])
     assert facts["accuracy"].startswith(f"{100 * pick['mean']:.2f} %, full training ")
     low, high = pick["ci95"]
     assert facts["difference"] == f"{100 * pick['difference']:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
@@ -44,7 +44,7 @@ def test_the_pick_with_its_numbers_and_controls():
 def test_without_a_pick_there_is_what_would_decide():
     results, _ = judged(margin=0.01)
     found = bottom_line(results)
-    assert found.facts == [] and found.code is None and found.sentences and "</svg>" in found.chart
+    assert found["facts"] == [] and found["code"] is None and found["sentences"] and "</svg>" in found["chart"]
 
 
 def test_older_results_without_findings_have_a_chart():
@@ -52,7 +52,7 @@ def test_older_results_without_findings_have_a_chart():
     kept = ("method", "control_of", "mean", "std", "difference", "ci95", "cost_ratio", "verdict")
     results["summary"] = [{name: row[name] for name in kept} for row in results["summary"]]
     found = bottom_line(results)
-    assert found.sentences == ["There is nothing to pick from: no method has a verdict."] and "<circle" in found.chart
+    assert found["sentences"] == ["There is nothing to pick from: no method has a verdict."] and "<circle" in found["chart"]
 
 
 def drawn(results):

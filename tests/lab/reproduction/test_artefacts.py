@@ -60,9 +60,11 @@ def folder(tmp_path_factory):
     losses = rng.random((SAMPLES, EPOCHS)).astype(np.float32)
     losses[:2] = 5.0
     columns = {
+        "id": np.arange(SAMPLES),
         "target": np.arange(SAMPLES) % 10,
         "trained": rng.integers(0, EPOCHS, SAMPLES),
         "loss_by_epoch": list(losses),
+        "trained_by_epoch": list(np.ones((SAMPLES, EPOCHS), np.uint8)),
     }
     pq.write_table(pa.table(columns), found / "samples.parquet")
     Scores(torch.arange(SAMPLES), torch.rand(SAMPLES, generator=torch.Generator().manual_seed(0))).save(
@@ -146,8 +148,8 @@ def test_claims_are_judged_and_tables_are_filled(name, folder):
     assert tables
     for table in tables:
         assert table.rows and all(len(row) == len(table.header) for row in table.rows)
-    for picture in artefact.pictures(measured) if artefact.pictures else ():
-        assert picture.title and base64.b64decode(picture.png).startswith(b"\x89PNG")
+    for title, png in (artefact.pictures(measured) if artefact.pictures else {}).items():
+        assert title and base64.b64decode(png).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", ARTEFACTS)

@@ -27,7 +27,6 @@ from thresher_lab.reproduction.artefact import (
     Artefact,
     ArtefactPart,
     Claim,
-    PagePicture,
     PageTable,
     TableChart,
     batches_of,
@@ -270,7 +269,7 @@ def test_pictures_stand_beside_the_page(made, monkeypatch, tmp_path):
     found = {**made[1], "pictures": [{"title": "Lowest", "png": png}]}
     assert pictures_of(found) == {"small-1.png": b"\x89PNG, nearly"} and pictures_of(made[1]) == {}
     assert "Lowest:\n\n![Lowest](figures/small-1.png)\n" in section(found)
-    monkeypatch.setattr(papers, "ARTEFACTS", {"small": replace(SMALL, pictures=lambda _: [PagePicture("Lowest", png)])})
+    monkeypatch.setattr(papers, "ARTEFACTS", {"small": replace(SMALL, pictures=lambda _: {"Lowest": png})})
     given = ["small", "--work", str(made[0]), "--page", str(tmp_path / "page.md"), "--jobs", "1"]
     assert CliRunner().invoke(app, given).exit_code == 0
     assert (tmp_path / "figures" / "small-1.png").read_bytes() == b"\x89PNG, nearly"

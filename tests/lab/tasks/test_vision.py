@@ -40,7 +40,8 @@ def failing(monkeypatch, *errors):
         return ModuleType(name)
 
     monkeypatch.setattr(vision.importlib, "import_module", import_module)
-    monkeypatch.setattr(vision, "_declare_operators", lambda: asked.append("declared"))
+    monkeypatch.setattr(vision, "_declared", declared := [])
+    monkeypatch.setattr(vision, "_declare_operators", lambda: (asked.append("declared"), declared.append(None)))
     return asked
 
 

@@ -28,7 +28,7 @@ def test_a_folder_of_former_times_is_of_one_process(tmp_path):
 
 
 def test_the_common_ratio_stays(tmp_path):
-    Store(tmp_path, IDENTITY).backward_to_forward = 1.75
+    Store(tmp_path, IDENTITY).remember(backward_to_forward=1.75)
     assert Store(tmp_path, IDENTITY).backward_to_forward == 1.75
 
 
@@ -55,7 +55,7 @@ def test_another_comparison_is_refused_and_left_alone(tmp_path, change, message)
 
 
 def test_a_folder_without_finished_runs_is_free(tmp_path):
-    Store(tmp_path, IDENTITY).backward_to_forward = 1.75
+    Store(tmp_path, IDENTITY).remember(backward_to_forward=1.75)
     again = Store(tmp_path, IDENTITY | {"epochs": 4})
     assert again.backward_to_forward is None
     assert json.loads((tmp_path / "comparison.json").read_text())["epochs"] == 4
@@ -163,7 +163,7 @@ def test_what_is_only_read_stays_as_it_is(tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     store = ReadOnlyStore(tmp_path, IDENTITY)
     store.save_run("b", RUN | {"seed": 1})
-    store.backward_to_forward = 1.5
+    store.remember(backward_to_forward=1.5)
     assert (store.run("a"), store.run("b"), store.run("c")) == (RUN, RUN | {"seed": 1}, None)
     assert store.backward_to_forward == 1.5
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
