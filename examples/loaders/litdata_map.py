@@ -1,12 +1,13 @@
 """litdata's StreamingDataset.
 
 Library: litdata
-State: works behind a map-style dataset of five lines
+State: works behind a small map-style dataset
 
-A stream has no ids, so that no epoch can be planned. A dataset that reads samples by number has them: all methods work, in one
-process or several, and a run resumes in the middle of an epoch. What is lost: the order of the stream's shards and their
-prefetching. A random order reads each shard many times, so keep the data on a local disk. Without the wrapper, methods that
-choose in each batch work, as `attach(0.5)`.
+The samples of a stream have no ids, so that no epoch can be planned. A dataset that reads samples by number has them: all
+methods work, in one process or several, and a run resumes in the middle of an epoch. Its length is that of all chunks:
+`len(stream)` is the share of this process. What is lost: the order of the stream's chunks and their prefetching. A random
+order reads each chunk many times, so keep the data on a local disk. Without the wrapper, methods that choose in each batch
+work, and `attach(0.5)` is [`UniformRows(0.5)`](methods/uniform_rows.md): random rows of batches that are read whole.
 """
 
 import torch
@@ -21,7 +22,7 @@ class MapStyle(Dataset):
         self.stream = stream
 
     def __len__(self):
-        return len(self.stream)
+        return sum(end - begin for begin, end in self.stream.region_of_interest)
 
     def __getitem__(self, index):
         sample = self.stream[index]

@@ -1,12 +1,18 @@
 """MosaicML's StreamingDataset.
 
 Library: streaming
-State: works behind a map-style dataset of five lines
+State: works behind a small map-style dataset
 
-A stream has no ids, so that no epoch can be planned. A dataset that reads samples by number has them: all methods work, in one
-process or several, and a run resumes in the middle of an epoch. What is lost: the order of the stream's shards and their
-prefetching. A random order reads each shard many times, so keep the data on a local disk. Without the wrapper, methods that
-choose in each batch work, as `attach(0.5)`.
+The samples of a stream have no ids, so that no epoch can be planned. A dataset that reads samples by number has them: all
+methods work, in one process or several, and a run resumes in the middle of an epoch. Its length is `stream.size`:
+`len(stream)` is the share of this process. Make the stream with `StreamingDataset(..., batch_size=64)`; its own `shuffle` and
+`epoch_size` no longer apply. What is lost: the order of the stream's shards and their prefetching. A random order reads each
+shard many times, so keep the data on a local disk.
+
+Without the wrapper, methods that choose in each batch work, and `attach(0.5)` is
+[`UniformRows(0.5)`](methods/uniform_rows.md): random rows of batches that are read whole. Pass `DataLoader(stream, 64)`,
+because StreamingDataLoader is refused. To resume, load the stream's state with its place set to 0,
+`stream.load_state_dict({**state, "sample_in_epoch": 0})`: the run itself skips what it has consumed.
 """
 
 import torch
@@ -21,7 +27,7 @@ class MapStyle(Dataset):
         self.stream = stream
 
     def __len__(self):
-        return len(self.stream)
+        return self.stream.size
 
     def __getitem__(self, index):
         sample = self.stream[index]

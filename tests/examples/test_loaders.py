@@ -515,3 +515,20 @@ def test_half_as_many_rows_as_samples_are_refused(monkeypatch):
 def test_passes_of_the_run_itself_do_not_mix(monkeypatch):
     with pytest.warns(UserWarning, match="changes its batches in place .*as mixup does, a difference is expected"):
         Training("timm_mixup", monkeypatch).train("kakurenbo")
+
+
+class Share:
+    """A stream of 10 samples, of which this process of two has 5, as both libraries show it."""
+
+    size, region_of_interest = 10, [(0, 6), (2, 6)]
+
+    def __len__(self):
+        return 5
+
+
+@pytest.mark.parametrize("name", ["streaming_map", "litdata_map"])
+def test_a_wrapped_stream_has_the_samples_of_all_processes(name):
+    spec = importlib.util.spec_from_file_location(f"wrapped_{name}", FOLDER / f"{name}.py")
+    lines = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lines)
+    assert len(lines.MapStyle(Share())) == 10

@@ -65,6 +65,7 @@ FOREIGN |= {
     "optimizer",
     "scheduler",
     "self",
+    "stream",
     "state",
     "trainer",
     "y",

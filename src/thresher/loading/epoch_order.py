@@ -6,6 +6,7 @@ come.
 
 import operator
 import reprlib
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from thresher.loading.samplers import is_seeded_by_epoch
 from thresher.loading.settings import checked_batch_size
 from thresher.loading.smaller_batches import StepSizes
 from thresher.plans import BatchPlan
+from thresher.trees import leaves
 
 
 class OrderPlace(NamedTuple):
@@ -33,7 +35,7 @@ class OrderPlace(NamedTuple):
     Attributes:
         consumed: Number of ids of the order that come before it; 0 at the beginning.
         stayed: Number of these that the plan let stay.
-        checksum: Checksum of those that stayed.
+        checksum: Checksum of those that stayed; of a stream, whose ids are places, also of its first batch.
     """
 
     consumed: int = 0
@@ -478,6 +480,9 @@ class MapStyleBatches:
         ahead: Whether workers draw the ids of batches before these are yielded.
     """
 
+    first = 0
+    """Checksum that those of the ids begin with."""
+
     def __init__(self, batches: Iterator[Any], ids: IdBatchSampler, *, ahead: bool) -> None:
         self._batches, self._ids, self._ahead = batches, ids, ahead
 
@@ -513,6 +518,8 @@ class StreamBatches:
 
     def __init__(self, batches: Iterator[Any], length: int | None = None) -> None:
         self._batches, self._place, self._length = batches, 0, length
+        self.first = 0
+        """Checksum of the first batch."""
 
     def take(self) -> tuple[Any, Tensor, int, int, int | None]:
         """Returns the next batch, its places, the place after it twice, and how many samples come; None: not known.
@@ -522,6 +529,7 @@ class StreamBatches:
         """
         batch = next(self._batches)
         begin, self._place = self._place, self._place + rows_of(batch)
+        self.first = self.first if begin else _checksum_of(batch)
         # A stream that has passed its length may go on for any number of samples.
         left = None if self._length is None or self._place > self._length else self._length - self._place
         return batch, torch.arange(begin, self._place), self._place, self._place, left
@@ -535,11 +543,37 @@ class StreamBatches:
 
         Returns:
             The ids, shape (consumed,), int64.
+
+        Raises:
+            RuntimeError: The stream ends before so many samples.
         """
         while self._place < consumed:
-            batch, ids, *_ = self.take()
+            try:
+                batch, ids, *_ = self.take()
+            except StopIteration:
+                raise RuntimeError(
+                    f"The run resumes after {consumed} samples of an epoch, and the stream ends after {self._place}. "
+                    f"{RESUMED_STREAM}"
+                ) from None
             look(batch, ids)
         return torch.arange(self._place)
+
+
+RESUMED_STREAM = (
+    "A resumed run reads the stream from the beginning of the interrupted epoch. Set a stream that counts its epochs to the "
+    "epoch `run.epoch` before the loop (such as stream.set_epoch(run.epoch)), and load no place within the epoch into it."
+)
+
+
+def _checksum_of(batch: Any) -> int:
+    """Returns a checksum of the integers of a batch, as labels and tokens, or of all its tensors if it has none."""
+    # Augmentation draws other images when a stream is read again, and the same labels.
+    dense = [leaf.detach() for leaf in leaves(batch) if leaf.device.type == "cpu" and leaf.layout is torch.strided]
+    whole = [leaf for leaf in dense if leaf.dtype in (torch.int64, torch.int32)]
+    checksum = 1
+    for leaf in whole or dense:
+        checksum = zlib.crc32(leaf.flatten().contiguous().view(torch.uint8).numpy().data, checksum)
+    return checksum
 
 
 def check_begins(stream: Any) -> None:

@@ -20,6 +20,7 @@ from thresher.loading.batch_reader import NO_ROWS, Reader
 from thresher.loading.collate_check import UnknownRows
 from thresher.loading.distributed_order import SharedOrder
 from thresher.loading.epoch_order import (
+    RESUMED_STREAM,
     EpochControl,
     EpochCursor,
     EpochScale,
@@ -37,6 +38,7 @@ from thresher.loading.smaller_batches import StepSizes
 from thresher.loading.tensor_loader import TensorRows
 from thresher.loading.user_order import UserOrder
 from thresher.timing import ATTRIBUTION, LOADING, Timing
+from thresher.warning import warn
 
 Device = torch.device | None
 NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
@@ -258,7 +260,10 @@ class SelectedLoader(OfUser):
         # The loader's generators stay as replayed: the loop's own random numbers go on where they were.
         self.reader.put_back(now)
         # An order that begins at the place replays nothing, so there is no checksum to compare.
-        if (cursor is None or cursor.stayed is None) and zlib.crc32(replayed.numpy().tobytes()) != place.checksum:
+        checksum = zlib.crc32(replayed.numpy().tobytes(), candidates.first)
+        if self.streams and checksum != place.checksum:
+            warn(f"The stream begins with another batch than when the epoch was interrupted. {RESUMED_STREAM}")
+        elif (cursor is None or cursor.stayed is None) and checksum != place.checksum:
             raise RuntimeError(
                 f"{type(self.order.sampler).__name__} did not repeat the order of the interrupted epoch: it "
                 "must depend only on the global random states and its `generator`. Resume between epochs, or give it a "
@@ -437,7 +442,8 @@ class EpochIterator:
             timing.switch(before)
         # Known when the batch is yielded, so that accelerate learns which is the last, and the epoch ends with its step.
         self._left = self._sizes.in_batches(left)
-        self._place = OrderPlace(drawn, stayed, zlib.crc32(ids.numpy().tobytes(), self._place.checksum))
+        checksum = self._place.checksum if self._place.consumed else self._candidates.first
+        self._place = OrderPlace(drawn, stayed, zlib.crc32(ids.numpy().tobytes(), checksum))
         return batch, ids
 
     def _fill(self, row_buffer: RowBuffer) -> None:

@@ -201,8 +201,9 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         if plans_epochs:
             raise TypeError(
                 f"`loader` iterates over {type(loader.dataset).__name__}, an IterableDataset: its samples have no ids, so no "
-                "epoch can be planned. Epoch methods need a map-style dataset (__getitem__ and __len__). A share itself, as in "
-                "attach(0.5, ...), UniformRows(0.5) and other methods that choose in each batch also take streams."
+                "epoch can be planned. If it also reads samples by number, pass a Dataset with __getitem__ and __len__ that "
+                "does so. A share itself, as in attach(0.5, ...), UniformRows(0.5) and other methods that choose in each batch "
+                "take streams."
             )
         if loader.batch_size is None:
             raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")

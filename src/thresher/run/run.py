@@ -60,7 +60,11 @@ def facts(
     if history:
         rows.append(("last epoch", _epoch(history, samples, counted=cost.unknown is None)))
     if times:
-        notes = "; time of the host" * on_device + "; what the scores took before it is not in it" * scored
+        notes = (
+            "; since the state was loaded" * (len(times) < len(history))
+            + "; time of the host" * on_device
+            + "; what the scores took before it is not in it" * scored
+        )
         rows.append(("time", time_by_part(times) + notes))
     # Full training saves nothing that could be measured.
     if times and not isinstance(method, FullData):

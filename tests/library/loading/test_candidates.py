@@ -1,5 +1,7 @@
 """Candidate batches: a stream that a state of its own has put into the middle."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -51,3 +53,60 @@ def test_a_run_that_begins_takes_a_stream_as_it_is():
     run = attached()
     run.loader.dataset.load_state_dict({"read": 3 * B})
     assert [x.flatten().tolist() for x, _ in run.loader] == [[12, 13, 14, 15], [16, 17, 18, 19]]
+
+
+class CountingStream(IterableDataset):
+    """As a stream that shuffles by the number of its epoch, which it counts itself, and can begin at a place of its own."""
+
+    def __init__(self, *, labels=True):
+        self.epoch = self.begin = 0
+        self.labels = labels
+
+    def __iter__(self):
+        order = torch.randperm(N, generator=torch.Generator().manual_seed(self.epoch))[self.begin :]
+        self.epoch, self.begin = self.epoch + 1, 0
+        for i in order.tolist():
+            x = torch.tensor([float(i)])
+            yield x + (0.5 * torch.rand(1) if self.labels else 0.0), torch.tensor(i) if self.labels else x
+
+
+def counted(*, labels=True):
+    model = nn.Linear(1, N if labels else 1)
+    criterion = nn.CrossEntropyLoss() if labels else nn.MSELoss()
+    loader = DataLoader(CountingStream(labels=labels), B)
+    return thresher.attach(thresher.RandomBackprop(keep=1.0), loader=loader, criterion=criterion, model=model, epochs=3)
+
+
+def interrupted_in_the_second_epoch(run):
+    train(run, run.loader)
+    batches = iter(run.loader)
+    train(run, [next(batches), next(batches)])
+    return run.state_dict(), batches
+
+
+def train(run, batches):
+    for x, y in batches:
+        run.criterion(run.model(x), y).backward()
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_a_resumed_stream_that_is_in_another_epoch_is_told_apart_from_one_that_was_set(labels):
+    run, other = counted(labels=labels), counted(labels=labels)
+    state, batches = interrupted_in_the_second_epoch(run)
+    other.load_state_dict(state)
+    with pytest.warns(UserWarning, match="begins with another batch .*such as stream.set_epoch"):
+        iter(other.loader)
+    other.load_state_dict(state)
+    other.loader.dataset.epoch = other.epoch
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*begins with another batch")
+        assert_same([y for _, y in other.loader], [y for _, y in batches])
+
+
+def test_a_stream_that_ends_before_the_place_of_the_interrupted_epoch_is_refused():
+    run, other = counted(), counted()
+    state, _ = interrupted_in_the_second_epoch(run)
+    other.load_state_dict(state)
+    other.loader.dataset.epoch, other.loader.dataset.begin = 1, N - 4
+    with pytest.raises(RuntimeError, match="resumes after 8 samples of an epoch, and the stream ends after 4. A resumed run"):
+        iter(other.loader)

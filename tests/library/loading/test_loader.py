@@ -74,7 +74,7 @@ class OwnBatches(BatchSampler):
     ("make", "error", "message"),
     [
         (lambda: [1, 2], TypeError, "must be a torch.utils.data.DataLoader, got list"),
-        (lambda: DataLoader(Stream()), TypeError, "Stream, an IterableDataset.*map-style"),
+        (lambda: DataLoader(Stream()), TypeError, "Stream, an IterableDataset.*If it also reads"),
         (lambda: DataLoader(data(), batch_size=None), ValueError, "batch_size=None"),
         (
             lambda: DataLoader(data(), batch_sampler=OwnBatches(SequentialSampler(data()), B, False)),

@@ -110,7 +110,7 @@ REFUSED = [
         "Kakurenbo adds up.*would add them twice: pass forward_passes='on",
     ),
     ({"method": [Kakurenbo(merge="sum"), SB], "forward_passes": "twice"}, ValueError, 'or use Kakurenbo\\(merge="scatter"\\)'),
-    ({"loader": STREAM}, TypeError, "Stream, an IterableDataset: its samples have no ids.*Epoch methods need"),
+    ({"loader": STREAM}, TypeError, "Stream, an IterableDataset: its samples have no ids.*If it also reads samples by number"),
     ({"loader": STREAM, "method": [thresher.FullData(), SB]}, TypeError, "Stream, an IterableDataset"),
     ({"loader": DataLoader(Stream(), batch_size=None), "method": SB}, ValueError, "batch_size=None"),
 ]

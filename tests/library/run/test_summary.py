@@ -224,3 +224,15 @@ def test_only_numbers_are_logged():
     assert logged["share"] == 1.0 and logged["run/steps"] == 8
     assert not {"whole", "run/ratio", "run/unknown"} & set(logged)
     assert {type(value) for value in logged.values()} == {int, float}
+
+
+def test_the_time_of_a_run_that_loaded_a_state_is_said_to_be_since_then():
+    runs = [attached(thresher.FullData(), TensorDataset(torch.randn(N, 3), torch.arange(N) % 2), epochs=2) for _ in range(2)]
+    (first, optimizer), (resumed, other) = runs
+    for run, steps in ((first, optimizer), (resumed, other)):
+        for inputs, y in run.loader:
+            run.criterion(run.model(inputs), y).backward()
+            steps.step()
+        if run is first:
+            resumed.load_state_dict(first.state_dict())
+    assert "since the state was loaded" in resumed.summary() and "since the state" not in first.summary()
