@@ -100,15 +100,15 @@ class Trial:
 def _of_comparisons(folder: Path) -> Iterator[Trial]:
     """Yields the methods of comparisons and of the tables of papers, where they have controls."""
     for found in (*compared(folder), *reproduced(folder)):
-        scale = 100 if found.share else 1
-        for row in found.summary:
+        scale = 100 if found["share"] else 1
+        for row in found["summary"]:
             beside = [
                 Beside(CONTROLS[kind], one["finding"], scale * one["difference"], *_ends(one["ci95"], scale))
                 for kind, one in row["against"].items()
                 if kind in CONTROLS and one["finding"] is not None
             ]
             if row["control_of"] is None and beside and "+" not in row["method"]:  # a chain is no trial of its first method
-                yield Trial(found.source, found.task, labeled_method(row["method"]), row["cost_ratio"], beside)
+                yield Trial(found["source"], found["task"], labeled_method(row["method"]), row["cost_ratio"], beside)
 
 
 def _ends(interval: Sequence[float] | None, scale: float) -> tuple[float | None, float | None]:

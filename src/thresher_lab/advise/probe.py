@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any, ClassVar, Literal
 
@@ -125,12 +126,8 @@ class Probe:
         """Returns the reason why a method cannot be attached to this training; None where it can."""
         if not is_foreseeable(spec.create()):
             return "advise tries out methods that choose in the batch, or by the last signals of samples, one at a time"
-        try:
-            with warnings.catch_warnings(action="ignore"):  # the advice says what it makes of the method
-                self._attach(spec.create(), self._training.loader, self._model, **spec.attachment()).detach()
-        except (TypeError, ValueError) as error:
-            return str(error)
-        return None
+        loader, settings = self._training.loader, spec.attachment()
+        return _refused(lambda: self._attach(spec.create(), loader, self._model, **settings).detach(), TypeError, ValueError)
 
     def missing(self, spec: Spec) -> dict[str, str]:
         """Returns the signals that this training does not give and a method can do without, each with what it does then."""
@@ -192,7 +189,8 @@ class Probe:
         signals = self.first_epochs(possible, seconds)
         self.hold_still(possible)
         fitting = self._fitting(possible)
-        refusals |= {spec.label: self._refused_in_steps(spec) if spec in fitting else NO_TIME for spec in possible}
+        for spec in possible:
+            refusals[spec.label] = _refused(partial(self._over_run, spec), ValueError) if spec in fitting else NO_TIME
         possible = [spec for spec in possible if refusals[spec.label] is None]
         pace, costs = self.pace(possible)
         rows = [forecast(spec, refusals[spec.label], pace, costs, signals, self._epochs, self._seed) for spec in specs]
@@ -221,15 +219,6 @@ class Probe:
         for group in self._optimizer.param_groups:
             group["lr"] = group["lr"] * 0
         self._trace(specs)
-
-    def _refused_in_steps(self, spec: Spec) -> str | None:
-        """Returns the reason why a method cannot train on this training's batches; None where it can."""
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                self._over_run(spec)
-        except ValueError as error:
-            return str(error)
-        return None
 
     def pace(self, specs: Sequence[Spec]) -> tuple[Pace, dict[str, float]]:
         """Times full training and the methods, after `hold_still`.
@@ -385,6 +374,16 @@ class Probe:
             spent = time_steps(batches, lambda batch: self._step(run.model, run.criterion, batch), epochs * len(self._prepared))
         run.detach()
         return spent
+
+
+def _refused(act: Callable[[], object], *errors: type[Exception]) -> str | None:
+    """Returns the message of one of these errors that a function raises; None if it raises none."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the advice says what it makes of the method
+            act()
+    except errors as error:
+        return str(error)
+    return None
 
 
 def _repeats(seconds: float) -> int:

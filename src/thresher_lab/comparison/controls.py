@@ -130,11 +130,7 @@ def parse_budget(text: str) -> list[float]:
         >>> parse_budget(".5,35%")
         [0.5, 0.35]
     """
-    parts = [part.strip() for part in text.split(",")]
-    try:
-        shares = [float(part.removesuffix("%")) / (100 if part.endswith("%") else 1) for part in parts]
-    except ValueError:
-        shares = [math.nan]
+    shares = [_as_number(part) for part in text.split(",")]
     if not all(0 < share < 1 for share in shares):
         raise ValueError(
             f"--budget: shares of the cost of full training, within (0, 1), separated by commas, as in 0.5,0.35; got {text!r}"
@@ -142,6 +138,15 @@ def parse_budget(text: str) -> list[float]:
     if len(set(shares)) < len(shares):
         raise ValueError(f"--budget: a share is given twice in {text!r}")
     return shares
+
+
+def _as_number(text: str) -> float:
+    """Returns the number in a text, which may be in percent; NaN if there is none."""
+    part = text.strip()
+    try:
+        return float(part.removesuffix("%")) / (100 if part.endswith("%") else 1)
+    except ValueError:
+        return math.nan
 
 
 def parse_controls(text: str) -> tuple[Control, ...]:
@@ -181,7 +186,7 @@ def as_placebo(spec: Spec) -> Spec:
     """
     if reason := why_no_placebo_of(spec):
         raise ValueError(f"{spec.label}: {reason}")
-    permuted = tuple(part if _why_none(part) else replace(part, batch={**part.batch, "placebo": True}) for part in _parts(spec))
+    permuted = tuple(part if _why_none(part) else replace(part, batch={**part.batch, "placebo": True}) for part in spec.parts)
     return Composition(permuted) if isinstance(spec, Composition) else permuted[0]
 
 
@@ -191,12 +196,8 @@ def why_no_placebo_of(spec: Spec) -> str:
     Args:
         spec: The method.
     """
-    reasons = [_why_none(part) for part in _parts(spec)]
+    reasons = [_why_none(part) for part in spec.parts]
     return reasons[-1] if all(reasons) else ""
-
-
-def _parts(spec: Spec) -> tuple[MethodSpec, ...]:
-    return spec.parts if isinstance(spec, Composition) else (spec,)
 
 
 def _why_none(part: MethodSpec) -> str:
@@ -326,10 +327,7 @@ def parse_rates(text: str) -> list[float]:
         >>> parse_rates("2,0.5,1")
         [0.5, 1.0, 2.0]
     """
-    try:
-        factors = sorted(float(part) for part in text.split(","))
-    except ValueError:
-        factors = []
+    factors = sorted(_as_number(part) for part in text.split(","))
     if len(set(factors)) < max(2, len(factors)) or not all(0 < one < math.inf for one in factors):
         raise ValueError(
             "--rates: two or more different factors above 0 on the learning rate, separated by commas, as in 0.5,1,2; got "

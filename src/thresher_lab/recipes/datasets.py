@@ -1,7 +1,7 @@
 """The data sets of a recipe, read from files, and the transforms of their images."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,8 +130,6 @@ def _to_tensor(settings: ImageSection) -> list[Any]:
     return [vision.ToTensor(), vision.Normalize(settings.mean or MEAN, settings.std or STD)]
 
 
-IMAGE_SUFFIXES = {".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".webp"}
-"""Suffixes of image files."""
 LAYOUTS = {
     "folder": "{part}/ with a folder of images for each class",
     "arrays": "{part}/ with data-NAME.npy, shape (channels, height, width), and label-NAME.npy, shape (height, width)",
@@ -324,18 +322,11 @@ def _images_by_class(folder: Path) -> tuple[list[str], list[tuple[Path, int]]]:
     Raises:
         ValueError: A class has no image, or there is no class.
     """
-    classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    files = [(path, number) for number, name in enumerate(classes) for path in _image_files(folder / name)]
-    if not files:
-        raise ValueError(f"data: {folder} has no folder of images; it is to be {LAYOUTS['folder'].format(part=folder.name)}")
-    return classes, files
-
-
-def _image_files(folder: Path) -> Iterator[Path]:
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-    if not files:
-        raise ValueError(f"data: {folder} has no image that ends in {', '.join(sorted(IMAGE_SUFFIXES))}")
-    yield from files
+    try:
+        found = optional("torchvision.datasets").ImageFolder(folder)
+    except FileNotFoundError as error:
+        raise ValueError(f"data: {error}; it is to be {LAYOUTS['folder'].format(part=folder.name)}") from error
+    return found.classes, [(Path(path), number) for path, number in found.samples]
 
 
 def _pairs(folder: Path) -> list[tuple[Path, Path]]:

@@ -461,5 +461,4 @@ def scale_counts(spec: Spec, **shares: float) -> Spec:
 
 def score_files(spec: Spec) -> list[str]:
     """Returns the files of scores among the settings of a method; they need not exist."""
-    parts = spec.parts if isinstance(spec, Composition) else (spec,)
-    return [part.given["scores"] for part in parts if "scores" in part.given]
+    return [part.given["scores"] for part in spec.parts if "scores" in part.given]

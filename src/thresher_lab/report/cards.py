@@ -3,24 +3,24 @@
 `python -m thresher_lab.report.cards docs/methods` writes the pages of the methods of this package.
 """
 
-import argparse
 import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, fields
 from functools import lru_cache
 from pathlib import Path
 from string import Formatter
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import torch
+import typer
 
 from thresher import methods
 from thresher.methods import Card, defines, requirements_of
 from thresher.records import Records
-from thresher_lab.comparison.summary import difference_text, rates_sentences
+from thresher_lab.comparison.summary import difference_text, is_share, rates_sentences
 from thresher_lab.training.files import markdown_table
 
 REPRODUCED = "reproduce"
@@ -35,33 +35,9 @@ LEGEND = (
 )
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class MeasuredComparison:
-    """A comparison of methods on one task.
-
-    Args:
-        source: Path of the file that it is from, as the page names it.
-        task: Name of the task.
-        epochs: Number of epochs of full training.
-        seeds: Number of seeds.
-        metric: Name of the metric.
-        device: Name of the device.
-        share: Whether the metric is a share, which is shown in percent.
-        summary: Rows of the summary.
-        looked: Learning rates that every arm was tried with, as in a results.json. Default: none.
-    """
-
-    source: str
-    task: str
-    epochs: int
-    seeds: int
-    metric: str
-    device: str
-    share: bool
-    summary: Sequence[Row]
-    looked: Mapping[str, Any] | None = None
+Compared = dict[str, Any]
+"""A comparison on one task: `source` (name of its file), `task`, `epochs`, `seeds` (their number), `metric`, `device`, `share`
+(whether the metric is one, shown in percent), `summary` (its rows), and `rates` as in a results.json."""
 
 
 def measurements(name: str, folder: Path) -> str:
@@ -78,8 +54,8 @@ def measurements(name: str, folder: Path) -> str:
     """
     sections, shown = [], set[tuple[Any, ...]]()
     for found in (*compared(folder), *(() if name == "full" else reproduced(folder))):
-        rows = method_rows(name, found.summary)
-        key = (found.task, found.epochs, found.seeds)
+        rows = method_rows(name, found["summary"])
+        key = (found["task"], found["epochs"], found["seeds"])
         if any(
             (*key, row["method"], row["control_of"]) not in shown for row in rows if name == "full" or row["method"] != "full"
         ):
@@ -101,25 +77,23 @@ def _content(path: Path, _changed: int) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def compared(folder: Path) -> Iterator[MeasuredComparison]:
+def compared(folder: Path) -> Iterator[Compared]:
     """Yields the comparisons of `thresher compare`."""
     for path, found in _read(folder):
         if "summary" in found:
             runs = found["runs"]
-            share = all(0 <= run["metric"]["value"] <= 1 for run in runs if run["method"] == "full")
+            same = {name: found.get(name) for name in ("task", "epochs", "device", "summary", "rates")}
             seeds, metric = len({run["seed"] for run in runs}), runs[0]["metric"]["name"]
-            of = (path.name, found["task"], found["epochs"], seeds, metric, found["device"], share)
-            yield MeasuredComparison(*of, found["summary"], found.get("rates"))
+            yield same | {"source": path.name, "seeds": seeds, "metric": metric, "share": is_share(runs)}
 
 
-def reproduced(folder: Path) -> Iterator[MeasuredComparison]:
+def reproduced(folder: Path) -> Iterator[Compared]:
     """Yields the parts of the tables and figures of `thresher reproduce`."""
     for path, found in _read(folder / REPRODUCED):
+        same = {"source": f"{REPRODUCED}/{path.name}", "seeds": len(found["seeds"]), "device": found["device"]}
         for part in found["parts"]:
             share = all(0 <= row["mean"] <= 1 for row in part["summary"] if row["method"] == "full")
-            source, metric = f"{REPRODUCED}/{path.name}", part["metric"]
-            of = (source, part["task"], part["epochs"], len(found["seeds"]), metric, found["device"], share)
-            yield MeasuredComparison(*of, part["summary"])
+            yield same | {name: part[name] for name in ("task", "epochs", "metric", "summary")} | {"share": share}
 
 
 def method_rows(name: str, summary: Sequence[Row]) -> list[Row]:
@@ -145,12 +119,12 @@ def labeled_method(label: str) -> str:
     return re.split("[: ]", label)[0]
 
 
-def _section(found: MeasuredComparison, rows: Sequence[Row]) -> str:
-    seeds = f"{found.seeds} seed{'s' * (found.seeds > 1)}"
-    header = ("", f"{found.metric}, %" if found.share else found.metric, "difference to full", "cost", "CPU time", "verdict")
-    table = markdown_table(header, [result_cells(row, share=found.share) for row in rows])
-    said = " ".join([f"From `{found.source}`.", *rates_sentences({"rates": found.looked, "summary": rows})])
-    return f"### `{found.task}`, {found.epochs} epochs, {seeds}, {found.device}\n\n{said}\n\n{table}"
+def _section(found: Compared, rows: Sequence[Row]) -> str:
+    seeds, share = f"{found['seeds']} seed{'s' * (found['seeds'] > 1)}", found["share"]
+    header = ("", f"{found['metric']}, %" if share else found["metric"], "difference to full", "cost", "CPU time", "verdict")
+    table = markdown_table(header, [result_cells(row, share=share) for row in rows])
+    said = " ".join([f"From `{found['source']}`.", *rates_sentences({"rates": found.get("rates"), "summary": rows})])
+    return f"### `{found['task']}`, {found['epochs']} epochs, {seeds}, {found['device']}\n\n{said}\n\n{table}"
 
 
 def result_cells(row: Row, *, share: bool) -> tuple[str, ...]:
@@ -431,22 +405,17 @@ def _args_section(docstring: str) -> dict[str, str]:
     return {name: " ".join(meaning.split()) for name, meaning in entries}
 
 
-def write_pages(arguments: Sequence[str] | None = None) -> None:
+def write_pages(
+    folder: Annotated[Path, typer.Argument(help="Folder for the pages, such as docs/methods.")],
+    results: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="Folder with results.json files of comparisons to quote.")
+    ] = COMPARISONS,
+) -> None:
     """Writes the pages of the methods of this package into a folder."""
-    parser = argparse.ArgumentParser(prog="python -m thresher_lab.report.cards", description="Write the pages of all methods.")
-    parser.add_argument("folder", type=Path, help="folder for the pages, such as docs/methods")
-    parser.add_argument(
-        "--results", type=Path, default=COMPARISONS, help="folder with results.json files to quote (default: %(default)s)"
-    )
-    options = parser.parse_args(arguments)
-    if not options.results.is_dir():
-        parser.error(
-            f"--results {options.results}: no such folder; give the folder that has the results.json files of the comparisons"
-        )
-    options.folder.mkdir(parents=True, exist_ok=True)
-    for name, page in all_pages(options.results).items():
-        (options.folder / name).write_text(page, encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, page in all_pages(results).items():
+        (folder / name).write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write_pages()
+    typer.run(write_pages)

@@ -99,16 +99,12 @@ def bottom_line(results: ResultsDict) -> dict[str, Any]:
         `sentences` (what to do, and why), `facts` (names and values of the numbers of the pick; empty without one), `code`
         (lines that train in this way; None if there are none) and `chart` (metric and cost, as SVG).
     """
-    conclusion = conclude(results)
-    facts = [] if conclusion.pick is None else _facts(conclusion.pick, results)
-    pick, epochs = conclusion.pick, results["epochs"]
-    code = None if pick is None else snippet(pick, _settings_of(pick, results), epochs)
+    conclusion, facts, code = conclude(results), list[tuple[str, str]](), None
+    if (pick := conclusion.pick) is not None:
+        settings = next((run["settings"] for run in results["runs"] if run["method"] == pick["method"]), {})
+        facts, code = _facts(pick, results), snippet(pick, settings, results["epochs"])
     sentences = [*conclusion.sentences, *time_beside_cost(results)]
     return {"sentences": sentences, "facts": facts, "code": code, "chart": chart(results)}
-
-
-def _settings_of(row: Mapping[str, Any], results: ResultsDict) -> Mapping[str, Any]:
-    return next((run["settings"] for run in results["runs"] if run["method"] == row["method"]), {})
 
 
 def _facts(row: Mapping[str, Any], results: ResultsDict) -> list[tuple[str, str]]:

@@ -35,6 +35,7 @@ from thresher_lab.report.loading import ResultsDict, Samples, ShownOfRuns, contr
 from thresher_lab.report.sheets import sheets, suspect_sheet
 from thresher_lab.tasks.pictures import ImageArray, training_images
 from thresher_lab.training.files import markdown_table
+from thresher_lab.training.loop import COST_COUNTERS
 from thresher_lab.training.samples import MOST_OF_A_CLASS, class_name
 from thresher_lab.training.store import whole
 
@@ -81,10 +82,6 @@ def _cells(row: dict[str, Any], results: ResultsDict) -> tuple[str, ...]:
 REPORT = "report.html"
 COST_MEASURES = {"cost": "cost as counted", "cpu": "CPU time", "wall": "wall time", "memory": "memory of a step"}
 """Labels of the measures of cost by the first part of their key in `summary`."""
-COUNTERS = ("forward", "backward", "refresh", "scoring", "steps")
-"""Counts in the table of settings, by their key under `cost`."""
-VERDICT_COLUMNS = ("method", "difference to full", *COST_MEASURES.values(), "verdict")
-"""Headings of the table of verdicts, without the metric, which is the second."""
 
 ChartFunction = Callable[..., go.Figure | None]
 """A function of results and samples; None where there is nothing to draw."""
@@ -309,12 +306,12 @@ def render_page(
         shown: Pictures and texts of samples, see `load_shown`. Default: none.
     """
     sections = {title: _section_charts(held, results, samples) for title, held in SECTIONS.items()}
-    columns = (*VERDICT_COLUMNS[:1], results["runs"][0]["metric"]["name"], *VERDICT_COLUMNS[1:])
+    metric = results["runs"][0]["metric"]["name"]
     return template("page.html.jinja").render(
         results=results,
         first=bottom_line(results),
         seeds=sorted({run["seed"] for run in results["runs"]}),
-        columns=columns,
+        columns=("method", metric, "difference to full", *COST_MEASURES.values(), "verdict"),
         on_times=sentences_on_times(results),
         margin=margin_text(results, results.get("margin")),
         csv=_csv(results),
@@ -327,7 +324,7 @@ def render_page(
         sheets=sheets(results, samples, images, shown),
         most_of_a_class=MOST_OF_A_CLASS,
         settings=_method_settings(results),
-        counted=COUNTERS,
+        counted=COST_COUNTERS,
         plotly=_deflated(plotly_js()),
         ink=INK,
     )
@@ -405,7 +402,7 @@ def _method_settings(results: ResultsDict) -> dict[str, dict[str, str]]:
     return {
         method: {
             "settings": json.dumps(runs[0]["settings"], default=str) if runs[0]["settings"] else "",
-            **{name: _mean_count(runs, name) for name in COUNTERS},
+            **{name: _mean_count(runs, name) for name in COST_COUNTERS},
         }
         for method, runs in runs_by_method(results).items()
     }

@@ -196,12 +196,17 @@ def _fill(axes: Any, panel: Panel) -> None:
     for curve, of in panel.looks():
         x, middle, least, most = curve.columns(low)
         axes.fill_between(x, least, most, color=of.colour, alpha=0.16, linewidth=0)
-        line, marker = LINES.get(of.dash, "-"), MARKERS.get(of.symbol, "o")
-        axes.plot(x, middle, color=of.colour, linestyle=line, marker=marker, label=curve.name)
+        plot_line(axes, curve.name, of, x, middle)
     for name, value in panel.marks:
         axes.axhline(value, color="#888888", linewidth=0.8, linestyle="--")
         place = {"xycoords": axes.get_yaxis_transform(), "xytext": (4, 0), "textcoords": "offset points"}
         axes.annotate(name, (1, value), va="center", **place)
+
+
+def plot_line(axes: Any, name: str, of: Look, x: Sequence[float], y: Sequence[float]) -> None:
+    """Adds a line with markers to a chart of matplotlib."""
+    line, marker = LINES.get(of.dash, "-"), MARKERS.get(of.symbol, "o")
+    axes.plot(x, y, color=of.colour, linestyle=line, marker=marker, label=name)
 
 
 def error_panels(measured: Mapping[str, Any]) -> list[Panel]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from thresher_lab.report.loading import ResultsDict, Samples, ShownOfRuns, histories, runs_by_method
 from thresher_lab.tasks.pictures import ImageArray, data_uri
@@ -17,44 +18,23 @@ ShownOfSamples = Mapping[int, Mapping[str, str | None]]
 
 
 @dataclass(frozen=True)
-class SampleCard:
-    """What a sheet shows of one sample.
-
-    Args:
-        id: Id of the sample.
-        target: Name of its class, or number where it has no name; None for data without classes.
-        loss: Mean loss over the epochs.
-        trained: Number of times that the sample was trained on.
-        hidden: Number of epochs in which the sample was left out.
-        image: Image as a data URI; None where there is none.
-        text: Text that shows the sample; None where there is none.
-    """
-
-    id: int
-    target: str | None
-    loss: float
-    trained: int
-    hidden: int
-    image: str | None
-    text: str | None
-
-
-@dataclass(frozen=True)
 class Sheet:
     """Samples that have something in common.
 
     Args:
         title: Heading that says what they have in common.
-        cards: The samples in order.
+        cards: The samples in order: `id`, `target` (name of the class, or its number; None for data without classes), `loss`
+            (the mean over the epochs), `trained` (how often), `hidden` (number of epochs without the sample), `image` (a data
+            URI) and `text`, None if there is none.
     """
 
     title: str
-    cards: list[SampleCard]
+    cards: list[dict[str, Any]]
 
     @property
     def shows(self) -> bool:
         """Whether there is more to see than numbers."""
-        return any(card.image is not None or card.text is not None for card in self.cards)
+        return any(card["image"] is not None or card["text"] is not None for card in self.cards)
 
 
 def sheets(
@@ -132,15 +112,15 @@ def _seen(history: RunHistory, images: ImageArray | None, shown: ShownOfSamples)
     return see
 
 
-def _sample_card(history: RunHistory, row: int, see: See, classes: Sequence[str] | None) -> SampleCard:
+def _sample_card(history: RunHistory, row: int, see: See, classes: Sequence[str] | None) -> dict[str, Any]:
     number = int(history.ids[row])
     image, text = see(number)
-    return SampleCard(
-        id=number,
-        target=None if history.targets is None else class_name(int(history.targets[row]), classes),
-        loss=float(history.mean_loss[row]),
-        trained=int(history.trained[row].sum()),
-        hidden=int(history.hidden[row]),
-        image=image,
-        text=text,
-    )
+    return {
+        "id": number,
+        "target": None if history.targets is None else class_name(int(history.targets[row]), classes),
+        "loss": float(history.mean_loss[row]),
+        "trained": int(history.trained[row].sum()),
+        "hidden": int(history.hidden[row]),
+        "image": image,
+        "text": text,
+    }

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from thresher_lab.report.charts import Look, look
-from thresher_lab.report.panels import FIRST_COLOUR, LINES, MARKERS, MATPLOTLIB, panel_size
+from thresher_lab.report.panels import FIRST_COLOUR, MARKERS, MATPLOTLIB, panel_size, plot_line
 from thresher_lab.reproduction.artefact import FULL_ROW, TableChart
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -105,8 +105,7 @@ def _looks(series: Sequence[_Series]) -> list[tuple[_Series, Look]]:
 def _draw_lines(axes: Any, table: Mapping[str, Any], chart: TableChart) -> None:
     series = _rows(table) if chart.kind == "rows" else _columns(table, chart)
     for one, of in _looks(series):
-        line, marker = LINES.get(of.dash, "-"), MARKERS.get(of.symbol, "o")
-        axes.plot(one.x, one.y, color=of.colour, linestyle=line, marker=marker, label=one.name)
+        plot_line(axes, one.name, of, one.x, one.y)
     if all(x.is_integer() for one in series for x in one.x):
         axes.xaxis.get_major_locator().set_params(integer=True)
 

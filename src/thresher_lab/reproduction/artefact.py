@@ -16,7 +16,7 @@ from thresher_lab.comparison.scoring import make_scores
 from thresher_lab.comparison.statistics import NO_SPREAD, Paired
 from thresher_lab.comparison.summary import RowDict, RunDict
 from thresher_lab.training.processes import of_first, once_per_machine, own_rank
-from thresher_lab.training.specs import Composition, Spec, parse_methods
+from thresher_lab.training.specs import Spec, parse_methods
 
 RunsByRow = Mapping[str, Mapping[int, RunDict]]
 """Runs by the name of their row and by their seed; the row of full training is `FULL_ROW`."""
@@ -443,8 +443,7 @@ def with_steps(summary: Sequence[RowDict], runs: Sequence[RunDict]) -> list[RowD
 
 def batches_of(spec: Spec) -> str:
     """Returns the kind of the training batches of a method: full, filled up, or as selected."""
-    parts = spec.parts if isinstance(spec, Composition) else (spec,)
-    in_batch = [part for part in parts if methods.load(part.name).stage == "batch"]
+    in_batch = [part for part in spec.parts if methods.load(part.name).stage == "batch"]
     if not in_batch:
         return FULL_BATCHES
     batch = in_batch[0].batch

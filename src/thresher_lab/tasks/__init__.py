@@ -1,12 +1,9 @@
 """The tasks by name; one kind of task per file."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 from thresher.methods import no_such
-from thresher_lab.tasks.base import Data, Task, training_subset
+from thresher_lab.tasks.base import Task, training_subset
 from thresher_lab.tasks.contours import CONTOUR_TASKS
 from thresher_lab.tasks.images import IMAGE_TASKS, SMALL_TASKS
 from thresher_lab.tasks.regression import REGRESSION_TASKS
@@ -34,8 +31,4 @@ def built_in(name: str) -> Task:
         return task
     if not samples.isdecimal() or not int(samples):
         raise ValueError(f"task {name!r}: write {base}@SAMPLES, a number of training samples such as {base}@1000")
-    return replace(task, name=name, load=partial(_load_subset, task.load, int(samples)))
-
-
-def _load_subset(load: Callable[[Path | None], Data], samples: int, folder: Path | None) -> Data:
-    return training_subset(load(folder), samples)
+    return replace(task, name=name, load=lambda folder: training_subset(task.load(folder), int(samples)))

@@ -250,7 +250,7 @@ class Task:
 
         said: dict[str, Any] = {"metric": self.metric, "classes": self.classes}
         said["predict"] = predict if self.evaluate is accuracy else None
-        return Training(model, loader, self.criterion(), optimizer, evaluate, self.schedule, **said)
+        return Training(model, loader, self.criterion(), optimizer, evaluate, self.lr_factor, **said)
 
     def build(self, seed: int) -> nn.Module:
         """Returns the network, whose initial weights depend on `seed` alone; the global random state does not change."""
@@ -268,14 +268,10 @@ class Task:
         return self.loss()
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """Returns an optimizer at the largest learning rate; `schedule` scales it."""
+        """Returns an optimizer at the largest learning rate; `lr_factor` scales it."""
         if self.optimise == "adamw":
             return AdamW(model.parameters(), self.lr, weight_decay=self.weight_decay)
         return SGD(model.parameters(), self.lr, self.momentum, weight_decay=self.weight_decay, nesterov=self.momentum > 0)
-
-    def schedule(self, progress: float) -> float:
-        """Returns the factor on the learning rate at `run.progress`."""
-        return self.lr_factor(progress)
 
     @property
     def recipe(self) -> dict[str, Any]:

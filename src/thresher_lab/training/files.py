@@ -413,18 +413,6 @@ class Manifest(JsonFile):
     lengths: dict[str, dict[str, Any]] = {}
 
 
-def read_json(path: Path) -> Any:
-    """Reads a file that `write_json` wrote.
-
-    Raises:
-        ValueError: The file is damaged; the message explains what to do.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it, and the same command makes it again") from error
-
-
 Kind = TypeVar("Kind", bound=BaseModel)
 
 
@@ -442,7 +430,10 @@ def read_checked(path: Path, kind: type[Kind], remedy: str) -> Any:
     Raises:
         ValueError: The file is damaged, or a field is missing or wrong; the message has the file, the fields, and the advice.
     """
-    content = read_json(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it, and the same command makes it again") from error
     try:
         TypeAdapter(kind).validate_python(content)
     except ValidationError as error:

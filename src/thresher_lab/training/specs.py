@@ -54,6 +54,11 @@ class MethodSpec:
     batch: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def parts(self) -> "tuple[MethodSpec, ...]":
+        """The method itself, as the only one of a composition."""
+        return (self,)
+
+    @property
     def label(self) -> str:
         """The name in results: method, given settings, and how it scores, such as `selective_backprop:keep=0.3 once`.
 

@@ -386,7 +386,7 @@ def test_of_two_methods_only_what_they_need_is_timed(quick):
     found = advise("digits@200", parse_methods("winnow:share=0.5,infobatch"), epochs=6, parts=False, says=said.append)
     assert said[5].startswith("timing 5 kinds of steps in 1 round: about")
     assert found["skipped"] == [] and found["step"]["compute"] > 0 and 0.3 < found["step"]["half_share"] <= 1
-    assert found["probe"]["warm_up"] == pytest.approx(6 * warm_up_share(task_of("digits").schedule), abs=0.01)
+    assert found["probe"]["warm_up"] == pytest.approx(6 * warm_up_share(task_of("digits").lr_factor), abs=0.01)
 
 
 def test_a_time_limit_is_kept_and_what_it_did_not_suffice_for_is_named(monkeypatch):

@@ -124,9 +124,9 @@ def test_samples_are_images_or_rows(compared, with_rows):
     assert found_suspects is not None and suspect_sheet(results, samples, None) is None
     method, seed, sheet = found_suspects
     history = samples[next(run["samples"] for run in results["runs"] if (run["method"], run["seed"]) == (method, seed))]
-    losses = [card.loss for card in sheet.cards]
+    losses = [card["loss"] for card in sheet.cards]
     assert method != "full" and losses == sorted(losses, reverse=True) and losses[0] == max(history.mean_loss)
-    assert [card.target for card in sheet.cards] == [str(card.id % CLASSES) for card in sheet.cards]
+    assert [card["target"] for card in sheet.cards] == [str(card["id"] % CLASSES) for card in sheet.cards]
     assert sum(tag == "img" for tag, _ in shown) == cards + len(sheet.cards)
     rows = Seen(with_rows).tags
     assert sum(tag == "img" for tag, _ in rows) == 0
