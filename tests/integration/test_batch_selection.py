@@ -97,6 +97,13 @@ def test_two_passes_without_filling_up(method):
     assert run.cost.scoring == (2 * N if isinstance(method, SB) else 0)
 
 
+def test_without_filling_up_the_number_of_steps_is_not_known_if_a_batch_may_keep_no_row():
+    run, _, optimizer = make(SB(beta=8.0), "twice", spend="batches")
+    with pytest.raises(TypeError, match="the length of this epoch is not known before it is over"):
+        len(run.loader)
+    assert 0 < sum(train(run, optimizer)) < N
+
+
 @pytest.mark.parametrize(
     ("method", "passes", "keeps", "sizes"),
     [

@@ -321,6 +321,10 @@ class Attributor:
         weights = torch.cat([one.weights for one in known if one.weights is not None])[same.int().argmax(1)]
         return torch.where(same.any(1), weights, 1.0)
 
+    def samples_come_first(self) -> None:
+        """Takes the first dimension of all tensors for that of the samples, as a trainer that has its own batches knows it."""
+        self._tracker.sample_dimension = None
+
     def begin_epoch(self, *, ids_repeat: bool) -> None:
         """Prepares for the batches of an epoch.
 

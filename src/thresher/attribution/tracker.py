@@ -12,15 +12,6 @@ from thresher.attribution.rows import Attribution, AttributionError, RowLayout, 
 from thresher.loading.uncopied import Uncopied
 from thresher.trees import leaves
 
-ONE_PER_SAMPLE = (
-    "Pass one loss per sample: run.reduce(losses.flatten(1).mean(1), ...) if the samples are the first dimension, "
-    "run.reduce(losses.mean(0), ids=run.ids) if they are the second."
-)
-FLATTENED = (
-    "Pass flattened losses and masks: run.reduce(losses.flatten(), ids=run.ids, repeat=losses[0].numel(), "
-    "valid=valid.flatten()) if the samples are the first dimension; transpose both first if they are the second."
-)
-
 
 class SampleDimension:
     """Learns the dimension of the samples from the shapes of batches.
@@ -67,13 +58,12 @@ class LossDimension:
     def __init__(self) -> None:
         self._is_first: set[int] = set()
 
-    def check(self, losses: Tensor, n: int, *, by_sample: bool = True) -> None:
+    def check(self, losses: Tensor, n: int) -> None:
         """Checks that the samples of some losses are known to be along the first dimension.
 
         Args:
             losses: Losses by position, shape (rows, ...).
             n: Number of samples.
-            by_sample: Whether one mean loss per sample can take the place of the losses by position. Default: True.
 
         Raises:
             AttributionError: The first two dimensions are both n, and no other shape has shown that the samples come first.
@@ -85,8 +75,8 @@ class LossDimension:
         elif losses.dim() not in self._is_first:
             raise AttributionError(
                 f"run.reduce: losses of shape {tuple(losses.shape)} for {n} samples: the samples can be along the first "
-                "dimension or along the second, as with a model whose outputs have the time first. Nothing was recorded. "
-                + (ONE_PER_SAMPLE if by_sample else FLATTENED)
+                "dimension or along the second, as with a model whose outputs have the time first. Nothing was recorded. If "
+                "they are along the first, pass ids=run.ids, repeat=1; else transpose the losses and masks first."
             )
 
 

@@ -35,6 +35,7 @@ class GivenLosses:
         total: Number that the sum of the losses is divided by, > 0: a number or a tensor of shape (); None for the number of
             valid positions, or the sum of their weights.
         keep: Mask of the positions that are trained on, as `valid`; None for all that count.
+        by_row: Whether the loop has said that the first dimension is that of the rows. Default: False.
 
     Raises:
         TypeError: An argument has the wrong type or dtype.
@@ -47,12 +48,12 @@ class GivenLosses:
         (tensor(3.), tensor([1.5000, 6.0000]))
     """
 
-    def __init__(self, losses: Any, valid: Any = None, total: Any = None, keep: Any = None) -> None:
+    def __init__(self, losses: Any, valid: Any = None, total: Any = None, keep: Any = None, *, by_row: bool = False) -> None:
         if not isinstance(losses, Tensor):
             raise TypeError(f"run.reduce: `per_sample_losses` must be a tensor, got {type(losses).__name__}")
         if not losses.dim():
             raise ValueError("run.reduce: `per_sample_losses` is a scalar; pass one loss per sample, before they are averaged")
-        self.losses, self._on_device = losses, list[Tensor]()
+        self.losses, self.by_row, self._on_device = losses, by_row, list[Tensor]()
         self._mask = None if valid is None else self._mask_of(valid, "valid")
         kept = None if keep is None else self._mask_of(keep, "keep")
         self._kept = kept if kept is None or self._mask is None else self._mask * kept

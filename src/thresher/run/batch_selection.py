@@ -79,7 +79,8 @@ class BatchSelection:
     def _beside(self, given: GivenLosses, layout: RowLayout, outputs: Any, targets: Any, wanted: set[str]) -> dict[str, Tensor]:
         """Signals of samples whose losses by position the loop computed itself."""
         # Before the means, which would mix samples if these were along the second dimension.
-        self._dimension.check(given.losses, layout.n, by_sample=given.of_samples)
+        if not given.by_row:
+            self._dimension.check(given.losses, layout.n)
         signals = {"loss": given.means(layout)}
         # A function of the losses at hand, so that the reader is not asked for it.
         if "batch_loss" in wanted:

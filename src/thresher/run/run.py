@@ -100,6 +100,8 @@ def _epoch(history: Sequence[Mapping[str, Any]], samples: int | None, *, counted
         all_of_them = sum(one["kept"] for one in history) / len(history) / samples
         also = "" if abs(all_of_them - entry["kept"] / samples) < SAME_SHARE else f" ({all_of_them:.1%} in all epochs)"
         parts.append(f"planned {entry['kept']:,} samples, {entry['kept'] / samples:.1%}{also}")
+    if entry.get("moved_back"):
+        parts.append(f"{entry['moved_back']:,} moved back")
     if "steps" in entry:
         went = f"{entry['backward']:,} went backward in " if counted else ""
         parts.append(f"{went}{entry['steps']:,} steps")
@@ -229,7 +231,8 @@ class Run(Uncopied):
             outputs: Outputs of `run.model`, or a part of them, by which the samples of the losses are found. Default: found
                 from `per_sample_losses`.
             targets: Tensors of the batch, by which the samples of the losses are found. Default: none.
-            repeat: Number of consecutive rows per id, as in `criterion`. Default: one row per id.
+            repeat: Number of consecutive rows per id, as in `criterion`. Default: one row per id. With `repeat`, the first
+                dimension of the losses is taken for the rows, also if the second is as long.
             valid: Mask of the positions that count, such as `labels != -100`, or their weights, >= 0, such as
                 `class_weights[labels]`, in a shape that fits by broadcasting. A sample without such a position records no
                 loss. Default: all count.
@@ -263,7 +266,7 @@ class Run(Uncopied):
             >>> torch.allclose(run.reduce(losses, targets=labels, valid=labels != -100), losses.sum() / 4)
             True
         """
-        losses = GivenLosses(per_sample_losses, valid, total, keep)
+        losses = GivenLosses(per_sample_losses, valid, total, keep, by_row=repeat is not None)
         # An evaluation: nothing is trained on, so nothing is recorded.
         if not torch.is_grad_enabled():
             return losses.plain()

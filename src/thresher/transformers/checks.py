@@ -186,5 +186,6 @@ def batches_in_epoch(loader: SelectedLoader) -> int:
     except TypeError as error:
         raise ValueError(
             f"thresher.transformers.Selection: {error} Trainer steps with the last batches of an accumulation by the number of "
-            "batches. Use the sampler of Trainer itself; for a method that chooses in the batch, forward_passes='once'."
+            "batches. Use the sampler of Trainer itself; for a method that chooses in the batch, a fixed `keep` or, except in "
+            "SFTTrainer, forward_passes='once'."
         ) from error

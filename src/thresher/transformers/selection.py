@@ -324,6 +324,7 @@ class Selection(Base):
             device=self.args.device,
             **self.selection_settings | of_head,
         )
+        run._parts.attributor.samples_come_first()
         self._trains = True
         if self._tokens is not None:
             self._tokens.begin(self.model, self.args.device)
@@ -484,6 +485,11 @@ class Selection(Base):
                 f"thresher.transformers.Selection: the checkpoint was saved with another kind of scheduler than "
                 f"{type(scheduler).__name__}, and its state counts other steps. Use the same lr_scheduler_type."
             )
+        if counts and pace["total"] != self.lr_scheduler.total:
+            raise ValueError(
+                f"thresher.transformers.Selection: the checkpoint is of a schedule of {pace['total']} steps, and "
+                f"this one has {self.lr_scheduler.total}. Go on with the same num_train_epochs and batch size."
+            )
         self.lr_scheduler.load_state_dict({"scheduler": self._scheduler_state, **pace} if counts else self._scheduler_state)
 
     @contextmanager
@@ -562,7 +568,9 @@ class Selection(Base):
             of_reference = partial(self._losses_of_reference, inputs, labels)
             keep = self._tokens.chosen(inputs, of_reference, losses, valid)
             self.run._parts.cost.add_scores((len(losses), 0))
-        return self.run.reduce(losses, self._rows and self._rows[0], made, targets, valid=valid, total=total, keep=keep)
+        ids = self._rows and self._rows[0]
+        repeat = None if ids is None else 1  # rows come first, also if there are as many positions
+        return self.run.reduce(losses, ids, made, targets, repeat, valid=valid, total=total, keep=keep)
 
     def _losses_of_reference(self, inputs: Any, labels: Any, outputs: Any) -> Tensor:
         if self._head is not None:

@@ -180,6 +180,15 @@ def test_full_data_is_the_training_of_the_trainer(name, accumulate, tmp_path):
     assert made.run.records["loss"].min() > 0
 
 
+def test_batches_with_as_many_positions_as_samples(tmp_path):
+    """Nothing but the trainer shows that the rows of such losses are the samples."""
+    losses = []
+    for method in (None, thresher.FullData()):
+        made = trainer(tmp_path, method, True, per_device_train_batch_size=LENGTH, num_train_epochs=1)
+        losses.append(made.train().training_loss)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6) and made.run.trained.sum() == N
+
+
 @pytest.mark.parametrize("name", ["spans", "class weights"])
 def test_methods_choose_by_these_losses(name, tmp_path):
     for method, backward in ((thresher.SelectiveBackprop(keep=0.5), 69), (thresher.UniformSubset(keep=0.4), 54)):

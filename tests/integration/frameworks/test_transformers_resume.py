@@ -116,7 +116,7 @@ def test_refused_checkpoints(tmp_path):
     settings = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}
     with pytest.raises(ValueError, match="another kind of scheduler than ReduceLROnPlateau"):
         trainer(tmp_path / "again", method, **settings).train(str(checkpoints[0]))
-    with pytest.raises(ValueError, match="total=36, this one has total=48"):
+    with pytest.raises(ValueError, match="of 36 steps, and this one has 48. Go on with the same num_train_epochs"):
         trainer(tmp_path / "again", method, num_train_epochs=4).train(str(checkpoints[0]))
     state = torch.load(checkpoints[0] / "thresher.pt", weights_only=True)
     torch.save(state | {"processes": 2}, checkpoints[0] / "thresher.pt")

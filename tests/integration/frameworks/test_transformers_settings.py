@@ -32,7 +32,7 @@ def test_full_data_is_trainer(settings, causal, tmp_path):
         assert plain.allclose(own, atol=1e-5)  # Trainer adds the smoothed losses in another order
 
 
-@pytest.mark.filterwarnings("ignore:.*one epoch:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*this run has only one:UserWarning")
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_a_share_trains_in_as_many_steps(settings, tmp_path):
     keeps_order = {"stratify": None} if "train_sampling_strategy" in settings else {}

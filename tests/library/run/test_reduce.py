@@ -240,10 +240,15 @@ def test_as_many_positions_as_samples():
     x, y = next(iter(run.loader))
     outputs = run.model(x)
     losses = F.cross_entropy(outputs.mT, y, reduction="none")
-    with pytest.raises(thresher.AttributionError, match=r"losses.flatten\(\), ids=run.ids, repeat=losses\[0\].numel\(\)"):
+    with pytest.raises(thresher.AttributionError, match=r"If they are along the first, pass ids=run.ids, repeat=1"):
         run.reduce(losses, outputs=outputs, targets=y, valid=y != -100)
     value = run.reduce(losses.flatten(), ids=run.ids, repeat=losses[0].numel(), valid=(y != -100).flatten())
     torch.testing.assert_close(value, F.cross_entropy(model(x).mT, y))
+    other, model, _ = attached(thresher.FullData(), batch=T)
+    x, y = next(iter(other.loader))
+    losses = F.cross_entropy(other.model(x).mT, y, reduction="none")
+    torch.testing.assert_close(other.reduce(losses, other.ids, repeat=1, valid=y != -100), F.cross_entropy(model(x).mT, y))
+    torch.testing.assert_close(other.records["loss"], run.records["loss"], equal_nan=True)
 
 
 def kept_tokens(y):
