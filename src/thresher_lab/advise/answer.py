@@ -8,21 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thresher_lab.advise.advise import MOST_NAMED, RANDOM_HALF, ROUNDS_TO_ZERO, WORTHWHILE, in_percent, outlook_in
-from thresher_lab.advise.budget import BudgetFinding, in_fewer_steps, needs_steps, odds_of, seeds_agree, time_sentence, times_at
+from thresher_lab.advise.budget import FREE, in_fewer_steps, needs_steps, odds_of_free, seeds_agree, time_sentence, times_at
 from thresher_lab.advise.forecast import ALIKE, Outlook
 from thresher_lab.advise.probe import NO_TIME
 
-LIKELY = 0.8
-"""Share of the measured comparisons from which what they show is called probable."""
-LOST_THERE: dict[BudgetFinding, str] = {
-    "free": "0.4 points or less",
-    "between": "0.4 to 1.2 points",
-    "lost": "1.2 points or more",
-}
-
 
 def answer_of(advice: Mapping[str, Any]) -> str:
-    """Returns whether selection can help: "no", "probably not", "perhaps not", "perhaps", "probably" or "unknown".
+    """Returns whether selection can help: "no", "perhaps not", "perhaps", "probably" or "unknown".
 
     Args:
         advice: Result of `advise`, with the entry `budget` where short runs were trained.
@@ -32,9 +24,10 @@ def answer_of(advice: Mapping[str, Any]) -> str:
     loss = _least_lost(advice)
     if loss is None:
         return "perhaps" if advice["worth_trying"] else "unknown"
-    lost, of, _ = odds_of(loss["finding"])
-    likely = "probably" if _is_sure(loss) and max(lost, of - lost) >= LIKELY * of else "perhaps"
-    return f"{likely} not" if lost >= LIKELY * of else likely
+    # Short runs lose more than whole ones: a small loss there is good news, and a large one may vanish.
+    if loss["finding"] != "free":
+        return "perhaps not"
+    return "probably" if _is_sure(loss) else "perhaps"
 
 
 def answer_lines(advice: Mapping[str, Any]) -> list[str]:
@@ -59,13 +52,13 @@ def _headline(advice: Mapping[str, Any]) -> str:
     said = f"Can selection help here? {answer.capitalize()}"
     if answer == "no" or loss is None:
         return f"{said}." if answer == "no" else f"{said}: {_elsewhere(_row(advice, advice['worth_trying'][0]))}."
-    lost, of, trainings = odds_of(loss["finding"])
-    count, shown = of - lost, "a way to spend less lost 0.2 points or less"
-    if answer.endswith("not"):
-        count, shown = lost, "every way to spend less lost more than 0.2"
+    if answer == "perhaps not":
+        less = f"at {loss['share']:g} of the cost, smaller batches lose in short runs. Whole runs lose less, often far less."
+        return f"{said}: {less}"
+    free, of, trainings = odds_of_free()
     doubt = "" if _is_sure(loss) else ", but seeds differ here" if len(loss["by_seed"]) > 1 else ", but this is one seed"
-    where = f"{trainings} tasks of this project where smaller batches lost {LOST_THERE[loss['finding']]}"
-    return f"{said}: in {count} of {of} comparisons on {where}, {shown}{doubt}."
+    where = f"{trainings} tasks of this project where whole runs of smaller batches lost {FREE} points or less"
+    return f"{said}: in {free} of {of} comparisons on {where}, a way to spend less lost 0.2 points or less{doubt}."
 
 
 def _is_sure(loss: Mapping[str, Any]) -> bool:
@@ -91,7 +84,9 @@ def _why(advice: Mapping[str, Any]) -> str:
     if not _saves(advice):
         return f"none of these methods could save {in_percent(WORTHWHILE)} of the time."
     if _too_short(outlook):
-        return f"the samples are still alike{rho}, as they are before a network has learned."
+        return (
+            f"the samples are still alike{rho}, as they are before a network has learned: this speaks neither for nor against."
+        )
     if not worth:
         return "the methods that could save time draw at random here, or were worse than a control where they were measured."
     saving = _saving(_row(advice, worth[0]))

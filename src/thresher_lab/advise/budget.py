@@ -177,16 +177,13 @@ def _finding(points: float) -> BudgetFinding:
     return "free" if points <= FREE else "between" if points < NOT_FREE else "lost"
 
 
-def odds_of(finding: BudgetFinding) -> tuple[int, int, int]:
-    """Returns in how many measured comparisons every way to spend less lost, of how many, and on how many trainings.
+def odds_of_free() -> tuple[int, int, int]:
+    """Returns in how many measured comparisons some way to spend less lost nothing, of how many, and on how many trainings.
 
-    They are those in which smaller batches lost over whole trainings what the finding says.
-
-    Args:
-        finding: Finding of short runs.
+    They are those in which smaller batches lost next to nothing over whole trainings.
     """
-    known = [one for one in all_measurements() if one.smaller is not None and _finding(-one.smaller) == finding]
-    return sum(one.all_lost is True for one in known), len(known), len({one.task for one in known})
+    known = [one for one in all_measurements() if one.smaller is not None and _finding(-one.smaller) == "free"]
+    return sum(one.all_lost is not True for one in known), len(known), len({one.task for one in known})
 
 
 def seeds_agree(loss: Mapping[str, Any], *, points: bool) -> bool:
@@ -247,15 +244,15 @@ def budget_sentences(found: Mapping[str, Any]) -> list[str]:
     for loss in found["losses"]:
         lost = scale * loss["lost"]
         amount = f"lose {lost:.2f}{unit} of {found['metric']}" if lost > 0 else "lose nothing"
-        apart = f"two seeds only, which differ by {scale * (max(loss['by_seed']) - min(loss['by_seed'])):.2f}{unit}"
-        seeds = apart if len(loss["by_seed"]) > 1 else "there was time for one seed"
+        full, by_seed = scale * found["full"], [scale * one for one in loss["by_seed"]]
+        seeds = (
+            f"; by seed {', '.join(f'{one:.2f}' for one in by_seed)}" if len(by_seed) > 1 else "; there was time for one seed"
+        )
         limit = "" if found["points"] else " The metric is no share, so that no limit is known for it."
         said.append(
             f"At {loss['share']:g} of the cost, smaller batches {amount} in short runs of {found['epochs']} epochs "
-            f"({seeds}).{limit}"
+            f"({full:.1f} to {full - lost:.1f}{seeds}).{limit}"
         )
-    if any(loss["finding"] in ("between", "lost") for loss in found["losses"]):
-        said.append("Whole runs lose less if accuracy levels off long before the end: only they can tell.")
     return said
 
 

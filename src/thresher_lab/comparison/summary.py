@@ -27,7 +27,9 @@ DEFAULT_MARGIN, OF_FULL = 0.5, 0.05
 BASELINE = "the baseline"
 """Verdict of full training."""
 
-WALL_LEFT_BLANK = "A wall time is blank if more or fewer other programs ran then than during full training."
+WALL_LEFT_BLANK = (
+    "A wall time is blank if the machine was busy, or if more or fewer other runs were in progress than during full training."
+)
 
 RunDict = dict[str, Any]
 """A run as in results.json."""
@@ -230,15 +232,18 @@ def _median_ratio(runs: Sequence[RunDict], full: Sequence[RunDict], measure: str
     return statistics.median(known) if len(known) == len(pairs) else None
 
 
-COMPANY = ("other_runs", "busy")
 LIKE_COMPANY = 0.5
-"""Difference in the mean number of other runs, and in the share of runs on a busy machine, up to which wall times compare."""
+"""Difference in the mean number of other runs, and share of runs on a busy machine, up to which wall times compare."""
 
 
 def _in_like_company(runs: Sequence[RunDict], full: Sequence[RunDict]) -> bool:
-    """Returns whether as much else ran beside some runs as beside full training, as far as that is known."""
-    apart = (fmean(run.get(name) or 0 for run in runs) - fmean(run.get(name) or 0 for run in full) for name in COMPANY)
-    return all(abs(one) <= LIKE_COMPANY for one in apart)
+    """Returns whether little else ran, and as much beside some runs as beside full training, as far as that is known."""
+
+    def mean(of: Sequence[RunDict], name: str) -> float:
+        return fmean(run.get(name) or 0 for run in of)
+
+    busy = max(mean(runs, "busy"), mean(full, "busy"))
+    return max(busy, abs(mean(runs, "other_runs") - mean(full, "other_runs"))) <= LIKE_COMPANY
 
 
 def _judged(paired: Paired, finding: Finding, margin: float, among: int, *, whole: bool) -> RowDict:

@@ -302,7 +302,8 @@ def test_runs_that_methods_share_are_counted_once():
         ([{"other_runs": 1.0}] * 3, [{"other_runs": 1.0}] * 2 + [{"other_runs": 0.0}], 1.0),  # the last run of a comparison
         ([{"other_runs": 1.0}] * 3, [{"other_runs": 1.0}] + [{"other_runs": 0.0}] * 2, None),
         ([{"other_runs": 0.0}] * 3, [{"other_runs": 1.0}] * 3, None),
-        ([{"busy": True}] * 3, [{"busy": True}] * 3, 1.0),
+        ([{"busy": True}] * 3, [{"busy": True}] * 3, None),
+        ([{"busy": True}] + [{}] * 2, [{"busy": True}] + [{}] * 2, 1.0),
         ([{"busy": True}] * 3, [{"busy": False}] * 3, None),
         ([{"busy": None}] * 3, [{"busy": True}] * 3, None),
     ],
