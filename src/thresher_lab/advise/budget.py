@@ -90,12 +90,15 @@ def equal_seeds(runs: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Returns the seeds with which full training is one training: its metrics and losses are the same in every epoch.
 
     Args:
-        runs: Results of `train`; runs of other methods are left out.
+        runs: Results of `train`; runs of other methods, and those whose losses are not known, are left out.
     """
     groups: dict[str, list[int]] = {}
     for run in runs:
-        if run.get("method") == "full" and not run["history"][-1].get("nonfinite"):
-            epochs = [(entry.get(run["metric"]["name"]), entry.get("loss_histogram")) for entry in run["history"]]
+        if run.get("method") != "full" or run["history"][-1].get("nonfinite"):
+            continue
+        name, history = run["metric"]["name"], run["history"]
+        epochs = [(entry.get(name), entry.get("loss_histogram", entry.get("eval_loss"))) for entry in history]
+        if all(loss is not None for _, loss in epochs):
             groups.setdefault(repr((run["metric"]["value"], epochs)), []).append(run["seed"])
     return [seeds for seeds in groups.values() if len(seeds) > 1]
 
@@ -112,7 +115,7 @@ def about_equal_seeds(seeds: Sequence[int]) -> str:
     """
     return (
         f"Seeds {', '.join(map(str, seeds))} are the same training: metrics and losses of full training are equal in every "
-        "epoch. They count once. Use `seed` in `build`, as in torch.manual_seed(seed), and set no other there."
+        "epoch. They count once. Use `seed` in your function, as in torch.manual_seed(seed), and set no other there."
     )
 
 
@@ -128,8 +131,8 @@ def next_after_budget(
 ) -> str:
     """Returns the command that goes on from short runs, as a shell reads it.
 
-    It compares the shares that are not shown to lose, those whose seeds do not agree among them. Where all are, it compares all
-    and a larger one, unless that would save next to nothing: methods may lose less than smaller batches.
+    It compares all shares, because whole runs lose less than short ones. Where all of them lose in short runs, it compares a
+    larger one, too, unless that would save next to nothing.
 
     Args:
         found: Result of `budget_advice`.
@@ -142,14 +145,11 @@ def next_after_budget(
         and_steps: Whether fewer steps save more time, so that Winnow is trained in both ways. Default: False.
     """
     shares = [loss["share"] for loss in found["losses"]]
-    within = [
-        loss["share"] for loss in found["losses"] if loss["finding"] != "lost" or not seeds_agree(loss, points=found["points"])
-    ]
-    if not within:
-        within = shares if max(shares) > LARGEST else [*shares, (1 + max(shares)) / 2]
+    if all(loss["finding"] == "lost" for loss in found["losses"]) and max(shares) <= LARGEST:
+        shares.append((1 + max(shares)) / 2)
     others = [] if any(method.startswith("winnow") for method in methods) else list(methods)
-    steps = [f"winnow:share={share:g}:spend=steps" for share in within] if by_steps or and_steps else []
-    return next_command(task, steps + others, epochs=epochs, data=data, budget=[] if by_steps else within)
+    steps = [f"winnow:share={share:g}:spend=steps" for share in shares] if by_steps or and_steps else []
+    return next_command(task, steps + others, epochs=epochs, data=data, budget=[] if by_steps else shares)
 
 
 def smaller_losses(metric: TrainShort, shares: Sequence[float]) -> dict[str, Any]:

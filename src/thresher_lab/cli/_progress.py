@@ -139,10 +139,11 @@ class RunProgress(Remarks):
         self._all = progress.add_task("all runs", total=None, note="")
         self._bars: dict[str, TaskID] = {}
 
-    def planned(self, runs: int, epochs: int) -> None:
+    def planned(self, runs: int, epochs: int, look: float | None = None) -> None:
         """Restarts the counts, since several comparisons may follow each other."""
         self._runs, self._done, self._epochs = runs, 0, epochs
-        self._print(f"up to {runs} runs of {epochs} epochs")
+        tried = "" if look is None else f"learning rate times {look:g}, tried on seeds that do not count: "
+        self._print(f"{tried}up to {runs} runs of {epochs} epochs")
         self._progress.reset(self._all, total=runs * epochs)
 
     def started(self, job: Job) -> None:

@@ -43,8 +43,11 @@ JOBS = 2
 class Watcher:
     """Functions that are called as a comparison proceeds; subclasses override those that they need."""
 
-    def planned(self, runs: int, epochs: int) -> None:
-        """Is called once, with the largest possible number of runs (finished ones included) and the epochs of each."""
+    def planned(self, runs: int, epochs: int, look: float | None = None) -> None:
+        """Is called once, with the largest possible number of runs (finished ones included) and the epochs of each.
+
+        While learning rates are tried, it is called for each, with the factor `look`.
+        """
 
     def started(self, job: Job) -> None:
         """Is called when a run begins."""
@@ -142,7 +145,7 @@ def compare(
         return of_first(None)
     with sole_use(out):
         comparison = ComparedRuns(Store(out, folder_identity(task, epochs)), methods, seeds, controls, watcher, rates)
-        watcher.planned(comparison.expected, epochs)
+        watcher.planned(comparison.expected, epochs, comparison.rates.everywhere)
         with workers:
             comparison.work(workers)
         return of_first(_saved_results(comparison, task, epochs, margin, {len(seeds), *looks}))

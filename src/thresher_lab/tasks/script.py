@@ -124,8 +124,9 @@ class Script:
         """
         if takes_overrides(data):
             raise ValueError(
-                f"{self._line_of(data)}: {self.function}(seed, **overrides) makes a Trainer, which `thresher compare` trains "
-                "in one process, without --dry-run; all else takes a function (seed), as `thresher init` writes it"
+                f"{self._line_of(data)}: {self.function}(seed, **overrides) makes a Trainer. Only `thresher compare` takes "
+                "one, without --dry-run and in one process per run; the others take a function "
+                "(seed), as `thresher init` writes it"
             )
         where = f"{self._line_of(data)}: {self.function}(seed) must return"
         _check_takes_seed(data, where)

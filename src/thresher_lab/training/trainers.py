@@ -75,8 +75,9 @@ class EpochMeter(TrainerCallback):
         """Adds the metric to the epoch that has ended."""
         if self.entries and self.name not in self.entries[-1]:
             self.name, value = metric_of(self._trainer.args, self._metrics, len(self.entries))
+            # The loss tells two seeds apart that are equally accurate.
+            self.entries[-1] |= {self.name: value, "eval_loss": self._metrics.get("eval_loss")}
             self._metrics = {}
-            self.entries[-1][self.name] = value
             if self._progress is not None:
                 self._progress(len(self.entries), value)
 

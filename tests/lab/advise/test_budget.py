@@ -11,6 +11,7 @@ from thresher_lab.advise import budget
 from thresher_lab.advise.budget import (
     budget_advice,
     budget_sentences,
+    equal_seeds,
     needs_steps,
     next_after_budget,
     odds_of_free,
@@ -78,14 +79,14 @@ COMPARE = "thresher compare digits {} --epochs 8 --out runs/digits"
 @pytest.mark.parametrize(
     ("lost", "full", "command"),
     [
-        ([0.001, 0.02], 0.9, COMPARE.format("--budget 0.5")),
+        ([0.001, 0.02], 0.9, COMPARE.format("--budget 0.5,0.35")),
         ([0.001, 0.011], 0.9, COMPARE.format("--budget 0.5,0.35")),
         ([0.02, 0.03], 0.9, COMPARE.format("--budget 0.5,0.35,0.75")),
         ([20.0, 30.0], 40.0, COMPARE.format("--budget 0.5,0.35")),
     ],
 )
 def test_the_next_command_follows_from_the_losses(monkeypatch, lost, full, command):
-    """What short runs show to be lost is not compared; where nothing remains, a larger share is tried."""
+    """Whole runs lose less, so that all shares are compared; where all lose in short runs, a larger one is tried, too."""
     metrics = iter([full, *(full - loss for loss in lost)])
     monkeypatch.setattr(budget, "SEEDS", (0,))
     monkeypatch.setattr(budget, "train", lambda *_, **__: {"metric": {"name": "metric", "value": next(metrics)}})
@@ -108,7 +109,7 @@ def of_findings(**shares):
     [
         (of_findings(_80000="lost", _50000="lost"), "compare digits --budget 0.8,0.5,0.9 --epochs 8"),
         (of_findings(_99999="lost", _50000="lost"), "compare digits --budget 0.99999,0.5 --epochs 8"),
-        (of_findings(_50000="split"), "compare digits --budget 0.5 --epochs 8"),
+        (of_findings(_50000="split"), "compare digits --budget 0.5,0.75 --epochs 8"),
         (of_findings(_50001="free", _50002="free"), "compare digits --budget 0.50001,0.50002 --epochs 8"),
     ],
 )
@@ -217,3 +218,14 @@ def test_the_rule_of_thumb_in_the_readme_is_that_of_the_committed_tasks():
     lost = [epochs[task] for task in tasks if best[task] < -0.2]
     others = [epochs[task] for task in tasks if best[task] >= -0.2]
     assert (len(lost), round(min(lost), 1)) == (4, 1.9) and (len(others), round(max(others), 1)) == (7, 1.2)
+
+
+@pytest.mark.parametrize(("losses", "expected"), [([0.3, 0.2], []), ([0.3, 0.3], [[0, 1]]), ([None, None], [])])
+def test_seeds_of_a_trainer_are_told_apart_by_the_loss_of_the_evaluation(losses, expected):
+    """Two seeds can be equally accurate; without a loss nothing is known."""
+    runs = [
+        {"method": "full", "seed": seed, "metric": {"name": "eval_accuracy", "value": 1.0},
+         "history": [{"eval_accuracy": 1.0, "eval_loss": loss}]}
+        for seed, loss in enumerate(losses)
+    ]  # fmt: skip
+    assert equal_seeds(runs) == expected

@@ -78,7 +78,7 @@ class Notes(Watcher):
     def __init__(self):
         self.runs, self.over, self.common, self.without, self.gone = 0, [], [], [], []
 
-    def planned(self, runs, epochs):
+    def planned(self, runs, epochs, look=None):
         self.runs = runs
 
     def finished(self, job, run, *, reused):
@@ -424,6 +424,6 @@ def test_seeds_that_are_one_training_count_once(tmp_path, monkeypatch, seed, dis
         assert not results["equal_seeds"] and "same training" not in " ".join(sentences)
         return
     assert len(sentences) == len(said) and all(map(str.startswith, sentences, said))
-    assert all("Use `seed` in `build`" in sentence for sentence in sentences)
+    assert all("Use `seed` in your function" in sentence for sentence in sentences)
     if len(distinct) < 3:
         assert f"not enough seeds to tell: {len(distinct)} of at least 3" in results["summary"][1]["verdict"]

@@ -169,7 +169,9 @@ def test_comparison(tmp_path, request):
     assert all(row["cpu_ratio"] > 0 for row in rows.values())
     assert results["runs"][0]["metric"]["name"] == "eval_accuracy"
     script = Script.of(file, "make_trainer")
-    with pytest.raises(ValueError, match=r"mine.py, line \d+: make_trainer.* makes a Trainer, which `thresher compare` trains"):
+    with pytest.raises(
+        ValueError, match=r"mine.py, line \d+: make_trainer.* makes a Trainer. Only `thresher compare` takes one"
+    ):
         script.training(script.load(None), 0)
 
 
