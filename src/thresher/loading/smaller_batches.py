@@ -144,6 +144,7 @@ def smaller_sizes(
         smallest = min(1, rounded_up(least * steps / most))
         raise SmallerBatchesError(
             f"An epoch has {steps} batches, and {rows} of its {most} samples are to be trained on, {too_few(least)}: the "
-            f"smallest share is {smallest:g}. Give the loader larger batches, raise the share, or use spend='steps'."
+            f"smallest share is {smallest:g}. Give the loader larger batches, raise the share, or leave out whole steps "
+            "(spend=steps)."
         )
     return StepSizes(steps, rows)

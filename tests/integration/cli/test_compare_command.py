@@ -148,7 +148,7 @@ def test_what_a_method_cannot_have_is_left_out_of_the_default_controls_and_said(
         "is nothing to permute.",
         "Left out is the control smaller of random_backprop:keep=0.02. An epoch has 2 batches, and 2 of its 128 samples are to "
         "be trained on, less than the two a batch that BatchNorm needs: the smallest share is 0.0313. Give the loader larger "
-        "batches, or raise the share.",
+        "batches, raise the share, or leave out whole steps (spend=steps).",
     ]
     lines, page = done.stdout.splitlines(), (out / "report.html").read_text()
     assert all(sentence in lines and sentence in page for sentence in said)
