@@ -104,6 +104,11 @@ class EpochControl(Protocol):
         """Returns the plan of the epoch in progress or, between epochs, of the one that comes next."""
         ...
 
+    @property
+    def keeps_a_row(self) -> bool:
+        """Whether a row of every candidate batch stays."""
+        ...
+
     def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
         """Returns the rows of a candidate batch that the loop sees."""
         ...

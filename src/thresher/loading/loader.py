@@ -162,7 +162,7 @@ class SelectedLoader(OfUser):
         # Rows that a batch method keeps of the last, smaller candidate batch count as well.
         full, rest = divmod(samples, self.ids.batch_size)
         rest = 0 if self.ids.drop_last else rest
-        if self.row_buffer is None:
+        if self.row_buffer is None or (self.row_buffer.size is None and self.control.keeps_a_row):
             return full + bool(rest)
         rows = _rows_of(full * self.ids.batch_size + rest, self.ids.batch_size, self.control)
         if rows is None:
@@ -170,8 +170,6 @@ class SelectedLoader(OfUser):
                 "the length of this epoch is not known before it is over: how many rows of a batch are kept depends on the "
                 "losses. A method with a fixed `keep` has one."
             )
-        if self.row_buffer.size is None:
-            return full + bool(rest)
         full, rest = divmod(rows, self.ids.batch_size)
         return full + bool(rest and not self.ids.drop_last)
 

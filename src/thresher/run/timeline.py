@@ -25,7 +25,7 @@ from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, calls_model, requirements_of
 from thresher.passes.loss_comparison import Comparison
 from thresher.plans import BatchPlan
-from thresher.run.batch_selection import BatchSelection
+from thresher.run.batch_selection import BatchSelection, by_chance
 from thresher.run.before_forward import BeforeForward
 from thresher.run.clock import RunClock
 from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
@@ -156,6 +156,12 @@ class Timeline:
         plan = self.selection.choose(batch, ids, self.position.epoch)
         self.timing.switch(loading)
         return plan
+
+    @property
+    def keeps_a_row(self) -> bool:
+        """Whether a row of every candidate batch stays: not known of a method that draws rows without a share to keep."""
+        stage = self.selection.stage
+        return stage is None or getattr(stage.method, "keep", None) is not None or not by_chance(stage.method)
 
     def count(self, n: int) -> int | None:
         """Returns how many rows of a batch of n are kept; None if that is not known before the losses are."""
