@@ -89,7 +89,7 @@ def middle_of(method: Any, n: int, *, computed: bool) -> dict[str, Any]:
         if run.progress >= 0.25:  # of two epochs
             break
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*was not credited yet")
+        warnings.filterwarnings("ignore", message=".*has not computed the loss of a batch")
         return run.state_dict()
 
 

@@ -544,7 +544,7 @@ def one_alone(rank: int, size: int) -> dict[str, Any]:
         hook = training.optimizer.register_step_pre_hook(lambda *_: time.sleep(0.8 * (next(steps) == last) * rank))
         training.epoch(0)  # process 0 is at the end of the epoch alone
         hook.remove()
-    found["waits"] = [str(one.message) for one in said if "It is waited for" in str(one.message)]
+    found["waits"] = [str(one.message) for one in said if "Still waiting" in str(one.message)]
 
     def save(when: str) -> None:
         if rank == 0:

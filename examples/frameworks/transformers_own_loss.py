@@ -2,7 +2,7 @@
 
 Library: transformers
 State: works with `per_position=`
-Refused: without it: "has a loss of its own. Give per_position="; other losses: "would train another loss"
+Refused: without it: "computes another loss. Give per_position="; other losses: "would train another loss"
 
 The trainer has the loss as in full training, here with class weights. `per_position` gives the same loss by position: it is
 compared with that of the trainer, and divided by what the trainer divides by.

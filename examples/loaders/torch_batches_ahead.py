@@ -2,7 +2,7 @@
 
 Library: torch
 State: works with `ids=run.ids_of(x)`
-Refused: `ids=run.ids`: "while batch 0 waits for its loss"
+Refused: `ids=run.ids`: "but batch 0 has no loss yet"
 
 `run.ids` is of the batch that came last. Where the losses are of tensors of the batch, or of outputs of `run.model` for them,
 these name the rows, and `ids=` is not needed. Here the inputs are new tensors. A state that is saved after the last batch of an

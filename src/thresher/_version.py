@@ -19,6 +19,6 @@ def warn_if_newer(package: str, tested: tuple[int, int], module: str) -> None:
     here = version(package)
     if tuple(map(int, re.findall(r"\d+", here)[:2])) > tested:
         warn(
-            f"{module} is tested with {package} up to {tested[0]}.{tested[1]}, and {here} is installed: what it follows may "
-            "have changed. Compare a training with FullData() and one without Thresher first: they must be equal."
+            f"{module} is tested with {package} up to {tested[0]}.{tested[1]}, but {here} is installed. Check first that "
+            "training with FullData() gives the same weights as training without Thresher."
         )

@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-UNSEEN = "the loop called neither run.model nor run.criterion, so that its passes cannot be counted"
+UNSEEN = "the loop called neither run.model nor run.criterion, so its passes cannot be counted"
 
 
 @dataclass

@@ -1,12 +1,13 @@
-"""Selection in reinforcement learning of language models: which prompts get rollouts, and which rollouts are trained on.
+"""Selection in reinforcement learning of language models: which prompts get rollouts (answers), and which rollouts to train on.
 
-The functions are pure, of rewards, for any trainer. Policies remember what they have seen, and choose the prompts that get
-rollouts next. `thresher.trl` ties both to TRL's GRPOTrainer.
+The functions compute from rewards alone, and work with any trainer. Policies store rewards of earlier rollouts, and choose the
+next prompts. `thresher.trl` connects both to TRL's GRPOTrainer.
 
-- GRESO (arXiv:2506.02177, github.com/Infini-AI-Lab/GRESO) skips prompts that lately gave all rollouts the same reward, which
-  teach nothing: the longer, the more likely. How likely adapts to how many such prompts come all the same.
-- PODS (arXiv:2504.13818, github.com/YixuanEvenXu/pods) makes many rollouts of a prompt, which is cheap, and trains on those few
-  whose rewards vary most.
+- GRESO (arXiv:2506.02177, github.com/Infini-AI-Lab/GRESO) skips prompts whose recent rollouts all had the same reward, because
+such groups have no gradient: the longer this lasts, the more likely. The probability adapts to the number of such prompts that
+come nevertheless.
+- PODS (arXiv:2504.13818, github.com/YixuanEvenXu/pods) samples many rollouts of a prompt, which is cheap, and trains on the few
+whose rewards vary most.
 """
 
 import math
@@ -26,11 +27,11 @@ STEP, LOWEST, HIGHEST = 0.01, 0.05, 0.95
 
 
 class Exploration(NamedTuple):
-    """Bases of the chances of prompts: a prompt that was too easy c times in a row gets rollouts with chance easy^c.
+    """Probabilities of prompts: a prompt that was too easy c times in succession gets rollouts with probability easy^c.
 
     Attributes:
-        easy: Base for prompts that were too easy, in [0.05, 0.95].
-        hard: Base for prompts that were too hard, in [0.05, 0.95].
+        easy: Factor for each visit at which a prompt was too easy, in [0.05, 0.95].
+        hard: Factor for each visit at which a prompt was too hard, in [0.05, 0.95].
 
     Example:
         >>> Exploration().adjusted(easy_share=0.2, hard_share=0.0)
@@ -43,13 +44,13 @@ class Exploration(NamedTuple):
     def adjusted(
         self, easy_share: float, hard_share: float, *, easy_target: float = 0.25 / 3, hard_target: float = 0.5 / 3
     ) -> "Exploration":
-        """Returns the bases after a step: less where too many prompts taught nothing, more where few did.
+        """Returns the factors after a step: lower if too many prompts were too easy or too hard, higher if few were.
 
         Args:
             easy_share: Share of the step's prompts that were too easy, [0, 1].
             hard_share: Share of the step's prompts that were too hard, [0, 1].
-            easy_target: Share of easy prompts that is aimed at, [0, 1]. Default and published: 0.25 / 3.
-            hard_target: Share of hard prompts that is aimed at, [0, 1]. Default and published: 0.5 / 3.
+            easy_target: Target share of easy prompts, [0, 1]. Default and published: 0.25 / 3.
+            hard_target: Target share of hard prompts, [0, 1]. Default and published: 0.5 / 3.
 
         Raises:
             ValueError: A share is outside [0, 1].
@@ -57,7 +58,7 @@ class Exploration(NamedTuple):
         shares = {"easy_share": easy_share, "hard_share": hard_share, "easy_target": easy_target, "hard_target": hard_target}
         for name, share in shares.items():
             if not 0 <= share <= 1:
-                raise ValueError(f"adjusted: `{name}` is a share, within [0, 1], got {share!r}")
+                raise ValueError(f"adjusted: `{name}` must be a share, within [0, 1], got {share!r}")
 
         def moved(base: float, share: float, target: float) -> float:
             return min(HIGHEST, max(LOWEST, round(base - STEP if share >= target else base + STEP, 12)))
@@ -66,16 +67,16 @@ class Exploration(NamedTuple):
 
 
 def trailing_visits(rewards: Tensor, *, easy: float = EASY_REWARD, hard: float = HARD_REWARD) -> tuple[Tensor, Tensor]:
-    """Counts the last visits in a row at which a prompt was too easy, or too hard.
+    """Counts for each prompt how many of its last visits in succession were too easy, or too hard.
 
     Args:
-        rewards: Mean reward of the rollouts of each prompt at each visit, the latest last, shape (V, P); NaN where a prompt was
-            not visited, which neither counts nor ends a row.
-        easy: Mean reward from which on a prompt is too easy. Default and published: 0.98.
-        hard: Mean reward up to which a prompt is too hard. Default and published: 0.11.
+        rewards: Mean reward of the rollouts of each prompt at each visit, the latest last, shape (V, P); NaN if a prompt was
+            not visited, which neither counts nor ends a succession.
+        easy: Mean reward at or above which a prompt is too easy. Default and published: 0.98.
+        hard: Mean reward at or below which a prompt is too hard. Default and published: 0.11.
 
     Returns:
-        Numbers of visits, each of shape (P,), int64; at least one of the two is 0.
+        Numbers of too easy and of too hard visits, each of shape (P,), int64; for each prompt one of them is 0.
 
     Raises:
         ValueError: `rewards` do not have two dimensions, or `hard` is not below `easy`.
@@ -98,15 +99,16 @@ def trailing_visits(rewards: Tensor, *, easy: float = EASY_REWARD, hard: float =
 
 
 def rollout_chances(easy: Tensor, hard: Tensor, bases: Exploration = Exploration()) -> Tensor:  # noqa: B008
-    """Returns the chance of each prompt to get rollouts: max(base^visits, 0.01).
+    """Returns the probability that each prompt gets rollouts: max(base^visits, 0.01).
 
     Args:
         easy: Number of last visits at which each prompt was too easy, shape (P,), int64.
         hard: Number of last visits at which each prompt was too hard, shape (P,), int64.
-        bases: Bases of the chances. Default: 0.5 for both, as at the start of a training.
+        bases: Factors for easy and hard visits. Default: 0.5 for both, as at the start of training.
 
     Returns:
-        Chances, shape (P,), float64, in [0.01, 1]; 1 for a prompt that taught something at its last visit, or has had none.
+        Probabilities, shape (P,), float64, in [0.01, 1]; 1 for a prompt that was neither too easy nor too hard at its last
+        visit, or that was never visited.
 
     Raises:
         ValueError: The shapes differ.
@@ -124,12 +126,12 @@ def rollout_chances(easy: Tensor, hard: Tensor, bases: Exploration = Exploration
 
 
 def choose_prompts(candidates: Tensor, chances: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Returns the first k candidates that chance lets through, in their order; fewer where not so many come through.
+    """Keeps each candidate with its probability, and returns the first k that are kept, in order; fewer if not enough are.
 
     Args:
-        candidates: Prompts in the order in which they are tried, shape (n,), int64; more than k, because some are skipped.
-            Published: 384 for k = 256.
-        chances: Chances of all prompts, shape (P,), as `rollout_chances` returns them.
+        candidates: Prompts in the order in which they are tried, shape (n,), int64; more than k, because some are skipped. The
+            paper uses 384 for k = 256.
+        chances: Probabilities of all prompts, shape (P,), as `rollout_chances` returns them.
         k: Number of prompts that get rollouts, 1 or more.
         generator: Random generator on the CPU.
 
@@ -150,12 +152,12 @@ def choose_prompts(candidates: Tensor, chances: Tensor, k: int, generator: torch
 def choose_rollouts(rewards: Tensor, m: int) -> Tensor:
     """Returns the m rollouts of each prompt whose rewards have the largest variance.
 
-    They are the i highest and the m - i lowest rewards, for the best i: no other subset of m has a larger variance. Of equally
-    good i, the least is taken; of equal rewards, the rollout with the higher number counts as the higher.
+    These are the i highest and the m - i lowest rewards, for the best i: no other m rollouts have a larger variance. Of equally
+    good i, the smallest is taken; of equal rewards, the rollout with the higher number counts as higher.
 
     Args:
         rewards: Rewards of the rollouts, shape (..., n), finite.
-        m: Number of rollouts that are trained on, 1 to n.
+        m: Number of rollouts to train on, 1 to n.
 
     Returns:
         Numbers of the rollouts, ascending, shape (..., m), int64.
@@ -192,7 +194,7 @@ def group_advantages(rewards: Tensor) -> Tensor:
         rewards: Rewards of the rollouts that are trained on, shape (..., m).
 
     Returns:
-        Advantages, shape (..., m); 0 where all rewards are equal.
+        Advantages, shape (..., m); 0 if all rewards are equal.
 
     Example:
         >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0]))
@@ -208,13 +210,13 @@ def group_advantages(rewards: Tensor) -> Tensor:
 
 
 def has_signal(rewards: Tensor) -> Tensor:
-    """Returns whether the rollouts of each prompt have different rewards; a group without a difference has no gradient.
+    """Returns whether the rollouts of each prompt have different rewards; if all are equal, there is no gradient.
 
     Args:
         rewards: Rewards of the rollouts, shape (k, G); NaN for a rollout without a reward, which is ignored.
 
     Returns:
-        Shape (k,), bool.
+        Mask of the prompts with different rewards, shape (k,), bool.
 
     Example:
         >>> has_signal(torch.tensor([[1.0, 0.0], [1.0, 1.0], [float("nan"), 1.0]]))
@@ -224,14 +226,14 @@ def has_signal(rewards: Tensor) -> Tensor:
 
 
 class Preflight(NamedTuple):
-    """What rewards of a few rollouts say of a training that is planned.
+    """How many prompts would give no gradient, estimated from a few rollouts before training.
 
     Attributes:
-        dead: Share of the prompts whose rollouts all have the same reward, [0, 1]. Skipping leaves them out where their
-            advantages are exactly 0, which they are for rewards of 0 and 1.
-        easy: Share of the prompts that are dead with a mean reward of `middle` or more, [0, 1].
-        hard: Share of the prompts that are dead with a smaller one or none, [0, 1].
-        dead_with: Share that would be dead with 2, 4, ... of these rollouts, by their number.
+        dead: Share of the prompts whose rollouts all have the same reward, [0, 1]. They can be skipped without loss if their
+            advantages are exactly 0, as with rewards of 0 and 1.
+        easy: Share of the prompts that are dead and have a mean reward of `middle` or more, [0, 1].
+        hard: Share of the prompts that are dead and have a lower mean reward or none, [0, 1].
+        dead_with: Share of dead prompts with 2, 4, ... of these rollouts, by the number of rollouts.
 
     Example:
         >>> preflight([[0.5, 0.5]])
@@ -245,12 +247,12 @@ class Preflight(NamedTuple):
 
 
 def preflight(rewards: ArrayLike | Tensor, *, middle: float = 0.5) -> Preflight:
-    """Returns how many prompts teach nothing, from the rewards of a few rollouts of each of some prompts.
+    """Estimates how many prompts would give no gradient, from the rewards of a few rollouts per prompt.
 
     Args:
         rewards: Rewards, shape (P, G), G >= 2; NaN for a rollout without a reward.
-        middle: Mean reward from which on a prompt that teaches nothing is easy; else it is hard. Default: 0.5, for rewards
-            in [0, 1].
+        middle: Mean reward at or above which a prompt without a gradient counts as easy, otherwise as hard. Default: 0.5, for
+            rewards in [0, 1].
 
     Raises:
         ValueError: `rewards` have another shape.
@@ -286,9 +288,9 @@ def _dead_with(rewards: Tensor, size: int) -> float:
 
 
 class Uniform:
-    """Policy that gives every prompt rollouts once, in random order, and then again.
+    """Policy that chooses every prompt once, in random order, and then starts again.
 
-    A policy is any object with these four methods. It draws with a generator of its own, and is the same on every rank.
+    A policy is any object with these four methods. It has a random generator of its own, and must be the same on every rank.
 
     Args:
         prompts: Number of prompts, 1 or more.
@@ -310,7 +312,7 @@ class Uniform:
         self.queue = torch.empty(0, dtype=torch.int64)
 
     def propose(self, k: int) -> list[int]:
-        """Returns the ids of k prompts, [0, prompts), that get rollouts next.
+        """Returns the ids of the k prompts to sample rollouts for next: a list of numbers in [0, prompts).
 
         Args:
             k: Number of prompts, 1 or more.
@@ -318,7 +320,7 @@ class Uniform:
         return self._next(k).tolist()
 
     def observe(self, ids: list[int], rewards: Tensor) -> None:
-        """Takes the rewards of rollouts into account.
+        """Updates the policy with the rewards of rollouts.
 
         Args:
             ids: Ids of the prompts.
@@ -331,10 +333,10 @@ class Uniform:
         return {**tensors, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on with a state that was saved.
+        """Loads a saved state.
 
         Args:
-            state: Result of `state_dict`.
+            state: State that `state_dict` returned.
         """
         self.generator.set_state(state["generator"])
         for name, value in state.items():
@@ -349,7 +351,7 @@ class Uniform:
 
 
 class Greso(Uniform):
-    """Policy that skips prompts that lately gave all rollouts the same reward: the longer, the likelier (arXiv:2506.02177).
+    """Policy that tends to skip prompts whose recent rollouts all had the same reward (GRESO, arXiv:2506.02177).
 
     Args:
         prompts: Number of prompts, 1 or more.
@@ -369,7 +371,7 @@ class Greso(Uniform):
         self.bases = Exploration()
 
     def propose(self, k: int) -> list[int]:
-        """Returns the ids of k prompts that chance has let through."""
+        """Returns the ids of the k prompts to sample rollouts for next."""
         chances, prompts = rollout_chances(self.easy, self.hard, self.bases), torch.empty(0, dtype=torch.int64)
         while len(prompts) < k:
             missing = k - len(prompts)
@@ -393,20 +395,22 @@ class Greso(Uniform):
         return super().state_dict() | {"bases": tuple(self.bases)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on with a state that was saved."""
+        """Loads a saved state."""
         super().load_state_dict(state)
         self.bases = Exploration(*state["bases"])
 
 
 class Thompson(Uniform):
-    """Policy that prefers prompts whose pass rate is near a target, by draws of Beta posteriors (MoPPS, arXiv:2507.04632).
+    """Policy that prefers prompts whose pass rate is near a target (MoPPS, arXiv:2507.04632).
+
+    It draws pass rates from a Beta posterior of each prompt, and takes the draws nearest to the target (Thompson sampling).
 
     Args:
         prompts: Number of prompts, 1 or more.
         seed: Random seed. Default: 0.
-        target: Pass rate that teaches most, (0, 1). Default: 0.5.
-        decay: Weight of older visits at each new one, (0, 1]. Default: 0.5.
-        pool: Number of candidates for each prompt that is proposed, 1 or more. Default: 4.
+        target: Pass rate to prefer, (0, 1). Default: 0.5.
+        decay: Factor on the weight of older rewards with each new visit, (0, 1]. Default: 0.5.
+        pool: Number of random candidates per prompt to propose, 1 or more. Default: 4.
 
     Raises:
         ValueError: An argument is out of its range.
@@ -428,7 +432,7 @@ class Thompson(Uniform):
         self.target, self.decay, self.pool = target, decay, pool
 
     def propose(self, k: int) -> list[int]:
-        """Returns the ids of those k prompts of a random pool whose draws are nearest to the target."""
+        """Returns the ids of the k prompts in a random pool whose draws are nearest to the target."""
         pool = torch.randperm(self.prompts, generator=self.generator)[: self.pool * k]
         gamma: Any = torch._standard_gamma  # pyright: ignore[reportPrivateImportUsage]
         passed, failed = (gamma(one[pool], generator=self.generator) for one in (self.passed, self.failed))
@@ -437,7 +441,7 @@ class Thompson(Uniform):
         return nearest.repeat(-(-k // len(nearest)))[:k].tolist()
 
     def observe(self, ids: list[int], rewards: Tensor) -> None:
-        """Moves the posteriors of the pass rates.
+        """Updates the posteriors of the pass rates.
 
         Args:
             ids: Ids of the prompts.
@@ -447,7 +451,7 @@ class Thompson(Uniform):
             ValueError: A reward is outside [0, 1].
         """
         if bool((rewards < 0).any()) or bool((rewards > 1).any()):
-            raise ValueError("Thompson: a pass rate needs rewards within [0, 1]; use Greso or Uniform, or scale the rewards")
+            raise ValueError("Thompson: rewards must be within [0, 1]; scale the rewards, or use Greso or Uniform")
         known, passed, seen = torch.tensor(ids), rewards.double().nansum(1).cpu(), (~rewards.isnan()).sum(1).double().cpu()
         self.passed[known] = self.decay * self.passed[known] + (1 - self.decay) + passed
         self.failed[known] = self.decay * self.failed[known] + (1 - self.decay) + seen - passed

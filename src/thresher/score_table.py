@@ -1,4 +1,4 @@
-"""Table of scores: one number per sample of a dataset, with the origin and the cost of the scores."""
+"""Table of scores: a number for each sample of a dataset, with the origin and the cost of the scores."""
 
 import hashlib
 import json
@@ -18,11 +18,11 @@ METADATA = b"thresher"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scores:
-    """One number per sample, larger for harder samples. Two tables are equal if their contents are.
+    """Table with a score for each sample, larger for harder samples. Tables with equal contents are equal.
 
     Args:
         ids: Ids of the samples that have a score, shape (K,), int64, ascending.
-        values: Scores of these samples, shape (K,), stored as float32; NaN or infinite where no score could be computed.
+        values: Scores of these samples, shape (K,), stored as float32; NaN or infinite if no score could be computed.
         name: Name of the score, such as "el2n". Default: "score".
         labels: Classes of these samples, shape (K,), int64. Default: None, there are no classes.
         forward: Number of samples that were put through a forward pass to get the scores, 0 or more. Default: 0.
@@ -89,8 +89,8 @@ class Scores:
         complete = samples == len(self.ids)
         if samples > n or (complete and samples != n):
             raise ValueError(
-                f"Scores: `{self.name}` is of {samples}{'' if complete else ' or more'} samples, the dataset has {n}. Score "
-                "this dataset; a sample that has no score can be given NaN."
+                f"Scores: `{self.name}` is of {samples}{'' if complete else ' or more'} samples, but the dataset has {n}. "
+                "Score this dataset; a sample may have the score NaN."
             )
         return torch.full((n,), torch.nan).index_copy_(0, self.ids, self.values)
 
@@ -108,18 +108,18 @@ class Scores:
         """Returns the mean score of each sample over several tables, such as the tables of several runs; costs are added up.
 
         Args:
-            several: Tables of the same samples and classes, one or more. A mean is finite only where every score is.
+            several: Tables of the same samples and classes, one or more. A mean is finite only if all its scores are.
 
         Raises:
             ValueError: `several` is empty, or the tables have different samples or classes.
         """
         if not several:
-            raise ValueError("Scores.mean: needs one or more scores, got none")
+            raise ValueError("Scores.mean: pass one or more scores, got none")
         first = several[0]
         for other in several[1:]:
             same = torch.equal(first.ids, other.ids) and (first.labels is None) == (other.labels is None)
             if not same or (first.labels is not None and other.labels is not None and not first.labels.equal(other.labels)):
-                raise ValueError(f"Scores.mean: {other!r} is of other samples or classes than {first!r}")
+                raise ValueError(f"Scores.mean: {other!r} has other samples or classes than {first!r}")
         names = list(dict.fromkeys(scores.name for scores in several))
         return Scores(
             first.ids,
@@ -132,10 +132,10 @@ class Scores:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a Parquet file with the columns id, score and, where there are classes, label; its metadata has the rest.
+        """Writes a Parquet file with the columns id, score and, if there are classes, label; its metadata has the rest.
 
         Args:
-            path: File to write; its folder is made if needed.
+            path: File to write; its folder is created if needed.
 
         Raises:
             ImportError: pyarrow is not installed.
@@ -170,11 +170,11 @@ class Scores:
                 table = pq.read_table(file, page_checksum_verification=True)
                 facts = json.loads((table.schema.metadata or {}).get(METADATA, b"{}"))
             except (pa.ArrowException, OSError, ValueError, NotImplementedError) as error:
-                raise ValueError(f"{path}: damaged, or no Parquet file: {error}") from error
+                raise ValueError(f"{path}: damaged, or not a Parquet file: {error}") from error
         if not {"id", "score"} <= set(table.column_names):
             have = ", ".join(table.column_names) or "none"
             raise ValueError(
-                f"{path}: scores have the columns id, score and, where there are classes, label; this file has {have}"
+                f"{path}: scores must have the columns id, score and, if there are classes, label; this file has {have}"
             )
         try:
             return _from_table(table, facts)
@@ -236,7 +236,7 @@ def _from_table(table: Any, facts: Any) -> Scores:
         ValueError: The metadata is not a dict, or a column has missing values.
     """
     if not isinstance(facts, dict):
-        raise ValueError(f"metadata of another kind: {facts!r}")
+        raise ValueError(f"unexpected metadata: {facts!r}")
     kinds = {"id": "int64", "score": "float32", "label": "int64"}
     names = [name for name in kinds if name in table.column_names]
     for name in names:

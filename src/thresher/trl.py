@@ -1,6 +1,6 @@
-"""Selection in TRL's GRPOTrainer: rows without a gradient are left out, and a policy may choose the prompts.
+"""Selection with TRL's GRPOTrainer: skips rows without a gradient; a policy may choose the prompts.
 
-Five methods of the trainer are wrapped, and each calls the trainer's own.
+Five methods of the trainer are wrapped; each wrapper calls the original method.
 """
 
 import zlib
@@ -38,15 +38,15 @@ STATE = "thresher_prompts.pt"
 
 
 class Picks:
-    """What a selection has done since this process began.
+    """Counts of what a selection has done since this process began.
 
     Attributes:
-        groups: Number of groups of rollouts that were made.
-        groups_with_signal: Number of them whose rewards differ.
-        tokens_generated: Number of tokens that were generated, on this rank.
-        rows: Number of rows of the batches of the loss, on this rank; with several iterations, each counts.
-        rows_trained: Number of them that were trained on.
-        tokens_trained: Number of tokens of completions in these rows.
+        groups: Number of groups of rollouts (a group has the rollouts of one prompt).
+        groups_with_signal: Number of groups whose rewards differ, so that there is a gradient.
+        tokens_generated: Number of generated tokens on this rank.
+        rows: Number of rows in batches of the loss, on this rank; with several iterations, each counts.
+        rows_trained: Number of rows that were trained on.
+        tokens_trained: Number of completion tokens in the rows that were trained on.
 
     Example:
         >>> picks = Picks()
@@ -56,7 +56,7 @@ class Picks:
         rows trained on         8 of 32 (25 %)
         tokens generated        0
         tokens trained on       0
-        time saved              unknown: compare with a training without the selection
+        time saved              unknown: compare with training without the selection
     """
 
     def __init__(self) -> None:
@@ -64,13 +64,13 @@ class Picks:
         self.rows = self.rows_trained = self.tokens_trained = 0
 
     def summary(self) -> str:
-        """Returns the counts, one per line."""
+        """Returns the counts as text, one per line."""
         facts = {
             "groups with a signal": _of(self.groups_with_signal, self.groups),
             "rows trained on": _of(self.rows_trained, self.rows),
             "tokens generated": f"{self.tokens_generated:,}",
             "tokens trained on": f"{self.tokens_trained:,}",
-            "time saved": "unknown: compare with a training without the selection",
+            "time saved": "unknown: compare with training without the selection",
         }
         return "\n".join(f"{name:<24}{value}" for name, value in facts.items())
 
@@ -80,37 +80,37 @@ def _of(part: int, whole: int) -> str:
 
 
 def attach(trainer: Any, policy: Any = None, *, rollouts: int | None = None, refill: bool = False, cap: float = 3) -> Picks:
-    """Attaches a selection to a GRPOTrainer, whose script stays as it is.
+    """Attaches a selection to a GRPOTrainer; the rest of the script does not change.
 
     A group of rollouts whose rewards are all equal has advantages of 0, and no gradient. Its rows are left out of the forward
-    and backward passes of the training, and the loss is scaled such that the gradient is that of the whole batch, up to
-    rounding. The metrics that TRL logs cover the rows that are kept.
+    and backward passes, and the loss is scaled such that the gradient equals the gradient of the whole batch, up to rounding.
+    Metrics logged by TRL cover the kept rows.
 
     Args:
         trainer: GRPOTrainer of TRL, before it trains.
-        policy: Policy that chooses the prompts, such as `thresher.rl.Thompson(len(prompts))`; it changes what is trained on.
+        policy: Policy that chooses the prompts, such as `thresher.rl.Thompson(len(prompts))`. This changes the training data.
             Default: the prompts of the trainer's loader.
-        rollouts: Number of rollouts of each group that are trained on, those whose rewards vary most (PODS, arXiv:2504.13818),
-            2 or more; it changes what is trained on. Default: all.
-        refill: Whether further prompts get rollouts until the batch is full of groups with a signal (dynamic sampling of
-            DAPO, arXiv:2503.14476). A step learns more, and generates more: count tokens. Without a policy, the prompts come in
-            random order. Default: False.
-        cap: Number of groups that a step may generate, as a multiple of its batch, 1 or more. If fewer of them have a signal
-            than fill the batch, it stays smaller. Default: 3.
+        rollouts: Number of rollouts of each group to train on, 2 or more: the rollouts whose rewards vary most (PODS,
+            arXiv:2504.13818). This changes the training data. Default: all.
+        refill: Whether to sample rollouts for further prompts until the batch is full of groups whose rewards differ (dynamic
+            sampling of DAPO, arXiv:2503.14476). Each step then also generates more tokens. Without a policy, the prompts come
+            in random order. Default: False.
+        cap: Largest number of groups that a step may generate, as a multiple of its batch, 1 or more. If too few groups have
+            different rewards, the batch stays smaller. Default: 3.
 
     Returns:
-        What was picked by now; `summary` says it in words.
+        `Picks`, whose counts are updated during training; print `summary()` to see them.
 
     Raises:
         TypeError: `trainer` is not a GRPOTrainer, or the policy is a class or lacks a method.
-        ValueError: A setting of the trainer gives a gradient to rows without an advantage, or lets rows depend on each other;
-            or the policy is of another dataset, or `rollouts` or `cap` is out of its range.
-        RuntimeError: While it trains: a group holds different prompts, or a batch has entries that are not known.
+        ValueError: With a setting of the trainer, rows without an advantage have a gradient, or rows depend on each other; or
+            the policy has another number of prompts than the dataset, or `rollouts` or `cap` is out of its range.
+        RuntimeError: Raised in training: a group has different prompts, or a batch has unknown entries.
     """
     if not all(hasattr(trainer, name) for name in ("_prepare_inputs", "_generate_and_score_completions", "_calculate_rewards")):
         raise TypeError(f"thresher.trl.attach: `trainer` must be a GRPOTrainer of TRL, got {type(trainer).__name__}")
     if isinstance(trainer, Selection):
-        raise ValueError("thresher.trl.attach: the trainer has a selection already")
+        raise ValueError("thresher.trl.attach: the trainer has a selection already; call attach once")
     _check_trainer(trainer)
     _check_choice(trainer, policy, rollouts)
     if refill:
@@ -141,32 +141,32 @@ def _check_trainer(trainer: Any) -> None:
     }
     refused = [reason for reason, holds in reasons.items() if holds]
     if refused:
-        raise ValueError(f"thresher.trl.attach: what is left out would not be exact. Not supported: {'; '.join(refused)}.")
+        raise ValueError(f"thresher.trl.attach: skipping rows would change gradients. Not supported: {'; '.join(refused)}.")
     args, batches = trainer.args, trainer.args.steps_per_generation * trainer.num_iterations
     if args.save_strategy == "steps" and args.save_steps * args.gradient_accumulation_steps % batches:
         warn(
-            f"TRL goes on exactly only where a checkpoint lies between two generations: save_steps={args.save_steps} x "
+            f"TRL resumes exactly only from a checkpoint between two generations: save_steps={args.save_steps} x "
             f"gradient_accumulation_steps={args.gradient_accumulation_steps} is not a multiple of the {batches} batches of one."
         )
 
 
 def _check_choice(trainer: Any, policy: Any, rollouts: int | None) -> None:
     if isinstance(policy, type):
-        raise TypeError(f"thresher.trl.attach: `policy` is a class; make one of it: {policy.__name__}(len(prompts))")
+        raise TypeError(f"thresher.trl.attach: `policy` must be an instance, got a class: pass {policy.__name__}(len(prompts))")
     needed = () if policy is None else ("propose", "observe", "state_dict", "load_state_dict")
     if missing := ", ".join(name for name in needed if not hasattr(policy, name)):
         raise TypeError(f"thresher.trl.attach: the policy {type(policy).__name__} lacks {missing}; see thresher.rl.Uniform")
     prompts = getattr(policy, "prompts", None)
     if prompts is not None and prompts != len(trainer.train_dataset):
         raise ValueError(
-            f"thresher.trl.attach: the policy is of {prompts} prompts, and the dataset has {len(trainer.train_dataset)}"
+            f"thresher.trl.attach: the policy has {prompts} prompts, but the dataset has {len(trainer.train_dataset)}"
         )
     if rollouts is None:
         return
     if not 2 <= rollouts <= trainer.num_generations:
         raise ValueError(f"thresher.trl.attach: `rollouts` must be within [2, {trainer.num_generations}], got {rollouts}")
     if trainer.scale_rewards == "batch":
-        raise ValueError("thresher.trl.attach: `rollouts` with scale_rewards='batch' would scale by rollouts that are left out")
+        raise ValueError("thresher.trl.attach: `rollouts` does not support scale_rewards='batch'; use scale_rewards='group'")
     if trainer.args.per_device_train_batch_size * rollouts % trainer.num_generations:
         raise ValueError(
             f"thresher.trl.attach: {rollouts} of {trainer.num_generations} rollouts do not divide the "
@@ -187,7 +187,7 @@ def _check_refill(trainer: Any, cap: float) -> None:
 
 
 class Selection:
-    """The methods of a GRPOTrainer that `attach` puts before the trainer's own."""
+    """Wrappers of methods of a GRPOTrainer, which `attach` installs."""
 
     _policy: Any
     _rollouts: int | None
@@ -301,7 +301,7 @@ class Selection:
             if len(set(prompts[start : start + group])) > 1:
                 sampler = type(trainer._get_train_sampler()).__name__
                 raise RuntimeError(
-                    f"thresher.trl: rows {start} to {start + group - 1} are a group of {group} rollouts and hold different "
+                    f"thresher.trl: rows {start} to {start + group - 1} are a group of {group} rollouts but have different "
                     f"prompts: their advantages mix prompts. The sampler is {sampler}: leave it to TRL, and choose prompts by "
                     "a policy."
                 )
@@ -321,9 +321,7 @@ class Selection:
             return
         file = Path(checkpoint) / STATE
         if not file.is_file():
-            raise ValueError(
-                f"thresher.trl: {checkpoint} has no {STATE}: it was saved without this policy, which would begin anew"
-            )
+            raise ValueError(f"thresher.trl: {checkpoint} has no {STATE}: it was saved without this policy. Resume without it")
         self._policy.load_state_dict(torch.load(file, weights_only=True))
 
 
@@ -362,15 +360,15 @@ def _counted(inputs: Mapping[str, Any]) -> Tensor:
 
 
 def without_other_rows(inputs: Mapping[str, Any], keep: Tensor, loss_type: str) -> dict[str, Any]:
-    """Returns some rows of a batch of the loss, scaled such that their gradient is that of the whole batch.
+    """Keeps some rows of a batch, scaled such that their gradient equals the gradient of the whole batch.
 
     Args:
         inputs: Batch of the loss of TRL: tensors with a row per rollout, and the number of tokens of the step.
-        keep: Rows, ascending, shape (K,), int64; the others have advantages of 0.
-        loss_type: Loss of the trainer, which says what it divides by.
+        keep: Rows to keep, ascending, shape (K,), int64; all other rows must have advantages of 0.
+        loss_type: Setting `loss_type` of the trainer, which determines the divisor of the loss.
 
     Raises:
-        RuntimeError: The batch has entries that are not known.
+        RuntimeError: The batch has unknown entries.
 
     Example:
         >>> mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
@@ -382,7 +380,7 @@ def without_other_rows(inputs: Mapping[str, Any], keep: Tensor, loss_type: str) 
     present = {name: value for name, value in inputs.items() if value is not None}
     unknown = sorted(set(present) - BY_ROW - {"num_items_in_batch"})
     if unknown:
-        raise RuntimeError(f"thresher.trl: the batch of the loss has entries that are not known: {', '.join(unknown)}")
+        raise RuntimeError(f"thresher.trl: unknown entries in the batch: {', '.join(unknown)}. Use a tested TRL (docs/rl.md)")
     mask = _counted(present)
     scale = 1.0
     if loss_type in MEAN_OVER_ROWS:

@@ -35,7 +35,7 @@ METHODS = {
 }
 OWN_PASSES = ("kakurenbo", "twice")
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*the loop had not asked run.loader for a further batch:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*but before the end of the loop over run.loader:UserWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
 ]
 
@@ -342,7 +342,7 @@ def resumed(name, method, workers, monkeypatch, *, in_mid_epoch):
 
 
 OTHER_NUMBERS = "draws random numbers in worker processes"
-NOT_TRAINED = "a batch was yielded whose loss was not credited yet"
+NOT_TRAINED = "the loop has not computed the loss of a batch"
 TRIED_QUICK = [(name, CASES[name].methods[0]) for name in CASES]
 BETWEEN_QUICK = [one for one in TRIED_QUICK if CASES[one[0]].runs_ahead or one[0] == "transformers_masking"]
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 
 N, B, EPOCHS = 32, 8, 4
-NOT_ASKED = "epoch 0, when the loop had not asked run.loader for a further batch.*run it now"
+NOT_ASKED = "epoch 0, but before the end of the loop over run.loader.*run it now"
 
 
 class Training:
@@ -184,7 +184,7 @@ def test_a_state_saved_before_the_last_batch_goes_on_within_the_epoch(save_insid
 def test_a_run_that_goes_on_otherwise_than_its_saved_state_says_so():
     training = Training()
     train_two_batches(training)
-    with pytest.warns(UserWarning, match="left epoch 0 by break goes on within epoch 0.*this run begins epoch 1"):
+    with pytest.warns(UserWarning, match="left epoch 0 by break continues within epoch 0.*this run begins epoch 1"):
         training.sizes()
     inside = Training()
     train_two_batches(inside, save_inside=True)
@@ -195,6 +195,6 @@ def test_a_look_at_a_batch_is_no_epoch_that_was_left():
     training = Training()
     for _ in training.run.loader:
         break
-    with pytest.warns(UserWarning, match="not credited yet"):
+    with pytest.warns(UserWarning, match="has not computed the loss of a batch"):
         training.saved()
     assert training.sizes(2) == [4, 4]

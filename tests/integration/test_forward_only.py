@@ -31,7 +31,7 @@ def step(run, net, x, y, data):
 def test_nothing_shows_that_it_trained(data):
     """It looks like an evaluation: the same epoch begins again, and a warning names the way out."""
     run = attached(thresher.UniformSubset(0.5), net := nn.Linear(10, 4))
-    with pytest.warns(UserWarning, match=r"A pass over run.loader without training.*forward passes only.*enable_grad\(\) once"):
+    with pytest.warns(UserWarning, match=r"A loop over run.loader without training.*forward passes only.*enable_grad\(\) once"):
         for _ in range(3):
             for x, y in run.loader:
                 step(run, net, x, y, data)

@@ -65,8 +65,8 @@ def test_ctrl_c(method, settings, place):
     with pytest.raises(KeyboardInterrupt):
         first.train(place)
     expected = {
-        "yielded": ["state_dict: a batch was yielded whose loss was not credited yet"],
-        "forwarded": ["state_dict: a batch was yielded whose loss was not credited yet"],
+        "yielded": ["state_dict: the loop has not computed the loss of a batch"],
+        "forwarded": ["state_dict: the loop has not computed the loss of a batch"],
         "stepped": [],
     }.get(place, ["load_state_dict: the state was saved within a step"])
     with warnings.catch_warnings(record=True) as caught:
@@ -76,7 +76,7 @@ def test_ctrl_c(method, settings, place):
         second.run.load_state_dict(state)
     said = [str(one.message) for one in caught]
     assert [s for s in said if s.startswith("load_state_dict: the state was saved after the loop had left epoch 0")]
-    assert [s for s in said if "not credited yet" in s or "within a step" in s] == [
+    assert [s for s in said if "has not computed the loss of a batch" in s or "within a step" in s] == [
         s for s in said for begin in expected if s.startswith(begin)
     ]
     assert len([s for s in said if any(map(s.startswith, expected))]) == len(expected)
@@ -102,7 +102,7 @@ def test_break(saved):
     else:
         state = first.run.state_dict()
         with pytest.warns(
-            UserWarning, match="had left epoch 0 by break, return or an exception. The run goes on within epoch 0"
+            UserWarning, match="had left epoch 0 by break, return or an exception. The run continues within epoch 0"
         ):
             second.run.load_state_dict(state)
     second.train()
@@ -116,7 +116,7 @@ def test_a_group_that_is_accumulated_is_lost_and_a_given_up_step_is_not():
         x, y = next(batches)
         first.run.criterion(first.run.model(x), y).backward()
     state, second = first.run.state_dict(), Training(thresher.FullData(), {})
-    with pytest.warns(UserWarning, match="optimizer step was not made yet"):
+    with pytest.warns(UserWarning, match="had no optimizer step yet"):
         second.run.load_state_dict(state)
     first.optimizer.zero_grad()  # as after gradients that overflowed
     second.run.load_state_dict(first.run.state_dict())

@@ -177,7 +177,7 @@ def test_what_several_processes_cannot_train_is_refused_before_anything_is_writt
         "jobs": "--jobs 2: 2 processes train each run together, one run after the other. Leave the option out",
         "batch": "the training loader has batches of 63 samples, of which 2 processes cannot have equal parts",
         "batch sampler": "the training loader has a batch sampler of its own, of which 2 processes",
-        "some": "has a SubsetRandomSampler, whose order is dealt out to several processes",
+        "some": "has a SubsetRandomSampler, whose order is divided among several processes",
     }
     for one in results:
         assert one["refusals"]["refused"] == "False"

@@ -167,7 +167,7 @@ def test_resumed_between_epochs(name):
     state, weights = run.state_dict(), {key: value.clone() for key, value in net.state_dict().items()}
     other, net, optimizer = make()
     net.load_state_dict(weights)
-    with pytest.warns(UserWarning, match="had not asked run.loader for a further batch"):
+    with pytest.warns(UserWarning, match="but before the end of the loop over run.loader"):
         other.load_state_dict(state)
     assert other.epoch == 2
     for _ in range(EPOCHS - 2):
@@ -208,7 +208,7 @@ def test_saved_before_the_last_batch_was_trained():
     for i, batch in zip(range(5), run.loader, strict=False):
         if i < 4:
             step(run, optimizer, batch)
-    with pytest.warns(UserWarning, match="not credited yet"):
+    with pytest.warns(UserWarning, match="has not computed the loss of a batch"):
         state = run.state_dict()
     assert state["ranks"][0]["epoch"] == 1
 
@@ -261,7 +261,7 @@ def test_cycle_is_refused(batch):
     batches = itertools.cycle(run.loader)
     for _ in range(len(run.loader)):
         step(run, optimizer, next(batches))
-    with pytest.raises(RuntimeError, match=r"earlier pass.*itertools.cycle.*while True: for batch in run.loader"):
+    with pytest.raises(RuntimeError, match=r"earlier epoch.*itertools.cycle.*while True: for batch in run.loader"):
         step(run, optimizer, next(batches))
     assert run.cost.backward == 36
 
@@ -336,7 +336,7 @@ class Background:
 
 def test_another_thread_that_iterates_is_refused():
     run, _, optimizer = make()
-    with pytest.raises(RuntimeError, match=r"another thread.*num_workers"):
+    with pytest.raises(RuntimeError, match=r"in another.*num_workers"):
         for batch in Background(run.loader, 2):
             step(run, optimizer, batch)
     assert run.cost.steps == 1

@@ -199,7 +199,7 @@ def test_loaders(name):
     compare(METHODS["kakurenbo"], LOADERS[name], (3, 3))
 
 
-@pytest.mark.filterwarnings("ignore:.*the loop had not asked run.loader for a further batch")
+@pytest.mark.filterwarnings("ignore:.*but before the end of the loop over run.loader")
 @pytest.mark.parametrize("name", ["own generator", "shuffle"])
 @pytest.mark.parametrize("batch", [1, 6, 7, 8])
 def test_every_place_of_an_epoch(name, batch):
@@ -263,7 +263,7 @@ def test_a_batch_that_was_not_credited_is_warned_about():
     training = Training(METHODS["full"], LOADERS["shuffle"])
     batches = iter(training.run.loader)
     x, y = next(batches)
-    with pytest.warns(UserWarning, match="not credited yet"):
+    with pytest.warns(UserWarning, match="has not computed the loss of a batch"):
         training.run.state_dict()
     training.run.criterion(training.run.model(x), y)
     with warnings.catch_warnings():
@@ -313,7 +313,7 @@ def test_batch_methods_with_workers(name):
     compare(method, LOADERS["workers, own generator"], (1, 2), **settings)
 
 
-@pytest.mark.filterwarnings("ignore:.*the loop had not asked run.loader for a further batch")
+@pytest.mark.filterwarnings("ignore:.*but before the end of the loop over run.loader")
 @pytest.mark.parametrize("loader", depth(["drop last", "computed"], ["shuffle", "computed", "drop last", "weighted"]))
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_every_place_of_a_gathered_epoch(batch, loader):
@@ -386,7 +386,7 @@ def test_loading_into_a_run_in_use():
     first.train(stop=(1, 1))
     used = copy.deepcopy(first.save())
     expected = torch.load(io.BytesIO(used), weights_only=True)["run"]
-    with pytest.warns(UserWarning, match="goes on within epoch 1"):
+    with pytest.warns(UserWarning, match="continues within epoch 1"):
         first.train(stop=(1, 2))
     x, y = next(iter(first.run.loader))
     first.run.criterion(first.run.model(x), y)
@@ -401,14 +401,14 @@ def test_loading_into_a_run_in_use():
 @pytest.mark.parametrize(
     ("saved", "loaded", "message"),
     [
-        ("twice", "once", "forward_passes='twice', this run has 'once'"),
-        ("once", "twice", "forward_passes='once', this run has 'twice'"),
-        ("once", "stale", "forward_passes='once', this run has 'twice'"),
-        ("random, filled", "random", "forward_passes='twice', this run has 'once'"),
-        ("random", "random, filled", "forward_passes='once', this run has 'twice'"),
-        ("random", "once", "'random_backprop', this run has 'selective_backprop'"),
-        ("once", "infobatch", r"'selective_backprop', this run has 'infobatch\+selective_backprop'"),
-        ("kakurenbo", "once", r"'kakurenbo\+selective_backprop', this run has 'selective_backprop'"),
+        ("twice", "once", "forward_passes='twice', but this run has 'once'"),
+        ("once", "twice", "forward_passes='once', but this run has 'twice'"),
+        ("once", "stale", "forward_passes='once', but this run has 'twice'"),
+        ("random, filled", "random", "forward_passes='twice', but this run has 'once'"),
+        ("random", "random, filled", "forward_passes='once', but this run has 'twice'"),
+        ("random", "once", "'random_backprop', but this run has 'selective_backprop'"),
+        ("once", "infobatch", r"'selective_backprop', but this run has 'infobatch\+selective_backprop'"),
+        ("kakurenbo", "once", r"'kakurenbo\+selective_backprop', but this run has 'selective_backprop'"),
     ],
 )
 def test_states_of_another_batch_method_are_refused(saved, loaded, message):

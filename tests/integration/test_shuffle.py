@@ -158,7 +158,9 @@ def resumed(method, stop, *, mid=0, **settings):
 
 OTHER_LOADERS = ({"num_workers": 2}, {"drop_last": True}, {"num_workers": 1, "persistent_workers": True})
 EVERY_LOADER = [(method, number) for method in PLANS for number in range(3)]
-quiet = pytest.mark.filterwarnings("ignore:.*the loop had not asked", "ignore:Loss and uncertainty", "ignore:.*two forward")
+quiet = pytest.mark.filterwarnings(
+    "ignore:.*but before the end of the loop over run.loader", "ignore:Loss and uncertainty", "ignore:.*two forward"
+)
 
 
 @quiet
@@ -229,7 +231,7 @@ def test_a_broken_epoch_and_a_look_take_an_order_as_without_a_run():
     assert training.ids() == order(2, seed=5) and training.run.epoch == 2
 
 
-@pytest.mark.filterwarnings("ignore:.*was not credited yet")
+@pytest.mark.filterwarnings("ignore:.*has not computed the loss of a batch")
 def test_an_evaluation_of_the_rest_of_an_epoch_is_taken_back():
     first = Training(thresher.UniformSubset(keep=0.6), data=DATA)
     first.epoch(batches=3)
@@ -392,12 +394,12 @@ def test_samplers_of_other_sizes():
     kept = set(few.run.plan.ids.tolist())
     few.epoch()
     assert few.ids() == [i for i in order(0, n=20) if i in kept]
-    with pytest.raises(IndexError, match=r"a Shuffle over 51 samples, and its dataset has 50: use a sampler of the dataset"):
+    with pytest.raises(IndexError, match=r"a Shuffle over 51 samples, but its dataset has 50: give the sampler this dataset"):
         Training(shuffle=Shuffle(range(51))).epoch()
 
 
 def test_processes_that_share_the_ids_are_refused():
-    with pytest.raises(ValueError, match="a Shuffle for 2 processes, and there is no process group of several processes"):
+    with pytest.raises(ValueError, match="a Shuffle for 2 processes, but there is no process group of several processes"):
         Training(shuffle=Shuffle(range(N), num_replicas=2, rank=0))
     Training(shuffle=Shuffle(range(N), num_replicas=1, rank=0)).epoch()
 

@@ -239,7 +239,7 @@ def test_a_regression_and_losses_of_the_loop_need_no_signals():
             None,
             r"has 8 samples, of which a share of 0\.1 is less than one a batch: the smallest share is 0\.125\.",
         ),
-        (0.2, [nn.BatchNorm1d(8)], r"less than the two a batch that BatchNorm needs: the smallest share is 0\.25\."),
+        (0.2, [nn.BatchNorm1d(8)], r"fewer than two per batch, which BatchNorm needs: the smallest share is 0\.25\."),
     ],
 )
 def test_too_few_rows_are_refused_with_the_smallest_share(share, features, message):
@@ -253,9 +253,7 @@ def test_too_few_rows_are_refused_with_the_smallest_share(share, features, messa
 
 
 def test_other_methods_and_lists_are_refused_with_the_way_out():
-    message = (
-        r"Stream, an IterableDataset: its samples have no ids.* A share itself, as in attach\(0\.5, .* UniformRows\(0\.5\)"
-    )
+    message = r"Stream, an IterableDataset, whose samples have no index.* A share, as in attach\(0\.5, .* UniformRows\(0\.5\)"
     for method in (thresher.Winnow(0.5), [thresher.UniformSubset(0.5), thresher.SelectiveBackprop(keep=0.5)]):
         with pytest.raises(TypeError, match=message):
             attached(method)
@@ -264,9 +262,7 @@ def test_other_methods_and_lists_are_refused_with_the_way_out():
 @pytest.mark.parametrize("spend", ["steps", "batches"])
 @pytest.mark.parametrize("method", [0.5, thresher.RandomBackprop(keep=0.5)])
 def test_there_is_no_plan_to_spend(method, spend):
-    with pytest.raises(
-        ValueError, match="`spend`: `loader` iterates over an IterableDataset, which has no epoch plan to spend"
-    ):
+    with pytest.raises(ValueError, match="`spend`: `loader` iterates over an IterableDataset, for which it has no effect"):
         attached(method, spend=spend)
 
 

@@ -156,7 +156,7 @@ def test_what_only_process_0_has(results):
     assert found == {"records": "10", "trained": "260", "data_map": "10", "plan": "no plan"}
     for name in ("run.records", "run.trained", "run.data_map()"):
         message = elsewhere[name.removeprefix("run.").removesuffix("()")]
-        assert message.startswith(f"{name}: process 0 keeps the records of all samples, and this is process 1 of 2. Ask")
+        assert message.startswith(f"{name}: only process 0 stores the values of all samples, and this is process 1 of 2. Call")
     assert elsewhere["plan"] == "no plan"
 
 
@@ -219,18 +219,18 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(results):
 
 REFUSED = {
     "shuffle=True": "RandomSampler, by which each of the 2 processes would train on all.*DistributedSampler.*thresher.Shuffle",
-    "another rank": "deals out its samples to process [01] of 2, and this is process [01] of 2",
-    "another group": "deals out its samples to process [01] of 3",
-    "over other samples": "DistributedSampler over 9 samples, and its dataset has 2561",
+    "another rank": "loads the samples for process [01] of 2, but this is process [01] of 2",
+    "another group": "loads the samples for process [01] of 3",
+    "over other samples": "DistributedSampler over 9 samples, but its dataset has 2561",
     "a stream": "Stream, an IterableDataset.*Use a map-style dataset",
     "own order": "ImportanceSampling draws the order of training, but .* use shuffle=True",
     "stale losses": "Use every_epochs=1",
-    "by chance without losses": "Tossed keeps rows by chance and without losses.*Use forward_passes='twice'",
+    "by chance without losses": "Tossed keeps a random number of rows.*Use forward_passes='twice'",
     "another seed": "DisagreementError.*\n  seed is 0 on rank 0, and 1 on rank 1",
     "another setting": r"method is UniformSubset\(keep=0.5, .*\) on rank 0, and UniformSubset\(keep=0.6, .*\) on rank 1",
     "another size": "samples is 8 on rank 0, and 16 on rank 1",
     "another sampler seed": "sampler.seed is 0 on rank 0, and 1 on rank 1",
-    "too few samples": "the dataset has 1 samples, and there are 2 processes",
+    "too few samples": "the dataset has 1 samples, but there are 2 processes",
     "another epoch": "sampler.set_epoch` sets it is 0 on rank 0, and 1 on rank 1",
 }
 
@@ -248,9 +248,9 @@ def test_a_state_that_one_process_alone_saves_is_refused_and_the_training_goes_o
     """Within an epoch the other process is in the middle of the gradients, which must not be mixed with a call of the run."""
     found = of_all(results, "one_alone")
     for when in ("within", "between"):
-        assert "run.state_dict() was reached in process 0 of 2, and not within 0.3 s in 1. All" in found[0][when]
+        assert "run.state_dict() was reached in process 0 of 2, and not within 0.3 s in 1. Call" in found[0][when]
     assert found[0]["waits"] == [
-        f"{what} was reached in process 0 of 2, and not within 0.3 s in 1. It is waited for: all processes must reach it."
+        f"{what} was reached in process 0 of 2, and not within 0.3 s in 1. Still waiting: all processes must reach it."
         for what in ("thresher.attach", "The end of epoch 0")
     ]
     assert found[1]["waits"] == []
@@ -263,7 +263,7 @@ def test_attached_too_early(monkeypatch):
     )
     monkeypatch.setattr("thresher.run.several_processes.in_several_processes", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
-    with pytest.raises(RuntimeError, match="before torch.distributed.init_process_group, so that each of the 2 processes"):
+    with pytest.raises(RuntimeError, match="before torch.distributed.init_process_group, so each of the 2 processes"):
         iter(run.loader)
     check_attached_late_enough(had_group=True)
 
@@ -282,4 +282,7 @@ def test_the_last_epoch_ends_with_detach(results, name, kept):
 def test_one_process_alone_may_log_a_loss_and_not_ask_for_a_plan_after_the_training(results):
     for own, other in zip(*(one["left_open"]["weights"] for one in results), strict=True):
         assert torch.equal(own, other)
-    assert f"no plan of epoch {cases.EPOCHS + 1} before all processes begin it together" in results[0]["left_open"]["length"]
+    assert (
+        f"The samples of epoch {cases.EPOCHS + 1} are not chosen before all processes begin it"
+        in results[0]["left_open"]["length"]
+    )

@@ -290,7 +290,7 @@ def test_what_is_refused():
     run = thresher.attach(thresher.FullData(), loader=DataLoader(parts()[0], B), criterion=nn.CrossEntropyLoss(), epochs=1)
     with pytest.raises(ValueError, match="run.data_map: the run does not observe: use thresher.observe"):
         run.data_map()
-    with pytest.raises(ValueError, match="IterableDataset, whose samples have no ids to observe them by"):
+    with pytest.raises(ValueError, match="IterableDataset; use a map-style dataset"):
         thresher.attach(0.5, loader=DataLoader(Stream(), 2), criterion=nn.CrossEntropyLoss(), epochs=1, observe=True)
     run, _ = trained(epochs=1)
     with pytest.raises(ValueError, match="`labels` must be the class of each of 30 samples, got 3"):
@@ -398,7 +398,7 @@ def of_stored(method, held, trained_on, *, soft=False, epochs=3, **settings):
                 optimizer.step()
         run.data_map()
         found = run.data_map()
-    return run, found, batches, [one for one in said if "are not those that the criterion gets" in str(one.message)]
+    return run, found, batches, [one for one in said if "differ from the labels that the criterion gets" in str(one.message)]
 
 
 FINE = torch.arange(200) % 4

@@ -94,7 +94,7 @@ def test_what_is_refused():
     for wrong in ({"target": 1.0}, {"decay": 0.0}, {"pool": 0}):
         with pytest.raises(ValueError, match="Thompson: `target` must be within"):
             rl.Thompson(3, **wrong)
-    with pytest.raises(ValueError, match=r"a pass rate needs rewards within \[0, 1\]; use Greso or Uniform"):
+    with pytest.raises(ValueError, match=r"rewards must be within \[0, 1\]; scale the rewards, or use Greso or Uniform"):
         rl.Thompson(3).observe([0], torch.tensor([[2.0, 0.0]]))
     for shape in ((3,), (0, 4), (2, 1)):
         with pytest.raises(ValueError, match="preflight: `rewards` must have shape"):

@@ -88,12 +88,12 @@ def test_dense():
     assert full(ids=torch.tensor([0, 2, 3])).dense(6).nan_to_num(-1).tolist()[::2] == [0.5, -1, -1]
     found = full().dense(6)
     assert found.dtype == torch.float32 and found.isnan().tolist() == [False, True, True, True, True, False]
-    with pytest.raises(ValueError, match="Scores: `el2n` is of 6 or more samples, the dataset has 5"):
+    with pytest.raises(ValueError, match="Scores: `el2n` is of 6 or more samples, but the dataset has 5"):
         full().dense(5)
     whole = Scores(torch.arange(3), torch.zeros(3), "el2n")
     assert whole.dense(3).tolist() == [0, 0, 0] and whole.samples == 3
     for n in (2, 4):
-        with pytest.raises(ValueError, match=f"`el2n` is of 3 samples, the dataset has {n}"):
+        with pytest.raises(ValueError, match=f"`el2n` is of 3 samples, but the dataset has {n}"):
             whole.dense(n)
     none = Scores(torch.empty(0, dtype=torch.int64), torch.empty(0))
     assert none.dense(0).tolist() == [] and none.samples == 0
@@ -107,9 +107,9 @@ def test_mean():
     assert mean.provenance == {"mean_of": [one.provenance, two.provenance]}
     assert Scores.mean([one, full(name="grand")]).name == "mean of el2n, grand"
     for other in (full(ids=torch.tensor([0, 2, 4])), full(labels=None), full(labels=torch.tensor([3, 1, 1]))):
-        with pytest.raises(ValueError, match="is of other samples or classes than"):
+        with pytest.raises(ValueError, match="has other samples or classes than"):
             Scores.mean([one, other])
-    with pytest.raises(ValueError, match="needs one or more scores, got none"):
+    with pytest.raises(ValueError, match="pass one or more scores, got none"):
         Scores.mean([])
 
 
@@ -150,7 +150,11 @@ def test_a_file_that_was_not_written_by_save(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "metadata", "message"),
     [
-        ({"id": [0, 1], "loss": [0.1, 0.2]}, None, "scores have the columns id, score and, .* label; this file has id, loss"),
+        (
+            {"id": [0, 1], "loss": [0.1, 0.2]},
+            None,
+            "scores must have the columns id, score and, .* label; this file has id, loss",
+        ),
         ({"id": [0, 0], "score": [0.1, 0.2]}, None, "`ids` must be ascending from 0 on, without repeats"),
         ({"id": [0, None], "score": [0.1, 0.2]}, None, "the column id has missing values"),
         ({"id": [0, 1], "score": [0.1, 0.2], "label": [None, 1]}, None, "the column label has missing values"),
@@ -159,7 +163,7 @@ def test_a_file_that_was_not_written_by_save(tmp_path):
         ({"id": [0, 1], "score": [[1], [2]]}, None, "cast"),
         ({"id": [0], "score": [0.1]}, "{", "damaged"),
         ({"id": [0], "score": [0.1]}, json.dumps({"forward": "many"}), "'<' not supported|invalid"),
-        ({"id": [0], "score": [0.1]}, "[1]", "metadata of another kind"),
+        ({"id": [0], "score": [0.1]}, "[1]", "unexpected metadata"),
     ],
 )
 def test_wrong_columns_name_the_file(tmp_path, columns, metadata, message):
@@ -180,7 +184,7 @@ def test_a_damaged_file_is_named(tmp_path):
     }
     for content in damaged.values():
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"scores\.parquet: damaged, or no Parquet file"):
+        with pytest.raises(ValueError, match=r"scores\.parquet: damaged, or not a Parquet file"):
             Scores.load(path)
     with pytest.raises(FileNotFoundError, match="not-there"):
         Scores.load(tmp_path / "not-there.parquet")

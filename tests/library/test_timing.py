@@ -209,7 +209,7 @@ def test_each_step_has_the_rows_that_batchnorm_needs(share):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), 10, shuffle=True)
     given_ = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer, "epochs": 2}
-    with pytest.raises(ValueError, match=r"less than the two a batch that BatchNorm needs: the smallest share is 0\.2"):
+    with pytest.raises(ValueError, match=r"fewer than two per batch, which BatchNorm needs: the smallest share is 0\.2"):
         thresher.attach(0.05, **given_)
     run = thresher.attach(share, **given_)
     assert min(train(run, optimizer, 1)) == int(10 * share)

@@ -9,7 +9,7 @@ from thresher import _version
 def test_a_newer_package_is_said(monkeypatch, recwarn, here, newer):
     monkeypatch.setattr(_version, "version", lambda package: here)
     if newer:
-        with pytest.warns(UserWarning, match=f"thresher.lightning is tested with lightning up to 2.6, and {here} is installed"):
+        with pytest.warns(UserWarning, match=f"thresher.lightning is tested with lightning up to 2.6, but {here} is installed"):
             _version.warn_if_newer("lightning", (2, 6), "thresher.lightning")
     else:
         _version.warn_if_newer("lightning", (2, 6), "thresher.lightning")

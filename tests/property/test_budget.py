@@ -115,7 +115,7 @@ def test_too_few_rows_a_batch_are_refused_with_the_smallest_share(size, hundredt
     if rows == training.samples or rows >= least * training.steps:
         training.attach(hundredths / 100, 2)
         return
-    reason = "less than the two a batch that BatchNorm needs" if normalised else "less than one a batch"
+    reason = "fewer than two per batch, which BatchNorm needs" if normalised else "less than one a batch"
     with pytest.raises(ValueError, match=f"{reason}: the smallest share is") as said:
         training.attach(hundredths / 100, 2)
     named = float(str(said.value).split("the smallest share is ")[1].split(". Give")[0])

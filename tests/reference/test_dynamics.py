@@ -210,7 +210,7 @@ def test_histories_of_another_form_are_refused(score: Callable[..., Scores]) -> 
         (lambda: tdds(torch.rand(5, 2, 2), window=5), r"tdds: `window` must be .* within \[2, 4\], got 5"),
         (lambda: tdds(torch.rand(5, 2, 2), window=2.0), r"tdds: `window` must be .*, got 2.0"),
         (lambda: tdds(torch.rand(5, 2, 2), window=2, decay=0.0), r"tdds: `decay` is the share .* within \(0, 1\], got 0.0"),
-        (lambda: dual(torch.rand(5, 2), window=2, pruned=1.0), r"dual: `pruned` is the share .* within \(0, 1\), got 1.0"),
+        (lambda: dual(torch.rand(5, 2), window=2, pruned=1.0), r"dual: `pruned` must be a share within \(0, 1\), got 1.0"),
         (lambda: dual(torch.rand(5, 2), window=2, exponent=0.0), "dual: `exponent` must be a finite number above 0, got 0.0"),
     ],
 )
@@ -224,7 +224,7 @@ def test_probabilities_of_a_model() -> None:
     x, y = torch.randn(7, 3), torch.arange(7) % 4
     found, classes = class_probabilities(model, DataLoader(TensorDataset(x, y), 3, shuffle=True))
     assert torch.allclose(found, model(x).softmax(1), atol=1e-6) and torch.equal(classes, y) and not found.requires_grad
-    with pytest.raises(ValueError, match="class_probabilities: the targets are not classes"):
+    with pytest.raises(ValueError, match="class_probabilities: targets are not classes"):
         class_probabilities(model, DataLoader(TensorDataset(x, x), 3))
     with pytest.raises(ValueError, match=r"class_probabilities: outputs must score classes, shape \(n, classes\), got \(3,\)"):
         class_probabilities(nn.Flatten(0), DataLoader(TensorDataset(x[:, :1], y), 3))

@@ -135,8 +135,11 @@ def test_advantages() -> None:
         ),
         (lambda: rl.choose_rollouts(torch.zeros(3), 4), r"`m` must be a whole number of rollouts within \[1, 3\], got 4"),
         (lambda: rl.choose_rollouts(torch.zeros(()), 1), r"`m` must be .* within \[1, 0\], got 1"),
-        (lambda: rl.Exploration().adjusted(1.5, 0.0), r"adjusted: `easy_share` is a share, within \[0, 1\], got 1.5"),
-        (lambda: rl.Exploration().adjusted(0.5, 0.0, hard_target=math.nan), "adjusted: `hard_target` is a share, .* got nan"),
+        (lambda: rl.Exploration().adjusted(1.5, 0.0), r"adjusted: `easy_share` must be a share, .* got 1.5"),
+        (
+            lambda: rl.Exploration().adjusted(0.5, 0.0, hard_target=math.nan),
+            "adjusted: `hard_target` must be a share, .* got nan",
+        ),
     ],
 )
 def test_arguments_out_of_range_are_refused(call: Any, message: str) -> None:

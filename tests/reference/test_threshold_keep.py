@@ -233,7 +233,7 @@ def test_histories_out_of_range_are_refused(history: Any) -> None:
 
 @pytest.mark.usefixtures("shared_traces")
 def test_its_losses_are_divided_by_the_rows_of_the_batch() -> None:
-    with pytest.raises(ValueError, match="`criterion`: ThresholdKeep divides the losses of the rows that it keeps by the rows"):
+    with pytest.raises(ValueError, match="`criterion`: ThresholdKeep divides kept losses by the number of rows"):
         thresher.attach(
             ThresholdKeep(), loader=planted("rare", 0).loader(), criterion=torch.nn.CrossEntropyLoss(reduction="sum"),
             model=torch.nn.Linear(20, 2), epochs=1, forward_passes="twice",

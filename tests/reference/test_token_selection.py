@@ -73,7 +73,7 @@ def test_wrong_arguments():
         TokenSelection(keep=0)
     with pytest.raises(TypeError, match="`reference` must be a torch.nn.Module, got Tensor"):
         TokenSelection(reference=torch.ones(3))
-    with pytest.raises(ValueError, match=r"`reference` has the shape \(2,\) and `losses` \(3,\)"):
+    with pytest.raises(ValueError, match=r"`reference` has shape \(2,\), but `losses` has \(3,\)"):
         TokenSelection().chosen(torch.ones(3), None, torch.ones(2))
     with pytest.raises(ValueError, match="`valid` must be a mask of bool"):
         TokenSelection().chosen(torch.ones(3), torch.ones(3))

@@ -89,5 +89,5 @@ def test_other_weights_are_named():
 
 def test_batches_of_a_sampler_are_not_broken_up():
     loader = DataLoader(DATA, batch_sampler=BalancedBatchSampler(DATA.tensors[1], 6))
-    with pytest.raises(ValueError, match="a batch_sampler of its own, BalancedBatchSampler: leaving samples out would break"):
+    with pytest.raises(ValueError, match="a batch_sampler, BalancedBatchSampler: leaving out samples would break"):
         thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=nn.Linear(3, 3), epochs=1)

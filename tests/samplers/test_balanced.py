@@ -127,7 +127,7 @@ def test_one_sample_and_more_processes_than_batches():
         ({"batch_size": 4, "samples_per_class": 3}, r"must be classes_per_batch \* samples_per_class, got 4, None and 3"),
         ({"batch_size": 2, "classes_per_batch": 3}, r"must be classes_per_batch \* samples_per_class, got 2, 3 and None"),
         ({"batch_size": 2, "classes_per_batch": 2, "samples_per_class": 2}, "got 2, 2 and 2"),
-        ({"classes_per_batch": 5, "samples_per_class": 1}, "have 4 classes, and a batch was to have 5: pass a smaller"),
+        ({"classes_per_batch": 5, "samples_per_class": 1}, "have 4 classes, but a batch should have 5: pass a smaller"),
         ({"batch_size": 4, "rank": 1}, "BalancedBatchSampler: give `num_replicas` and `rank` together"),
     ],
 )
@@ -139,5 +139,5 @@ def test_what_is_refused(settings, message):
 def test_labels_and_states_that_are_refused():
     with pytest.raises(ValueError, match="labels must have shape"):
         BalancedBatchSampler([], 2)
-    with pytest.raises(ValueError, match="has batch_size=2, and this sampler has 4"):
+    with pytest.raises(ValueError, match="has batch_size=2, but this sampler has 4"):
         BalancedBatchSampler(LABELS, 4).load_state_dict(BalancedBatchSampler(LABELS, 2).state_dict())

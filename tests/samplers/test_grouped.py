@@ -63,7 +63,7 @@ def test_in_a_loader():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "give `batch_size` or `max_tokens`, got None and None"),
+        ({}, "give either `batch_size` or `max_tokens`, got None and None"),
         ({"batch_size": 4, "max_tokens": 9}, "got 4 and 9"),
         ({"batch_size": 0}, "`batch_size` must be 1 or more, got 0"),
         ({"max_tokens": 7}, "sample 2 has length 8, above max_tokens=7"),
@@ -75,5 +75,5 @@ def test_in_a_loader():
 def test_what_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Grouped(**{"lengths": [1, 2, 8], **settings})
-    with pytest.raises(ValueError, match="the state has window=50, and this sampler has 2"):
+    with pytest.raises(ValueError, match="the state has window=50, but this sampler has 2"):
         Grouped([1], 1, window=2).load_state_dict(Grouped([1], 1).state_dict())

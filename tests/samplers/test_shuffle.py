@@ -146,7 +146,7 @@ def test_states_of_a_pass():
     assert [*first, *other] == order(4, seed=2) and other.state_dict()["consumed"] == N
     other.load_state_dict({**state, "consumed": N})
     assert list(other) == []
-    for changed, message in (({"seed": 3}, "has seed=3, and this sampler has 2"), ({"samples": 51}, "samples=51, and")):
+    for changed, message in (({"seed": 3}, "has seed=3, but this sampler has 2"), ({"samples": 51}, "samples=51, but")):
         with pytest.raises(ValueError, match=message):
             other.load_state_dict({**state, **changed})
 
@@ -175,7 +175,7 @@ def set_to_the_rest_of_epoch_3():
         (
             set_to_the_rest_of_epoch_3,
             ValueError,
-            "rest of epoch 3, after 8 items, and now it is.* Pass consumed=0",
+            "rest of epoch 3, after 8 items, and this one.* pass consumed=0",
         ),
     ],
 )
@@ -205,7 +205,9 @@ def test_an_order_is_not_dealt_out_twice(monkeypatch):
         whole = BatchSampler(Shuffle(range(N), **settings), B, drop_last=False)
         return accelerate.BatchSamplerShard(whole, num_processes=4, process_index=0)
 
-    with pytest.raises(RuntimeError, match="Shuffle deals out its order to 4 processes, and so does .* num_replicas=1, rank=0"):
+    with pytest.raises(
+        RuntimeError, match="Shuffle divides its order among 4 processes, and so does .* num_replicas=1, rank=0"
+    ):
         list(batches())
     assert next(iter(batches(num_replicas=1, rank=0))) == order(0)[:B]
     wrapped = pytest.importorskip("lightning_cases").lightning.fabric.utilities.distributed.DistributedSamplerWrapper

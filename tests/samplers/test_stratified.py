@@ -139,7 +139,7 @@ def test_a_class_for_each_sample_one_class_and_one_sample(drop_last):
         ({"num_replicas": 2, "rank": 2}, r"`rank` must be within \[0, num_replicas\), got 2 and 2"),
         ({"num_replicas": 5}, "`num_replicas` and `rank` together, got 5 and None"),
         ({"scores": [0.5]}, r"`scores` must have shape \(4,\), got \(1,\)"),
-        ({"labels": []}, "with one sample or more"),
+        ({"labels": []}, "with at least one sample"),
         ({"labels": np.zeros((2, 2, 2))}, r"got shape \(2, 2, 2\)"),
     ],
 )
@@ -225,7 +225,7 @@ def test_what_is_no_class_of_each_sample_is_no_class(labels):
     assert run.cost.ratio() < 0.8
     run.detach()
     if not isinstance(labels[0], str):
-        with pytest.raises(ValueError, match="labels must be numbers or strings, one or several of each sample, got"):
+        with pytest.raises(ValueError, match="labels must be numbers or strings, one or several per sample, got"):
             thresher.attach(0.5, loader=loader, stratify=labels, **settings)
 
 

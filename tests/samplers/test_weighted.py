@@ -201,7 +201,9 @@ def test_weights_of_earlier_epochs_are_gone():
     sampler.set_weights([1.0, 1, 1, 0])
     list(sampler)
     sampler.set_epoch(0)
-    with pytest.raises(RuntimeError, match="hold from epoch 1 on, and those of epoch 0 are not known any more: load a state"):
+    with pytest.raises(
+        RuntimeError, match="were changed at epoch 1, and the weights of epoch 0 are no longer stored: load a state"
+    ):
         list(sampler)
 
 
@@ -285,7 +287,7 @@ def test_a_state_between_epochs_and_after_a_drawn_ahead_one():
         ),
         (lambda: WeightedSampler([1, -2.0]), ValueError, "got -2.0 for sample 1.*the weight 0"),
         (lambda: WeightedSampler([float("inf")]), ValueError, "got inf for sample 0"),
-        (lambda: WeightedSampler([0.0, 0]), ValueError, "`weights` are all 0: give one sample"),
+        (lambda: WeightedSampler([0.0, 0]), ValueError, "`weights` are all 0: give at least one sample"),
         (lambda: WeightedSampler(3.0), ValueError, r"must have shape \(N,\), a weight per sample, got \(\)"),
         (lambda: WeightedSampler([]), ValueError, r"`weights` must have shape \(N,\), a weight per sample, got \(0,\)"),
         (lambda: WeightedSampler([[1.0]]), ValueError, r"must have shape \(1,\), a weight per sample, got \(1, 1\)"),
@@ -295,27 +297,27 @@ def test_a_state_between_epochs_and_after_a_drawn_ahead_one():
         (
             lambda: WeightedSampler([1.0, 0], replacement=False),
             ValueError,
-            "`num_samples` is 2, and 1 weights are above 0: without.*Pass a smaller num_samples=, or replacement='paced'",
+            "`num_samples` is 2, but only 1 weights are above 0.*Pass a smaller num_samples=, or replacement='paced'",
         ),
         (lambda: WeightedSampler([1.0], seed=0.5), TypeError, "WeightedSampler: `seed` must be a whole number"),
         (lambda: WeightedSampler([1.0], rank=1), ValueError, "WeightedSampler: give `num_replicas` and `rank` together"),
         (lambda: WeightedSampler([1.0]).set_weights([1.0, 2]), ValueError, r"must have shape \(1,\).*got \(2,\)"),
-        (lambda: WeightedSampler([1.0]).set_weights({1: 2.0}), ValueError, r"have the id 1, and ids are within \[0, 1\)"),
+        (lambda: WeightedSampler([1.0]).set_weights({1: 2.0}), ValueError, r"has the id 1, but ids must be within \[0, 1\)"),
         (lambda: WeightedSampler([1.0]).set_weights({0: 0.0}), ValueError, "are all 0"),
         (
             lambda: WeightedSampler([1.0]).load_state_dict(WeightedSampler([2.0]).state_dict()),
             ValueError,
-            "the state has weights=.* Construct it as the one that was saved",
+            "the state has weights=.* Create the sampler with the same arguments",
         ),
         (
             lambda: WeightedSampler([1.0]).load_state_dict(WeightedSampler([1.0], 2).state_dict()),
             ValueError,
-            "the state has num_samples=2, and this sampler has 1",
+            "the state has num_samples=2, but this sampler has 1",
         ),
         (
             lambda: WeightedSampler([1.0]).load_state_dict(WeightedSampler([1.0], seed=2).state_dict()),
             ValueError,
-            "the state has seed=2, and this sampler has 0",
+            "the state has seed=2, but this sampler has 0",
         ),
     ],
 )

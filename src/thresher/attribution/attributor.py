@@ -80,7 +80,7 @@ class HeldBatches:
         self.recent = held
 
     def forget(self) -> None:
-        """Releases all batches, because the training goes on at another point."""
+        """Releases all batches, because training continues from another point."""
         self.recent, self._waiting = [], []
         self._older.clear()
 
@@ -122,9 +122,9 @@ class HeldBatches:
 
 
 AFTER_STEP = (
-    "The loss is of a forward pass whose step is over: another loss of the same samples and the same pass was credited before "
-    "the optimizer stepped, or before later batches were yielded. Nothing was recorded. Ways out: compute all losses of a "
-    "forward pass before the optimizer steps; for a log, call the criterion under torch.no_grad()."
+    "The loss comes from a forward pass whose step is over: another loss of the same samples and pass was recorded before the "
+    "optimizer stepped, or before later batches came. Nothing was recorded. Compute all losses of a forward pass before the "
+    "optimizer steps; for a log, call the criterion under torch.no_grad()."
 )
 ANY_ID = 2**62
 """Upper limit of the ids of a stream, whose number of samples is not known."""
@@ -153,7 +153,7 @@ class Attributor:
         samples: Number of samples of the dataset; 0 for a stream.
         device: Device of ids and weights.
         unknown_rows: Reason why the rows of batches are not their samples in order, once it is found.
-        timing: Books the time of the training.
+        timing: Records how the time of the run is spent.
     """
 
     def __init__(
@@ -283,8 +283,8 @@ class Attributor:
         # come rightly after the pass, as from a prefetcher.
         if batch.credited_rows >= len(batch.ids) and not self._accumulator.has_open(batch):
             raise RuntimeError(
-                "A batch of an earlier pass over run.loader is trained on again. itertools.cycle and other loops that store "
-                "batches never begin the next epoch, so that nothing is selected again. Iterate run.loader once per epoch: "
+                "A batch of an earlier epoch of run.loader is trained on again. itertools.cycle and other loops that store "
+                "batches never begin the next epoch, so no samples are chosen again. Iterate over run.loader once per epoch: "
                 "`while True: for batch in run.loader: ...`. For a replay memory, compute the loss without `run`."
             )
 
@@ -402,7 +402,7 @@ class Attributor:
                 batch.forget()
 
     def forget_batches(self) -> None:
-        """Releases all batches, because the training goes on at another point."""
+        """Releases all batches, because training continues from another point."""
         self._batches.forget()
 
 

@@ -10,13 +10,13 @@ from thresher.attribution.forward_passes import ForwardPass, ForwardPasses, next
 from thresher.cost import Cost
 
 UNCREDITED = (
-    "run.model was called with gradients for inputs that are not a batch of run.loader, and no loss of its outputs was credited"
+    "run.model was called with gradients for inputs that are not a batch of run.loader, and its outputs got no recorded loss"
 )
 PARTS = (
-    "the loop puts only a part of the rows of a batch through the model, and it is not known which of the samples that were "
-    "not selected it would have left out; take such samples out of the dataset, as with torch.utils.data.Subset"
+    "the loop puts only a part of the rows of a batch through the model, so the cost of full training is unknown; take the "
+    "samples that the loop leaves out out of the dataset, as with torch.utils.data.Subset"
 )
-TRANSFORMED = "run.model was called inside of a torch.func transform, such as vmap or grad, whose passes cannot be counted"
+TRANSFORMED = "run.model was called inside a torch.func transform, such as vmap or grad, whose passes cannot be counted"
 
 SOME_DIMENSION = (
     "run.model was called with inputs that are not a batch of run.loader, and the samples of its losses can be along the first "
@@ -81,7 +81,7 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
-        """Continues from the present counters at another point of the training."""
+        """Continues from the present counters at another point of training."""
         self.passes.clear()
         self._unknown = self.cost.unknown
         self._begin_window()

@@ -19,7 +19,7 @@ MOST_OPERATIONS = 4096
 """Largest number of operations searched for the forward pass of a tensor."""
 RECOMPUTED = (
     "run.model was called and differentiated inside of a backward pass, as by torch.utils.checkpoint with use_reentrant=True, "
-    "so that its passes cannot be told apart; pass use_reentrant=False"
+    "so its passes cannot be distinguished; pass use_reentrant=False"
 )
 
 next_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
@@ -34,7 +34,7 @@ def in_transform() -> bool:
 
 
 class ForwardPass:
-    """One forward pass of the training, and the hook that runs when a backward pass reaches its outputs.
+    """One forward pass of the training loop, and the hook that runs when a backward pass reaches its outputs.
 
     Args:
         meter: `cost_meter.Meter` that takes the numbers.

@@ -327,51 +327,50 @@ GIVE_IDS = (
     "repeat= for the number of rows per sample)."
 )
 ITERATE = (
-    "No batch of run.loader was yielded yet: iterate run.loader in place of your own DataLoader. For data that is not of this "
-    "run, such as validation, call it under torch.no_grad()."
+    "No batch of run.loader was yielded yet: iterate over run.loader instead of your own DataLoader. For other data, such as "
+    "validation data, call it under torch.no_grad()."
 )
-NO_GRAD = "For data that is not of this run, such as validation, call it under torch.no_grad()."
+NO_GRAD = "For other data, such as validation data, call it under torch.no_grad()."
 RETURN_INDEX = "Let the dataset return the index of each sample, and pass the indices of the rows as ids=."
 OTHER_DEVICE = 'Batches are on {0}, and the loss is on {1}: give `attach` the model, or device="{1}", without `.to(device)`.'
 SAME_ROWS = "Pass outputs and targets of the same rows."
 ONE_BATCH = "Call it once for each batch; a step may have several calls."
-REPEAT_OF_TENSORS = "Leave `repeat` out, or give the number that the tensors have."
+REPEAT_OF_TENSORS = "Leave out `repeat`, or pass the number of rows per sample in the tensors."
 
-NEW_VALUES = "Targets are new tensors whose values are not the yielded targets of the rows that the outputs name"
+NEW_VALUES = "Targets are new tensors, and their values differ from the targets of the samples that the outputs belong to"
 LET_GO = (
-    "Targets are new tensors, and the values of batch {} are no longer held for a comparison: its loss was "
-    "computed before, or the loader is too many batches ahead. Cast the targets when they are used, or pass "
-    "ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
+    "Targets are new tensors, and the values of batch {} are no longer held for a comparison: its loss was already computed, "
+    "or the loader is too many batches ahead. Cast the targets just before the loss, or pass ids=run.ids_of(tensor) with an "
+    "input or a target as the loader yielded it"
 )
 ANOTHER_BATCH = (
-    "run.ids is of the batch that the loader yielded last, which is another one if the loop got several batches before "
-    "it computed their losses: pass ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
+    "run.ids belongs to the last batch that the loader yielded. If the loop got several batches before it computed losses, "
+    "pass ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
 )
-CONTRADICTION = f"`ids` contradicts the rows that outputs or targets name. {ANOTHER_BATCH}"
+CONTRADICTION = f"`ids` contradicts the samples that outputs or targets belong to. {ANOTHER_BATCH}"
 OTHER_BATCH = f"`ids` are not of {{}}, from which outputs or targets come. {ANOTHER_BATCH}"
 OTHER_ORDER = (
-    "`ids` contradicts the targets: their values are those of these samples, at the rows of other samples. Index `ids` as you "
-    "indexed the targets, and let several rows of one sample stand next to each other. If the targets are meant to be "
-    "other samples', as in the second term of mixup, compute the losses yourself and use run.reduce(losses, ids=...)"
+    "`ids` contradicts the targets: the targets of these samples are at the rows of other samples. Index `ids` as you indexed "
+    "the targets, and keep the rows of a sample next to each other. If the targets should belong to other samples, as in the "
+    "second term of mixup, compute the losses yourself and use run.reduce(losses, ids=...)"
 )
 REPEATED = (
-    "`ids` names a sample more than once. If a sample has several consecutive rows, give its id once and pass `repeat=`; "
-    "if its rows are apart, as with two views or with tokens that a mask picked, add up the losses of each sample yourself, "
-    "and call run.reduce(losses, ids=...)"
+    "`ids` names a sample more than once. If a sample has several consecutive rows, give its id once and pass `repeat=`; if "
+    "its rows are apart, as with two views or masked tokens, add up the losses of each sample yourself, and call "
+    "run.reduce(losses, ids=...)"
 )
 WHICH_BATCH = (
-    "`ids` are those of batch {}, the last that the loader yielded, while batch {} waits for its loss (it was skipped, or the "
-    "loader runs ahead of the loop). Pass ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
+    "`ids` belong to batch {}, the last that the loader yielded, but batch {} has no loss yet (it was skipped, or the loader "
+    "runs ahead of the loop). Pass ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
 )
 STRANGE = (
-    "`ids` names samples that are in no batch that waits for its loss. An id is the position of a sample in the loader's own "
-    "dataset (for a Subset, the position in the subset, not the index of the dataset below it), and of a batch that the loader "
-    "yielded"
+    "`ids` has samples that are not in any batch without a loss. An id is the position of a sample in the loader's dataset "
+    "(for a Subset, the position in the subset, not in the dataset below it), in a batch that the loader yielded"
 )
 UNCLEAR = (
-    ". The batch has a tensor of shape {}: the collate_fn may have put its {} samples along the first dimension or along the "
-    "second, and no batch of another shape has shown which. Let it put the samples first, and use another batch size; or, "
-    "if they are first already, pass ids=run.ids"
+    ". The batch has a tensor of shape {}: its {} samples may be along the first or the second dimension, and no batch of "
+    "another shape has shown which. Make the collate_fn put the samples first, and use another batch size; or, if they are "
+    "first already, pass ids=run.ids"
 )
 
 
@@ -424,8 +423,8 @@ def attribute(tracker: RowTracker, outputs: Any, targets: Any, stated: StatedIds
         if (stated.repeat or 1) > 1 and dimension is not None and dimension.may_be_second:
             # Flattened, (T, B) rows are those of all samples at one time after the other: no rows of a sample are neighbours.
             raise case.refusal(
-                "`repeat` is for rows of a sample that stand next to each other, and batches here have the samples along the "
-                "second dimension",
+                "`repeat` needs the rows of a sample next to each other, but these batches have the samples along the second "
+                "dimension",
                 "Put the samples first and leave out `repeat`, as in "
                 "run.criterion(outputs.permute(1, 2, 0), targets.T, ids=run.ids)",
             )
@@ -505,7 +504,7 @@ class _Case:
         if by_output is not None:
             return rows, self._check_values(unknown, by_output)
         if unknown:
-            raise self.refusal("Some targets are of a known batch, others are not", GIVE_IDS)
+            raise self.refusal("Some targets come from a known batch, others do not", GIVE_IDS)
         return rows, ()
 
     def _one_of(self, lookups: list[Lookup], name: str) -> Rows | None:
@@ -528,8 +527,7 @@ class _Case:
         if moved.changed is not None:
             raise self.refusal(f"Cannot tell which samples this loss belongs to: {moved.changed}")
         raise self.refusal(
-            f"Outputs went through {moved.by} after the model returned them, which can move rows or is not known to keep "
-            "their order",
+            f"Outputs went through {moved.by} after the model returned them, which may change the order of rows",
             GIVE_IDS,
         )
 
@@ -578,7 +576,7 @@ def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
         # `run.ids` has the samples as they were drawn. Here their rows are known to stand in another order, so that each loss
         # would be recorded for another sample, without a word.
         raise case.refusal(
-            f"`ids` are of the samples as they were drawn, and their rows are not: {own.batch.unknown}", RETURN_INDEX
+            f"`ids` are in the order of the sampler, but the rows of the batch are not: {own.batch.unknown}", RETURN_INDEX
         )
     flags: tuple[Tensor, ...] = ()
     # A view of the ids of a batch cannot name a row twice, so only ids of other memory are sorted and compared.
@@ -631,7 +629,7 @@ def _check_rows(stated: StatedIds, own: Rows | None, rows: Rows, case: _Case) ->
     if own is not None and own.key == rows.key:
         return ()
     if rows.n != len(ids):
-        raise case.refusal(f"`ids` names {len(ids)} rows, outputs or targets have {rows.n}. {ANOTHER_BATCH}")
+        raise case.refusal(f"`ids` has {len(ids)} rows, but outputs or targets have {rows.n}. {ANOTHER_BATCH}")
     return _all_hold([(rows.ids == ids.to(rows.ids.device)).all()], case, CONTRADICTION)
 
 

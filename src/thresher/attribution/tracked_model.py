@@ -26,12 +26,12 @@ class TrackedModel(nn.Module):
 
     Args:
         module: The user's model.
-        call: Function that runs a forward pass of the training; None for a call of `module`.
+        call: Function that runs a forward pass of the training loop; None for a call of `module`.
         tracker: Remembers the rows of the outputs.
         timer: Times the first training passes.
         device: Device of the model.
         meter: Counts the samples of forward and backward passes.
-        timing: Books the time of the training.
+        timing: Records how the time of the run is spent.
     """
 
     def __init__(

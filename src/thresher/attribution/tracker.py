@@ -75,8 +75,8 @@ class LossDimension:
         elif losses.dim() not in self._is_first:
             raise AttributionError(
                 f"run.reduce: losses of shape {tuple(losses.shape)} for {n} samples: the samples can be along the first "
-                "dimension or along the second, as with a model whose outputs have the time first. Nothing was recorded. If "
-                "they are along the first, pass ids=run.ids, repeat=1; else transpose the losses and masks first."
+                "dimension or along the second, as in time-first outputs of an RNN. Nothing was recorded. If they are along "
+                "the first, pass ids=run.ids, repeat=1; else transpose the losses and masks first."
             )
 
 
@@ -213,7 +213,7 @@ class RowTracker(Uncopied):
             return lookup
         if changed is not None:
             return Lookup(None, "a tensor of the batch that was changed in place since the loader yielded it", changed=changed)
-        return Lookup(None, "a view of a batch that does not show whole rows")
+        return Lookup(None, "a view of a batch that has only parts of rows")
 
     def look_inputs(self, tree: Any) -> Lookup:
         """Looks up the rows of all inputs of the model together.

@@ -1,4 +1,4 @@
-"""Records of a training in several processes: rank 0 keeps them, and all ranks send it what they wrote once per epoch."""
+"""Records of a run in several processes: rank 0 stores them, and all ranks send it their new values once per epoch."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

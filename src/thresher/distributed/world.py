@@ -1,4 +1,4 @@
-"""The ranks of a training as processes of torch.distributed, and the check that all have the same settings."""
+"""The ranks of a training run as processes of torch.distributed, and the check that all have the same settings."""
 
 import atexit
 import hashlib
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class World(ABC):
-    """The processes of a training, its ranks, which all call the same functions in the same order. Rank 0 keeps the books.
+    """The processes (ranks) of a training run, which all call the same functions in the same order. Rank 0 stores the records.
 
     Values that are sent are plain values, tensors on the host, and dicts, lists and tuples of them.
     """
@@ -159,7 +159,7 @@ class World(ABC):
 
 
 class Alone(World):
-    """The world of a training in one process.
+    """The world of a training run in one process.
 
     Example:
         >>> ALONE.total(3), ALONE.gather(np.array([1, 2]))
@@ -183,7 +183,7 @@ class Alone(World):
 
 
 ALONE = Alone()
-"""World of a training in one process."""
+"""World of a training run in one process."""
 
 
 @cache
@@ -241,12 +241,12 @@ class ProcessWorld(World):
                 f"{', '.join(map(str, missing))}."
             )
             if missing and patient:
-                warn(f"{said} It is waited for: all processes must reach it.")
+                warn(f"{said} Still waiting: all processes must reach it.")
                 end = float("inf")
             elif late and not patient and store.add(place, -1) < self.size - 1:
                 raise RuntimeError(
-                    f"{said} All processes take part: call it in every process, even if only "
-                    "one writes the file. Nothing was sent to the others, and the training can go on."
+                    f"{said} Call it in every process, even if only one writes the file. Nothing was sent, and training can "
+                    "continue."
                 )
             time.sleep(BETWEEN_LOOKS_S)
 
@@ -299,7 +299,7 @@ LONGEST = 200
 
 
 class DisagreementError(RuntimeError):
-    """The ranks of a training have different settings; every rank raises the error, which names the settings."""
+    """The ranks of a training run have different settings; every rank raises the error, which names the settings."""
 
 
 def agree(world: World, facts: Mapping[str, Any]) -> None:
@@ -326,7 +326,7 @@ def agree(world: World, facts: Mapping[str, Any]) -> None:
     names = [*facts, *sorted({name for one in every for name in one} - set(facts))]
     lines = [f"  {_difference(name, [one.get(name, 'missing') for one in every])}" for name in names]
     raise DisagreementError(
-        "The processes of this training were started with different settings:\n"
+        "The processes of this run were started with different settings:\n"
         + "\n".join(line for line in lines if line.strip())
         + "\nStart all of them with the same settings."
     )

@@ -13,8 +13,8 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 DDP_ORDER = (
-    "a DistributedDataParallel. Around it, the gradients of the processes would not be averaged, and each process would train "
-    "another model. Put subset_backward inside: DistributedDataParallel(thresher.subset_backward(module))"
+    "a DistributedDataParallel. With subset_backward around it, gradients would not be averaged between processes. Put "
+    "subset_backward inside: DistributedDataParallel(thresher.subset_backward(module))"
 )
 SHARDED_ORDER = (
     "sharded by fully_shard, which gathers the parameters by hooks that a traced graph does not call. Put subset_backward "
@@ -22,8 +22,8 @@ SHARDED_ORDER = (
     "block, before fully_shard(model). Without sharded blocks it is fully_shard(thresher.subset_backward(model))"
 )
 FLAT = (
-    "sharded by FullyShardedDataParallel, which is not supported: it makes one flat tensor of the parameters of a module. Use "
-    "torch.distributed.fsdp.fully_shard(thresher.subset_backward(module))"
+    "sharded by FullyShardedDataParallel, which is not supported, because it flattens the parameters of a module into one "
+    "tensor. Use torch.distributed.fsdp.fully_shard(thresher.subset_backward(module))"
 )
 
 

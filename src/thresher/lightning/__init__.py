@@ -1,4 +1,4 @@
-"""Selection in trainings of the package `lightning`: `Selection` is a callback, and the module stays as it is.
+"""Selection with Lightning: `Selection` is a callback, and the module does not change.
 
 It needs the extra `lightning`: `pip install 'thresher[lightning]'`.
 """

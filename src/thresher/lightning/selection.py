@@ -1,4 +1,4 @@
-"""`Selection`: the callback that has a LightningModule trained on a selection of samples."""
+"""`Selection`: a callback with which Lightning trains on selected samples."""
 
 import inspect
 from collections.abc import Callable
@@ -25,13 +25,13 @@ from thresher.run.several_processes import has_group
 
 
 class EpochBatches(OfUser):
-    """The batches of a run, one pass per epoch. Other attributes are read from the user's DataLoader.
+    """Loader for Lightning that yields the batches of a run. Other attributes are read from the user's DataLoader.
 
     Args:
         loader: Loader of the run.
-        begins: Function that is called when an epoch begins, with its number of batches.
-        resumes: Whether the first pass goes on where a saved run stopped. It begins with its first batch, because Lightning
-            asks for an iterator before the hooks that come before the epoch, and may then ask for another one.
+        begins: Function that is called when an epoch begins, with the number of batches of the epoch.
+        resumes: Whether the first epoch continues a saved run. It begins at its first batch, not with the iterator, because
+            Lightning asks for an iterator before the hooks of the epoch, and may then ask for another.
     """
 
     def __init__(self, loader: SelectedLoader, begins: Callable[[int], None], *, resumes: bool) -> None:
@@ -41,7 +41,7 @@ class EpochBatches(OfUser):
         self._length: int | None = None
 
     def __len__(self) -> int:
-        """Number of batches of the epoch that began last: after the training, when Lightning asks too, there is no next one."""
+        """Number of batches of the epoch that began last. Lightning asks for it after training, too."""
         return len(self._user) if self._length is None else self._length
 
     def __iter__(self) -> "EpochPass":
@@ -56,28 +56,28 @@ class EpochBatches(OfUser):
         self._begins(length)
 
     def finish(self) -> None:
-        """Ends the epoch in progress, as a `for` loop does that asks for a further batch after the last one.
+        """Ends the epoch in progress, as the end of a `for` loop does.
 
         Raises:
-            RuntimeError: There was a further batch.
+            RuntimeError: The epoch had another batch.
         """
         if self._current is not None:
             self._current.finish()
 
 
 class EpochPass:
-    """One pass over the batches of a run.
+    """Iterator over the batches of one epoch of a run.
 
     Args:
         loader: Loader of the run.
-        begins: Function that is called when the pass begins, with the number of batches of the epoch.
+        begins: Function that is called when the epoch begins, with the number of batches of the epoch.
     """
 
     def __init__(self, loader: SelectedLoader, begins: Callable[[int], None]) -> None:
         self._loader, self._begins, self._batches = loader, begins, None
 
     def begin(self) -> None:
-        """Begins the epoch, or goes on with an interrupted one."""
+        """Begins the epoch, or continues an interrupted epoch."""
         self._batches = iter(self._loader)
         self._begins(length_of(self._loader))
 
@@ -91,15 +91,15 @@ class EpochPass:
         return next(self._batches)
 
     def finish(self) -> None:
-        """Asks for a further batch after the last one.
+        """Ends the epoch by asking for a batch after the last.
 
         Raises:
-            RuntimeError: There is one.
+            RuntimeError: The epoch has another batch.
         """
         if self._batches is not None and next(self._batches, None) is not None:
             raise RuntimeError(
-                f"The epoch has more batches than the {len(self._loader)} that its loader has named: its sampler does not "
-                "yield as many ids as it says. Make the sampler's __len__ right, or use shuffle=True."
+                f"The epoch has more batches than the {len(self._loader)} that its loader announced: the __len__ of its "
+                "sampler is wrong. Correct it, or use shuffle=True."
             )
 
 
@@ -110,7 +110,7 @@ def length_of(loader: SelectedLoader) -> int:
         loader: Loader of a run.
 
     Raises:
-        ValueError: It is not known before the epoch is over.
+        ValueError: The number is not known before the epoch is over.
     """
     try:
         return len(loader)
@@ -125,10 +125,10 @@ _NOTHING = object()
 
 
 class StandIns:
-    """Attributes of objects that are replaced for a while.
+    """Replaces attributes of objects for a while.
 
-    They are put into the `__dict__` of an object, where Python looks first. A child module of an `nn.Module` stays in its
-    registry, so that `parameters`, `state_dict` and `train` go on as if nothing stood in its place.
+    Replacements are put into the `__dict__` of an object, where Python looks first. A child module of an `nn.Module` stays
+    registered, so `parameters`, `state_dict` and `train` work as before.
 
     Example:
         >>> import torch
@@ -149,19 +149,19 @@ class StandIns:
         self._put: list[tuple[dict[str, Any], str, Any, Any]] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Puts a value in the place of an attribute.
+        """Replaces an attribute by a value.
 
         Args:
             owner: Object that has the attribute.
             name: Name of the attribute.
-            value: Value that stands in its place.
+            value: Value that replaces the attribute.
         """
         attributes = vars(owner)
         self._put.append((attributes, name, attributes.get(name, _NOTHING), value))
         attributes[name] = value
 
     def take_away(self) -> None:
-        """Puts every attribute back as it was, except those that somebody else has set since."""
+        """Restores every attribute, except attributes that other code has set since."""
         while self._put:
             attributes, name, before, value = self._put.pop()
             if attributes.get(name, _NOTHING) is value:
@@ -171,10 +171,10 @@ class StandIns:
 
 
 class CriterionInPlace:
-    """The criterion of a run in the place of the module's own, whose attributes can be read as before.
+    """The criterion of a run as a replacement of the module's criterion, whose attributes can be read as before.
 
     Args:
-        own: Criterion of the module.
+        own: Criterion that the module had.
         run: Run that was attached with it.
     """
 
@@ -192,34 +192,34 @@ class CriterionInPlace:
 
 
 def check_processes(state: dict[str, Any]) -> None:
-    """Refuses the state of a run of another number of processes.
+    """Checks that a state was saved by the same number of processes.
 
     Args:
         state: State of the run.
 
     Raises:
-        ValueError: Another number of processes has saved it.
+        ValueError: Another number of processes saved the state.
     """
     before, now = len(state["ranks"]), distributed.get_world_size() if has_group() else 1
     if before != now:
         raise ValueError(
-            f"thresher.lightning.Selection: the checkpoint was saved by {before} processes, and this training runs with {now}. "
-            "Go on with as many."
+            f"thresher.lightning.Selection: the checkpoint was saved by {before} processes, but now there are {now}. Use the "
+            "same number."
         )
 
 
 def not_supported(what: str, way_out: str) -> ValueError:
-    """Returns the error of a setting that is not supported.
+    """Returns the error for a setting that is not supported.
 
     Args:
-        what: Name of the setting and what was got.
+        what: Name of the setting, and its value.
         way_out: Sentences that say why, and what to do.
     """
     return ValueError(f"thresher.lightning.Selection: {what} is not supported. {way_out}")
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuses settings of the trainer.
+    """Checks that the settings of the trainer are supported.
 
     Args:
         trainer: Trainer that has the callback, before its model is set up.
@@ -253,7 +253,7 @@ def check_trainer(trainer: Any) -> None:
     for kind in map(type, trainer.callbacks):
         if issubclass(kind, finders) and kind not in finders:
             what = f"{kind.__name__}, a subclass of {kind.__mro__[1].__name__},"
-            raise not_supported(what, "It may search during the training. Use the callback of Lightning itself, or Tuner.")
+            raise not_supported(what, "It may search during training. Use the callback of Lightning itself, or Tuner.")
 
 
 def _check_limits(trainer: Any) -> None:
@@ -262,17 +262,18 @@ def _check_limits(trainer: Any) -> None:
         if not trainer.fast_dev_run and (got != none or type(got) is not float):
             raise not_supported(
                 f"Trainer({name}={got!r})",
-                "An epoch would be left before its end, and methods would learn nothing of the other samples: give a loader "
-                "over torch.utils.data.Subset(dataset, ids).",
+                "An epoch would end early, and the method would see no losses of the other samples: give a loader over "
+                "torch.utils.data.Subset(dataset, ids).",
             )
 
 
 def check_module(module: LightningModule, names: dict[str, Any]) -> None:
-    """Refuses a module in which nothing can stand in the place of the named attributes.
+    """Checks that the named attributes of a module can be replaced.
 
     Args:
-        module: Module of the training.
-        names: Names of its attributes, by the argument of `Selection` that names them; values that are not strings name none.
+        module: LightningModule that is trained.
+        names: Names of attributes of the module, by the argument of `Selection` that has the name; other values than strings
+            are skipped.
 
     Raises:
         ValueError: The module optimizes by itself, is compiled, or does not have the attributes.
@@ -280,12 +281,12 @@ def check_module(module: LightningModule, names: dict[str, Any]) -> None:
     if not module.automatic_optimization:
         raise not_supported(
             "A module with automatic_optimization=False",
-            "A run follows one optimizer that Lightning steps: use automatic optimization, or a loop with thresher.attach.",
+            "Thresher follows one optimizer that Lightning steps: use automatic optimization, or thresher.attach in a loop.",
         )
     if module._compiler_ctx is not None:
         raise not_supported(
             "trainer.fit(torch.compile(module))",
-            "The losses of a compiled training_step cannot be credited to samples. Compile a part, as in self.net = "
+            "The losses of a compiled training_step cannot be assigned to samples. Compile a part, as in self.net = "
             "torch.compile(net).",
         )
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
@@ -294,7 +295,7 @@ def check_module(module: LightningModule, names: dict[str, Any]) -> None:
         )
     if hasattr(module, "thresher"):
         raise not_supported(
-            "A module with an attribute `thresher`", "During the training it is the run: give the attribute another name."
+            "A module with an attribute `thresher`", "During training, this attribute is the run: give yours another name."
         )
     for argument, name in names.items():
         if isinstance(name, str):
@@ -307,8 +308,8 @@ def _check_attribute(module: LightningModule, argument: str, name: str) -> None:
         children = ", ".join(child for child, _ in module.named_children()) or "none"
         raise ValueError(
             f"thresher.lightning.Selection: `{argument}` is {name!r}, and {kind.__name__} has no such attribute; its child "
-            f"modules are: {children}. Name the attribute that training_step calls, or give {argument}=None and call "
-            "self.thresher there."
+            f"modules are: {children}. Pass the name of the attribute that training_step calls; or give {argument}=None, and "
+            "call self.thresher there."
         )
     if hasattr(getattr(kind, name, None), "__set__"):
         raise ValueError(
@@ -324,8 +325,8 @@ def check_loader_of(trainer: Any) -> DataLoader[Any]:
         trainer: Trainer that has made its loader.
 
     Raises:
-        ValueError: There are several loaders, it is not a DataLoader over samples with ids, or Lightning deals its order out to
-            several processes by a wrapper.
+        ValueError: There are several loaders, the loader is not a DataLoader with a map-style dataset, or Lightning wraps its
+            sampler for several processes.
     """
     loader = trainer.train_dataloader
     if not isinstance(loader, DataLoader):
@@ -333,7 +334,7 @@ def check_loader_of(trainer: Any) -> DataLoader[Any]:
     if isinstance(loader.dataset, IterableDataset):
         raise not_supported(
             f"A loader over {type(loader.dataset).__name__}, an IterableDataset",
-            "Give a DataLoader of a dataset with __getitem__ and __len__. A loop with thresher.attach also takes streams.",
+            "Give a DataLoader of a dataset with __getitem__ and __len__; or use thresher.attach in a loop.",
         )
     if isinstance(loader.sampler, DistributedSamplerWrapper):
         raise not_supported(
@@ -345,28 +346,28 @@ def check_loader_of(trainer: Any) -> DataLoader[Any]:
 
 
 def check_length(loader: SelectedLoader, method: Any, *, processes: int) -> None:
-    """Refuses a run of which the number of batches of an epoch, now or later, is not known when it begins.
+    """Checks that the number of batches of every epoch is known when the epoch begins.
 
     Args:
         loader: Loader of the run.
         method: Method, or list of methods, as `attach` takes it.
-        processes: Number of processes; of several, `attach` takes samplers of a known length only.
+        processes: Number of processes. With several, `attach` has already checked that the sampler has a known length.
 
     Raises:
-        ValueError: The sampler may repeat samples, and an epoch method leaves some out; or a batch method keeps rows by chance
-            and fills them up to full batches.
+        ValueError: The sampler may repeat samples, and the method leaves some out before the epoch; or a batch method keeps
+            rows by chance and gathers them into full batches.
     """
     length_of(loader)
     epoch_method = split_by_stage(method_of(method))[1]
     if processes == 1 and not loader.yields_once and not isinstance(epoch_method, FullData):
         raise not_supported(
-            f"{type(epoch_method).__name__} beside a {type(loader.sampler).__name__}, which may repeat samples,",
+            f"{type(epoch_method).__name__} with a {type(loader.sampler).__name__}, which may repeat samples,",
             "Lightning needs to know the number of batches of an epoch when it begins. Use shuffle=True.",
         )
 
 
 def check_schedulers(trainer: Any) -> None:
-    """Refuses schedulers that count steps in a way that cannot be paced.
+    """Checks that `Run.pace` can adapt the schedulers that count steps.
 
     Args:
         trainer: Trainer whose optimizers are set up.
@@ -380,12 +381,12 @@ def check_schedulers(trainer: Any) -> None:
         if config.frequency != 1:
             raise not_supported(
                 f"A scheduler with interval='step' and frequency={config.frequency}",
-                "An epoch that is shorter would call it too seldom. Use frequency=1, or interval='epoch'.",
+                "A shorter epoch would step it too seldom. Use frequency=1, or interval='epoch'.",
             )
         if any(isinstance(callback, callbacks.GradientAccumulationScheduler) for callback in trainer.callbacks):
             raise not_supported(
-                "A scheduler with interval='step' beside GradientAccumulationScheduler",
-                "How many steps full training makes is not known then. Use Trainer(accumulate_grad_batches=), or "
+                "A scheduler with interval='step' and a GradientAccumulationScheduler",
+                "The number of steps of full training is then unknown. Use Trainer(accumulate_grad_batches=), or "
                 "interval='epoch'.",
             )
 
@@ -395,26 +396,26 @@ GIVEN_BY_TRAINER = {"method", "loader", "criterion", "model", "optimizer", "epoc
 
 
 class Selection(Callback):
-    """Trains a LightningModule on the samples that a method chooses; the module and the Trainer stay as they are.
+    """Trains a LightningModule on the samples that a method chooses; the module and the Trainer do not change.
 
-    While `fit` trains, the run stands in the place of the named attributes, and `self.thresher` is the run itself, for modules
-    that call `self.thresher.criterion` or `self.thresher.reduce` in `training_step`. Schedulers with interval="step" are paced
-    as `Run.pace` does, validation comes as often as in full training, and checkpoints have the state of the run. See
+    While `fit` trains, `run.criterion` and `run.model` replace the named attributes, and `self.thresher` is the run, for
+    modules that call `self.thresher.criterion` or `self.thresher.reduce` in `training_step`. Schedulers with interval="step"
+    are adapted as by `Run.pace`, validation comes as often as in full training, and checkpoints have the state of the run. See
     docs/frameworks.md for what is supported.
 
     Args:
         method: Method, list of methods or share of the cost, as `thresher.attach` takes it.
-        criterion: Name of the attribute of the module that is its criterion; or a criterion that is not an attribute, as
-            `thresher.attach` takes it, which the module calls as `self.thresher.criterion`; None where it calls
-            `self.thresher.reduce` alone.
-        model: Name of the attribute of the module that is its network, which `training_step` calls; None where the method
-            needs no network.
+        criterion: Name of the module's attribute that is the criterion; or a criterion, as `thresher.attach` takes it, if the
+            module calls `self.thresher.criterion`; or None if it only calls `self.thresher.reduce`.
+        model: Name of the module's attribute that is the network and that `training_step` calls; None if the method needs no
+            network.
         settings: Other arguments of `thresher.attach`: `forward`, `forward_passes`, `scoring`, `signals`,
             `seed`, `on_nonfinite`, `spend` and `collate_keeps_rows`.
 
     Raises:
-        TypeError: A setting is not an argument of `thresher.attach`, or one that Lightning knows.
-        ValueError: `fit` is called with something that is not supported; nothing was changed.
+        TypeError: A setting is not an argument of `thresher.attach`, or Lightning sets it itself.
+        ValueError: A setting of the trainer, the module or the loader is not supported. Raised by `fit`, before anything is
+            changed.
 
     Example:
         >>> import lightning, torch, thresher.lightning
@@ -444,7 +445,7 @@ class Selection(Callback):
     ) -> None:
         known = {*inspect.signature(attach).parameters, *Options.__annotations__} - GIVEN_BY_TRAINER
         if unknown := sorted(set(settings) - known):
-            raise TypeError(f"Selection: {', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}")
+            raise TypeError(f"Selection: {', '.join(unknown)}: no such setting; the settings are {', '.join(sorted(known))}")
         self.method, self.criterion, self.model, self.settings = method, criterion, model, settings
         self._run: Run | None = None
         self._saved: dict[str, Any] | None = None
@@ -463,12 +464,12 @@ class Selection(Callback):
 
     @property
     def run(self) -> Run:
-        """The run of the `fit` in progress or, after it, of the last one, with its cost, history and records.
+        """The `thresher.Run` of the current or last call of `fit`, with its cost, history and stored losses.
 
-        In several processes, each has its own run, with the cost and records of its part of the samples.
+        With several processes, each has its own run, with the cost of its part of the samples.
 
         Raises:
-            ValueError: No training has begun in this process.
+            ValueError: `fit` has not begun in this process.
         """
         if self._run is None:
             raise ValueError(
@@ -480,7 +481,7 @@ class Selection(Callback):
     # Lightning's hooks, in the order in which they are called
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Checks the trainer, and has the random states noted at the moment when Lightning begins to iterate the loader."""
+        """Checks the trainer, and arranges that random states are saved when Lightning begins to iterate over the loader."""
         if stage != "fit":
             return
         check_trainer(trainer)
@@ -497,19 +498,19 @@ class Selection(Callback):
         self._stand_ins.put(source, "dataloader", dataloader)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keeps the states of the schedulers until these are paced."""
+        """Keeps the states of the schedulers until training starts."""
         if trainer.state.fn != "fit" or self._searches:
             return
         if self.state_key not in checkpoint["callbacks"]:
             raise ValueError(
                 "thresher.lightning.Selection: the checkpoint of fit(ckpt_path=...) was saved without this callback, or before "
-                "the training began, and has no state of the run: records and plans would begin anew in the middle of the "
-                "training. Load the weights alone, by load_from_checkpoint of your module, and call fit without ckpt_path."
+                "training began, so it has no state of the run: the method would start again in the middle of training. Load "
+                "the weights with load_from_checkpoint of your module, and call fit without ckpt_path."
             )
         self._saved_schedulers, checkpoint["lr_schedulers"] = checkpoint["lr_schedulers"], []
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps the state of the run until it is attached."""
+        """Keeps the state of the run until training starts."""
         self._saved = state_dict
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -518,7 +519,7 @@ class Selection(Callback):
         check_schedulers(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attaches the run, and goes on where the checkpoint was saved."""
+        """Attaches the run, and continues where the checkpoint was saved."""
         self._own_loader = loader = check_loader_of(trainer)
         parts = {"criterion": self.criterion, "model": self.model}
         members = {part: getattr(pl_module, name) if isinstance(name, str) else name for part, name in parts.items()}
@@ -552,24 +553,24 @@ class Selection(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Ends the epoch after its last step: before validation and before checkpoints."""
+        """Ends the epoch of the run after its last step, before validation and checkpoints."""
         if trainer.is_last_batch and not trainer.fast_dev_run and self._batches is not None:  # pyright: ignore[reportAttributeAccessIssue]
             self._batches.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the run; nothing before the training began. Lightning saves the state of process 0."""
+        """Returns the state of the run, a dict; empty before training began. Lightning saves the state of process 0."""
         if self._batches is None:
             return {}
         return {"run": self.run.state_dict(), "batches": self._length}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Puts the states of the schedulers as without pace into the checkpoint, so that it loads without the callback, too."""
+        """Puts the states of the original schedulers into the checkpoint, so that it also loads without the callback."""
         if self.state_key not in checkpoint["callbacks"]:
             self._searches = True  # only LearningRateFinder and BatchSizeFinder save before the training, to put this back
             if self._saved is not None:
                 raise not_supported(
                     "LearningRateFinder or BatchSizeFinder with fit(ckpt_path=...)",
-                    "After its search Lightning would begin with the first epoch: resume without it.",
+                    "After the search, Lightning would begin with the first epoch: resume without this callback.",
                 )
             return
         schedulers, paces = checkpoint["lr_schedulers"], []
@@ -583,11 +584,11 @@ class Selection(Callback):
         checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)  # the run has the place in the epoch
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leaves the module as it was."""
+        """Restores the module."""
         self._leave(trainer, together=False)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leaves the module as it was."""
+        """Restores the module."""
         if stage == "fit":
             self._leave(trainer)
 
@@ -602,7 +603,7 @@ class Selection(Callback):
             if (pace is None) == isinstance(config.scheduler, PacedLR):
                 raise ValueError(
                     f"thresher.lightning.Selection: the checkpoint was saved with another interval of {config.name or 'a'} "
-                    f"scheduler than interval={config.interval!r}, and its state counts other steps. Use the same interval."
+                    f"scheduler than interval={config.interval!r}, so its step count does not fit. Use the same interval."
                 )
             config.scheduler.load_state_dict(state if pace is None else {"scheduler": state, **pace})
         check_processes(self._saved["run"])

@@ -64,10 +64,10 @@ class UnknownRows:
         if batch.unseen is not None and batch.reason is None and not self._warned:
             self._warned = True
             warn(
-                f"collate_fn {batch.unseen} changes the values of its samples, so that a batch does not show which row is "
-                "which sample. Row i is taken for sample i. If that is right, pass thresher.attach(collate_keeps_rows=True). "
-                "If it sorts or mixes samples, return the index of each sample from the dataset and pass it as ids=. "
-                "This warning is given once."
+                f"collate_fn {batch.unseen} changes the values of samples, so a batch does not show which row is which sample. "
+                "Thresher assumes that row i is sample i. If that is right, pass thresher.attach(collate_keeps_rows=True). If "
+                "it sorts or mixes samples, return the index of each sample from the dataset and pass it as ids=. This warning "
+                "is given once."
             )
         return batch.batch
 

@@ -102,7 +102,7 @@ class SharedSampler:
         """Goes on with the orders of a run that was saved.
 
         Args:
-            state: Result of `state_dict`.
+            state: State that `state_dict` returned.
             active: Whether an epoch was in progress.
             consumed: Number of ids of its order that were consumed.
         """
@@ -134,8 +134,8 @@ class SharedSampler:
         # A loop calls set_epoch before each epoch, and a resumed one may have counted from 0.
         if place.consumed and epoch != self._epoch:
             raise RuntimeError(
-                f"The run goes on in the middle of an epoch whose order is that of epoch {self._epoch} of its "
-                f"{type(sampler).__name__}, whose epoch is {epoch} now. Call set_epoch({self._epoch}) before this epoch."
+                f"The run continues in the middle of an epoch in the order of epoch {self._epoch} of its "
+                f"{type(sampler).__name__}, which is now set to epoch {epoch}. Call set_epoch({self._epoch}) before this epoch."
             )
         self._epoch = epoch
         if isinstance(sampler, Shuffle):

@@ -253,8 +253,8 @@ def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
     except TypeError:
         raise TypeError(
             f"`loader` has a sampler, {type(sampler).__name__}, that yields {reprlib.repr(values[0])}, of type "
-            f"{type(values[0]).__name__}. It must yield ids: whole numbers, the positions of samples in the dataset. Let the "
-            "dataset or the collate_fn decide what else a sample depends on, such as its size."
+            f"{type(values[0]).__name__}. It must yield ids: whole numbers, the positions of samples in the dataset. Other "
+            "properties of a sample, such as its size, must come from the dataset or the collate_fn."
         ) from None
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= n):
         raise IndexError(f"the sampler yielded an id outside the dataset's [0, {n}): {reprlib.repr(ids.tolist())}")

@@ -53,7 +53,7 @@ class SelectedLoader(OfUser):
         kept: Ids of the samples of full training, if others were pruned before it. Default: all that the sampler yields.
         world: Processes that the loader deals out its samples to. Default: there is one.
         collate_keeps_rows: Whether the user has declared that row i of each batch is sample i.
-        timing: Books the time of the training. Default: one that nothing reads.
+        timing: Records how the time of the run is spent. Default: one that nothing reads.
         least: Least number of rows that the model trains on: 2 if it has BatchNorm. Default: 1.
     """
 
@@ -167,8 +167,8 @@ class SelectedLoader(OfUser):
         rows = _rows_of(full * self.ids.batch_size + rest, self.ids.batch_size, self.control)
         if rows is None:
             raise TypeError(
-                "the length of this epoch is not known before it is over: how many rows of a batch are kept depends on the "
-                "losses. A method with a fixed `keep` has one."
+                "the length of this epoch is not known before its end: how many rows are kept depends on the losses. Use a "
+                "method with a fixed `keep`."
             )
         full, rest = divmod(rows, self.ids.batch_size)
         return full + bool(rest and not self.ids.drop_last)
@@ -222,7 +222,7 @@ class SelectedLoader(OfUser):
     def __iter__(self) -> "EpochIterator":
         if self.reader.closed:
             raise RuntimeError(
-                "run.loader was closed by run.detach(). Iterate your own DataLoader, or attach again and use its run.loader."
+                "run.loader was closed by run.detach(). Use your own DataLoader, or attach again and use the new run.loader."
             )
         self.timing.switch(LOADING)  # workers start
         self.reader.check()  # before the pass in progress ends: a refused setting leaves it as it is
@@ -387,8 +387,8 @@ class EpochIterator:
         # Two passes at once would share one order, and each would get a part of its ids.
         if self._loader.current() is not self:
             raise RuntimeError(
-                "this pass over run.loader was ended by a newer one; iterate the newer one. To read the data within an epoch, "
-                "as for statistics or an evaluation, use a DataLoader of your own."
+                "this iterator over run.loader was ended by a newer one; use the newer one. To read data within an epoch, as "
+                "for statistics or evaluation, use another DataLoader."
             )
         self._loader.timing.switch(ATTRIBUTION)
         row_buffer = self._loader.row_buffer

@@ -23,7 +23,7 @@ def rows_of(batch: Any) -> int:
             return len(leaf)
     if isinstance(batch, list | tuple) and batch and isinstance(batch[0], list):
         return len(batch[0])
-    raise ValueError(f"a batch of {type(batch).__name__} has no tensor with a sample dimension: its rows cannot be told apart")
+    raise ValueError(f"a batch of {type(batch).__name__} has no tensor with a sample dimension: its rows cannot be chosen")
 
 
 def is_per_sample(tree: Any, n: int) -> bool:
@@ -96,8 +96,8 @@ def join_columns(parts: Sequence[Any]) -> Any:
         return type(first)(item for part in parts for item in part)
     if len({part.shape[1:] for part in parts}) > 1:
         raise ValueError(
-            f"Selected rows of several batches cannot be joined: shapes {[tuple(part.shape) for part in parts]}. Collate "
-            "to one shape, or use forward_passes='once'."
+            f"Selected rows of several batches cannot be joined: shapes {[tuple(part.shape) for part in parts]}. Pad all "
+            "batches to one shape, or use forward_passes='once'."
         )
     return torch.cat(list(parts)) if isinstance(first, Tensor) else np.concatenate(parts)
 
@@ -214,7 +214,7 @@ class RowBuffer:
             raise ValueError(
                 f"a batch of {len(ids)} samples has {len(kinds)} parts with one entry for each sample"
                 + (f", others before it had {len(self._kinds or ())}" if kinds else "")
-                + ": its rows cannot be told apart. Collate to tensors, arrays or lists of the batch's length."
+                + ": its rows cannot be chosen. Collate to tensors, arrays or lists with one entry per sample."
             )
         # A part without an entry per sample, such as a graph or a padding length, can be passed on only while it is the same
         # for all.

@@ -200,10 +200,10 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
     if isinstance(loader.dataset, IterableDataset):
         if plans_epochs:
             raise TypeError(
-                f"`loader` iterates over {type(loader.dataset).__name__}, an IterableDataset: its samples have no ids, so no "
-                "epoch can be planned. If it also reads samples by number, pass a Dataset with __getitem__ and __len__ that "
-                "does so. A share itself, as in attach(0.5, ...), UniformRows(0.5) and other methods that choose in each batch "
-                "take streams."
+                f"`loader` iterates over {type(loader.dataset).__name__}, an IterableDataset, whose samples have no index. If "
+                "it also reads samples by number, pass a Dataset with __getitem__ and __len__ that does so. A share, as in "
+                "attach(0.5, ...), and methods that choose in each batch, such as UniformRows(0.5), also take an "
+                "IterableDataset."
             )
         if loader.batch_size is None:
             raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
@@ -215,8 +215,8 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
     known = type(batches) in (BatchSampler, StratifiedBatchSampler) or is_of_torchdata(batches, "BatchSampler")
     if not known and not (several and is_dealt_by_accelerate(loader.batch_sampler)):
         raise ValueError(
-            f"`loader` has a batch_sampler of its own, {type(loader.batch_sampler).__name__}: leaving samples out would break "
-            "what it arranges. Use sampler= and batch_size=."
+            f"`loader` has a batch_sampler, {type(loader.batch_sampler).__name__}: leaving out samples would break its "
+            "batches. Use sampler= and batch_size=."
         )
     if not loader.in_order:
         raise ValueError(
@@ -226,7 +226,7 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
     replicas = getattr(loader.batch_sampler, "num_processes", getattr(sampler, "num_replicas", None))
     if not several and isinstance(sampler, DistributedSampler | Shuffle | ShardedSampler) and replicas not in (1, None):
         raise ValueError(
-            f"`loader` has a {type(sampler).__name__} for {replicas} processes, and there is no process group of several "
+            f"`loader` has a {type(sampler).__name__} for {replicas} processes, but there is no process group of several "
             "processes: call torch.distributed.init_process_group before attach. In one process use num_replicas=1, or "
             "shuffle=True."
         )
@@ -244,9 +244,8 @@ def check_unchanged(dataset: Any, n: int) -> None:
     """
     if len(dataset) != n:
         raise ValueError(
-            f"The dataset of the loader had {n} samples when `attach` was called and has {len(dataset)} now, but the records "
-            "and the plans of a run are for a fixed number of samples. Call run.detach() and attach again after the "
-            "dataset has changed."
+            f"The dataset of the loader had {n} samples when `attach` was called, but now has {len(dataset)}. A run needs a "
+            "fixed number of samples. Call run.detach() and attach again after the dataset has changed."
         )
 
 
@@ -273,8 +272,8 @@ def check_iteration(loader: DataLoader[Any]) -> None:
     if is_of_torchdata(loader, "StatefulDataLoader") and not streams:
         if getattr(loader, "next_iter_state", None) is not None:
             raise ValueError(
-                "`loader` is a StatefulDataLoader that was given a state before attach. The position belongs to the run: call "
-                "run.loader.load_state_dict(state) after attach, with a result of run.loader.state_dict()."
+                "`loader` is a StatefulDataLoader that was given a state before attach. The run stores the position: call "
+                "run.loader.load_state_dict(state) after attach, with a state from run.loader.state_dict()."
             )
         return  # a run keeps the position itself
     for name in OF_ITERATION:
@@ -331,11 +330,11 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
         source: Any = sampler.data_source if isinstance(sampler, Shuffle) else sampler.dataset
         read = len(source)
         if read != size:
-            raise ValueError(f"`loader` has a {name} over {read} samples, and its dataset has {size}: give it that dataset")
+            raise ValueError(f"`loader` has a {name} over {read} samples, but its dataset has {size}: give it that dataset")
     if dealt != (world.size, world.rank):
         raise ValueError(
-            f"`loader` deals out its samples to process {dealt[1]} of {dealt[0]}, and this is process {world.rank} of "
-            f"{world.size} of `process_group`. Both must be of the data-parallel group."
+            f"`loader` loads the samples for process {dealt[1]} of {dealt[0]}, but this is process {world.rank} of "
+            f"{world.size} of `process_group`. Both must use the data-parallel group."
         )
     _check_size(batches, size, world)
 
@@ -347,13 +346,13 @@ def _check_dealt_order(sampler: Any, size: int) -> None:
     fits = isinstance(sampler, known) and not repeats and getattr(sampler, "num_replicas", None) in (None, 1)
     if not fits or len(sampler) != size:
         raise ValueError(
-            f"`loader` has a {type(sampler).__name__}, whose order is dealt out to several processes: their plans need an "
+            f"`loader` has a {type(sampler).__name__}, whose order is divided among several processes: the method needs an "
             "order with every sample once. Use shuffle=True, or a thresher.Shuffle with num_replicas=1."
         )
 
 
 def _check_size(batches: Any, size: int, world: World) -> None:
     if getattr(batches, "split_batches", False) and batches.batch_size % world.size:
-        raise ValueError(f"`loader` has batches of {batches.batch_size}, which {world.size} processes cannot split equally")
+        raise ValueError(f"`loader` has batches of {batches.batch_size} rows, not a multiple of {world.size} processes")
     if size < world.size:
-        raise ValueError(f"the dataset has {size} samples, and there are {world.size} processes: each needs one or more")
+        raise ValueError(f"the dataset has {size} samples, but there are {world.size} processes: each needs one or more")

@@ -82,9 +82,8 @@ class StepSizes:
         step = self.step_after(rows)
         if self.before(step) != rows:
             raise ValueError(
-                f"The epoch in progress has trained on {rows} rows, which are not those of the first steps of an epoch with "
-                f"{self.rows} rows in {self.steps} steps. Go on with as many processes, and the batch size, as before, or save "
-                "between epochs."
+                f"The epoch in progress has trained on {rows} rows, which does not fit an epoch with {self.rows} rows in "
+                f"{self.steps} steps. Use the same number of processes and batch size as before, or save between epochs."
             )
         return step
 
@@ -95,7 +94,7 @@ def too_few(least: int) -> str:
     Args:
         least: Least number of rows of a batch: 1, or 2 if the model has BatchNorm.
     """
-    return "less than one a batch" if least == 1 else "less than the two a batch that BatchNorm needs"
+    return "less than one a batch" if least == 1 else "fewer than two per batch, which BatchNorm needs"
 
 
 def rounded_up(share: float) -> float:
@@ -143,8 +142,7 @@ def smaller_sizes(
     if rows < least * steps:
         smallest = min(1, rounded_up(least * steps / most))
         raise SmallerBatchesError(
-            f"An epoch has {steps} batches, and {rows} of its {most} samples are to be trained on, {too_few(least)}: the "
-            f"smallest share is {smallest:g}. Give the loader larger batches, raise the share, or leave out whole steps "
-            "(spend=steps)."
+            f"An epoch has {steps} batches, and {rows} of its {most} samples are chosen, {too_few(least)}: the smallest share "
+            f"is {smallest:g}. Give the loader larger batches, raise the share, or leave out whole steps (spend=steps)."
         )
     return StepSizes(steps, rows)

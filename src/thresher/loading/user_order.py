@@ -66,17 +66,16 @@ class ShufflePasses:
         if self._shuffle.consumed:
             raise ValueError(
                 f"{type(self._shuffle).__name__}.set_epoch was called with consumed={self._shuffle.consumed}, which is for "
-                "loaders without a run: the run would take the rest of the epoch for all of it. Load run.state_dict() of the "
-                "interrupted run instead."
+                "loaders without a run. Load run.state_dict() of the interrupted run instead."
             )
         if not consumed:
             self._ids = EpochIds(self._shuffle)
             return self._ids
         if self._shuffle.epoch not in (self._ids.epoch, self._next):
             raise RuntimeError(
-                f"The run goes on in the middle of an epoch whose order is that of epoch {self._ids.epoch} of its sampler, but "
-                f"set_epoch({self._shuffle.epoch}) was called. Load the state again, and call set_epoch({self._ids.epoch}) "
-                "(on the loader, if accelerate prepared it), or do not call it before this epoch is over."
+                f"The run continues in the middle of an epoch in the order of epoch {self._ids.epoch} of its sampler, but "
+                f"set_epoch({self._shuffle.epoch}) was called. Load the state again, and call set_epoch({self._ids.epoch}) (on "
+                "the loader, if accelerate prepared it), or do not call it before the end of this epoch."
             )
         self._shuffle.set_epoch(self._next, consumed=0)
         self._ids = EpochIds(self._shuffle, self._ids.epoch, consumed)
@@ -172,8 +171,8 @@ class UserOrder:
         if not self.streams and self.some_ids is None and type(self.sampler) not in draws and self.candidates(0) < self.n:
             raise ValueError(
                 f"`loader` has a sampler, {type(self.sampler).__name__}, that yields {len(self.sampler)} of the {self.n} "
-                "samples of the dataset, and it is not known which: no share of them can be planned. Pass a loader over "
-                "torch.utils.data.Subset(dataset, ids) with shuffle=True, or a SubsetRandomSampler(ids)."
+                "samples of the dataset, and Thresher cannot find out which, so it cannot choose a share of them. Pass a "
+                "loader over torch.utils.data.Subset(dataset, ids) with shuffle=True, or a SubsetRandomSampler(ids)."
             )
         return self.some_ids
 
@@ -223,8 +222,8 @@ class UserOrder:
             some_ids = self._find_some_ids()
             if some_ids is None or not torch.equal(some_ids, self.some_ids):
                 raise ValueError(
-                    f"{type(self.sampler).__name__} yields other samples than when `attach` was called, but the plans of the "
-                    "run are made for those. Call run.detach() and attach again after the sampler has changed."
+                    f"{type(self.sampler).__name__} yields other samples than when `attach` was called. Call run.detach() and "
+                    "attach again after the sampler has changed."
                 )
 
     @property
@@ -286,8 +285,8 @@ class UserOrder:
             return self._from_start(plan), None
         if self.sampler.samples > self.n:
             raise IndexError(
-                f"`loader` has a {type(self.sampler).__name__} over {self.sampler.samples} samples, and its dataset has "
-                f"{self.n}: use a sampler of the dataset of the loader"
+                f"`loader` has a {type(self.sampler).__name__} over {self.sampler.samples} samples, but its dataset has "
+                f"{self.n}: give the sampler this dataset"
             )
         ids = self.passes.order(0 if plan.drawn else place.consumed)
         return (self._from_start(plan), None) if plan.drawn else (ids, place.stayed)
@@ -326,8 +325,8 @@ class UserOrder:
         if plan.drawn or self.yields_once:
             return plan.rows
         raise TypeError(
-            f"the length of this epoch is not known before it is over: the plan leaves samples out of the order of "
-            f"{type(self.sampler).__name__}, which may repeat or skip ids"
+            f"the length of this epoch is not known before its end, because {type(self.sampler).__name__} may repeat or skip "
+            "ids, and the method skips samples"
         )
 
 

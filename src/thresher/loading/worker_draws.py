@@ -43,8 +43,8 @@ class ResumedDraws:
         if batch.drew and not self._warned:
             self._warned = True
             warn(
-                "load_state_dict: the run goes on where it was interrupted, and its dataset or collate_fn draws random numbers "
-                f"{self._where}. These numbers differ from those of an uninterrupted run, so samples may be augmented "
+                "load_state_dict: the run continues where it was interrupted, and its dataset or collate_fn draws random "
+                f"numbers {self._where}. These numbers differ from those of an uninterrupted run, so samples may be augmented "
                 f"differently; their order, ids and weights are the same. For the same numbers, {self._way_out}. This warning "
                 "is given once."
             )

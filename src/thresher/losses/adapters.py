@@ -305,7 +305,7 @@ class CallableCriterion(Criterion):
         try:
             # Inside the block, because a loss with other arguments gets the same message as one that fails for single rows.
             if not of_rows:
-                raise ValueError("outputs and targets are not two tensors with as many rows")
+                raise ValueError("outputs and targets are not two tensors with the same number of rows")
             with restore_random_states(outputs):
                 losses = torch.vmap(lambda row, target: self._call(row[None], target[None]), randomness="different")(
                     outputs, targets
@@ -320,7 +320,7 @@ class CallableCriterion(Criterion):
             # by itself, because each comparison with it is false: a standard deviation of a single row is NaN, for example.
             if losses.dim() != 1 or (mean.detach() - found).abs() > rounding * size or bool(found.isnan() & ~mean.isnan()):
                 raise self._refusal(
-                    f"returned one number, {float(mean):.4g}, which is not the mean of what it returns for single rows, "
+                    f"returned one number, {float(mean):.4g}, which is not the mean of its values for single rows, "
                     f"{float(found):.4g}"
                 )
             self._compared = True
@@ -328,9 +328,9 @@ class CallableCriterion(Criterion):
 
     def _refusal(self, what: str) -> ValueError:
         return ValueError(
-            f"criterion {self.original!r} {what}: a function of your own must return one loss per sample, shape (rows, ...), "
-            "as with reduction='none', or the mean of these; losses of torch may be passed as they are. Or compute the losses "
-            "in the loop and call run.reduce(losses, ids=run.ids)."
+            f"criterion {self.original!r} {what}: your function must return one loss per sample, shape (rows, ...), as with "
+            "reduction='none', or their mean; loss modules of torch need no change. Or compute the losses in the loop and call "
+            "run.reduce(losses, ids=run.ids)."
         )
 
 
@@ -374,10 +374,10 @@ class CustomCriterion(ReducedCriterion):
         if value.numel() != 1 or (value - expected).abs() > rounding * size:
             raise ValueError(
                 f"criterion {self.original!r} with reduction={self.reduction!r} does not return the "
-                f"{'sum' if self.reduction == 'sum' else 'mean'} of its losses. The method weights samples, which is not "
-                "possible within this criterion. Compute the losses in the loop and call run.reduce(losses, ids=...), "
-                "or set its reduction to 'none': run.criterion then returns the losses of single samples times their weights, "
-                "and the loop reduces them."
+                f"{'sum' if self.reduction == 'sum' else 'mean'} of its losses. The method weights samples, which is "
+                "impossible inside this criterion. Compute the losses in the loop and call run.reduce(losses, ids=...), or set "
+                "its reduction to 'none': run.criterion then returns the losses of single samples times their weights, and the "
+                "loop reduces them."
             )
         self._compared = bool(0 < value.abs() < torch.inf)  # a loss of 0 or nan shows nothing
 
@@ -406,8 +406,8 @@ class CustomCriterion(ReducedCriterion):
             return copy.deepcopy(criterion, memo)
         except Exception as error:
             raise ValueError(
-                f"criterion {criterion!r} cannot be copied ({error}), which is needed for the losses of single samples without "
-                "a second call of it. Pass a callable that returns one loss per sample, or use run.reduce."
+                f"criterion {criterion!r} cannot be copied ({error}), but Thresher needs a copy to get the losses of single "
+                "samples. Pass a callable that returns one loss per sample, or use run.reduce."
             ) from error
 
 
@@ -523,7 +523,7 @@ def _check_hooks(criterion: Any) -> None:
     tables = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
     if isinstance(criterion, nn.Module) and any(getattr(criterion, table) for table in tables):
         raise ValueError(
-            f"`criterion` {criterion!r} has hooks, and run.criterion does not call them: take them off, or pass "
-            "criterion=None, compute the losses in the loop with reduction='none', and call run.reduce(losses, targets=...) "
-            "with a tensor of the batch."
+            f"`criterion` {criterion!r} has hooks, and run.criterion does not call them: remove them, or pass criterion=None, "
+            "compute the losses in the loop with reduction='none', and call run.reduce(losses, targets=...) with a tensor of "
+            "the batch."
         )

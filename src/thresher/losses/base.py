@@ -89,9 +89,9 @@ class Criterion:
         if not isinstance(losses, Tensor) or not losses.dim():
             got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise ValueError(
-                f"criterion {self.original!r} returned {got}: a function of your own must return one loss per sample, shape "
-                "(rows, ...), as with reduction='none'; losses of torch may be passed as they are. Or average the losses "
-                "yourself with run.reduce(losses, ids=...)."
+                f"criterion {self.original!r} returned {got}: your function must return one loss per sample, shape (n, ...), "
+                "as with reduction='none'; loss modules of torch need no change. Or average the losses yourself with "
+                "run.reduce(losses, ids=...)."
             )
         return losses
 
@@ -598,8 +598,8 @@ class SignalReader:
             if outputs is not None and targets is not None:
                 raise
             raise ValueError(
-                f"attach(signals=function): the function got outputs={_kind(outputs)} and targets={_kind(targets)}, as "
-                f"run.reduce was called, and failed: {error}. Call run.reduce(..., outputs=, targets=)"
+                f"attach(signals=function): the function got outputs={_kind(outputs)} and targets={_kind(targets)}, as passed "
+                f"to run.reduce, and failed: {error}. Call run.reduce(..., outputs=, targets=)"
             ) from error
         for name, tensor in signals.items():
             # Only methods that choose rows of a batch take several numbers per sample; records have one.

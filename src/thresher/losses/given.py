@@ -52,7 +52,7 @@ class GivenLosses:
         if not isinstance(losses, Tensor):
             raise TypeError(f"run.reduce: `per_sample_losses` must be a tensor, got {type(losses).__name__}")
         if not losses.dim():
-            raise ValueError("run.reduce: `per_sample_losses` is a scalar; pass one loss per sample, before they are averaged")
+            raise ValueError("run.reduce: `per_sample_losses` is a scalar; pass one loss per sample, before averaging")
         self.losses, self.by_row, self._on_device = losses, by_row, list[Tensor]()
         self._mask = None if valid is None else self._mask_of(valid, "valid")
         kept = None if keep is None else self._mask_of(keep, "keep")
@@ -80,8 +80,7 @@ class GivenLosses:
             raise TypeError(f"run.reduce: `{name}` must be a tensor: a mask (bool) or weights (numbers), got {got}")
         if mask.requires_grad:
             raise ValueError(
-                f"run.reduce: `{name}` requires a gradient, but only says which positions count. Multiply the losses by "
-                "learned weights instead"
+                f"run.reduce: `{name}` requires a gradient, but is only a mask. Multiply the losses by learned weights instead"
             )
         if mask.device != self.losses.device:
             raise ValueError(
@@ -109,8 +108,8 @@ class GivenLosses:
         fits = missing >= 0 and all(one in (1, size) for one, size in zip(has, known[missing:], strict=True))
         if not fits:
             raise ValueError(
-                f"run.reduce: `{name}` of shape {has} does not fit losses of shape {known}. Give one entry per loss, or 1 as "
-                "the size of a dimension along which all count alike"
+                f"run.reduce: `{name}` of shape {has} does not fit losses of shape {known}. Give one entry per loss, or size 1 "
+                "for a dimension along which all entries are equal"
             )
         # Broadcasting would take it per position without a word, but a mask per row is as likely for losses of shape (5, 5).
         if missing and has[:1] == known[:1] != (1,):

@@ -1,4 +1,4 @@
-"""Epoch methods that cannot plan for the whole dataset: after pruning, or beside another sampler."""
+"""Epoch methods that choose from a part of the dataset: after pruning, or with a sampler that leaves out samples."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,11 +13,11 @@ from thresher.records import Column
 
 
 class OnSubset:
-    """An epoch method that plans for a subset of the dataset; its plans have the ids of the dataset.
+    """An epoch method that chooses from a subset of the dataset; its plans have ids of the whole dataset.
 
     Args:
         method: Epoch method that makes the plans.
-        kept: Ids of the samples that the training has at all, shape (K,), int64, ascending.
+        kept: Ids of the samples in the subset, shape (K,), int64, ascending.
         n: Number of samples of the dataset.
         of: Number of samples that fractions refer to. Default: `n`, as after pruning.
     """
@@ -33,11 +33,11 @@ class OnSubset:
         return getattr(self.method, name)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns of the method."""
+        """Returns what the method stores for each sample."""
         return self.method.columns()
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns the plan of the method with the ids of the dataset; its fractions include the samples that were pruned."""
+        """Returns the plan of the method with ids of the whole dataset; its fractions include the pruned samples."""
         columns, kept = self.columns(), len(self.kept)
         # Results of a full pass are of the subset already.
         inside = {

@@ -28,11 +28,11 @@ from thresher.selection import Values, chunks, share
 class Chances:
     """Probabilities of the samples in one draw, in proportion to their importances.
 
-    They are computed where they are needed, and take no memory beside the importances.
+    The probabilities are computed when they are needed, and take no memory besides the importances.
 
     Args:
-        importance: Importances, shape (N,), floating point; one that is not finite or is below zero counts as not known. All
-            samples whose importance is known have the same chance where all known importances are zero.
+        importance: Importances, shape (N,), floating point; one that is not finite or is below zero counts as not known. If all
+            known importances are zero, all samples with a known importance have the same chance.
 
     Attributes:
         n: Number of samples.
@@ -106,18 +106,18 @@ class Chances:
 
 
 def drawn_ids(chances: Chances, k: int, generator: torch.Generator) -> tuple[NDArray[np.int64], int]:
-    """Draws `k` samples with replacement and adds, once each, those that have no chance because theirs is not known.
+    """Draws `k` samples with replacement, and adds once each sample whose chance is not known.
 
     The points that are looked up in the cumulative distribution are sorted first: one pass over the samples finds them all,
     several times as fast as looking them up in the order of the draws.
 
     Args:
-        chances: Chances of the samples, of which some are known.
+        chances: Chances of the samples; some may be unknown, not all.
         k: Number of draws, 1 or more.
         generator: Random generator on the CPU.
 
     Returns:
-        Ids, shape (k + N - known,), in random order, and how many different ones there are.
+        Ids, shape (k + N - known,), in random order, and the number of different ids.
     """
     points = torch.rand(k, generator=generator, dtype=torch.float64).numpy()
     points.sort()
@@ -135,13 +135,14 @@ def unbiased_weights(chances: Values, n: int, *, draws: int, size: int) -> NDArr
     """Returns weights with which the expected mean loss over an epoch is the mean loss of all samples.
 
     Args:
-        chances: Probabilities in one draw of some samples of the epoch, shape (k,); NaN where one was kept without a draw.
+        chances: Probabilities in one draw of some samples of the epoch, shape (k,); NaN for a sample that was kept without a
+            draw.
         n: Number of samples of the dataset.
         draws: Number of draws of the epoch.
         size: Number of samples of the epoch: the draws, and the samples that were kept without one.
 
     Returns:
-        Weights, shape (k,), float32: size / (n p draws) for a sample of probability p, which is 1 / (n p) where all were drawn;
+        Weights, shape (k,), float32: size / (n p draws) for a sample of probability p, which is 1 / (n p) if all were drawn;
         size / n for a sample that was kept without a draw.
     """
     per_draw = np.where(np.isnan(chances), 1.0, chances * draws)
@@ -149,7 +150,7 @@ def unbiased_weights(chances: Values, n: int, *, draws: int, size: int) -> NDArr
 
 
 def samples_of(records: Mapping[str, Tensor]) -> int:
-    """Returns the number of samples that records are of, for a method that reads none of them.
+    """Returns the number of samples in stored columns, for a method that does not read their values.
 
     Args:
         records: Columns by name, one or more.
@@ -162,7 +163,7 @@ def samples_of(records: Mapping[str, Tensor]) -> int:
 
 
 def full_plan(n: int) -> EpochPlan:
-    """Returns the plan of an epoch that keeps everything, in the order of the loader.
+    """Returns a plan with all samples, in the order of the loader.
 
     Args:
         n: Number of samples.
@@ -179,20 +180,20 @@ def drawn_plan(
     remember: Mapping[str, Tensor] | None = None,
     facts: Mapping[str, float] | None = None,
 ) -> EpochPlan:
-    """Returns the plan of an epoch of draws.
+    """Returns a plan whose samples are drawn with replacement.
 
     Args:
-        chances: Chances of the samples; one whose chance is not known is kept without a draw.
-        keep: Number of samples of the plan as a share of all, > 0. Samples that are kept without a draw take the place of
-            draws, but of half of them at most: a few draws would need large weights.
+        chances: Chances of the samples; a sample whose chance is not known is kept without a draw.
+        keep: Number of samples of the plan as a share of all, > 0. Samples that are kept without a draw count as draws, but for
+            half of them at most, because few draws need large weights.
         generator: Random generator on the CPU.
         weighted: Whether the samples have the weights that make the plan unbiased.
-        remember: Columns that are stored, as in `EpochPlan`. Default None: no columns.
+        remember: Values to store for each sample by column name, as in `EpochPlan`. Default None: no columns.
         facts: Numbers for the history, in addition to the fractions and to `distinct`, the share of the samples that appear at
             least once. Default None: no numbers.
 
     Returns:
-        Plan with the samples in random order; with all samples in order where no chance is known.
+        Plan with the samples in random order; all samples in order if no chance is known.
     """
     n = chances.n
     draws = max(1, share(keep, n) - (n - chances.known), share(keep, chances.known) // 2)
@@ -221,7 +222,7 @@ def top_positions(scores: Tensor, k: int) -> Tensor:
 
     Args:
         scores: Scores, shape (n,), floating point; one that is not finite counts as larger than all others.
-        k: Number of positions, 1 or more; all n positions are returned where n is smaller.
+        k: Number of positions, 1 or more; all n positions if n is smaller.
 
     Returns:
         Positions, shape (min(k, n),), int64, the largest score last.
@@ -231,7 +232,7 @@ def top_positions(scores: Tensor, k: int) -> Tensor:
 
 
 def running_sum(values: Tensor) -> Tensor:
-    """Returns the sums of the first 1, 2, ... values.
+    """Returns the sums of the first 1, 2, ... values, shape (n,).
 
     Args:
         values: Values of the rows of a batch or of a history, shape (n,), floating point.
@@ -242,10 +243,10 @@ def running_sum(values: Tensor) -> Tensor:
 
 
 def check_keep(method: object, keep: object) -> None:
-    """Refuses a `keep` that is not a share.
+    """Checks that a `keep` is a share.
 
     Args:
-        method: Method whose setting it is; its class name begins the message.
+        method: Method that was given the setting; its class name starts the error message.
         keep: Value of the setting.
 
     Raises:
@@ -269,7 +270,7 @@ def in_id_order(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor
 
 
 def plan_of(rows: Tensor, n: int, keep: float, weights: Tensor | None = None, *, drawn: bool = False) -> BatchPlan:
-    """Returns a plan whose facts are the scheduled and the actual fraction of rows that are left out.
+    """Returns a `BatchPlan` whose facts are the scheduled and the actual fraction of rows that are left out.
 
     Args:
         rows: Row numbers, ascending, shape (k,), int64.
@@ -283,7 +284,7 @@ def plan_of(rows: Tensor, n: int, keep: float, weights: Tensor | None = None, *,
 
 
 class KeepShare:
-    """Keeps floor(keep * n) rows of each batch, at least one; subclasses have the field `keep`, and choose the rows.
+    """Base of methods that keep floor(keep * n) rows of each batch, at least one; subclasses choose the rows in `picked`.
 
     Nothing is remembered from step to step.
     """
@@ -299,14 +300,14 @@ class KeepShare:
         return {}
 
     def count(self, n: int) -> int | None:
-        """Returns the number of rows that are kept of a batch of `n`."""
+        """Returns the number of rows that are kept from a batch of `n` rows."""
         return max(1, share(self.keep, n))
 
     def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
         """Returns the positions of the rows that are kept, shape (k,), int64, in any order.
 
         Args:
-            signals: Signals by name, each of shape (n, ...), in the order of the ids; n is 1 or more.
+            signals: Signals by name, each of shape (n, ...), n >= 1; entry i belongs to the sample with the i-th smallest id.
             k: Number of rows to keep.
             generator: Random generator on the CPU.
         """
@@ -326,9 +327,9 @@ class KeepShare:
 
 @dataclass(frozen=True)
 class KeepLargest(KeepShare):
-    """Keeps the floor(keep * n) rows of each batch with the largest scores, at least one; ties are ordered by (score, id).
+    """Base of methods that keep the floor(keep * n) rows with the largest scores, at least one; ties go to higher ids.
 
-    Subclasses define the score. A sample without a finite score is kept before all others.
+    Subclasses define the score in `scores`. A sample without a finite score is kept before all others.
 
     Args:
         keep: Share kept of each batch, (0, 1]. Default 0.5.
@@ -349,7 +350,7 @@ class KeepLargest(KeepShare):
         raise NotImplementedError
 
     def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
-        """Returns the positions of the largest scores; of equal scores those with the higher ids."""
+        """Returns the positions of the largest scores; ties go to higher ids."""
         return top_positions(self.scores(signals), k)
 
 
@@ -360,20 +361,20 @@ class KeepSmallest(KeepLargest):
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """Returns the rows with the smallest values; of equal values those with the lower ids."""
+        """Returns the rows with the smallest values; ties go to lower ids."""
         return super().plan_batch({**signals, "id": -signals["id"]}, state, step=step, generator=generator)
 
 
 def checked_scores(method: object, name: str, value: Any) -> Scores | str:
-    """Returns a setting that is scores, or the path of their file.
+    """Checks a setting that must be scores or the path of their file, and returns it.
 
     Args:
-        method: Method whose setting it is; its class name begins the message.
+        method: Method whose setting it is; its class name starts the error message.
         name: Name of the setting.
         value: Value of the setting.
 
     Raises:
-        ValueError: It is neither scores nor a path.
+        ValueError: The value is neither scores nor a path.
     """
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -385,7 +386,7 @@ def checked_scores(method: object, name: str, value: Any) -> Scores | str:
 
 
 def loaded(scores: Scores | str) -> Scores:
-    """Returns scores, read from the file where they are a path."""
+    """Returns scores; if they are a path, reads the file."""
     return Scores.load(scores) if isinstance(scores, str) else scores
 
 

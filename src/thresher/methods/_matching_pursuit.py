@@ -96,7 +96,7 @@ class _Basis:
 
 
 def match(atoms: Atoms, budget: int, *, penalty: float = 0.0, tolerance: float = 0.0) -> Match:
-    """Adds the atom with the largest inner product with the residual, computes all weights anew, and repeats.
+    """Finds atoms whose weighted sum is close to the target. Each step adds the atom that points most along the rest.
 
     Atoms whose weight is not above zero are removed, the lowest weight first; no atom is chosen twice. The search ends when the
     budget is used up, when the residual is small enough, or when no atom has a positive inner product with it.
@@ -108,7 +108,7 @@ def match(atoms: Atoms, budget: int, *, penalty: float = 0.0, tolerance: float =
         tolerance: Norm of the residual, divided by the norm of the target, at which the search ends.
 
     Returns:
-        Chosen atoms. A tie goes to the atom with the lower position.
+        Chosen atoms and their weights. A tie goes to the atom with the lower position.
     """
     n = len(atoms.correlation)
     basis, weights = _Basis(atoms, min(budget, n), penalty), np.empty(0)
@@ -175,14 +175,14 @@ def run_atoms(error: Values, feature: Values, size: int) -> Atoms:
 
 
 def with_bias(feature: Values) -> Values:
-    """Returns the features with a leading one, which makes the gradient of the bias a part of that of the weights."""
+    """Returns the features with a leading one, so that the gradient of the weights includes the gradient of the bias."""
     return np.hstack([np.ones((len(feature), 1), feature.dtype), feature])
 
 
 def match_runs(
     error: Values, feature: Values, order: Values, size: int, budget: int, *, penalty: float = 0.0, tolerance: float = 0.0
 ) -> tuple[Values, float]:
-    """Matches the sum of the mean gradients of mini-batches with ceil(budget / size) of them.
+    """Chooses ceil(budget / size) mini-batches whose weighted gradients add up to nearly the sum of all their gradients.
 
     Args:
         error: Gradient of each sample's loss at the outputs, shape (n, C), finite.
@@ -194,7 +194,7 @@ def match_runs(
         tolerance: Relative distance to the target at which the search ends. Default 0.
 
     Returns:
-        Weight of each sample, shape (n,), 0 where it is not chosen, and the relative distance to the target.
+        Weight of each sample, shape (n,), 0 for samples that are not chosen, and the relative distance to the target.
     """
     atoms = run_atoms(error[order], with_bias(feature[order]), size)
     matched = match(atoms, math.ceil(budget / size), penalty=penalty, tolerance=tolerance)
@@ -214,7 +214,7 @@ def match_classes(
     penalty: float = 0.0,
     tolerance: float = 0.0,
 ) -> tuple[Values, float]:
-    """Matches the sum of the gradients of each class with ceil(budget * share of the class) of its samples.
+    """Chooses ceil(budget * share of the class) samples of each class whose weighted gradients match the sum of the class.
 
     Args:
         error: Gradient of each sample's loss at the outputs, shape (n, C), finite.
@@ -226,7 +226,7 @@ def match_classes(
         tolerance: Relative distance to a target at which the search ends. Default 0.
 
     Returns:
-        Weight of each sample, shape (n,), 0 where it is not chosen, and the relative distance to the targets.
+        Weight of each sample, shape (n,), 0 for samples that are not chosen, and the relative distance to the targets.
     """
     weight, residual, energy = np.zeros(len(error)), 0.0, 0.0
     for label in np.unique(labels):

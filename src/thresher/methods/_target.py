@@ -1,8 +1,8 @@
-"""The share of the samples that a whole training leaves out: what `target=` of the methods with a threshold means.
+"""The share of the samples that a whole training run leaves out: the setting `target=` of methods with a threshold.
 
 A threshold says which samples may be left out, and not how many: InfoBatch with a prune fraction of one half leaves out about a
-fifth. With a target, each epoch leaves out its part of what is still due. What earlier epochs left out is counted in a column
-of the records, so that it is saved and restored with them, and a resumed training leaves out the same samples.
+fifth. With a target, each epoch leaves out its part of what is still due. What earlier epochs left out is stored for each
+sample and saved with the run, and a resumed run leaves out the same samples.
 """
 
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ CLOSE = 0.01
 
 
 def check_target(method: object, target: float | None) -> None:
-    """Refuses a `target` that is not a share.
+    """Checks that a `target` is a share.
 
     Args:
-        method: Method whose setting it is; its class name begins the message.
+        method: Method whose setting it is; its class name starts the error message.
         target: Value of the setting.
 
     Raises:
@@ -45,17 +45,17 @@ def check_target(method: object, target: float | None) -> None:
     number = isinstance(target, int | float) and not isinstance(target, bool)
     if target is not None and not (number and 0 <= target <= MOST):
         raise ValueError(
-            f"{type(method).__name__}: `target` is the share of the samples that the whole training leaves out, within "
-            f"[0, {MOST}], or None, got {target!r}"
+            f"{type(method).__name__}: `target` is the share of the samples that the whole run leaves out, within [0, {MOST}], "
+            f"or None, got {target!r}"
         )
 
 
 def check_epochs(method: object, epochs: int) -> None:
-    """Refuses a training of more epochs than a column `LEFT_OUT` can count.
+    """Checks that the epochs are few enough to be counted in the column `LEFT_OUT`.
 
     Args:
-        method: Method that has the column; its class name begins the message.
-        epochs: Number of epochs of the training.
+        method: Method that has the column; its class name starts the error message.
+        epochs: Number of epochs of the training run.
 
     Raises:
         ValueError: There are more than 32,767.
@@ -69,20 +69,20 @@ def check_epochs(method: object, epochs: int) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """A share of the samples to leave out, over all epochs of a training.
+    """A share of the samples to leave out, over all epochs of a training run.
 
     Args:
-        method: Method whose setting it is, for messages.
-        share: Share of the samples that the whole training leaves out, [0, 0.9].
+        method: Method that was given the setting, for error messages.
+        share: Share of the samples that the whole training run leaves out, [0, 0.9].
         start: First epoch that leaves out samples.
-        stop: Epoch after the last one that does.
-        epochs: Number of epochs of the training.
+        stop: Epoch after the last epoch that leaves out samples.
+        epochs: Number of epochs of the training run.
 
     Raises:
         ValueError: The epochs that may leave out samples are too few for the share, or too many to be counted.
 
     Example:
-        A training of ten epochs, of which the first and the last keep every sample.
+        A run of ten epochs, of which the first and the last keep every sample.
 
         >>> target = Target(None, share=0.4, start=1, stop=9, epochs=10)
         >>> target.due({"left_out": torch.zeros(1000, dtype=torch.int16)}, epoch=1)
@@ -107,11 +107,11 @@ class Target:
             )
 
     def due(self, records: Mapping[str, Tensor], epoch: int) -> int:
-        """Returns how many samples an epoch leaves out: its part of what is due, at most a share of `MOST`.
+        """Returns the number of samples that an epoch must leave out to meet the target, at most a share of `MOST`.
 
         Args:
             records: Columns of the method, `LEFT_OUT` among them.
-            epoch: Number of the epoch; 0 is due where it keeps every sample.
+            epoch: Number of the epoch; the result is 0 for an epoch that keeps every sample.
         """
         if not self.start <= epoch < self.stop:
             return 0
@@ -128,11 +128,11 @@ class Target:
         return int(on_host(records["left_out"]).sum(dtype=np.int64))
 
     def counted(self, plan: EpochPlan, kept: Mask, records: Mapping[str, Tensor], epoch: int) -> EpochPlan:
-        """Returns a plan that counts what it leaves out, with the share so far as a fact.
+        """Returns a plan that also stores what it leaves out, and reports the share left out so far.
 
         Args:
             plan: Plan of the epoch.
-            kept: Marks of the samples that it keeps, shape (N,).
+            kept: Mask of the samples that the plan keeps, shape (N,), bool.
             records: Columns of the method, `LEFT_OUT` among them.
             epoch: Number of the epoch.
         """
@@ -152,11 +152,11 @@ class Target:
 
 
 def counted(records: Mapping[str, Tensor], kept: Mask) -> dict[str, Tensor]:
-    """Returns the column `LEFT_OUT` after an epoch.
+    """Returns the numbers of epochs that left out each sample, after an epoch; shape (n,).
 
     Args:
         records: Columns of the method, `LEFT_OUT` among them.
-        kept: Marks of the samples that the epoch keeps, shape (n,).
+        kept: Mask of the samples that the epoch keeps, shape (n,), bool.
     """
     before = on_host(records["left_out"])
     after = np.empty_like(before)

@@ -27,10 +27,10 @@ BoostFormula = Literal["scaled", "paper_abs"]
 
 
 def check_formula(field: str, value: object) -> None:
-    """Refuses an unknown formula for the weights.
+    """Checks the name of a formula for the weights.
 
     Args:
-        field: Names of the class and the argument, which begin the message.
+        field: Names of the class and the argument, which start the error message.
         value: Value of the argument.
 
     Raises:
@@ -46,7 +46,7 @@ def boost_weights(loss: Tensor, weights: BoostFormula = "paper_abs") -> Tensor:
     Args:
         loss: Loss of each sample, shape (n,), floating point.
         weights: Formula of the weights. "scaled" is artanh(l / ((1 + HEADROOM) * L)), where L is the largest absolute value of
-            the finite losses; "paper_abs" is 1/2 ln|(1 + l) / (1 - l)|, about 44 where the loss is 1.
+            the finite losses; "paper_abs" is 1/2 ln|(1 + l) / (1 - l)|, about 44 for a loss of 1.
 
     Returns:
         Weights, shape (n,), finite where the loss is finite.
@@ -91,7 +91,7 @@ class AdaBoost(KeepLargest):
         paper="arXiv:2306.10728",
         rule="its AdaBoost weight was not among the largest of its batch",
         biased="towards losses near 1; with weights='scaled' towards large losses; nothing is re-weighted",
-        forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
+        forwards="every sample of a batch, to choose by; none if the loop's own forward pass is enough",
         claim="CIFAR-10 85.13 % where full training has 92.57 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",
         caveat="with weights='scaled' it keeps exactly what Big Loss keeps; the published numbers are below those of random "
         "selection except on a toy regression (CIFAR-100 50.19 % against 71.05 %)",
@@ -103,5 +103,5 @@ class AdaBoost(KeepLargest):
         check_formula("AdaBoost: `weights`", self.weights)
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
-        """Returns AdaBoost's weights."""
+        """Returns AdaBoost's weights of the samples, shape (n,)."""
         return boost_weights(signals["loss"], self.weights)

@@ -99,7 +99,7 @@ def selectors(adaboost: BoostFormula) -> dict[str, KeepLargest | None]:
 
 
 def name_in_pool(selector: Selector) -> str:
-    """Returns the name of a selector in the history; for a batch method from its class, as `rho_loss` for `RhoLoss`.
+    """Returns the name of a selector in the history; for a batch method its registered name, as `rho_loss` for `RhoLoss`.
 
     Args:
         selector: Name of a selector, or a batch method.
@@ -122,15 +122,14 @@ def usable_signals(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Ten
 
 
 def over_mean(values: Tensor, usable: Tensor) -> Tensor:
-    """Returns values in units of their mean size in the batch, u.
+    """Returns values divided by their mean size in the batch (u in the paper).
 
     Args:
         values: Losses or norms, shape (n,), NaN where not usable.
         usable: Mask of the samples that can be scored, bool, shape (n,).
 
     Returns:
-        The values divided by the mean of their absolute values, which is the mean where none is below 0, shape (n,); unchanged
-        where all are 0.
+        The values divided by the mean of their absolute values, shape (n,); unchanged if all are 0.
     """
     size = torch.where(usable, values.abs(), 0.0).sum() / usable.sum()
     return values / torch.where(size > 0, size, 1.0)
@@ -142,7 +141,7 @@ def drawn(draws: Tensor, usable: Tensor, k: int) -> Tensor:
     Args:
         draws: Random numbers, shape (n,), [0, 1).
         usable: Mask of the samples that can be scored, bool, shape (n,).
-        k: Number of samples to mark; where fewer are usable, others are marked, too.
+        k: Number of samples to mark; if fewer are usable, others are marked, too.
 
     Returns:
         Bool mask (n,).
@@ -249,13 +248,13 @@ def log_scores(importance: Tensor, log_weights: Tensor, loss: Tensor, fade: floa
 
 @dataclass(frozen=True)
 class AdaSelection(KeepLargest):
-    """Trains on the floor(keep * n) samples of each batch, at least one, that a weighted pool of selectors scores highest.
+    """Trains on the floor(keep * n) samples of each batch that several selectors together score highest, at least one.
 
     Late in training its choices are mostly random: on four of five tasks here, the uniform selector ends with 88 to 100 % of
     the weight.
 
-    Of samples with equal scores, those with the higher ids are kept. A sample without a finite loss is kept before all others
-    and counts in no average.
+    The weights of the selectors adapt from step to step. Ties go to higher ids. A sample without a finite loss is kept before
+    all others and counts in no average.
 
     Args:
         keep: Share kept of each batch, (0, 1]. Default 0.5; published: 0.1 to 0.5.
@@ -263,7 +262,7 @@ class AdaSelection(KeepLargest):
             "coreset_extremes", "coreset_center"; or batch methods, such as `Obftf(keep=0.3)`, which vote for the rows that they
             would keep. Default: the first three names. Published: big and small loss; these with uniform; these three with
             gradient norm or coreset extremes. Without "uniform" a warning is given, see Warns.
-        beta: Factor on the relative change of a selector's average loss, [0, 1]: its weight grows with the loss, and at 0 all
+        beta: Speed at which weights adapt, [0, 1]: a selector gains weight when the average loss of its samples grows; at 0 all
             weights stay equal. Default 0.5; not published. Within [-1, 1] with `normalise=False`; with other settings, values
             below 0 are refused, because the weight goes to the selector whose losses are learned already.
         gamma: Speed at which the curriculum ends, above 0: losses count as u / t ** gamma in it. Default 1; not published.
@@ -288,8 +287,8 @@ class AdaSelection(KeepLargest):
         ValueError: A setting is out of its range.
 
     Warns:
-        UserWarning: The pool has a selector that keeps large losses and not "uniform": where large losses are wrong labels or
-            outliers, no selector can take the weight from it.
+        UserWarning: The pool has a selector that keeps large losses, but not "uniform". If large losses are wrong labels or
+            outliers, no other selector can then outweigh it.
 
     Example:
         >>> import torch
@@ -307,7 +306,7 @@ class AdaSelection(KeepLargest):
         rule="not chosen in its batch, by the mixed score of the selectors",
         biased="towards the samples that the selectors of the pool prefer, at first towards small losses; nothing is "
         "re-weighted",
-        forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
+        forwards="every sample of a batch, to choose by; none if the loop's own forward pass is enough",
         claim="CIFAR-10 89.39 % where full training has 92.57 % and random selection 90.74 %; CIFAR-100 71.38 %, 70.47 %, "
         "71.05 %; SVHN 93.38 %, 95.71 %, 93.32 %; means over keep = 0.1 to 0.5; at least 20 % less time (CIFAR-10)",
         caveat="the weight drifts to random selection: on four of five tasks the uniform selector ends with 0.88 to 1.00 of it "
@@ -390,9 +389,8 @@ class AdaSelection(KeepLargest):
         large = [name for name in map(name_in_pool, self.pool) if name in BY_LARGE_LOSSES]
         if self.normalise and large and UNIFORM not in self.pool:
             warn(
-                f"AdaSelection: `pool` is {self.pool!r}, which has {large[0]!r} and not {UNIFORM!r}. Where large losses are "
-                "wrong labels or outliers, no selector can take the weight from it, and training may fail. Add "
-                f"{UNIFORM!r} to `pool`."
+                f"AdaSelection: `pool` is {self.pool!r}, which has {large[0]!r} and not {UNIFORM!r}. If large losses are wrong "
+                f"labels or outliers, no selector can outweigh it, and training may fail. Add {UNIFORM!r} to `pool`."
             )
 
     @classmethod
@@ -427,16 +425,16 @@ class AdaSelection(KeepLargest):
 
     @property
     def requires(self) -> Requirements:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Returns the needs: the loss, the gradient norm where a selector of the pool needs it, and those of batch methods."""
+        """What the method needs: losses, gradient norms if a selector uses them, and what batch methods of the pool need."""
         of_members = [requirements_of(member) for member in self._members.values()]
         signals = dict.fromkeys((*self._own_signals, *(name for needs in of_members for name in needs.signals)))
         return Requirements(signals=tuple(signals))
 
     def check(self, ids: Tensor) -> None:
-        """Has the batch methods of the pool check the ids of the samples, shape (N,), int64.
+        """Checks the ids of the samples, shape (N,), int64, with the batch methods of the pool.
 
         Raises:
-            ValueError: One of them refuses the dataset.
+            ValueError: A batch method of the pool cannot be used with the dataset.
         """
         for member in self._members.values():
             if defines(member, "check"):
@@ -444,12 +442,12 @@ class AdaSelection(KeepLargest):
 
     @property
     def cost(self) -> tuple[int, int]:
-        """Returns the numbers of samples that went through (forward, backward) passes for scores of the batch methods."""
+        """Numbers of samples that went through forward and backward passes to compute scores of the batch methods."""
         costs = [member.cost for member in self._members.values() if defines(member, "cost")]  # pyright: ignore[reportAttributeAccessIssue]
         return sum(forward for forward, _ in costs), sum(backward for _, backward in costs)
 
     def init_state(self) -> State:
-        """Returns the first state: equal weights, no average loss, no pick, and what the batch methods of the pool remember."""
+        """Returns the first state: equal weights, no average losses, and the states of the batch methods of the pool."""
         size = len(self.pool)
         state: State = {"log_weights": torch.full((size,), -math.log(size)), "average": torch.full((size,), math.nan)}
         if UNIFORM in self.pool and self.uniform == "drawn":
@@ -465,8 +463,8 @@ class AdaSelection(KeepLargest):
             state: State of the method.
 
         Returns:
-            Weights by name, such as `weight_big_loss`, which add up to 1; with random draws also `random_share`, the
-            share of the rows kept so far that were among its k random ones; with `stop_after` also `weights_fixed`, 0 or 1.
+            Weights by name, such as `weight_big_loss`, which add up to 1; with random draws also `random_share`, the share of
+            the rows kept so far that the uniform selector would have kept; with `stop_after` also `weights_fixed`, 0 or 1.
         """
         weights = state["log_weights"].exp().tolist()
         facts = {f"weight_{name_in_pool(one)}": weight for one, weight in zip(self.pool, weights, strict=True)}

@@ -27,7 +27,7 @@ def moving_mean(old: Tensor, new: Tensor, alpha: float) -> Tensor:
     """Returns the exponential means after new values.
 
     Args:
-        old: Means so far, shape (n,); not finite where there was no value yet, or where it was lost.
+        old: Means so far, shape (n,); not finite if there is no value yet.
         new: New values, shape (n,).
         alpha: Weight of the old mean, [0, 1).
 
@@ -40,15 +40,15 @@ def moving_mean(old: Tensor, new: Tensor, alpha: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Bls(InfoBatch):
-    """Prunes a random part of the samples whose batches had losses below the mean, with higher weights for the rest of them.
+    """Skips a random part of the samples whose batches had low losses, and raises the weights of the rest of these samples.
 
     Args:
         prune_fraction: Share pruned of the samples below the threshold, r, [0, 1). Default and published: 0.5.
         delta: Share of the epochs that prune, [0, 1]. Default and published: 0.875.
         threshold: Threshold of the score: "mean" (default and published), or a quantile within (0, 1).
         rescale: Weight of the remaining samples below the threshold, "mass" (default) or "ratio", as in `InfoBatch`.
-        target: Share of the samples that the whole training leaves out, as in `InfoBatch`. Default None.
-        alpha: Weight of the old score where a sample gets a new one, [0, 1). Default 0.9, as in the code; in the paper 0.7.
+        target: Share of the samples that the whole training run leaves out, as in `InfoBatch`. Default None.
+        alpha: Weight of the old score in the new score, [0, 1). Default 0.9, as in the code; in the paper 0.7.
 
     Raises:
         ValueError: A setting is out of its range, settings contradict each other, or the epochs are too few for the target.
@@ -78,7 +78,7 @@ class Bls(InfoBatch):
         ),
         bytes_per_sample=4,
         caveat="The score holds little about a single sample, because all samples of a batch share its loss. It is meant for "
-        "trainings without losses of single samples, and as a control.",
+        "training without losses of single samples, and as a control.",
         missing=("SeTa by these scores.",),
     )
     alpha: float = 0.9
@@ -90,6 +90,6 @@ class Bls(InfoBatch):
             raise ValueError(f"Bls: `alpha` is the weight of the old score, within [0, 1), got {self.alpha}")
 
     def columns(self) -> dict[str, Column]:
-        """Returns the recorded columns: the score, 4 bytes per sample, and 2 more with a target."""
+        """Returns what is stored for each sample: the score, 4 bytes, and 2 bytes more with a target."""
         merge = partial(moving_mean, alpha=self.alpha)
         return super().columns() | {"score": Column(torch.float32, fill=NEVER_SEEN, signal="batch_loss", merge=merge)}

@@ -28,7 +28,7 @@ from thresher.selection import Values, ids_of, on_host, share
 
 
 def strata_of(values: Values, strata: int) -> NDArray[np.int64]:
-    """Returns the number of the stratum of each score, of equally wide ones from the least score to the largest.
+    """Divides the range of the scores into strata of equal width, and returns the stratum of each score, int64, from 0.
 
     Args:
         values: Scores, shape (n,), finite, n >= 1.
@@ -48,7 +48,7 @@ def strata_of(values: Values, strata: int) -> NDArray[np.int64]:
 
 
 def stratum_budgets(sizes: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
-    """Returns how many samples of each stratum are kept: from the smallest up, an equal part of what is left, or all.
+    """Shares a budget among strata: from the smallest up, each gets an equal part of what is left, or all its samples.
 
     Args:
         sizes: Numbers of samples of the strata, shape (s,).
@@ -68,7 +68,7 @@ def stratum_budgets(sizes: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Ccs:
-    """Keeps floor(keep * N) of the N samples for the whole training, at least one, from all strata of a score.
+    """Keeps floor(keep * N) of the N samples for the whole training run, at least one, from all strata of a score.
 
     Samples without a finite score are kept before all others; they count towards the share.
 
@@ -97,7 +97,7 @@ class Ccs:
         rule="pruned before training: not drawn in its stratum of the score",
         biased="yes, by design: rare scores are kept more often than frequent ones, and the hardest samples never; nothing is "
         "re-weighted",
-        forwards="none in training; before training those of the scores and of the trainings that the scores need: a whole "
+        forwards="none in training; before training, passes for scores and for the models that the scores need: a whole "
         "training for the area under the margin",
         claim="CIFAR-10 with 90 % pruned: accuracy 7.04 points above random pruning, and at least 19.56 points above keeping "
         "the hardest samples",
@@ -106,7 +106,7 @@ class Ccs:
             "The code drops the hardest samples by the area under the margin, whatever the score; here by the score itself.",
             "Samples without a finite score are kept first.",
         ),
-        caveat="scores that need a whole training cost more than pruning saves, unless they serve several trainings",
+        caveat="scores that need a whole training run cost more than pruning saves, unless several runs use them",
     )
     stage: ClassVar[Literal["before"]] = "before"
     requires: ClassVar[Requirements] = Requirements()
@@ -131,12 +131,12 @@ class Ccs:
 
     @property
     def cost(self) -> tuple[int, int]:
-        """Returns the numbers of samples that were put through (forward, backward) passes for the scores."""
+        """Numbers of samples that went through forward and backward passes to compute the scores."""
         table = loaded(self.scores)
         return table.forward, table.backward
 
     def kept(self, n: int) -> Tensor:
-        """Returns the samples that are trained on.
+        """Returns the ids of the samples to train on.
 
         Args:
             n: Number of samples of the dataset.

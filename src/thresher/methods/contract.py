@@ -1,4 +1,4 @@
-"""The contract of methods: one protocol per stage, the declaration of what a method needs and does, and its card.
+"""The interface of methods: protocols of methods that choose before training, before each epoch or in each batch.
 
 Nothing here imports torch, so that the methods can be listed without it.
 """
@@ -20,20 +20,20 @@ class Card:
     `thresher why` read them from the source file without importing it.
 
     Args:
-        biased: Answer to the question whether the expected weighted gradient differs from that of all data, and on which
-            settings the answer depends.
+        biased: Whether the expected weighted gradient differs from the gradient over all data, and on which settings this
+            depends.
         forwards: Forward passes beyond those of training, in words and numbers of samples, such as "none" or "every hidden
             sample once per epoch".
-        claim: Saving or gain that the paper reports, with its numbers. Default "": there is no paper.
-        differences: Differences to the official code, one sentence each.
+        claim: Saving or gain reported in the paper, with numbers. Default "": there is no paper.
+        differences: Differences from the official code, one sentence each.
         bytes_per_sample: Memory that is kept for every sample of the dataset with the default settings, in bytes, without
             the weights of a plan. Default 0.
-        caveat: Sentence that says where and why the method does not beat random selection of the same cost. Default "": it
-            beats random selection on its planted problem (`thresher.testing`).
+        caveat: Sentence that says when and why the method does not beat random selection of the same cost. Default "": it beats
+            random selection on its test problem (`thresher.testing`).
         missing: Parts of the paper that are not implemented, one sentence each.
         summary: Description of the method in at most ten words, without a capital letter and a full stop.
         paper: Publication, such as "arXiv:2310.10102". Default "": there is none.
-        rule: Reason why the method skips a sample, for `thresher why`; settings of the method stand in braces.
+        rule: Text that says why a sample is skipped, for `thresher why`; "{setting}" stands for the value of that setting.
 
     Example:
         >>> card = Card(summary="keep the newest samples", biased="yes, towards new samples", forwards="none")
@@ -59,24 +59,24 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Requirements:
-    """Declaration of what a method needs from a training, and of how its plans are trained on.
+    """Declaration of what a method needs, and of how its chosen samples are trained on.
 
     A method declares it in its class attribute (or property) `requires`; `attach` and `thresher.testing.check_method` check it.
 
     Args:
-        signals: Names of the signals by which a batch method chooses, such as `("loss",)`. Default (): the method chooses
-            before any forward pass. Epoch methods name their signals in `columns()` instead.
+        signals: Names of the signals (numbers per sample) by which a batch method chooses, such as `("loss",)`. Default (): no
+            signals, and the choice comes before any forward pass. Epoch methods name signals in `columns()` instead.
         optimizer: Whether plans scale the learning rate, so that `attach` must be given the optimizer. Default False.
-        refresh: Mode of the model, "eval" or "train", in the forward-only pass over the samples that a plan names in
-            `refresh`. Default None: the plans never ask for such a pass.
-        order: Order in which the rows of a plan are trained on. "loader": that of the loader, the default; "plan": plans may
-            have an order of their own (`EpochPlan(drawn=True)`); "class": stratified batches. The last two need shuffle=True.
-        records: Whether the plans of an epoch method depend on what the losses of the loop recorded, without which the training
-            is stopped. False if the columns are only to be looked at. Default True.
-        smaller_batches: Whether plans spend the budget in smaller batches (`EpochPlan(smaller_batches=True)`), so that `attach`
-            checks that there is a row for each step. Default False.
-        divide: Divisor of the sum of the losses that a batch method keeps: "kept", the rows kept, which makes it their mean; or
-            "batch", all rows of the batch. Default "kept".
+        refresh: Mode of the model, "eval" or "train", in the forward pass over the samples in `EpochPlan.refresh`. Default
+            None: plans never refresh samples.
+        order: Order of training on the chosen samples. "loader" (default): the order of the loader. "plan": plans may set the
+            order (`EpochPlan(drawn=True)`). "class": stratified batches. The last two need shuffle=True.
+        records: Whether the choice depends on losses stored in the loop; training then stops with an error if there are none.
+            False if stored values are for information only. Default True.
+        smaller_batches: Whether epochs have as many steps as full training, with smaller batches
+            (`EpochPlan(smaller_batches=True)`). `attach` then checks that there is a row for each step. Default False.
+        divide: Divisor of the sum of the kept losses in a batch: "kept", the number of kept rows (their mean); or "batch", the
+            number of all rows. Default "kept".
         switches: Settings of the method that remove a need, by the name of the need, such as {"optimizer":
             "adjust_lr=False"}; messages quote them. Needs are "optimizer", "refresh", "feature", "sum" (a column whose values
             are added up) and the names of signals. Default {}.
@@ -102,9 +102,9 @@ NO_REQUIREMENTS = Requirements()
 
 @runtime_checkable
 class BeforeMethod(Protocol):
-    """A method that decides before training which samples the training has at all; a frozen dataclass.
+    """A method that chooses before training which samples are used at all; a frozen dataclass.
 
-    It may define the property `cost`: the numbers of samples that were put through (forward, backward) passes for its scores.
+    It may define the property `cost`: how many samples went through forward and backward passes to compute its scores.
 
     Example:
         >>> from thresher import Prune
@@ -115,21 +115,21 @@ class BeforeMethod(Protocol):
     stage: ClassVar[Literal["before"]]
 
     def kept(self, n: int) -> Any:
-        """Returns the ids of the samples that are kept of a dataset of n samples: shape (K,), int64, ascending."""
+        """Returns the ids of the kept samples, from a dataset of n samples: shape (K,), int64, ascending."""
         ...
 
 
 @runtime_checkable
 class EpochMethod(Protocol):
-    """A method that decides before each epoch; a frozen dataclass that owns no tensors and no random state.
+    """A method that chooses before each epoch; a frozen dataclass without tensors and random states.
 
     It may define these functions, which are called if they are there:
 
-    - `check(ids)` raises ValueError if the method cannot plan for the samples with these ids; `attach` calls it.
+    - `check(ids)` raises ValueError if the method cannot choose among the samples with these ids; `attach` calls it.
     - `full_pass(epoch, epochs)` returns the names of the values that it needs for all samples before this plan: "error" (the
       gradient of a sample's mean loss with respect to the model's outputs), "feature" (the input of the last `nn.Linear`) and
-      "label". The run then makes a forward-only pass over all samples and adds these columns to `records`: errors and features
-      of shape (N, numbers per sample), float32, and labels of shape (N,), int64.
+      "label". The run then makes a forward pass over all samples and adds these values to `records`: errors and features of
+      shape (N, numbers per sample), float32, and labels of shape (N,), int64.
     - The property `cost`, as for `BeforeMethod`.
 
     Example:
@@ -141,16 +141,16 @@ class EpochMethod(Protocol):
     stage: ClassVar[Literal["epoch"]]
 
     def columns(self) -> dict[str, Any]:
-        """Returns the columns that are recorded for each sample, as a `thresher.Column` by name."""
+        """Returns what to store for each sample from epoch to epoch, as a `thresher.Column` by name."""
         ...
 
     def plan_epoch(self, records: Any, *, epoch: int, epochs: int, generator: Any) -> Any:
         """Returns the `thresher.EpochPlan` of one epoch, which must be the same in every process and after every resume.
 
         Args:
-            records: Mapping from the name of a column to its values, shape (N,).
+            records: Stored values of the samples: a mapping from column names to tensors of shape (N,).
             epoch: Number of the epoch, from 0.
-            epochs: Number of epochs of the training.
+            epochs: Number of epochs of the training run.
             generator: Random generator on the CPU, seeded from the seed of the run and the epoch: the only source of chance.
         """
         ...
@@ -158,12 +158,12 @@ class EpochMethod(Protocol):
 
 @runtime_checkable
 class BatchMethod(Protocol):
-    """A method that decides inside each batch; a frozen dataclass that owns no tensors and no random state.
+    """A method that chooses in each batch; a frozen dataclass without tensors and random states.
 
     It may define these functions, which are called if they are there:
 
-    - `active(progress, step)` returns whether the method chooses from this batch; if it returns False, the whole batch is
-      trained on and `plan_batch` is not called. `progress` is the share of the training that is done, [0, 1].
+    - `active(progress, step)` returns whether the method chooses in this batch. If False, the whole batch is trained on and
+    `plan_batch` is not called. `progress` is the share of training that is done, [0, 1].
     - `report(state)` returns numbers by name for the history; it is called once per epoch.
     - `check(ids)` raises ValueError if the method cannot choose among the samples with these ids.
     - The property `cost`, as for `BeforeMethod`.
@@ -181,7 +181,7 @@ class BatchMethod(Protocol):
         ...
 
     def count(self, n: int) -> int | None:
-        """Returns the number of rows that are kept of a batch of n, or None where it depends on the losses or on chance."""
+        """Returns the number of rows kept from a batch of n rows; None if it depends on the losses or on chance."""
         ...
 
     def plan_batch(self, signals: Any, state: State, *, step: int, generator: Any) -> tuple[Any, State]:
@@ -192,7 +192,7 @@ class BatchMethod(Protocol):
         Args:
             signals: Mapping from the name of a signal to its values, shape (n,); "id" is always there: int64, all different.
             state: State that the last step returned; it must not be changed.
-            step: Number of the batch in the training, from 0.
+            step: Number of the batch since training began, from 0.
             generator: Random generator on the CPU, seeded from the seed of the run and the step: the only source of chance.
         """
         ...
@@ -228,7 +228,7 @@ def defines(method: Any, function: str) -> bool:
 
 
 def calls_model(method: Any) -> bool:
-    """Returns whether the run makes forward passes of its own for the plans of a method, for which it needs the model.
+    """Returns whether a method needs forward passes besides those of the loop, and so the model.
 
     Args:
         method: Instance of an epoch method.
@@ -242,11 +242,11 @@ def calls_model(method: Any) -> bool:
 
 
 def full_pass_names(method: Any, epochs: int) -> set[str]:
-    """Returns the names of the values that a method needs for all samples before any of its plans.
+    """Returns the names of the values that a method needs for all samples before any epoch.
 
     Args:
         method: Instance of an epoch method.
-        epochs: Number of epochs of the training.
+        epochs: Number of epochs of the training run.
 
     Example:
         >>> from thresher import GradMatch
@@ -258,7 +258,7 @@ def full_pass_names(method: Any, epochs: int) -> set[str]:
 
 
 def requirements_of(method: Any) -> Requirements:
-    """Returns the declaration `requires` of a method; an empty one where the method has none.
+    """Returns the `Requirements` of a method; the defaults if it declares none.
 
     Args:
         method: Instance of a method.
@@ -272,11 +272,11 @@ def requirements_of(method: Any) -> Requirements:
 
 
 def way_around(method: Any, *needs: str) -> str:
-    """Returns the end of a message: the settings with which a method does without something; "" where there are none.
+    """Returns the end of an error message: the settings with which a method does not need something; "" for none.
 
     Args:
         method: Instance of a method.
-        needs: Names of the needs, as in `Requirements.switches`.
+        needs: Names of what is missing, as in `Requirements.switches`.
 
     Example:
         >>> from thresher import Kakurenbo
@@ -289,7 +289,7 @@ def way_around(method: Any, *needs: str) -> str:
 
 
 def check_declaration(method: Any) -> None:
-    """Refuses a method with a wrong declaration, or with public attributes that have no meaning.
+    """Checks the declaration of a method, and that its public attributes have a meaning.
 
     Args:
         method: Instance of a method, with a valid `stage`.
@@ -297,7 +297,7 @@ def check_declaration(method: Any) -> None:
     Raises:
         TypeError: `requires` is not a `Requirements`, or a public attribute is neither a setting nor part of the contract; the
             message then names the nearest right one.
-        ValueError: A word in `requires` is none of those allowed.
+        ValueError: A setting of `requires` is not one of the allowed values.
 
     Example:
         >>> from dataclasses import dataclass
@@ -307,7 +307,7 @@ def check_declaration(method: Any) -> None:
         ...     colums = 1
         >>> check_declaration(Misspelt())  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        TypeError: Misspelt.colums is neither a setting nor part of the contract of methods; the nearest name is 'columns'. ...
+        TypeError: Misspelt.colums is neither a setting nor part of the interface of methods; the nearest name is 'columns'. ...
     """
     kind, requires = type(method), requirements_of(method)
     if not isinstance(requires, Requirements):
@@ -330,7 +330,7 @@ def _check_attribute(kind: type, name: str, value: Any, known: set[str]) -> None
     nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8 if helper else 0.0)
     if nearest:
         raise TypeError(
-            f"{kind.__name__}.{name} is neither a setting nor part of the contract of methods; the nearest name is "
+            f"{kind.__name__}.{name} is neither a setting nor part of the interface of methods; the nearest name is "
             f"{nearest[0]!r}. Call it _{name} if it is the method's own; see thresher.Requirements."
         )
 
@@ -342,7 +342,7 @@ def _public(kind: type) -> dict[str, Any]:
 
 
 def as_written(method: Any) -> str:
-    """Returns a method as it is written in code, with its first setting and those that differ from the defaults.
+    """Returns the code that creates a method, with its first setting and the settings that differ from the defaults.
 
     Example:
         >>> from thresher import Winnow

@@ -18,16 +18,16 @@ from thresher.methods.contract import Card
 
 
 def rank_distance(loss: Tensor) -> Tensor:
-    """Returns the distance of each loss from the middle of the order by (loss, position).
+    """Returns how far each loss is from the median, by its rank.
 
-    Of two losses at the same distance, the upper one counts as farther.
+    Ties in loss are ranked by position. Of two losses at the same distance, the larger counts as farther.
 
     Args:
         loss: Loss of each sample, shape (n,).
 
     Returns:
-        Distances, shape (n,), float32, within [0, 1], all different: in descending order they belong to the upper and the lower
-        end in turns. A loss that is not finite has no rank, and NaN as its distance.
+        Distances, shape (n,), float32, within [0, 1], all different: sorted by distance, the losses come from the upper and the
+        lower end in turns. NaN for a loss that is not finite.
     """
     finite = loss.isfinite()
     order = torch.where(finite, loss, math.inf).argsort(stable=True)
@@ -64,12 +64,12 @@ class CoresetExtremes(KeepLargest):
         paper="arXiv:2306.10728",
         rule="its loss was in the middle of its batch",
         biased="against samples of middling loss; nothing is re-weighted",
-        forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
+        forwards="every sample of a batch, to choose by; none if the loop's own forward pass is enough",
         claim="CIFAR-100 69.33 % where full training has 70.47 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",
         caveat="it is behind random selection in all six tasks of that table (CIFAR-100 71.05 %, SVHN 67.89 % against 93.32 "
         "%): half of the samples that it trains on are learned already",
     )
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
-        """Returns the distance of each loss from the middle of the order."""
+        """Returns how far each loss is from the median by rank, shape (n,)."""
         return rank_distance(signals["loss"])

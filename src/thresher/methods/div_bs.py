@@ -5,8 +5,8 @@ github.com/Feng-Hong/DivBS. It is biased towards rows that are typical of the ba
 is re-weighted.
 
 The gradient of a row is that of the last layer, the outer product e x h of its error e (p - y for cross-entropy) and the input
-h of the layer. Rows are chosen one after another: the one whose gradient has the largest inner product with what is left of
-the mean gradient, which then loses its component along this gradient, made orthogonal to those of the rows before. Only inner
+h of the layer. Rows are chosen one after another: the one whose gradient has the largest inner product with what is left of the
+mean gradient, which then loses its component along this gradient, made orthogonal to the gradients of earlier rows. Only inner
 products are computed, <e_i x h_i, e_j x h_j> = <e_i, e_j> <h_i, h_j>. Where nothing is left of the mean gradient, random rows
 fill up.
 
@@ -58,17 +58,17 @@ def gradient_products(error: Tensor, feature: Tensor | None) -> tuple[Tensor, Te
 
 
 def pursued(products: Tensor, finite: Tensor, k: int, lots: Tensor, waits: Tensor | None) -> Tensor:
-    """Chooses rows one after another, by their inner product with what the rows before left of the mean gradient.
+    """Chooses rows one after another, by their inner product with what earlier rows left of the mean gradient.
 
     Args:
         products: Inner products of the gradients, shape (n, n), 0 where one is not finite.
         finite: Mask of the finite gradients, shape (n,), bool; the others are chosen first.
         k: Number of rows, 1 to n.
-        lots: Random numbers by which rows fill up, uniform on [0, 1), shape (n,).
-        waits: Random numbers for draws in proportion to the inner products, exponential, shape (k, n); None for the largest.
+        lots: Random numbers, uniform on [0, 1), shape (n,), to choose rows when nothing is left of the mean gradient.
+        waits: Random numbers, exponential, shape (k, n), to draw in proportion to the inner products; None to take the largest.
 
     Returns:
-        Positions in the order of the choice, shape (k,), int64; of equally good rows, that with the highest position.
+        Positions in the order of the choice, shape (k,), int64; ties go to the highest position.
     """
     n = len(products)
     place = torch.arange(n, device=products.device)
@@ -96,14 +96,14 @@ def pursued(products: Tensor, finite: Tensor, k: int, lots: Tensor, waits: Tenso
 class DivBS(KeepShare):
     """Trains on floor(keep * n) rows of each batch, at least one, whose orthogonal gradients hold most of the mean gradient.
 
-    Rows whose gradient is not finite are kept before all others. Where nothing is left of the mean gradient, rows are drawn.
+    Rows whose gradient is not finite are kept before all others. If nothing is left of the mean gradient, rows are drawn.
 
     Args:
         keep: Share kept of each batch, (0, 1]. Default and published: 0.1, with batches of 320 samples.
-        gradient: Gradient of a row: "layer" for that of the last layer's weights, which needs the input of the last `nn.Linear`
-            and so a scoring pass before the loop's; "outputs" for that at the model's outputs, for which the loop's own forward
-            pass is enough. Default and published: "layer".
-        sample: Whether each row is drawn in proportion to its inner product, as in the official code, instead of being the one
+        gradient: Gradient of a row. "layer": with respect to the weights of the last `nn.Linear`; needs an extra forward pass.
+            "outputs": with respect to the model's outputs; the loop's own forward pass is enough. Default and published:
+            "layer".
+        sample: Whether to draw each row in proportion to its inner product, as in the official code, instead of taking the row
             with the largest. Default False.
 
     Raises:
@@ -122,7 +122,7 @@ class DivBS(KeepShare):
         paper="arXiv:2406.04872",
         rule="its gradient added little to those of the chosen rows of its batch",
         biased="yes, by design: towards rows that are typical of the batch and unlike one another; nothing is re-weighted",
-        forwards="every sample of a batch, to choose by; none with gradient='outputs', where the training's own forward pass "
+        forwards="every sample of a batch, to choose by; none with gradient='outputs', for which the loop's own forward pass "
         "serves",
         claim="a better trade-off between accuracy and time than other selections within the batch, in classification, "
         "segmentation, cross-modal retrieval and fine-tuning of language models (the abstract has no number)",
@@ -146,12 +146,12 @@ class DivBS(KeepShare):
 
     @property
     def requires(self) -> Requirements:
-        """The errors of the rows and, for the gradient of the last layer, their features."""
+        """What the method needs: gradients at the outputs and, with `gradient="layer"`, inputs of the last layer."""
         signals = ("error", "feature") if self.gradient == "layer" else ("error",)
         return Requirements(signals=signals, switches={"feature": "gradient='outputs'"})
 
     def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
-        """Returns the rows chosen one after another; nothing waits for the device."""
+        """Returns the positions of the chosen rows, shape (k,), int64."""
         n, device = len(signals["id"]), signals["id"].device
         lots = torch.rand(n, generator=generator, dtype=torch.float64)
         waits = torch.empty(k, n, dtype=torch.float64).exponential_(generator=generator) if self.sample else None

@@ -39,7 +39,7 @@ def share_up_to_bin(loss: Values, bins: int) -> Values:
         bins: Number of equal bins between the smallest and the largest loss, 1 or more.
 
     Returns:
-        Shares, shape (n,), float64, within (0, 1]; all 1 where all losses are equal.
+        Shares, shape (n,), float64, within (0, 1]; all 1 if all losses are equal.
     """
     low, high = np.float64(loss.min()), np.float64(loss.max())
     if low == high:
@@ -90,10 +90,10 @@ def kept_by_chance(chance: Values, generator: torch.Generator) -> tuple[Mask, fl
 
 @dataclass(frozen=True)
 class EpochSelectiveBackprop:
-    """Keeps each sample with probability q ** beta, where q is the percentile of its last loss, and refreshes the others.
+    """Keeps each sample with probability q ** beta, where q is the percentile of its last loss.
 
-    About 1 / (1 + beta) of the samples are kept where the losses are spread evenly over the bins, and more where few losses
-    are large.
+    About 1 / (1 + beta) of the samples are kept if the losses are spread evenly over the bins, and more if few losses are
+    large. The others get a forward pass at the end of the epoch, which updates their losses.
 
     Args:
         beta: Selectivity, 0 or more; 0 keeps every sample. Default and published: 0.43, which aims at 70 %; published for
@@ -151,7 +151,7 @@ class EpochSelectiveBackprop:
             raise ValueError(f"EpochSelectiveBackprop: `percentile` must be 'histogram' or 'rank', got {self.percentile!r}")
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns that are recorded for each sample: the last loss, 4 bytes per sample."""
+        """Returns what is stored for each sample: the last loss, 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
     def chances(self, loss: Values) -> Values:
@@ -161,7 +161,7 @@ class EpochSelectiveBackprop:
             loss: Last loss of each sample, shape (N,).
 
         Returns:
-            Probabilities, shape (N,), float64; 1 where the loss is not finite.
+            Probabilities, shape (N,), float64; 1 if the loss is not finite.
         """
         chance, usable = np.ones(len(loss)), np.isfinite(loss)
         if usable.any():
@@ -171,7 +171,7 @@ class EpochSelectiveBackprop:
         return chance
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan for which each sample was drawn once, by its id."""
+        """Returns a plan with the samples that chance kept."""
         loss = on_host(records["loss"])
         if epoch == 0:
             return full_plan(len(loss))

@@ -4,14 +4,15 @@ Toneva et al., "An Empirical Study of Example Forgetting during Deep Neural Netw
 Original code: github.com/mtoneva/example_forgetting. A sample is forgotten when its prediction was right the last time and is
 wrong now. The method is biased towards samples that are often forgotten: nothing is re-weighted.
 
-The paper counts during one whole training and prunes before a second one: `thresher.Prune` with `thresher.scores.forgetting`.
-This is the online form with which KAKURENBO is compared (`_forget_lag` of github.com/TruongThaoNguyen/kakurenbo): the first
-2 epochs hide nothing, later epochs hide a fixed share. Hidden samples are refreshed, so that their counts continue and they can
-return. Where the two codes differ from this method or from each other:
+The paper counts during one whole training run and prunes before a second one: `thresher.Prune` with
+`thresher.scores.forgetting`. This is the online form with which KAKURENBO is compared (`_forget_lag` of
+github.com/TruongThaoNguyen/kakurenbo): the first 2 epochs hide nothing, later epochs hide a fixed share. Hidden samples get a
+forward pass at the end of the epoch, so that their counts continue and they can return. Where the two codes differ from this
+method or from each other:
 - A sample that was never right counts as forgotten most often in Toneva's code. In KAKURENBO's code it counts as never
   forgotten and is hidden first. The settings are `never_learned="keep"` and `"cut"`.
-- `hide="once"` hides the same samples for the rest of the training, by the counts at the end of the first epochs. Toneva's code
-  does so after a whole training, and KAKURENBO's `_forget_original` after 20 epochs; both then start with a new model.
+- `hide="once"` hides the same samples for the rest of training, by the counts at the end of the first epochs. Toneva's code
+does so after a whole training run, and KAKURENBO's `_forget_original` after 20 epochs; both then start with a new model.
 - Very many counts are equal. The codes order them by an unstable sort; here they are drawn at random, anew in each epoch.
 - KAKURENBO's code counts a sample twice that a distributed sampler repeats, and forwards hidden samples in train mode.
 """
@@ -35,7 +36,7 @@ UNSEEN_TURNS = -1
 
 
 def turns(old: Tensor, new: Tensor) -> Tensor:
-    """Counts how often the prediction for a sample has turned from wrong to right or from right to wrong.
+    """Updates the counts of how often a prediction changed from wrong to right or from right to wrong.
 
     The number is odd while the prediction is right, and 0 as long as it never was right.
 
@@ -58,7 +59,7 @@ def fewest(counts: Values, k: int, generator: torch.Generator) -> Mask:
 
     Args:
         counts: Counts, shape (N,), integers; negative counts are never marked.
-        k: Number of counts to mark; all counts of 0 or more are marked where there are fewer.
+        k: Number of counts to mark; if there are fewer counts of 0 or more, all of these.
         generator: Random generator on the CPU.
 
     Returns:
@@ -79,10 +80,10 @@ class Forgetting:
 
     Args:
         fraction: Share of the N samples to hide, F, [0, 1). Default and published: 0.1 (KAKURENBO's comparison on CIFAR-100).
-        start: First epoch that hides: a whole number, 0 or more, or a share of the epochs below 1. A training that ends before
-            hides nothing. Default 20, as in KAKURENBO's `_forget_original`; its `_forget_lag` starts at 2.
-        hide: Time of the choice: "each_epoch" (default) hides by the counts so far and refreshes hidden samples; "once" hides
-            by the counts at `start`, for the rest of the training.
+        start: First epoch that hides: a whole number, 0 or more, or a share of the epochs below 1. A run that ends before hides
+            nothing. Default 20, as in KAKURENBO's `_forget_original`; its `_forget_lag` starts at 2.
+        hide: Time of the choice. "each_epoch" (default): by the counts so far; hidden samples get a forward pass at the end of
+            the epoch and can return. "once": by the counts at `start`, for the rest of training.
         never_learned: Handling of samples that were never right: "keep" (default) never hides them; "cut" counts them as never
             forgotten.
 
@@ -143,11 +144,11 @@ class Forgetting:
 
     @property
     def requires(self) -> Requirements:
-        """Returns the needs: the model, where hidden samples are refreshed."""
+        """What the method needs: the model, if hidden samples get a forward pass."""
         return Requirements(refresh="eval" if self.hide == "each_epoch" else None)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the recorded columns, 2 bytes per sample: the turns, and with `hide="once"` also the hidden samples."""
+        """Returns what is stored for each sample, 2 bytes: changes of its prediction; with `hide="once"` also if hidden."""
         dtype = torch.int16 if self.hide == "each_epoch" else torch.int8
         columns = {"forgetting": Column(dtype, fill=UNSEEN_TURNS, signal="correct", merge=turns)}
         if self.hide == "once":

@@ -38,9 +38,9 @@ class FullData:
     )
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns that are recorded for each sample: the last loss, only to be looked at; 4 bytes per sample."""
+        """Returns what is stored for each sample: the last loss, for information only; 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan with all N samples."""
+        """Returns a plan with all samples."""
         return full_plan(samples_of(records))

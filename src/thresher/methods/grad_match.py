@@ -44,40 +44,41 @@ from thresher.selection import Values, chosen, ids_of, on_host, share
 class GradMatch:
     """Chooses a weighted subset by matching gradients every few epochs, and trains on it until the next selection.
 
-    A selection makes a forward-only pass over all samples, whose errors (N, C) and features (N, D) stay in memory during the
-    selection. With few classes and `gradient="bias"`, as many vectors as classes match exactly, and the rest of the subset is
-    random; a `penalty` then spreads the weights. Samples whose errors or features are not finite are kept with weight 1, before
-    all others.
+    A selection makes a forward pass over all samples. Its errors (gradients at the outputs, shape (N, C)) and features (inputs
+    of the last layer, shape (N, D)) stay in memory during the selection. With few classes and `gradient="bias"`, as many
+    vectors as classes match exactly, and the rest of the subset is random; a `penalty` then spreads the weights. Samples whose
+    errors or features are not finite are kept with weight 1, before all others.
 
     Args:
         keep: Share kept, (0, 1]: floor(keep * N) samples, at least one, rounded up to whole mini-batches, or for each class. 1
             keeps every sample and selects nothing. Default and published: 0.1 (0.05 to 0.3).
         every: Number of epochs from one selection to the next, R, 1 or more. Default and published: 20.
         per: Unit of the choice: "batch" (default) for mini-batches, "class" for samples, class by class, "class_gradient" for
-            samples by the gradient of the output of their class only. Classes are those of a classifier with one label per
-            sample. Published: the first and the last.
-        batch_size: Number of samples in the mini-batches that are chosen with "batch", B, 1 or more; the mini-batches of the
-            training are those of the loader. Default and published: 20.
-        gradient: Gradient that is matched: "full" (default and published) is that of the weights and the bias of the last
-            layer, which must be an `nn.Linear`; "bias" is that of the bias, for any model, not with "class_gradient".
+            samples by the gradient of the output of their class only. The last two need a classifier with one label per sample.
+            Published: the first and the last.
+        batch_size: Number of samples in the mini-batches that are chosen with "batch", B, 1 or more; training uses the batch
+            size of the loader. Default and published: 20.
+        gradient: Gradient that is matched. "full" (default and published): with respect to the weights and the bias of the last
+            layer, which must be an `nn.Linear`. "bias": with respect to the bias, for any model; not with "class_gradient".
         penalty: Factor on the squared norm of the weights, lambda, 0 or more. Default 0, as published for "batch"; published
             for "class_gradient": 0.5.
         tolerance: Relative distance to the target at which the search ends before the budget is used up, [0, 1). Default 0;
             published: 1e-100. A distance of 1e-6 always ends the search.
         first: Number of epochs on every sample before the first selection, 0 or more. Default 1; the official code selects
             from epoch `every` on.
-        warm_start: Share of the training as a warm start, kappa, [0, 1]: at least ceil(warm_start * epochs * keep) epochs train
-            on every sample. Default 0; published: 0 or 0.5.
+        warm_start: Share of training used as a warm start, kappa, [0, 1]: at least ceil(warm_start * epochs * keep) epochs
+            train on every sample. Default 0; published: 0 or 0.5.
         runs: Way in which mini-batches are cut: "shuffled" (default), anew at each selection, or "consecutive", as in the
             official code.
-        fill: Whether the subset is filled up with random samples of weight 1 where the search ends before the budget, as in
-            the official code. Default True.
+        fill: Whether random samples of weight 1 fill up the subset if the search ends before the budget, as in the official
+            code. Default True.
         weights_divisor: Divisor of the sum of the weighted losses over the subset: "weights" (default and published) is the sum
             of the weights, so that their mean is 1; "samples" is the number of all samples, so that the gradient is about as
-            long as that of all data.
+            long as the gradient of all data.
         memory: Largest memory of the inner products of a selection, in GiB, > 0: R * R numbers of 8 bytes for R mini-batches,
-            and those of the chosen ones again; for "class", those of the chosen samples of a class with all of its samples.
-            What needs more is refused: mini-batches by `attach`, classes by the first selection. Default 4.
+            and the rows of the chosen mini-batches again; for "class", the products of the chosen samples of a class with all
+            its samples. If a selection needs more, `attach` (mini-batches) or the first selection (classes) raises an error.
+            Default 4.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -174,7 +175,7 @@ class GradMatch:
             raise ValueError(f"GradMatch: `warm_start` is a share of the epochs, within [0, 1], got {self.warm_start}")
 
     def columns(self) -> dict[str, Column]:
-        """Returns the recorded columns, 4 bytes per sample: the weights of the last selection, 0 for samples left out."""
+        """Returns what is stored for each sample, 4 bytes: its weight in the last selection, 0 for samples left out."""
         return {"weight": Column(torch.float32, merge="plan")}
 
     def full_epochs(self, epochs: int) -> int:
@@ -182,7 +183,7 @@ class GradMatch:
         return max(self.first, math.ceil(self.warm_start * epochs * self.keep - 1e-9))
 
     def full_pass(self, epoch: int, epochs: int) -> tuple[str, ...]:
-        """Returns the names of the values that this plan needs for all samples; none between selections."""
+        """Returns the names of the values that an epoch needs for all samples; none between selections."""
         since = epoch - self.full_epochs(epochs)
         if since < 0 or since % self.every or self.keep == 1:
             return ()
@@ -190,7 +191,7 @@ class GradMatch:
         return tuple(name for name, needed in wanted.items() if needed)
 
     def check(self, ids: Tensor) -> None:
-        """Refuses more samples than a selection of mini-batches can hold the inner products of.
+        """Checks that the inner products of all mini-batches fit into `memory`.
 
         Args:
             ids: Ids of the samples.
@@ -221,7 +222,7 @@ class GradMatch:
             )
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan with the subset of a new or of the last selection; with every sample before the first selection."""
+        """Returns a plan with the subset of a new or the last selection; before the first selection, all samples."""
         if not self.full_pass(epoch, epochs):
             return self._plan(on_host(records["weight"]), {})
         error = on_host(records["error"])

@@ -1,4 +1,4 @@
-"""GREATS: train on rows of a batch whose gradients point along that of a validation batch, and not along one another.
+"""GREATS: train on rows of a batch whose gradients point along the gradient of a validation batch, not along one another.
 
 Wang et al., "GREATS: Online Selection of High-Quality Data for LLM Training in Every Iteration", NeurIPS 2024. Official code:
 github.com/Jiachen-T-Wang/GREATS. It is biased towards the validation data by design: nothing is re-weighted.
@@ -26,14 +26,14 @@ from thresher.methods.contract import Card, Requirements
 
 
 def picked_by_utility(alignment: Tensor, products: Tensor, k: int, lr: float) -> Tensor:
-    """Chooses rows one after another, by their alignment minus what the rows before already give.
+    """Chooses rows one after another, by their alignment minus what earlier rows already give.
 
     Args:
-        alignment: Inner product of each row's gradient with that of the validation batch, shape (n,); a row without a finite
-            one is chosen before all others.
+        alignment: Inner product of each row's gradient with the gradient of the validation batch, shape (n,); a row whose
+            product is not finite is chosen before all others.
         products: Inner products of the gradients of the rows, shape (n, n); those that are not finite count as 0.
         k: Number of rows, 1 to n.
-        lr: Factor on the inner products with the rows before, 0 or more.
+        lr: Factor on the inner products with rows chosen earlier, 0 or more.
 
     Returns:
         Positions in the order of the choice, shape (k,), int64; of equally good rows, that with the highest position.
@@ -60,11 +60,12 @@ class Greats(KeepShare):
     """Trains on the floor(keep * n) rows of each batch, at least one, that lower the loss of a validation batch most.
 
     Rows whose gradient is not finite are kept before all others. The validation batch comes from
-    `attach(forward_passes=Scoring(validation=...))`; its forward pass beside each candidate batch is counted.
+    `attach(forward_passes=Scoring(validation=...))`; its forward pass with each candidate batch counts in the cost.
 
     Args:
         keep: Share kept of each batch, (0, 1]. Default and published: 0.5.
-        lr: Learning rate by which rows that are alike count less, 0 or more; 0 chooses by the alignment alone. Default 0.1.
+        lr: Factor by which rows similar to chosen rows count less, the learning rate in the paper, 0 or more; 0 chooses by the
+            alignment with the validation gradient alone. Default 0.1.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -95,9 +96,9 @@ class Greats(KeepShare):
             "Rows whose gradient is not finite are kept first.",
         ),
         caveat="it is as good as its validation batch, which costs a forward pass of all of its rows in every step: on the "
-        "planted problems, with 64 validation rows like those of the training, it is no better than random rows of the same "
-        "cost, and on most of them worse. The choice takes about eight times as long as that of Big Loss, because rows are "
-        "chosen one after another",
+        "planted problems, with 64 validation rows like the training data, it is no better than random rows of the same cost, "
+        "and on most of them worse. The choice takes about eight times as long as that of Big Loss, because rows are chosen "
+        "one after another",
     )
     keep: float = 0.5
     lr: float = 0.1

@@ -2,15 +2,15 @@
 
 "Instance-dependent Early Stopping", ICLR 2025, arXiv:2502.07547. Read in the code and the abstract. A sample is mastered while
 the mean of the last three |l_t - 2 l_{t-1} + l_{t-2}| is below a threshold. It is then left out of the backward pass, its loss
-is still computed once an epoch, in eval mode, and it can return. It is biased towards samples whose losses still change:
-nothing is re-weighted. The first six epochs keep every sample.
+is still computed once an epoch, in eval mode, and the sample can return. It is biased towards samples whose losses still
+change: nothing is re-weighted. The first six epochs keep every sample.
 
 The published thresholds are 0.001 for CIFAR-10 and 0.002 for CIFAR-100. A right threshold differs by a factor of sixty between
 optimizers (github.com/ShoebAhad/TG_IES_Results, EXPERIMENT_LOG.md), so that the default here, `threshold="noise"`, takes it
-from the second differences of this training: it is set once, at 15 % of the epochs (epoch 31 of 200 in that log), to half of
+from the second differences of the run itself: it is set once, at 15 % of the epochs (epoch 31 of 200 in that log), to half of
 the median over the samples. The log does not give its formula: this is a reading, and `noise` is its factor.
 
-With a target there is no threshold: each epoch leaves out those with the smallest means, as many as are due.
+With a target there is no threshold: each epoch leaves out the samples with the smallest means, as many as the target needs.
 """
 
 import math
@@ -69,14 +69,16 @@ def bends(loss: Tensor, history: Mapping[str, Tensor]) -> tuple[Tensor, dict[str
 
 @dataclass(frozen=True)
 class Ies:
-    """Leaves out samples whose losses change by nearly the same amount from epoch to epoch, and refreshes them.
+    """Leaves out samples whose losses change by nearly the same amount from epoch to epoch.
+
+    They get a forward pass at the end of each epoch, which updates their losses, and can return.
 
     Args:
         threshold: Mean of the last three absolute second differences of the losses below which a sample is left out, > 0; or
-            "noise" (default), which sets it from those of all samples. Published: 0.001 and 0.002.
+            "noise" (default), which sets the threshold from the differences of all samples. Published: 0.001 and 0.002.
         noise: With "noise", the threshold as a multiple of the median over the samples, > 0. Default 0.5, which is not taken
             from a paper.
-        target: Share of the samples that the whole training leaves out of the backward pass, [0, 0.9]; there is then no
+        target: Share of the samples that the whole training run leaves out of the backward pass, [0, 0.9]; there is then no
             threshold. Default None.
 
     Raises:
@@ -102,7 +104,7 @@ class Ies:
         forwards="Every sample that is left out, once per epoch.",
         claim="10 to 50 % fewer samples in the backward pass.",
         differences=(
-            "The default threshold comes from the noise of this training, by a formula of our own; the published ones are "
+            "The default threshold comes from the noise of the run, by a formula of this library; the published ones are "
             "numbers.",
             "The second differences of the two epochs before are stored with 8 bits of precision.",
             "A sample that was not seen in an epoch counts as one whose loss did not change.",
@@ -125,7 +127,7 @@ class Ies:
         check_target(self, self.target)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns: the loss, four numbers of its history, and the threshold or the count for a target; 20 bytes."""
+        """Returns what is stored for each sample, 20 bytes: its loss, its loss history, and the threshold or a count."""
         history = {name: Column(dtype, fill=math.nan, merge="plan") for name, dtype in HISTORY.items()}
         level = {"threshold": Column(torch.float32, fill=math.nan, merge="plan")} if self._calibrates else {}
         return {"loss": Column(torch.float32, fill=NEVER_SEEN), **history, **level, **({} if self.target is None else LEFT_OUT)}
@@ -135,7 +137,7 @@ class Ies:
         return self.threshold == "noise" and self.target is None
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan without the samples whose loss curves are straight, which are refreshed."""
+        """Returns a plan without the samples whose loss curves are straight; these get a forward pass after the epoch."""
         n = len(records["loss"])
         target = None if self.target is None else Target(self, self.target, START, epochs, epochs)
         if epoch == 0:

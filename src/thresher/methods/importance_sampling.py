@@ -35,9 +35,9 @@ class ImportanceSampling:
     """Draws each epoch with replacement, with probabilities p proportional to the losses.
 
     Args:
-        weights: Weights of the losses: "none" (default and published) for none; "unbiased" for 1 / (N p).
-        losses: Source of the losses: "fresh" (default and published) is a forward-only pass over all samples once per epoch;
-            "last" is the last training step of each sample, at no cost.
+        weights: Weights of the losses: "none" (default and published), no weights; "unbiased", 1 / (N p).
+        losses: Losses to draw by. "fresh" (default and published): from a forward pass over all samples after each epoch.
+            "last": from the last training step of each sample, at no cost.
         keep: Number of draws as a share of the samples, (0, 1]. Default and published: 1, an epoch is as long as without the
             method.
         first_epoch: Samples of epoch 0: "all" (default) is every sample once; "uniform" draws them with equal probabilities,
@@ -91,15 +91,15 @@ class ImportanceSampling:
 
     @property
     def requires(self) -> Requirements:
-        """Returns the needs: an order of its own, and the model where all losses are refreshed."""
+        """What the method needs: the order of training and, with `losses="fresh"`, the model."""
         return Requirements(order="plan", refresh="eval" if self.losses == "fresh" else None)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns that are recorded for each sample: the last loss, 4 bytes per sample."""
+        """Returns what is stored for each sample: the last loss, 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan of draws by loss, with a forward-only pass over all samples for the losses of the next epoch."""
+        """Returns a plan of samples drawn by loss; with "fresh", all samples get a forward pass after the epoch."""
         loss = on_host(records["loss"])
         if epoch == 0 and self.first_epoch == "all":
             plan = full_plan(len(loss))

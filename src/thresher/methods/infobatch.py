@@ -1,7 +1,7 @@
 """InfoBatch: prune a random part of the samples below the mean loss, and raise the weight of the remaining ones.
 
-Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Pruning", ICLR 2024, arXiv:2303.04947.
-Original code: github.com/NUS-HPC-AI-Lab/InfoBatch. It is unbiased: the expected weighted loss is that of the full data.
+Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Pruning", ICLR 2024, arXiv:2303.04947. Original
+code: github.com/NUS-HPC-AI-Lab/InfoBatch. It is unbiased: the expected weighted loss is the loss over the full data.
 
 The code keeps int((1 - r) * n) of the n samples below the mean with a weight of 1 / (1 - r), so that up to one sample's weight
 is lost. Here their weight is n divided by the number kept, which is at least one (`rescale="ratio"` restores the weight of the
@@ -9,9 +9,9 @@ code). Two habits of the code are left out: old weights in the annealing epochs,
 yet.
 
 A prune fraction of 0.3, 0.5 or 0.7 leaves out 12, 20 or 28 % of CIFAR-10, because it is a share of the samples below the mean,
-in the epochs that prune. `target` is the share of all samples over the whole training, which is not part of the paper: the
-threshold of each epoch is then the quantile of the losses that leaves out as much. The expectation stays that of all data,
-whatever the threshold is, because it depends on nothing but earlier epochs. The first epoch keeps every sample.
+in the epochs that prune. `target` is the share of all samples over the whole training run, which is not part of the paper: the
+threshold of each epoch is then the quantile of the losses that leaves out as much. The method stays unbiased with any
+threshold, because the threshold depends on earlier epochs only. The first epoch keeps every sample.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from thresher.selection import Mask, Values, draw_lots, ids_of, on_host, quantil
 
 
 def well_learned(loss: Values, threshold: float | Literal["mean"]) -> Mask:
-    """Marks the samples whose loss is strictly below the threshold; a sample without a finite loss never is.
+    """Marks the samples whose loss is strictly below the threshold; never a sample without a finite loss.
 
     Args:
         loss: Last loss of each sample, shape (N,).
@@ -50,7 +50,7 @@ def well_learned(loss: Values, threshold: float | Literal["mean"]) -> Mask:
 
 @dataclass(frozen=True)
 class InfoBatch:
-    """Prunes a random part of the samples below the mean loss, with higher weights for the rest of them.
+    """Skips a random part of the samples below the mean loss, and raises the weights of the other samples below it.
 
     The sum of the weighted losses over an epoch has the same expectation as with all data. The sum over a batch is divided
     by the size of the batch, as in the official code: an epoch with K instead of N samples takes fewer steps, which are N / K
@@ -63,9 +63,9 @@ class InfoBatch:
         threshold: Threshold of the loss: "mean" (default and published), or a quantile within (0, 1).
         rescale: Weight of the remaining samples below the threshold: "mass" (default) is their number before pruning divided
             by their number afterwards; "ratio" is 1 / (1 - r), as in the official code.
-        target: Share of the samples that the whole training leaves out, [0, 0.9], at most that of the epochs that prune. The
-            threshold of each epoch follows from it; where it would be above 95 % of the losses, the prune fraction is raised
-            instead, and with it the weights, to 19 at most. Default None: the share that the threshold happens to give.
+        target: Share of the samples that the whole training run leaves out, [0, 0.9], at most what the epochs that prune can
+            leave out. It determines the threshold of each epoch; if this would be above 95 % of the losses, the prune fraction
+            is raised instead, and with it the weights, to 19 at most. Default None: as many samples as the threshold gives.
 
     Raises:
         ValueError: A setting is out of its range, settings contradict each other, or the epochs are too few for the target.
@@ -121,7 +121,7 @@ class InfoBatch:
             )
 
     def columns(self) -> dict[str, Column]:
-        """Returns the recorded columns: the last loss, 4 bytes per sample, and 2 more with a target; weights take 4."""
+        """Returns what is stored for each sample: the last loss, 4 bytes, and 2 bytes more with a target."""
         return {self._column: Column(torch.float32, fill=NEVER_SEEN), **({} if self.target is None else LEFT_OUT)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:

@@ -1,4 +1,4 @@
-"""JEST: draw a part of the batch chunk by chunk, by how learnable rows are together with those that were drawn before.
+"""JEST: draw a part of the batch chunk by chunk, by how learnable rows are together with the rows drawn before.
 
 Evans et al., "Data curation via joint example selection further accelerates multimodal learning", NeurIPS 2024,
 arXiv:2406.17711. It is biased by design: nothing is re-weighted.
@@ -38,10 +38,10 @@ def drawn_in_chunks(own: Tensor, pairs: Tensor | None, sizes: list[int], lots: T
     """Draws rows in chunks, each with respect to the rows drawn before.
 
     Args:
-        own: Learnability of each row by itself, s_jj, shape (n,); one that is not finite is drawn before all others.
-        pairs: Learnability of pairs, s_ij, shape (n, n), one that is not finite counting as 0; None where all pairs have 0.
+        own: Learnability of each row by itself, s_jj, shape (n,); a row whose value is not finite is drawn before all others.
+        pairs: Learnability of pairs, s_ij, shape (n, n), where values that are not finite count as 0; None if all are 0.
         sizes: Sizes of the chunks, 1 or more each, n together or less.
-        lots: Random numbers, exponential, shape (number of chunks, n), which the shortest of wins.
+        lots: Random numbers, exponential, shape (number of chunks, n); in each chunk the smallest, relative to chance, win.
 
     Returns:
         Positions in the order of the draw, shape (sum(sizes),), int64.
@@ -65,18 +65,19 @@ def drawn_in_chunks(own: Tensor, pairs: Tensor | None, sizes: list[int], lots: T
 
 @dataclass(frozen=True)
 class Jest(KeepShare):
-    """Trains on floor(keep * n) rows of each batch, at least one, that are drawn in chunks by their joint learnability.
+    """Trains on floor(keep * n) rows of each batch, drawn in chunks by their joint learnability; at least one.
 
-    Rows whose own learnability is not finite are kept before all others.
+    The learnability of a row is its loss minus its loss under a reference model. Rows for which it is not finite are kept
+    before all others.
 
     Args:
-        irreducible: Losses of a reference model: a `thresher.scores.Scores`, or the path of its Parquet file; without `pairs`
-            only. Default None: 0, so that a loss is its own learnability.
+        irreducible: Losses of a reference model: a `thresher.scores.Scores`, or the path of its Parquet file; not with `pairs`.
+            Default None: 0, so that the learnability is the loss.
         keep: Share kept of each batch, (0, 1]. Default and published: 0.2.
-        chunks: Number of chunks, 1 or more; fewer where fewer rows are kept. With 1 all rows are drawn uniformly. Default and
+        chunks: Number of chunks, 1 or more; fewer if fewer rows are kept. With 1 all rows are drawn uniformly. Default and
             published: 16.
-        pairs: Whether learnabilities are a matrix, the signal `learnability` of shape (n, n) that a function gives
-            (`attach(signals=...)`), as for contrastive losses. Default False.
+        pairs: Whether learnability is defined for pairs, as in contrastive losses: pass `attach(signals=function)` with a
+            function that returns {"learnability": (n, n) tensor}. Default False.
 
     Raises:
         ValueError: A setting is out of its range, or `irreducible` is given with `pairs`.
@@ -127,18 +128,18 @@ class Jest(KeepShare):
 
     @property
     def requires(self) -> Requirements:
-        """The losses of the rows, or the learnabilities of pairs."""
+        """What the method needs: losses of the rows, or learnabilities of pairs."""
         signals = ("learnability",) if self.pairs else ("loss",)
         return Requirements(signals=signals, switches={"learnability": "pairs=False"})
 
     @property
     def cost(self) -> tuple[int, int]:
-        """Returns the numbers of samples that were put through (forward, backward) passes for the irreducible losses."""
+        """Numbers of samples that went through forward and backward passes to compute the irreducible losses."""
         scores = None if self.irreducible is None else loaded(self.irreducible)
         return (0, 0) if scores is None else (scores.forward, scores.backward)
 
     def check(self, ids: Tensor) -> None:
-        """Refuses samples without a finite irreducible loss, where there are irreducible losses.
+        """Checks that every sample has a finite irreducible loss, if there are irreducible losses.
 
         Args:
             ids: Ids of the samples of the dataset, shape (N,), int64.
@@ -150,19 +151,19 @@ class Jest(KeepShare):
             check_known(self, self.irreducible, ids)
 
     def init_state(self) -> State:
-        """Returns the irreducible losses, 4 bytes per sample; nothing without them."""
+        """Returns the first state: the irreducible losses, if there are any, 4 bytes per sample."""
         return {} if self.irreducible is None else {"irreducible": table_of(self, self.irreducible)}
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """Returns rows drawn in chunks; the first batch moves the table of the irreducible losses to its device."""
+        """Returns rows drawn in chunks, and the state; the first batch moves the irreducible losses to the device."""
         if self.irreducible is not None:
             signals, state = with_irreducible(signals, state)
         return super().plan_batch(signals, state, step=step, generator=generator)
 
     def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
-        """Returns rows drawn in chunks; nothing waits for the device."""
+        """Returns the positions of rows drawn in chunks, shape (k,), int64."""
         n, device = len(signals["id"]), signals["id"].device
         chunks = min(self.chunks, k)
         sizes = [k // chunks + (number < k % chunks) for number in range(chunks)]

@@ -77,11 +77,11 @@ SWITCHES = {
 
 @dataclass(frozen=True)
 class Kakurenbo:
-    """Hides easy samples in each epoch, moves doubtful candidates back and raises the learning rate.
+    """Hides easy samples in each epoch, except those predicted wrong or without confidence, and raises the learning rate.
 
     Of N samples, the floor(F_e * N) with the smallest last losses are candidates. Candidates that the model predicts wrong or
-    without confidence are moved back. The hidden samples get a forward-only pass at the end of the epoch, which refreshes their
-    losses. F_e shrinks during the training.
+    without confidence are moved back. The hidden samples get a forward pass at the end of the epoch, which updates their
+    losses. F_e, the largest share to hide, shrinks during training.
 
     Args:
         max_fraction: Largest share of the N samples to hide, F, [0, 1). Default and published: 0.3 (0.2 to 0.4).
@@ -92,13 +92,15 @@ class Kakurenbo:
         reduce_fraction: Whether F follows `schedule` (RF). Default True; with False, F stays the same.
         adjust_lr: Whether the learning rate is scaled up for the samples that are left out (LR). Default True.
         warmup_epochs: Number of epochs without that scaling, 0 or more. Default 0; published: 1 or 5.
-        drop_top: Share of the N samples with the largest losses that are left out, too, [0, 1). They are refreshed and never
-            moved back, and count neither in F_e nor in the scaling of the learning rate: they are given up as noise, not hidden
-            as learned. The history has their share as `dropped_fraction`. Default 0; published: 0.02 for DeepCAM, otherwise 0.
+        drop_top: Share of the N samples with the largest losses that are left out, too, [0, 1). They get the forward pass and
+            are never moved back. They count neither in F_e nor in the scaling of the learning rate, because they are left out
+            as noise, not as learned. The history has their share as `dropped_fraction`. Default 0; published: 0.02 for DeepCAM,
+            otherwise 0.
         confidence: Axis of the softmax: "class" (default), or "batch" as in the official code.
         lr_fraction: Scale of the learning rate: "actual" (default) is N / (N - H) with H samples hidden; "scheduled" is
             1 / (1 - F_e), as in the official code.
-        refresh: Mode of the model in the forward-only pass: "eval" (default), or "train" as in the official code.
+        refresh: Mode of the model in the forward pass at the end of the epoch: "eval" (default), or "train" as in the official
+            code.
         merge: Handling of a sample that appears twice in an epoch: "scatter" (default) replaces its first statistics, "sum"
             adds them up, as in the official code.
         candidates: Choice of candidates: "sort" (default) takes exactly floor(F_e * N); "threshold" takes all samples up to the
@@ -210,11 +212,11 @@ class Kakurenbo:
 
     @property
     def requires(self) -> Requirements:
-        """Returns the needs: the model, to refresh hidden samples, and the optimizer where the learning rate is adjusted."""
+        """What the method needs: the model, for the forward pass, and the optimizer if the learning rate is adjusted."""
         return Requirements(optimizer=self.adjust_lr, refresh=self.refresh, switches=SWITCHES)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns that are recorded for each sample: 9 bytes, or 4 bytes where samples are not moved back."""
+        """Returns what is stored for each sample: 9 bytes, or 4 bytes if samples are not moved back."""
         merge = "sum" if self.merge == "sum" else "last"
         unseen = 1.0 if self.first_epoch_hides else NEVER_SEEN
         columns = {"loss": Column(torch.float32, fill=unseen, merge=merge)}
@@ -231,7 +233,7 @@ class Kakurenbo:
         return self.max_fraction * (step_value(self.schedule, epoch, epochs) if self.reduce_fraction else 1.0)
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan without the trusted candidates and the dropped top; all samples left out are refreshed."""
+        """Returns a plan without the easy samples and the largest losses; both get a forward pass after the epoch."""
         loss = on_host(records["loss"])
         n, fraction = len(loss), self.fraction(epoch, epochs)
         if epoch == 0 and not self.first_epoch_hides:

@@ -1,7 +1,7 @@
-"""Mercury: draw samples by their losses, which are refreshed one group at a time, with weights that remove the bias.
+"""Mercury: draw samples by their losses, which are updated one group at a time, with weights that remove the bias.
 
-Zeng et al., "Mercury: Efficient On-Device Distributed DNN Training via Stochastic Importance Sampling", SenSys 2021.
-It is unbiased: the expected weighted loss is that of all samples, as long as no loss is zero.
+Zeng et al., "Mercury: Efficient On-Device Distributed DNN Training via Stochastic Importance Sampling", SenSys 2021. It is
+unbiased: the expected weighted loss is the loss over all samples, as long as no loss is zero.
 
 In the paper each device refreshes a group of its part of the data in every iteration and then draws the next mini-batch. Here
 a group is refreshed at the end of every epoch, and the next epoch is drawn at once. Training on a sample refreshes its loss,
@@ -23,7 +23,7 @@ from thresher.selection import on_host
 
 
 def group_of(epoch: int, groups: int, n: int) -> Tensor:
-    """Returns the samples that are refreshed after an epoch: those with id % groups == epoch % groups.
+    """Returns the samples whose losses are updated after an epoch: samples with id % groups == epoch % groups.
 
     Args:
         epoch: Number of the epoch, from 0.
@@ -31,7 +31,7 @@ def group_of(epoch: int, groups: int, n: int) -> Tensor:
         n: Number of samples of the dataset.
 
     Returns:
-        Ids, ascending, int64; empty where the group has no sample because `groups` is larger than `n`.
+        Ids, ascending, int64; empty if the group has no sample because `groups` is larger than `n`.
     """
     return torch.arange(min(epoch % groups, n), n, groups)
 
@@ -41,8 +41,8 @@ class Mercury:
     """Draws each epoch with replacement, with probabilities p proportional to the last losses and weights 1 / (N p).
 
     Args:
-        groups: Number of groups of samples, 1 or more; one group is refreshed per epoch, in turns. Default 10, which costs a
-            tenth of the forward passes of an epoch and is not taken from the paper.
+        groups: Number of groups of samples, 1 or more. After each epoch, one group in turn gets a forward pass that updates its
+            losses. Default 10, a tenth of the forward passes of an epoch; not from the paper.
         keep: Number of draws as a share of the samples, (0, 1]. Default 1: an epoch is as long as without the method.
 
     Raises:
@@ -86,11 +86,11 @@ class Mercury:
         check_keep(self, self.keep)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns that are recorded for each sample: the last loss, 4 bytes per sample."""
+        """Returns what is stored for each sample: the last loss, 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan of draws by the last losses, with one group to refresh."""
+        """Returns a plan of samples drawn by the last losses; one group gets a forward pass after the epoch."""
         loss = on_host(records["loss"])
         plan = full_plan(len(loss)) if epoch == 0 else drawn_plan(Chances(loss), self.keep, generator, weighted=True)
         return replace(plan, refresh=group_of(epoch, self.groups, len(loss))) if epoch + 1 < epochs else plan

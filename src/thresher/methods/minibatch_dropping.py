@@ -4,7 +4,7 @@ Wang et al., "E2-Train: Training State-of-the-art CNNs with Over 80% Energy Savi
 It is unbiased without weights: which mini-batches are dropped does not depend on their samples.
 
 The mini-batches of a shuffled epoch are sets of samples that are drawn uniformly. An epoch without some of them is therefore a
-uniformly random subset of as many samples, which is planned before anything is loaded. At least one mini-batch is kept. The
+uniformly random subset of as many samples, which is chosen before anything is loaded. At least one mini-batch is kept. The
 learning rate of the paper follows the iterations, dropped ones included: step a scheduler once per epoch, or use
 `thresher.ProgressLR`.
 """
@@ -88,7 +88,7 @@ class MinibatchDropping:
             raise ValueError(f"MinibatchDropping: `batch_size` must be a whole number of 1 or more, got {self.batch_size!r}")
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns that are recorded for each sample: the last loss, only to be looked at; 4 bytes per sample."""
+        """Returns what is stored for each sample: the last loss, for information only; 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:

@@ -21,7 +21,7 @@ from thresher.methods.contract import Card, Requirements
 
 
 def quantiles(finite: Tensor, n: int, k: int) -> Tensor:
-    """Returns `k` evenly spaced positions of `n` ascending losses; losses that are not finite stand last and are taken first.
+    """Returns `k` evenly spaced positions among `n` sorted losses; losses that are not finite come last and are taken first.
 
     Args:
         finite: Number of finite losses, a scalar tensor on the device.
@@ -38,7 +38,7 @@ def quantiles(finite: Tensor, n: int, k: int) -> Tensor:
 
 
 def best_swap(loss: Tensor, finite: Tensor, chosen: Tensor) -> Tensor:
-    """Swaps one chosen position for another so that the means come as close as possible; nothing where no swap helps.
+    """Swaps one chosen position for another so that the means come as close as possible; changes nothing if no swap helps.
 
     Of equally good swaps, the one with the lowest chosen position, then with the lowest new position, is made.
 
@@ -63,7 +63,7 @@ def best_swap(loss: Tensor, finite: Tensor, chosen: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Obftf(KeepShare):
-    """Trains on floor(keep * n) samples of each batch, at least one, whose mean loss is close to that of the batch.
+    """Trains on floor(keep * n) samples of each batch whose mean loss is close to the mean of the batch; at least one.
 
     Samples without a finite loss are kept before all others and count in neither mean.
 
@@ -90,7 +90,7 @@ class Obftf(KeepShare):
         rule="not in the part of its batch whose mean loss is the batch's",
         biased="yes, but little: the mean loss is close to that of the batch, the mean gradient need not be; nothing is "
         "re-weighted",
-        forwards="every sample of a batch, to choose by; none where the training's own forward pass serves; the paper "
+        forwards="every sample of a batch, to choose by; none if the loop's own forward pass is enough; the paper "
         "takes the losses from inference that runs anyway (`Scoring(losses=...)`)",
         differences=("The paper solves a 0/1 program; here quantiles and a fixed number of swaps come close to its solution.",),
         caveat="random rows have the mean loss of the batch on average, too: the gain is only less variance of the loss, "
@@ -107,7 +107,7 @@ class Obftf(KeepShare):
             raise ValueError(f"Obftf: `swaps` must be a whole number of 0 or more, got {self.swaps!r}")
 
     def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
-        """Returns the rows whose mean loss is close to that of the batch."""
+        """Returns the positions of rows whose mean loss is close to the mean loss of the batch, shape (k,), int64."""
         loss = signals["loss"]
         order = torch.where(loss.isfinite(), loss, math.inf).argsort(stable=True)
         return order[self._chosen(loss[order], k)]

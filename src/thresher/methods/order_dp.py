@@ -1,4 +1,4 @@
-"""OrderDP: draw a pool of samples at random, and train on those of the pool with the largest last losses.
+"""OrderDP: draw a pool of samples at random, and train on the samples of the pool with the largest last losses.
 
 "OrderDP", ICLR 2026, arXiv:2606.08574. Original code: github.com/shengze-xu/OrderDP (cifar/orderDP/orderDP.py). It is biased
 towards large losses by design, and less so than the largest losses of all samples: a sample of rank j is kept with the chance
@@ -40,7 +40,7 @@ def best_of_pool(loss: Values, k: int, pool: float, generator: torch.Generator) 
         generator: Random generator on the CPU.
 
     Returns:
-        Bool mask (N,). Of equal losses those with the higher ids are marked, except that `NEW_SAMPLE` ones are drawn.
+        Bool mask (N,). Ties go to higher ids; among samples without a loss, chance decides.
     """
     usable = np.isfinite(loss)
     n, known = len(loss), int(np.count_nonzero(usable))
@@ -107,11 +107,11 @@ class OrderDp:
             )
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns that are recorded for each sample: the last loss, 4 bytes per sample."""
+        """Returns what is stored for each sample: the last loss, 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEW_SAMPLE)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan with the largest losses of a new pool."""
+        """Returns a plan with the samples of the largest losses in a new pool."""
         loss = on_host(records["loss"])
         mask = best_of_pool(loss, max(1, share(self.keep, len(loss))), self.pool, generator)
         facts = {"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - np.count_nonzero(mask) / len(mask)}

@@ -51,7 +51,7 @@ def ranked(values: Values, which: Which, *, drop: int = 0) -> Ids:
 
 
 def floors(order: Ids, labels: NDArray[np.int64], floor: float) -> Ids:
-    """Returns the samples that have to be kept so that no class loses more than a share 1 - `floor` of its samples.
+    """Returns the samples that must be kept so that each class keeps at least a share `floor` of its samples.
 
     Args:
         order: Ids in the order in which they are kept, shape (n,).
@@ -71,7 +71,7 @@ def floors(order: Ids, labels: NDArray[np.int64], floor: float) -> Ids:
 
 
 def keep_in_batch(before_fraction: float = 0.25, total_fraction: float = 0.5) -> float:
-    """Returns the `keep` of a batch method after pruning with which a given share of the full data is left out in total.
+    """Returns the `keep` for a batch method after pruning, such that a given share of all data is skipped in total.
 
     Args:
         before_fraction: Share of the data that is pruned before training, [0, 1). Default 0.25.
@@ -99,7 +99,7 @@ def keep_in_batch(before_fraction: float = 0.25, total_fraction: float = 0.5) ->
 
 @dataclass(frozen=True)
 class Prune:
-    """Keeps floor(keep * N) of the N samples for the whole training, at least one, by a score of each sample.
+    """Keeps floor(keep * N) of the N samples for the whole training run, at least one, by a score of each sample.
 
     Samples without a finite score are kept before all others.
 
@@ -129,7 +129,7 @@ class Prune:
         paper="arXiv:2107.07075",
         rule="pruned before training, by its score",
         biased="yes, by design: towards hard samples (with which='easy' towards easy samples); nothing is re-weighted",
-        forwards="none in training; before training those of the scores and of the trainings that the scores need: "
+        forwards="none in training; before training, the passes for the scores and for the models that the scores need: "
         "models * (epochs + 1) times N for EL2N",
         claim="CIFAR-10 with half of the data pruned by EL2N: slightly more accurate than all data with as many steps",
         differences=(
@@ -138,9 +138,9 @@ class Prune:
             "Samples without a finite score are kept first.",
             "The code trains for a fixed number of steps for every `keep`; here it is a fixed number of epochs.",
         ),
-        caveat="scores of K models of e epochs cost more than a training of E epochs saves, unless K * e < (1 - keep) * E "
-        "or the scores serve several trainings. Equal scores, as most numbers of forgetting events are, are ordered by id: "
-        "where the dataset is sorted by class, use `per_class_floor`, or whole classes are lost",
+        caveat="scores of K models of e epochs cost more than a run of E epochs saves, unless K * e < (1 - keep) * E or "
+        "several runs use them. Equal scores, as most numbers of forgetting events are, are ordered by id: if the dataset is "
+        "sorted by class, use `per_class_floor`, or whole classes are lost",
     )
     stage: ClassVar[Literal["before"]] = "before"
     requires: ClassVar[Requirements] = Requirements()
@@ -169,17 +169,17 @@ class Prune:
 
     @property
     def table(self) -> Scores:
-        """Returns the scores, read from the file where `scores` is a path."""
+        """The scores; if `scores` is a path, they are read from the file."""
         return loaded(self.scores)
 
     @property
     def cost(self) -> tuple[int, int]:
-        """Returns the numbers of samples that were put through (forward, backward) passes for the scores."""
+        """Numbers of samples that went through forward and backward passes to compute the scores."""
         table = self.table
         return table.forward, table.backward
 
     def kept(self, n: int) -> Tensor:
-        """Returns the samples that are trained on.
+        """Returns the ids of the samples to train on.
 
         Args:
             n: Number of samples of the dataset.

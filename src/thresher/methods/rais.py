@@ -1,13 +1,13 @@
 """RAIS: draw samples by robust estimates of their gradient norms, with weights that remove the bias.
 
-Johnson and Guestrin, "Training Deep Models Faster with Robust, Approximate Importance Sampling", NeurIPS 2018.
-It is unbiased: the expected weighted loss is that of all samples, as long as `uniform` is above 0.
+Johnson and Guestrin, "Training Deep Models Faster with Robust, Approximate Importance Sampling", NeurIPS 2018. It is unbiased:
+the expected weighted loss is the loss over all samples, as long as `uniform` is above 0.
 
-The variance of a step is least where sample i is drawn in proportion to its gradient norm g_i, which is too expensive to
-compute for every sample. Its square is therefore estimated by c.x_i, and the error of this estimate by d.x_i. The features x_i
-are the square of the last known norm, the number of epochs since then, and a constant. Samples are drawn in proportion to
-sqrt(c.x_i + k d.x_i): the less is known about a sample, the higher its probability. c and d are fitted to the samples of the
-last epoch, whose norms are known now and whose features were known before.
+The variance of a step is least if sample i is drawn in proportion to its gradient norm g_i, which is too expensive to compute
+for every sample. Its square is therefore estimated by c.x_i, and the error of this estimate by d.x_i. The features x_i are the
+square of the last known norm, the number of epochs since then, and a constant. Samples are drawn in proportion to sqrt(c.x_i +
+k d.x_i): the less is known about a sample, the higher its probability. c and d are fitted to the samples of the last epoch,
+whose norms are known now and whose features were known before.
 
 The norm is that of the gradient with respect to the model's outputs. A sample whose norm is not finite is kept once, without a
 draw.
@@ -37,11 +37,11 @@ TRUSTING = np.array([1.0, 0.0, 0.0]), np.array([0.0, 0.0, 1.0])
 
 
 def features(norm: Values, age: Values, scale: float) -> Values:
-    """Returns the features from which a squared gradient norm is estimated.
+    """Returns the features from which squared gradient norms are estimated.
 
     Args:
         norm: Last norm of each sample, shape (n,), finite.
-        age: Number of epochs since then, shape (n,).
+        age: Number of epochs since that norm was computed, shape (n,).
         scale: Unit of the squared norms, their mean square, > 0.
 
     Returns:
@@ -52,7 +52,7 @@ def features(norm: Values, age: Values, scale: float) -> Values:
 
 
 class NormalEquations(NamedTuple):
-    """The sums that decide a problem of least squares, min |y - x c|.
+    """Sums that define a least-squares problem, min |y - x c|.
 
     Attributes:
         gram: Sums of products of the columns of x, shape (m, m).
@@ -68,7 +68,7 @@ class NormalEquations(NamedTuple):
 
 
 def normal_equations(pieces: Iterable[tuple[Values, Values]]) -> NormalEquations:
-    """Adds up a problem of least squares with three columns.
+    """Adds up the sums of a least-squares problem with three columns.
 
     Args:
         pieces: Rows of the problem, piece by piece: x, shape (n, 3), and y, shape (n,), float64.
@@ -114,7 +114,7 @@ def fitted_estimates(pairs: Callable[[], Iterable[tuple[Values, Values]]]) -> tu
             last epoch, divided by the scale of the features, shape (n,). It is called twice.
 
     Returns:
-        c and d, shape (3,), 0 or more; `TRUSTING` where there are too few samples. Errors are relative to the earlier norms, so
+        c and d, shape (3,), 0 or more; `TRUSTING` if there are too few samples. Errors are relative to the earlier norms, so
         that a few large norms do not dominate the fit.
     """
 
@@ -205,7 +205,7 @@ class Rais:
         check_keep(self, self.keep)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the recorded columns: the last norm and its epoch, now and at the last plan; 12 bytes per sample."""
+        """Returns what is stored for each sample, 12 bytes: the last norm and its epoch, now and before this epoch."""
         return {
             "grad_norm": Column(torch.float32, fill=NEVER_SEEN),
             "epoch": Column(torch.int16, fill=-1, signal=EPOCH),
@@ -214,7 +214,7 @@ class Rais:
         }
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan of draws by the estimates, which remembers their features for the fit after the epoch."""
+        """Returns a plan of samples drawn by the estimated norms; it stores their features for the fit after the epoch."""
         norm = on_host(records["grad_norm"])
         scale = _mean_square(norm[part][np.isfinite(norm[part])] for part in chunks(len(norm)))
         if epoch == 0 or scale is None:

@@ -18,7 +18,7 @@ from thresher.selection import chosen, ids_of
 
 @dataclass(frozen=True)
 class RandomBackprop(KeepShare):
-    """Trains on a part of each batch that is drawn uniformly at random.
+    """Trains on a uniformly random part of each batch.
 
     The part is unbiased without weights, and the learning rate does not change.
 
@@ -48,6 +48,6 @@ class RandomBackprop(KeepShare):
     keep: float = 0.5
 
     def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
-        """Returns a new random part of the batch, drawn in the order of the ids."""
+        """Returns the positions of a new random part of the batch, shape (k,), int64."""
         ids = signals["id"]
         return ids_of(chosen(len(ids), k, generator)).to(ids.device, non_blocking=True)

@@ -11,7 +11,7 @@ Where the code differs:
 - It rounds the number of each class up, so that up to C samples too many are kept. Here they add up to the budget exactly:
   each is rounded down, and the largest remainders get one more.
 - Losses that were never seen are log C, so that the first epoch has a budget, too. Here it keeps every sample, because labels
-  are only known from the training.
+are only known from training.
 - Samples without a finite loss are kept, and so are those without a label.
 """
 
@@ -37,7 +37,7 @@ TABLE = 2**20
 
 
 def budgets(wanted: Values, sizes: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """Divides a budget among classes in proportion to numbers, within their sizes; each class gets one where there are enough.
+    """Divides a budget among classes in proportion to numbers, within their sizes; at least 1 each if there are enough.
 
     Args:
         wanted: Numbers of the classes, shape (C,), 0 or more, not all 0.
@@ -71,7 +71,7 @@ def budgets(wanted: Values, sizes: NDArray[np.int64], total: int) -> NDArray[np.
 
 
 class Classified:
-    """The samples that have a finite loss and a label, in pieces, with classes that are numbered from 0.
+    """The samples with a finite loss and a label, read in pieces, with classes numbered from 0.
 
     Args:
         loss: Last loss of each sample, shape (N,).
@@ -106,7 +106,7 @@ class Classified:
         return lambda label: np.searchsorted(there, label), sizes
 
     def part(self, part: slice) -> tuple[NDArray[np.int64], Values]:
-        """Returns the classes of some samples, -1 where one takes no part, and their losses within [0, log C] over beta."""
+        """Returns the classes of some samples, -1 for none, and their losses, limited to [0, log C], divided by beta."""
         loss, label = self._loss[part], self._label[part]
         inside = np.isfinite(loss) & (label >= 0)
         of_class = np.where(inside, self._number(np.maximum(label, 0)), -1)
@@ -115,10 +115,10 @@ class Classified:
         return of_class, np.where(inside, cut, 0) / self._beta
 
     def lasting(self, before: Mask) -> Values:
-        """Returns the sum of the chances of those samples of each class that are marked, shape (C,).
+        """Returns for each class the sum of the chances of its marked samples, shape (C,).
 
         Args:
-            before: Marks of the samples, shape (N,).
+            before: Mask of the marked samples, shape (N,), bool.
         """
         classes = len(self.sizes)
         marked, total = np.zeros(classes), np.zeros(classes)
@@ -201,7 +201,7 @@ class Rcap:
         claim="Not known: read in the code only.",
         differences=(
             "The numbers of the classes add up to the budget; the code rounds each of them up.",
-            "The first epoch keeps every sample, because labels are known from the training.",
+            "The first epoch keeps every sample, because labels are only known from training.",
             "A class whose last losses are all drawn away keeps one sample, so that it can return.",
             "Samples without a finite loss or without a label are kept.",
         ),
@@ -216,7 +216,7 @@ class Rcap:
             raise ValueError(f"Rcap: `beta` is a temperature, above 0, got {self.beta!r}")
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns, 9 bytes per sample: the last loss, the class, and whether the last epoch kept the sample."""
+        """Returns what is stored for each sample, 9 bytes: its last loss, its class, and whether the last epoch kept it."""
         return {
             "loss": Column(torch.float32, fill=NEVER_SEEN),
             "label": Column(torch.int32, fill=-1, signal="label"),

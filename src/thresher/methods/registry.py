@@ -48,7 +48,7 @@ class MethodInfo:
 
 
 def reexports(path: Path) -> dict[str, str]:
-    """Returns the names that a file of imports offers, without running it.
+    """Returns the names that a file of imports defines, without running the file.
 
     Args:
         path: Python file or stub with lines of the form `from module import name as name`; other lines are ignored.
@@ -108,7 +108,7 @@ def _targets() -> dict[str, str]:
 
 
 def infos() -> dict[str, MethodInfo]:
-    """Returns the facts about every registered method, by name; no method is imported.
+    """Returns a `MethodInfo` for every registered method, by name, without importing the methods.
 
     Example:
         >>> infos()["full"].summary
@@ -122,7 +122,7 @@ def infos() -> dict[str, MethodInfo]:
 
 
 def names() -> list[str]:
-    """Returns the names that `create` accepts, sorted.
+    """Returns the sorted names of all methods, as `create` takes them.
 
     Example:
         >>> names()[:3]
@@ -132,7 +132,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> type:
-    """Returns the class of a method; this imports it.
+    """Imports a method, and returns its class.
 
     Args:
         name: Name of the method, one of `names()` or of `FOR_POSITIONS`.
@@ -153,10 +153,10 @@ def load(name: str) -> type:
 
 
 def no_such(kind: str, name: str, known: Iterable[str], *, also_near: Iterable[str] = (), also: str = "") -> str:
-    """Returns the message about a name that does not exist: the one that was probably meant, where one is near, and then all.
+    """Returns the error message for an unknown name: the name that was probably meant, if any, and all known names.
 
     Args:
-        kind: Noun for what has the name, such as "method".
+        kind: Noun for what is named, such as "method".
         name: The name that was given.
         known: The names that exist.
         also_near: Further names that may have been meant. Default: none.
@@ -175,7 +175,7 @@ def no_such(kind: str, name: str, known: Iterable[str], *, also_near: Iterable[s
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """Returns the name that was probably meant, however its words are joined; None where none is near.
+    """Returns the known name that was probably meant; None if no name is similar.
 
     Args:
         name: The name that was given.
@@ -195,7 +195,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def create(name: str, **settings: Any) -> Any:
-    """Returns a method with the given settings.
+    """Creates a method by name with the given settings.
 
     Args:
         name: Name of the method, one of `names()`.
@@ -213,7 +213,7 @@ def create(name: str, **settings: Any) -> Any:
 
 
 def name_of(method: Any) -> str:
-    """Returns the registered name of a method's class, or the name of the class where it is not registered.
+    """Returns the registered name of a method, or the name of its class if it is not registered.
 
     Args:
         method: Instance of a method.

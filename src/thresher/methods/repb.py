@@ -47,13 +47,13 @@ def cumulative_weights(left_out: Values, epochs: int, most: float) -> Values:
 
 @dataclass(frozen=True)
 class RePb:
-    """Prunes a random part of the samples below the mean of their batches; weights follow how often a sample was trained on.
+    """Skips a random part of the samples below the mean loss of their batches; samples that were skipped often weigh more.
 
     Args:
-        prune_fraction: Share pruned of the samples below the mean of their batches, rho, (0, 1). Default 0.5, which is not
-            taken from the paper.
-        target: Share of the samples that the whole training leaves out, [0, 0.9]; the prune fraction of each epoch follows from
-            it. Default None: `prune_fraction` of those below.
+        prune_fraction: Share that is skipped of the samples below the mean loss of their batches, rho, (0, 1). Default 0.5,
+            which is not taken from the paper.
+        target: Share of the samples that the whole training run leaves out, [0, 0.9]; the prune fraction of each epoch is
+            computed from it. Default None: the share that `prune_fraction` gives.
 
     Raises:
         ValueError: A setting is out of its range, or the epochs are too few for the target or too many to be counted.
@@ -103,7 +103,7 @@ class RePb:
         return {name: Column(torch.float32, fill=NEVER_SEEN) for name in ("loss", "batch_loss")} | LEFT_OUT
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan that leaves out a random part of the samples with losses below the means of their batches."""
+        """Returns a plan without a random part of the samples whose losses were below the means of their batches."""
         n = len(records["loss"])
         target = None if self.target is None else Target(self, self.target, 1, epochs, epochs)
         check_epochs(self, epochs)

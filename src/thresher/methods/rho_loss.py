@@ -25,10 +25,11 @@ from thresher.score_table import Scores
 
 @dataclass(frozen=True)
 class RhoLoss(KeepLargest):
-    """Trains on the samples of each batch with the largest reducible loss, which is the loss minus the irreducible loss.
+    """Trains on the samples of each batch whose losses are furthest above their losses under a reference model.
 
-    A sample whose irreducible loss is unknown, or whose loss is not finite, has no score and is kept before all others. `check`
-    refuses a dataset with samples of unknown irreducible loss; a single batch cannot be checked without waiting for the device.
+    The loss under a model that never trained on the sample is its irreducible loss, and the difference its reducible loss. A
+    sample whose reducible loss is not finite is kept before all others. `attach` raises an error if the irreducible loss of a
+    sample is unknown.
 
     Args:
         irreducible: Irreducible losses: a `thresher.scores.Scores`, or the path of its Parquet file.
@@ -55,7 +56,7 @@ class RhoLoss(KeepLargest):
         rule="its loss was little above its irreducible loss",
         biased="yes, by design: towards samples that are easy for the other model and hard for this one; nothing is "
         "re-weighted",
-        forwards="every sample of a batch, to choose by; none where the training's own forward pass serves; before "
+        forwards="every sample of a batch, to choose by; none if the loop's own forward pass is enough; before "
         "training one pass of the irreducible-loss model over all samples, besides what its own training takes",
         claim="18 times fewer steps and 2 % higher final accuracy on Clothing-1M; scoring is assumed to run in parallel and is "
         "not counted",
@@ -78,12 +79,12 @@ class RhoLoss(KeepLargest):
 
     @property
     def cost(self) -> tuple[int, int]:
-        """Returns the numbers of samples that were put through (forward, backward) passes for the irreducible losses."""
+        """Numbers of samples that went through forward and backward passes to compute the irreducible losses."""
         scores = loaded(self.irreducible)
         return scores.forward, scores.backward
 
     def check(self, ids: Tensor) -> None:
-        """Refuses samples without a finite irreducible loss.
+        """Checks that every sample has a finite irreducible loss.
 
         Args:
             ids: Ids of the samples of the dataset, shape (N,), int64.
@@ -94,16 +95,16 @@ class RhoLoss(KeepLargest):
         check_known(self, self.irreducible, ids)
 
     def init_state(self) -> State:
-        """Returns the irreducible losses, 4 bytes per sample. A resumed run takes them from its saved state."""
+        """Returns the first state: the irreducible losses, 4 bytes per sample. A resumed run has them in its saved state."""
         return {"irreducible": table_of(self, self.irreducible)}
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
-        """Returns the reducible losses."""
+        """Returns the reducible losses, shape (n,)."""
         return signals["loss"].float() - signals["irreducible"]
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """Returns the rows with the largest reducible losses; the first batch moves the table of the losses to its device."""
+        """Returns the rows with the largest reducible losses, and the state; the first batch moves losses to the device."""
         known, state = with_irreducible(signals, state)
         return super().plan_batch(known, state, step=step, generator=generator)

@@ -26,13 +26,12 @@ from thresher.selection import draw_lots, ids_of, on_host, share
 
 @dataclass(frozen=True)
 class Rs2:
-    """Trains each epoch on a random subset of the samples; by default no sample is more than one turn ahead of another.
+    """Trains each epoch on a random subset; by default all samples have a turn before any sample has a second.
 
     Args:
         keep: Share kept, (0, 1]: floor(keep * N) samples, at least one. Default 0.5; published: 0.01 to 0.9 on CIFAR-10, 0.1 on
             ImageNet.
-        replace: Whether a subset is drawn from all samples, also from those of the epochs before. Default False: from the
-            samples that had no turn yet.
+        replace: Whether each subset is drawn from all samples. Default False: from the samples that have not had their turn.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -79,11 +78,11 @@ class Rs2:
             raise ValueError(f"Rs2: `replace` must be True or False, got {self.replace!r}")
 
     def columns(self) -> dict[str, Column]:
-        """Returns the column that plans write: whether a sample had its turn, 1 byte per sample."""
+        """Returns what is stored for each sample, 1 byte: whether it has had its turn."""
         return {"used": Column(torch.bool, merge="plan")}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan with a random subset, of the samples that had no turn yet unless samples are replaced."""
+        """Returns a plan with a random subset: of all samples, or of the samples that have not had their turn."""
         fresh = ~on_host(records["used"])
         n, left = len(fresh), int(np.count_nonzero(fresh))
         kept = max(1, share(self.keep, n))

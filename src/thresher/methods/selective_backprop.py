@@ -13,11 +13,11 @@ the history is never chosen. Where the code differs from the paper or goes beyon
 - Its least probability is a setting, 0 by default: `min_probability`.
 - It gives a percentile to a loss that is NaN or infinite; here such a sample is kept and never counted.
 
-Two other algorithms have the same name. KAKURENBO compares with `thresher.EpochSelectiveBackprop`, which chooses once per
-epoch from a histogram of all last losses. Composer (github.com/mosaicml/composer) draws a fixed number of rows by the rank of
-their losses, in a part of the training, and leaves every n-th batch whole: SelectiveBackprop(keep=0.5, draw=True, start=0.5,
-end=0.9, interrupt=2). Composer counts batches from the start of each epoch; here `interrupt` counts those of the whole
-training. Composer draws no row from a batch of one sample; here at least one row is drawn.
+Two other algorithms have the same name. KAKURENBO compares with `thresher.EpochSelectiveBackprop`, which chooses once per epoch
+from a histogram of all last losses. Composer (github.com/mosaicml/composer) draws a fixed number of rows by the rank of their
+losses, in a part of training, and leaves every n-th batch whole: SelectiveBackprop(keep=0.5, draw=True, start=0.5, end=0.9,
+interrupt=2). Composer counts batches from the start of each epoch; here `interrupt` counts batches since training began.
+Composer draws no row from a batch of one sample; here at least one row is drawn.
 """
 
 import math
@@ -73,7 +73,7 @@ def precedence(n: int, keep: float, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class SelectiveBackprop:
-    """Trains on the samples of each batch with large losses: a fixed share of them, or each with a probability.
+    """Trains on the samples of each batch with large losses: a fixed share, or each sample with a probability.
 
     With `beta`, sample i is chosen with probability max(min_probability, q_i ** beta), where q_i is the share of the recent
     losses that are below its own loss. While the distribution of the losses stays the same, this keeps a share of
@@ -81,25 +81,25 @@ class SelectiveBackprop:
     little less, the mean of (j / h) ** beta over j < h. A sample without a finite loss is always chosen with `beta`, and
     before all others with `keep`.
 
-    Outside [start, end) of the training, and in the batches that `interrupt` leaves whole, every sample is trained on, nothing
-    is scored and nothing is remembered.
+    Outside the part [start, end) of training, and in batches that `interrupt` leaves whole, every sample is trained on, and
+    losses do not enter the history.
 
     Args:
         keep: Share kept of each batch, (0, 1]: the floor(keep * n) largest losses, at least one. Default None: the choice is
             made by `beta`.
-        beta: Selectivity, 0 or more; 0 keeps every sample. Default 1 where `keep` is not given; the original code has 3 on the
+        beta: Selectivity, 0 or more; 0 keeps every sample. Default 1 if `keep` is not given; the original code has 3 on the
             command line and 1 in the research scripts.
         history: Number of last losses from which the percentiles are computed, R, 1 or more; with `beta` only. Default and
             published: 1024.
         min_probability: Least probability with which a sample is chosen, [0, 1]; with `beta` only. Default and published: 0.
-        warmup_steps: Number of steps that train on every sample and remember nothing, 0 or more. Default 0; published: the
-            steps of the first epoch.
-        start: Share of the training at which the choice begins, [0, 1). Default 0; Composer: 0.5.
-        end: Share of the training at which the choice ends, (start, 1]. Default 1; Composer: 0.9.
+        warmup_steps: Number of first steps that train on every sample and do not enter the history, 0 or more. Default 0;
+            published: the steps of the first epoch.
+        start: Share of training after which the choice begins, [0, 1). Default 0; Composer: 0.5.
+        end: Share of training after which the choice ends, (start, 1]. Default 1; Composer: 0.9.
         interrupt: Distance between batches that are left whole: every n-th batch, 0 or more; 0 leaves none whole, 1 all.
             Default 0; Composer: 2.
-        draw: Whether the floor(keep * n) rows are drawn by the ranks of their losses, as Composer does, instead of being the
-            largest; with `keep` only. Default False.
+        draw: Whether to draw the floor(keep * n) rows by the ranks of their losses, as Composer does, instead of taking the
+            largest losses; with `keep` only. Default False.
 
     Raises:
         ValueError: A setting is out of its range, both `keep` and `beta` are given, or `draw` is given without `keep`.
@@ -122,14 +122,14 @@ class SelectiveBackprop:
         paper="arXiv:1910.00762",
         rule="not chosen in its batch, by the rank of its loss",
         biased="yes, by design: towards samples of large loss, the more the larger `beta` or the smaller `keep`",
-        forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
+        forwards="every sample of a batch, to choose by; none if the loop's own forward pass is enough",
         claim="up to 3.5 times faster to a target error than plain training, 1.02 to 1.8 times faster than importance sampling "
         "(CIFAR-10, CIFAR-100, SVHN); Composer's form: 6 % less time on ImageNet, 8 % on CIFAR-10, at the same accuracy",
         differences=(
             "The code trains on every sample in epoch 0; here that is `warmup_steps`, 0 by default.",
             "The code's beta is 3 on its command line and 1 in its research scripts; here it is 1.",
             "A sample whose loss is not finite is kept and never counted; in the code it has a percentile.",
-            "Composer counts batches from the start of each epoch; here `interrupt` counts those of the whole training.",
+            "Composer counts batches from the start of each epoch; here `interrupt` counts batches since training began.",
         ),
         caveat="samples with wrong labels have large losses throughout: it trains on them most",
         missing=("The calculators `vanilla` and `spline`, and the predictors of losses.",),
@@ -165,10 +165,10 @@ class SelectiveBackprop:
         if self.warmup_steps < 0:
             raise ValueError(f"SelectiveBackprop: `warmup_steps` must be 0 or more, got {self.warmup_steps}")
         if not 0 <= self.start < 1:
-            raise ValueError(f"SelectiveBackprop: `start` is a share of the training, within [0, 1), got {self.start}")
+            raise ValueError(f"SelectiveBackprop: `start` is a share of training, within [0, 1), got {self.start}")
         if not self.start < self.end <= 1:
             raise ValueError(
-                f"SelectiveBackprop: `end` is a share of the training, above `start` and up to 1, got start={self.start} and "
+                f"SelectiveBackprop: `end` is a share of training, above `start` and up to 1, got start={self.start} and "
                 f"end={self.end}"
             )
         if not (isinstance(self.interrupt, int) and self.interrupt >= 0):
@@ -191,7 +191,7 @@ class SelectiveBackprop:
         """Returns whether the method chooses from a batch.
 
         Args:
-            progress: Share of the training that is done, [0, 1].
+            progress: Share of training that is done, [0, 1].
             step: Number of the batch, from 0.
         """
         begun = step >= self.warmup_steps and progress + 1e-9 >= self.start
@@ -199,18 +199,18 @@ class SelectiveBackprop:
         return begun and not ended and (self.interrupt == 0 or (step + 1) % self.interrupt != 0)
 
     def init_state(self) -> State:
-        """Returns the first state: with `beta` an empty history, whose length is the number of losses seen."""
+        """Returns the first state: with `beta`, an empty history of losses."""
         return {} if self.keep is not None else {"history": torch.empty(0, dtype=torch.float32)}
 
     def count(self, n: int) -> int | None:
-        """Returns the number of rows kept with `keep`; None with `beta`, and where some batches are left whole."""
+        """Returns the number of rows kept with `keep`; None with `beta`, or if some batches are left whole."""
         whole = self.warmup_steps or self.start > 0 or self.end < 1 or self.interrupt
         return None if self.keep is None or whole else max(1, share(self.keep, n))
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """Returns the rows with large losses and the next state; the choice is made in the order of the ids."""
+        """Returns the rows with large losses, and the next state."""
         ids = signals["id"]
         if step < self.warmup_steps:
             return self._plan(torch.arange(len(ids), device=ids.device), len(ids), 0.0), dict(state)

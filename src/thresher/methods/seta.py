@@ -7,10 +7,11 @@ re-weighted. In the last epochs there is no window ("partial annealing"): each o
 samples.
 
 Where the code differs:
-- It runs k-means on all losses, which takes longer than the rest of a plan. Here the losses are counted in bins of at most 0.8
-  % of their size, and k-means runs on the bins, from groups of equal numbers. Equal losses are in one group, and there are
+- It runs k-means on all losses, which takes longer than the rest of the choice. Here the losses are counted in bins of at most
+  0.8 % of their size, and k-means runs on the bins, from groups of equal numbers. Equal losses are in one group, and there are
   fewer groups where there are fewer different losses.
-- It begins with equal scores. Here the first epoch keeps every sample, as do later ones a sample without a finite loss.
+- It begins with equal scores. Here the first epoch keeps every sample, and later epochs keep every sample without a finite
+loss.
 """
 
 from collections.abc import Mapping
@@ -36,12 +37,12 @@ ROUNDS = 100
 
 
 def bins_of(loss: Values) -> NDArray[np.uint32]:
-    """Returns the bin of each loss: sign, exponent and the first 7 bits of the mantissa of its float32."""
+    """Returns the bin of each loss, an integer: sign, exponent and the first 7 bits of the mantissa of its float32."""
     return (loss.astype(np.float32, copy=False) + np.float32(0)).view(np.uint32) >> np.uint32(16)
 
 
 def k_means(values: NDArray[np.float64], counts: NDArray[np.int64], groups: int) -> NDArray[np.intp]:
-    """Groups numbers by k-means: each belongs to the nearest mean of a group.
+    """Groups sorted numbers by k-means: each number belongs to the group with the nearest mean.
 
     Args:
         values: Different numbers, shape (m,), ascending, finite; m is 1 or more.
@@ -49,7 +50,7 @@ def k_means(values: NDArray[np.float64], counts: NDArray[np.int64], groups: int)
         groups: Largest number of groups, 1 or more.
 
     Returns:
-        Group of each number, shape (m,), ascending from 0; as many groups as are not empty.
+        Group of each number, shape (m,), ascending from 0, without empty groups.
 
     Example:
         >>> k_means(np.array([0.1, 0.2, 0.9, 1.0, 5.0]), np.array([3, 1, 1, 1, 2]), groups=3).tolist()
@@ -76,7 +77,8 @@ def loss_groups(loss: Values, groups: int) -> tuple[NDArray[np.int16], int]:
         groups: Largest number of groups, 1 or more.
 
     Returns:
-        Groups, shape (N,), int16; -1 for a sample without a finite loss. The number is 0 where there are only such samples.
+        Groups, shape (N,), int16; -1 for a sample without a finite loss; and the number of groups, 0 if no sample has a finite
+        loss.
     """
     counts = np.zeros(BINS, dtype=np.int64)
     for part in chunks(len(loss)):
@@ -116,9 +118,9 @@ class SeTa:
         groups: Number of groups of losses, G, 1 to 1000. Default and published: 5.
         window: Share of the groups in the window, w, (0, 1]: round(w * G) groups, at least one. Default and published: 0.9.
         delta: Share of the epochs that have a window, [0, 1]. Default 0.875, which is not taken from the paper.
-        target: Share of the samples that the whole training leaves out, [0, 0.9]. Samples outside the window are left out
-            first, drawn where they are too many, then random ones inside; in the last epochs random ones. `prune_fraction`
-            then has no effect. Default None: what the window and `prune_fraction` give.
+        target: Share of the samples that the whole training run leaves out, [0, 0.9]. Samples outside the window are left out
+            first (a random part, if there are too many), then random samples inside; in the last epochs random samples.
+            `prune_fraction` then has no effect. Default None: the share that the window and `prune_fraction` give.
 
     Raises:
         ValueError: A setting is out of its range, or the epochs are too few for the target.
@@ -170,7 +172,7 @@ class SeTa:
         check_target(self, self.target)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the recorded columns: the last loss, 4 bytes per sample, and 2 more with a target."""
+        """Returns what is stored for each sample: the last loss, 4 bytes, and 2 bytes more with a target."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN), **({} if self.target is None else LEFT_OUT)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:

@@ -43,12 +43,12 @@ class SmallLoss(KeepSmallest):
         paper="arXiv:2001.03316",
         rule="its loss was not among the smallest of its batch",
         biased="towards samples of small loss; nothing is re-weighted",
-        forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
+        forwards="every sample of a batch, to choose by; none if the loop's own forward pass is enough",
         claim="robust to outliers, with a proof for sums of convex losses (MKL-SGD)",
         caveat="it is made for data with outliers, not to save cost: on clean data it trains on samples that are learned "
         "already. CIFAR-100 31.96 % where random selection has 71.05 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",
     )
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
-        """Returns the negative loss."""
+        """Returns the negated losses, shape (n,)."""
         return -signals["loss"]

@@ -1,4 +1,4 @@
-"""Splits the argument `method` of `attach` by the stage at which each method decides."""
+"""Splits the argument `method` of `attach` into methods that choose before training, before each epoch, in each batch."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from thresher.methods.full import FullData
 
 
 def split_by_stage(method: Any) -> tuple[Any, EpochMethod, BatchMethod | None]:
-    """Returns the methods that decide before training, before each epoch (by default all data), and in each batch."""
+    """Returns the methods that choose before training, before each epoch (by default all data), and in each batch."""
     methods = list(method) if isinstance(method, list | tuple) else [method]
     by_stage: dict[str, Any] = {}
     for one in methods:
@@ -16,9 +16,9 @@ def split_by_stage(method: Any) -> tuple[Any, EpochMethod, BatchMethod | None]:
         stage, name = getattr(one, "stage", None), type(one).__name__
         if stage == "position":
             raise TypeError(
-                f"`method`: {name} chooses among the positions of each loss, not among samples. Give its answer to run.reduce, "
-                "as in run.reduce(losses, valid=valid, keep=tokens.chosen(losses, valid, reference)), or the method to "
-                "thresher.transformers.Selection."
+                f"`method`: {name} chooses among the positions (tokens) of each loss, not among samples. Pass its mask to "
+                "run.reduce, as in run.reduce(losses, valid=valid, keep=tokens.chosen(losses, valid, reference)), or pass the "
+                "method to thresher.transformers.Selection."
             )
         if stage not in STAGES or not isinstance(one, STAGES[stage]):
             raise TypeError(
@@ -27,8 +27,8 @@ def split_by_stage(method: Any) -> tuple[Any, EpochMethod, BatchMethod | None]:
             )
         check_declaration(one)
         if stage in by_stage:
-            raise ValueError(f"`method` must have at most one method a stage, got {type(by_stage[stage]).__name__} and {name}")
+            raise ValueError(f"`method` may have one method per `stage`, got {type(by_stage[stage]).__name__} and {name}")
         by_stage[stage] = one
     if not by_stage:
-        raise ValueError("`method` must be one method, or a list with at most one method a stage; got an empty list")
+        raise ValueError("`method` must be a method, or a list with at most one method per `stage`; got an empty list")
     return by_stage.get("before"), by_stage.get("epoch", FullData()), by_stage.get("batch")

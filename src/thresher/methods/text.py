@@ -8,7 +8,7 @@ LITERALS = {"true": True, "false": False, "none": None}
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
-    """Returns the name of a method and its settings.
+    """Splits the text form of a method, and returns its name and its settings by name.
 
     Args:
         text: Name, and settings as `:setting=value`. A value is a number, True, False, None, a list or tuple, or else a text.
@@ -33,7 +33,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def split_outside_brackets(text: str, separator: str) -> Iterator[str]:
-    """Yields the parts of a text, which a separator inside of brackets does not divide.
+    """Yields the parts of a text between separators; separators inside brackets do not count.
 
     Args:
         text: The text.

@@ -1,11 +1,11 @@
 """Threshold keep: each row of a batch is kept in proportion to its gradient, up to a threshold that makes the cost worth most.
 
-Row i is kept with probability p_i = min(1, s_i / tau) and has weight 1 / p_i in a sum that is divided by the rows of the
-batch, so that the expected gradient is that of the whole batch. It is two-phase sampling as in surveys: the forward pass of all
-rows is the cheap first phase, the backward pass of the kept ones the expensive second. There is no paper of it as a training
-method; the threshold is a result of this library. With V(tau) = mean(s_i^2 / p_i), which is proportional to the variance of the
-sum, and the cost K(tau) = 1 + ratio * mean(p_i) of a row in forward passes, V K is least where tau^2 = ratio V / K. Where all
-s_i are equal, every row is kept: there, leaving rows out costs more in variance than it saves.
+Row i is kept with probability p_i = min(1, s_i / tau) and has weight 1 / p_i in a sum that is divided by the rows of the batch,
+so that the expected gradient is that of the whole batch. It is two-phase sampling as in surveys: the forward pass of all rows
+is the cheap first phase, the backward pass of the kept ones the expensive second. There is no paper that uses it for training;
+the threshold was derived for this library. With V(tau) = mean(s_i^2 / p_i), which is proportional to the variance of the sum,
+and the cost K(tau) = 1 + ratio * mean(p_i) of a row in forward passes, V K is least when tau^2 = ratio V / K. If all s_i are
+equal, every row is kept, because leaving out rows would cost more in variance than it saves.
 
 s_i is the norm of the gradient of the sample's loss with respect to the model's outputs, |p - y| for cross-entropy. That it
 stands for the norm of the whole gradient is a reading: it bounds it up to a constant (arXiv:1803.00942).
@@ -39,14 +39,14 @@ def _ascending(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def best_threshold(scores: Tensor, ratio: float) -> Tensor:
-    """Returns the threshold at which variance times cost is least; it is exact, between any two of the scores.
+    """Returns the threshold at which variance times cost is least.
 
     Args:
         scores: Scores, shape (m,), m >= 1, 0 or more; one that is not finite does not count.
         ratio: Cost of a backward pass in forward passes, > 0.
 
     Returns:
-        The threshold, shape (); 0 where no score is above 0. Of equally good ones, the least.
+        The threshold, shape (); 0 if no score is above 0. Of equally good thresholds, the smallest.
 
     Example:
         >>> best_threshold(torch.tensor([1.0, 1.0, 1.0, 9.0]), ratio=2.0)
@@ -64,9 +64,10 @@ def best_threshold(scores: Tensor, ratio: float) -> Tensor:
 
 
 def threshold_of_share(scores: Tensor, keep: float) -> tuple[Tensor, Tensor]:
-    """Returns the threshold at which the mean probability of the scores is a share, and the least score.
+    """Returns the threshold at which rows are kept with a given mean probability, and the least score that counts.
 
-    Scores below the least one, which is a small share of the largest, count as if they were it: zeros could not fill a share.
+    The least score is a small share of the largest score. Lower scores count as the least score, because zeros could not fill a
+    share.
 
     Args:
         scores: Scores, shape (m,), m >= 1, 0 or more; one that is not finite does not count.
@@ -97,12 +98,11 @@ class ThresholdKeep:
     1, and does not count for tau.
 
     Args:
-        keep: Share kept of the rows, (0, 1], which chance comes close to: a batch has more or less, and later ones make up for
-            it. Default None: the share at which variance times cost is least, which is 1
-            where all gradient norms are equal.
+        keep: Share of the rows to keep on average, (0, 1]; chance keeps more or less of a batch, and later batches make up for
+            it. Default None: the share at which variance times cost is least, which is 1 if all gradient norms are equal.
         ratio: Cost of a backward pass in forward passes, > 0; without `keep` only. Default 2, for losses of the loop's own
-            forward pass; with `forward_passes="twice"` what a kept row costs is a forward pass more, 3.
-        history: Number of last rows whose gradient norms decide, 1 or more. Default 1024; 8 to 32 batches make tau steady.
+            forward pass; use 3 with `forward_passes="twice"`, where a kept row costs one more forward pass.
+        history: Number of last rows whose gradient norms set tau, 1 or more. Default 1024; with 8 to 32 batches tau is steady.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -123,13 +123,13 @@ class ThresholdKeep:
         rule="not drawn in its batch, by its gradient norm",
         biased="no with one forward pass, where the expected weighted sum is that of the batch, over its rows; with two, whose "
         "batches are filled up with rows of several, losses come out too large by about 1/k for k kept rows of a batch",
-        forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
+        forwards="every sample of a batch, to choose by; none if the loop's own forward pass is enough",
         differences=(
             "There is no code and no paper: the rule and its threshold were derived here, from two-phase sampling.",
             "The gradient norm is that at the model's outputs; the norm of the last layer's gradient would also have the norm "
             "of its input as a factor.",
         ),
-        caveat="less variance helps only where variance slows the training down: on the planted problem `redundant` it is as "
+        caveat="less variance helps only if variance slows training down: on the planted problem `redundant` it is as "
         "good as random rows of the same cost, on `skewed` and `rare` far better. The choice takes about four times as long as "
         "that of Big Loss, because each step sorts the last 1024 gradient norms",
     )
@@ -146,14 +146,14 @@ class ThresholdKeep:
             raise ValueError(f"ThresholdKeep: `history` must be a whole number of 1 or more, got {self.history!r}")
 
     def init_state(self) -> State:
-        """Returns the first state: an empty history of gradient norms, and the numbers of rows that were seen and kept."""
+        """Returns the first state: no gradient norms yet, and 0 rows seen and kept."""
         return {"history": torch.empty(0, dtype=torch.float32), "seen": 0, "kept": 0}
 
     def report(self, state: State) -> dict[str, float]:
-        """Returns the threshold for the history, and the expected gain of the choice.
+        """Returns the threshold and the expected gain of the choice, for `run.history`.
 
         The gain is variance times cost of all rows, divided by variance times cost of the kept rows; 1 or more without `keep`.
-        It holds for a training whose speed is limited by the variance of its gradient.
+        It applies if the variance of the gradient limits how fast the model learns.
         """
         known = state["history"][state["history"].isfinite()].double().clamp(min=0)
         if not len(known):
@@ -170,7 +170,7 @@ class ThresholdKeep:
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """Returns the rows drawn, with their weights; only the device knows their number, so that this waits for it."""
+        """Returns the drawn rows with their weights; this waits for the device, which alone knows their number."""
         by_id, ordered = in_id_order(signals)
         n, scores = len(by_id), ordered["grad_norm"].float()
         history = extended_history(state["history"], scores, self.history)
@@ -187,7 +187,7 @@ class ThresholdKeep:
     def _share_now(self, state: State) -> float | None:
         """Returns the share of the next batch: `keep`, and what is missing or too much by now, spread over as many rows.
 
-        Without it, gradient norms that fall during the training would always be below those of the last rows.
+        Without it, gradient norms that fall during training would always be below the norms of the last rows.
         """
         if self.keep is None:
             return None

@@ -1,10 +1,10 @@
 """Token selection: train on the tokens of each batch whose loss is far above their loss under a reference model.
 
 Lin et al., "Rho-1: Not All Tokens Are What You Need", NeurIPS 2024, arXiv:2404.07965, where it is called selective language
-modeling. It is RHO-LOSS by token instead of by sample, with a reference model that was trained on data of high quality. It is
+modeling. It is RHO-LOSS for tokens instead of samples, with a reference model that was trained on data of high quality. It is
 biased by design: nothing is re-weighted.
 
-The paper's code for the training is not public; the order of tokens with equal excess losses is not described.
+The paper's training code is not public; the order of tokens with equal excess losses is not described.
 """
 
 from dataclasses import dataclass, field
@@ -22,11 +22,11 @@ def largest_positions(scores: Tensor, valid: Tensor, keep: float) -> Tensor:
 
     Args:
         scores: Scores, any shape, floating point; one that is not finite counts as larger than all others.
-        valid: Marks of the positions to choose from, same shape, bool.
+        valid: Mask of the positions to choose from, same shape, bool.
         keep: Share to mark, (0, 1].
 
     Returns:
-        Marks, same shape, bool; of equal scores those that stand later in the tensor are marked first.
+        Mask, same shape, bool; ties go to later positions in the tensor.
 
     Example:
         >>> largest_positions(torch.tensor([1.0, 3.0, 3.0, 9.0]), torch.tensor([True, True, True, False]), 0.4)
@@ -41,17 +41,18 @@ def largest_positions(scores: Tensor, valid: Tensor, keep: float) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenSelection:
-    """Trains on the share of the tokens of each batch with the largest excess losses, by the name of Rho-1.
+    """Trains on the tokens of each batch whose losses are furthest above those of a reference model (Rho-1).
 
-    The excess loss of a token is its loss minus its loss under a reference model. It is not a method for `attach`: it chooses
-    among the positions of a loss, beside a method that chooses samples. In a loop, `chosen` gives the mask for
-    `run.reduce(keep=)`; `thresher.transformers.Selection` takes it in the list of its methods, and calls the reference model.
+    The excess loss of a token is its loss minus its loss under the reference model. Do not pass this method to `attach`: it
+    chooses among the positions of a loss, and can be combined with a method that chooses samples. In a loop, pass the mask that
+    `chosen` returns to `run.reduce(keep=)`. With `thresher.transformers.Selection`, put the method into its list of methods; it
+    then calls the reference model.
 
     Args:
-        keep: Share kept of the tokens of each batch that count, (0, 1]: floor(keep * m) of m tokens, at least one. Default and
-            published: 0.6 (0.7 for the larger model of the paper).
+        keep: Share of the tokens of each batch to keep, (0, 1]: floor(keep * m) of the m tokens that count, at least one.
+            Default and published: 0.6 (0.7 for the larger model of the paper).
         reference: Reference model, which `thresher.transformers.Selection` calls with the batch without its labels. Default
-            None: a loop gives `chosen` the reference losses itself.
+            None: the loop passes the reference losses to `chosen`.
 
     Raises:
         TypeError: `reference` is not a `torch.nn.Module`.
@@ -84,7 +85,7 @@ class TokenSelection:
         "a better model after equally many steps: on planted sequences of which half the tokens are random, the loss on the "
         "others is 0.08 where all tokens give 0.73 and a random half gives 0.82, and without random tokens it is 0.033 where "
         "all give 0.037 (tests/reference/test_token_selection.py, seed 0). Language models were not measured here",
-        missing=("The training of the reference model, which is an ordinary one on data of high quality.",),
+        missing=("Training of the reference model, which is ordinary training on data of high quality.",),
     )
     keep: float = 0.6
     reference: nn.Module | None = field(default=None, repr=False, compare=False)
@@ -93,22 +94,22 @@ class TokenSelection:
         check_keep(self, self.keep)
         if self.reference is not None and not isinstance(self.reference, nn.Module):
             raise TypeError(
-                f"TokenSelection: `reference` must be a torch.nn.Module, got {type(self.reference).__name__}. Losses of a "
-                "reference model that you have computed belong into tokens.chosen(losses, valid, reference_losses)"
+                f"TokenSelection: `reference` must be a torch.nn.Module, got {type(self.reference).__name__}. Pass losses that "
+                "you have computed to tokens.chosen(losses, valid, reference_losses)"
             )
 
     def chosen(self, losses: Tensor, valid: Tensor | None = None, reference: Tensor | None = None) -> Tensor:
-        """Returns which positions of a batch are trained on; nothing waits for the device.
+        """Returns the mask of the positions to train on in a batch.
 
         Args:
-            losses: Losses by position, any shape, such as (rows, tokens), floating point.
-            valid: Marks of the positions that count, same shape, bool. Default: all.
+            losses: Loss at each position, any shape, such as (rows, tokens), floating point.
+            valid: Mask of the positions that count, same shape, bool. Default: all.
             reference: Losses of the same positions under the reference model, same shape. Default: none, so that the positions
                 with the largest losses are trained on.
 
         Returns:
-            Marks for `run.reduce(keep=)`, shape of `losses`, bool. A position whose excess loss is not finite is marked before
-            all others; of equal excess losses those that stand later in the batch are marked first.
+            Mask for `run.reduce(keep=)`, shape of `losses`, bool. Positions whose excess loss is not finite are chosen before
+            all others; ties go to later positions.
 
         Raises:
             ValueError: `valid` or `reference` has another shape than `losses`, or `valid` is not a mask of bool.
@@ -117,7 +118,7 @@ class TokenSelection:
         for name, given in (("valid", valid), ("reference", reference)):
             if given is not None and given.shape != losses.shape:
                 raise ValueError(
-                    f"TokenSelection.chosen: `{name}` has the shape {tuple(given.shape)} and `losses` {tuple(losses.shape)}: "
+                    f"TokenSelection.chosen: `{name}` has shape {tuple(given.shape)}, but `losses` has {tuple(losses.shape)}: "
                     "give one entry per loss"
                 )
         if valid.dtype != torch.bool:

@@ -32,13 +32,13 @@ LARGEST = np.finfo(np.float32).max
 
 
 def moments(loss: Values, mean: Values, variance: Values, seen: Mask, alpha: float) -> tuple[Values, Values]:
-    """Returns the moving means and variances after an epoch.
+    """Returns the moving means and variances after an epoch, each of shape (N,), float32.
 
     Args:
         loss: Last loss of each sample, shape (N,).
         mean: Moving means, shape (N,), float32; NaN for a sample that has none yet.
         variance: Moving variances, shape (N,), float32.
-        seen: Marks of the samples that the last epoch trained on, shape (N,). A loss that is not finite changes nothing.
+        seen: Mask of the samples that the last epoch trained on, shape (N,), bool. A loss that is not finite changes nothing.
         alpha: Weight of the new loss, (0, 1].
 
     Example:
@@ -64,11 +64,11 @@ class Ucb:
     Args:
         keep: Share kept, (0, 1]: floor(keep * N) samples, at least one. Default 0.5.
         explore: Kind of exploration: "ucb" (default) adds `c` times the moving variance to the moving mean; "epsilon" draws a
-            share `epsilon` of the kept samples from those that would be left out.
+            share `epsilon` of the kept samples from the samples that would be left out.
         c: Factor on the variance, 0 or more. Default 1, which is not taken from the paper.
         epsilon: Share of the kept samples that is drawn, [0, 1]. Default 0.1, which is not taken from the paper.
         alpha: Weight of a new loss in the moving mean and variance, (0, 1]. Default 0.2, which is not taken from the paper.
-        every: Number of epochs that a choice holds for, 1 or more. Default 1.
+        every: Number of epochs for which a choice holds, 1 or more. Default 1.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -121,7 +121,7 @@ class Ucb:
             raise ValueError(f"Ucb: `every` must be a whole number of 1 or more, got {self.every!r}")
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns, 17 bytes per sample: loss, moving mean and variance, epoch last seen, last choice."""
+        """Returns what is stored for each sample, 17 bytes: loss, moving mean and variance, epoch last seen, last choice."""
         return {
             "loss": Column(torch.float32, fill=NEVER_SEEN),
             "mean": Column(torch.float32, fill=math.nan, merge="plan"),
@@ -131,7 +131,7 @@ class Ucb:
         }
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan with the samples of the largest scores, or of the last choice while it holds."""
+        """Returns a plan with the samples of the largest scores, or with the last choice while it holds."""
         loss = on_host(records["loss"])
         if epoch == 0:
             return full_plan(len(loss))

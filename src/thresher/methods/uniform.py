@@ -22,7 +22,7 @@ class UniformSubset:
 
     Args:
         keep: Share kept, (0, 1]: floor(keep * N) samples, at least one. Default 0.7.
-        fixed: Whether all epochs have the subset of the first one. Default False.
+        fixed: Whether all epochs use the subset of the first epoch. Default False.
 
     Raises:
         ValueError: `keep` is outside (0, 1], or `fixed` is not True or False.
@@ -56,12 +56,12 @@ class UniformSubset:
             raise ValueError(f"UniformSubset: `fixed` must be True or False, got {self.fixed!r}")
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns that are recorded for each sample: the last loss, only to be looked at, and a fixed subset."""
+        """Returns what is stored for each sample: the last loss, for information only, and whether it is in a fixed subset."""
         columns = {"loss": Column(torch.float32, fill=NEVER_SEEN)}
         return {**columns, "kept": Column(torch.bool, merge="plan")} if self.fixed else columns
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan with a new random subset, or with the subset of earlier epochs if it is fixed."""
+        """Returns a plan with a new random subset, or with the fixed subset."""
         n = samples_of(records)
         kept = max(1, share(self.keep, n))
         facts = {"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - kept / n}

@@ -1,6 +1,6 @@
-"""Uniform rows: keep a budget on a stream. Every step has a smaller batch, drawn uniformly from a batch of the loader.
+"""Uniform rows: every step has a smaller batch, drawn uniformly from a batch of the loader; also with an IterableDataset.
 
-A method of this package. `attach(0.5, ...)` uses it if the loader streams, because a stream has no epoch that could be planned.
+Developed for this library. `attach(0.5, ...)` uses it with an IterableDataset, from which no samples can be chosen in advance.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ from thresher.selection import chosen, ids_of, share
 class UniformRows:
     """Trains on the same uniformly drawn share of every batch, with as many steps as full training.
 
-    The share of a batch is often not a whole number of rows: later batches make up for what a batch has too few or too many.
-    The rows that are left out are loaded all the same.
+    If the share of a batch is not a whole number of rows, later batches make up for the difference. The rows that are left out
+    are loaded nevertheless.
 
     Args:
         keep: Share kept of each batch, (0, 1]. Default 0.5.
@@ -62,7 +62,7 @@ class UniformRows:
             raise ValueError(f"UniformRows: `least` is a number of rows, 1 or more, got {self.least}")
 
     def init_state(self) -> State:
-        """Returns the numbers of rows that were seen and kept so far."""
+        """Returns the first state: 0 rows seen and kept."""
         return {"seen": 0, "kept": 0}
 
     def count(self, n: int) -> int | None:
@@ -72,7 +72,7 @@ class UniformRows:
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """Returns a random part of the batch, drawn in the order of the ids."""
+        """Returns a random part of the batch, and the next state."""
         by_id, _ = in_id_order(signals)
         n, seen = len(by_id), state["seen"] + len(by_id)
         k = max(min(self.least, n), share(self.keep, n), share(self.keep, seen) - state["kept"])

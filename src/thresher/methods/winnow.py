@@ -1,8 +1,8 @@
-"""Winnow: keep a budget. Every step has a smaller batch of the samples that the network was least sure of.
+"""Winnow: every step has a smaller batch, mostly of the samples about which the network was least certain.
 
-A method of this package. It owes its parts to online batch selection (Loshchilov & Hutter, arXiv:1511.06343), sampling in
-proportion to the loss, and the uncertainty of the last prediction as a score. New is the way to spend the budget: as many
-steps as full training, each with the same share of a batch.
+Developed for this library. It combines online batch selection (Loshchilov & Hutter, arXiv:1511.06343), sampling in proportion
+to the loss, and the uncertainty of the last prediction as a score. What is new: as many steps as full training, each with the
+same share of a batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,10 @@ from thresher.records import NEVER_SEEN, Column
 from thresher.selection import Mask, Values, chunks, ids_of, on_host, smallest
 
 MEASURED_FROM = 0.3
-"""Share of the training after which the agreement of loss and uncertainty is judged: before it both say little."""
+"""Share of training after which the agreement of loss and uncertainty is checked: earlier, both are uninformative."""
 
 SOONEST = 3
-"""First epoch in which it is judged, however short the training is: records of a network that has seen little say nothing."""
+"""First epoch in which the agreement is checked in short runs: a network that has seen little is uninformative."""
 
 MOST_MEASURED = 2**16
 """Largest number of samples that the agreement is measured on."""
@@ -45,7 +45,7 @@ LARGEST_FACTOR = 1e6
 
 
 def visits_per_score(score: Values, k: int) -> float:
-    """Returns the factor lambda with which min(1, lambda * score) adds up to `k`.
+    """Returns the factor lambda for which the sum of min(1, lambda * score) over all samples is `k`.
 
     Args:
         score: Scores of the samples, shape (N,), float32 that bfloat16 can hold, 0 or more.
@@ -73,15 +73,16 @@ def visits_per_score(score: Values, k: int) -> float:
 
 
 def most_overdue(score: Values | Tensor | None, credit: Values, k: int) -> tuple[Mask, Values]:
-    """Returns the samples that are visited in an epoch, and the credits after it.
+    """Chooses the samples with the largest credits for an epoch, and returns their mask and the credits after the epoch.
 
     Args:
-        score: Scores, shape (n,), which bfloat16 can hold; samples with a negative one or NaN have none. None: no score.
+        score: Scores, shape (n,), which bfloat16 can hold; negative or NaN for samples without a score. None: no sample has a
+            score.
         credit: Credits before the epoch, shape (n,), float32.
         k: Number of visits.
 
     Returns:
-        Marks, shape (n,), bool, and the credits, shape (n,), float32.
+        Mask of the chosen samples, shape (n,), bool, and the credits, shape (n,), float32.
 
     Example:
         >>> mask, credit = most_overdue(torch.tensor([0.5, 0.125]), np.array([0.25, 0.5]), 1)
@@ -105,7 +106,7 @@ def most_overdue(score: Values | Tensor | None, credit: Values, k: int) -> tuple
 
 
 def sampled(columns: Sequence[Tensor]) -> Values:
-    """Returns the values of every so many samples, shape (columns, k), where k is below twice `MOST_MEASURED`.
+    """Returns the values of evenly spaced samples, shape (columns, k), where k is below twice `MOST_MEASURED`.
 
     Args:
         columns: Values of the samples, one or more of shape (N,).
@@ -122,8 +123,8 @@ def agreement(loss: Values, uncertainty: Values) -> float | None:
         uncertainty: Last uncertainty of each sample, shape (N,).
 
     Returns:
-        The correlation, where equal values share their mean rank; None where fewer than 32 samples have both, or all of them
-        have the same loss or the same uncertainty.
+        The correlation; equal values share their mean rank. None if fewer than 32 samples have both values, or if all have the
+        same loss or the same uncertainty.
     """
     both = np.isfinite(loss) & np.isfinite(uncertainty)
     if np.count_nonzero(both) < 32:
@@ -135,10 +136,10 @@ def agreement(loss: Values, uncertainty: Values) -> float | None:
 
 
 def spread_of(uncertainty: Values) -> float:
-    """Returns the standard deviation of the finite values as a share of their mean; 0 where that is 0.
+    """Returns the standard deviation of the finite values divided by their mean; 0 if the mean is 0.
 
     Args:
-        uncertainty: Last uncertainty of each sample, shape (N,); some are finite, as where `agreement` is not None.
+        uncertainty: Last uncertainty of each sample, shape (N,); some must be finite.
     """
     known = uncertainty[np.isfinite(uncertainty)].astype(np.float64)
     return float(known.std() / known.mean()) if known.mean() else 0.0
@@ -152,29 +153,29 @@ def _mean_ranks(values: Values) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Winnow:
-    """Keeps a budget: each step trains on a share of a batch, and revisits the samples the network was least sure of.
+    """Trains each step on a share of a batch, and revisits the samples about which the network was least certain.
 
-    An epoch has as many steps as full training, of share * B rows each. The rows of an epoch are chosen before it, and
-    `attach` puts them into stratified batches. Each sample has a credit, at first a random number in [0, 1). An epoch adds
-    min(1, lambda * score) to it, where lambda is such that the sum over all samples is the number of rows; the rows with the
-    largest credits are trained on, and pay 1. So each sample is visited as often as its score says, evenly over the epochs.
-    The score was recorded when a sample was last trained on; a sample without one has the largest. Samples that are not chosen
-    are not loaded. The loss is the plain mean over the rows.
+    An epoch has as many steps as full training, of share * B rows each, for a batch size B. The samples are chosen before the
+    epoch, and `attach` puts them into stratified batches. Each sample has a credit, at first a random number in [0, 1). Each
+    epoch adds min(1, lambda * score) to the credit, with lambda such that these numbers add up to the number of samples to
+    choose. The samples with the largest credits are chosen, and their credit drops by 1. So each sample is trained on in
+    proportion to its score, evenly over the epochs. The score is stored whenever a sample is trained on; a sample without a
+    score counts as the least certain. Samples that are not chosen are not loaded. The loss is the plain mean over the rows.
 
-    Stratified batches have an order of their own, so the loader needs shuffle=True. `attach(stratify=None)` leaves the rows in
-    the order of any sampler that yields each sample once.
+    Stratified batches set the order of the samples, so the loader needs shuffle=True. With `attach(stratify=None)`, the samples
+    keep the order of any sampler that yields each sample once.
 
-    Where the model has BatchNorm, the network learns with the statistics of the drawn rows, which are not those of all samples:
-    do not compute them anew on all samples after the training (`torch.optim.swa_utils.update_bn`), which costs accuracy.
+    If the model has BatchNorm, it learns with the statistics of the chosen samples, which differ from the statistics of all
+    samples. Do not recompute them on all samples after training (`torch.optim.swa_utils.update_bn`): this costs accuracy.
 
     Args:
         share: Share of the cost of full training, (0, 1]: round(share * N) samples an epoch. 1 is full training. Default 0.5.
-        score: Score: "uncertainty" (default) is 1 - sum(p^2) over the classes, which needs no label; "loss" is the last loss,
-            which prefers wrong labels, too.
+        score: Score of a sample. "uncertainty" (default): 1 - sum(p^2) over the predicted class probabilities, which needs no
+            label. "loss": the last loss, which also prefers samples with wrong labels.
         lr_scale: Factor on the learning rate, > 0. Default 1.
-        least_agreement: Rank correlation of loss and uncertainty, [-1, 1], below which the draw becomes uniform, because many
-            labels are likely to be wrong; judged by the records from 30 % of the training on, not before the fourth epoch, and
-            not where all uncertainties are nearly equal. -1 never does. Default 0.5.
+        least_agreement: Rank correlation of loss and uncertainty, [-1, 1], below which the choice becomes uniform, because many
+            labels are probably wrong. Checked from 30 % of training on, not before the fourth epoch, and not if all
+            uncertainties are nearly equal. -1 turns the check off. Default 0.5.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -215,7 +216,7 @@ class Winnow:
 
     @property
     def requires(self) -> Requirements:
-        """The optimizer, whose rate is scaled, and uncertainties where the criterion has them."""
+        """What the method needs: stratified batches, and the optimizer if `lr_scale` is not 1."""
         by_uncertainty = self.score == "uncertainty"
         chooses = self.share < 1  # a share of 1 is full training, in the order of the loader
         return Requirements(
@@ -227,14 +228,14 @@ class Winnow:
         )
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns: the last uncertainty and loss, 2 bytes each, and the credit, 4 bytes."""
+        """Returns what is stored for each sample: its last uncertainty and loss, 2 bytes each, and its credit, 4 bytes."""
         without = "draws the rows of its smaller batches uniformly" if self.score == "uncertainty" else "judges no labels"
         uncertainty = Column(torch.bfloat16, fill=NEVER_SEEN, optional=without)
         columns = {"uncertainty": uncertainty, "loss": Column(torch.bfloat16, fill=NEVER_SEEN)}
         return columns | {"credit": Column(torch.float32, fill=NEVER_SEEN, merge="plan")}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns the plan with the rows that are most overdue."""
+        """Returns a plan with the samples that have the largest credits."""
         credit = on_host(records["credit"])
         n = len(credit)
         if self.share == 1:
@@ -277,8 +278,8 @@ class Winnow:
         limit = self.least_agreement if doubted else WELL_AGREED
         said = (
             f"Loss and uncertainty of the samples have a rank correlation below {limit:g} (`agreement` in run.history): many "
-            "labels are wrong, or the network has learned little yet. "
+            "labels are wrong, or the network has not learned much yet. "
         )
         if doubted:
-            return said + "Winnow draws uniformly in such epochs; least_agreement=-1 switches that off."
+            return said + "Winnow draws uniformly in such epochs; least_agreement=-1 turns this off."
         return said + "Winnow(score='loss') prefers samples with wrong labels; use score='uncertainty'."

@@ -41,7 +41,7 @@ class LastLinear:
         """
         if self._ran is None:
             raise ValueError(
-                f"features are the input of the last nn.Linear, but {type(self._model).__name__} has no nn.Linear that runs"
+                f"features are the input of the last nn.Linear, but {type(self._model).__name__} calls no nn.Linear"
             )
         # Forgotten, so that a pass in which no linear layer runs is an error instead of the features of the batch before.
         ran, self._ran = self._ran, None

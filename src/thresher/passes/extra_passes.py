@@ -226,7 +226,7 @@ class ExtraPasses:
         self._check_rows(f"run the forward passes of {self._who}")
         if self._forward is None:
             # Only without `forward`: a function of the user's may take batches of any structure.
-            check_plain(batch, f"{self._who} runs passes of its own, and ")
+            check_plain(batch, f"{self._who} makes extra forward passes, and ")
 
     def can_choose(self, batch: Any, n: int) -> bool:
         """Returns whether a batch has a row for each of its n samples, which a selection before the loop can take out."""
@@ -465,8 +465,8 @@ class ExtraPasses:
             raise
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise ValueError(
-                f"`forward` is needed: {self._who or 'this method'} runs passes of its own, which call `model(batch[0])` and "
-                f"the criterion with its result and `batch[1]`, and that failed with {type(error).__name__}: {error}. The loop "
-                "does something else with the batch, such as to convert, flatten or unpack its tensors. Pass "
-                "attach(forward=lambda model, batch: (outputs, targets)) that does the same as the loop."
+                f"`forward` is needed: {self._who or 'this method'} makes extra forward passes, which call `model(batch[0])` "
+                f"and the criterion with its outputs and `batch[1]`. That failed with {type(error).__name__}: {error}. The "
+                "loop probably converts, flattens or unpacks the tensors of the batch. Pass attach(forward=lambda model, "
+                "batch: (outputs, targets)) that does the same as the loop."
             ) from error

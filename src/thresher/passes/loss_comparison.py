@@ -183,8 +183,8 @@ class Comparison:
         except torch.OutOfMemoryError:
             self._stop()
             warn(
-                "There was not enough memory to compare the losses of the run's own forward passes with those of the loop. "
-                "The training goes on without this comparison."
+                "There was not enough memory to compare the losses of the run's own forward passes with the losses of the "
+                "loop. Training continues without this comparison."
             )
             return
         if repeated is not None:

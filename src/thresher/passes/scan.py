@@ -84,7 +84,7 @@ def _with_counts(loader: DataLoader[Any]) -> Iterator[tuple[Any, int]]:
     rows = UnknownRows(collate_keeps_rows=None)
     for batch in map(rows.open, loader):
         if rows.reason is not None:
-            raise ValueError(f"`loader`: {rows.reason}: scores could not be assigned to samples")
+            raise ValueError(f"`loader`: {rows.reason}: scores cannot be assigned to samples")
         # Counted, not read from the batch: its structure is the user's own, and any of its tensors may have other rows.
         n = min(loader.batch_size or left, left)
         left -= n
@@ -95,7 +95,7 @@ def _check_targets(found: list[Answer], n: int) -> None:
     for targets in (one.targets for one in found):
         # Several targets per sample are allowed, as in flattened tokens.
         if isinstance(targets, Tensor) and targets.dim() and len(targets) % n:
-            raise ValueError(f"`loader` made {len(targets)} targets of {n} samples: they could not be assigned to samples")
+            raise ValueError(f"`loader` yielded {len(targets)} targets for {n} samples: they cannot be assigned to samples")
 
 
 def as_list(models: Models) -> list[nn.Module]:
@@ -124,8 +124,8 @@ def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
-            f"`loader` iterates over {type(dataset).__name__}: its samples have no ids, so no score could be kept. Scores need "
-            "a map-style dataset (__getitem__ and __len__)."
+            f"`loader` iterates over {type(dataset).__name__}: its samples have no indices. Scores need a map-style dataset "
+            "(__getitem__ and __len__)."
         )
     if loader.batch_sampler is None:
         raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")

@@ -1,4 +1,4 @@
-"""Settings of the scoring pass, which computes the losses by which a batch is chosen."""
+"""Settings of the scoring pass, the extra forward pass by whose losses a batch method chooses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,17 +18,18 @@ MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 @dataclass(frozen=True)
 class Scoring:
-    """Cheaper scoring passes: a lower precision, losses of an earlier epoch, a smaller model, smaller inputs.
+    """Settings of a cheaper scoring pass, the extra forward pass by whose losses a batch method chooses.
 
     Args:
         dtype: Dtype of autocast: `torch.float32`, `torch.float16` or `torch.bfloat16`. Default None: as in training.
-        every_epochs: Number of epochs from one scoring to the next, 1 or more; in the others, rows are chosen by recorded
+        every_epochs: Number of epochs from one scoring to the next, 1 or more. In the epochs between, rows are chosen by stored
             losses, as in stale Selective-Backprop (3 in its code). Default: 1.
         model: Model that scores instead of the trained one. Default None: the trained model itself.
         input_scale: Factor that scales the sizes of the inputs, in (0, 1]; see `shrink`. Default: 1.
-        losses: Losses that were recorded elsewhere, shape (N,), floating point, used instead of any scoring. Default None.
-        validation: Function `() -> batch` that returns a validation batch for a step, as the loader makes batches; methods such
-            as `Greats` choose rows whose gradients point along its gradient. Default None.
+        losses: Losses of all samples that were computed elsewhere, shape (N,), floating point, used instead of a scoring pass.
+            Default None.
+        validation: Function `() -> batch` that returns a validation batch for a step, in the same form as the loader's batches.
+            Methods such as `Greats` choose rows whose gradients point along the gradient of this batch. Default None.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -75,7 +76,7 @@ class Scoring:
             )
         # As one chain: NaN fails it, while it would pass both `<= 0` and `> 1`.
         if not 0 < self.input_scale <= 1:
-            raise ValueError(f"Scoring: `input_scale` scales the sizes of the inputs, within (0, 1], got {self.input_scale}")
+            raise ValueError(f"Scoring: `input_scale` must be within (0, 1], got {self.input_scale}")
 
     def shrink(self, tree: Any) -> Any:
         """Returns inputs with their sizes scaled down; the same object if `input_scale` is 1.

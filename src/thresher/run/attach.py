@@ -126,7 +126,7 @@ def build_run(config: RunConfig) -> Run:
     loader, method = _data(config, device=device, timing=timing)
     # Without a device, a model and an optimizer, batches stay where they are, and the records lie on the host.
     parts = _attribution(config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing)
-    # A batch method may ask for the progress of the training, which is known once the timeline is there.
+    # A batch method may ask for the progress of training, which is known once the timeline is there.
     selection = _selection(parts, trained=trained, progress=lambda: timeline.clock.progress)
     timeline = _timeline(parts, method=method, selection=selection)
     _check_batches(parts, timeline)
@@ -147,7 +147,7 @@ def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> 
     # The planner refuses such a plan, too, but in one process only when the first epoch is planned.
     if requirements_of(method).order == "plan" and not loader.order_is_free:
         raise ValueError(
-            f"{type(method).__name__} draws the order of training, but the loader's sampler has an order of its own: use "
+            f"{type(method).__name__} draws the order of training, but the loader's sampler sets another order: use "
             "shuffle=True"
         )
     return loader, _on_subset(config, loader)
@@ -315,10 +315,10 @@ def _without(config: RunConfig) -> dict[str, str]:
     """Returns the warning for each optional signal of the epoch method, if it is not defined, by signal."""
     method, criterion = config.epoch_method, config.criterion
     of = getattr(criterion, "__name__", criterion)  # a function by its name, without its address
-    where = "where the loop computes its losses" if criterion is None else f"of the outputs of {of}"
+    where = "if the loop computes its losses" if criterion is None else f"of the outputs of {of}"
     return {
-        signal: f"{type(method).__name__} has no `{signal}` {where} and {instead}. A regression has none. Where there are "
-        f"classes, pass attach(signals=function) with function(outputs, targets) -> {{'{signal}': (n,) tensor}}"
+        signal: f"{type(method).__name__} has no `{signal}` {where} and {instead}. A regression has none. For classification, "
+        f"pass attach(signals=function) with function(outputs, targets) -> {{'{signal}': (n,) tensor}}"
         f"{way_around(method, signal)}."
         if instead
         else ""

@@ -23,7 +23,7 @@ class BatchStage:
         method: The method.
         seed: Random seed of its draws.
         rank: Number of this process among those that train together, whose batches have draws of their own. Default: 0.
-        progress: Function that returns the share of the training that is done, in [0, 1]. Default: it is not known.
+        progress: Function that returns the share of training that is done, in [0, 1]. Default: unknown.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class BatchStage:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether the next batch is trained whole, because the method does not choose at this point of the training."""
+        """Whether the whole next batch is trained on, because the method does not choose at this point of training."""
         return defines(self.method, "active") and not self.method.active(self._progress(), self.step)  # pyright: ignore[reportAttributeAccessIssue]
 
     def whole(self, n: int, device: torch.device) -> BatchPlan:

@@ -45,7 +45,7 @@ def refuse(what: str) -> NoReturn:
         ValueError: Always.
     """
     raise ValueError(
-        f"load_state_dict: {what}. The state is damaged, or was changed after run.state_dict() returned it; nothing was "
+        f"load_state_dict: {what}. The state is damaged, or was changed after run.state_dict() returned it. Nothing was "
         "loaded. Load another checkpoint."
     )
 
@@ -61,11 +61,11 @@ def check_form(state: Any) -> None:
         ValueError: It has another version, lacks a part, or was changed.
     """
     if not isinstance(state, Mapping):
-        raise TypeError(f"load_state_dict: `state` must be a result of run.state_dict(), got {type(state).__name__}")
+        raise TypeError(f"load_state_dict: `state` must come from run.state_dict(), got {type(state).__name__}")
     if state.get("version") != VERSION:
         raise ValueError(
-            f"load_state_dict: the state has version {state.get('version')}, this is version {VERSION}. Load it with the "
-            "version of thresher that saved it, or begin the training again; nothing was loaded."
+            f"load_state_dict: the state has version {state.get('version')}, but this is version {VERSION}. Nothing was "
+            "loaded. Load it with the version of thresher that saved it, or start training again."
         )
     # The states of other processes than the first have no books.
     needed = (*FIELDS, *BOOKS) if any(name in state for name in BOOKS) else FIELDS
@@ -127,8 +127,8 @@ def check_batch_stage(state: Mapping[str, Any], stage: BatchStage | None) -> Non
     for name in {**expected, **saved}:
         if not _takes_the_place(saved.get(name), expected.get(name)):
             raise ValueError(
-                f"load_state_dict: the method of the state remembers `{name}` as {_kind_of(saved.get(name))}, that of this run "
-                f"as {_kind_of(expected.get(name))}; nothing was loaded."
+                f"load_state_dict: the saved method has `{name}` as {_kind_of(saved.get(name))}, but this run has "
+                f"{_kind_of(expected.get(name))}. Use the same method. Nothing was loaded."
             )
 
 
@@ -202,22 +202,21 @@ def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: t
         saved, current = len(states["generators"]), len(loader.generators())
         if saved != current:
             raise ValueError(
-                f"load_state_dict: the state has the random states of {saved} generators, and the loader of this run draws "
-                f"from {current}; nothing was loaded. Give the DataLoader and its sampler a `generator` if they had one, or "
+                f"load_state_dict: the state has the random states of {saved} generators, but the loader of this run uses "
+                f"{current}. Nothing was loaded. Give the DataLoader and its sampler a `generator` if they had one, or "
                 f"{way_out}."
             )
         try:
             rng.check_states(states, device, loader.generators())
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"load_state_dict: `{name}` has random states that cannot be restored here ({error}), since they are of "
-                "generators on another device or of another version of PyTorch; nothing was loaded. "
-                f"{way_out.capitalize()}."
+                f"load_state_dict: `{name}` has random states that cannot be restored here ({error}), from another device or "
+                f"another version of PyTorch. Nothing was loaded. {way_out.capitalize()}."
             ) from error
     if replays and state["epoch_start"]["workers_ran"] and not loader.persistent_workers:
         raise ValueError(
             "load_state_dict: the state was saved in the middle of an epoch by a loader with persistent workers, which draw "
-            "fewer random numbers; this loader has none, and its order would be another. Nothing was loaded. Use "
+            "fewer random numbers; this loader has none, so its order would differ. Nothing was loaded. Use "
             "persistent_workers=True as before, or save between epochs."
         )
 
@@ -258,19 +257,18 @@ class OtherProcesses:
         if world.size == 1 and stayed and self._first["active"] and self._plan is not None and self._plan.drawn:
             raise ValueError(
                 "load_state_dict: several processes were in the middle of an epoch whose order was drawn, and one process "
-                "cannot go on there. Go on in several processes, or save between epochs."
+                "cannot continue there. Use several processes, or save between epochs."
             )
         order = self._first["shuffle"]
         if world.size == 1 and stayed and self._first["active"] and (order or {}).get("sampler") != "Shuffle":
             raise ValueError(
-                "load_state_dict: several processes were in the middle of an epoch, and one process goes on there only with a "
-                "thresher.Shuffle, in which every place can be found. Use it, go on in several processes, or save between "
-                "epochs."
+                "load_state_dict: several processes were in the middle of an epoch, and one process can continue there only "
+                "with a thresher.Shuffle. Use it, or several processes, or save between epochs."
             )
         if any(len(state["waiting"]["ids"]) for state in self._states):
             raise ValueError(
-                "load_state_dict: rows were chosen and not trained on yet, each in the process that read it. Go on with as "
-                "many processes as before, or save between epochs."
+                "load_state_dict: each process had chosen rows that were not trained on yet. Use the same number of processes "
+                "as before, or save between epochs."
             )
 
     @property
@@ -333,8 +331,8 @@ class SavedState:
         """Returns everything that the run remembers; all processes call it, and the state of process 0 has the books."""
         if self.timeline.position.active and self.parts.attributor.waits_for_credit:
             warn(
-                "state_dict: a batch was yielded whose loss was not credited yet (skipped, or a prefetcher holds it); "
-                "a resumed run goes on after it"
+                "state_dict: the loop has not computed the loss of a batch that it got (it was skipped, or a prefetcher holds "
+                "it); a resumed run continues after this batch"
             )
         world = self.parts.config.world
         # Before anything is sent: a process that saves alone, as in `if rank == 0`, gets an error instead of waiting forever.
@@ -420,8 +418,8 @@ class SavedState:
         """Returns the plan of a state, whose books are those that were saved and of this run."""
         if "records" not in state:
             raise ValueError(
-                "load_state_dict: process 0 was given the state of another process, which has no records. Give it the state "
-                "that process 0 saved; the other processes may have that one, too."
+                "load_state_dict: process 0 was given the state of another process, which has no stored losses. Load the state "
+                "that process 0 saved, in all processes."
             )
         kept, saved = self.parts.config.kept, state["kept"]
         for name, digest in state["ranks"][0]["books"].items():
@@ -429,18 +427,18 @@ class SavedState:
                 refuse(f"`{name}` is not as it was saved: values, sizes or dtypes differ")
         if (not state["plan"]) != self.parts.loader.streams:
             here, there = ("a stream", "a dataset with a length")[:: 1 if self.parts.loader.streams else -1]
-            raise ValueError(f"load_state_dict: the state is of {there}, the loader of this run reads {here}")
+            raise ValueError(f"load_state_dict: the state is for {there}, but the loader of this run reads {here}")
         if kept is not None and not torch.equal(kept, saved.cpu()):
             raise ValueError(
-                f"load_state_dict: the state keeps {len(saved)} samples, this run {len(kept)} others: the scores that pruning "
-                "goes by have changed; use the file or the scores of the interrupted run"
+                f"load_state_dict: pruning kept {len(saved)} samples in the saved run, but {len(kept)} other samples in this "
+                "run: the scores have changed. Use the scores of the interrupted run"
             )
         columns, expected = (
             {name: getattr(column, "dtype", None) for name, column in found.items()}
             for found in (state["records"], self.parts.records)
         )
         if columns != expected:
-            raise ValueError(f"load_state_dict: the state has columns {columns}, this run {expected}")
+            raise ValueError(f"load_state_dict: the state has columns {columns}, but this run has {expected}")
         return _copy(state["plan"][0]) if state["plan"] else None
 
     def _name(self) -> str:
@@ -450,11 +448,11 @@ class SavedState:
         try:
             check_batch_stage(state, self.timeline.selection.stage)
         except ValueError as error:
-            message = f"{error} The state was saved with {state['settings']}, this run has {self._options}."
+            message = f"{error} The state was saved with {state['settings']}, but this run has {self._options}."
             raise ValueError(message) from None
         passes = self.timeline.selection.forward_passes
         if state["passes"] != passes and not (self.timeline.may_switch and state["passes"] in ("once", "twice")):
-            raise ValueError(f"load_state_dict: the state is of forward_passes={state['passes']!r}, this run has {passes!r}")
+            raise ValueError(f"load_state_dict: the state has forward_passes={state['passes']!r}, but this run has {passes!r}")
         check_shuffle(state, self.parts.loader)
         check_generators(state, self.parts.loader, self.parts.device, restored=restore_rng)
         for what, saved, own in (
@@ -462,39 +460,39 @@ class SavedState:
             ("epochs=", state["epochs"], self.parts.config.epochs),
         ):
             if saved != own:
-                warn(f"load_state_dict: the state was saved with {what}{saved}, this run has {what}{own}")
+                warn(f"load_state_dict: the state was saved with {what}{saved}, but this run has {what}{own}")
         if state["in_step"]:
             warn(
-                "load_state_dict: the state was saved within a step: losses were credited whose optimizer step was not made "
-                "yet, and gradients are not part of a state. The run goes on after them."
+                "load_state_dict: the state was saved within a step: some losses had no optimizer step yet, and gradients are "
+                "not part of a state. The run continues after these batches."
             )
         if state["left"]:
             warn(
                 f"load_state_dict: the state was saved after the loop had left epoch {state['epoch']} by break, return or an "
-                f"exception. The run goes on within epoch {state['epoch']}. A loop that goes on after break begins the next."
+                f"exception. The run continues within epoch {state['epoch']}. An uninterrupted loop begins the next."
             )
         if not state["ran_out"]:
             warn(
-                f"load_state_dict: the state was saved after the last batch of epoch {state['epoch'] - 1}, when the loop had "
-                "not asked run.loader for a further batch: it had left by break, return, zip or islice, or it counts its calls "
-                f"of next. The run goes on with epoch {state['epoch']}. If code of your loop that follows the last batch, such "
-                "as scheduler.step(), had not run when the state was saved, run it now. A state that is saved after run.loader "
-                "has been iterated to its end gives no such warning."
+                f"load_state_dict: the state was saved after the last batch of epoch {state['epoch'] - 1}, but before the end "
+                "of the loop over run.loader: it was left by break, return, zip or islice, or calls next. The run continues "
+                f"with epoch {state['epoch']}. If code of your loop that follows the last batch, such as scheduler.step(), had "
+                "not run when the state was saved, run it now. A state saved after the loop over run.loader has ended gives no "
+                "such warning."
             )
 
         if not state["active"] and state["history"][-1:] and not state["history"][-1]["complete"]:
             warn(
                 f"load_state_dict: the state was saved after the loop had left epoch {state['epoch'] - 1} before its last "
-                f"batch, by break or return. The run goes on with epoch {state['epoch']}, as the loop would have done. To go "
-                "on within the epoch, save the state inside the loop, before break or return."
+                f"batch, by break or return. The run continues with epoch {state['epoch']}, as the loop would have done. To "
+                "continue within the epoch, save the state inside the loop, before break or return."
             )
 
     def _check_kind(self, own: Mapping[str, Any]) -> None:
         """Refuses a state of another run."""
         if own["method"] != self._name():
-            raise ValueError(f"load_state_dict: the state is of method {own['method']!r}, this run has {self._name()!r}")
+            raise ValueError(f"load_state_dict: the state has method {own['method']!r}, but this run has {self._name()!r}")
         if own["n"] != self.parts.loader.n:
-            raise ValueError(f"load_state_dict: the state is of {own['n']} samples, this run has {self.parts.loader.n}")
+            raise ValueError(f"load_state_dict: the state is for {own['n']} samples, but this run has {self.parts.loader.n}")
 
 
 def _copy(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def check(config: RunConfig, process_group: Any) -> RunConfig:
     streams = isinstance(config.loader.dataset, IterableDataset)
     check_spend(config.spend, streams=streams)
     if config.observe and streams:
-        raise ValueError("`observe`: `loader` iterates over an IterableDataset, whose samples have no ids to observe them by")
+        raise ValueError("`observe`: `loader` iterates over an IterableDataset; use a map-style dataset")
     check_settings(config.epochs, config.forward_passes, config.scoring, config.on_nonfinite, config.seed)
     _check_types(config)
     # From here on a process may fail by itself, and the others would wait for it: first all of them compare what they have.
@@ -117,7 +117,7 @@ def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None, wo
     if why := why_not_stratified(method, streams=streams, free=free):
         if given.stratify == "auto":
             raise ValueError(
-                f"`method`: {type(method).__name__} trains in stratified batches, and {why}. stratify=None leaves its rows in "
+                f"`method`: {type(method).__name__} trains in stratified batches, but {why}. stratify=None leaves the rows in "
                 "the loader's order; UniformSubset keeps the order of any sampler."
             )
         raise ValueError(f"`stratify`: batches cannot be stratified, because {why}")
@@ -139,8 +139,8 @@ def _check_types(given: RunConfig) -> None:
         raise TypeError(f"`model` must be a torch.nn.Module, got {type(given.model).__name__}")
     if isinstance(given.model, torch.jit.ScriptModule):
         raise TypeError(
-            "`model` must be a Python module, got one that torch.jit.script or torch.jit.trace made. Pass the module that it "
-            "was made of, or put the scripted module into one, as in torch.nn.Sequential(model), and train that."
+            "`model` must be a Python module, got the result of torch.jit.script or torch.jit.trace. Pass the original module, "
+            "or wrap the scripted module, as in torch.nn.Sequential(model), and train this."
         )
     if given.optimizer is not None and not isinstance(given.optimizer, Optimizer):
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(given.optimizer).__name__}")
@@ -179,8 +179,8 @@ def check_wrappers(model: nn.Module, mode: SelectionMode, who: str) -> None:
     if who and is_sharded(model):
         raise ValueError(
             f"`model`: {who} needs forward passes besides those of the loop. All processes together must make each pass of a "
-            "sharded model, but each process has its own samples, and so its own number of passes. Use "
-            "DistributedDataParallel, or a method that chooses in the batch, with forward_passes='once'."
+            "sharded model, but each process has other samples and another number of passes. Use DistributedDataParallel, or a "
+            "method that chooses in the batch, with forward_passes='once'."
         )
 
 
@@ -252,11 +252,11 @@ def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite:
 def check_spend(spend: Any, *, streams: bool) -> None:
     """Validates the argument `spend` of `attach`."""
     if spend not in (None, "steps", "batches"):
-        raise ValueError(f"`spend` must be 'steps', 'batches' or None for what the method does by itself, got {spend!r}")
+        raise ValueError(f"`spend` must be 'steps', 'batches' or None for the default of the method, got {spend!r}")
     if spend is not None and streams:
         raise ValueError(
-            "`spend`: `loader` iterates over an IterableDataset, which has no epoch plan to spend; leave `spend` out: a share, "
-            "as in attach(0.5, ...), makes smaller batches of a stream by itself"
+            "`spend`: `loader` iterates over an IterableDataset, for which it has no effect; leave it out. A share, as in "
+            "attach(0.5, ...), makes smaller batches of an IterableDataset"
         )
 
 
@@ -284,7 +284,7 @@ def check_needs(
     signals: Any,
     epochs: int,
 ) -> None:
-    """Validates that the training has everything that the methods need."""
+    """Checks that `attach` got everything that the methods need."""
     name, requires = type(method).__name__, requirements_of(method)
     if requires.optimizer and optimizer is None:
         raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=optimizer){way_around(method, 'optimizer')}")
@@ -292,7 +292,7 @@ def check_needs(
         # An optimizer that finds its own rate has no number to scale, such as Adafactor of Transformers with lr=None.
         if not isinstance(group.get("lr"), int | float | Tensor):
             raise ValueError(
-                f"{name} scales the learning rate, and {type(optimizer).__name__} has a parameter group with "
+                f"{name} scales the learning rate, but {type(optimizer).__name__} has a parameter group with "
                 f"lr={group.get('lr')!r}: give the group a number{way_around(method, 'optimizer')}"
             )
     if requires.refresh and (model is None or adapter is None):
@@ -309,7 +309,7 @@ def check_needs(
     parts = () if model is None or "feature" not in asked else model.modules()
     if parts and not any(isinstance(part, nn.Linear) for part in parts):
         raise ValueError(
-            f"{name} needs the input of the last nn.Linear, and {type(model).__name__} has none{way_around(method, 'feature')}"
+            f"{name} needs the input of the last nn.Linear, but {type(model).__name__} has none{way_around(method, 'feature')}"
         )
     # A missing optional signal is reported when the run is built, with what the method does instead.
     wanted = {column.signal or own for own, column in method.columns().items() if column.optional is None}

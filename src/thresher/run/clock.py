@@ -18,7 +18,7 @@ PLACES = 1024
 
 
 class BatchPlace(NamedTuple):
-    """Where a batch lies in the training.
+    """Position of a batch in training.
 
     Attributes:
         number: Number of the batch, counted from the start of the run.
@@ -34,12 +34,12 @@ class BatchPlace(NamedTuple):
 
 
 class RunClock:
-    """How far the training is: up to the batch that was trained on last, not the one that a prefetcher has already asked for.
+    """Progress of training: up to the last batch that was trained on, not up to batches that a prefetcher has already read.
 
     Args:
         loader: Loader of the run.
         attributor: Attributor of the run.
-        epochs: Number of epochs of the whole training.
+        epochs: Number of epochs of the whole training run.
     """
 
     def __init__(self, loader: SelectedLoader, attributor: Attributor, epochs: int) -> None:

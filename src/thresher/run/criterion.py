@@ -76,8 +76,8 @@ class CreditedCriterion(nn.Module):
         """
         if others:
             raise TypeError(
-                f"run.criterion takes outputs and targets, and got {len(others)} more: pass ids= by its name. For a loss of "
-                "more arguments, pass attach(criterion=None), compute the losses of the samples in the loop, and use "
+                f"run.criterion takes outputs and targets, but got {len(others)} more: pass ids= by name. For a loss with more "
+                "arguments, pass attach(criterion=None), compute the losses of the samples in the loop, and use "
                 "run.reduce(losses, outputs=outputs)."
             )
         if self._adapter is None:

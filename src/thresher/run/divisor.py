@@ -46,10 +46,9 @@ class UnevenLabels:
             return
         self._warned = True
         warn(
-            "The method divides kept losses by the rows of the batch, and samples of one batch had different numbers of labels "
-            "that count. If rows are chosen before the forward pass without the labels of their whole batch, the mean over "
-            "the kept labels is multiplied by the share of the rows that were kept, which is not the share of the labels. Use "
-            "forward_passes='once'. This warning is given once."
+            "The method divides kept losses by the number of rows of the batch, but samples had different numbers of labels "
+            "that count. If rows are chosen before the forward pass, the mean over the kept labels is multiplied by the share "
+            "of kept rows, which is not the share of kept labels. Use forward_passes='once'. This warning is given once."
         )
 
 
@@ -79,7 +78,7 @@ def check_divisor(config: RunConfig) -> None:
         return
     how = "class weights" if adapter is not None and adapter.class_weights else "reduction='sum'"
     raise ValueError(
-        f"`criterion`: {type(config.batch_method).__name__} divides the losses of the rows that it keeps by the rows of the "
-        f"batch. Before the forward pass this is a weight, and {how} of the criterion would cancel it or count it twice. Use "
-        "forward_passes='once', or a criterion without it."
+        f"`criterion`: {type(config.batch_method).__name__} divides kept losses by the number of rows of the batch. If rows "
+        f"are chosen before the forward pass, this becomes a weight, which {how} of the criterion would cancel or count twice. "
+        "Use forward_passes='once', or a criterion without it."
     )

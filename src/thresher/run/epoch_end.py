@@ -49,9 +49,7 @@ class SilentEpochs:
         self._judge()
         if self._silent > (not self._warned_in_steps) and self._needed():
             epochs = f"{self._silent} epochs" if self._silent > 1 else "a whole epoch"
-            raise RuntimeError(
-                f"{self._who} chooses by the losses of samples, and no loss was credited in {epochs}. {self._way_out}"
-            )
+            raise RuntimeError(f"{self._who} chooses by the losses of samples, but got no loss in {epochs}. {self._way_out}")
         self._since = self._seen()
 
     def step_over(self) -> None:
@@ -60,14 +58,14 @@ class SilentEpochs:
         if self._since is None or self._warned_in_steps or steps - self._since[3] != SILENT_STEPS:
             return
         if self._meter.credited == self._since[1] and self._meter.of_loop() > self._since[2]:
-            self._warn(f"no loss was credited in {SILENT_STEPS} steps")
+            self._warn(f"run.criterion or run.reduce got no loss in {SILENT_STEPS} steps")
             self._warned_in_steps = True
 
     def begin_again(self, *, steps_are_seen: bool) -> None:
         """Forgets a pass that only looked at some batches: its epoch begins once more.
 
         Args:
-            steps_are_seen: Whether a training of the batches would have shown; without steps, only one batch is a look.
+            steps_are_seen: Whether a training step would have been noticed; if not, only a loop of one batch counts as a look.
         """
         if self._since is not None:
             # Looking at the first batch, as for a plot, is no silent epoch.
@@ -107,7 +105,7 @@ class SilentEpochs:
         if evaluated and not passed:
             self._way_out = ENABLE_GRADIENTS
         if self._silent == 1 and not self._warned_in_steps and (passed or steps or evaluated or self._needed()):
-            self._warn(f"no loss was credited in a whole epoch{'' if passed else ', and run.cost is unknown'}")
+            self._warn(f"run.criterion or run.reduce got no loss in an epoch{'' if passed else ', and run.cost is unknown'}")
 
     def _warn(self, what: str) -> None:
         warn(f"{self._who}: {what}. {self._way_out}")
@@ -118,11 +116,11 @@ WAY_OUT = (
     "pass the losses per sample to run.reduce(losses, targets=...)."
 )
 ENABLE_GRADIENTS = (
-    "The loop calls run.model without gradients, where run.criterion records nothing. In a training with forward passes only, "
-    "call run.criterion(run.model(inputs), targets) under torch.enable_grad() once per batch, in the forward pass whose losses "
-    "the method is to learn."
+    "The loop calls run.model without gradients, where run.criterion records nothing. To train with forward passes only, call "
+    "run.criterion(run.model(inputs), targets) under torch.enable_grad() once per batch, in the forward pass whose losses the "
+    "method should use."
 )
-WITHOUT_GRADIENTS = "the loop trains without gradients, so that its passes cannot be distinguished from those of an evaluation"
+WITHOUT_GRADIENTS = "the loop trains without gradients, so its passes look like those of an evaluation"
 
 
 class Pass(enum.Enum):
@@ -305,7 +303,7 @@ class EpochEnd:
             self._thread = here
             return
         raise RuntimeError(
-            "The loop trains in another thread than the one that iterates run.loader. Selection runs the model between batches "
-            "and epochs, which must not happen during a training step. Iterate run.loader in the thread that trains; to load "
-            "in the background, use DataLoader(num_workers=...). Without an optimizer, call attach in the thread that trains."
+            "The loop trains in one thread and iterates over run.loader in another. Selection runs the model between batches "
+            "and epochs, which must not happen during a training step. Do both in one thread; to load in the background, use "
+            "DataLoader(num_workers=...). Without an optimizer, call attach in the thread that trains."
         )

@@ -112,9 +112,8 @@ class History:
         # Every process asks, with or without doubts of its own, because the answer takes all of them.
         if self._config.world.total(bool(doubts) and not bool(torch.stack(doubts).all())):
             raise AttributionError(
-                "Targets were new tensors whose values are not the yielded targets of the rows that the outputs name, or `ids` "
-                "were not those of the rows or named a sample more than once, in the epoch that just ended. Those losses were "
-                "not recorded."
+                "In the epoch that just ended, some targets differed from the targets of the samples that the outputs belong "
+                "to, or `ids` were wrong or had a sample more than once. These losses were not recorded."
             )
         # Looked at once per epoch, although the check runs again before a plan.
         if "loss" in self._records and self.entries and "nonfinite" not in self.entries[-1]:

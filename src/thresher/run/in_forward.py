@@ -65,9 +65,9 @@ def kept_losses_only(method: object, criterion: Any) -> str:
     """Returns the message for a criterion that leaves the losses unreduced, of which only the kept rows would be there."""
     return (
         f"{type(method).__name__} keeps some rows of a batch after the loop's own forward pass, and criterion {criterion!r} "
-        "has reduction='none': the loop would get the losses of the kept rows alone, and tensors of the loop, such as weights "
-        "or masks, have the rows of the whole batch. Use reduction='mean'; or attach(forward_passes='twice'), with which "
-        "run.loader yields the kept rows alone; or compute the losses in the loop and call run.reduce(losses, outputs=...)."
+        "has reduction='none': the loop would get losses of the kept rows only, while its other tensors, such as weights or "
+        "masks, have the rows of the whole batch. Use reduction='mean'; or attach(forward_passes='twice'), with which "
+        "run.loader yields only the kept rows; or compute the losses in the loop and call run.reduce(losses, outputs=...)."
     )
 
 
@@ -80,11 +80,11 @@ def not_by_rows(error: Exception, criterion: Any, kept: int, of: int) -> Excepti
     if isinstance(error, torch.OutOfMemoryError) or str(error).startswith(f"criterion {criterion!r}"):
         return error
     return ValueError(
-        f"criterion {criterion!r} could be computed for the {of} samples of a batch, and not for {kept} of them: {error}. With "
-        "forward_passes='once' it gets the kept rows of outputs and targets, of every tensor whose first dimension is the "
-        "samples'. Put the samples in dimension 0 of all of them, and transpose within the criterion if it needs "
-        "another order, as nn.CTCLoss does; or use attach(forward_passes='twice'); or compute the losses in the loop and call "
-        "run.reduce(losses, ids=run.ids)."
+        f"criterion {criterion!r} could be computed for the {of} samples of a batch, but not for {kept} of them: {error}. With "
+        "forward_passes='once', it gets the kept rows of outputs and targets, from every tensor with the samples in dimension "
+        "0. Put the samples in dimension 0 of all of them, and transpose within the criterion if it needs another order, as "
+        "nn.CTCLoss does; or use attach(forward_passes='twice'); or compute the losses in the loop and call run.reduce(losses, "
+        "ids=run.ids)."
     )
 
 
@@ -234,11 +234,10 @@ class InForward(BatchSelection):
             exact = losses.dtype in (torch.float32, torch.float64)
             if not torch.allclose(alone.to(losses.dtype), losses, rtol=1e-3 if exact else 0.05, atol=1e-4, equal_nan=True):
                 raise ValueError(
-                    f"criterion {criterion.original!r} gives samples other losses when it is called with {len(losses)} samples "
-                    "of the batch than with the whole batch: the loss of a sample depends on the other samples, as in a "
-                    "contrastive loss. forward_passes='once' trains on the kept rows and would compute another loss. Use "
-                    "forward_passes='twice', or compute the losses of the whole batch yourself and call "
-                    "run.reduce(losses, outputs=...)."
+                    f"criterion {criterion.original!r} returns other losses for {len(losses)} samples of the batch than for "
+                    "the whole batch: the loss of a sample depends on the other samples, as in a contrastive loss. "
+                    "forward_passes='once' trains on the kept rows and would compute another loss. Use forward_passes='twice', "
+                    "or compute the losses of the whole batch yourself and call run.reduce(losses, outputs=...)."
                 )
         self._compared = True
 
@@ -280,17 +279,17 @@ class InForward(BatchSelection):
             return
         if meter.elsewhere:
             why = (
-                f"the outputs of {meter.elsewhere:,} samples did not come from run.model, so that their backward pass costs "
-                "the whole batch. Call run.model(inputs) in the loop instead of the model itself."
+                f"the outputs of {meter.elsewhere:,} samples did not come from run.model, so their backward pass costs the "
+                "whole batch. Call run.model(inputs) in the loop instead of the model itself."
             )
         # A penalty on the outputs, or a loss of another head, of all rows. Batches that the method left whole do so rightly.
         elif passes and batches and 0 < keep < MOSTLY and whole >= passes - (1 - MOSTLY) * batches:
             why = (
-                f"the model was called as it is, whose backward pass costs the whole batch: {self._trained.why_plain()}."
+                f"the model could not be traced, so its backward pass costs the whole batch: {self._trained.why_plain()}."
                 if self._trained.is_plain
-                else f"gradient came to all rows of {whole:,} of {passes:,} backward passes, which thus cost the whole batch. "
-                "Another loss of the outputs has all rows of the batch: compute it by run.criterion or run.reduce, too, or add "
-                "it to the losses that run.reduce gets."
+                else f"{whole:,} of {passes:,} backward passes had a gradient in all rows, so they cost the whole batch. "
+                "Another loss of the outputs uses all rows: compute it with run.criterion or run.reduce, too, or add it to the "
+                "losses passed to run.reduce."
             )
         else:
             return

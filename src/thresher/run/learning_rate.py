@@ -1,4 +1,4 @@
-"""Schedules of the learning rate that follow the training, however many steps an epoch turns out to have."""
+"""Learning-rate schedules that follow the progress of training, however many steps an epoch has."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -53,14 +53,12 @@ class PacedLR(LRScheduler):
             RuntimeError: The schedule was loaded from a state, and its run was not.
         """
         if epoch is not None:
-            raise TypeError(
-                "run.pace: step(epoch) is not supported: the scheduler follows the run. Call step() without arguments."
-            )
+            raise TypeError("run.pace: step(epoch) is not supported. Call step() without arguments.")
         now = self._clock.steps(self.total)
         if self._was_loaded and now < self.stepped:
             raise RuntimeError(
-                f"run.pace: the schedule was loaded from a state that had made {self.stepped} steps, and the run is only at "
-                f"step {now} of {self.total}. Load the state of the run that was saved with it: run.load_state_dict(state)."
+                f"run.pace: the loaded scheduler had made {self.stepped} steps, but the run is only at step {now} of "
+                f"{self.total}. Load the state of the run saved with it: run.load_state_dict(state)."
             )
         self._was_loaded = False
         # One by one, because a scheduler may compute a rate from the one before. None if the clock went back, as after a pass
@@ -93,12 +91,12 @@ class PacedLR(LRScheduler):
         missing = {"scheduler", "total", "stepped"} - set(state_dict)
         if missing:
             raise ValueError(
-                f"run.pace: the state lacks {', '.join(sorted(missing))}: it is not of a paced scheduler. Load it into the "
-                "scheduler that was given to run.pace, or save the result of run.pace."
+                f"run.pace: the state lacks {', '.join(sorted(missing))}: it was not saved by a paced scheduler. Load it into "
+                "the scheduler that you passed to run.pace, or save the scheduler that run.pace returns."
             )
         if state_dict["total"] != self.total:
             saved = state_dict["total"]
-            raise ValueError(f"run.pace: the state is of a schedule with total={saved}, this one has total={self.total}")
+            raise ValueError(f"run.pace: the state was saved with total={saved}, but this scheduler has total={self.total}")
         self.scheduler.load_state_dict(dict(state_dict["scheduler"]))
         self.stepped, self._was_loaded = state_dict["stepped"], True
 
@@ -110,7 +108,7 @@ class PacedLR(LRScheduler):
 
 
 def pace(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
-    """Returns a scheduler that follows the training. See `Run.pace`, which describes the arguments.
+    """Returns a scheduler that follows the progress of training. See `Run.pace` for the arguments.
 
     Raises:
         TypeError: `scheduler` is not a scheduler that steps without arguments.
@@ -127,15 +125,15 @@ def pace(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
     name, declared = type(scheduler).__name__, getattr(scheduler, "total_steps", None)
     if not clock.full_steps:
         raise ValueError(
-            "run.pace: the loader streams samples without a length, so that it is not known how far the training is. Give the "
-            "IterableDataset a __len__, or call the scheduler once per epoch without run.pace."
+            "run.pace: the dataset is an IterableDataset without a length, so progress is unknown. Give the IterableDataset a "
+            "__len__, or call the scheduler once per epoch without run.pace."
         )
     total = declared or clock.full_steps if total is None else total
     if isinstance(total, bool) or not isinstance(total, int) or total < 1:
-        raise ValueError(f"run.pace: `total` is the number of steps of full training, 1 or more, got {total!r}")
+        raise ValueError(f"run.pace: `total` must be the number of steps of full training, 1 or more, got {total!r}")
     if declared is not None and total != declared:
         raise ValueError(
-            f"run.pace: {name} was made for {declared} steps, and total={total}. Give both the number of steps of full "
+            f"run.pace: {name} was created for {declared} steps, but total={total}. Give both the number of steps of full "
             "training, such as epochs * len(loader) of your own loader."
         )
     if getattr(scheduler, "last_epoch", 0) > 0:
@@ -152,8 +150,8 @@ def _of_accelerate(scheduler: Any, total: Any) -> Any:
     several = state.num_steps > 1 or any(one.accelerator_state.num_processes > 1 for one in scheduler.optimizers)
     if several and total is None and not hasattr(own, "total_steps"):
         raise ValueError(
-            "run.pace: with accumulated gradients, or several processes, accelerate steps a scheduler another number of times "
-            "than there are batches. Give total=, the number of steps that the scheduler was made for."
+            "run.pace: with accumulated gradients, or several processes, accelerate does not step a scheduler once per batch. "
+            "Pass total=, the number of steps for which the scheduler was created."
         )
     return own
 

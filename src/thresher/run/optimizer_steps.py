@@ -62,7 +62,7 @@ class StepHooks:
         optimizer: Optimizer whose step hooks are used, and those of the optimizers that it holds; `remove` takes them away.
         stepped: Function that is called after each step that succeeded.
         trains: Function that returns whether the next step trains on a loss of the run; only then the rates are scaled.
-        timing: Books the time of the training.
+        timing: Records how the time of the run is spent.
         gradients_zeroed: Function that is called before gradients are set to zero. Default: nothing.
     """
 
@@ -251,7 +251,7 @@ class StepChecks:
         self.by_progress = False
         """Whether the loop has read `run.progress` in this epoch: its schedule may follow that."""
         self.paced = False
-        """Whether a schedule follows the training, by `run.pace` or as `ProgressLR`."""
+        """Whether a schedule follows the progress of training, by `run.pace` or as `ProgressLR`."""
         self._whole = False
         self._versions = self._batches = 0
         self._warned_of: set[str] = set()
@@ -284,9 +284,9 @@ class StepChecks:
             "schedule",
             f"The learning rate changes within the epoch, and epoch {epoch} had {batches} batches, while an epoch over all "
             f"samples has {full}. A schedule over a fixed number of steps, such as OneCycleLR with epochs * len(loader) steps, "
-            "does not come to its end then, and its learning rates are wrong. Use scheduler = run.pace(scheduler), or "
-            "thresher.ProgressLR(optimizer, run, fn), which follow the progress of the training. A schedule made for exactly "
-            "this number of batches is right.",
+            "then does not reach its end, and its learning rates are wrong. Use scheduler = run.pace(scheduler), or "
+            "thresher.ProgressLR(optimizer, run, fn), which follow the progress of training. A schedule made for exactly this "
+            "number of batches is right.",
         )
 
     def check_steps(self, epoch: int, steps: int, backward: int, scale: float) -> None:
@@ -299,19 +299,19 @@ class StepChecks:
             scale: Factor on the learning rate that the plan of the epoch asked for.
         """
         if backward and not steps:
-            unscaled = "" if scale == 1 else f" The learning rate was not multiplied by {scale:.3g}, as the method asks."
+            unscaled = "" if scale == 1 else f" So the learning rate was not multiplied by {scale:.3g}, as the method asks."
             self._warn(
                 "steps",
-                f"In epoch {epoch} the losses of {backward} samples were credited, and the attached {self._optimizer} made no "
-                f"step.{unscaled} Give attach the optimizer whose step() the loop calls; after a change of the optimizer call "
-                "run.detach() and attach again.",
+                f"In epoch {epoch}, {backward} samples had a loss, but the attached {self._optimizer} made no step.{unscaled} "
+                "Give attach the optimizer whose step() the loop calls; after a change of the optimizer call run.detach() and "
+                "attach again.",
             )
         elif scale != 1 and self._version() != self._versions:
             self._warn(
                 "elsewhere",
-                f"Parameters of the model that the attached {self._optimizer} does not have were updated in epoch {epoch}, for "
-                f"which the method asks for a learning rate multiplied by {scale:.3g}: only steps of the attached optimizer "
-                "are scaled. Use one optimizer with several parameter groups.",
+                f"In epoch {epoch}, parameters were updated that the attached {self._optimizer} does not have. The method "
+                f"multiplies the learning rate by {scale:.3g}, but only for the attached optimizer. Use one optimizer with "
+                "several parameter groups.",
             )
 
     def _warn(self, cause: str, message: str) -> None:

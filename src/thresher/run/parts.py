@@ -58,7 +58,7 @@ class SelectionMode(enum.Enum):
 
 # `attach` takes these as **options, with their types, and their defaults stand in `RunConfig` alone.
 class Options(TypedDict, total=False):
-    """Arguments of `attach` that few trainings need; it describes them."""
+    """Arguments of `attach` that are seldom needed. See `attach` for their meaning."""
 
     on_nonfinite: Literal["keep", "raise"]
     observe: bool
@@ -149,7 +149,7 @@ class Parts:
         records: Records of all samples.
         cost: Where samples and steps are counted.
         stopwatch: Times forward and backward passes.
-        timing: Books the time of the training.
+        timing: Records how the time of the run is spent.
         why_plain: Function that returns why the backward pass costs all rows although rows are chosen; "" if it does not.
     """
 

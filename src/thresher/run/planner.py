@@ -42,7 +42,7 @@ class Planner:
 
         Raises:
             TypeError: The method returned no plan.
-            ValueError: The plan does not fit the training.
+            ValueError: The plan cannot be used in this run.
         """
         known = self._inputs(epoch)
         # One process plans, and the others receive the plan: means can differ in the last bit between kinds of CPUs, and
@@ -89,7 +89,7 @@ class Planner:
         plan = as_spent(plan, self._config.spend)
         if plan.smaller_batches and self._fills():
             raise ValueError(
-                f"{name} makes smaller batches, which the batch method would fill up with forward_passes='twice': use "
+                f"{name} makes smaller batches, which the batch method with forward_passes='twice' would fill up: use "
                 "spend='batches', forward_passes='once', or one of the two methods"
             )
         if plan.drawn and self._config.strata is not None:
@@ -98,7 +98,7 @@ class Planner:
             )
         if plan.drawn and not self._loader.order_is_free:
             raise ValueError(
-                f"{name} draws the order of training, but the loader's sampler has an order of its own: use shuffle=True"
+                f"{name} draws the order of training, but the loader's sampler sets another order: use shuffle=True"
             )
         # `attach` has checked what the method declares; a plan may still ask for what it did not declare.
         if plan.lr_scale != 1 and self._config.optimizer is None:

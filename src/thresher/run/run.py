@@ -461,8 +461,8 @@ class Run(Uncopied):
         world = self._parts.config.world
         if not world.is_first:
             raise RuntimeError(
-                f"{what}: process 0 keeps the records of all samples, and this is process {world.rank} of {world.size}. Ask "
-                "for them there, as in `if torch.distributed.get_rank() == 0`."
+                f"{what}: only process 0 stores the values of all samples, and this is process {world.rank} of {world.size}. "
+                "Call it there, as in `if torch.distributed.get_rank() == 0`."
             )
 
     def _warn_if_open(self) -> None:

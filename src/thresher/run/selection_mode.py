@@ -37,14 +37,14 @@ def _passes_for_signals(config: RunConfig) -> str:
         return forward_passes
     if forward_passes == "once":
         raise ValueError(
-            f"{name} needs the input of the last nn.Linear, which the loop's own forward pass does not show: use "
+            f"{name} needs the input of the last nn.Linear, which is unknown in the loop's own forward pass: use "
             f"forward_passes='twice'{way_around(method, 'feature')}"
         )
     # The features are those of the model that makes the pass.
     scored = config.model if scoring is None or scoring.model is None else scoring.model
     if isinstance(scored, nn.Module) and not any(isinstance(part, nn.Linear) for part in scored.modules()):
         raise ValueError(
-            f"{name} needs the input of the last nn.Linear, and {type(scored).__name__} has none{way_around(method, 'feature')}"
+            f"{name} needs the input of the last nn.Linear, but {type(scored).__name__} has none{way_around(method, 'feature')}"
         )
     return "twice"
 
@@ -63,7 +63,7 @@ def selection_mode(config: RunConfig) -> SelectionMode:
     forward_passes = _passes_for_signals(config)
     if method is None:
         if scoring is not None:
-            raise ValueError("`forward_passes`: a Scoring is for methods that select in the batch; none was given")
+            raise ValueError("`forward_passes`: a Scoring is for methods that choose in each batch; leave it out")
         return SelectionMode.NONE
     name, signals = type(method).__name__, requirements_of(method).signals
     if not signals:
@@ -72,7 +72,7 @@ def selection_mode(config: RunConfig) -> SelectionMode:
         # Without losses there is nothing to score: "twice" then asks for full batches of chosen rows.
         return SelectionMode.WITHOUT_LOSSES_FILLED if forward_passes == "twice" else SelectionMode.WITHOUT_LOSSES
     if scoring is not None and n is None and (scoring.every_epochs > 1 or scoring.losses is not None):
-        raise ValueError("`forward_passes`: losses of earlier epochs need samples with ids, a map-style dataset")
+        raise ValueError("`forward_passes`: losses of earlier epochs need a map-style dataset (__getitem__ and __len__)")
     if scoring is not None and scoring.losses is not None and len(scoring.losses) != n:
         raise ValueError(
             f"`forward_passes`: the `losses` of the Scoring are of {len(scoring.losses)} samples, but the dataset has {n}"

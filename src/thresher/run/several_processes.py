@@ -12,8 +12,8 @@ from thresher.run.batch_selection import by_chance
 from thresher.run.parts import RunConfig, SelectionMode
 
 NO_FURTHER_PLAN = (
-    "There is no plan of epoch {} before all processes begin it together by iterating run.loader: attach was given epochs={}. "
-    "Ask for run.plan and len(run.loader) before the training is over."
+    "The samples of epoch {} are not chosen before all processes begin it by iterating over run.loader: attach was given "
+    "epochs={}. Read run.plan and len(run.loader) before the last epoch ends."
 )
 NOT_SHARED = "sampler.generator"
 """Fact about a sampler in which processes may differ: accelerate gives all of them the same state before each epoch."""
@@ -55,8 +55,8 @@ def check_attached_late_enough(had_group: bool) -> None:
     # Nothing else would show it: each process would train without an error.
     if not had_group and in_several_processes():
         raise RuntimeError(
-            f"attach was called before torch.distributed.init_process_group, so that each of the "
-            f"{distributed.get_world_size()} processes would train on all samples by itself. Call attach after it."
+            f"attach was called before torch.distributed.init_process_group, so each of the {distributed.get_world_size()} "
+            "processes would train on all samples. Call attach after it."
         )
 
 
@@ -105,6 +105,6 @@ def check_several(config: RunConfig) -> None:
         )
     if batch is not None and config.mode is SelectionMode.WITHOUT_LOSSES and by_chance(batch):
         raise ValueError(
-            f"{type(batch).__name__} keeps rows by chance and without losses, so that the processes would have batches of "
-            "different sizes, or none. Use forward_passes='twice', which fills them up."
+            f"{type(batch).__name__} keeps a random number of rows, so processes would have batches of different sizes. Use "
+            "forward_passes='twice', which fills batches up."
         )

@@ -20,9 +20,9 @@ STRATUM = "stratum"
 """Column of the records, and signal, with the class of each sample, as `losses.signals.strata` gives it."""
 STRATUM_COLUMN = Column(torch.int32, fill=-1, signal=STRATUM)
 OTHER_LABELS = (
-    "The labels that {} holds are not those that the criterion gets, as with a `target_transform`. Stratified batches and "
-    "run.data_map() have those of the criterion, except with attach(stratify=labels) and data_map(labels=...). This warning "
-    "is given once."
+    "The labels stored in {} differ from the labels that the criterion gets, as with a `target_transform`. Stratified batches "
+    "and run.data_map() use the labels of the criterion, except with attach(stratify=labels) and data_map(labels=...). This "
+    "warning is given once."
 )
 SCORES = ("uncertainty", "loss")
 """Columns by which rows of a class are spread over the batches; the first one that is recorded."""
@@ -37,14 +37,14 @@ def why_not_stratified(method: EpochMethod, *, streams: bool, free: bool) -> str
         free: Whether the order of the loader is a plain shuffle, which another one may replace.
     """
     if streams:
-        return "`loader` iterates over an IterableDataset, which has no epoch whose order could be chosen"
+        return "`loader` iterates over an IterableDataset, whose order cannot be chosen"
     if not free:
-        return "the loader's sampler has an order of its own: use shuffle=True"
+        return "the loader's sampler sets another order: use shuffle=True"
     return f"{type(method).__name__} draws the order of training" if requirements_of(method).order == "plan" else ""
 
 
 def given_codes(labels: Any, loader: DataLoader[Any]) -> NDArray[Any] | None:
-    """Returns the class of each sample if it is known before the training; None if it is to be recorded.
+    """Returns the class of each sample if it is known before training; None if it is learned from the losses.
 
     Args:
         labels: Argument of `attach`; None for what the loader's sampler of batches has, or else the dataset holds.

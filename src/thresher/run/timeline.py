@@ -63,7 +63,7 @@ class Timeline:
         self.step_checks: StepChecks | None = None
         """Compares the steps with what the run takes them for; None if there are no hooks."""
         self.clock = RunClock(parts.loader, parts.attributor, parts.config.epochs)
-        """How far the training is."""
+        """Progress of training."""
         self.position, self._history = Position(parts.cost, parts.config.seed), History(parts)
         self._had_group, self._warned_of = has_group(), set[str]()
         self.end = EpochEnd(parts, self._end_epoch, single_process=self._single_process)
@@ -108,8 +108,8 @@ class Timeline:
         self.comparison.begin_epoch(_use_of_own_losses(self.selection, self._method, plan), trial=self.selection.gives_up)
         if position.epoch >= parts.config.epochs and torch.is_grad_enabled():
             self._warn_once(
-                f"Epoch {position.epoch + 1} begins, but attach was given epochs={parts.config.epochs}, to which the schedules "
-                "of methods refer. Pass the number of all epochs to attach. This warning is given once.",
+                f"Epoch {position.epoch + 1} begins, but attach was given epochs={parts.config.epochs}, on which schedules of "
+                "methods are based. Pass the number of all epochs to attach. This warning is given once.",
                 "length",
             )
         parts.records.epoch = position.epoch
@@ -135,9 +135,9 @@ class Timeline:
                 self._take_back()
             elif position.saved_left:
                 warn(
-                    f"The state that was saved after the loop had left epoch {left} by break goes on within epoch {left} when "
-                    f"it is loaded, but this run begins epoch {left + 1}. For both to do the same, end epochs early with a "
-                    "sampler of fewer samples instead of break."
+                    f"The state saved after the loop left epoch {left} by break continues within epoch {left} when loaded, but "
+                    f"this run begins epoch {left + 1}. To get the same result, end epochs early with a sampler of fewer "
+                    "samples instead of break."
                 )
         position.saved_left = False
 
@@ -250,11 +250,10 @@ class Timeline:
         if exhausted and selects:
             who = title_of(self._method if stage is None else stage.method)
             self._warn_once(
-                "A pass over run.loader without training, as for an evaluation or for torch.optim.swa_utils.update_bn, had "
-                f"only the samples that {who} keeps for training, so that its results are not those of all samples. The pass "
-                "does not count as an epoch. Evaluate on a DataLoader of your own. If the loop trains, call run.model and "
-                "run.criterion; with forward passes only, call run.criterion under torch.enable_grad() once per batch. This "
-                "warning is given once.",
+                "A loop over run.loader without training, as for evaluation or torch.optim.swa_utils.update_bn, had only the "
+                f"samples that {who} keeps for training, not all. It does not count as an epoch. Use another DataLoader for "
+                "evaluation. If the loop trains, call run.model and run.criterion; with forward passes only, call "
+                "run.criterion under torch.enable_grad() once per batch. This warning is given once.",
                 "evaluation",
             )
 
@@ -314,11 +313,11 @@ class Timeline:
         """The plan of the epoch in progress or, between epochs, of the one that comes next; made when first asked for.
 
         Raises:
-            RuntimeError: Several processes train, and the training is over.
+            RuntimeError: Several processes train, and the last epoch is over.
             ValueError: The loader streams: there is nothing to plan.
         """
         if self._parts.loader.streams:
-            raise ValueError("run.plan: an IterableDataset has no epoch plan; rows are chosen in every batch")
+            raise ValueError("run.plan: not available with an IterableDataset; rows are chosen in every batch")
         if self.planner.current is None and not self._single_process:
             raise RuntimeError(NO_FURTHER_PLAN.format(self.epoch + 1, self._parts.config.epochs))
         plan = self.plan_if_any()
@@ -389,7 +388,7 @@ class Timeline:
         return self._selection_attached.instead is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position in the training, as tensors and plain values."""
+        """Returns the position in the training run, as tensors and plain values."""
         self.end.finish(leaves=False)
         position, entries = self.position, self._history.entries
         position.saved_left = position.active and (self.end.state is Pass.LEFT or (position.resumed and position.saved_left))
@@ -429,10 +428,10 @@ class Timeline:
 
 
 def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset, plan: HeldPlan | None) -> str | None:
-    """Returns what the run does by the losses of its own forward passes, as a sentence; None if it makes none."""
+    """Returns a sentence on how the run uses losses of its own forward passes; None if it makes no such passes."""
     if selection.scores:
         who = method if selection.stage is None else selection.stage.method
-        return f"{title_of(who)} chooses samples by the losses of own passes."
+        return f"{title_of(who)} chooses samples by these losses."
     if calls_model(method) or (plan is not None and plan.refreshed):
-        return f"{title_of(method)} decides about samples by losses of own passes, besides those of the loop."
+        return f"{title_of(method)} decides about samples by these losses, besides the losses of the loop."
     return None

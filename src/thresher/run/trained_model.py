@@ -11,8 +11,8 @@ from thresher.warning import warn
 
 COMPILED_AROUND = (
     "`model` is torch.compile around subset_backward, and torch.compile would compute the backward pass of all rows. The model "
-    "is trained without that wrapper, with right gradients and more slowly. Write subset_backward(torch.compile(model)), or "
-    "leave subset_backward out and give attach the model that torch.compile returned."
+    "is trained without this wrapper: gradients are right, but training is slower. Write "
+    "subset_backward(torch.compile(model)), or pass torch.compile(model) to attach."
 )
 
 
@@ -96,8 +96,8 @@ class TrainedModel:
         # The backward pass of what lies around the wrapped part costs all rows, or fewer, as its operations decide.
         if self._parts[0] is not self._whole:
             meter.make_unknown(
-                "only a part of the model has the backward pass of subset_backward, and the cost of the rest depends on its "
-                "operations; wrap the whole model in subset_backward, unless its blocks are sharded one by one"
+                "only a part of the model is wrapped in subset_backward, and the cost of the rest is unknown; wrap the whole "
+                "model, unless its blocks are sharded one by one"
             )
 
 

@@ -11,13 +11,13 @@ IntArray = NDArray[np.int64]
 
 
 def in_turn(members: IntArray, begin: int, batches: IntArray, generator: np.random.Generator) -> IntArray:
-    """Returns members in random rounds: each comes once before one of them comes again, whatever was taken before.
+    """Returns members in random rounds: each member comes once before any member comes again.
 
-    A round that begins within a batch begins with members that the batch does not have yet.
+    A round that starts within a batch starts with members that are not in the batch yet.
 
     Args:
-        members: The members, shape (n,), in an order that decides which of them are left of a round at the end.
-        begin: Number of members that were taken before.
+        members: Members, shape (n,). At the end of the epoch, their order determines which of them are left in the round.
+        begin: Number of members taken in earlier calls.
         batches: Number of the batch of each member to take, shape (k,), ascending.
         generator: Random generator.
 
@@ -42,18 +42,20 @@ def in_turn(members: IntArray, begin: int, batches: IntArray, generator: np.rand
 class BalancedBatchSampler(EpochSampler):
     """Sampler of batches with equal shares of all classes, or with K samples of each of P classes.
 
-    Use it as `DataLoader(dataset, batch_sampler=BalancedBatchSampler(labels, 64))`. Every sample of a class comes before one of
-    them comes again, over all epochs: samples of small classes come more often, and an epoch has a part of a large class.
+    Use it as `DataLoader(dataset, batch_sampler=BalancedBatchSampler(labels, 64))`. Every sample of a class comes once before
+    any sample of that class comes again, across epochs. So samples of small classes come more often, and an epoch has only a
+    part of a large class.
 
     - `batch_size=B` alone: a batch has B / C rows of each of the C classes, rounded up or down.
     - `classes_per_batch=P, samples_per_class=K`: a batch has P different classes with K rows each, next to each other, as
-      losses on pairs and triplets need. Two of these and `batch_size` are enough. A class of fewer samples repeats them.
+    losses on pairs and triplets need. Pass any two of these and `batch_size`. A class with fewer than K samples repeats
+    samples.
 
-    In an epoch all classes come equally often, within one batch. It has ceil(N / B) batches; with `drop_last` floor(N / B).
-    Every pass has the next epoch, as with `Shuffle`. No global random state is used.
+    In an epoch, all classes come equally often, to within one batch. An epoch has ceil(N / B) batches; with `drop_last`,
+    floor(N / B). Each loop over the sampler yields the next epoch, as with `Shuffle`. Global random states are not used.
 
-    In W processes, each of them gets every W-th batch; the first batches come again where the processes would not all get
-    equally many.
+    With W processes, each process gets every W-th batch; if the number of batches is not divisible by W, the first batches come
+    again.
 
     Args:
         labels: Class of each sample: list, array or tensor of numbers or strings, shape (N,), or of several columns, shape
@@ -63,12 +65,14 @@ class BalancedBatchSampler(EpochSampler):
         samples_per_class: Number of rows of each class of a batch, 1 or more.
         seed: Random seed. Default: 0.
         num_replicas: Number of processes that share the batches. Default: the world size of torch.distributed if it is
-            initialized, else 1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
+            initialized, else 1. Pass num_replicas=1, rank=0 if other code divides the data among processes, such as
+            `accelerator.prepare`.
         rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
-        drop_last: Whether the last batches are left out where the processes would not all get equally many. Default: False.
+        drop_last: Whether the last batches are left out, instead of repeating the first, if they cannot be divided equally.
+            Default: False.
 
     Attributes:
-        epoch: Epoch of the next pass.
+        epoch: Number of the next epoch, which the next loop over the sampler yields.
 
     Raises:
         TypeError: `seed` is not an integer.
@@ -113,7 +117,7 @@ class BalancedBatchSampler(EpochSampler):
             )
         if not self._mixed and self._classes > len(self._sizes):
             raise ValueError(
-                f"BalancedBatchSampler: `labels` have {len(self._sizes)} classes, and a batch was to have {self._classes}: "
+                f"BalancedBatchSampler: `labels` have {len(self._sizes)} classes, but a batch should have {self._classes}: "
                 "pass a smaller `classes_per_batch`, or `batch_size` alone"
             )
         order = np.random.default_rng((seed, 0)).permutation(len(codes))
@@ -139,7 +143,7 @@ class BalancedBatchSampler(EpochSampler):
         return taken[: self.total * k].reshape(self.total, k)
 
     def order(self, epoch: int) -> BatchOrder:
-        """Returns the batches of an epoch.
+        """Returns the batches of an epoch, as `BatchOrder`.
 
         Args:
             epoch: Number of the epoch, 0 or more.

@@ -1,4 +1,4 @@
-"""What the samplers of this package have in common: numbered epochs, shares of processes, and a place to resume at."""
+"""Common parts of the samplers: numbered epochs, division among processes, and positions to resume from."""
 
 import operator
 import sys
@@ -15,11 +15,11 @@ from thresher.permutation import PIECE, Permutation
 
 
 class PickedOrder:
-    """Ids in random order, which is computed when it is read.
+    """Ids in random order, computed when they are read.
 
     Args:
         ids: Ids, shape (k,), whole numbers.
-        order: Permutation of the k places. Default: none, the ids are in their order already.
+        order: Permutation of the k ids. Default: none, the ids are already in order.
 
     Example:
         >>> PickedOrder(np.array([2, 2, 5]), Permutation(3, 0, 0)).piece(0, 3)
@@ -30,18 +30,18 @@ class PickedOrder:
         self._ids, self._order = ids, order
 
     def piece(self, begin: int, end: int, step: int = 1) -> NDArray[np.int64]:
-        """Returns the ids at places begin, begin + step, ... below `end`, int64."""
+        """Returns the ids at positions begin, begin + step, ... below `end`, int64."""
         places = slice(begin, end, step) if self._order is None else self._order.piece(begin, end, step)
         return self._ids[places].astype(np.int64)
 
 
 class BatchOrder:
-    """The batches of an epoch. Their order consists of their numbers, from which `batch` returns the ids.
+    """The batches of an epoch: an order of batch numbers, and a function `batch` from a number to ids.
 
     Args:
         ids: Ids, batch after batch, shape (k,).
         sizes: Number of ids of each batch, k together.
-        order: Permutation of the batches. Default: none, they are in their order already.
+        order: Permutation of the batches. Default: none, the batches are already in order.
 
     Example:
         >>> batches = BatchOrder(np.arange(5), np.array([2, 3]))
@@ -54,7 +54,7 @@ class BatchOrder:
         self.piece = np.arange if order is None else order.piece
 
     def batch(self, number: int) -> list[int]:
-        """Returns the ids of a batch.
+        """Returns the ids of a batch, int64.
 
         Args:
             number: Number of the batch, 0 or more.
@@ -67,20 +67,21 @@ DEALERS = ("BatchSamplerShard", "_DatasetSamplerWrapper")
 
 
 class EpochSampler(Sampler[Any]):
-    """Base of samplers with numbered epochs, each of which has an order that W processes share.
+    """Base of samplers with numbered epochs, whose order is divided among W processes.
 
-    A subclass has `order(epoch)`, which is the same in all processes, and `samples`.
+    Subclasses implement `order(epoch)`, with the same result in all processes, and the property `samples`.
 
     Args:
         seed: Random seed.
         num_replicas: Number of processes that share the order, 1 or more; None for the world size of torch.distributed.
-        rank: Number of this process, within [0, num_replicas); given together with `num_replicas`.
-        drop_last: Whether the end of the order is left out where the processes would not all get equally many items.
+        rank: Number of this process, within [0, num_replicas); required with `num_replicas`.
+        drop_last: Whether the end of the order is left out, instead of repeating its beginning, if it cannot be divided
+            equally.
         **counts: Further arguments that must be whole numbers, 1 or more, or None; they are only checked.
 
     Attributes:
-        epoch: Epoch of the next pass.
-        consumed: Number of items of this epoch that all processes together have consumed before.
+        epoch: Number of the next epoch, which the next loop over the sampler yields.
+        consumed: Number of items (ids or batches) of this epoch that all processes together have already consumed.
 
     Raises:
         TypeError: `seed` or a count is not an integer.
@@ -111,7 +112,7 @@ class EpochSampler(Sampler[Any]):
 
     @property
     def total(self) -> int:
-        """Number of items of an epoch, of all processes together."""
+        """Number of items (ids or batches) of an epoch in all processes together."""
         return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
 
     @property
@@ -120,7 +121,7 @@ class EpochSampler(Sampler[Any]):
         raise NotImplementedError
 
     def order(self, epoch: int) -> Permutation | PickedOrder | BatchOrder:
-        """Returns the order of an epoch, the same in all processes.
+        """Returns the order of an epoch for all processes together; every process must get the same.
 
         Args:
             epoch: Number of the epoch, 0 or more.
@@ -128,17 +129,18 @@ class EpochSampler(Sampler[Any]):
         raise NotImplementedError
 
     def set_epoch(self, epoch: int, consumed: int | None = None) -> None:
-        """Sets the epoch of the next pass.
+        """Sets the epoch that the next loop over the sampler yields.
 
         Args:
             epoch: Number of the epoch, 0 or more.
             consumed: Number of items (ids, or batches of a batch sampler) of this epoch that all processes together have
-                consumed before; the next pass has the rest of them, and `len` still counts a whole epoch. Default: 0, or
-                what was set for this epoch before and not used yet.
+                already consumed. The next loop yields the rest; `len` still counts a whole epoch. Default: 0, or what an
+                earlier call set for this epoch, if no loop has used it yet.
 
         Raises:
             TypeError: A number is not an integer.
-            ValueError: A number is out of its range, or the rest of another epoch was set before and not used yet.
+            ValueError: A number is out of its range, or an earlier call set the rest of another epoch and no loop has used it
+                yet.
         """
         epoch, consumed = operator.index(epoch), None if consumed is None else operator.index(consumed)
         name = f"{type(self).__name__}.set_epoch"
@@ -148,8 +150,8 @@ class EpochSampler(Sampler[Any]):
         if consumed is None and self.consumed:
             if epoch != self.epoch:
                 raise ValueError(
-                    f"{name}: the next pass was to have the rest of epoch {self.epoch}, after {self.consumed} items, and now "
-                    f"it is to have epoch {epoch}. Pass consumed=0 for the whole of it."
+                    f"{name}: an earlier call set the rest of epoch {self.epoch}, after {self.consumed} items, and this one "
+                    f"sets epoch {epoch}. To begin epoch {epoch} from its start, pass consumed=0."
                 )
             return
         most = len(self) * self.dealing()[0] if consumed else 0
@@ -160,13 +162,13 @@ class EpochSampler(Sampler[Any]):
         self.epoch, self.consumed, self._begun = epoch, consumed or 0, None
 
     def begin_pass(self) -> tuple[int, int]:
-        """Begins a pass, and returns its epoch and place. The next pass has the next epoch."""
+        """Begins a loop over the sampler, and returns its epoch and the items already consumed."""
         begun = self.epoch, self.consumed
         self.epoch, self.consumed = self.epoch + 1, 0
         return begun
 
     def dealing(self) -> tuple[int, int]:
-        """Returns the number of processes that share the order, and the number of this one."""
+        """Returns the number of processes that share the order, and the number of this process."""
         if self.num_replicas is not None and self.rank is not None:
             return self.num_replicas, self.rank
         if distributed.is_available() and distributed.is_initialized():
@@ -178,7 +180,7 @@ class EpochSampler(Sampler[Any]):
         return self.share_of(self.total)
 
     def share_of(self, items: int) -> int:
-        """Returns the number of items that each process gets of so many.
+        """Returns the number of items per process.
 
         Args:
             items: Number of items, 0 or more.
@@ -192,19 +194,19 @@ class EpochSampler(Sampler[Any]):
         while frame is not None:
             if type(frame.f_locals.get("self")).__name__ in DEALERS:
                 raise RuntimeError(
-                    f"{type(self).__name__} deals out its order to {self.dealing()[0]} processes, and so does the loader "
-                    "that accelerate or Lightning prepared: each process would have a part of a part. Pass num_replicas=1, "
-                    "rank=0 to the sampler; or, with Lightning, use_distributed_sampler=False to the Trainer."
+                    f"{type(self).__name__} divides its order among {self.dealing()[0]} processes, and so does the loader that "
+                    "accelerate or Lightning prepared: each process would get a part of a part. Pass num_replicas=1, rank=0 to "
+                    "the sampler; or, with Lightning, use_distributed_sampler=False to the Trainer."
                 )
             frame = frame.f_back
         return SamplerPass(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the place of the pass in progress, or the beginning of the next one; the same in all processes.
+        """Returns the position in the current epoch, or the start of the next epoch; the same in all processes.
 
-        It is the place of what was drawn. The workers of a DataLoader draw batches ahead: torchdata's StatefulDataLoader counts
-        those that were yielded, and without it `{**state, "consumed": steps * items per step of all processes}` is the place
-        after so many steps.
+        The position counts items drawn from the sampler, and the workers of a DataLoader draw batches ahead. torchdata's
+        StatefulDataLoader saves the right position. Without it, save `{**state, "consumed": steps * items per step of all
+        processes}`.
 
         Returns:
             Plain values: seed, number of samples, epoch, and the number of items that all processes together have consumed.
@@ -215,44 +217,44 @@ class EpochSampler(Sampler[Any]):
         return self.state_at(begun.epoch, begun.consumed)
 
     def state_at(self, epoch: int, consumed: int) -> dict[str, Any]:
-        """Returns the state with a place.
+        """Returns the state at a given position.
 
         Args:
             epoch: Number of the epoch.
-            consumed: Number of its items that all processes together have consumed.
+            consumed: Number of items of this epoch that all processes together have consumed.
         """
         return {**self.settings(), "epoch": epoch, "consumed": min(consumed, self.total)}
 
     def settings(self) -> dict[str, Any]:
-        """Returns what the orders depend on, as plain values."""
+        """Returns the settings that determine the order, as plain values."""
         batch = {} if self.batch_size == 1 else {"batch_size": self.batch_size}
         return {"seed": self.seed, "samples": self.samples, **batch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Lets the next pass go on at a place, also with another number of processes.
+        """Loads a position, from which the next loop continues; the number of processes may differ.
 
         Args:
-            state: Result of `state_dict`.
+            state: State that `state_dict` returned.
 
         Raises:
-            ValueError: The state is of another order.
+            ValueError: The state was saved by a sampler with other settings.
         """
         for name, value in self.settings().items():
             if state.get(name) != value:
                 raise ValueError(
-                    f"{type(self).__name__}: the state has {name}={state.get(name)!r}, and this sampler has {value!r}, so that "
-                    "its orders are others. Construct it as the one that was saved."
+                    f"{type(self).__name__}: the state has {name}={state.get(name)!r}, but this sampler has {value!r}, and so "
+                    "another order. Create the sampler with the same arguments as the saved one."
                 )
         self.set_epoch(state["epoch"], state["consumed"])
 
 
 class EpochIds:
-    """The items of one pass over a sampler, in pieces; it is an `Order` of the loader.
+    """The items of one loop over a sampler, read in pieces, as the loader of a run needs them.
 
     Args:
         sampler: The sampler.
-        epoch: Epoch of the pass. Default: the epoch of the sampler's next pass, at the place that was set for it.
-        consumed: Number of items that all processes together have consumed before, where an epoch is given.
+        epoch: Number of the epoch. Default: the next epoch of the sampler, at the position that was set for it.
+        consumed: Number of items that all processes together have already consumed, if `epoch` is given.
     """
 
     def __init__(self, sampler: EpochSampler, epoch: int | None = None, consumed: int = 0) -> None:
@@ -302,7 +304,7 @@ class EpochIds:
         return self._order
 
     def item_of(self) -> Any:
-        """Returns the function from a number of the order to its item; None where the numbers are ids themselves."""
+        """Returns the function from a number in the order to its item; None if the numbers are ids."""
         return getattr(self._order, "batch", None)
 
     def _made(self, k: int) -> Tensor:
@@ -318,7 +320,7 @@ class EpochIds:
 
 
 class SamplerPass(Iterator[Any]):
-    """One pass over a sampler, as Python numbers or lists. torchdata's StatefulDataLoader saves and loads its position.
+    """Iterator over one epoch of a sampler, as Python numbers or lists. torchdata's StatefulDataLoader saves its position.
 
     Args:
         sampler: The sampler.
@@ -345,13 +347,13 @@ class SamplerPass(Iterator[Any]):
         return self._sampler.state_at(self._ids.epoch, self._ids.consumed)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on at a position, also with another number of processes; the pass after this one has the next epoch.
+        """Loads a position, from which the iterator continues; the number of processes may differ.
 
         Args:
-            state: Result of `state_dict`.
+            state: State that `state_dict` returned.
 
         Raises:
-            ValueError: The state is of another order.
+            ValueError: The state was saved by a sampler with other settings.
         """
         self._sampler.load_state_dict(state)
         self._ids, self._rest = EpochIds(self._sampler, *self._sampler.begin_pass()), iter(())

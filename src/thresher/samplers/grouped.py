@@ -1,4 +1,4 @@
-"""`Grouped`: batches of samples of similar lengths, of a number of rows or of at most so many tokens."""
+"""`Grouped`: batches of samples of similar lengths, with a fixed number of rows or a maximum number of tokens."""
 
 from typing import Any
 
@@ -16,26 +16,29 @@ class Grouped(EpochSampler):
     """Sampler of batches of samples of similar lengths, so that little of a batch is padding.
 
     Use it as `DataLoader(dataset, batch_sampler=Grouped(lengths, max_tokens=4096))`. Every sample comes once an epoch. The
-    samples are sorted by length and cut into windows of `window` batches. In each epoch the samples of a window are dealt to
-    its batches at random, and the batches of all windows come in random order: a large window has more random batches, and
-    more padding. All epochs have equally many batches.
+    samples are sorted by length and cut into windows of `window` batches. In each epoch, the samples of a window are
+    distributed over its batches at random, and the batches of all windows come in random order. Larger windows mean more random
+    batches and more padding. All epochs have the same number of batches.
 
-    In W processes, each of them gets every W-th batch; the first batches come again where the processes would not all get
-    equally many. The batches do not depend on W.
+    With W processes, each process gets every W-th batch; if the number of batches is not divisible by W, the first batches come
+    again. The batches are the same for any W.
 
     Args:
         lengths: Length of each sample, such as its number of tokens, shape (N,): list, array or tensor of numbers above 0.
-        batch_size: Number of rows of a batch, 1 or more. Give this or `max_tokens`.
-        max_tokens: Largest number of tokens of a batch with its padding: rows times the largest length of its window.
-        window: Number of batches among which the samples of similar lengths are dealt at random, 1 or more. Default: 50.
+        batch_size: Number of rows of a batch, 1 or more. Pass either this or `max_tokens`.
+        max_tokens: Largest number of tokens of a batch with padding, computed as its rows times the largest length in its
+            window.
+        window: Number of batches over which samples of similar lengths are distributed at random, 1 or more. Default: 50.
         seed: Random seed. Default: 0.
         num_replicas: Number of processes that share the batches. Default: the world size of torch.distributed if it is
-            initialized, else 1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
+            initialized, else 1. Pass num_replicas=1, rank=0 if other code divides the data among processes, such as
+            `accelerator.prepare`.
         rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
-        drop_last: Whether the last batches are left out where the processes would not all get equally many. Default: False.
+        drop_last: Whether the last batches are left out, instead of repeating the first, if they cannot be divided equally.
+            Default: False.
 
     Attributes:
-        epoch: Epoch of the next pass.
+        epoch: Number of the next epoch, which the next loop over the sampler yields.
 
     Raises:
         TypeError: A number is not an integer.
@@ -62,7 +65,7 @@ class Grouped(EpochSampler):
     ) -> None:
         super().__init__(seed, num_replicas, rank, drop_last, batch_size=batch_size, max_tokens=max_tokens, window=window)
         if (batch_size is None) == (max_tokens is None):
-            raise ValueError(f"Grouped: give `batch_size` or `max_tokens`, got {batch_size} and {max_tokens}")
+            raise ValueError(f"Grouped: give either `batch_size` or `max_tokens`, got {batch_size} and {max_tokens}")
         values = torch.as_tensor(lengths).detach().cpu().numpy()
         if values.ndim != 1 or not len(values) or not values.min() > 0:
             raise ValueError(f"Grouped: `lengths` must have shape (N,) and be above 0, got shape {values.shape}")
@@ -89,7 +92,7 @@ class Grouped(EpochSampler):
         return len(self._sizes)
 
     def order(self, epoch: int) -> BatchOrder:
-        """Returns the batches of an epoch.
+        """Returns the batches of an epoch, as `BatchOrder`.
 
         Args:
             epoch: Number of the epoch, 0 or more.
@@ -98,5 +101,5 @@ class Grouped(EpochSampler):
         return BatchOrder(rows, self._sizes, Permutation(self.total, self.seed, epoch))
 
     def settings(self) -> dict[str, Any]:
-        """Returns what the orders depend on, as plain values."""
+        """Returns the settings that determine the order, as plain values."""
         return super().settings() | self._settings

@@ -1,4 +1,4 @@
-"""`Shuffle`: a sampler that computes its order piece by piece: no permutation in memory, and a pass can begin anywhere."""
+"""`Shuffle`: a sampler that computes its order piece by piece, without a permutation in memory, and can start anywhere."""
 
 from collections.abc import Sized
 
@@ -9,29 +9,29 @@ from thresher.samplers.epochs import EpochSampler
 class Shuffle(EpochSampler):
     """Sampler that yields every sample once an epoch, in random order, without a permutation in memory.
 
-    Use it as `DataLoader(dataset, batch_size, sampler=Shuffle(dataset))`, with a run or without. The order depends on the seed,
-    the epoch and the number of samples alone (`thresher.permutation`). No global random state is used.
+    Use it as `DataLoader(dataset, batch_size, sampler=Shuffle(dataset))`, with or without a `thresher.Run`. The order depends
+    only on the seed, the epoch and the number of samples. Global random states are not used.
 
-    The first pass over the sampler is epoch 0, the next epoch 1, and so on, so each pass has a new order.
-    `set_epoch(e)` gives the next pass epoch `e`. A pass begins with its first id. Call `set_epoch` after a restart.
+    The first loop over the sampler yields epoch 0, and each further loop the next epoch, in a new order. After `set_epoch(e)`,
+    the next loop yields epoch `e`; call it after a restart.
 
-    To go on in the middle of an epoch, load `run.state_dict()` where a run is attached. Without a run, call
-    `set_epoch(epoch, consumed=steps * batch_size)`, or use torchdata's StatefulDataLoader, which saves the position by itself.
+    To continue in the middle of an epoch, load `run.state_dict()` if a run is attached. Without a run, call `set_epoch(epoch,
+    consumed=steps * batch_size)`, or use torchdata's StatefulDataLoader, which saves the position by itself.
 
-    In W processes, process r gets the ids at the places r, r + W, r + 2W, ... of the order, as from a DistributedSampler.
-    Batches of B ids in each of W processes are therefore together the same samples for all W and B with the same product.
+    With W processes, process r gets the ids at positions r, r + W, r + 2W, ... of the order, as from a DistributedSampler. So W
+    processes with batches of B ids train on the same samples in each step for all W and B with the same product.
 
     Args:
         dataset: Dataset, or anything with a length; or a number of samples, 0 or more.
         seed: Random seed. Default: 0.
         num_replicas: Number of processes that share the ids. Default: the world size of torch.distributed if it is initialized,
-            else 1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
+            else 1. Pass num_replicas=1, rank=0 if other code divides the data among processes, such as `accelerator.prepare`.
         rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
-        drop_last: Whether the last ids are left out where the processes would not all get equally many. Default: False, which
-            repeats the first ids of the order instead.
+        drop_last: Whether the last ids are left out if they cannot be divided equally. Default: False, which repeats the first
+            ids instead.
 
     Attributes:
-        epoch: Epoch of the next pass.
+        epoch: Number of the next epoch, which the next loop over the sampler yields.
 
     Raises:
         TypeError: `dataset` has no length and is not a number of samples, or `seed` is not an integer.
@@ -59,8 +59,8 @@ class Shuffle(EpochSampler):
             dataset = range(dataset)
         if not hasattr(dataset, "__len__"):
             raise TypeError(
-                f"Shuffle: `dataset` must have a length, or be a number of samples, got {type(dataset).__name__}: a stream "
-                "cannot be shuffled"
+                f"Shuffle: `dataset` must have a length, or be a number of samples, got {type(dataset).__name__}; an "
+                "IterableDataset cannot be shuffled"
             )
         super().__init__(seed, num_replicas, rank, drop_last)
         self.data_source: Sized = dataset
@@ -71,7 +71,7 @@ class Shuffle(EpochSampler):
         return len(self.data_source)
 
     def order(self, epoch: int) -> Permutation:
-        """Returns the order of an epoch.
+        """Returns the order of an epoch: an object that returns the ids at given places.
 
         Args:
             epoch: Number of the epoch, 0 or more.

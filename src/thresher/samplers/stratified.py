@@ -1,4 +1,4 @@
-"""Batches that are stratified samples: each has the rows of every class in their share, as near as whole numbers allow.
+"""Batches that are stratified samples: each batch has every class in its share, as closely as whole numbers allow.
 
 The rows of an epoch are sorted by stratum and cut into groups of as many neighbours as there are batches; each batch gets one
 row of every group. The rows of a group follow the golden ratio over the batches, so that some batches in a row are nearer to
@@ -31,14 +31,14 @@ BY_ONE_ORDER = 32
 
 
 def strata_keys(codes: NDArray[Any] | None, scores: NDArray[Any] | None) -> NDArray[Any] | None:
-    """Returns the stratum of each row as a number that sorts rows by class, and by score within a class, up or down.
+    """Returns a sort key for each row: sorts by class, then by score, ascending or descending in turns.
 
     Args:
-        codes: Class of each row, shape (k,), whole numbers; -1 for an unknown class. None: no classes.
-        scores: Score of each row, shape (k,), floats; what is not finite counts as the smallest. None: no scores.
+        codes: Class of each row, shape (k,), integers; -1 for an unknown class. None: no classes.
+        scores: Score of each row, shape (k,), floats; values that are not finite count as the smallest. None: no scores.
 
     Returns:
-        Numbers, shape (k,), uint16 where that is enough, else uint64; None where there are neither classes nor scores.
+        Sort keys, shape (k,), uint16 if that is enough, else uint64; None if there are neither classes nor scores.
     """
     known = scores if codes is None else codes
     if known is None or not len(known):
@@ -70,12 +70,12 @@ def _scale(scores: NDArray[Any] | None, levels: int) -> tuple[np.float32, np.flo
 
 
 def arranged(rows: NDArray[Any], sizes: NDArray[np.int64], generator: np.random.Generator) -> NDArray[Any]:
-    """Returns rows that are sorted by stratum in an order whose batches are stratified.
+    """Takes rows sorted by stratum, and returns them in an order whose batches are stratified.
 
     Args:
         rows: Rows, shape (k,), sorted by stratum.
-        sizes: Number of rows of each batch, shape (batches,), 1 or more, k together. Where sizes differ, batches of a size get
-            a systematic sample of the rows.
+        sizes: Number of rows of each batch, shape (batches,), 1 or more, k together. If sizes differ, the batches of each size
+            together get a systematic sample of the rows.
         generator: Random generator, which decides in which batch each group begins.
 
     Returns:
@@ -136,35 +136,35 @@ def _deal(
 
 
 class StratifiedBatchSampler(EpochSampler):
-    """Sampler of batches each of which has the rows of every class in their share, as near as whole numbers allow.
+    """Sampler of batches in which every class has its share of the dataset, as closely as whole numbers allow.
 
-    Use it as `DataLoader(dataset, batch_sampler=StratifiedBatchSampler(labels, 64))`, with a run or without. Every sample comes
-    once an epoch. A batch has within 2 rows of the share of each class, and batches in a row together are nearer than as many
-    random ones. The gradient of such a batch varies less than that of a random one, which helps in short trainings. Classes are
-    not balanced: a rare class stays rare.
+    Use it as `DataLoader(dataset, batch_sampler=StratifiedBatchSampler(labels, 64))`, with or without a `thresher.Run`. Every
+    sample comes once per epoch. The number of rows of a class in a batch is within 2 of its share, and closer over several
+    batches. The gradient of such a batch varies less than the gradient of a random batch, which helps when training is short.
+    Classes are not balanced: a rare class stays rare.
 
-    Every pass has the next epoch: the first one epoch 0, and each further one the epoch after it. `set_epoch(e)` gives the next
-    pass epoch `e`. No global random state is used.
+    The first loop over the sampler yields epoch 0, and each further loop the next epoch. After `set_epoch(e)`, the next loop
+    yields epoch `e`. No global random state is used.
 
-    In W processes, each of them gets every W-th batch of the same batches, so that those of one step together are stratified,
-    too. The batches do not depend on W; the first ones come again where the processes would not all get equally many.
+    With W processes, each process gets every W-th batch, so the batches of one step are also stratified together. The batches
+    are the same for any W. If their number is not divisible by W, the first batches come again.
 
     Args:
         labels: Class of each sample: list, array or tensor of numbers or strings, shape (N,), or of several columns, shape
             (N, columns), where each combination of values is a class. See `labels_of`.
         batch_size: Number of rows of a batch (of one process), 1 or more.
-        scores: Score of each sample, shape (N,), such as a loss: batches have rows of small and large scores of each class in
-            their share, too. Default: none.
-        drop_last: Whether the rows that do not fill a batch are left out, and the last batches where the processes would not
-            all get equally many. The rows are a stratified sample, another one in each epoch. Default: False, which makes a
-            smaller last batch of them.
+        scores: Score of each sample, shape (N,), such as a loss: batches also have small and large scores of each class in
+            their shares. Default: none.
+        drop_last: Whether rows that do not fill a batch are left out (a stratified sample, new in each epoch), and the last
+            batches if they cannot be divided equally. Default: False, for a smaller last batch.
         seed: Random seed. Default: 0.
         num_replicas: Number of processes that share the batches. Default: the world size of torch.distributed if it is
-            initialized, else 1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
+            initialized, else 1. Pass num_replicas=1, rank=0 if other code divides the data among processes, such as
+            `accelerator.prepare`.
         rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
 
     Attributes:
-        epoch: Epoch of the next pass.
+        epoch: Number of the next epoch, which the next loop over the sampler yields.
 
     Raises:
         TypeError: `seed` or `batch_size` is not an integer.
@@ -209,7 +209,7 @@ class StratifiedBatchSampler(EpochSampler):
         return len(self.codes)
 
     def order(self, epoch: int) -> BatchOrder:
-        """Returns the batches of an epoch.
+        """Returns the batches of an epoch, as `BatchOrder`.
 
         Args:
             epoch: Number of the epoch, 0 or more.
@@ -229,7 +229,7 @@ def shuffled_within(rows: NDArray[Any], ends: NDArray[np.int64], generator: np.r
 
     Args:
         rows: Rows, shape (k,).
-        ends: Places where a group begins or the last one ends, ascending, from 0 to k.
+        ends: Positions at which groups begin, and the end of the last group, ascending, from 0 to k.
         generator: Random generator.
     """
     rows = rows.copy()
@@ -239,7 +239,7 @@ def shuffled_within(rows: NDArray[Any], ends: NDArray[np.int64], generator: np.r
 
 
 def codes_of(labels: Any) -> NDArray[Any]:
-    """Returns the class of each sample as a number from 0 on; numbers stand for classes, of which some may have no sample.
+    """Returns the class of each sample as a number from 0 on; a number may have no sample.
 
     Args:
         labels: List, array or tensor, shape (N,) or (N, columns); with several columns each combination is a class.
@@ -256,7 +256,7 @@ def codes_of(labels: Any) -> NDArray[Any]:
     """
     values = _values_of(labels)
     if values.ndim not in (1, 2) or not values.size:
-        raise ValueError(f"labels must have shape (N,) or (N, columns), with one sample or more, got shape {values.shape}")
+        raise ValueError(f"labels must have shape (N,) or (N, columns), with at least one sample, got shape {values.shape}")
     if values.ndim == 1 and values.dtype.kind in "iu" and int(values.max()) - int(values.min()) < LARGEST_KEY:
         return (values - values.min()).astype(np.min_scalar_type(int(values.max()) - int(values.min())))  # without a sort
     kinds, codes = np.unique(values, return_inverse=True, axis=0 if values.ndim == 2 else None)
@@ -275,16 +275,16 @@ def _values_of(labels: Any) -> NDArray[Any]:
         values = np.empty(0, dtype=object)
     kinds = set(map(type, values.flat)) if values.dtype == object else {values.dtype.type}
     if len(kinds) != 1 or not issubclass(kinds.pop(), str | bytes | int | float | np.number | np.bool_):
-        raise ValueError(f"labels must be numbers or strings, one or several of each sample, got {reprlib.repr(labels)}")
+        raise ValueError(f"labels must be numbers or strings, one or several per sample, got {reprlib.repr(labels)}")
     return values
 
 
 def same_classes(codes: NDArray[Any], seen: NDArray[Any]) -> bool:
-    """Returns whether two labellings divide the samples into the same classes, under any names.
+    """Returns whether two lists of classes divide the samples in the same way, whatever the names of the classes.
 
     Args:
         codes: Class of each sample, shape (N,), numbers from 0 on.
-        seen: Other class of each sample, shape (N,), whole numbers; below 0 where it is not known.
+        seen: Class of each sample in the other list, shape (N,), integers; below 0 if unknown.
 
     Example:
         >>> same_classes(np.array([0, 1, 1]), np.array([7, 5, -1])), same_classes(np.array([0, 1, 1]), np.array([7, 5, 7]))
@@ -303,18 +303,18 @@ NAMES = ("targets", "labels", "label")
 def labels_of(dataset: Any) -> Any:
     """Returns the classes of the samples of a dataset that holds them: the datasets of torchvision, Hugging Face and others.
 
-    Nothing is loaded: the classes are those of an attribute `targets`, `labels` or `label`, of such a column, or of the last
-    tensor of a TensorDataset where it has whole numbers; of the datasets inside of a `Subset` or a `ConcatDataset`, too. What
-    is not one number or string per sample, such as dicts, boxes or the names of files, is not a class.
+    No sample is loaded. Classes are read from an attribute or column `targets`, `labels` or `label`, or from the last tensor of
+    a TensorDataset if it has integers, also inside a `Subset` or a `ConcatDataset`. Only one number or string per sample counts
+    as a class, not dicts, boxes or names of files.
 
     Args:
         dataset: Map-style dataset.
 
     Returns:
-        Classes, list, array or tensor, of shape (N,).
+        Classes: a list, array or tensor of shape (N,).
 
     Raises:
-        ValueError: The dataset has none of these.
+        ValueError: No classes were found in the dataset.
 
     Example:
         >>> from torch.utils.data import Subset, TensorDataset

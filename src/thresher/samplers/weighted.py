@@ -1,4 +1,4 @@
-"""`WeightedSampler`: samples as often as their weights say, evenly paced, drawn independently, or without replacement."""
+"""`WeightedSampler`: draws samples in proportion to weights: evenly paced, independently, or without replacement."""
 
 import zlib
 from collections.abc import Iterator, Mapping
@@ -27,11 +27,11 @@ NEARLY = 1e-6
 
 
 def visits_due(weights: Weights, scale: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Returns how often samples come in each epoch at least, and the share of epochs in which they come once more.
+    """Returns how often each sample comes at least per epoch, and the share of epochs in which it comes once more.
 
     Args:
         weights: Weights of the samples, shape (k,), 0 or more.
-        scale: Number of visits per epoch that a weight of 1 asks for.
+        scale: Number of visits per epoch for a weight of 1.
 
     Example:
         >>> visits_due(np.array([3.0, 1.0]), 0.5)
@@ -60,7 +60,7 @@ def running_sums(weights: Weights, place: float = 0.0) -> Iterator[tuple[slice, 
 
 
 def total_of(weights: Weights, below: float = np.inf) -> float:
-    """Returns the sum of the weights that are below a bound.
+    """Returns the sum of the weights below a bound.
 
     Args:
         weights: Weights, shape (n,).
@@ -74,21 +74,21 @@ def total_of(weights: Weights, below: float = np.inf) -> float:
 
 
 def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, scale: float, base: int) -> NDArray[Any]:
-    """Returns the samples of a paced epoch: of those that are due, the ones whose turn comes first.
+    """Returns the samples of a paced epoch: the samples that are due, the earliest deadline first.
 
-    Each sample has its turn at a random phase. A sample does not come while it is ahead of its weight, and it comes first if it
-    would otherwise be a whole visit behind: the bounds of a "Pfair" schedule (Baruah et al., 1996, "Proportionate Progress").
-    Few samples may leave no way to keep them by that: they come in the order of their deadlines, large weights first.
+    Each sample has a random phase. A sample does not come while it is ahead of its weight, and it comes first if it would
+    otherwise fall a whole visit behind: the bounds of a "Pfair" schedule (Baruah et al., 1996, "Proportionate Progress"). With
+    few samples these bounds may be impossible; then samples come in the order of their deadlines, large weights first.
 
     Args:
         weights: Weights, shape (n,).
-        lag: Visits that each sample is behind its weight, shape (n,), float32; those after the epoch are written into it.
+        lag: Visits by which each sample is behind its weight, shape (n,), float32; overwritten with the values after the epoch.
         visits: Number of visits of all samples in an epoch.
-        scale: Number of visits that a weight of 1 asks for.
-        base: Number that the phases depend on, within [0, 2**63).
+        scale: Number of visits for a weight of 1.
+        base: Seed of the phases, within [0, 2**63).
 
     Returns:
-        Ids, shape (visits,), ascending, with repeats where a weight asks for them.
+        Ids, shape (visits,), ascending, with repeats if weights are large.
     """
     late, certain = np.empty(len(weights), dtype=np.float64 if len(weights) <= FEW else np.float32), 0
     for part in chunks(len(weights)):
@@ -116,7 +116,7 @@ def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, scale: floa
 
 
 def independent(weights: Weights, visits: int, generator: np.random.Generator) -> NDArray[Any]:
-    """Returns independent draws in proportion to the weights, ascending, shape (visits,).
+    """Draws samples independently in proportion to the weights, and returns their ids, ascending, shape (visits,).
 
     Args:
         weights: Weights, shape (n,), 0 or more.
@@ -174,43 +174,43 @@ def systematic(weights: Weights, visits: int, seed: int, epoch: int) -> NDArray[
 
 
 class WeightedSampler(EpochSampler):
-    """Sampler that yields each sample as often as its weight says, in one or in several processes.
+    """Sampler that yields each sample in proportion to its weight, in one or several processes.
 
-    Use it as `DataLoader(dataset, batch_size, sampler=WeightedSampler(weights))`. Weights need not add up to 1: a weight w asks
-    for `num_samples * w / sum(weights)` visits per epoch.
+    Use it as `DataLoader(dataset, batch_size, sampler=WeightedSampler(weights))`. Weights need not add up to 1: a sample of
+    weight w should come `num_samples * w / sum(weights)` times per epoch.
 
-    - `replacement="paced"` (default): a sample that a weight grants 1.7 visits per epoch comes once or twice in each epoch, and
-      after E epochs it has come 1.7 * E times, within 1. A sample comes at random once in every so many epochs; none comes
-      twice in an epoch unless its weight asks for more than one visit. (Up to 512 samples come by their deadlines instead,
-      large weights first.) When weights change, a sample may be up to 2 visits off.
+    - `replacement="paced"` (default): a sample that should come 1.7 times per epoch comes once or twice in each epoch, and 1.7
+    * E times in E epochs, to within 1. It comes twice in an epoch only if it should come more than once. The times are random,
+    except with up to 512 samples. After a change of weights, a sample may be up to 2 visits off.
     - `replacement=True`: independent draws with exact probabilities, as from torch's WeightedRandomSampler, for any number of
       samples; its limit of 2^24 does not apply.
-    - `replacement=False`: different samples in each epoch. A sample is in an epoch with the probability that its weight asks
-      for, at most 1: systematic sampling on a random order (Madow, 1949; Hartley & Rao, 1962).
+    - `replacement=False`: different samples in each epoch. A sample is in an epoch with a probability in proportion to its
+    weight, at most 1: systematic sampling on a random order (Madow, 1949; Hartley & Rao, 1962).
 
-    Every pass has the next epoch: the first one epoch 0, and each further one the epoch after it. `set_epoch(e)` gives the next
-    pass epoch `e`. Orders depend on the seed, the epoch and the weights alone. No global random state is used.
+    The first loop over the sampler yields epoch 0, and each further loop the next epoch. After `set_epoch(e)`, the next loop
+    yields epoch `e`. The order depends only on the seed, the epoch and the weights. Global random states are not used.
 
-    In W processes, process r gets the ids at the places r, r + W, r + 2W, ... of the order, as from a DistributedSampler, and
-    the first ids come again where the processes would not all get equally many. Processes of torch.distributed compare their
-    weights before the first epoch and after each `set_weights`.
+    With W processes, process r gets the ids at positions r, r + W, r + 2W, ... of the order, as from a DistributedSampler; if
+    the number is not divisible by W, the first ids come again. Processes of torch.distributed check that their weights are
+    equal, before the first epoch and after each `set_weights`.
 
     Args:
-        weights: Weight of each sample, shape (N,): list, array or tensor of finite numbers, 0 or more, one of them above 0.
-        num_samples: Number of visits per epoch, of all processes together, 1 or more. Default: N.
+        weights: Weight of each sample, shape (N,): list, array or tensor of finite numbers, 0 or more, at least one above 0.
+        num_samples: Number of samples per epoch, in all processes together, 1 or more. Default: N.
         replacement: "paced" (default), True or False; see above.
         seed: Random seed. Default: 0.
         num_replicas: Number of processes that share the ids. Default: the world size of torch.distributed if it is initialized,
-            else 1. Pass num_replicas=1, rank=0 if something else deals them out, such as `accelerator.prepare`.
+            else 1. Pass num_replicas=1, rank=0 if other code divides the data among processes, such as `accelerator.prepare`.
         rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
-        drop_last: Whether the last ids are left out where the processes would not all get equally many. Default: False.
+        drop_last: Whether the last ids are left out, instead of repeating the first, if they cannot be divided equally.
+            Default: False.
 
     Attributes:
-        epoch: Epoch of the next pass.
+        epoch: Number of the next epoch, which the next loop over the sampler yields.
 
     Raises:
         TypeError: `seed` or `num_samples` is not an integer.
-        ValueError: `weights` have the wrong shape or value, there are fewer positive weights than `num_samples` without
+        ValueError: `weights` have the wrong shape or value, `num_samples` exceeds the number of positive weights without
             replacement, or another argument is out of its range.
 
     Example:
@@ -248,7 +248,7 @@ class WeightedSampler(EpochSampler):
 
     @property
     def total(self) -> int:
-        """Number of visits of an epoch."""
+        """Number of samples per epoch, in all processes together."""
         return self.num_samples
 
     @property
@@ -262,12 +262,13 @@ class WeightedSampler(EpochSampler):
         return self._weights if self._later is None else self._later[1]
 
     def set_weights(self, weights: ArrayLike | Tensor | Mapping[int, float]) -> None:
-        """Changes the weights from the next epoch on; a pass in progress keeps its order, also in persistent workers.
+        """Changes the weights from the next epoch on; an epoch in progress keeps its order, also in persistent workers.
 
-        What samples are ahead of or behind their old weights is kept. Call it in all processes with the same weights.
+        A sample that came too often or too rarely for its old weight is still compensated. Call it in all processes with equal
+        weights.
 
         Args:
-            weights: Weight of each sample, shape (N,); or a dict of the weights that change, by id.
+            weights: Weight of each sample, shape (N,); or a dict with only the weights that change, by id.
 
         Raises:
             ValueError: The weights have the wrong shape or value, or an id is outside [0, N).
@@ -278,7 +279,7 @@ class WeightedSampler(EpochSampler):
             ids = np.fromiter(weights.keys(), dtype=np.int64, count=len(weights))
             if len(ids) and not (ids.min() >= 0 and ids.max() < n):
                 outside = ids[(ids < 0) | (ids >= n)][0]
-                raise ValueError(f"WeightedSampler: `weights` have the id {outside}, and ids are within [0, {n})")
+                raise ValueError(f"WeightedSampler: `weights` has the id {outside}, but ids must be within [0, {n})")
             values[ids] = np.fromiter(weights.values(), dtype=np.float64, count=len(weights))
         else:
             values = _as_weights(weights)
@@ -288,13 +289,13 @@ class WeightedSampler(EpochSampler):
         self._later = self.epoch, values
 
     def order(self, epoch: int) -> PickedOrder:
-        """Returns the order of an epoch.
+        """Returns the order of an epoch: an object that returns the ids at given places.
 
         Args:
             epoch: Number of the epoch, 0 or more.
 
         Raises:
-            RuntimeError: The weights of the epoch are not known any more, or the processes have different weights.
+            RuntimeError: The weights of an earlier epoch are no longer stored, or the processes have different weights.
         """
         if self._later is not None and epoch >= self._later[0]:
             later, self._later = self._later, None
@@ -302,8 +303,8 @@ class WeightedSampler(EpochSampler):
         self._check_agreed()
         if epoch < self._since:
             raise RuntimeError(
-                f"WeightedSampler: the weights hold from epoch {self._since} on, and those of epoch {epoch} are not known any "
-                "more: load a state of that epoch with load_state_dict."
+                f"WeightedSampler: the weights were changed at epoch {self._since}, and the weights of epoch {epoch} are no "
+                "longer stored: load a state of that epoch with load_state_dict."
             )
         if self.replacement is False:
             return PickedOrder(systematic(self._weights, self.num_samples, self.seed, epoch))
@@ -314,11 +315,11 @@ class WeightedSampler(EpochSampler):
         return PickedOrder(ids, Permutation(len(ids), self.seed, epoch))
 
     def state_at(self, epoch: int, consumed: int) -> dict[str, Any]:
-        """Returns the state with a place: small as long as the weights do not change; then with the weights and the lags.
+        """Returns the state at a given position; after a change of weights it includes them.
 
         Args:
             epoch: Number of the epoch.
-            consumed: Number of its ids that all processes together have consumed.
+            consumed: Number of ids of this epoch that all processes together have consumed.
         """
         state = super().state_at(epoch, consumed)
         if self._since or self._later is not None:
@@ -328,7 +329,7 @@ class WeightedSampler(EpochSampler):
         return state
 
     def settings(self) -> dict[str, Any]:
-        """Returns what the orders depend on, as plain values; of the weights a checksum."""
+        """Returns the settings that determine the order, as plain values; for the weights a checksum."""
         settings = {"num_samples": self.num_samples, "replacement": self.replacement, "weights": self._checksum}
         return super().settings() | settings
 
@@ -336,20 +337,20 @@ class WeightedSampler(EpochSampler):
         """Lets the next pass go on at a place, also with another number of processes.
 
         Args:
-            state: Result of `state_dict`. Weights that were set by `set_weights` are part of it.
+            state: State that `state_dict` returned, with weights set by `set_weights`.
 
         Raises:
-            ValueError: The state is of another order.
+            ValueError: The state was saved by a sampler with other settings.
         """
         changed = state.get("changed")
         super().load_state_dict(state if changed is None else {**state, "weights": self._checksum})
         self.restore_weights(state)
 
     def restore_weights(self, state: Mapping[str, Any]) -> None:
-        """Takes over the weights that `set_weights` had set when a state was saved.
+        """Loads only the weights from a state, if `set_weights` had changed them.
 
         Args:
-            state: Result of `state_dict`.
+            state: State that `state_dict` returned.
         """
         changed = state.get("changed")
         if changed is not None:
@@ -384,7 +385,7 @@ class WeightedSampler(EpochSampler):
         """Makes these the weights from an epoch on."""
         self._since, self._weights = since, weights
         self._scale = self.num_samples / total_of(weights)
-        """Number of visits per epoch that a weight of 1 asks for."""
+        """Number of visits per epoch for a weight of 1."""
         self._checksum = zlib.crc32(weights.data)
         self._drawn: tuple[int, NDArray[Any]] | None = None
         """Paced epoch that was drawn last, and its ids; `_lag` has the visits that samples are behind after it."""
@@ -400,15 +401,15 @@ class WeightedSampler(EpochSampler):
         if len(wrong):
             raise ValueError(
                 f"WeightedSampler: `weights` must be finite and 0 or more, got {weights[wrong[0]]} for sample {wrong[0]} (and "
-                f"{len(wrong) - 1} more). Give samples that are not to come the weight 0."
+                f"{len(wrong) - 1} more). Give a sample that should not come the weight 0."
             )
         positive = int(np.count_nonzero(weights))
         if not positive:
-            raise ValueError("WeightedSampler: `weights` are all 0: give one sample or more a positive weight.")
+            raise ValueError("WeightedSampler: `weights` are all 0: give at least one sample a positive weight.")
         if self.replacement is False and positive < self.num_samples:
             raise ValueError(
-                f"WeightedSampler: `num_samples` is {self.num_samples}, and {positive} weights are above 0: without "
-                "replacement an epoch cannot have more. Pass a smaller num_samples=, or replacement='paced'."
+                f"WeightedSampler: `num_samples` is {self.num_samples}, but only {positive} weights are above 0, and no sample "
+                "may repeat. Pass a smaller num_samples=, or replacement='paced'."
             )
         return weights
 
@@ -423,7 +424,7 @@ class WeightedSampler(EpochSampler):
         if others:
             raise RuntimeError(
                 f"WeightedSampler: rank {', '.join(map(str, others))} has other weights than rank 0, or set them in another "
-                "epoch. Compute them in one process, and send them to all with torch.distributed.broadcast."
+                "epoch. Compute the weights in one process, and send them to all with torch.distributed.broadcast."
             )
         self._agreed = True
 

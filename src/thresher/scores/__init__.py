@@ -1,4 +1,4 @@
-"""Static scores: how hard each sample of a dataset is, computed once before training by models that were trained for this.
+"""Static scores: how hard each sample of a dataset is, computed once before training, by models trained for this purpose.
 
 Larger is harder everywhere: `Prune(which="hard")` keeps the largest scores.
 """

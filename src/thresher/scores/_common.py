@@ -1,4 +1,4 @@
-"""What the score files share: the cost of scores, features, and probabilities of labels."""
+"""Common parts of the scores: their cost, features of samples, and class probabilities."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,17 +17,17 @@ PassCounts = tuple[int, int]
 
 
 def checked_history(name: str, argument: str, values: Any, dims: int) -> Tensor:
-    """Returns a history of the samples as float64 on the CPU.
+    """Checks values of all samples over the epochs, and returns them as float64 on the CPU.
 
     Args:
         name: Name of the calling function, used in error messages.
-        argument: Name of its argument.
-        values: The history, shape (T, N) or (T, N, C): epochs first.
+        argument: Name of the argument, used in error messages.
+        values: Values, shape (T, N) or (T, N, C) for T epochs.
         dims: Number of dimensions, 2 or 3.
 
     Raises:
         TypeError: `values` are not floating-point numbers.
-        ValueError: They are empty or have another number of dimensions.
+        ValueError: `values` are empty or have another number of dimensions.
     """
     history = torch.as_tensor(values).detach().cpu()
     if not history.is_floating_point():
@@ -39,12 +39,12 @@ def checked_history(name: str, argument: str, values: Any, dims: int) -> Tensor:
 
 
 def checked_window(name: str, window: int, epochs: int) -> int:
-    """Returns the number of epochs of a window.
+    """Checks the number of epochs of a window, and returns it.
 
     Args:
         name: Name of the calling function, used in the error message.
-        window: Value of its argument.
-        epochs: Number of epochs that there are for a window.
+        window: Value of the argument `window`.
+        epochs: Number of epochs in the history.
 
     Raises:
         ValueError: `window` is not an integer of 2 or more, or there are fewer epochs.
@@ -62,14 +62,14 @@ def of_history(
     provenance: Mapping[str, Any] | None,
     **settings: Any,
 ) -> Scores:
-    """Returns scores that were made of the history of a training, with what the training cost.
+    """Returns `Scores` computed from the history of a training run, with the cost of that run.
 
     Args:
         name: Name of the score.
-        values: Scores, shape (N,); NaN where one is not known.
-        labels: Classes, shape (N,), int64; None where there are none.
-        trained: Numbers of samples that the training put through forward and backward passes.
-        provenance: Facts about the training; None where there are none.
+        values: Scores, shape (N,); NaN if unknown.
+        labels: Classes, shape (N,), int64; None if there are no classes.
+        trained: Numbers of samples that training put through forward and backward passes.
+        provenance: Facts about the training run; None for none.
         **settings: Settings of the score.
     """
     known = {"versions": {"thresher": __version__, "torch": str(torch.__version__)}, **settings, **(provenance or {})}
@@ -93,19 +93,19 @@ def scored(
     backward: int = 0,
     **settings: Any,
 ) -> Scores:
-    """Returns scores with their cost: one forward pass over all samples per model, and what training the models took.
+    """Returns `Scores` with their cost: a forward pass over all samples for each model, and the cost of training the models.
 
     Args:
         name: Name of the score.
         seen: Values of all samples, shape (N,), and their labels.
-        models: Models that were asked.
+        models: Models that computed the values.
         trained: Numbers of samples that training the models put through forward and backward passes.
-        provenance: Facts about the models that the caller knows; None where there are none.
+        provenance: Facts about the models; None for none.
         backward: Number of samples that scoring itself put through backward passes. Default: 0.
         **settings: Settings of the score.
 
     Raises:
-        ValueError: `trained` is not two whole numbers of 0 or more.
+        ValueError: `trained` is not a pair of whole numbers of 0 or more.
     """
     models, n = as_list(models), len(seen.values)
     if len(trained) != 2 or not all(isinstance(count, int) and count >= 0 for count in trained):
@@ -126,21 +126,21 @@ def scored(
 def sample_features(
     model: nn.Module, loader: DataLoader[Any], *, forward: Forward | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Returns the features of all samples, by one forward pass without gradients, and the classes.
+    """Computes features of all samples by a forward pass without gradients.
 
-    `d2` is made of them. The pass over N samples is part of the cost of the scores.
+    `thresher.scores.d2` takes these features. The pass over N samples is part of the cost of its scores.
 
     Args:
-        model: Model that computes the features: the inputs of its last `nn.Linear`.
+        model: Model; the inputs of its last `nn.Linear` are the features.
         loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
         forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
 
     Returns:
-        Features, shape (N, D), float32, and classes, shape (N,), int64; None where the targets are not classes.
+        Features, shape (N, D), float32, and classes, shape (N,), int64, or None if the targets are not classes.
 
     Raises:
         TypeError: `model` or `loader` has the wrong type, or the dataset has no length.
-        ValueError: The model has no `nn.Linear` or one with inputs of another shape, or the loader gives batches whose rows
+        ValueError: The model has no `nn.Linear` or one with inputs of another shape, or the loader yields batches whose rows
             cannot be matched to samples.
 
     Example:
@@ -161,10 +161,10 @@ def _rows(answers: list[Answer]) -> Tensor:
 
 
 def class_probabilities(model: nn.Module, loader: DataLoader[Any], *, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
-    """Returns the probabilities of the classes of all samples, by one forward pass without gradients, and the classes.
+    """Computes the class probabilities of all samples by a forward pass without gradients.
 
-    Call it after each epoch of a training and stack the results: `aum`, `dyn_unc`, `dual` and `tdds` are made of them. A pass
-    over N samples is part of the cost of these scores.
+    Call it after each epoch of training and stack the results, from which `aum`, `dyn_unc`, `dual` and `tdds` compute scores.
+    Each pass over N samples is part of their cost.
 
     Args:
         model: Model whose outputs are logits with the classes in dimension 1.
@@ -176,7 +176,7 @@ def class_probabilities(model: nn.Module, loader: DataLoader[Any], *, forward: F
 
     Raises:
         TypeError: `model` or `loader` has the wrong type, or the dataset has no length.
-        ValueError: The outputs do not have shape (n, C), the targets are not classes, or the loader gives batches whose rows
+        ValueError: The outputs do not have shape (n, C), the targets are not classes, or the loader yields batches whose rows
             cannot be matched to samples.
 
     Example:
@@ -199,5 +199,5 @@ def class_probabilities(model: nn.Module, loader: DataLoader[Any], *, forward: F
 
     seen = scan(model, loader, read, forward=forward)
     if seen.labels is None:
-        raise ValueError("class_probabilities: the targets are not classes; give class indices or class probabilities")
+        raise ValueError("class_probabilities: targets are not classes; give class indices or class probabilities")
     return seen.values, seen.labels

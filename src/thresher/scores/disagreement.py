@@ -1,4 +1,4 @@
-"""Disagreement of an ensemble: its members classify a sample differently, or none of them is certain.
+"""Disagreement of an ensemble: members classify a sample differently, or no member is certain.
 
 Chitta et al., "Training Data Subset Search with Ensemble Active Learning", arXiv:1905.12737. The paper trains on the samples on
 which an ensemble disagrees.
@@ -72,8 +72,8 @@ def disagreement(
         kind: Measure of disagreement: "entropy", "mutual_information" or "variation_ratio", as in `disagreement_of`. Default:
             "entropy".
         forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
-        trained: Number of samples that the training of the models put through forward and backward passes, which is part of
-            the cost of the scores. Default: (0, 0).
+        trained: Cost of training the models, `(forward, backward)`: numbers of samples that went through forward and backward
+            passes. It is added to the cost of the scores. Default: (0, 0).
         provenance: Other facts about the models, such as their epochs and seeds. Default: none.
 
     Returns:
@@ -81,7 +81,7 @@ def disagreement(
 
     Raises:
         TypeError: `models` or `loader` has the wrong type, or the dataset has no length.
-        ValueError: `kind` is not one of the allowed values, there is one model where two are needed, the outputs do not have
+        ValueError: `kind` is not one of the allowed values, there is one model but two are needed, the outputs do not have
             shape (n, classes), or the loader gives batches whose rows cannot be matched to samples.
 
     Example:

@@ -1,4 +1,4 @@
-"""DUAL: difficulty times uncertainty of a sample early in a training, and a draw of easier samples where little is kept.
+"""DUAL: difficulty times uncertainty of a sample early in training, and a preference for easier samples if few are kept.
 
 Cho et al., "Lightweight Dataset Pruning without Full Training via Example Difficulty and Prediction Uncertainty", ICML 2025,
 arXiv:2502.06905. Official code: github.com/behaapyy/dual-pruning. The score needs the first 30 of 200 epochs only.
@@ -24,10 +24,10 @@ STRENGTH = 15.0
 
 
 def beta_density(x: Tensor, a: float, b: float) -> Tensor:
-    """Returns the logarithm of the density of a Beta distribution, -inf outside (0, 1) where it is 0.
+    """Returns the logarithm of the density of a Beta distribution, shape (n,); -inf outside (0, 1), or if the density is 0.
 
     Args:
-        x: Places, shape (n,), within [0, 1].
+        x: Points, shape (n,), within [0, 1].
         a: First parameter, > 0.
         b: Second parameter, > 0.
 
@@ -52,22 +52,23 @@ def dual(
 ) -> Scores:
     """Scores each sample by the mean, over windows of epochs, of 10 * std * (1 - mean) of the probability of its label.
 
-    With `pruned`, the scores put the samples in the order of a draw without replacement, so that
-    `Prune(scores, keep=1 - pruned)` keeps the drawn ones. The chance of a sample is in proportion to its score times the
-    density, at its mean probability, of a Beta distribution around the mean probability of the 10 highest scored samples; the
-    more is pruned, the easier samples it prefers.
+    With `pruned`, samples are drawn without replacement, and the scores are their ranks, so `Prune(scores, keep=1 - pruned)`
+    keeps the drawn samples. The chance of a sample is in proportion to its score times the density, at its mean probability, of
+    a Beta distribution around the mean probability of the 10 highest scored samples; the more is pruned, the easier samples it
+    prefers.
 
     Args:
         probabilities: Probability of the label of each sample after each of the first epochs, shape (T, N), T >= `window`;
             published: T = 30.
         window: Number of epochs of a window, 2 or more. Default and published: 10.
-        pruned: Share of the samples that will be pruned, (0, 1), for the draw. Default None: the scores themselves.
-        exponent: Exponent of `pruned` in the parameters of the draw, > 0. Default 4, the code's for CIFAR; for ImageNet: 11.
+        pruned: Share of the samples that will be pruned, (0, 1); samples are then drawn. Default None: no draw.
+        exponent: Exponent of `pruned` in the parameters of the draw, > 0. Default 4, as in the official code for CIFAR; 11 for
+            ImageNet.
         seed: Random seed of the draw. Default 0.
         labels: Classes, shape (N,), int64. Default: None, there are no classes.
-        trained: Number of samples that the training put through forward and backward passes, and the passes that recorded the
-            history, which are the cost of the scores. Default: (0, 0).
-        provenance: Facts about the training, such as its epochs and seed. Default: none.
+        trained: Cost of the scores, `(forward, backward)`: numbers of samples that went through forward and backward passes, to
+            train and to compute the probabilities. Default: (0, 0).
+        provenance: Facts about the training run, such as its epochs and seed. Default: none.
 
     Returns:
         Scores of all N samples; NaN where a probability is not finite.
@@ -84,7 +85,7 @@ def dual(
     history = checked_history("dual", "probabilities", probabilities, 2)
     checked_window("dual", window, len(history))
     if pruned is not None and not 0 < pruned < 1:
-        raise ValueError(f"dual: `pruned` is the share that will be pruned, within (0, 1), got {pruned!r}")
+        raise ValueError(f"dual: `pruned` must be a share within (0, 1), got {pruned!r}")
     if not 0 < exponent < math.inf:
         raise ValueError(f"dual: `exponent` must be a finite number above 0, got {exponent!r}")
     windows = history.unfold(0, window, 1)

@@ -1,4 +1,4 @@
-"""Dyn-Unc: how much the probability of a sample's label varies from epoch to epoch, on average over a training.
+"""Dyn-Unc: how much the probability of a sample's label varies from epoch to epoch, on average over training.
 
 He et al., "Large-scale Dataset Pruning with Dynamic Uncertainty", CVPR workshops 2024, arXiv:2306.05175, keep the 75 % of the
 samples that vary most. The official code leaves the last epoch out, skips probabilities of exactly 0 and multiplies by 10; here
@@ -49,9 +49,9 @@ def dyn_unc(
         as_in_code: Whether the last epoch is left out, a probability of 0 is not part of any window, and the result is
             multiplied by 10, as in the official code; a sample without a whole window has NaN. Default False.
         labels: Classes, shape (N,), int64. Default: None, there are no classes.
-        trained: Number of samples that the training put through forward and backward passes, and the passes that recorded the
-            history, which are the cost of the scores. Default: (0, 0).
-        provenance: Facts about the training, such as its epochs and seed. Default: none.
+        trained: Cost of the scores, `(forward, backward)`: numbers of samples that went through forward and backward passes, to
+            train and to compute the probabilities. Default: (0, 0).
+        provenance: Facts about the training run, such as its epochs and seed. Default: none.
 
     Returns:
         Scores of all N samples, 0 or more; NaN where a probability is not finite.

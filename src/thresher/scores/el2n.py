@@ -52,8 +52,8 @@ def el2n(
         models: Models that were trained for a few epochs; their outputs are logits with the classes in dimension 1.
         loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
         forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
-        trained: Number of samples that the training of the models put through forward and backward passes, which is part of
-            the cost of the scores. Default: (0, 0).
+        trained: Cost of training the models, `(forward, backward)`: numbers of samples that went through forward and backward
+            passes. It is added to the cost of the scores. Default: (0, 0).
         provenance: Other facts about the models, such as their epochs and seeds. Default: none.
 
     Returns:

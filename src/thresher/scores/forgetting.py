@@ -20,10 +20,10 @@ NeverLearned = Literal["presentations", "infinite", "zero"]
 
 
 def events_in_history(correct: Tensor) -> Tensor:
-    """Counts how often each sample was correct at one presentation and wrong at the next.
+    """Counts how often each sample was classified correctly when seen once, and wrongly when seen next.
 
     Args:
-        correct: Whether each sample was correct at each presentation, shape (T, N), bool.
+        correct: Whether each sample was classified correctly each time it was seen, shape (T, N), bool.
 
     Returns:
         Number of forgetting events, shape (N,), int64.
@@ -36,14 +36,15 @@ def events_in_history(correct: Tensor) -> Tensor:
 
 
 def events_in_turns(turns: Tensor) -> Tensor:
-    """Counts the forgetting events in the column that `thresher.Forgetting` keeps of each sample.
+    """Counts forgetting events from the values that `thresher.Forgetting` stores for each sample.
 
     Args:
         turns: Number of turns from wrong to correct or back, shape (N,), any integer dtype; odd while the sample is correct,
             -1 for a sample that was never seen.
 
     Returns:
-        Number of turns from correct to wrong, shape (N,), int64; 0 for a sample that was never correct or never seen.
+        Number of turns from correct to wrong, shape (N,), int64; 0 for a sample that was never classified correctly or never
+        seen.
 
     Example:
         >>> events_in_turns(torch.tensor([-1, 0, 1, 2, 5], dtype=torch.int16))
@@ -53,7 +54,7 @@ def events_in_turns(turns: Tensor) -> Tensor:
 
 
 def score_of_never_learned(name: str, never_learned: NeverLearned, presentations: int) -> float:
-    """Returns the score of a sample that was never correct.
+    """Returns the score of a sample that was never classified correctly.
 
     Args:
         name: Name of the calling function, used in the error message.
@@ -80,17 +81,17 @@ def forgetting(
     trained: PassCounts = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
-    """Scores each sample by its number of forgetting events in the course of one training.
+    """Scores each sample by its number of forgetting events in one training run.
 
     Args:
-        correctness: Whether each sample was correct at each of its presentations, shape (T, N), bool, T >= 1.
-        never_learned: Score of a sample that was never correct. "presentations" (default): T, as in the original code.
-            "infinite": as in data_diet, so that pruning keeps it before all others. "zero": as in KAKURENBO and DeepCore, so
-            that it is pruned first.
+        correctness: Whether each sample was classified correctly each time it was seen, shape (T, N), bool, T >= 1.
+        never_learned: Score of a sample that was never classified correctly. "presentations" (default): T, as in the original
+            code. "infinite": as in data_diet, so that pruning keeps it before all others. "zero": as in KAKURENBO and DeepCore,
+            so that it is pruned first.
         labels: Classes, shape (N,), int64. Default: None, there are no classes.
-        trained: Number of samples that the training put through forward and backward passes, which is the cost of the scores.
-            Default: (0, 0).
-        provenance: Facts about the training, such as its epochs and seed. Default: none.
+        trained: Cost of the scores, `(forward, backward)`: numbers of samples that training put through forward and backward
+            passes. Default: (0, 0).
+        provenance: Facts about the training run, such as its epochs and seed. Default: none.
 
     Returns:
         Scores of all N samples.

@@ -2,7 +2,8 @@
 
 Paul et al., "Deep Learning on a Data Diet", NeurIPS 2021, arXiv:2107.07075: gradient of all parameters, mean over ten or more
 networks trained for a few epochs. DeepCore (github.com/PatrickZH/DeepCore) takes the gradient of the last layer, which is the
-default here too. DeepCore's formula counts a gradient of the bias even where the layer has no bias; this one does not.
+default here too. DeepCore's formula includes a gradient of the bias even if the layer has no bias; this implementation does
+not.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,7 +55,7 @@ def whole_model(model: nn.Module, batch: Any, criterion: Criterion, forward: For
         forward: Function `(model, batch) -> (outputs, targets)`.
 
     Returns:
-        Norms, shape (n,), NaN where the loss is not finite; and the targets.
+        Norms, shape (n,), NaN if the loss is not finite; and the targets.
 
     Raises:
         ValueError: No parameter has requires_grad=True.
@@ -99,12 +100,12 @@ def grand(
         models: Models that were trained for a few epochs.
         loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
         criterion: Loss, in any form that `thresher.attach` accepts.
-        layer: Parameters whose gradient counts. "last" (default): parameters of the last `nn.Linear`, whose outputs must be
-            those of the model; takes one forward pass per batch. "all": all parameters with requires_grad=True; takes one
+        layer: Parameters whose gradient counts. "last" (default): parameters of the last `nn.Linear`, whose outputs must be the
+            outputs of the model; takes one forward pass per batch. "all": all parameters with requires_grad=True; takes one
             forward and one backward pass per sample.
         forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
-        trained: Number of samples that the training of the models put through forward and backward passes, which is part of
-            the cost of the scores. Default: (0, 0).
+        trained: Cost of training the models, `(forward, backward)`: numbers of samples that went through forward and backward
+            passes. It is added to the cost of the scores. Default: (0, 0).
         provenance: Other facts about the models, such as their epochs and seeds. Default: none.
 
     Returns:
@@ -148,7 +149,7 @@ def _head_norms(criterion: Criterion, answer: Answer) -> Tensor:
     if not isinstance(answer.outputs, Tensor) or answer.outputs.shape != (n, head.out_features):
         got = tuple(answer.outputs.shape) if isinstance(answer.outputs, Tensor) else type(answer.outputs).__name__
         raise ValueError(
-            f"grand: the model's outputs {got} are not those of its last nn.Linear, {(n, head.out_features)}; use layer='all'"
+            f"grand: the model's outputs {got} must be those of its last nn.Linear, {(n, head.out_features)}; use layer='all'"
         )
     loss = criterion.signals(answer.outputs, answer.targets, answer.layout, set())["loss"]
     errors = criterion.errors(answer.outputs, answer.targets, answer.layout)

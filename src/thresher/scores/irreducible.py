@@ -3,7 +3,7 @@
 Mindermann et al., "Prioritized Training on Points that are Learnable, Worth Learning, and Not Yet Learnt", ICML 2022,
 arXiv:2206.07137. Original code: github.com/OATML/RHO-Loss. `thresher.RhoLoss` takes these scores.
 
-The model is trained on holdout data. Where there is none, two models are trained on one half of the data each, and each scores
+The model is trained on holdout data. Without holdout data, two models are trained on one half of the data each, and each scores
 the other half.
 """
 
@@ -41,8 +41,8 @@ def irreducible(
         trained_on: Ids of the samples that each model trained on, one int64 tensor per model. Default: None, no model trained
             on any sample of this dataset.
         forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
-        trained: Number of samples that the training of the models put through forward and backward passes, which is part of
-            the cost of the scores. Default: (0, 0).
+        trained: Cost of training the models, `(forward, backward)`: numbers of samples that went through forward and backward
+            passes. It is added to the cost of the scores. Default: (0, 0).
         provenance: Other facts about the models, such as their epochs and seeds. Default: none.
 
     Returns:
@@ -70,7 +70,7 @@ def irreducible(
         member = membership("irreducible", trained_on, len(models), n)
     if len(known := member.all(0).nonzero()):
         raise ValueError(
-            f"irreducible: every sample needs a model that did not train on it; {len(known)} have none, such as {int(known[0])}"
+            f"irreducible: every sample needs a model that did not train on it; {len(known)} lack one, such as {int(known[0])}"
         )
 
     def read(answers: list[Answer]) -> Tensor:

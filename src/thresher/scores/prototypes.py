@@ -26,7 +26,7 @@ STARTS = 10
 
 
 def to_nearest(features: Tensor, centroids: Tensor) -> Tensor:
-    """Returns 1 - cosine of the angle between each feature vector and the nearest centroid.
+    """Returns 1 - cosine of the angle between each feature vector and the nearest centroid, float64.
 
     Args:
         features: Feature vectors of any length, shape (N, D).
@@ -91,10 +91,10 @@ def prototypes(
         loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
         clusters: Number of clusters, 1 or more; about as many as there are classes.
         seed: Random seed of k-means. Default: 0.
-        embed: Function `(model, batch) -> features` of shape (n, ...), for models without such a layer. Default: None.
+        embed: Function `(model, batch) -> features` of shape (n, ...), for models without an `nn.Linear`. Default: None.
         forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
-        trained: Number of samples that the training of the model put through forward and backward passes, which is part of
-            the cost of the scores. Default: (0, 0).
+        trained: Cost of training the model, `(forward, backward)`: numbers of samples that went through forward and backward
+            passes. It is added to the cost of the scores. Default: (0, 0).
         provenance: Other facts about the model. Default: none.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Scores from a finished run: what a method that selects during training knows about each sample at the end."""
+"""Scores from a finished run of a method that selects during training."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from thresher.scores.forgetting import NeverLearned, events_in_turns, score_of_n
 
 
 class FinishedRun(Protocol):
-    """The part of a `thresher.Run` from which scores are made.
+    """Protocol of a finished `thresher.Run`, from which scores are computed.
 
     Attributes:
         method: Method of the run.
@@ -33,7 +33,7 @@ class FinishedRun(Protocol):
 
     @property
     def records(self) -> Mapping[str, Tensor]:
-        """Column name to one value per sample, shape (N,)."""
+        """Values stored for each sample, shape (N,), by column name."""
         ...
 
     @property
@@ -85,10 +85,10 @@ def forgotten_in(run: FinishedRun, *, never_learned: NeverLearned = "presentatio
 
 
 def from_run(path: str | os.PathLike[str]) -> Scores:
-    """Scores each sample by how often a run of `thresher compare` trained on it, so by the preference of the run itself.
+    """Scores each sample by how often a run of `thresher compare` trained on it.
 
-    The cost of the scores is the cost of the run, from the JSON file beside the samples; without that file, every training on a
-    sample counts as one forward and one backward pass. Use `Scores.without_cost` where the run had another purpose.
+    The cost of the scores is the cost of the run, from the JSON file next to the samples; without that file, each time a sample
+    was trained on counts as one forward and one backward pass. Use `Scores.without_cost` if the run had another purpose.
 
     Args:
         path: File with the samples of the run, DIR/runs/NAME with or without .parquet.
@@ -99,7 +99,7 @@ def from_run(path: str | os.PathLike[str]) -> Scores:
     Raises:
         ImportError: pyarrow is not installed.
         FileNotFoundError: The file does not exist.
-        ValueError: The file is damaged, or lacks the columns id and trained; the message names it.
+        ValueError: The file is damaged, or lacks the columns id and trained.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -122,10 +122,10 @@ def from_run(path: str | os.PathLike[str]) -> Scores:
                 for name in ("id", "trained", "target")
             )
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise ValueError(f"{path}: damaged, or no Parquet file: {error}") from error
+            raise ValueError(f"{path}: damaged, or not a Parquet file: {error}") from error
     if ids is None or times_trained is None:
         raise ValueError(
-            f"{path}: the samples of a run have the columns id and trained; this file has {', '.join(names) or 'neither'}"
+            f"{path}: the file of a run must have the columns id and trained; this file has {', '.join(names) or 'neither'}"
         )
     result = _run_result(path.with_suffix(".json"))
     cost = result.get("cost", {})
@@ -157,7 +157,7 @@ def _run_result(path: Path) -> dict[str, Any]:
     counts = [cost.get(name, 0) for name in ("forward", "backward")] if isinstance(cost, dict) else [None]
     if not all(type(count) is int and count >= 0 for count in counts):
         raise ValueError(
-            f"{path}: `cost` must have whole numbers `forward` and `backward`. Delete the files of the run; the same "
-            "`thresher compare` makes them again"
+            f"{path}: `cost` must have whole numbers `forward` and `backward`. Delete the files of the run, and run the same "
+            "`thresher compare` again"
         )
     return result

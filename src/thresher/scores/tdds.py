@@ -1,4 +1,4 @@
-"""TDDS: how unevenly the predictions of a sample move from epoch to epoch, with the late epochs of a training counting most.
+"""TDDS: how unevenly the predictions of a sample move from epoch to epoch, with late epochs counting most.
 
 Zhang et al., "Spanning Training Progress: Temporal Dual-Depth Scoring (TDDS) for Enhanced Dataset Pruning", CVPR 2024,
 arXiv:2311.13611. Samples that vary most are kept. How windows are combined is a reading of the published description: a moving
@@ -21,7 +21,7 @@ def movements(probabilities: Tensor) -> Tensor:
         probabilities: Probabilities of the classes after each epoch, shape (T, N, C).
 
     Returns:
-        Movements, shape (T - 1, N); a class whose probability is 0 before or after counts as if that were 1e-8.
+        Movements, shape (T - 1, N); a probability of 0 counts as 1e-8.
 
     Example:
         >>> import torch
@@ -48,9 +48,9 @@ def tdds(
         window: Number of movements of a window, 2 or more. Default and published: 10.
         decay: Share of the newest window in the moving average, (0, 1]. Default and published: 0.9.
         labels: Classes, shape (N,), int64. Default: None, there are no classes.
-        trained: Number of samples that the training put through forward and backward passes, and the passes that recorded the
-            history, which are the cost of the scores. Default: (0, 0).
-        provenance: Facts about the training, such as its epochs and seed. Default: none.
+        trained: Cost of the scores, `(forward, backward)`: numbers of samples that went through forward and backward passes, to
+            train and to compute the probabilities. Default: (0, 0).
+        provenance: Facts about the training run, such as its epochs and seed. Default: none.
 
     Returns:
         Scores of all N samples, 0 or more; NaN where a probability is not finite.

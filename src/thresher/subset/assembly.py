@@ -156,7 +156,7 @@ def _mutated_buffers(descriptors: list[Any]) -> list[str]:
             raise Unsupported("its forward changes its inputs or parameters in place")
     # `Graphs` finds outputs by their place, right after the new values of buffers.
     if sorted(outputs.values()) != list(range(len(mutated), len(mutated) + len(outputs))):
-        raise Unsupported("it returns something other than new tensors")
+        raise Unsupported("it returns other values than new tensors")
     return mutated
 
 
@@ -234,7 +234,7 @@ def _layout_of_value(value: Any, symbol: Any, node: fx.Node) -> Any:
         return None
     # As in `h @ h.T`, which compares every sample with every other.
     if len(axes) > 1:
-        return Unsupported(f"{node.target} gives a tensor with the batch in two dimensions")
+        return Unsupported(f"{node.target} returns a tensor with the batch in two dimensions")
     per = _multiple(value.shape[axes[0]], symbol)
     return per if isinstance(per, Unsupported) else Layout(axes[0], per)
 

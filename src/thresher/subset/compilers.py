@@ -61,7 +61,7 @@ def lacks_torch() -> str | None:
     # A TorchVersion compares as a version; as text, 2.9 would be newer than 2.11.
     if torch.__version__ >= OLDEST_TORCH:
         return None
-    return f"subset_backward needs torch {OLDEST_TORCH} or newer, and this is torch {torch.__version__}"
+    return f"subset_backward needs torch {OLDEST_TORCH} or newer, but torch {torch.__version__} is installed"
 
 
 def _backends(model: nn.Module) -> Iterator[Any]:

@@ -242,8 +242,8 @@ def _saved(ctx: Any) -> list[Any]:
     saved = ctx.saved
     if saved is None:
         raise RuntimeError(
-            "subset_backward: backward through the same forward a second time; the first backward frees the saved tensors "
-            "unless it is given retain_graph=True"
+            "subset_backward: second backward through the same forward pass; pass retain_graph=True to the first backward to "
+            "keep the saved tensors"
         )
     for value, version in ctx.versions:
         if value._version != version:

@@ -189,7 +189,7 @@ def compile_graphs(
             graphs.compiled_backward = backward_of = _compile(graphs, *copies)
     # Inductor adds guards while it compiles, such as one on 32-bit indices.
     if not graphs.holds_for(len(tensors[graphs.first])):
-        raise Unsupported("compiling it assumed something else of the batch size")
+        raise Unsupported("the compiler made a wrong assumption about the batch size")
     # Guards may exclude few rows. Half of the rows that are tried must be a number that runs compiled, or the
     # comparison of some rows would run without Inductor.
     least = next((k for k in range(2, 64) if backward_of.holds_for(k)), 2)

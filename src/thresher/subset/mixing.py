@@ -278,7 +278,7 @@ def trial_arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched: 
         own.append(base)
         other.append(changed)
     if all(x is y or torch.equal(x, y) for x, y in zip(own, other, strict=True)):
-        raise Unclear("all samples of the batch are alike, so it cannot be seen whether they mix")
+        raise Unclear("all samples of the batch are equal, so mixing cannot be detected; use a batch of different samples")
     yield own
     yield other
 
@@ -503,7 +503,7 @@ def compare_gradients(graphs: Graphs, whole: Any, some: Any, rows: Tensor) -> No
         scale = max(float(a.abs().max()), 1e-3 * largest)
         error = float((a - b).abs().max())
         if not math.isfinite(scale):
-            raise Unclear(f"its gradients are not finite (of {name})")
+            raise Unclear(f"the gradient of {name} is not finite")
         # Not `>`, which an error of NaN would pass.
         if not error <= TOLERANCE.get(a.dtype, 1e-3) * scale:
             raise DifferentGradients(

@@ -323,8 +323,8 @@ class SubsetBackward(SubsetModule):
             if took > SECONDS_TO_TELL and not self._told:
                 self._told = True
                 logger.warning(
-                    "subset_backward: tracing %s took %.1f s%s. It is done once for each kind of call: the first batch, and "
-                    "the first one of another length, wait for it. `tracing_s` of the model has the sum. This is logged once.",
+                    "subset_backward: tracing %s took %.1f s%s. This happens once for each kind of call, such as a first batch "
+                    "of another length. `tracing_s` of the model has the total time. This is logged once.",
                     type(self.wrapped).__name__, took, " with compiling" if self._options is not None else "",
                 )  # fmt: skip
         # A list, because graphs of one kind can exclude each other's batch sizes by their guards.
@@ -349,9 +349,10 @@ class SubsetBackward(SubsetModule):
             outdated = differs(self.wrapped, checked, settings.tensors(checked), tensors, rebuild)
         if outdated:
             self._stopped = Outdated(
-                f"in call {graphs.calls} of the traced model its outputs differ from the model's. Its forward reads something "
-                "that changed and cannot be seen from outside, so results since the last comparison may be wrong (calls 1, 2, "
-                f"4, 8 and so on are compared, then every {EVERY}th). Pass it as an argument, or as a buffer of the module"
+                f"in call {graphs.calls} of the traced model its outputs differ from the model's. Its forward depends on a "
+                "value that changed and that Thresher cannot observe, so results since the last comparison may be wrong (calls "
+                f"1, 2, 4, 8 and so on are compared, then every {EVERY}th). Make this value an argument, or a buffer of the "
+                "module"
             )
             self._traces.clear()
             raise self._stopped
@@ -383,8 +384,8 @@ class SubsetBackward(SubsetModule):
         self._options = None
         self._warn(
             Uncompiled,
-            f"the graphs of {type(self.wrapped).__name__} run without torch.compile. Their gradients are right and their "
-            f"backward pass costs the kept rows only, but each operation runs by itself: {reason}",
+            f"the graphs of {type(self.wrapped).__name__} run without torch.compile. Gradients are right and the backward pass "
+            f"costs the kept rows only, but operations are not fused: {reason}",
         )
 
     def _give_up(self, reason: Unsupported) -> None:

@@ -72,9 +72,9 @@ class Patience:
     def reason(self) -> str:
         """Returns why a kind is not traced now."""
         return (
-            f"it was traced {self.traces} times for different kinds of inputs or settings, which took {self.seconds:.1f} s. A "
-            f"further kind is traced only after it has come up {CALLS_PER_TRACE} times. Pad inputs to few lengths, and pass "
-            "a number that changes in every step as a tensor"
+            f"it was traced {self.traces} times for different kinds of inputs or settings, which took {self.seconds:.1f} s. "
+            f"Another kind is traced only after {CALLS_PER_TRACE} calls. Pad inputs to few lengths, and pass a number that "
+            "changes in every step as a tensor"
         )
 
     def count(self, kind: Hashable, seconds: float) -> None:
@@ -144,7 +144,7 @@ def describe(tree: Any, n: int, *, sizes: bool = True) -> Any:
     if isinstance(tree, CONSTANT_TYPES):
         # With the type, since True, 1 and 1.0 are equal.
         return type(tree), tree
-    raise Unsupported(f"it is given a {type(tree).__name__}, whose content a trace would take for constant")
+    raise Unsupported(f"it is given a {type(tree).__name__}, whose contents would be constants in the trace")
 
 
 class Shapes:
@@ -456,8 +456,7 @@ def _modules_by_prefix(module: nn.Module) -> dict[str, nn.Module]:
         if isinstance(part, ScriptModule):
             name = f"module {prefix[:-1]!r}" if prefix else "the model"
             raise Unsupported(
-                f"{name} was made by torch.jit.script or torch.jit.trace, and such a module cannot be traced; use the Python "
-                "module that it was made of"
+                f"{name} comes from torch.jit.script or torch.jit.trace, and cannot be traced; use the original Python module"
             )
         modules[prefix] = part
         ahead.extend((f"{prefix}{name}.", child) for name, child in part._modules.items() if child is not None)

@@ -155,7 +155,7 @@ def _sizes_of(fakes: list[Tensor], tensors: list[Tensor], batched: list[bool], r
         other: Any = fakes[i].shape[d]
         free.setdefault(other.node.expr, []).append((i, d))
     if size.node.expr in free:
-        raise Unsupported("its batch size is also another size")
+        raise Unsupported("its batch size equals another size")
     lengths = tuple(tensors[places[0][0]].shape[places[0][1]] for places in free.values())
     places = [(i, d) for i, t in enumerate(tensors) for d in range(t.dim()) if d or not batched[i]]
     fixed = {(i, d): tensors[i].shape[d] for i, d in places if (i, d) not in varying} if free else {}
@@ -192,7 +192,7 @@ def _context(sizes: list[DimDynamic]) -> StatelessSymbolicContext[Any, Any]:
 
 
 def _refuse_size(size: Any) -> None:
-    raise Unsupported(f"it returns a size that follows the batch ({size})")
+    raise Unsupported(f"it returns a size that depends on the batch ({size})")
 
 
 def without_caches(outputs: Any) -> Any:
@@ -282,12 +282,14 @@ def _refuse_hidden_inputs(graph: fx.GraphModule) -> None:
             constant = getattr(graph, node.target)
             # As a constant of the graph it would get no gradient, without a word.
             if isinstance(constant, Tensor) and constant.requires_grad:
-                raise Unsupported(f"it uses a trained tensor of shape {tuple(constant.shape)} that is not a parameter of it")
+                raise Unsupported(
+                    f"it uses a tensor of shape {tuple(constant.shape)} that requires gradients but is no parameter of it"
+                )
         value = node.meta.get("val")
         for part in value if isinstance(value, tuple | list) else (value,):
             # Such a size, as that of `nonzero`, is an unbacked symbol: no size of the inputs gives it.
             if isinstance(part, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) and free_unbacked_symbols(part):
-                raise Unsupported(f"{node.target} gives a size or number that follows values")
+                raise Unsupported(f"{node.target} returns a size or number that depends on values")
 
 
 def _refuse_frequencies(graph: fx.GraphModule) -> None:

@@ -131,7 +131,7 @@ def _check_close(what: str, found: Any, wanted: Any, share: float) -> None:
             raise Unclear(f"its {what} are not finite")
         # Not `>`, which an error of NaN would pass.
         if not error <= share * scale:
-            raise Unsupported(f"its compiled graphs give other {what}: they differ by a relative {error / scale:.1e}")
+            raise Unsupported(f"its compiled graphs return other {what}, with a relative difference of {error / scale:.1e}")
 
 
 def _compare_with_itself(graphs: Graphs, arguments: list[Any]) -> None:
@@ -180,7 +180,8 @@ CHANCES = frozenset({"dropout_p", "dropout", "p"})
 
 FEW = (16, 13, 19)
 """Numbers of samples of a batch that are compared, the first that the trace holds for: whole batches would take a noticeable
-share of a short training."""
+share of a short training run.
+"""
 
 
 def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[Tensor], rebuild: Any) -> bool:

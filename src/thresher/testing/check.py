@@ -238,7 +238,7 @@ class Subject:
     Args:
         method: Instance of the method.
         signals: Functions `(generator, n) -> (n,)` that draw values of signals that Thresher does not know, by name.
-        epochs: Length of the training that the method is asked about.
+        epochs: Number of epochs of the training run for which the method is asked.
         samples: Size of the dataset that the method is asked about.
 
     Raises:
@@ -258,7 +258,7 @@ class Subject:
         for wanted in sorted(self.needs() - OF_A_PASS):
             if wanted not in known:
                 raise ValueError(
-                    f"check_method: {self.name} needs the signal {wanted!r}; say what its values are like, such as "
+                    f"check_method: {self.name} needs the signal {wanted!r}; pass a function that draws values of it, such as "
                     f"signals={{{wanted!r}: lambda generator, n: generator.random(n)}}"
                 )
             self.generators[wanted] = known[wanted]
@@ -408,7 +408,7 @@ class EpochSubject(Subject):
         return plan
 
     def answers(self, kind: str = "tied") -> list[Any]:
-        """Returns the plans of a whole training in which only kept and refreshed samples are seen."""
+        """Returns the plans of a whole training run in which only kept and refreshed samples are seen."""
         table, plans = self.table(), []
         for epoch in range(self.epochs):
             plan = self.ask(table, epoch, kind=kind)
@@ -552,7 +552,7 @@ def subject_of(method: Any, signals: Mapping[str, SignalGenerator] | None, epoch
     Args:
         method: Instance of the method.
         signals: Functions that draw values of signals that Thresher does not know, by name; as in `check_method`.
-        epochs: Length of the training that the method is asked about.
+        epochs: Number of epochs of the training run for which the method is asked.
         samples: Size of the dataset that the method is asked about.
 
     Raises:
@@ -617,7 +617,7 @@ class Check:
         Args:
             method: Instance of the method, of one of the stages of this check.
             signals: Functions that draw values of signals that Thresher does not know, by name. Default: None.
-            epochs: Length of the training that the method is asked about. Default: 20.
+            epochs: Number of epochs of the training run for which the method is asked. Default: 20.
             samples: Size of the dataset that the method is asked about. Default: 50.
 
         Raises:
@@ -1338,7 +1338,7 @@ def check_device(subject: Subject) -> None:
 
 @promise("before", "epoch", "batch")
 def check_training(subject: Subject) -> None:
-    """Checks that a training with a method learns, and that it continues unchanged from a state saved within an epoch.
+    """Checks that a model learns with a method, and that training continues unchanged from a state saved within an epoch.
 
     Args:
         subject: Method to check, an instance.
@@ -1382,7 +1382,7 @@ def _check_learning(subject: Subject, settings: dict[str, Any]) -> AttachedTrain
 
 
 def _check_resuming(subject: Subject, settings: dict[str, Any], whole: AttachedTraining) -> None:
-    """Compares a training that is interrupted, saved and resumed with one that is not; detaches all of them."""
+    """Compares a run that is interrupted, saved and resumed with an uninterrupted run; detaches both."""
     with subject.asked("saving and resuming its training"):
         first = AttachedTraining(subject, **settings)
         steps = [entry[0] for entry in whole.log].count(2)
@@ -1393,7 +1393,7 @@ def _check_resuming(subject: Subject, settings: dict[str, Any], whole: AttachedT
         second.load(checkpoint)
         second.train()
     same = [*first.log, *second.log] == whole.log and second.result() == whole.result()
-    subject.expect(same, "a training that is resumed in the middle of an epoch differs from one without interruption")
+    subject.expect(same, "a run that is resumed in the middle of an epoch differs from an uninterrupted run")
     for training in (whole, first, second):
         training.run.detach()
 
@@ -1424,14 +1424,14 @@ def check_method(
     epochs: int = CHECK_EPOCHS,
     samples: int = CHECK_SAMPLES,
 ) -> None:
-    """Checks every promise of a method: its declaration, its answers to hard questions, and a training with it.
+    """Checks every promise of a method: its declaration, its choices in hard cases, and a training run with it.
 
     Args:
         method: Instance of the method, of any stage.
         signals: Functions `(generator, n) -> (n,)` that draw values of signals that Thresher does not know, by name;
             `generator` is a `numpy.random.Generator`. Default: None.
-        epochs: Length of the training that the method is asked about; choose it so that the method leaves out samples.
-            Default: 20.
+        epochs: Number of epochs of the training run for which the method is asked; choose it so that the method leaves out
+            samples. Default: 20.
         samples: Size of the dataset, for a method that needs to know it (such as one with a score of every sample).
             Default: 50.
 
@@ -1448,7 +1448,7 @@ def check_method(
         ...     check_method(Misspelt(keep=0.5))
         ... except AssertionError as error:
         ...     print(str(error).split(". ")[0])
-        Misspelt.actve is neither a setting nor part of the contract of methods; the nearest name is 'active'
+        Misspelt.actve is neither a setting nor part of the interface of methods; the nearest name is 'active'
     """
     subject = subject_of(method, signals, epochs, samples)
     for check in CHECKS:

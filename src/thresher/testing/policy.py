@@ -41,9 +41,7 @@ def check_policy(make: Callable[[int], Any], *, prompts: int = 12) -> None:
         thresher.testing.check.ContractError: First: propose(4) must return 4 ids, whole numbers in [0, 1), got [0, 1, 2, 3]
     """
     if hasattr(make, "propose") and not isinstance(make, type):
-        raise TypeError(
-            f"check_policy: `make` makes new policies; give the class {type(make).__name__}, not one of its policies"
-        )
+        raise TypeError(f"check_policy: `make` must create new policies; pass the class {type(make).__name__}, not an instance")
     with rng.undisturbed(CPU):
         first, other = make(prompts), make(prompts)
         name = type(first).__name__
@@ -52,7 +50,7 @@ def check_policy(make: Callable[[int], Any], *, prompts: int = 12) -> None:
             before = torch.get_rng_state()
             ids = _asked(first, (1, prompts // 2 or 1, prompts + 3)[number % 3], name, prompts)
             if not torch.equal(before, torch.get_rng_state()):
-                raise ContractError(f"{name}: propose draws from torch's global generator; give it a generator of its own")
+                raise ContractError(f"{name}: propose draws from torch's global generator; use a separate torch.Generator")
             torch.manual_seed(number + 1000)  # ranks have other global random states
             _same(name, "a policy made anew, as on another rank,", _asked(other, len(ids), name, prompts), ids)
             rewards = _rewards(len(ids), number)

@@ -44,7 +44,7 @@ class Toy:
         outputs: Number of outputs of the linear model.
         lr: Learning rate of plain gradient descent.
         batch: Batch size.
-        epochs: Number of epochs of the training.
+        epochs: Number of epochs of the training run.
         held_out: Inputs and targets of more samples of the same kind.
 
     Example:
@@ -78,7 +78,7 @@ class Toy:
 
 
 class Outcome(NamedTuple):
-    """Result of one training.
+    """Results of one training run.
 
     Attributes:
         score: Score of the trained model; larger is better.
@@ -353,7 +353,7 @@ def beats_uniform(method: Any, toy: str, seeds: Sequence[int] = (0, 1, 2), **set
     Args:
         method: Method, or function that makes a method for a `Toy`.
         toy: Name of a planted problem.
-        seeds: Random seeds, for one training each. Default: (0, 1, 2).
+        seeds: Random seeds, one training run for each. Default: (0, 1, 2).
         **settings: Other arguments of `thresher.attach`, used for the method only.
 
     Returns:

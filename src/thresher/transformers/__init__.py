@@ -1,4 +1,4 @@
-"""Selection in trainings of the package `transformers`: `Selection` is a mixin for Trainer and its subclasses.
+"""Selection with Hugging Face transformers: `Selection` is a mixin for Trainer and its subclasses.
 
 It needs the extra `transformers`: `pip install 'thresher[transformers]'`.
 """

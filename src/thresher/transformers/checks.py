@@ -1,4 +1,4 @@
-"""What `Selection` refuses: settings of Trainer under which a selection would be wrong."""
+"""Checks of settings of Trainer with which a selection would be wrong."""
 
 from typing import Any
 
@@ -14,17 +14,17 @@ from thresher.warning import warn
 
 
 def unsupported(what: str, way_out: str) -> ValueError:
-    """Returns the error of a setting that is not supported.
+    """Returns the error for a setting that is not supported.
 
     Args:
-        what: Name of the setting and what was got.
+        what: Name of the setting, and its value.
         way_out: Sentences that say why, and what to do.
     """
     return ValueError(f"thresher.transformers.Selection: {what} is not supported. {way_out}")
 
 
 def check_settings_of(trainer: Any) -> None:
-    """Refuses settings of a trainer.
+    """Checks that the settings of a trainer are supported.
 
     Args:
         trainer: Trainer with a selection, before it trains.
@@ -42,12 +42,12 @@ def check_settings_of(trainer: Any) -> None:
     if args.max_steps <= 0 and (args.num_train_epochs != int(args.num_train_epochs) or args.num_train_epochs < 1):
         raise unsupported(
             f"TrainingArguments(num_train_epochs={args.num_train_epochs})",
-            "Methods plan whole epochs: give a whole number, 1 or more.",
+            "Methods choose samples for whole epochs: give a whole number, 1 or more.",
         )
     if trainer.compute_loss_func is not None and trainer.per_position is None:
         raise unsupported(
             "Trainer(compute_loss_func=) alone",
-            "It returns the mean of the losses, and the method needs each of them, too: give per_position=, a function "
+            "It returns the mean loss, and the method needs the loss of each position: give per_position=, a function "
             "(outputs, labels) -> (losses, valid).",
         )
     for name in ("auto_find_batch_size", "enable_jit_checkpoint", "torch_compile"):
@@ -57,31 +57,31 @@ def check_settings_of(trainer: Any) -> None:
 
 
 def check_rows_joined(trainer: Any) -> None:
-    """Refuses methods with forward passes of their own, or that choose in the batch, beside joined rows.
+    """Checks that the method works with joined rows: it must not choose in the batch or make extra forward passes.
 
     Args:
         trainer: SFTTrainer with a selection, which joins the examples of a batch into one row.
 
     Raises:
-        ValueError: The method needs rows that are examples.
+        ValueError: The method needs one row per example.
     """
     _, epoch_method, batch_method = split_by_stage(method_of(trainer.selection))
     if batch_method is not None or calls_model(epoch_method):
         raise unsupported(
             f"SFTConfig(packing=True) or SFTConfig(padding_free=True) with {type(batch_method or epoch_method).__name__}",
-            "Examples are joined into one row there, and this method needs a row for each. Use padding_free=False, or a method "
-            "that plans epochs by the losses of the training alone, such as a share of the cost, selection=0.5, or InfoBatch.",
+            "These settings join examples into one row, and this method needs one row per example. Use padding_free=False, or "
+            "a method that chooses before each epoch without extra forward passes, such as selection=0.5 or InfoBatch.",
         )
 
 
 def passes_beside_head(trainer: Any) -> dict[str, Any]:
-    """Returns the setting `forward_passes` that a batch method needs beside the fused head, whose pass cannot be traced.
+    """Returns the setting `forward_passes` for a batch method and a model with a fused head, which cannot be traced.
 
     Args:
         trainer: SFTTrainer with a selection.
 
     Raises:
-        ValueError: It is set to "once".
+        ValueError: `forward_passes` is set to "once".
     """
     batch_method = split_by_stage(method_of(trainer.selection))[2]
     passes = trainer.selection_settings.get("forward_passes", "auto")
@@ -91,11 +91,11 @@ def passes_beside_head(trainer: Any) -> dict[str, Any]:
         raise unsupported(
             "forward_passes='once' with SFTTrainer",
             "The loss comes from a fused head, whose forward pass cannot be traced for a backward pass of some rows only. Use "
-            "forward_passes='twice', or a method that plans epochs.",
+            "forward_passes='twice', or a method that chooses before each epoch.",
         )
     warn(
         f"{type(batch_method).__name__} chooses by a scoring pass before each step, as with forward_passes='twice': the fused "
-        "head of SFTTrainer cannot be traced. Rows of several batches are joined, and need one length: set "
+        "head of SFTTrainer cannot be traced. Rows of several batches are joined into one batch, and need equal lengths: set "
         "SFTConfig(pad_to_multiple_of=) to the length of the longest example."
     )
     return {"forward_passes": "twice"}
@@ -134,40 +134,40 @@ def _check_processes(trainer: Any) -> None:
 
 
 def check_has_ids(loader: Any) -> None:
-    """Refuses a loader whose samples have no ids.
+    """Checks that a loader has a map-style dataset, so that samples have indices.
 
     Args:
         loader: Training loader of a trainer.
 
     Raises:
-        ValueError: It is not a DataLoader of a map-style dataset.
+        ValueError: The loader is not a DataLoader with a map-style dataset.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         dataset = type(getattr(loader, "dataset", loader)).__name__
         raise unsupported(
             f"A training loader over {dataset}",
-            "Give a train_dataset with __getitem__ and __len__. A loop with thresher.attach also takes streams.",
+            "Give a train_dataset with __getitem__ and __len__. A loop with thresher.attach also takes an IterableDataset.",
         )
 
 
 def check_known_length(loader: SelectedLoader, method: Any, *, processes: int) -> None:
-    """Refuses a run of which the number of batches of an epoch, now or later, is not known when it begins.
+    """Checks that the number of batches of every epoch is known when the epoch begins.
 
     Args:
         loader: Loader of the run.
         method: Method, or list of methods, as `thresher.attach` takes it.
-        processes: Number of processes; of several, `attach` takes samplers of a known length only.
+        processes: Number of processes. With several, `attach` has already checked that the sampler has a known length.
 
     Raises:
-        ValueError: The sampler may repeat samples, and an epoch method leaves some out; or a batch method keeps rows by chance
-            and fills them up to full batches.
+        ValueError: The sampler may repeat samples, and the method leaves some out before the epoch; or a batch method keeps
+            rows by chance and gathers them into full batches.
     """
     batches_in_epoch(loader)
     epoch_method = split_by_stage(method_of(method))[1]
     if processes == 1 and not loader.yields_once and not isinstance(epoch_method, FullData):
         sampler = type(inner_sampler(loader.batch_sampler)).__name__
         raise unsupported(
-            f"{type(epoch_method).__name__} beside a {sampler}, which may repeat samples,",
+            f"{type(epoch_method).__name__} with a {sampler}, which may repeat samples,",
             "Trainer needs to know the number of batches of an epoch when it begins. Use the sampler of Trainer itself.",
         )
 
@@ -179,13 +179,13 @@ def batches_in_epoch(loader: SelectedLoader) -> int:
         loader: Loader of a run.
 
     Raises:
-        ValueError: It is not known before the epoch is over.
+        ValueError: The number is not known before the epoch is over.
     """
     try:
         return len(loader)
     except TypeError as error:
         raise ValueError(
-            f"thresher.transformers.Selection: {error} Trainer steps with the last batches of an accumulation by the number of "
-            "batches. Use the sampler of Trainer itself; for a method that chooses in the batch, a fixed `keep` or, except in "
+            f"thresher.transformers.Selection: {error} Trainer needs the number of batches to know when accumulation ends. Use "
+            "the sampler of Trainer itself; or, for a method that chooses within a batch, a fixed `keep` or, except in "
             "SFTTrainer, forward_passes='once'."
         ) from error

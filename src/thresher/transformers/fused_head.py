@@ -1,4 +1,4 @@
-"""SFTTrainer of TRL: losses from its fused head, which makes no logits, and examples that are joined into one row."""
+"""SFTTrainer of TRL: losses from its fused head, which returns no logits, and examples that are joined into one row."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ def module_of_head(kind: type) -> ModuleType | None:
 
 @contextmanager
 def squares_in_head(kind: type) -> Iterator[None]:
-    """Has the fused head of a trainer that is made return the sums of squared probabilities, too: the signal `uncertainty`.
+    """Makes the fused head of a new trainer also return the sums of squared probabilities, for the signal `uncertainty`.
 
     Args:
         kind: Class of the trainer.
@@ -51,7 +51,7 @@ def squares_in_head(kind: type) -> Iterator[None]:
 
 
 class NotingLengths:
-    """Collates as before, and adds the lengths of the examples, which are joined into one row.
+    """Collate function that calls another, and adds the lengths of the examples that it joined into one row.
 
     Args:
         collate: The collate function.
@@ -66,7 +66,7 @@ class NotingLengths:
 
 
 class HeadLosses:
-    """Losses by position that the fused head returns. Its targets are the lengths of joined examples; None without joining.
+    """Loss at each position, as the fused head returns it. Targets are the lengths of joined examples; None if not joined.
 
     Args:
         loss_type: Setting of SFTConfig: "nll", "chunked_nll" or "dft".
@@ -81,7 +81,7 @@ class HeadLosses:
         return "the loss of SFTTrainer"
 
     def by_position(self, outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
-        """Returns losses and marks of the positions that count, both of shape (examples, positions)."""
+        """Returns losses and the mask of the positions that count, both of shape (examples, positions)."""
         losses = -outputs.log_probs
         if self._dft:
             losses = losses * outputs.log_probs.exp().detach()
@@ -99,8 +99,8 @@ class HeadLosses:
     def signals(self, outputs: Any, lengths: Any) -> dict[str, Tensor]:
         """Returns signals of the examples: means over the positions that count, as for a cross-entropy of logits.
 
-        The head returns no largest probability. `confidence` is the probability of the label, which is the largest one wherever
-        the model is right, and never more than it.
+        The head does not return the largest probability, so `confidence` is the probability of the label. The two are equal if
+        the model is right; otherwise the label's is lower.
         """
         with torch.no_grad():
             valid = by_example(outputs.label_mask, lengths)
@@ -119,23 +119,23 @@ class HeadLosses:
             }
 
     def of_reference(self, outputs: Any, labels: Tensor, lengths: Any) -> Tensor:
-        """Returns losses by position of a model that returns logits, in the shape of `by_position`."""
+        """Returns the loss at each position of a model that returns logits, in the shape of `by_position`."""
         return by_example(self._of_logits.by_position(outputs, labels)[0][:, :-1], lengths)
 
 
 def by_example(values: Tensor, lengths: Sequence[int] | None) -> Tensor:
-    """Splits the values of a joined row by its examples, one row each.
+    """Splits a joined row into one row per example.
 
     Args:
-        values: Values by position, shape (rows, positions); of a joined row (1, positions), without one for the last token,
-            after which nothing comes.
-        lengths: Number of tokens of each example; None where rows are examples.
+        values: Value at each position, shape (rows, positions). A joined row has shape (1, positions), without a value for the
+            last token, which has no next token.
+        lengths: Number of tokens of each example; None if each row is one example.
 
     Returns:
-        Shape (examples, longest), with zeros behind the end of an example.
+        Values, shape (examples, length of the longest), with zeros after the end of an example.
 
     Raises:
-        ValueError: The row is not as long as its examples.
+        ValueError: The row is not as long as its examples together.
 
     Example:
         >>> by_example(torch.tensor([[1, 2, 3, 4]]), [2, 3])
@@ -147,14 +147,14 @@ def by_example(values: Tensor, lengths: Sequence[int] | None) -> Tensor:
     tokens = sum(lengths) - 1  # nothing comes after the last token; behind it there may be padding
     if values.shape[0] != 1 or values.shape[1] < tokens:
         raise ValueError(
-            f"thresher.transformers.Selection: examples of {tokens + 1} tokens were joined, and the model returned values of "
+            f"thresher.transformers.Selection: examples of {tokens + 1} tokens were joined, but the model returned values of "
             f"shape {tuple(values.shape)}. Use the data_collator of SFTTrainer, or padding_free=False."
         )
     return pad_sequence(list(values[0, :tokens].split([*lengths[:-1], lengths[-1] - 1])), batch_first=True)
 
 
 def aux_loss(trainer: Any, outputs: Any, total: Any) -> Tensor | float:
-    """Returns what a mixture of experts adds to the loss of a batch; 0.0 without such a term.
+    """Returns the auxiliary loss of a mixture of experts for a batch, a scalar; 0.0 for other models.
 
     Args:
         trainer: The SFTTrainer.

@@ -1,4 +1,4 @@
-"""Losses by position of a model's outputs, and their comparison with the loss that the model computes itself."""
+"""The loss at each position of a model's outputs, and its comparison with the loss that the model computes itself."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ GIVE_LOSSES = (
 
 
 class Losses(Protocol):
-    """The losses of a training."""
+    """Protocol of objects that compute the losses of a trainer."""
 
     criterion: Any
     """Criterion of `forward`, as `thresher.attach` takes it."""
@@ -33,7 +33,7 @@ class Losses(Protocol):
 
     @property
     def by_position(self) -> PerPosition:
-        """Function that returns the losses and whether they count, both of shape (rows, ...)."""
+        """Function that returns the loss of each position and whether it counts, both of shape (rows, ...)."""
         ...
 
     def pair(self, outputs: Any, labels: Tensor) -> tuple[Any, Tensor]:
@@ -42,10 +42,10 @@ class Losses(Protocol):
 
 
 class ClassLosses:
-    """Cross-entropy by position, with the label -100 for positions that do not count.
+    """Cross-entropy at each position; positions with the label -100 do not count.
 
     Args:
-        shifts: Whether the outputs at a position are of the label at the next one, as in causal language models.
+        shifts: Whether the outputs at a position predict the label at the next position, as in causal language models.
         smoothing: Share of the label that goes to all classes alike, [0, 1). Default 0.
 
     Example:
@@ -60,7 +60,7 @@ class ClassLosses:
         self.criterion, self._shifts = nn.CrossEntropyLoss(ignore_index=IGNORED, label_smoothing=smoothing), shifts
 
     def by_position(self, outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the losses in float32, and whether the positions count, both of the shape of the labels.
+        """Returns the losses in float32, and the mask of the positions that count, both in the shape of the labels.
 
         Args:
             outputs: Outputs of the model, with logits of shape (rows, ..., classes).
@@ -116,12 +116,12 @@ class UsersLosses:
 
 
 def losses_of(model: Any, per_position: PerPosition | None, *, smoothing: float = 0.0) -> Losses:
-    """Returns the losses of a model.
+    """Returns the object that computes the losses of a model.
 
     Args:
         model: Model of the package transformers, without the wrapper of peft.
         per_position: The user's function; None for the cross-entropy that the heads of most models compute.
-        smoothing: Label smoothing of that cross-entropy, [0, 1). Default 0.
+        smoothing: Label smoothing of the cross-entropy, [0, 1). Default 0.
     """
     if per_position is not None:
         return UsersLosses(per_position)
@@ -144,18 +144,18 @@ TrainerLoss = Callable[[Any, Any], Tensor]
 def divides_by_total(
     loss: TrainerLoss, losses: Losses, answer: Callable[[], tuple[Any, Tensor]], *, takes_total: bool
 ) -> bool | None:
-    """Compares losses by position with the loss of a trainer, and returns whether this divides by `num_items_in_batch`.
+    """Compares losses with the loss of a trainer, and returns whether the trainer divides by `num_items_in_batch`.
 
-    It is None where no position of the batch counts.
+    Returns None if no position of the batch counts.
 
     Args:
-        loss: Function that computes the loss of the trainer, in evaluation mode, also by a function of its own.
+        loss: Function that computes the loss of the trainer in evaluation mode, with or without `compute_loss_func`.
         losses: Losses to compare.
         answer: Function that returns the outputs of the model for inputs with labels, without its own loss, and the labels.
         takes_total: Whether the trainer counts `num_items_in_batch`; some models take it and leave it unread.
 
     Raises:
-        ValueError: The trainer has another loss.
+        ValueError: The loss of the trainer differs.
     """
     noted: list[tuple[Tensor, Tensor]] = []
 
@@ -187,25 +187,25 @@ def divides_by_total(
         divisor = f" ({trainer_loss.item():.6g} with num_items_in_batch={total:.6g})" if takes_total else ""
         raise ValueError(
             f"thresher.transformers.Selection: the loss of the trainer is {loss(None, None).item():.6g} on a batch{divisor}, "
-            f"and the mean {kind} is {of_mean.item():.6g}: the selection would train another loss. {way_out}"
+            f"but the mean {kind} is {of_mean.item():.6g}: the selection would train another loss. {way_out}"
         )
     return divides
 
 
 def without_loss(outputs: Any) -> Any:
-    """Returns the outputs of a model that was given labels as those without labels; a tuple begins with the loss."""
+    """Removes the loss from the outputs of a model that was given labels; in a tuple it comes first."""
     return outputs if isinstance(outputs, Mapping) else outputs[1:]
 
 
 def check_same(own: Tensor, other: Tensor) -> None:
-    """Checks that the loss of a trainer follows from its losses by position.
+    """Checks that the loss of a trainer agrees with the loss computed from its positions.
 
     Args:
-        own: Loss of the trainer, shape ().
-        other: Loss that is made of the losses by position, shape ().
+        own: Loss that the trainer computed, shape ().
+        other: Loss computed from the losses of the positions, shape ().
 
     Raises:
-        ValueError: They differ.
+        ValueError: The two losses differ.
     """
     if not _same(own, other):
         raise ValueError(

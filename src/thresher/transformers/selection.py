@@ -1,4 +1,4 @@
-"""`Selection`: the mixin that has a Trainer train on a selection of samples."""
+"""`Selection`: a mixin with which a Trainer trains on selected samples."""
 
 import copy
 import inspect
@@ -46,7 +46,7 @@ from thresher.trees import leaves
 
 
 class Tokens:
-    """A token selection at work.
+    """A token selection with its reference model.
 
     Args:
         method: The token selection.
@@ -55,8 +55,8 @@ class Tokens:
     def __init__(self, method: TokenSelection) -> None:
         if method.reference is None:
             raise ValueError(
-                "thresher.transformers.Selection: TokenSelection has no reference model, by which it chooses. Give it one of "
-                "the package transformers with the same tokens: thresher.TokenSelection(keep, reference=model)."
+                "thresher.transformers.Selection: TokenSelection needs a reference model to choose by. Give it a model of "
+                "transformers with the same tokenizer: thresher.TokenSelection(keep, reference=model)."
             )
         self._method, self._reference = method, method.reference
 
@@ -64,7 +64,7 @@ class Tokens:
         """Prepares the reference model.
 
         Args:
-            model: Model that is trained.
+            model: Model to train.
             device: Device of the batches.
 
         Raises:
@@ -96,20 +96,20 @@ class Tokens:
 
 
 def split_tokens(selection: Any) -> tuple[Any, Tokens | None]:
-    """Returns the methods that choose among samples, as `thresher.attach` takes them, and the token selection if there is one.
+    """Splits `selection` into methods that choose samples, as `thresher.attach` takes them, and a token selection or None.
 
     Args:
         selection: Argument of `Selection`.
 
     Raises:
-        ValueError: There are two token selections, or one without a reference model.
+        ValueError: There are two token selections, or a token selection has no reference model.
     """
     methods = list(selection) if isinstance(selection, list | tuple) else [selection]
     token_methods = [one for one in methods if isinstance(one, TokenSelection)]
     if not token_methods:
         return selection, None
     if len(token_methods) > 1:
-        raise ValueError("thresher.transformers.Selection: `selection` has two TokenSelection; give one")
+        raise ValueError("thresher.transformers.Selection: `selection` has two TokenSelection; give only one")
     others = [one for one in methods if not isinstance(one, TokenSelection)]
     return (others[0] if len(others) == 1 else others) if others else FullData(), Tokens(token_methods[0])
 
@@ -140,7 +140,7 @@ def _checked(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     known = {*inspect.signature(attach).parameters, *Options.__annotations__} - GIVEN_BY_TRAINER
     if unknown := sorted(set(settings or {}) - known):
         raise TypeError(
-            f"Selection: selection_settings: {', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}"
+            f"Selection: selection_settings: {', '.join(unknown)}: no such setting; the settings are {', '.join(sorted(known))}"
         )
     return dict(settings or {})
 
@@ -159,7 +159,7 @@ class Selection(Base):
     Args:
         args: Arguments of the trainer, as without a selection.
         selection: Method, list of methods or share of the cost, as `thresher.attach` takes it. In the list, or alone, there may
-            be a `thresher.TokenSelection`, whose reference model is called with each batch of the training.
+            be a `thresher.TokenSelection`, whose reference model is called with each training batch.
         per_position: Function `(outputs, labels) -> (losses, valid)`, for a loss that is not a cross-entropy. It returns the
             loss of each position, shape (rows, ...), and a mask or weights of the positions that count, same shape. If the
             batch has no key "labels", `labels` is a dict with the keys in `TrainingArguments(label_names=...)`. Default:
@@ -197,7 +197,7 @@ class Selection(Base):
         check_settings_of(self)
 
     def _prepare(self, per_position: PerPosition | None, settings: dict[str, Any]) -> None:
-        """Sets what a training begins with."""
+        """Sets the state before training."""
         self.per_position, self.selection_settings = per_position, settings
         self._run: Run | None = None
         self._saved: dict[str, Any] | None = None
@@ -236,7 +236,7 @@ class Selection(Base):
             The same trainer.
 
         Raises:
-            TypeError: A setting is not an argument of `thresher.attach`, or one that Trainer knows.
+            TypeError: `selection_settings` has a key that is not an argument of `thresher.attach`, or that Trainer sets itself.
             ValueError: The trainer has a selection already, or is an SFTTrainer, whose loss is set up when it is created.
         """
         kind = type(trainer)
@@ -255,10 +255,10 @@ class Selection(Base):
 
     @property
     def run(self) -> Run:
-        """The run of the training in progress or, after it, of the last one, with its cost, history and records.
+        """The `thresher.Run` of the current or last call of `train`, with its cost, history and stored losses.
 
         Raises:
-            ValueError: No training has begun.
+            ValueError: `train` was not called yet.
         """
         if self._run is None:
             raise ValueError("thresher.transformers.Selection.run: no training has begun; call train() first")
@@ -347,7 +347,7 @@ class Selection(Base):
         self._done = 0
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
-        """Returns the batches of the next step, and the number of their positions that count."""
+        """Returns the batches of the next step, and the number of positions in them that count."""
         batches, total = super().get_batch_samples(self._with_ids(epoch_iterator), num_batches, device)
         self._batches = epoch_iterator
         if self._trains and len(batches) < num_batches:
@@ -355,7 +355,7 @@ class Selection(Base):
         return batches, total
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Trains on one batch, whose ids are those of the batch that the loader of the run has yielded."""
+        """Trains on one batch, and returns its loss."""
         rows = inputs.pop(ROWS, None)
         try:
             self._rows, self._done = rows or (ids_of_batch(self.run, inputs), None), self._done + 1
@@ -453,15 +453,14 @@ class Selection(Base):
         if not file.is_file():
             raise ValueError(
                 f"thresher.transformers.Selection: {checkpoint} has no file {file.name}, the state of the run: it was saved "
-                "without Selection, or with save_only_model=True. Records and plans would begin anew in the middle of the "
-                "training. Load the weights alone, by from_pretrained, and call train() "
-                "without resume_from_checkpoint."
+                "without Selection, or with save_only_model=True. The method would start again in the middle of training. Load "
+                "the weights with from_pretrained, and call train() without resume_from_checkpoint."
             )
         state = torch.load(file, weights_only=True, map_location="cpu")
         if state["processes"] != processes:
             raise ValueError(
-                f"thresher.transformers.Selection: {checkpoint} was saved by {state['processes']} processes, and these are "
-                f"{processes}. Go on with as many."
+                f"thresher.transformers.Selection: {checkpoint} was saved by {state['processes']} processes, but now there are "
+                f"{processes}. Use the same number."
             )
         return state
 
@@ -519,8 +518,8 @@ class Selection(Base):
         names = ["labels"] if "labels" in batch else [name for name in self.label_names if name in batch]
         if not names:
             raise ValueError(
-                f"thresher.transformers.Selection: the batch has no `labels`, only {', '.join(batch)}. Name the labels so in "
-                "the dataset or in the data_collator, and say what the loss is where it is not a cross-entropy: " + GIVE_LOSSES
+                f"thresher.transformers.Selection: the batch has no `labels`, only {', '.join(batch)}. Rename the labels in "
+                "the dataset or the data_collator. If the loss is not a cross-entropy: " + GIVE_LOSSES
             )
         labels = {name: batch[name] for name in names}
         return {name: value for name, value in batch.items() if name not in names}, labels.get("labels", labels)
@@ -547,7 +546,7 @@ class Selection(Base):
                 if self._direct and self.per_position is None:
                     raise ValueError(
                         f"thresher.transformers.Selection: compute_loss of {type(self).__name__} does not call "
-                        f"compute_loss_func, as Trainer does, but has a loss of its own. {GIVE_LOSSES}"
+                        f"compute_loss_func, as Trainer does, but computes another loss. {GIVE_LOSSES}"
                     )
                 divides = divides_by_total(
                     loss, self._losses, lambda: (without_loss(self.model(**inputs)), labels), takes_total=total is not None
@@ -611,7 +610,7 @@ class Selection(Base):
 
 
 class StepEnd(TrainerCallback):
-    """Tells a trainer that a step is over.
+    """Callback that tells a trainer when a step is over.
 
     Args:
         trainer: The trainer.
@@ -621,32 +620,32 @@ class StepEnd(TrainerCallback):
         self._trainer = trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tells it."""
+        """Tells the trainer that a step is over."""
         self._trainer._step_is_over(control)
 
 
 class HeldState:
-    """Holds the state that is loaded into it."""
+    """Stand-in for a scheduler that keeps the state loaded into it."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Holds a state."""
+        """Keeps a state."""
         self.state = state_dict
 
 
 def ids_of_batch(run: Run, batch: Any) -> Tensor | None:
-    """Returns the ids of a batch of the run; None where it has no tensor, for which Trainer has an error.
+    """Returns the ids of the samples in a batch, int64; None if the batch has no tensor, for which Trainer raises an error.
 
-    A tensor with as many columns as rows does not tell which of them are the samples; one of fewer dimensions does.
+    A tensor with as many columns as rows does not show which of them are samples; a tensor with fewer dimensions does.
 
     Args:
         run: The run.
-        batch: Batch that its loader has yielded.
+        batch: Batch that `run.loader` yielded.
 
     Raises:
-        AttributionError: No tensor of the batch names its samples.
+        AttributionError: The samples cannot be found from any tensor of the batch.
     """
     tensors = sorted(leaves(batch), key=Tensor.dim)
     for tensor in tensors[:-1]:

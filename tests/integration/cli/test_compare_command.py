@@ -146,8 +146,8 @@ def test_what_a_method_cannot_have_is_left_out_of_the_default_controls_and_said(
     said = [
         "Left out is the control placebo of random_backprop:keep=0.02. RandomBackprop chooses without losses or scores: there "
         "is nothing to permute.",
-        "Left out is the control smaller of random_backprop:keep=0.02. An epoch has 2 batches, and 2 of its 128 samples are to "
-        "be trained on, less than the two a batch that BatchNorm needs: the smallest share is 0.0313. Give the loader larger "
+        "Left out is the control smaller of random_backprop:keep=0.02. An epoch has 2 batches, and 2 of its 128 samples are "
+        "chosen, fewer than two per batch, which BatchNorm needs: the smallest share is 0.0313. Give the loader larger "
         "batches, raise the share, or leave out whole steps (spend=steps).",
     ]
     lines, page = done.stdout.splitlines(), (out / "report.html").read_text()

@@ -69,7 +69,7 @@ class Searching(lightning.pytorch.callbacks.LearningRateFinder):
 
 def test_searches_during_the_training():
     refused(
-        "Searching, a subclass of LearningRateFinder, is not supported. It may search during the training.*Tuner",
+        "Searching, a subclass of LearningRateFinder, is not supported. It may search during training.*Tuner",
         callbacks=[Searching()],
     )
 
@@ -127,7 +127,7 @@ def test_loaders():
     refused("over Stream, an IterableDataset", loader=DataLoader(Stream(), batch_size=8), method=0.5)
     refused("of the type list", loader=[train_loader(), train_loader()])
     sampler = WeightedRandomSampler(torch.ones(109), 109)
-    refused("InfoBatch beside a WeightedRandomSampler, which may repeat", loader=train_loader(sampler=sampler, shuffle=False))
+    refused("InfoBatch with a WeightedRandomSampler, which may repeat", loader=train_loader(sampler=sampler, shuffle=False))
     fit(Classifier(None), Selection(thresher.SelectiveBackprop(keep=0.5)), loader=train_loader(sampler=sampler, shuffle=False))
 
 
@@ -145,14 +145,14 @@ def test_schedulers():
     module.frequency = 2
     refused("frequency=2", module)
     accumulation = lightning.pytorch.callbacks.GradientAccumulationScheduler({0: 1, 2: 2})
-    refused("beside GradientAccumulationScheduler", Classifier("step"), callbacks=[accumulation])
+    refused("and a GradientAccumulationScheduler", Classifier("step"), callbacks=[accumulation])
     fit(Classifier("epoch"), Selection(thresher.InfoBatch()), accumulation)
 
 
 def test_arguments():
     with pytest.raises(ValueError, match="no training has begun in this process.*ddp_spawn"):
         _ = Selection(0.5).run
-    with pytest.raises(TypeError, match="Selection: epochs, lr: no such setting; there are collate_keeps_rows, .*spend"):
+    with pytest.raises(TypeError, match="Selection: epochs, lr: no such setting; the settings are collate_keeps_rows, .*spend"):
         Selection(0.5, epochs=3, lr=1)
 
 

@@ -88,7 +88,7 @@ def test_after_an_error(tmp_path):
     expected.fails = resumed.fails = False
     fit(expected, Selection(METHODS["kakurenbo"]))
     last = lightning.pytorch.callbacks.OnExceptionCheckpoint(tmp_path)
-    with pytest.raises(KeyError, match="a failure"), pytest.warns(UserWarning, match="whose loss was not credited yet"):
+    with pytest.raises(KeyError, match="a failure"), pytest.warns(UserWarning, match="has not computed the loss of a batch"):
         fit(failed, Selection(METHODS["kakurenbo"]), last)
     fit(resumed, Selection(METHODS["kakurenbo"]), ckpt_path=last.ckpt_path)
     assert expected.batches - failed.batches - resumed.batches == 1  # the batch that failed

@@ -112,7 +112,7 @@ def test_rows_of_another_collate_function_are_refused(tmp_path):
     made = cases.trainer(tmp_path, thresher.FullData(), "padding_free")
     own = made.data_collator
     made.data_collator = lambda examples: own(examples[:-1])
-    with pytest.raises(ValueError, match=r"examples of \d+ tokens were joined, and the model returned"):
+    with pytest.raises(ValueError, match=r"examples of \d+ tokens were joined, but the model returned"):
         made.train()
 
 

@@ -59,13 +59,13 @@ def test_settings_when_it_trains(owner, name, value, match, tmp_path):
 def test_order_of_the_classes_and_settings(tmp_path):
     with pytest.raises(TypeError, match=r"Write class Wrong\(thresher.transformers.Selection, Trainer\)"):
         type("Wrong", (transformers.Trainer, thresher.transformers.Selection), {})
-    with pytest.raises(TypeError, match="epochs, lr: no such setting; there are collate_keeps_rows, .*spend"):
+    with pytest.raises(TypeError, match="epochs, lr: no such setting; the settings are collate_keeps_rows, .*spend"):
         trainer(tmp_path, 0.5, with_selection_settings={"lr": 1, "epochs": 2})
 
 
 def test_token_selections(tmp_path):
     own, net = thresher.TokenSelection(reference=model(causal=True)), model(causal=True)
-    wrong = {"has no reference model": thresher.TokenSelection(), "two TokenSelection; give one": [own, own]}
+    wrong = {"needs a reference model": thresher.TokenSelection(), "two TokenSelection; give only one": [own, own]}
     for match, selection in wrong.items():
         with pytest.raises(ValueError, match=match):
             trainer(tmp_path, selection, causal=True)
@@ -161,8 +161,13 @@ class Wrong(Sampler):
 
 
 def test_loaders(tmp_path):
-    refused("over Stream is not supported.*thresher.attach also takes streams", tmp_path, 0.5, with_train_dataset=Stream())
-    refused("InfoBatch beside a WeightedRandomSampler, which may repeat", tmp_path, of=Repeats)
+    refused(
+        "over Stream is not supported.*thresher.attach also takes an IterableDataset",
+        tmp_path,
+        0.5,
+        with_train_dataset=Stream(),
+    )
+    refused("InfoBatch with a WeightedRandomSampler, which may repeat", tmp_path, of=Repeats)
     chance = thresher.SelectiveBackprop(beta=1.0)
     refused("not known.*forward_passes='once'", tmp_path, chance, with_selection_settings={"forward_passes": "twice"})
 

@@ -120,5 +120,5 @@ def test_refused_checkpoints(tmp_path):
         trainer(tmp_path / "again", method, num_train_epochs=4).train(str(checkpoints[0]))
     state = torch.load(checkpoints[0] / "thresher.pt", weights_only=True)
     torch.save(state | {"processes": 2}, checkpoints[0] / "thresher.pt")
-    with pytest.raises(ValueError, match="saved by 2 processes, and these are 1"):
+    with pytest.raises(ValueError, match="saved by 2 processes, but now there are 1"):
         trainer(tmp_path / "again", method).train(str(checkpoints[0]))

@@ -38,7 +38,7 @@ def test_a_share_trains_in_as_many_steps(settings, tmp_path):
     keeps_order = {"stratify": None} if "train_sampling_strategy" in settings else {}
     full, half = trainer(tmp_path, **settings), trainer(tmp_path, 0.5, with_selection_settings=keeps_order, **settings)
     if keeps_order:
-        with pytest.raises(ValueError, match="the loader's sampler has an order of its own"):
+        with pytest.raises(ValueError, match="the loader's sampler sets another order"):
             trainer(tmp_path, 0.5, **settings).train()
     full.train()
     half.train()

@@ -26,7 +26,7 @@ def processes(tmp_path_factory):
 def test_two_processes(case, processes):
     folder, failed = processes
     if not (folder / f"{case.__name__}.over").is_file():
-        raise AssertionError(f"{case.__name__} did not come to its end") from failed
+        raise AssertionError(f"{case.__name__} did not reach its end") from failed
 
 
 @in_verify

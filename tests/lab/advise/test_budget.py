@@ -139,7 +139,7 @@ def test_the_time_of_a_share_is_that_of_smaller_batches():
 
 
 def test_a_share_with_too_few_rows_a_batch():
-    with pytest.raises(ValueError, match="less than the two a batch that BatchNorm needs"):
+    with pytest.raises(ValueError, match="fewer than two per batch, which BatchNorm needs"):
         budget_advice("digits@200", [0.01], epochs=4)
 
 

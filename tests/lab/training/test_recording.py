@@ -204,7 +204,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(tmp_path, again):
     state = io.BytesIO()
     torch.save({name: part.state_dict() for name, part in interrupted.parts().items()}, state)
     if again:
-        with pytest.warns(UserWarning, match="goes on within epoch"):
+        with pytest.warns(UserWarning, match="continues within epoch"):
             interrupted.train(1)
         interrupted.recording.epoch()
     state.seek(0)

@@ -17,7 +17,7 @@ from thresher import AttributionError
 from thresher.records import NEVER_SEEN
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*no loss was credited in a whole epoch:UserWarning", "ignore:.*the attached SGD made no step:UserWarning"
+    "ignore:.*got no loss in an epoch:UserWarning", "ignore:.*the attached SGD made no step:UserWarning"
 )
 N, B = 22, 4
 

@@ -119,7 +119,7 @@ def test_a_loop_over_the_loader_of_before_is_told_to_iterate_that_of_the_run():
     run, _, _ = attached()
     x, y = torch.randn(8, 5), torch.arange(8) % 3
     with pytest.raises(
-        thresher.AttributionError, match=r"iterate run\.loader in place of your own DataLoader.*under torch\.no_grad"
+        thresher.AttributionError, match=r"iterate over run\.loader instead of your own DataLoader.*under torch\.no_grad"
     ):
         run.criterion(run.model(x), y)
     for x, y in run.loader:

@@ -222,13 +222,13 @@ def test_flattened_rows_that_are_not_whole_are_refused():
     run = token_run()
     x, y = next(iter(run.loader))
     outputs = run.model(x).view(-1)
-    refused(run, lambda: run.criterion(outputs[:10], y.view(-1)[:10]), "whole rows")
+    refused(run, lambda: run.criterion(outputs[:10], y.view(-1)[:10]), "only parts of rows")
 
 
 def test_time_first_views_are_refused():
     run = token_run()
     x, y = next(iter(run.loader))
-    refused(run, lambda: run.criterion(run.model(x).t(), y.t()), "whole rows")
+    refused(run, lambda: run.criterion(run.model(x).t(), y.t()), "only parts of rows")
 
 
 def test_skipped_batches():
@@ -386,14 +386,14 @@ def test_a_later_forward_pass_of_another_model_replaces_the_loss(by_ids):
 
 
 @pytest.mark.parametrize("labels", [None, torch.zeros(N, dtype=torch.int64)])
-@pytest.mark.filterwarnings("ignore:.*no loss was credited")
+@pytest.mark.filterwarnings("ignore:.*got no loss")
 def test_rows_permuted_in_the_loop(labels):
     run = make_run(id_data(labels))
     for x, y in run.loader:
         order = torch.randperm(len(y))
         refused(run, lambda x=x, y=y, o=order: run.criterion(run.model(x[o]), y[o]), "Cannot tell")
-        refused(run, lambda x=x, y=y, o=order: run.criterion(run.model(x)[o], y), "can move rows")
-        refused(run, lambda x=x, y=y, o=order: run.criterion(run.model(x)[o], y[o]), "Cannot tell|can move")
+        refused(run, lambda x=x, y=y, o=order: run.criterion(run.model(x)[o], y), "may change the order of rows")
+        refused(run, lambda x=x, y=y, o=order: run.criterion(run.model(x)[o], y[o]), "Cannot tell|may change the order")
     assert not torch.isfinite(run.records["loss"]).any()
 
 
@@ -412,7 +412,7 @@ def test_rows_permuted_in_the_loop(labels):
 def test_outputs_whose_rows_were_moved_are_refused(move):
     run = make_run()
     x, y = next(iter(run.loader))
-    refused(run, lambda: run.criterion(move(run.model(x)), y), "can move rows")
+    refused(run, lambda: run.criterion(move(run.model(x)), y), "may change the order of rows")
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def test_ids_that_contradict_the_tensors_are_refused():
     run = make_run()
     x, y = next(iter(run.loader))
     refused(run, lambda: run.criterion(run.model(x), y, ids=run.ids.flip(0)), "contradicts")
-    refused(run, lambda: run.criterion(run.model(x), y, ids=run.ids[:3]), "names 3 rows")
+    refused(run, lambda: run.criterion(run.model(x), y, ids=run.ids[:3]), "has 3 rows")
     run.criterion(run.model(x), y, ids=run.ids.clone())
     assert torch.equal(run.records["loss"][run.ids], run.ids.float())
 
@@ -481,7 +481,7 @@ def test_indices_of_a_subset_are_not_positions():
     refused(run, lambda: run.criterion(run.model(x), y, ids=index), "contradicts")
 
 
-@pytest.mark.filterwarnings("ignore:.*no loss was credited")
+@pytest.mark.filterwarnings("ignore:.*got no loss")
 def test_targets_changed_in_place():
     run = make_run()
     for x, y in run.loader:
@@ -534,7 +534,7 @@ def test_one_hot_targets_are_refused_or_stated():
     assert_right(run, seen=range(N))
 
 
-@pytest.mark.filterwarnings("ignore:.*no loss was credited")
+@pytest.mark.filterwarnings("ignore:.*got no loss")
 def test_mixup_in_the_loop():
     run = make_run()
     for x, y in run.loader:
@@ -548,7 +548,7 @@ def test_mixup_in_the_loop():
             return 0.7 * run.criterion(outputs, y) + 0.3 * run.criterion(outputs, y[o])
 
         refused(run, two_terms, "Cannot tell")
-        refused(run, lambda m=mixed, y=y, o=order: run.reduce(run.model(m)[:, 0], targets=(y, y[o])), "others are not")
+        refused(run, lambda m=mixed, y=y, o=order: run.reduce(run.model(m)[:, 0], targets=(y, y[o])), "others do not")
     assert not torch.isfinite(run.records["loss"]).any()
 
 
@@ -606,7 +606,11 @@ def test_of_a_collate_function_that_sorts_the_index_of_the_dataset_is_right_and_
         outputs = run.model(x)
         refused(run, lambda outputs=outputs, y=y: run.criterion(outputs, y), "collate_fn sort_rows.*index of each sample")
         for ids in (run.ids, run.ids[:], run.ids_of(x)):
-            refused(run, lambda ids=ids, x=outputs: run.reduce(x[:, 0], ids=ids), "as they were drawn.*index of each sample")
+            refused(
+                run,
+                lambda ids=ids, x=outputs: run.reduce(x[:, 0], ids=ids),
+                "in the order of the sampler.*index of each sample",
+            )
         run.criterion(outputs, y, ids=index)
     assert_right(run, seen=range(N))
 
@@ -661,7 +665,7 @@ def test_reduce():
     for x, _ in run.loader:
         outputs = run.model(x)
         losses = outputs[:, 0]
-        refused(run, lambda o=outputs: run.reduce(o[:, 0].flip(0), targets=None, outputs=o), "can move rows")
+        refused(run, lambda o=outputs: run.reduce(o[:, 0].flip(0), targets=None, outputs=o), "may change the order of rows")
         value = run.reduce(losses * 1.0, outputs=outputs)
         assert torch.equal(value, losses.mean())
         value.backward()

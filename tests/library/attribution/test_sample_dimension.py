@@ -46,7 +46,7 @@ def losses_of_all(run):
 
 
 @pytest.mark.parametrize("length", [B, N % B, 5])
-@pytest.mark.filterwarnings("ignore:FullData. no loss was credited")
+@pytest.mark.filterwarnings("ignore:FullData. run.criterion or run.reduce got no loss")
 def test_time_first_is_refused(length):
     """Also with as many steps as samples, in the first batches or in the last one."""
     run = run_of(time_first, length)
@@ -84,7 +84,7 @@ def test_unclear_until_a_batch_of_another_size_came():
     run = run_of(samples_first, B)
     batches = iter(run.loader)
     x, y, _ = next(batches)
-    with pytest.raises(AttributionError, match=r"shape \(6, 6\).*along the first dimension or along the second.*ids=run.ids"):
+    with pytest.raises(AttributionError, match=r"shape \(6, 6\).*along the first or the second dimension.*ids=run.ids"):
         run.criterion(run.model(x), y)
     run.criterion(run.model(x), y, ids=run.ids)
     for x, y, _ in batches:
@@ -117,7 +117,7 @@ def test_a_batch_of_one_sample_is_not_unclear_and_teaches_nothing():
             if len(x) == 1:
                 run.criterion(run.model(x), None)
                 continue
-            with pytest.raises(AttributionError, match=r"shape \(4, 4\).*along the first dimension or along the second"):
+            with pytest.raises(AttributionError, match=r"shape \(4, 4\).*along the first or the second dimension"):
                 run.criterion(run.model(x), None)
     assert run.records["loss"].isfinite().tolist() == [False] * 4 + [True]
 
@@ -130,7 +130,7 @@ def test_repeat_does_not_count_samples_of_the_second_dimension(length):
         outputs = run.model(x)
         if not step or len(run.ids) != length:
             with pytest.raises(
-                AttributionError, match=r"`repeat` is for rows .*outputs\.permute\(1, 2, 0\), targets\.T, ids=run\.ids"
+                AttributionError, match=r"`repeat` needs the rows .*outputs\.permute\(1, 2, 0\), targets\.T, ids=run\.ids"
             ):
                 run.criterion(outputs.flatten(), y.flatten(), ids=run.ids, repeat=length)
         run.criterion(outputs.unsqueeze(2).permute(1, 2, 0).squeeze(1), y.T, ids=run.ids).backward()

@@ -151,7 +151,7 @@ def test_a_prefetcher_asks_for_the_ids_of_its_batch(ahead, permuted):
                 refused(
                     run,
                     lambda x=x, y=y, ids=ids: run.criterion(run.model(x.clone()), F.one_hot(y, 10), ids=ids),
-                    r"batch \d+ waits for its loss.*run.ids_of\(tensor\)",
+                    r"batch \d+ has no loss yet.*run.ids_of\(tensor\)",
                 )
         train(x, y)
     for batch in waiting:
@@ -164,7 +164,7 @@ def test_a_prefetcher_that_is_at_its_end_may_use_the_last_ids():
     run = label_run()
     *before, (last, labels) = run.loader
     for x, y in before:
-        refused(run, lambda: run.criterion(run.model(last.clone()), labels.float(), ids=run.ids), "waits for its loss")
+        refused(run, lambda: run.criterion(run.model(last.clone()), labels.float(), ids=run.ids), "has no loss yet")
         run.criterion(run.model(x.clone()), y.float(), ids=run.ids_of(x))
     run.criterion(run.model(last.clone()), labels.float(), ids=run.ids)
     assert assert_right(run) == N

@@ -169,7 +169,7 @@ def test_a_collate_function_leaves_what_it_leaves_unattached(name):
             run = attach(loader)
             loader = run.loader
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*changes the values of its samples")
+            warnings.filterwarnings("ignore", message=".*changes the values of samples")
             found = [[part.clone() for part in batch] for _ in range(2) for batch in loader]
         if attached:
             assert run.loader.unknown_rows.reason is None
@@ -260,7 +260,7 @@ class Together(Dataset):
         return self.kind((ids * torch.ones(3, 1, dtype=torch.int64)).T, ids) if self.kind is not list else [ids, ids]
 
 
-@pytest.mark.filterwarnings("ignore:.*changes the values of its samples")
+@pytest.mark.filterwarnings("ignore:.*changes the values of samples")
 @pytest.mark.parametrize(("collate", "reason"), [(as_columns, None), (last_first, "sorts or mixes")])
 def test_columns_that_a_dataset_reads_together(collate, reason):
     run = attach(DataLoader(Together(lambda x, y: (x, y)), B, collate_fn=collate))
@@ -374,7 +374,7 @@ def mixed(samples):
 def test_values_that_are_found_in_no_row_are_said_once(collate):
     data = TensorDataset(torch.randn(N, 3), torch.arange(N) % 3)
     run = attach(DataLoader(data, B, collate_fn=collate))
-    with pytest.warns(UserWarning, match="changes the values of its samples.*collate_keeps_rows=True") as said:
+    with pytest.warns(UserWarning, match="changes the values of samples.*collate_keeps_rows=True") as said:
         for _ in range(2):
             list(run.loader)
     assert len([one for one in said if "changes the values" in str(one.message)]) == 1

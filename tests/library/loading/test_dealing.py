@@ -44,7 +44,7 @@ def test_the_smallest_share_that_is_named_is_enough(n, batch_size, least, drop_l
     too_little = (least * steps - 1) / max(1, most)
     if not 0 < too_little < 1 or round(too_little * n) == 0:
         return
-    few = "less than one a batch" if least == 1 else "less than the two a batch that BatchNorm needs"
+    few = "less than one a batch" if least == 1 else "fewer than two per batch, which BatchNorm needs"
     with pytest.raises(ValueError, match=f"{few}: the smallest share is") as said:
         spent(too_little)
     named = float(str(said.value).split("the smallest share is ")[1].split(". Give")[0])
@@ -87,7 +87,5 @@ def test_smaller_batches_go_on_after_any_step():
 def test_the_step_at_a_number_of_rows():
     sizes = StepSizes(steps=3, rows=4)
     assert [sizes.step_at(rows) for rows in (0, 1, 2, 4)] == [0, 1, 2, 3]
-    with pytest.raises(
-        ValueError, match="trained on 3 rows, which are not those of the first steps of an epoch with 4 rows in 3"
-    ):
+    with pytest.raises(ValueError, match="trained on 3 rows, which does not fit an epoch with 4 rows in 3"):
         sizes.step_at(3)

@@ -38,7 +38,7 @@ def test_one_row_is_left_out_where_the_model_has_batch_norm(workers):
     run, optimizer = attached(102, workers=workers)  # 51 rows
     assert sizes_of(run, optimizer) == [10] * 5 == sizes_of(run, optimizer)
     assert [entry["kept"] for entry in run.history] == [51, 51] and run.cost.backward == 100 and run.cost.steps == 10
-    assert "not credited" not in run.summary()
+    assert "no recorded loss" not in run.summary()
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,9 @@ class OwnBatches(BatchSampler):
         (
             lambda: DataLoader(data(), batch_sampler=OwnBatches(SequentialSampler(data()), B, False)),
             ValueError,
-            "batch_sampler of its own, OwnBatches.*sampler= and batch_size=",
+            "batch_sampler, OwnBatches.*sampler= and batch_size=",
         ),
-        (lambda: DataLoader(data(), batch_sampler=[[0, 1], [2]]), ValueError, "batch_sampler of its own, list"),
+        (lambda: DataLoader(data(), batch_sampler=[[0, 1], [2]]), ValueError, "batch_sampler, list"),
         (lambda: DataLoader(data(), B, num_workers=1, in_order=False), ValueError, "in_order=False.*in_order=True"),
         (
             lambda: DataLoader(data(), B, sampler=DistributedSampler(data(), num_replicas=2, rank=0)),
@@ -170,7 +170,7 @@ def test_length_of_an_unknown_order():
     assert len(attach(DataLoader(data(), B, sampler=SubsetRandomSampler(range(10)))).loader) == 3
     loader = DataLoader(data(), B, sampler=WeightedRandomSampler(torch.ones(N), 10))
     assert len(attach(loader).loader) == 3
-    with pytest.raises(TypeError, match="not known before it is over.*WeightedRandomSampler"):
+    with pytest.raises(TypeError, match="not known before its end.*WeightedRandomSampler"):
         len(attach(loader, plan(range(12))).loader)
 
 

@@ -30,5 +30,5 @@ def test_each_pass_is_the_next_order_of_the_whole():
 def test_a_part_of_an_order_is_refused_in_one_process():
     data = TensorDataset(torch.zeros(8, 2), torch.arange(8) % 2)
     loader = DataLoader(data, 2, sampler=ShardedSampler(range(8), 2, 0, drop_last=False))
-    with pytest.raises(ValueError, match="has a ShardedSampler for 2 processes, and there is no process group of several"):
+    with pytest.raises(ValueError, match="has a ShardedSampler for 2 processes, but there is no process group of several"):
         thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), epochs=1)

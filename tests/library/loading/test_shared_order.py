@@ -82,7 +82,9 @@ def test_another_epoch_than_the_interrupted_one():
         sampler.set_epoch(3)
         order.cursor(plan, OrderPlace(7, 7), IdBatchSampler(order.sizes), None)
 
-    with pytest.raises(RuntimeError, match=r"of epoch 2 of its DistributedSampler, whose epoch is 3 now.*set_epoch\(2\)"):
+    with pytest.raises(
+        RuntimeError, match=r"in the order of epoch 2 of its DistributedSampler, which is now set to epoch 3.*set_epoch\(2\)"
+    ):
         on_ranks(2, begin)
 
 
@@ -95,7 +97,7 @@ def test_a_dataset_that_has_grown():
         data.append(0)
         order.cursor(plan, OrderPlace(), IdBatchSampler(order.sizes), None)
 
-    with pytest.raises(ValueError, match="had 3000 samples when `attach` was called and has 3001 now"):
+    with pytest.raises(ValueError, match="had 3000 samples when `attach` was called, but now has 3001"):
         on_ranks(1, begin)
 
 
@@ -106,7 +108,7 @@ def test_steps_with_other_numbers_of_rows():
         order.load_state_dict({"begun": 0, "epoch": 0}, active=True, consumed=10)
         order.cursor(plan, OrderPlace(10, 5), IdBatchSampler(order.sizes), None)
 
-    with pytest.raises(ValueError, match="trained on 5 rows, which are not those of the first steps"):
+    with pytest.raises(ValueError, match="trained on 5 rows, which does not fit"):
         on_ranks(2, begin)
 
 

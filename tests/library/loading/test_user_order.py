@@ -116,7 +116,9 @@ class Half(Sampler):
 
 
 def test_a_share_of_samples_that_are_not_known_is_refused():
-    with pytest.raises(ValueError, match=r"Half, that yields 20 of the 40 samples.*not known which.*Subset\(dataset, ids\)"):
+    with pytest.raises(
+        ValueError, match=r"Half, that yields 20 of the 40 samples.*cannot find out which.*Subset\(dataset, ids\)"
+    ):
         attach(Half())
     assert epoch(attach(Half(), thresher.FullData())) == EVEN
 
@@ -152,7 +154,7 @@ def test_a_dataset_that_grows_is_named(method, sampler):
     epoch(run)
     data.n += 10
     with pytest.raises(
-        ValueError, match=r"dataset of the loader had 40 samples when `attach` was called and has 50 now.*attach again"
+        ValueError, match=r"dataset of the loader had 40 samples when `attach` was called, but now has 50.*attach again"
     ):
         epoch(run)
 

@@ -95,16 +95,14 @@ def test_the_mean_of_a_callable_is_that_of_its_losses_of_single_rows(mean: Any, 
     ("criterion", "got"),
     [
         (lambda o, t: 0.5, "returned float"),
-        (lambda o, t: (o - t).square().sum(), "returned one number, .*, which is not the mean of what it returns"),
-        (lambda o, t: o.std() + t.mean(), "returned one number, .*, which is not the mean of what it returns|fails for single"),
+        (lambda o, t: (o - t).square().sum(), "returned one number, .*, which is not the mean of its values"),
+        (lambda o, t: o.std() + t.mean(), "returned one number, .*, which is not the mean of its values|fails for single"),
         (lambda o, t: o.square().mean() if o.sum() > 0 else t.mean(), "fails for single rows"),
     ],
 )
 def test_a_callable_whose_number_is_no_mean_of_rows(criterion: Any, got: str, weights: Tensor | None) -> None:
     outputs, targets = randn(B, C), randn(B, C).softmax(1)
-    with pytest.raises(
-        ValueError, match=rf"(?s)({got}).*: a function of your own must return one loss per sample.*run\.reduce"
-    ):
+    with pytest.raises(ValueError, match=rf"(?s)({got}).*: your function must return one loss per sample.*run\.reduce"):
         measure(adapt(criterion), outputs, targets, B, weights=weights)
 
 

@@ -54,7 +54,7 @@ def attached(criterion: nn.Module) -> Any:
 def test_hooks_are_refused(kind: Any, register: str) -> None:
     criterion = kind()
     handle = getattr(criterion, register)(lambda *_: None)
-    with pytest.raises(ValueError, match=r"`criterion` .* has hooks.*take them off, or .*call run.reduce\(losses, targets"):
+    with pytest.raises(ValueError, match=r"`criterion` .* has hooks.*remove them, or .*call run.reduce\(losses, targets"):
         attached(criterion)
     handle.remove()
     attached(criterion)

@@ -124,7 +124,7 @@ def test_an_unknown_attribute_is_told_the_nearest_right_one(base: type, attribut
     (name,) = attribute
     kind = type("Misspelt", (base,), attribute)
     refused(
-        kind, rf"\.{name} is neither a setting nor part of the contract .*; the nearest name is '{nearest}'. Call it _{name}"
+        kind, rf"\.{name} is neither a setting nor part of the interface .*; the nearest name is '{nearest}'. Call it _{name}"
     )
 
 

@@ -53,9 +53,9 @@ def test_labels_are_asked_for_when_a_file_is_read(tmp_path):
 
 def test_scores_of_another_dataset_are_refused():
     for n in (3, 1):
-        with pytest.raises(ValueError, match=f"is of 2 samples, the dataset has {n}"):
+        with pytest.raises(ValueError, match=f"is of 2 samples, but the dataset has {n}"):
             Prune(scores([1.0, 2.0])).kept(n)
-    with pytest.raises(ValueError, match="is of 8 or more samples, the dataset has 5"):
+    with pytest.raises(ValueError, match="is of 8 or more samples, but the dataset has 5"):
         Prune(Scores(torch.tensor([0, 7]), [1.0, 2.0])).kept(5)
 
 

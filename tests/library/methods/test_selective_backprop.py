@@ -240,10 +240,10 @@ def test_a_fixed_share_reads_no_value(draw: bool) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"start": -0.1}, r"`start` is a share of the training, within \[0, 1\), got -0.1"),
+        ({"start": -0.1}, r"`start` is a share of training, within \[0, 1\), got -0.1"),
         ({"start": 1.0}, "`start` .* got 1.0"),
         ({"start": NAN}, "`start` .* got nan"),
-        ({"end": 1.1}, "`end` is a share of the training, above `start` and up to 1, got start=0.0 and end=1.1"),
+        ({"end": 1.1}, "`end` is a share of training, above `start` and up to 1, got start=0.0 and end=1.1"),
         ({"start": 0.5, "end": 0.5}, "`end` .* got start=0.5 and end=0.5"),
         ({"end": NAN}, "`end` .* got start=0.0 and end=nan"),
         ({"interrupt": -1}, "`interrupt` must be a whole number of 0 or more, got -1"),

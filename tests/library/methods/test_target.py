@@ -79,7 +79,7 @@ def test_counts_of_many_samples_are_those_of_each() -> None:
 @pytest.mark.parametrize("kind", [InfoBatch, Bls, SeTa, RePb, Ies])
 @pytest.mark.parametrize("target", [-0.1, 0.91, math.nan, "half", True])
 def test_a_target_out_of_range_is_refused(kind: Any, target: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^{kind.__name__}: `target` is the share of the samples that the whole training"):
+    with pytest.raises(ValueError, match=rf"^{kind.__name__}: `target` is the share of the samples that the whole run"):
         kind(target=target)
 
 

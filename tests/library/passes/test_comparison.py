@@ -157,7 +157,7 @@ def test_random_losses_of_a_model_called_directly_are_not_compared():
 def test_an_error_of_a_pass_names_forward_in_the_first_epoch(method):
     run, optimizer = attached(method, targets=lambda y: y.view(-1, 1).int())
     with pytest.raises(
-        ValueError, match=r"`forward` is needed: \w+ runs passes of its own.*multi-target.*attach\(forward="
+        ValueError, match=r"`forward` is needed: \w+ makes extra forward passes.*multi-target.*attach\(forward="
     ) as error:
         train(run, optimizer, lambda run, x, y: run.criterion(run.model(x), y.squeeze(1).long()))
     assert run.epoch == 0 and isinstance(error.value.__cause__, RuntimeError)

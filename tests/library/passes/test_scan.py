@@ -156,14 +156,14 @@ class Stream(IterableDataset):
         ([], loader(), TypeError, "`models` must be one torch.nn.Module or more, got none"),
         ([Echo(), "model"], loader(), TypeError, "got Echo, str"),
         (Echo(), [(X, Y)], TypeError, "`loader` must be a torch.utils.data.DataLoader, got list"),
-        (Echo(), DataLoader(Stream()), TypeError, "`loader` iterates over Stream: its samples have no ids"),
+        (Echo(), DataLoader(Stream()), TypeError, "`loader` iterates over Stream: its samples have no indices"),
         (Echo(), loader(batch_size=None, shuffle=False), ValueError, "`loader` has batch_size=None"),
         (Echo(), loader(TensorDataset(X[:0], Y[:0]), shuffle=False), ValueError, "the dataset is empty"),
         (
             Echo(),
             loader(collate_fn=lambda samples: default_collate(sorted(samples, key=lambda s: -s[0].item()))),
             ValueError,
-            "sorts or mixes the samples of a batch.*could not be assigned to samples",
+            "sorts or mixes the samples of a batch.*cannot be assigned to samples",
         ),
     ],
 )
@@ -176,7 +176,7 @@ def test_a_collate_that_leaves_samples_out_is_refused():
     def first(samples):
         return default_collate(samples[:3])
 
-    with pytest.raises(ValueError, match="`loader` made 3 targets of 4 samples: they could not be assigned to samples"):
+    with pytest.raises(ValueError, match="`loader` yielded 3 targets for 4 samples: they cannot be assigned to samples"):
         el2n(Echo(), loader(collate_fn=first))
 
 

@@ -41,7 +41,7 @@ def test_what_is_allowed() -> None:
         *(
             (
                 ValueError,
-                rf"`input_scale` scales the sizes of the inputs, within \(0, 1\], got {value}",
+                rf"`input_scale` must be within \(0, 1\], got {value}",
                 {"input_scale": value},
             )
             for value in (0, -0.5, 1.01, 2, math.nan)

@@ -50,8 +50,16 @@ REFUSED = [
         TypeError,
         r"init_state\(\), count\(\) and plan_batch\(\), or stage = 'before' and kept\(\), got Later",
     ),
-    ({"method": [thresher.FullData(), thresher.InfoBatch()]}, ValueError, "at most one method a stage, got FullData and InfoB"),
-    ({"method": [SB, RandomBackprop()]}, ValueError, "at most one method a stage, got SelectiveBackprop and RandomBackprop"),
+    (
+        {"method": [thresher.FullData(), thresher.InfoBatch()]},
+        ValueError,
+        "`method` may have one method per `stage`, got FullData and InfoB",
+    ),
+    (
+        {"method": [SB, RandomBackprop()]},
+        ValueError,
+        "`method` may have one method per `stage`, got SelectiveBackprop and RandomBackprop",
+    ),
     ({"method": []}, ValueError, "got an empty list"),
     ({"epochs": 0}, ValueError, "`epochs` must be a whole number of 1 or more, got 0"),
     ({"epochs": 2.5}, ValueError, "`epochs`.*2.5"),
@@ -66,7 +74,7 @@ REFUSED = [
         TypeError,
         "attach has no argument 'observes'; its options are on_nonfinite, observe, coll",
     ),
-    ({"forward_passes": Scoring()}, ValueError, "a Scoring is for methods that select in the batch; none was given"),
+    ({"forward_passes": Scoring()}, ValueError, "a Scoring is for methods that choose in each batch; leave it out"),
     ({"method": RandomBackprop(), "forward_passes": Scoring()}, ValueError, "needs no losses to choose by; leave the Scoring"),
     ({"on_nonfinite": "drop"}, ValueError, "`on_nonfinite` must be 'keep' or 'raise', got 'drop'"),
     (
@@ -101,16 +109,16 @@ REFUSED = [
     (
         {"method": SB, "loader": STREAM, "forward_passes": Scoring(every_epochs=2)},
         ValueError,
-        "need samples with ids, a map-style",
+        "need a map-style",
     ),
-    ({"method": SB, "loader": STREAM, "forward_passes": Scoring(losses=torch.rand(N))}, ValueError, "need samples with ids"),
+    ({"method": SB, "loader": STREAM, "forward_passes": Scoring(losses=torch.rand(N))}, ValueError, "need a map-style dataset"),
     (
         {"method": [Kakurenbo(merge="sum"), SB]},
         ValueError,
         "Kakurenbo adds up.*would add them twice: pass forward_passes='on",
     ),
     ({"method": [Kakurenbo(merge="sum"), SB], "forward_passes": "twice"}, ValueError, 'or use Kakurenbo\\(merge="scatter"\\)'),
-    ({"loader": STREAM}, TypeError, "Stream, an IterableDataset: its samples have no ids.*If it also reads samples by number"),
+    ({"loader": STREAM}, TypeError, "Stream, an IterableDataset, whose samples have no index.*also reads samples by number"),
     ({"loader": STREAM, "method": [thresher.FullData(), SB]}, TypeError, "Stream, an IterableDataset"),
     ({"loader": DataLoader(Stream(), batch_size=None), "method": SB}, ValueError, "batch_size=None"),
 ]

@@ -24,7 +24,7 @@ def test_outputs_of_which_time_is_the_first_dimension():
     x, y = next(iter(run.loader))
     log_probs = run.model(x).view(B, T, C).transpose(0, 1).log_softmax(2)
     ways_out = r"transpose within the criterion.*forward_passes='twice'.*run.reduce\(losses, ids=run.ids\)"
-    with pytest.raises(ValueError, match=rf"for the 16 samples of a batch, and not for 8 of them: .*{ways_out}"):
+    with pytest.raises(ValueError, match=rf"for the 16 samples of a batch, but not for 8 of them: .*{ways_out}"):
         run.criterion(log_probs, (y, *LENGTHS), ids=run.ids)
     assert not run.trained.any()
 

@@ -60,7 +60,7 @@ def test_a_copy_is_the_users_criterion():
 def test_more_arguments_are_refused_with_the_way_out():
     run = attached(Task(), nn.CrossEntropyLoss())
     x, y = next(iter(run.loader))
-    with pytest.raises(TypeError, match=r"got 1 more: pass ids= by its name.*attach\(criterion=None\).*run.reduce"):
+    with pytest.raises(TypeError, match=r"got 1 more: pass ids= by name.*attach\(criterion=None\).*run.reduce"):
         run.criterion(run.model(x), y, run.ids)
     with torch.no_grad(), pytest.raises(TypeError, match="got 1 more"):
         run.criterion(run.model(x), y, run.ids)

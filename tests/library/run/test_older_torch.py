@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 
 pytestmark = pytest.mark.usefixtures("torch_is_too_old")
-NEEDS = r"subset_backward needs torch 99\.0 or newer, and this is torch "
+NEEDS = r"subset_backward needs torch 99\.0 or newer, but torch "
 
 
 @pytest.fixture

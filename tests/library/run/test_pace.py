@@ -206,7 +206,7 @@ def test_the_total_of_one_cycle_is_its_own():
     total = total_of(loop.plain_loader, 1)
     assert loop.run.pace(one_cycle(loop.optimizer, total)).total == total
     assert loop.run.pace(cosine(loop.optimizer, 9)).total == total
-    with pytest.raises(ValueError, match=r"OneCycleLR was made for 30 steps, and total=7"):
+    with pytest.raises(ValueError, match=r"OneCycleLR was created for 30 steps, but total=7"):
         loop.run.pace(one_cycle(loop.optimizer, total), 7)
 
 
@@ -228,7 +228,7 @@ def test_a_scheduler_of_accelerate_is_paced_as_the_one_that_it_holds():
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     loop = Loop(cosine, thresher.FullData())
     _, wrapped = accelerator.prepare(loop.optimizer, cosine(loop.optimizer, 9))
-    with pytest.raises(ValueError, match="accelerate steps a scheduler another number of times.*Give total="):
+    with pytest.raises(ValueError, match="accelerate does not step a scheduler once per batch.*Pass total="):
         loop.run.pace(wrapped)
     assert loop.run.pace(wrapped, 9).total == 9
 
@@ -243,7 +243,7 @@ def test_refuses_what_it_cannot_pace():
         loop.run.pace(loop.schedule)
     wrong: list[Any] = [0, 1.5, True]
     for total in wrong:
-        with pytest.raises(ValueError, match=f"`total` is the number of steps of full training, 1 or more, got {total}"):
+        with pytest.raises(ValueError, match=f"`total` must be the number of steps of full training, 1 or more, got {total}"):
             loop.run.pace(cosine(loop.optimizer, 9), total)
     stepped = cosine(loop.optimizer, 9)
     loop.optimizer.step()
@@ -259,7 +259,7 @@ def test_refuses_a_state_that_is_not_its_own():
     with pytest.raises(ValueError, match="the state lacks scheduler, stepped, total"):
         loop.schedule.load_state_dict(loop.schedule.scheduler.state_dict())
     other = loop.run.pace(cosine(loop.optimizer, 9), 9)
-    with pytest.raises(ValueError, match="the state is of a schedule with total=9, this one has total=30"):
+    with pytest.raises(ValueError, match="the state was saved with total=9, but this scheduler has total=30"):
         loop.schedule.load_state_dict(other.state_dict())
 
 
@@ -277,7 +277,7 @@ def test_refuses_a_stream_without_a_length():
         optimizer=optimizer,
         epochs=2,
     )
-    with pytest.raises(ValueError, match="streams samples without a length"):
+    with pytest.raises(ValueError, match="IterableDataset without a length"):
         run.pace(cosine(optimizer, 8), 8)
 
 
@@ -306,5 +306,5 @@ def test_a_schedule_whose_run_was_not_resumed_is_refused():
     first, second = Loop(cosine, thresher.FullData()), Loop(cosine, thresher.FullData())
     first.epoch()
     second.schedule.load_state_dict(first.schedule.state_dict())
-    with pytest.raises(RuntimeError, match="made 6 steps, and the run is only at step 1 of 30"):
+    with pytest.raises(RuntimeError, match="made 6 steps, but the run is only at step 1 of 30"):
         second.epoch()

@@ -316,7 +316,7 @@ def test_a_share_trains_with_losses_that_the_loop_computes(method, does):
     loader = torch.utils.data.DataLoader(data, 10, shuffle=True)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.warns(UserWarning, match=f"no `uncertainty` where the loop computes its losses and {does}"):
+    with pytest.warns(UserWarning, match=f"no `uncertainty` if the loop computes its losses and {does}"):
         run = thresher.attach(method, loader=loader, model=model, optimizer=optimizer, criterion=None, epochs=3)
     for _ in range(3):
         for x, y in run.loader:
@@ -360,5 +360,5 @@ def test_signals_of_outputs_that_were_not_passed_say_what_to_pass():
                           signals=lambda outputs, targets: {"uncertainty": 1 - outputs.softmax(1).square().sum(1)})  # fmt: skip
     inputs, targets = next(iter(run.loader))
     losses = F.cross_entropy(run.model(inputs), targets, reduction="none")
-    with pytest.raises(ValueError, match=r"got outputs=None and targets=None, as run.reduce was called.*Call run.reduce\("):
+    with pytest.raises(ValueError, match=r"got outputs=None and targets=None, as passed to run.reduce.*Call run.reduce\("):
         run.reduce(losses, ids=run.ids)

@@ -548,7 +548,7 @@ def test_detach():
     steps = run.cost.steps
     optimizer.step()
     assert run.cost.steps == steps
-    with pytest.raises(RuntimeError, match=r"run.loader was closed by run.detach\(\). Iterate your own DataLoader"):
+    with pytest.raises(RuntimeError, match=r"run.loader was closed by run.detach\(\). Use your own DataLoader"):
         next(iter(run.loader))
 
 

@@ -193,7 +193,7 @@ def test_samples_that_are_left_out_are_not_loaded():
 def test_too_few_rows_are_refused_at_attach():
     with pytest.raises(ValueError, match=r"less than one a batch: the smallest share is 0\.129"):
         attached(0.1)
-    with pytest.raises(ValueError, match=r"less than the two a batch that BatchNorm needs: the smallest share is 0\.258"):
+    with pytest.raises(ValueError, match=r"fewer than two per batch, which BatchNorm needs: the smallest share is 0\.258"):
         attached(0.2, features=[nn.BatchNorm1d(8), nn.ReLU()])
     run, optimizer = attached(0.258, features=[nn.BatchNorm1d(8), nn.ReLU()])
     seen = []
@@ -218,7 +218,7 @@ def test_spend_is_checked():
 
 def test_a_batch_method_that_fills_batches_is_refused():
     both = [thresher.Winnow(0.5), thresher.SelectiveBackprop(keep=0.5)]
-    with pytest.raises(ValueError, match="smaller batches, which the batch method would fill up"):
+    with pytest.raises(ValueError, match="smaller batches, which the batch method .* would fill up"):
         attached(both, more={"forward_passes": "twice"})
     run, optimizer = attached(both, more={"forward_passes": "once"})
     epoch(run, optimizer)

@@ -93,7 +93,9 @@ def test_a_second_attach_to_the_same_optimizer_is_refused():
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     first = attach(optimizer, net)
     hook_count = len(optimizer._optimizer_step_pre_hooks)
-    with pytest.raises(ValueError, match=r"`optimizer`: this SGD belongs to a run.*scaled twice.*run\.detach\(\)"):
+    with pytest.raises(
+        ValueError, match=r"`optimizer`: this SGD is still attached to another run.*scaled twice.*run\.detach\(\)"
+    ):
         attach(optimizer, net)
     assert len(optimizer._optimizer_step_pre_hooks) == hook_count == 1
     first.detach()
@@ -103,7 +105,7 @@ def test_a_second_attach_to_the_same_optimizer_is_refused():
 def test_a_second_attach_to_the_same_loader_is_refused():
     net, loader = nn.Linear(3, 2), loader_of()
     first = attach(None, net, thresher.FullData(), loader=loader)
-    with pytest.raises(ValueError, match=r"`loader`: this DataLoader belongs to a run.*run\.detach\(\)"):
+    with pytest.raises(ValueError, match=r"`loader`: this DataLoader is still attached to another run.*run\.detach\(\)"):
         attach(None, net, thresher.FullData(), loader=loader)
     first.detach()
     assert len(attach(None, net, thresher.FullData(), loader=loader).loader) == N // B
@@ -116,7 +118,7 @@ def test_the_optimizer_inside_another_is_taken_too(held):
     pair = [sam, sam.base_optimizer]
     first, second = pair if held == "outside" else pair[::-1]
     run = attach(first, net)
-    with pytest.raises(ValueError, match="belongs to a run"):
+    with pytest.raises(ValueError, match="still attached to another run"):
         attach(second, net)
     run.detach()
     assert "step" not in vars(sam) and "step" not in vars(sam.base_optimizer)
@@ -147,7 +149,7 @@ def test_a_run_lives_as_long_as_its_loader():
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     batches = attach(optimizer, net).loader
-    with pytest.raises(ValueError, match="belongs to a run"):
+    with pytest.raises(ValueError, match="still attached to another run"):
         attach(optimizer, net)
     assert len(batches) == N // B
 
@@ -165,7 +167,7 @@ def test_a_learning_rate_that_cannot_be_scaled_is_refused():
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     optimizer.param_groups[0]["lr"] = None
-    with pytest.raises(ValueError, match="Kakurenbo scales the learning rate, and SGD has a parameter group with lr=None"):
+    with pytest.raises(ValueError, match="Kakurenbo scales the learning rate, but SGD has a parameter group with lr=None"):
         attach(optimizer, net)
 
 
@@ -249,9 +251,7 @@ def test_losses_without_a_step_warn_once():
     net = nn.Linear(3, 2)
     attached, used = (torch.optim.SGD(net.parameters(), 0.1) for _ in range(2))
     run = attach(attached, net, thresher.FullData(), epochs=3)
-    with pytest.warns(
-        UserWarning, match=r"In epoch 0 the losses of 40 samples were credited, and the attached SGD made no step"
-    ) as seen:
+    with pytest.warns(UserWarning, match=r"In epoch 0, 40 samples had a loss, but the attached SGD made no step") as seen:
         train(run, net, step=lambda *_: used.step(), epochs=3)
         run.detach()
     assert len(seen) == 1
@@ -263,7 +263,7 @@ def test_an_optimizer_that_was_replaced_is_said_with_the_scale():
     run = attach(first, net, epochs=4)
     train(run, net, step=lambda *_: first.step(), epochs=2)
     train(run, net, step=lambda *_: second.step(), epochs=1)
-    with pytest.warns(UserWarning, match=r"In epoch 2 .* made no step.* was not multiplied by 1\.\d+, as the method asks"):
+    with pytest.warns(UserWarning, match=r"In epoch 2, .* made no step.* was not multiplied by 1\.\d+, as the method asks"):
         run.detach()
 
 
@@ -276,7 +276,7 @@ def test_a_second_optimizer_beside_is_not_scaled_and_said():
         one.step()
         other.step()
 
-    with pytest.warns(UserWarning, match="Parameters of the model that the attached SGD does not have were updated in epoch 1"):
+    with pytest.warns(UserWarning, match="In epoch 1, parameters were updated that the attached SGD does not have"):
         train(run, net, step=step, epochs=4)
 
 

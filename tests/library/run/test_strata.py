@@ -217,7 +217,7 @@ ORDERS = {
 @pytest.mark.parametrize("spend", [None, "steps"])
 def test_an_order_of_the_users_own_is_refused_with_the_ways_out(order, spend):
     loader = DataLoader(data(), 10, **ORDERS[order])
-    with pytest.raises(ValueError, match="`stratify`: .* the loader's sampler has an order of its own: use shuffle=True"):
+    with pytest.raises(ValueError, match="`stratify`: .* the loader's sampler sets another order: use shuffle=True"):
         attach(thresher.FullData(), loader, stratify="class")
     with pytest.raises(ValueError, match="`method`: Winnow trains in stratified batches, .*: use shuffle=True") as said:
         attach(0.5, loader, spend=spend)

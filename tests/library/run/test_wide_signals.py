@@ -86,10 +86,10 @@ def test_what_it_cannot_be_had_from():
     with pytest.raises(ValueError, match="Looks needs learnability, which no criterion gives. Pass attach"):
         made(Looks("learnability"))
     with pytest.raises(
-        ValueError, match="which the loop's own forward pass does not show: use forward_passes='twice', or use "
+        ValueError, match="which is unknown in the loop's own forward pass: use forward_passes='twice', or use "
     ):
         made(DivBS(), forward_passes="once")
-    with pytest.raises(ValueError, match=r"DivBS needs the input of the last nn.Linear, and Identity has none, or use DivBS\("):
+    with pytest.raises(ValueError, match=r"DivBS needs the input of the last nn.Linear, but Identity has none, or use DivBS\("):
         made(DivBS(), nn.Identity())
     for scoring in (Scoring(every_epochs=2), Scoring(losses=torch.zeros(N))):
         with pytest.raises(ValueError, match="`forward_passes`: DivBS chooses by error, feature. Each sample has several"):

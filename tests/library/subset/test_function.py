@@ -174,14 +174,14 @@ def test_backward_twice(sub, take) -> None:
     loss.backward(retain_graph=True)
     loss.backward()
     assert distance({name: 3 * gradient for name, gradient in once.items()}, gradients(sub)) < 1e-13
-    with pytest.raises(RuntimeError, match="second time|freed"):
+    with pytest.raises(RuntimeError, match="second|freed"):
         loss.backward()
 
 
 def test_what_was_saved_is_needed_only_once(sub) -> None:
     out = sub(X)
     out[ROWS].sum().backward()
-    with pytest.raises(RuntimeError, match="subset_backward: backward through the same forward a second time"):
+    with pytest.raises(RuntimeError, match="subset_backward: second backward through the same forward pass"):
         out.sum().backward()
 
 

@@ -210,4 +210,4 @@ def test_guards_that_exclude_the_call_are_refused(monkeypatch) -> None:
     def compile_for_few(graphs: Graphs, *_: Any) -> None:
         graphs.guards = [graphs.symbol < N]
 
-    refused(monkeypatch, "_compile", compile_for_few, "compiling it assumed something else of the batch size")
+    refused(monkeypatch, "_compile", compile_for_few, "the compiler made a wrong assumption about the batch size")

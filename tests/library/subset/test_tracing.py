@@ -56,12 +56,12 @@ def stored(m, x):
 REFUSED = {
     "a branch on values": (lambda m, x: m.linear(x) if x.sum() > 0 else m.linear(x).tanh(), "data-dependent"),
     "a value as a number": (lambda m, x: m.linear(x) * x.sum().item(), "u0|data|values|mixes"),
-    "rows by value": (lambda m, x: m.linear(x[x[:, 0] > 0]), "follows values"),
-    "rows by value, put back": (put, "follows values"),
+    "rows by value": (lambda m, x: m.linear(x[x[:, 0] > 0]), "depends on values"),
+    "rows by value, put back": (put, "depends on values"),
     "the length of the batch": (lambda m, x: m.linear(x) * len(x), "compared with a number"),
     "Python's random": (lambda m, x: m.linear(x) * random.random(), "draws random numbers outside"),
     "NumPy's random": (lambda m, x: m.linear(x) * float(np.random.rand()), "draws random numbers outside"),
-    "a parameter of nobody": (lambda m, x: m.linear(x) * OUTSIDE, r"trained tensor of shape \(6,\) that is not a parameter"),
+    "a parameter of nobody": (lambda m, x: m.linear(x) * OUTSIDE, r"tensor of shape \(6,\) that requires gradients"),
     "an attribute": (assign("last", lambda m, h: h.detach()), "changes model.last"),
     "a counter": (assign("calls", lambda m, h: 1), "changes model.calls"),
     "a buffer": (stored, "assigns buffer held"),
@@ -72,8 +72,8 @@ REFUSED = {
         lambda m, x: torch.distributions.Normal(m.linear(x), 1.0, validate_args=False),
         "returns tensors inside a Normal",
     ),
-    "a size": (lambda m, x: (m.linear(x), x.shape[0]), "size that follows the batch"),
-    "a root of a size": (lambda m, x: (m.linear(x), x.shape[0] ** 0.5), "size that follows the batch"),
+    "a size": (lambda m, x: (m.linear(x), x.shape[0]), "size that depends on the batch"),
+    "a root of a size": (lambda m, x: (m.linear(x), x.shape[0] ** 0.5), "size that depends on the batch"),
 }
 
 
@@ -144,7 +144,7 @@ def test_trained_tensors_hidden_from_the_module() -> None:
             return self.parts[0](self.linear(x))
 
     sub = wrap(Hidden(), strict=False)
-    with pytest.warns(UserWarning, match="not a parameter of it"):
+    with pytest.warns(UserWarning, match="no parameter of it"):
         sub(X)[ROWS].sum().backward()
     assert sub.wrapped.parts[0].weight.grad.any()
 

@@ -485,7 +485,7 @@ class ByOwnSignal(Keeps):
 
 def test_signals_of_the_users_own() -> None:
     check_method(ByOwnSignal(), signals={"surprise": lambda generator, n: generator.random(n)})
-    with pytest.raises(ValueError, match="^check_method: ByOwnSignal needs the signal 'surprise'; say what its"):
+    with pytest.raises(ValueError, match="^check_method: ByOwnSignal needs the signal 'surprise'; pass a function"):
         check_method(ByOwnSignal())
 
 

@@ -77,7 +77,7 @@ class OfRank(rl.Uniform):
     [
         (Few, r"Few: propose\(15\) must return 15 ids"),
         (Tensors, r"Tensors: propose\(1\) must return 1 ids, whole numbers in \[0, 12\), got tensor"),
-        (Global, "Global: propose draws from torch's global generator; give it a generator of its own"),
+        (Global, "Global: propose draws from torch's global generator; use a separate torch.Generator"),
         (Forgetful, "Forgetful: a policy that goes on with its state_dict proposes"),
         (Shared, "Shared: state_dict must return copies"),
         (OfRank, "OfRank: a policy made anew, as on another rank, proposes"),
@@ -90,5 +90,5 @@ def test_a_broken_promise_is_named(make: Any, broken: str) -> None:
 
 def test_a_policy_in_place_of_its_class_is_refused() -> None:
     policy: Any = rl.Greso(4)
-    with pytest.raises(TypeError, match="give the class Greso, not one of its policies"):
+    with pytest.raises(TypeError, match="pass the class Greso, not an instance"):
         check_policy(policy)

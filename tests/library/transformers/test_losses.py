@@ -60,7 +60,7 @@ def answer():
 def test_the_loss_of_the_trainer(total, takes):
     losses, settings = ClassLosses(shifts=False), {"takes_total": takes}
     assert divides_by_total(trainer_loss(LOGITS, total=total), losses, answer, **settings) == total
-    with pytest.raises(ValueError, match=r"the loss of the trainer is .* and the mean cross-entropy of its positions without"):
+    with pytest.raises(ValueError, match=r"the loss of the trainer is .* but the mean cross-entropy of its positions without"):
         divides_by_total(trainer_loss(LOGITS, total=total, scale=1.001), losses, answer, **settings)
     others = LOGITS + 1e-3 * torch.tensor([1.0, -1.0, 0.0, 0.0])
     with pytest.raises(ValueError, match="decoder_input_ids"):
