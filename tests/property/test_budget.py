@@ -111,7 +111,7 @@ def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(size, ep
 def test_too_few_rows_a_batch_are_refused_with_the_smallest_share(size, hundredths, normalised):
     n, batch_size, drop_last = size
     training = Training(n, batch_size, drop_last=drop_last, features=lambda: nn.BatchNorm1d(6) if normalised else nn.ReLU())
-    rows, least = round(hundredths / 100 * training.samples), 2 if normalised else 1
+    rows, least = max(1, round(hundredths / 100 * training.samples)), 2 if normalised else 1
     if rows == training.samples or rows >= least * training.steps:
         training.attach(hundredths / 100, 2)
         return
