@@ -1,1 +1,1 @@
-"""The user's DataLoader rebuilt, its order filtered by the plan."""
+"""The user's DataLoader, rebuilt such that it yields only the chosen samples."""

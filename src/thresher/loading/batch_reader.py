@@ -1,7 +1,7 @@
-"""The user's DataLoader rebuilt: it reads the batches of any order, and draws the random numbers that the user's would.
+"""The user's DataLoader, rebuilt to read batches in any order, with the random numbers that the original would draw.
 
-Persistent workers draw their seed when they start, an epoch draws its own, and the sampler comes last. An interrupted epoch
-begins once more with the random states of then, and draws again what it had consumed.
+Persistent workers draw their seed when they start, each epoch draws a seed, and the sampler draws last. An interrupted epoch
+restarts from its first random states, and draws again what it had consumed.
 """
 
 import weakref
@@ -29,10 +29,10 @@ class Reader:
 
     Args:
         loader: The user's DataLoader.
-        ids: Batches of ids that are read.
-        device: Device that batches are moved to; None leaves them where they are.
+        ids: Batch sampler, which yields the ids to read.
+        device: Device to which batches are moved; None leaves them where they are.
         generators: Function that returns the generators that the loader draws from.
-        streams: Whether the dataset has no ids.
+        streams: Whether the dataset is an IterableDataset.
         collate_keeps_rows: Whether the user has declared that row i of each batch is sample i.
     """
 
@@ -66,7 +66,7 @@ class Reader:
         return self._device or torch.device("cpu")
 
     def check(self) -> None:
-        """Refuses settings that were changed since the run was attached, and counts on where the last workers were."""
+        """Checks that settings were not changed since the run was attached."""
         if self._settings is not None:
             self._settings.check()
         self._ids.serve(NO_ROWS)  # the last epoch's order goes before the plan is made: at 10^9 samples both would not fit
@@ -79,8 +79,8 @@ class Reader:
         """Begins an epoch with its first batch.
 
         Args:
-            cursor: The rows of the epoch; None for a stream.
-            length: Number of samples of a stream, if it is known.
+            cursor: The rows of the epoch; None for an IterableDataset.
+            length: Number of samples of an IterableDataset, if it is known.
         """
         loader: Any = self._user
         stay = loader.persistent_workers
@@ -97,12 +97,12 @@ class Reader:
         return candidates
 
     def resume(self, cursor: EpochCursor | None, consumed: int, length: int | None) -> MapStyleBatches | StreamBatches:
-        """Goes on with an interrupted epoch; call `put_back` when what it had consumed is drawn again.
+        """Continues an interrupted epoch; call `put_back` when its consumed ids have been drawn again.
 
         Args:
-            cursor: The rows of the epoch; None for a stream.
-            consumed: Number of ids of the order that were consumed.
-            length: Number of samples of a stream, if it is known.
+            cursor: The rows of the epoch; None for an IterableDataset.
+            consumed: Number of ids that had been taken from the sampler.
+            length: Number of samples of an IterableDataset, if it is known.
         """
         began = self.epoch_start
         assert began is not None
@@ -119,19 +119,19 @@ class Reader:
         return rng.capture(self._draws_on, self._generators())
 
     def put_back(self, states: rng.RandomStates) -> None:
-        """Restores the loop's own random states; the loader's generators stay as they are.
+        """Restores the random states of the loop, but not of the loader's generators.
 
         Args:
-            states: Result of `random_states`.
+            states: Random states that `random_states` returned.
         """
         rng.restore({**states, "generators": []}, self._draws_on)
 
     def load(self, epoch_start: rng.RandomStates | None, *, between_epochs: bool) -> None:
-        """Goes on with the random states of a saved run.
+        """Loads the random states of a saved run.
 
         Args:
-            epoch_start: Those when its epoch began.
-            between_epochs: Whether it was saved between two epochs.
+            epoch_start: Random states at the beginning of the saved epoch.
+            between_epochs: Whether the run was saved between two epochs.
         """
         self.epoch_start = epoch_start
         self._resumes_after_epochs = epoch_start is not None and between_epochs
@@ -146,7 +146,7 @@ class Reader:
         return MapStyleBatches(begin(self.loader), self._ids, ahead=self._user.num_workers > 0)
 
     def read_again(self, ids: Tensor) -> Any:
-        """Returns the batch of some samples that were read before, without a draw of random numbers in this process.
+        """Reads some samples again as a batch, without drawing random numbers in this process.
 
         Args:
             ids: Ids of the samples, shape (k,), int64.
@@ -183,7 +183,7 @@ class Reader:
             yield self.moved(batch), batch_ids
 
     def moved(self, batch: Any) -> Any:
-        """Returns the batch of the user's collate function, on the device of the model."""
+        """Moves a batch of the user's collate function to the device of the model, and returns it."""
         batch = self._opened(batch)
         return batch if self._device is None else to_device(batch, self._device)
 

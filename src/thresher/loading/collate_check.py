@@ -1,8 +1,7 @@
-"""Checks that row i of a batch is sample i, for a collate function that is not one of torch.
+"""Checks that row i of a batch is sample i, for a collate function of the user.
 
-Sorting, mixup and CutMix in a collate function give rows that are not the samples in order; a loss would then be credited to
-another sample. What came out of the function is compared with the samples that went into it. The function is called by nobody
-but the loader, and nothing of the user's is written.
+Sorting, mixup and CutMix in a collate function return rows that are not the samples in order, so a loss would be assigned to
+another sample. The batch is compared with the samples. Only the loader calls the function, and no data of the user is changed.
 """
 
 from collections import Counter
@@ -28,12 +27,12 @@ CHANGED = (
 
 
 class CheckedBatch(NamedTuple):
-    """A batch on its way from a collate function, with the result of the check.
+    """A batch of a collate function, with the result of the check.
 
     Attributes:
         batch: The batch, as the user's collate function returned it.
-        reason: Reason why its rows are not its samples in order; None if none was seen.
-        unseen: Name of the collate function if the batch does not show the values of its samples; None if it does.
+        reason: Reason why the rows are not the samples in order; None if no reason was found.
+        unseen: Name of the collate function, if the values of the samples do not appear in the batch; else None.
     """
 
     batch: Any
@@ -42,10 +41,11 @@ class CheckedBatch(NamedTuple):
 
 
 class UnknownRows:
-    """Whether the rows of batches are their samples in order, as far as batches were checked.
+    """What the checks of batches have shown: whether rows are the samples in order.
 
     Args:
-        collate_keeps_rows: Whether the user has declared that they are; None if nobody can declare it, as in a pass for scores.
+        collate_keeps_rows: Whether the user has declared that row i is sample i; None if there is no such argument, as for
+            scores.
     """
 
     def __init__(self, *, collate_keeps_rows: bool | None = False) -> None:
@@ -57,7 +57,7 @@ class UnknownRows:
     """Reason why they are not; None if no batch had one."""
 
     def open(self, batch: Any) -> Any:
-        """Returns the user's batch, and notes what the check of it found."""
+        """Returns the user's batch, and notes the result of its check."""
         if type(batch) is not CheckedBatch:
             return batch
         self.reason = self.reason or batch.reason
@@ -73,11 +73,12 @@ class UnknownRows:
 
 
 def checked(loader: DataLoader[Any], *, collate_keeps_rows: bool | None = None) -> Any:
-    """Returns the collate function of a loader, with the check if it is not one of torch and nothing was declared.
+    """Returns the collate function of a loader, with the check if it is the user's and nothing was declared.
 
     Args:
         loader: The user's loader.
-        collate_keeps_rows: Whether the user has declared that row i of each batch is sample i; None if nobody can declare it.
+        collate_keeps_rows: Whether the user has declared that row i of each batch is sample i; None if there is no such
+            argument.
     """
     # Those of torch stack samples in order, and a check would read values for nothing.
     if collate_keeps_rows or loader.collate_fn in (default_collate, default_convert, as_it_is):
@@ -88,12 +89,12 @@ def checked(loader: DataLoader[Any], *, collate_keeps_rows: bool | None = None) 
 
 
 class CheckedCollate:
-    """A collate function whose batches 0, 1, 2, 4, 8, ... are compared with the samples that they were made of.
+    """A collate function whose batches 0, 1, 2, 4, 8, ... are compared with their samples.
 
     Args:
         collate: Collate function of the user.
         batch_size: Number of samples of a batch.
-        batched: Whether the dataset reads the samples of a batch together, in a form of its own.
+        batched: Whether the dataset reads the samples of a batch together, by `__getitems__`.
     """
 
     def __init__(self, collate: Any, batch_size: int, *, batched: bool) -> None:
@@ -133,8 +134,8 @@ def compare(parts: list[list[Any]], columns: list[Any]) -> tuple[str | None, boo
         columns: Parts of the batch that have n entries.
 
     Returns:
-        Reason why the rows are not the samples in order, or None; and whether the batch shows its samples: something of them
-        is found in order, and all of their arrays are found.
+        Reason why the rows are not the samples in order, or None; and whether all arrays of the samples were found in the
+        batch, at least one in order.
     """
     n, found, others = len(parts[0]) if parts else 0, set[int](), []
     for column in columns:
@@ -155,7 +156,7 @@ def compare(parts: list[list[Any]], columns: list[Any]) -> tuple[str | None, boo
 
 
 def as_array(value: Any) -> Any:
-    """Returns a tensor, a number or a list of numbers as an array; anything else as it is."""
+    """Returns a tensor, a number or a list of numbers as an array; other values unchanged."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
@@ -244,7 +245,7 @@ def _parts_of_sample(sample: Any) -> Iterator[Any]:
 
 
 def copy_samples(samples: Any) -> Any:
-    """Returns samples with tensors, arrays and containers of their own, which a collate function may change in place."""
+    """Copies the tensors, arrays and containers of samples, because a collate function may change them in place."""
 
     def copy_of(part: Any) -> Any:
         return part.clone() if isinstance(part, Tensor) else part.copy()

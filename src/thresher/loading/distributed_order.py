@@ -1,4 +1,4 @@
-"""The order that several processes share: the sampler's, after the plan, dealt out as the user's loader deals it."""
+"""The order of chosen samples that several processes share, divided among them as by the user's loader."""
 
 import zlib
 from collections.abc import Callable
@@ -23,15 +23,15 @@ from thresher.samplers.shuffle import Shuffle
 
 
 class SharedSampler:
-    """The user's sampler, of which each process has a part.
+    """The user's sampler, of whose order each process gets a part.
 
     Args:
-        loader: The user's loader, which `check_shared` has let pass.
+        loader: The user's loader, already checked by `check_shared`.
         world: The processes.
 
     Attributes:
         n: Number of samples of the dataset.
-        sampler: The sampler, inside of a batch sampler of accelerate and of `ShardedSampler`.
+        sampler: The sampler, without the wrappers of accelerate.
     """
 
     def __init__(self, loader: DataLoader[Any], world: World) -> None:
@@ -61,7 +61,7 @@ class SharedSampler:
 
     @property
     def yields_once(self) -> bool:
-        """Whether no sample can come twice in an epoch, as it does when the order is continued with its beginning."""
+        """Whether no sample can come twice in an epoch, as it does if the first samples fill up the end."""
         return self._drops or self.n % (self._world.size * (self.batch_size if self._by_batches else 1)) == 0
 
     @property
@@ -73,7 +73,7 @@ class SharedSampler:
         return generators_of(self.sampler, self._loader)
 
     def rows_of(self, total: int) -> int:
-        """Returns how many rows each process has of an order.
+        """Returns the number of rows per process.
 
         Args:
             total: Number of ids of the order.
@@ -81,30 +81,30 @@ class SharedSampler:
         return 0 if total == 0 else len(self.dealt(np.arange, total))
 
     def dealt(self, piece: Piece, total: int, *, by_rows: bool = False) -> RankOrder | RankBatches:
-        """Returns the rows of this process among those of an order.
+        """Returns the function from positions to the ids of this process.
 
         Args:
-            piece: The order.
-            total: Number of its ids.
-            by_rows: Whether every W-th row is dealt to a process even if the loader deals every W-th batch.
+            piece: Function from positions to the ids of all processes.
+            total: Number of ids of the order.
+            by_rows: Whether a process gets every W-th row even if the loader gives it every W-th batch.
         """
         if self._by_batches and not by_rows:
             return RankBatches(piece, total, *self._place, batch=self.batch_size, drop_last=self._drops)
         return RankOrder(piece, total, *self._place, drop_last=self._drops)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what the order of the epoch in progress and those of later ones depend on, as plain values."""
+        """Returns the settings that determine the order of this and later epochs, as plain values."""
         seed, epoch = (getattr(self.sampler, name, 0) for name in ("seed", "epoch"))
         name = type(self.sampler).__name__
         return {"sampler": name, "seed": seed, "samples": self.n, "epoch": epoch, "begun": self._epoch}
 
     def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
-        """Goes on with the orders of a run that was saved.
+        """Restores the sample order of a saved run, so that the next epochs continue from it.
 
         Args:
             state: State that `state_dict` returned.
             active: Whether an epoch was in progress.
-            consumed: Number of ids of its order that were consumed.
+            consumed: Number of ids of that epoch that had been taken from the sampler.
         """
         self._epoch = state["begun"]
         # An epoch whose order was drawn has begun none of the sampler's.
@@ -113,14 +113,14 @@ class SharedSampler:
             self.sampler.set_epoch(epoch)
 
     def begin(self, place: OrderPlace, *, drawn: bool = False) -> int:
-        """Begins a pass, and returns the number of the epoch whose order it has.
+        """Begins an epoch, and returns the number that determines its order.
 
         Args:
-            place: Place that an interrupted epoch has reached.
-            drawn: Whether the plan has drawn an order, so that the pass takes none of the sampler. Default: False.
+            place: Position that an interrupted epoch has reached.
+            drawn: Whether the method drew the order, so that the order of the sampler is not used. Default: False.
 
         Raises:
-            RuntimeError: An interrupted epoch goes on, and the sampler was set to another epoch.
+            RuntimeError: An interrupted epoch continues, but the sampler was set to another epoch.
             ValueError: The number of samples has changed.
         """
         check_unchanged(self._dataset, self.n)
@@ -175,13 +175,13 @@ class SharedSampler:
 
 
 class OwnRows:
-    """The rows of this process as an `Order` of the loader, with their weights; made when the first row is needed.
+    """The rows of this process with their weights, read in pieces; computed when the first row is needed.
 
     A sampler draws its order after the loader has drawn the seed of its workers, and may draw both from one generator.
 
     Args:
-        make: Function that returns the rows; all processes call it together.
-        place: Number of rows that were taken before.
+        make: Function that returns the rows; every process must call it.
+        place: Number of rows that were already taken.
         plan: The plan.
     """
 
@@ -218,7 +218,7 @@ class SharedOrder:
     """The order that several processes share, as `UserOrder` is the order of one process.
 
     Args:
-        loader: The user's loader, which `check_shared` has let pass.
+        loader: The user's loader, already checked by `check_shared`.
         world: The processes.
     """
 
@@ -233,13 +233,13 @@ class SharedOrder:
 
     @property
     def is_free(self) -> bool:
-        """Whether the order is a plain shuffle, which a plan with an order of its own may replace."""
+        """Whether the order is a plain shuffle, which a method may replace by another order."""
         sampler = self.sampler
         return sampler.shuffle if isinstance(sampler, DistributedSampler) else isinstance(sampler, RandomSampler | Shuffle)
 
     @property
     def yields_once(self) -> bool:
-        """Whether no sample can come twice in an epoch, as it does when the order is continued with its beginning."""
+        """Whether no sample can come twice in an epoch, as it does if the first samples fill up the end."""
         return self.sizes.yields_once
 
     def ids_of_sampler(self) -> None:
@@ -250,12 +250,12 @@ class SharedOrder:
         return self.sizes.rows_of(self.n)
 
     def length_of_stream(self, seen: int) -> None:
-        """Returns None: several processes have no stream."""
+        """Returns None: an IterableDataset is not supported with several processes."""
 
     # The plan of an epoch
 
     def samples_of(self, plan: HeldPlan) -> int:
-        """Returns the number of rows of this process in an epoch that follows a plan."""
+        """Returns the number of rows of this process in an epoch."""
         return self.sizes.rows_of(plan.rows)
 
     def step_sizes(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int) -> StepSizes | None:
@@ -264,8 +264,9 @@ class SharedOrder:
         Args:
             plan: The plan of an epoch.
             sizes: Batch size, and whether a last batch that is not full is dropped.
-            everything: Number of samples of full training, of all processes; None for the samples of the order.
-            seen: Number of samples of the last epoch of a stream: 0.
+            everything: Number of samples in an epoch of full training, in all processes; None for the number of ids of the
+                sampler.
+            seen: Not used: 0.
 
         Raises:
             ValueError: There are too few rows for the steps.
@@ -280,18 +281,18 @@ class SharedOrder:
     # An epoch
 
     def cursor(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochCursor:
-        """Returns the rows of this process in an epoch; all processes call it together.
+        """Returns the rows of this process in an epoch. Every process must call it.
 
         Args:
             plan: The plan of the epoch.
-            place: Place that an interrupted epoch has reached.
+            place: Position that an interrupted epoch has reached.
             sizes: Batch size, and whether a last batch that is not full is dropped.
             everything: Number of samples of full training, of all processes; None for the samples of the order.
 
         Raises:
             DisagreementError: The samplers of the processes do not have the same order; all processes raise it.
-            RuntimeError: An interrupted epoch goes on, and the sampler was set to another epoch.
-            ValueError: An interrupted epoch goes on, whose steps had other numbers of rows.
+            RuntimeError: An interrupted epoch continues, but the sampler was set to another epoch.
+            ValueError: The steps of the interrupted epoch had other numbers of rows.
         """
         epoch, smaller = self.sizes.begin(place, drawn=plan.drawn), self.step_sizes(plan, sizes, everything, 0)
         # Refused before any process begins to draw, as the order of a step cannot be continued in its middle.
@@ -309,7 +310,7 @@ class SharedOrder:
         )
 
     def _make(self, plan: HeldPlan, epoch: int, *, by_rows: bool) -> RankOrder | RankBatches:
-        """Returns the rows of this process in an epoch; all processes call it together."""
+        """Returns the rows of this process in an epoch. Every process must call it."""
         if plan.drawn:
             ids = plan.ids.numpy()
             piece, total = (lambda begin, end: ids[begin:end]), plan.rows

@@ -1,7 +1,6 @@
-"""The ids of an epoch in the order of the user's sampler, and the batch sampler that serves those that the plan keeps.
+"""The ids of an epoch in the order of the user's sampler, and the batch sampler that yields the chosen ids.
 
-Orders that are known come in tensors, with the same random numbers drawn; the ids of any other sampler are filtered as they
-come.
+Known orders are computed as tensors, with the same random numbers; the ids of other samplers are filtered as they come.
 """
 
 import operator
@@ -30,12 +29,12 @@ from thresher.trees import leaves
 
 
 class OrderPlace(NamedTuple):
-    """A place in the order of an epoch, between two batches.
+    """A position in the order of an epoch, between two batches.
 
     Attributes:
-        consumed: Number of ids of the order that come before it; 0 at the beginning.
-        stayed: Number of these that the plan let stay.
-        checksum: Checksum of those that stayed; of a stream, whose ids are places, also of its first batch.
+        consumed: Number of ids taken from the sampler so far; 0 at the beginning.
+        stayed: Number of these ids that were chosen.
+        checksum: Checksum of the chosen ids; for an IterableDataset, whose ids are positions, also of its first batch.
     """
 
     consumed: int = 0
@@ -63,7 +62,7 @@ class EpochScale(NamedTuple):
     sizes: StepSizes | None = None
 
     def at(self, place: OrderPlace) -> tuple[int, int]:
-        """Returns how many units of the epoch are over at a place, and how many the whole epoch has, 1 or more.
+        """Returns the progress at a position: (units done, units of the whole epoch, 1 or more).
 
         Args:
             place: Place in the order of the epoch.
@@ -75,7 +74,7 @@ class EpochScale(NamedTuple):
         return min(done, of), max(1, of)
 
     def samples_at(self, place: OrderPlace, units: tuple[int, int]) -> int:
-        """Returns how many samples full training would have trained on at a place.
+        """Returns how many samples full training would have trained on at a position.
 
         Args:
             place: Place in the order of the epoch.
@@ -89,19 +88,19 @@ class EpochScale(NamedTuple):
 
 
 class EpochControl(Protocol):
-    """What a loader asks of the run that it belongs to, and reports to it."""
+    """Protocol of a run, as its loader calls it."""
 
     def begin(self) -> tuple[HeldPlan | None, OrderPlace]:
-        """Begins an epoch, or goes on with an interrupted one.
+        """Begins an epoch, or continues an interrupted epoch.
 
         Returns:
-            The plan, None for a stream; and the place in the epoch's order where it begins, or goes on.
+            The plan (chosen samples), None for an IterableDataset; and the position in the order at which the epoch begins.
         """
         ...
 
     @property
     def held(self) -> HeldPlan:
-        """Returns the plan of the epoch in progress or, between epochs, of the one that comes next."""
+        """Returns the plan of the current epoch or, between epochs, of the next epoch."""
         ...
 
     @property
@@ -110,24 +109,24 @@ class EpochControl(Protocol):
         ...
 
     def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
-        """Returns the rows of a candidate batch that the loop sees."""
+        """Chooses the rows of a candidate batch that the loop gets."""
         ...
 
     def count(self, n: int) -> int | None:
-        """Returns how many rows of a candidate batch of n stay; None if that is not known."""
+        """Returns how many rows of a candidate batch of n rows are chosen; None if unknown."""
         ...
 
     def on_batch(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool) -> None:
-        """Called before a batch goes to the loop: the batch, the ids and weights of its rows, and the place after it."""
+        """Called before the loop gets a batch, with the ids and weights of its rows, and the position after it."""
         ...
 
     def on_loop_exit(self, *, exhausted: bool) -> None:
-        """Called when the loop leaves the pass: all batches were asked for, or its iterator is gone."""
+        """Called when the loop over the loader has ended, or its iterator was deleted."""
         ...
 
 
 class Order(Protocol):
-    """The ids of one epoch before the plan is applied, in pieces."""
+    """The ids of one epoch before samples are chosen, read in pieces."""
 
     def take(self, k: int) -> Tensor:
         """Returns the next `k` ids, int64; fewer when they run out. Random numbers are drawn when the user's loader would."""
@@ -139,7 +138,7 @@ class Order(Protocol):
 
 
 class TensorOrder:
-    """Ids in a tensor, which is made when the first of them is needed.
+    """Ids in a tensor, which is computed when the first id is needed.
 
     Args:
         make: Function that returns the ids, shape (N,), int32 or int64.
@@ -169,10 +168,10 @@ class TensorOrder:
 
 
 class PieceOrder:
-    """Ids that can be made between any two places.
+    """Ids that can be computed between any two positions.
 
     Args:
-        piece: Function of two places, from one to another, that returns the ids between them; fewer when they run out.
+        piece: Function of two positions that returns the ids between them; fewer when they run out.
     """
 
     def __init__(self, piece: Piece) -> None:
@@ -239,12 +238,12 @@ def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
 
     Args:
         numbers: The ids.
-        sampler: The sampler, for messages.
+        sampler: The sampler, for error messages.
         n: Number of samples of the dataset.
 
     Raises:
-        TypeError: One of them is not a whole number.
-        IndexError: One of them is outside the dataset.
+        TypeError: An id is not a whole number.
+        IndexError: An id is outside the dataset.
     """
     values: list[Any] = numbers.tolist() if isinstance(numbers, Tensor | np.ndarray) else list(numbers)
     try:
@@ -262,7 +261,7 @@ def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
 
 
 def generators_of(sampler: Any, loader: Any) -> list[torch.Generator]:
-    """Returns the generators that a loader and its sampler draw from and do not seed themselves, each once.
+    """Returns the random generators of a loader and its sampler, except generators that they seed themselves; each once.
 
     Args:
         sampler: Sampler of the loader.
@@ -276,20 +275,20 @@ def generators_of(sampler: Any, loader: Any) -> list[torch.Generator]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EpochCursor:
-    """One epoch as the loader iterates it: what its plan leaves of an order, and what is known of its end.
+    """One epoch for the loader: the chosen part of an order, and its length if known.
 
-    An end that is known lets the last batch be known when it is yielded, without an id being drawn early.
+    If the length is known, so is the last batch, without drawing ids early.
 
     Attributes:
-        order: Ids before the plan is applied.
-        keeps: Function of ids that returns which of them stay; None if all do.
-        stayed: Number of ids that stayed before the place that an interrupted epoch has reached, if the order begins at the
-            place; None if it begins with the first id.
-        weights: Function of ids that returns the weights of these samples in the plan; None if all are 1.
-        staying: Number of ids that stay in the whole epoch; None if it is not known.
-        drawn: Number of ids of the whole order; None if it is not known.
+        order: Ids before samples are chosen.
+        keeps: Function from ids to the mask of chosen ids; None if all are chosen.
+        stayed: Number of chosen ids before the position of an interrupted epoch, if the order begins at this position; None if
+            it begins with the first id.
+        weights: Function from ids to the weights of these samples; None if all are 1.
+        staying: Number of chosen ids in the whole epoch; None if unknown.
+        drawn: Number of ids of the whole order; None if unknown.
         sizes: Sizes of smaller batches; None for full batches.
-        least: Least number of rows of a last batch; one with fewer is left out.
+        least: Least number of rows of a last batch; a smaller last batch is left out.
     """
 
     order: Order
@@ -302,10 +301,10 @@ class EpochCursor:
     least: int = 1
 
     def left(self, stayed: int, position: int) -> int | None:
-        """Returns the number of ids still to come; None if it is not known.
+        """Returns the number of ids still to come; None if unknown.
 
         Args:
-            stayed: Number of ids that have stayed so far.
+            stayed: Number of chosen ids so far.
             position: Number of ids of the order that have been drawn so far.
         """
         if self.staying is not None:
@@ -319,7 +318,7 @@ LOOKED_UP = 2**13
 
 
 class IdBatchSampler(Sampler[list[int]]):
-    """The batch sampler inside the rebuilt loader; it remembers the ids of every batch that is on its way.
+    """The batch sampler inside the rebuilt loader; it stores the ids of every batch until the loop gets it.
 
     Args:
         sizes: Batch size and `drop_last` of the user's loader, which may change, as attributes of an object.
@@ -355,10 +354,10 @@ class IdBatchSampler(Sampler[list[int]]):
         return self._sizes.drop_last
 
     def least_of(self, plan: HeldPlan) -> int:
-        """Returns the least number of rows of the last batch of a plan, as in full training if nothing is left out.
+        """Returns the least number of rows of the last batch; if no sample is skipped, as in full training.
 
-        A plan that leaves samples out may end with one row, on which BatchNorm cannot be trained. A plan of one row stays, so
-        that the model says so.
+        If samples are skipped, an epoch may end with a batch of one row, on which BatchNorm cannot train. A whole epoch of one
+        row is left unchanged, so that the model raises its error.
 
         Args:
             plan: The plan of an epoch.
@@ -366,7 +365,7 @@ class IdBatchSampler(Sampler[list[int]]):
         return 1 if plan.everything or plan.rows < self.least else min(self.least, self.batch_size)
 
     def served_of(self, plan: HeldPlan, rows: int) -> int:
-        """Returns how many rows of a plan come in batches.
+        """Returns how many chosen rows come in batches.
 
         Args:
             plan: The plan of an epoch.
@@ -376,7 +375,7 @@ class IdBatchSampler(Sampler[list[int]]):
         return rows - rest if self.drop_last or rest < self.least_of(plan) else rows
 
     def serve(self, cursor: EpochCursor, *, consumed: int = 0, drop_last: bool | None = None) -> None:
-        """Prepares the next iteration.
+        """Sets the epoch that the next iteration yields.
 
         Args:
             cursor: The rows of the epoch.
@@ -399,11 +398,11 @@ class IdBatchSampler(Sampler[list[int]]):
         self._batches = self._iterate()
 
     def left_after(self, place: OrderPlace) -> int | None:
-        """Returns the number of ids that come in batches after a place of the order that is served; None: not known."""
+        """Returns the number of ids that come in batches after a position; None if unknown."""
         return self.in_batches(self._cursor.left(place.stayed, place.consumed))
 
     def in_batches(self, ids: int | None) -> int | None:
-        """Returns how many of so many further ids come in batches: a last batch that is not full may be left out."""
+        """Returns how many of some further ids come in batches: an incomplete last batch may be left out."""
         if ids is None or self._cursor.sizes is not None:
             return ids
         rest = ids % self.size
@@ -492,7 +491,7 @@ class MapStyleBatches:
         self._batches, self._ids, self._ahead = batches, ids, ahead
 
     def take(self) -> tuple[Any, Tensor, int, int, int | None]:
-        """Returns the next batch, its ids, how many ids were drawn and had stayed by then, and how many come; None: not known.
+        """Returns the next batch, its ids, the numbers of drawn and of chosen ids so far, and of ids to come (None if unknown).
 
         Raises:
             StopIteration: There is no further batch.
@@ -514,11 +513,11 @@ class MapStyleBatches:
 
 
 class StreamBatches:
-    """Batches of an iterable dataset; the id of a sample is its place in the stream of this epoch.
+    """Batches of an IterableDataset; the id of a sample is its position in this epoch.
 
     Args:
         batches: Batches of the loader.
-        length: Number of samples that the stream is expected to have, which may be wrong; None if it is not known.
+        length: Expected number of samples of the dataset, which may be wrong; None if unknown.
     """
 
     def __init__(self, batches: Iterator[Any], length: int | None = None) -> None:
@@ -527,10 +526,10 @@ class StreamBatches:
         """Checksum of the first batch."""
 
     def take(self) -> tuple[Any, Tensor, int, int, int | None]:
-        """Returns the next batch, its places, the place after it twice, and how many samples come; None: not known.
+        """Returns the next batch, its positions, the position after it twice, and the number of samples to come or None.
 
         Raises:
-            StopIteration: The stream is over.
+            StopIteration: The dataset has no more samples.
         """
         batch = next(self._batches)
         begin, self._place = self._place, self._place + rows_of(batch)
@@ -582,13 +581,13 @@ def _checksum_of(batch: Any) -> int:
 
 
 def check_begins(stream: Any) -> None:
-    """Refuses to resume a run over a stream of Hugging Face `datasets` that has loaded its own state.
+    """Checks on resuming that an IterableDataset of Hugging Face has not loaded its own state as well.
 
     Args:
-        stream: Dataset of the loader; the run is about to skip what the interrupted epoch had read of it.
+        stream: Dataset of the loader. The run will skip what the interrupted epoch had read.
 
     Raises:
-        ValueError: The stream has loaded a state.
+        ValueError: The dataset has loaded a state.
     """
     if getattr(stream, "_starting_state_dict", None) is not None:
         raise ValueError(

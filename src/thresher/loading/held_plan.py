@@ -1,4 +1,4 @@
-"""The plan of an epoch as a run holds, sends and saves it: one bit per sample, and the weights of the kept ones."""
+"""The plan of an epoch as a run stores it: one bit per sample, and the weights of the chosen samples."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -18,7 +18,7 @@ from thresher.selection import Mask, ids_of
 # Compared by identity, because == of tensors has no truth value.
 @dataclass(frozen=True, eq=False)
 class HeldPlan:
-    """A plan with bitmasks in place of ids, and without the columns for the records; the same in all processes.
+    """A plan with bitmasks instead of ids, and without values to store for each sample; the same in all processes.
 
     Args:
         n: Number of samples.
@@ -30,7 +30,7 @@ class HeldPlan:
         drawn: Whether `ids` was drawn.
         facts: Scalars for the history by name.
         smaller_batches: Whether the epoch has as many steps as full training.
-        note: Sentence that the user must know.
+        note: Warning for the user, a whole sentence.
 
     Raises:
         ValueError: A bitmask does not have one bit per sample.
@@ -67,7 +67,7 @@ class HeldPlan:
 
     @staticmethod
     def of(plan: EpochPlan, n: int) -> "HeldPlan":
-        """Returns the plan of a method as a run holds it.
+        """Converts the plan of a method into this form.
 
         Args:
             plan: The plan, already checked by `EpochPlan.check`.
@@ -80,7 +80,7 @@ class HeldPlan:
         return HeldPlan(n, **values)
 
     def plan(self) -> EpochPlan:
-        """Returns the plan with ids in place of bitmasks."""
+        """Returns the plan with ids instead of bitmasks."""
         values = self.state_dict()
         del values["n"]
         for name in self._packed:

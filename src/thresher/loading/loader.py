@@ -1,4 +1,4 @@
-"""The loader of a run: the user's DataLoader rebuilt, its order filtered by the plan.
+"""The loader of a run: the user's DataLoader, rebuilt such that it yields only the chosen samples.
 
 The user's sampler decides the order, and the plan decides which samples stay. RandomSampler, SequentialSampler and
 Shuffle have a fast path on tensors that draws the same random numbers; the ids of any other sampler are filtered as they come.
@@ -45,15 +45,15 @@ NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), No
 
 
 class SelectedLoader(OfUser):
-    """`run.loader`: iterate it like the loader it was made from. Other attributes are read from that loader.
+    """`run.loader`: iterate over it instead of your DataLoader. Other attributes are read from your DataLoader.
 
     Args:
         loader: The user's DataLoader.
         device: Device that batches are moved to; None leaves them where they are.
-        kept: Ids of the samples of full training, if others were pruned before it. Default: all that the sampler yields.
-        world: Processes that the loader deals out its samples to. Default: there is one.
+        kept: Ids of the samples that pruning kept. Default: all ids that the sampler yields.
+        world: Processes among which the samples are divided. Default: one process.
         collate_keeps_rows: Whether the user has declared that row i of each batch is sample i.
-        timing: Records how the time of the run is spent. Default: one that nothing reads.
+        timing: Records how the time of the run is spent. Default: not recorded.
         least: Least number of rows that the model trains on: 2 if it has BatchNorm. Default: 1.
     """
 
@@ -104,7 +104,7 @@ class SelectedLoader(OfUser):
 
     @property
     def unknown_rows(self) -> UnknownRows:
-        """Why the rows of batches are not their samples in order, as far as that is known."""
+        """What the checks of batches have shown: why rows are not the samples in order."""
         return self.reader.unknown_rows
 
     def generators(self) -> list[torch.Generator]:
@@ -117,7 +117,7 @@ class SelectedLoader(OfUser):
 
     @property
     def order_is_free(self) -> bool:
-        """Whether the user's order is a plain shuffle, which a plan with an order of its own may replace."""
+        """Whether the user's order is a plain shuffle, which a method may replace by another order."""
         return self.order.is_free
 
     @property
@@ -126,7 +126,7 @@ class SelectedLoader(OfUser):
         return self.order.yields_once
 
     def connect(self, control: EpochControl) -> None:
-        """Connects the loader with the run that it belongs to."""
+        """Connects the loader with its run."""
         self._control = control
 
     @property
@@ -137,9 +137,9 @@ class SelectedLoader(OfUser):
 
     @property
     def candidates(self) -> int:
-        """Number of ids that the user's sampler yields per epoch; without the ids of a last batch that is dropped.
+        """Number of ids that the user's sampler yields per epoch, without a dropped last batch.
 
-        0 for a stream without a length, until an epoch of it is over.
+        0 for an IterableDataset of unknown length, until an epoch of it is over.
         """
         # A last batch that is dropped is no part of full training, either.
         total = self.order.candidates(self._seen)
@@ -149,8 +149,8 @@ class SelectedLoader(OfUser):
         """Returns the number of batches in the epoch in progress or, between epochs, in the next one.
 
         Raises:
-            TypeError: The number is not known: a sampler of unknown order, a stream, or a batch method that keeps rows by
-                chance and fills them up to full batches.
+            TypeError: The number is not known: a sampler of unknown order, an IterableDataset, or a batch method that keeps a
+                random number of rows and gathers them into full batches.
         """
         sizes = None if self.streams else self.step_sizes(self.control.held)
         if sizes is not None:
@@ -185,10 +185,10 @@ class SelectedLoader(OfUser):
         return self.order.step_sizes(plan, self.ids, self._samples, self._seen)
 
     def scale_of(self, plan: HeldPlan | None) -> EpochScale:
-        """Returns how far the places of an epoch are.
+        """Returns the size of an epoch, by which positions are converted into progress.
 
         Args:
-            plan: The plan of the epoch; None for a stream.
+            plan: Chosen samples of the epoch; None for an IterableDataset.
         """
         if plan is None:
             return EpochScale(self.candidates)
@@ -199,11 +199,11 @@ class SelectedLoader(OfUser):
         return EpochScale(self.candidates, rows, self.step_sizes(plan))
 
     def samples_of(self, plan: HeldPlan) -> int:
-        """Returns the number of rows that this process has in an epoch that follows a plan."""
+        """Returns the number of rows of this process in an epoch."""
         return self.order.samples_of(plan)
 
     def rows_of_steps(self, plan: HeldPlan) -> tuple[NDArray[np.int64], bool]:
-        """Returns how many rows of this process each step of an epoch has, and whether processes are dealt row after row.
+        """Returns the rows per step of this process in an epoch, and whether processes get every W-th row.
 
         Args:
             plan: The plan of an epoch.
@@ -283,10 +283,10 @@ class SelectedLoader(OfUser):
             self.row_buffer.clear()
 
     def select_before_loop(self, fills: bool | None, *, by_chance: bool = False) -> None:
-        """Turns the selection of rows before the loop sees a batch on or off, from the next batch on.
+        """Turns the choice of rows before the loop gets a batch on or off, from the next batch on.
 
         Args:
-            fills: Whether the rows are filled up to full batches; None: nothing is selected before the loop.
+            fills: Whether chosen rows of several batches are gathered into full batches; None for no choice before the loop.
             by_chance: Whether processes keep different numbers of rows. Default: False.
         """
         # A fixed number of rows needs no call of all ranks per candidate batch.
@@ -294,7 +294,7 @@ class SelectedLoader(OfUser):
         self.row_buffer = None if fills is None else RowBuffer(self.ids.batch_size if fills else None, world)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns `run.state_dict()`, so that a script that saves the state of its loader saves the run."""
+        """Returns `run.state_dict()`, so that scripts that save the state of their loader save the run."""
         return self.saved.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -302,7 +302,7 @@ class SelectedLoader(OfUser):
         self.saved.load_state_dict(state_dict, restore_rng=True)
 
     def state_of_pass(self) -> dict[str, Any]:
-        """Returns the rows that were selected and not yielded yet, and how the epoch began, as tensors and plain values."""
+        """Returns chosen rows that were not yielded yet, and how the epoch began, as tensors and plain values."""
         # Rows that were loaded with a state, and not read again yet, are saved as they are.
         unbuffered = self.row_buffer is None or len(self._waiting[0])
         ids, weights = self._waiting if unbuffered or self.row_buffer is None else self.row_buffer.waiting
@@ -314,7 +314,7 @@ class SelectedLoader(OfUser):
         }
 
     def load_state_of_pass(self, state: Mapping[str, Any]) -> None:
-        """Goes on, at the next `iter`, with the epoch that was saved."""
+        """Loads the state of a saved epoch, which continues at the next `iter`."""
         self.stop()
         self._begin_with((state["waiting"]["ids"].clone(), state["waiting"]["weights"]))
         self._seen = state["seen"]
@@ -342,7 +342,7 @@ class SelectedLoader(OfUser):
         return look
 
     def stop(self) -> None:
-        """Ends the iterator that has the epoch."""
+        """Ends the iterator of the current epoch."""
         self.current = lambda: None
 
     def close(self) -> None:
@@ -352,14 +352,14 @@ class SelectedLoader(OfUser):
 
 
 class EpochIterator:
-    """One pass over a `SelectedLoader`.
+    """Iterator over one epoch of a `SelectedLoader`.
 
     Args:
         loader: The loader.
         control: The run that the loader belongs to.
-        candidates: Batches before the selection inside the batch, with their ids.
+        candidates: Batches before rows are chosen, with their ids.
         cursor: The rows of the epoch.
-        place: Where in the epoch's order the pass begins.
+        place: Position in the order of the epoch at which the iterator begins.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Selection inside the batch: what a batch method remembers, and rows gathered over several batches until one is full."""
+"""Gathers the chosen rows of several batches until a batch is full."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""How the rows of a batch are chosen: what all ways share. By itself, all rows are trained on."""
+"""How the rows of a batch are chosen: common parts of all ways. The base class trains on all rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,11 +33,11 @@ def by_chance(method: Any) -> bool:
 
 
 class BatchSelection:
-    """How the rows of batches are chosen, as the run, its epochs and its loader see it; by itself, all rows are trained on.
+    """How the rows of batches are chosen, as seen by run and loader. This base class trains on all rows.
 
     Args:
         parts: Parts of the run.
-        stage: The batch method at work. Default: none.
+        stage: The batch method with its state. Default: none.
     """
 
     fills: bool | None = None

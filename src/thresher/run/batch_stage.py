@@ -1,4 +1,4 @@
-"""A batch method at work: its state, its random numbers, and counts of what it chose."""
+"""A batch method with its state, its random numbers, and counts of what it chose."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,12 +17,12 @@ SEEDS = 256
 
 
 class BatchStage:
-    """A batch method at work: its state, its own random numbers, and what it did.
+    """A batch method with its state, its random numbers, and counts of what it chose.
 
     Args:
         method: The method.
         seed: Random seed of its draws.
-        rank: Number of this process among those that train together, whose batches have draws of their own. Default: 0.
+        rank: Number of this process among the processes that train together; each draws other random numbers. Default: 0.
         progress: Function that returns the share of training that is done, in [0, 1]. Default: unknown.
     """
 
@@ -96,7 +96,7 @@ class BatchStage:
         return plan
 
     def facts(self) -> dict[str, float]:
-        """Returns the numbers of rows seen and kept since the last call, and the means of the facts of the plans."""
+        """Returns the numbers of rows seen and kept since the last call, and the means of the facts of the plans, by name."""
         numbers: dict[str, float] = {"candidates": self.candidates, "selected": self.kept}
         numbers |= {name: total / self._batches for name, total in self._facts.items()}
         if self.candidates:
@@ -108,9 +108,9 @@ class BatchStage:
         return numbers
 
     def chosen(self) -> tuple[float, int]:
-        """Returns the share of rows that the method chose since the last call, and in how many batches; others were left whole.
+        """Returns the share of rows that the method chose since the last call, and the number of batches in which it chose.
 
-        The share is 1 if it was not asked.
+        The share is 1 if the method did not choose in any batch.
         """
         counts = self._chosen / self._offered if self._offered else 1.0, self._asked
         self._offered = self._chosen = self._asked = 0
@@ -130,7 +130,7 @@ class BatchStage:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where another stage stopped."""
+        """Loads a saved state."""
         self.state, self.step, self.seed = dict(state["state"]), state["step"], state["seed"]
         self.candidates, self.kept = state["candidates"], state["kept"]
         self._facts, self._batches = dict(state["facts"]), state["batches"]

@@ -22,9 +22,9 @@ class BeforeForward(BatchSelection):
 
     Args:
         parts: Parts of the run.
-        stage: The batch method at work.
-        scoring: How losses are computed.
-        fills: Whether chosen rows are filled up to full batches.
+        stage: The batch method with its state.
+        scoring: Settings of the scoring pass.
+        fills: Whether chosen rows of several batches are gathered into full batches.
     """
 
     def __init__(self, parts: Parts, stage: BatchStage, scoring: Scoring, *, fills: bool) -> None:
@@ -40,7 +40,7 @@ class BeforeForward(BatchSelection):
             self.loss = self._loss_by_rows
 
     def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
-        """Returns the rows of a candidate batch that the loop sees.
+        """Chooses the rows of a candidate batch that the loop gets, and returns the plan.
 
         Args:
             batch: The batch, on the device.

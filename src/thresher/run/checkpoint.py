@@ -1,7 +1,7 @@
-"""What a run saves, the checks of a saved state, and how a run goes on from there.
+"""What a run saves, the checks of a saved state, and how a run resumes from it.
 
-The state of process 0 has the books: what is kept of each sample. Their names, number and sizes do not depend on the number of
-processes, as `torch.distributed.checkpoint` needs it. Everything else is in tuples, which it saves and loads as objects.
+The state of process 0 has the values stored for each sample. Their names, number and sizes do not depend on the number of
+processes, as `torch.distributed.checkpoint` requires. Everything else is in tuples, which it saves and loads as objects.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ BOOKS = ("kept", "records", "trained", "plan")
 
 
 def refuse(what: str) -> NoReturn:
-    """Raises the error about a state that is not as it was saved.
+    """Raises the error for a damaged state.
 
     Args:
         what: Defect of the state.
@@ -51,14 +51,14 @@ def refuse(what: str) -> NoReturn:
 
 
 def check_form(state: Any) -> None:
-    """Checks that a state has this version, and that all in it but the books is as it was saved.
+    """Checks the version of a state, and that everything except the values stored for each sample is as it was saved.
 
     Args:
         state: Argument of `load_state_dict`.
 
     Raises:
-        TypeError: It is not a mapping.
-        ValueError: It has another version, lacks a part, or was changed.
+        TypeError: The state is not a mapping.
+        ValueError: The state has another version, lacks a part, or was changed.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"load_state_dict: `state` must come from run.state_dict(), got {type(state).__name__}")
@@ -78,7 +78,7 @@ def check_form(state: Any) -> None:
 
 
 def digest_of(*values: Any) -> str:
-    """Returns a digest of tensors and plain values, the same wherever they lie and for lists as for tuples.
+    """Returns a digest of tensors and plain values; it does not depend on devices, and is the same for lists and tuples.
 
     Args:
         values: Tensors, plain values, and mappings and lists of them.
@@ -112,14 +112,14 @@ def digest_of(*values: Any) -> str:
 
 
 def check_batch_stage(state: Mapping[str, Any], stage: BatchStage | None) -> None:
-    """Checks that what a batch method remembers has the shapes that it has in this run.
+    """Checks that the saved state of a batch method has the same tensors, by shape and dtype, as in this run.
 
     Args:
-        state: State that is as it was saved.
-        stage: Batch method at work; None if there is none.
+        state: Saved state, already checked for damage.
+        stage: Batch method with its state; None if there is none.
 
     Raises:
-        ValueError: It has not, since the method was made with other settings.
+        ValueError: A tensor differs, because the saved method had other settings.
     """
     # The first state has the shapes of the settings, such as one value per base method.
     expected = {} if stage is None else stage.method.init_state()
@@ -147,16 +147,16 @@ def _kind_of(value: Any) -> str:
 
 
 def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
-    """Checks that the loader has the order of a state, which is not drawn again if it is that of a `Shuffle`.
+    """Checks that the loader has the same order as the saved run.
 
-    Warns if later epochs have another order than in the run that was saved.
+    Warns if later epochs have another order than in the saved run.
 
     Args:
-        state: State that is as it was saved.
+        state: Saved state, already checked for damage.
         loader: Loader of the run.
 
     Raises:
-        ValueError: An interrupted epoch would go on in another order.
+        ValueError: An interrupted epoch would continue in another order.
     """
     saved, current = state["shuffle"], loader.order.state_dict()
     unlike = ("weights",) if "changed" in (saved or {}) else ()  # those of the state are taken over
@@ -183,16 +183,16 @@ def _order_of(shuffle: Mapping[str, Any] | None, unlike: tuple[str, ...]) -> str
 
 
 def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: torch.device, *, restored: bool) -> None:
-    """Checks that the random states of a state can be restored, and that the loader draws as the one that was saved.
+    """Checks that random states can be restored, and that the loader draws random numbers as the saved loader did.
 
     Args:
-        state: State that is as it was saved.
+        state: Saved state, already checked for damage.
         loader: Loader of the run.
         device: Device of the records.
-        restored: Whether the random states at the time of saving are to be restored.
+        restored: Whether the saved random states will be restored.
 
     Raises:
-        ValueError: They cannot.
+        ValueError: The random states cannot be restored, or the loader draws other numbers.
     """
     # In the middle of an epoch its beginning is drawn again, from the states that it began with.
     replays = bool(state["consumed"])
@@ -226,16 +226,16 @@ SAMPLES = ("forward", "backward", "refresh", "scoring", "full_forward", "full_ba
 
 
 class OtherProcesses:
-    """What the processes of a run had by themselves, of which each process of another number of them takes its part.
+    """The states of all processes of a saved run, for resuming with another number of processes.
 
     Args:
-        states: Parts of a saved state that each process had by itself, in the order of their ranks.
-        plan: The plan; None if there is none.
+        states: Parts of the saved state that differ between processes, in the order of ranks.
+        plan: Chosen samples of the epoch; None if there is no plan.
         world: Processes of this run.
         loader: Loader of this run.
 
     Raises:
-        ValueError: The states are of a place at which these processes cannot go on.
+        ValueError: These processes cannot continue from the saved position.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class OtherProcesses:
         return self._plan is not None and self._plan.smaller_batches
 
     def state(self) -> dict[str, Any]:
-        """Returns what this process goes on with."""
+        """Returns the state from which this process continues."""
         world, size = self._world, len(self._states)
         # What cannot be shared out, such as random states, is that of one of the saved processes.
         like = self._states[world.rank % size]
@@ -328,7 +328,7 @@ class SavedState:
         return " ".join(map(repr, self.parts.config.methods))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns everything that the run remembers; all processes call it, and the state of process 0 has the books."""
+        """Returns the state of the run. Every process must call it; the state of process 0 has the values of all samples."""
         if self.timeline.position.active and self.parts.attributor.waits_for_credit:
             warn(
                 "state_dict: the loop has not computed the loss of a batch that it got (it was skipped, or a prefetcher holds "
@@ -366,11 +366,11 @@ class SavedState:
         return {"version": VERSION, "digest": digest_of(ranks), "ranks": ranks, **(books if world.is_first else {})}
 
     def load_state_dict(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
-        """Goes on where a saved run stopped.
+        """Loads the state of a saved run.
 
         Args:
-            state: Result of `state_dict`, of any number of processes.
-            restore_rng: Whether random states are put back.
+            state: State that `state_dict` returned, with any number of processes.
+            restore_rng: Whether to restore random states.
 
         Raises:
             TypeError: The state is not a mapping.

@@ -1,4 +1,4 @@
-"""Everything that `attach` refuses, before anything is changed."""
+"""Checks of the arguments of `attach`, before anything is changed."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,14 +46,14 @@ from thresher.warning import warn
 
 
 def check(config: RunConfig, process_group: Any) -> RunConfig:
-    """Checks the arguments of `attach`, before anything is changed, and returns them with what follows from them.
+    """Checks the arguments of `attach` before anything is changed, and returns them with values derived from them.
 
     Args:
         config: The arguments.
         process_group: Process group of the processes that train together; None for the default one.
 
     Raises:
-        TypeError: An argument has the wrong type, or the samples of the dataset have no ids.
+        TypeError: An argument has the wrong type, or the method needs indices of samples and the dataset has none.
         ValueError: An argument is out of range, or something that the method needs is missing.
     """
     before, epoch_method, batch_method = split_by_stage(config.method)
@@ -163,15 +163,15 @@ def _who_calls_it(config: RunConfig) -> str:
 
 
 def check_wrappers(model: nn.Module, mode: SelectionMode, who: str) -> None:
-    """Validates that `subset_backward` can be put into a model, and that the run can call the model besides the loop.
+    """Checks that `subset_backward` can be applied to a model, and that the run can make extra forward passes.
 
     Args:
         model: Argument of `attach`.
         mode: Where and by what the rows of a batch are chosen.
-        who: Name of the method for which the run calls the model; empty if none needs that.
+        who: Name of the method that needs extra forward passes; "" for none.
 
     Raises:
-        ValueError: The model is in wrappers of several processes in an order that does not allow it.
+        ValueError: The wrappers for several processes around the model are in an order that does not allow it.
     """
     # A model that contains `subset_backward` already needs no place for it.
     if mode.is_in_forward and not any(isinstance(part, SubsetModule) for part in model.modules()):
@@ -185,7 +185,7 @@ def check_wrappers(model: nn.Module, mode: SelectionMode, who: str) -> None:
 
 
 def optimizers_of(given: RunConfig) -> list[Optimizer]:
-    """Returns the optimizer of `attach` and those that it holds; an empty list if none was given."""
+    """Returns the optimizer of `attach` and the optimizers inside it; an empty list if none was given."""
     return [] if given.optimizer is None else parts_of(given.optimizer)
 
 
@@ -235,7 +235,7 @@ def kept_of(before: Any, n: int) -> Tensor:
 
 
 def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite: Any, seed: Any) -> None:
-    """Validates the arguments of `attach` that do not depend on one another."""
+    """Checks the arguments of `attach` that do not depend on each other."""
     # True is an integer in Python.
     if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
         raise ValueError(f"`epochs` must be a whole number of 1 or more, got {epochs!r}")
@@ -250,7 +250,7 @@ def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite:
 
 
 def check_spend(spend: Any, *, streams: bool) -> None:
-    """Validates the argument `spend` of `attach`."""
+    """Checks the argument `spend` of `attach`."""
     if spend not in (None, "steps", "batches"):
         raise ValueError(f"`spend` must be 'steps', 'batches' or None for the default of the method, got {spend!r}")
     if spend is not None and streams:

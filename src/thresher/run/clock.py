@@ -1,8 +1,8 @@
-"""The clock of a run: which share of full training's samples is behind the step that was made last.
+"""The clock of a run: which share of full training is done after the last step.
 
-`run.progress`, `ProgressLR`, `Run.pace`, the schedulers of frameworks and the schedules of batch methods all read it. What is
-counted is the work of the epoch itself: after step i of the n steps of an epoch, i / n of the epoch is over, whether the steps
-are those of full training, smaller, or fewer.
+`run.progress`, `ProgressLR`, `Run.pace`, the schedulers of frameworks and the schedules of batch methods all read it. It counts
+the steps of the epoch itself: after step i of n, i / n of the epoch is over, even if the steps are fewer or smaller than in
+full training.
 """
 
 from collections import deque
@@ -23,8 +23,8 @@ class BatchPlace(NamedTuple):
     Attributes:
         number: Number of the batch, counted from the start of the run.
         epoch: Number of its epoch.
-        done: Units of the epoch that are over after it.
-        of: Units of the epoch: steps, rows, or ids of the sampler, 1 or more.
+        done: Units of the epoch (steps, rows or ids of the sampler) that are over after the batch.
+        of: Units of the whole epoch, 1 or more.
     """
 
     number: int
@@ -49,21 +49,21 @@ class RunClock:
         self._first, self._scale = 0, EpochScale()
 
     def begin_pass(self, scale: EpochScale) -> None:
-        """Notes how far places in the epoch are."""
+        """Begins an epoch, whose size is given."""
         self._before, self._first, self._scale = self._reached(), self._attributor.batches, scale
 
     def take_back_pass(self) -> None:
-        """Forgets the batches of the pass, in which nothing was trained."""
+        """Forgets the batches of an epoch in which nothing was trained."""
         while self._places and self._places[-1].number >= self._first:
             self._places.pop()
 
     def on_batch(self, number: int, epoch: int, place: OrderPlace, *, last: bool) -> int:
-        """Notes a batch that is on its way to the loop, and returns how many samples of full training it completes.
+        """Notes a batch before the loop gets it, and returns how many samples of full training are done after it.
 
         Args:
             number: Number of the batch, counted from the start of the run.
             epoch: Number of its epoch.
-            place: Where the epoch's order goes on after it.
+            place: Position in the order of the epoch after the batch.
             last: Whether it is the last batch of the epoch.
         """
         # Rows left out at the end of an epoch do not leave it unfinished.
@@ -72,13 +72,13 @@ class RunClock:
         return self._scale.samples_at(place, units)
 
     def end_epoch(self, epoch: int) -> None:
-        """Ends an epoch with the batch that was yielded last, because the loop left it, or because its end was not known."""
+        """Ends an epoch at the last batch, because the loop left it early or its length was unknown."""
         yielded = bool(self._places) and self._places[-1].epoch == epoch
         last = self._places.pop() if yielded else BatchPlace(self._attributor.batches, epoch, 0, 1)
         self._places.append(last._replace(done=1, of=1))
 
     def resume(self, epoch: int, place: OrderPlace, scale: EpochScale) -> int:
-        """Goes on at the position of a saved run, and returns how many samples of full training are behind it in its epoch."""
+        """Resumes at the position of a saved run, and returns how many samples of full training its epoch has done."""
         self._places.clear()
         units = scale.at(place)
         self._before = BatchPlace(-1, epoch, *units)
@@ -86,7 +86,7 @@ class RunClock:
 
     @property
     def full_steps(self) -> int:
-        """Number of batches of full training, in all epochs; 0 if that is not known."""
+        """Number of batches of full training in all epochs; 0 if unknown."""
         # Rounded up, because the last batch of an epoch may be smaller; `candidates` has no rows that are dropped.
         return self._epochs * -(-self._loader.candidates // self._loader.batch_sampler.batch_size)
 
@@ -102,7 +102,7 @@ class RunClock:
 
     @property
     def progress(self) -> float:
-        """Share of full training's samples that is behind the step that was made last, in [0, 1]."""
+        """Share of full training that is done after the last step, [0, 1]."""
         epoch, done, of = self._reached()[1:]
         return min(1.0, (epoch * of + done) / (self._epochs * of))
 

@@ -1,4 +1,4 @@
-"""Divides the losses of kept rows by all rows of their batch, for methods that declare `divide="batch"`."""
+"""Divides the losses of kept rows by the number of all rows of the batch, for methods with `divide="batch"`."""
 
 from dataclasses import replace
 
@@ -13,18 +13,18 @@ from thresher.warning import warn
 
 
 def divides_by_batch(method: BatchMethod | None) -> bool:
-    """Returns whether kept losses are divided by the rows of the batch, as a batch method declares it."""
+    """Returns whether a batch method declares that kept losses are divided by the number of all rows of the batch."""
     return method is not None and requirements_of(method).divide == "batch"
 
 
 def divisible_before(criterion: Criterion | None) -> bool:
-    """Returns whether a weight that all rows of a batch have becomes a factor on its loss."""
+    """Returns whether an equal weight of all rows of a batch becomes a factor on its loss."""
     # A mean with class weights divides by the weights of the rows, which cancels a common factor; a sum is not divided at all.
     return criterion is None or not (criterion.class_weights or criterion.reduction == "sum")
 
 
 class UnevenLabels:
-    """Notices if a share of the rows stood for a share of the labels, and the samples had different numbers of labels.
+    """Notices if losses were scaled by a share of rows although samples had different numbers of labels.
 
     Args:
         device: Device of the losses.
@@ -53,7 +53,7 @@ class UnevenLabels:
 
 
 def part_of_batch(plan: BatchPlan, n: int) -> BatchPlan:
-    """Returns a plan whose mean over the kept rows is their sum over the rows of the batch.
+    """Returns a plan with weights, so that the mean over kept rows is their sum divided by all rows of the batch.
 
     Args:
         plan: Plan of a batch.
@@ -72,7 +72,7 @@ def part_of_batch(plan: BatchPlan, n: int) -> BatchPlan:
 
 
 def check_divisor(config: RunConfig) -> None:
-    """Refuses a criterion whose losses cannot be divided by the rows of the batch before the forward pass."""
+    """Checks that the losses of the criterion can be divided by all rows of the batch, as the method declares."""
     adapter = config.adapter
     if not config.by_batch or config.mode.is_in_forward or divisible_before(adapter):
         return

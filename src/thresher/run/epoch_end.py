@@ -1,4 +1,4 @@
-"""When an epoch is over: the table of docs/how-it-works.md, which has no other case."""
+"""When an epoch is over; docs/how-it-works.md has a table of all cases."""
 
 import enum
 import threading
@@ -13,7 +13,7 @@ from thresher.warning import warn
 
 
 def plans_by_losses(method: EpochMethod | OnSubset) -> bool:
-    """Returns whether the plans of a method depend on what the losses of the loop recorded."""
+    """Returns whether a method chooses by losses that the loop computed."""
     recorded = any(column.merge != "plan" for column in method.columns().values())
     return recorded and requirements_of(method).records and not defines(method, "full_pass")
 
@@ -23,13 +23,13 @@ SILENT_STEPS = 10
 
 
 class SilentEpochs:
-    """Warns after ten steps, or the first epoch, without a credited loss, and refuses to go on if losses are needed.
+    """Warns after ten steps or an epoch without a recorded loss, and raises an error if the method needs losses.
 
-    After an epoch with ten steps it is certain that the loop computes its losses itself; else two epochs must pass.
+    The error comes after the first epoch if it had ten steps, otherwise after the second.
 
     Args:
         attributor: Attributor of the run.
-        who: Name of the method, for messages.
+        who: Name of the method, for error messages.
         needed: Function that returns whether the method chooses by the losses of the loop.
     """
 
@@ -44,7 +44,7 @@ class SilentEpochs:
         """Begins an epoch.
 
         Raises:
-            RuntimeError: No loss was credited in two epochs, or in one of ten steps, and the method needs them.
+            RuntimeError: The method needs losses, and none was recorded in two epochs, or in one epoch of ten steps.
         """
         self._judge()
         if self._silent > (not self._warned_in_steps) and self._needed():
@@ -62,7 +62,7 @@ class SilentEpochs:
             self._warned_in_steps = True
 
     def begin_again(self, *, steps_are_seen: bool) -> None:
-        """Forgets a pass that only looked at some batches: its epoch begins once more.
+        """Forgets a loop that only looked at some batches: its epoch begins again.
 
         Args:
             steps_are_seen: Whether a training step would have been noticed; if not, only a loop of one batch counts as a look.
@@ -74,7 +74,7 @@ class SilentEpochs:
                 self._since = None
 
     def end(self, *, complete: bool) -> None:
-        """Ends an epoch. Its losses may still come if the loop did not train on its batches yet."""
+        """Ends an epoch. Losses may still come if the loop has not trained on all batches yet."""
         # An epoch that was left early may have been left before its first loss.
         if not complete:
             self._since = None
@@ -124,7 +124,7 @@ WITHOUT_GRADIENTS = "the loop trains without gradients, so its passes look like 
 
 
 class Pass(enum.Enum):
-    """Where the loop is in its pass over the loader."""
+    """State of the loop over the loader."""
 
     NONE = enum.auto()
     """There is no pass, or its epoch was ended."""
@@ -150,13 +150,13 @@ AFTER = {
 
 
 class EpochEnd:
-    """Follows one pass over the loader, from its first batch to the step after its last one, and ends the epoch.
+    """Follows one loop over the loader, from the first batch to the step after the last batch, and ends the epoch.
 
     Args:
         parts: Parts of the run.
         close: Function that ends the epoch, given whether it is complete.
-        single_process: Whether one process trains. Several end an epoch together, when the loop leaves the pass or steps, and
-            not when one of them reads a result.
+        single_process: Whether only one process trains. Several processes end an epoch together, when the loop ends or steps,
+            but not when one of them reads results.
     """
 
     def __init__(self, parts: Parts, close: Callable[[bool], None], *, single_process: bool) -> None:
@@ -174,16 +174,16 @@ class EpochEnd:
         return self._attributor.batches, self._accumulator.credited, self._cost.steps, meter.of_loop(), meter.evaluated
 
     def begin(self) -> None:
-        """Begins a pass over an epoch, or over the rest of one."""
+        """Begins an epoch, or the rest of an interrupted epoch."""
         self._note_thread()
         self.state, self._at_begin = Pass.RUNNING, self._now()
 
     def forget(self) -> None:
-        """Forgets the pass: its epoch was ended, or a saved run takes its place."""
+        """Forgets the loop: its epoch was ended, or a saved state was loaded."""
         self.state = Pass.NONE
 
     def on_batch(self, *, last: bool) -> None:
-        """Notes a batch of the pass, and whether it is the last one."""
+        """Notes a batch, and whether it is the last batch of the epoch."""
         # A stream may go on after the batch that is the last one by its length.
         self.state = AFTER.get((self.state, "last batch" if last else "batch"), self.state)
         if last:
@@ -210,7 +210,7 @@ class EpochEnd:
         """Notes that the optimizer stepped.
 
         Raises:
-            RuntimeError: It stepped in another thread than the one that iterates the loader.
+            RuntimeError: The optimizer stepped in another thread than the thread that iterates over the loader.
         """
         self._check_thread()
         # In several processes all of them step together, so that all end the epoch here; a read is of one process alone.
@@ -218,9 +218,9 @@ class EpochEnd:
             self._end(complete=True, at_once=self._last_step_done)
 
     def read(self) -> None:
-        """Ends an epoch that is over and whose last batch was trained on, since the loop reads results; in one process only.
+        """Ends an epoch whose last batch was trained on, because the loop reads results; in one process only.
 
-        The last group of an accumulation may stay without a step. Behind a prefetcher the step is still to come.
+        The last group of accumulated batches may have no step. With a prefetcher, the step is still to come.
         """
         # A prefetcher asks for the end of the pass before the last batches are trained on.
         done = self._last_step_done if self._ahead else self._attributor.last_credited or not self._credited
@@ -228,10 +228,10 @@ class EpochEnd:
             self._end(complete=True)
 
     def finish(self, *, leaves: bool) -> bool:
-        """Ends the epoch before another pass, a save or `detach`, and returns whether there is none in progress afterwards.
+        """Ends the epoch before a new loop, a save or `detach`, and returns whether no epoch is in progress afterwards.
 
         Args:
-            leaves: Whether the loop is known to have left the pass, even if it keeps the iterator.
+            leaves: Whether the loop is known to have ended, even if it keeps the iterator.
         """
         # Read before the state changes: an epoch that was left early is over as well, and is not complete.
         complete = self.state in (Pass.ALL_YIELDED, Pass.OVER)
@@ -254,12 +254,12 @@ class EpochEnd:
 
     @property
     def due(self) -> bool:
-        """Whether the epoch is over, so that it ends as soon as that is needed; so is one without batches."""
+        """Whether the epoch is over and ends when results are needed; True for an epoch without batches."""
         return self.state is Pass.OVER and (self._attributor.batches == self._at_begin[0] or self.trained)
 
     @property
     def trained(self) -> bool:
-        """Whether the loop trained in the pass: a loss was credited, the optimizer stepped, or the model ran with gradients."""
+        """Whether the loop trained in the epoch: it had a loss, a step, or a forward pass with gradients."""
         self._accumulator.flush()
         # One fact of three is enough: a loop may compute its losses itself, have no optimizer, or call another model.
         return any(now > then for now, then in zip(self._now()[1:4], self._at_begin[1:4], strict=True))
@@ -270,14 +270,14 @@ class EpochEnd:
 
     @property
     def evaluates(self) -> bool:
-        """Whether nothing was trained in the pass, and the model was called without gradients."""
+        """Whether the loop did not train in the epoch, and called the model without gradients."""
         return self._now()[4] > self._at_begin[4] and not self.trained
 
     @property
     def _last_step_done(self) -> bool:
         """Whether the loss of the batch yielded last was credited, and the optimizer stepped since, if it steps at all.
 
-        If the loop trained and no loss was credited, none will be.
+        If the loop trained and no loss was recorded, none will be.
         """
         batches, credited, steps, *_ = self._at_begin
         if self._attributor.batches == batches or self._accumulator.credited == credited:

@@ -1,4 +1,4 @@
-"""The entries of `run.history`: what each epoch planned, counted and recorded."""
+"""The entries of `run.history`: what each epoch chose, counted and recorded."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,7 +23,7 @@ NAMED = 5
 
 
 def not_finite(losses: Tensor) -> tuple[int, NDArray[np.int64]]:
-    """Returns how many losses are NaN or +inf, and the first places where they are; it waits for the device once, or twice.
+    """Returns the number of losses that are NaN or +inf, and the ids of the first of them; this waits for the device.
 
     Args:
         losses: Last loss of each sample, shape (N,), on any device; -inf stands for a sample that was never seen.
@@ -83,7 +83,7 @@ class History:
         self._warned = False
 
     def close(self, tracing_s: float) -> dict[str, Any] | None:
-        """Adds what the last epoch computed to its entry, and returns the entry; None if that was done before.
+        """Adds the counts of the last epoch to its entry, and returns the entry; None if this was already done.
 
         Args:
             tracing_s: Seconds of the run's steps that tracing the model has taken.
@@ -100,10 +100,10 @@ class History:
         return entry
 
     def check(self) -> None:
-        """Checks everything that the device was asked in the epoch that is over, before its records are used.
+        """Reads the results of checks on the device in the finished epoch, before its records are used.
 
         Raises:
-            AttributionError: Targets on the device had other values than the rows that the outputs named.
+            AttributionError: Targets on the device differed from the targets of the samples that the outputs belong to.
             FloatingPointError: Losses are not finite, with on_nonfinite="raise".
         """
         self._accumulator.settle()
@@ -137,7 +137,7 @@ class History:
             warn(f"{message}; they are kept for training and not scored. This warning is given once.")
 
     def load(self, entries: Sequence[dict[str, Any]], tracing_s: float) -> None:
-        """Goes on after the epochs of a saved run.
+        """Loads the entries of a saved run.
 
         Args:
             entries: Entries of the saved run.

@@ -24,7 +24,7 @@ from thresher.warning import warn
 
 
 def gradient_of_nothing(outputs: Any) -> Tensor:
-    """Returns 0, with a gradient of 0 for everything that outputs depend on: other processes wait for that."""
+    """Returns a loss of 0, whose backward pass reaches all parameters, because other processes wait for it."""
     return torch.stack([leaf.flatten()[:0].sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
 
 
@@ -54,7 +54,7 @@ def times(value: Tensor, factor: Tensor | float | None) -> Tensor:
 
 
 def joint_weights(plan: BatchPlan, weights: Tensor | None) -> Tensor | None:
-    """Weights of the chosen rows, from the epoch's plan and the batch's."""
+    """Weights of the chosen rows: the product of the weights of the epoch and the batch."""
     if weights is None:
         return plan.weights
     weights = weights.index_select(0, plan.rows)
@@ -62,7 +62,7 @@ def joint_weights(plan: BatchPlan, weights: Tensor | None) -> Tensor | None:
 
 
 def kept_losses_only(method: object, criterion: Any) -> str:
-    """Returns the message for a criterion that leaves the losses unreduced, of which only the kept rows would be there."""
+    """Returns the error message for a criterion with reduction="none", which would return only kept rows."""
     return (
         f"{type(method).__name__} keeps some rows of a batch after the loop's own forward pass, and criterion {criterion!r} "
         "has reduction='none': the loop would get losses of the kept rows only, while its other tensors, such as weights or "
@@ -72,9 +72,9 @@ def kept_losses_only(method: object, criterion: Any) -> str:
 
 
 def not_by_rows(error: Exception, criterion: Any, kept: int, of: int) -> Exception:
-    """Returns the error for a criterion that takes the whole batch and does not take the kept rows of it.
+    """Returns the error for a criterion that works with the whole batch but not with its kept rows.
 
-    It is the same error if that has another cause, or names the criterion and what to do already.
+    If the error has another cause, or already says what to do, it is returned unchanged.
     """
     # Memory has nothing to do with the kept rows, and an error that names the criterion has a way out already.
     if isinstance(error, torch.OutOfMemoryError) or str(error).startswith(f"criterion {criterion!r}"):
@@ -95,9 +95,9 @@ MOSTLY = 0.9
 def part_of_divisor(
     criterion: Criterion, targets: Any, layout: RowLayout, rows: Tensor, weights: Tensor | None, of_batch: Tensor | None
 ) -> Tensor | float:
-    """Returns the part of some samples in what the scalar of their batch is divided by.
+    """Returns the share of some samples in the divisor of the loss of their batch.
 
-    The scalar of these samples times this part is their sum over the divisor of the batch.
+    The mean loss of these samples times this share is their summed loss divided by the divisor of the batch.
 
     Args:
         criterion: The user's criterion per sample.
@@ -123,8 +123,8 @@ class InForward(BatchSelection):
     Args:
         parts: Parts of the run.
         stage: The batch method at work.
-        trained: The model, whose backward pass costs the chosen rows only if it was traced.
-        instead: Takes over if the model turned out not to be traceable; None: nothing does.
+        trained: The model. If it can be traced, its backward pass runs on the chosen rows only.
+        instead: Selection to use if the model cannot be traced; None for none.
     """
 
     forward_passes = "once"
@@ -209,7 +209,7 @@ class InForward(BatchSelection):
         weights: Tensor | None,
         _weights_over_n: Tensor | None,
     ) -> tuple[Any, ...]:
-        """Averages losses that the loop computed itself over the chosen rows, and reads the signals of all."""
+        """Averages losses that the loop computed itself over the chosen rows, and records the signals of all rows."""
         layout = attribution.layout
         signals = self._beside(given, layout, outputs[1], targets, self._parts.reader.chosen_by)
         plan, factor = self._choose_rows(attribution, signals if given.all_count else without_ignored(signals))
@@ -271,7 +271,7 @@ class InForward(BatchSelection):
         return self.instead if self.instead is not None and self._trained.is_plain_anywhere(can_score) else self
 
     def warn_if_in_vain(self, keep: float, batches: int) -> None:
-        """Warns once if the backward pass costs the whole batch for a reason that lies in the loop."""
+        """Warns once if the backward pass costs the whole batch because of the loop."""
         meter, before = self._parts.attributor.meter, self._passed_back
         self._passed_back = now = meter.subset_backwards, meter.whole_backwards
         passes, whole = now[0] - before[0], now[1] - before[1]

@@ -24,7 +24,7 @@ def follow_clock(timeline: Any) -> RunClock:
 
 
 class PacedLR(LRScheduler):
-    """A scheduler whose `step()` advances the user's scheduler by what was consumed since the last call. See `Run.pace`.
+    """A scheduler that advances the user's scheduler by the samples consumed since the last step. See `Run.pace`.
 
     Args:
         scheduler: The user's scheduler, before its first step.
@@ -50,7 +50,7 @@ class PacedLR(LRScheduler):
 
         Raises:
             TypeError: An epoch is given.
-            RuntimeError: The schedule was loaded from a state, and its run was not.
+            RuntimeError: The state of the scheduler was loaded, but not the state of the run.
         """
         if epoch is not None:
             raise TypeError("run.pace: step(epoch) is not supported. Call step() without arguments.")
@@ -76,17 +76,17 @@ class PacedLR(LRScheduler):
         return self.scheduler.get_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the user's scheduler, and how many of its steps were made."""
+        """Returns the state of the user's scheduler, and the number of its steps so far."""
         return {"scheduler": self.scheduler.state_dict(), "total": self.total, "stepped": self.stepped}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on where a saved schedule stopped.
+        """Loads a saved state.
 
         Args:
-            state_dict: Result of `state_dict` of a schedule with the same `total`.
+            state_dict: State that `state_dict` returned, with the same `total`.
 
         Raises:
-            ValueError: It is the state of the scheduler alone, or of another `total`; nothing was changed.
+            ValueError: The state was saved by the original scheduler, or has another `total`; nothing was changed.
         """
         missing = {"scheduler", "total", "stepped"} - set(state_dict)
         if missing:
@@ -112,7 +112,8 @@ def pace(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
 
     Raises:
         TypeError: `scheduler` is not a scheduler that steps without arguments.
-        ValueError: `total` is not a number of steps, is not known, or contradicts the scheduler; or the scheduler has stepped.
+        ValueError: `total` is not a number of steps, is unknown, or contradicts the scheduler; or the scheduler has already
+            stepped.
     """
     # By name, because accelerate need not be installed.
     if type(scheduler).__name__ == "AcceleratedScheduler":
@@ -157,13 +158,13 @@ def _of_accelerate(scheduler: Any, total: Any) -> Any:
 
 
 class ProgressLR(LRScheduler):
-    """Sets the learning rate as a function of progress: right however many steps an epoch turns out to have.
+    """Sets the learning rate as a function of `run.progress`, however many steps an epoch has.
 
-    The factor is `fn(run.progress)`, also when the loader runs ahead of the loop.
+    The factor is `fn(run.progress)`, even if the loader runs ahead of the loop.
 
     Args:
         optimizer: Optimizer whose initial learning rates are the base.
-        run: Run that is followed at every `step()`, once per batch, per step of the optimizer or per epoch.
+        run: Run whose progress is read at every `step()`. Call `step()` per batch, per optimizer step or per epoch.
         fn: Function that maps progress in [0, 1] to a factor on the base learning rate.
 
     Raises:
@@ -201,6 +202,6 @@ class ProgressLR(LRScheduler):
         return [base * factor for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state without the run and the function, which are given to the new scheduler."""
+        """Returns the state without `run` and `fn`; pass these to the new scheduler."""
         # LRScheduler saves all attributes but the optimizer.
         return {key: value for key, value in super().state_dict().items() if key not in {"fn", "_clock"}}

@@ -1,4 +1,4 @@
-"""The steps of the user's optimizer: the learning rate scaled inside of them, counted and checked."""
+"""The steps of the user's optimizer: scales the learning rate within steps, counts and checks them."""
 
 import inspect
 import time
@@ -17,9 +17,9 @@ from thresher.warning import warn
 
 
 def parts_of(optimizer: Any) -> list[Optimizer]:
-    """Returns an optimizer and those that it holds and that update parameters of it, the innermost last.
+    """Returns an optimizer and the optimizers inside it that update the same parameters, the innermost last.
 
-    SAM, Lookahead and the wrappers of trainers hold the optimizer whose `step` really runs, and may call it without their own.
+    SAM, Lookahead and wrappers of trainers contain the optimizer whose `step` really runs.
     """
     parameters = _parameters(optimizer)
     optimizers: list[Optimizer] = [optimizer]
@@ -53,15 +53,15 @@ def _mark(lr: Any) -> Any:
 
 
 class StepHooks:
-    """Multiplies the learning rates while `optimizer.step` runs, and puts them back, bit for bit, also when it raises.
+    """Multiplies the learning rates while `optimizer.step` runs, and restores them exactly, even after an error.
 
-    Schedulers, gradient scalers and the user see the unscaled values at all other times. The optimizer does not keep the hooks
-    alive: they go with the run that holds them.
+    Schedulers, gradient scalers and the user see the unscaled values at all other times. The hooks end when their run is
+    deleted.
 
     Args:
-        optimizer: Optimizer whose step hooks are used, and those of the optimizers that it holds; `remove` takes them away.
-        stepped: Function that is called after each step that succeeded.
-        trains: Function that returns whether the next step trains on a loss of the run; only then the rates are scaled.
+        optimizer: Optimizer that gets the hooks, as do the optimizers inside it; `remove` removes them.
+        stepped: Function that is called after each step without an error.
+        trains: Function that returns whether the next step trains on a loss of the run; only then are rates scaled.
         timing: Records how the time of the run is spent.
         gradients_zeroed: Function that is called before gradients are set to zero. Default: nothing.
     """
@@ -96,11 +96,11 @@ class StepHooks:
         self._unhook.atexit = False
 
     def begin_epoch(self) -> None:
-        """Counts changes of the learning rate anew; a change between two epochs is none."""
+        """Resets the count of changes of the learning rate within an epoch."""
         self.changes, self._last = 0, None
 
     def before(self) -> None:
-        """Scales the learning rates when the outermost step begins."""
+        """Scales the learning rates at the start of the outermost step."""
         begin = time.perf_counter()
         self._depth += 1
         if self._depth > 1:  # a step that calls its parent's, or that of an optimizer inside, runs the hooks twice
@@ -146,10 +146,10 @@ class StepHooks:
             self._last = _mark(self._leading.param_groups[0].get("lr"))
 
     def after(self, part: Optimizer) -> None:
-        """Puts the learning rates back when the outermost step has ended.
+        """Restores the learning rates at the end of the outermost step.
 
         Args:
-            part: Optimizer whose step ended; the step counts if the innermost one took it.
+            part: Optimizer whose step ended; only a step of the innermost optimizer counts.
         """
         begin = time.perf_counter()
         self._depth -= 1
@@ -162,7 +162,7 @@ class StepHooks:
             self._stepped()
 
     def guard(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls a step, and restores in any case: a post hook does not run when the step raises."""
+        """Calls a step, and restores the rates even after an error, for which PyTorch calls no post hook."""
         depth = self._depth
         try:
             return step(*args, **kwargs)
@@ -173,12 +173,12 @@ class StepHooks:
                 self._restore()
 
     def zero_grad(self, zero: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Sets gradients to zero: what went backward before is not part of the next step."""
+        """Notes that gradients are set to zero, so that earlier backward passes are not part of the next step."""
         self._gradients_zeroed()
         return zero(*args, **kwargs)
 
     def remove(self) -> None:
-        """Leaves the optimizer as it was."""
+        """Removes the hooks from the optimizer."""
         self._unhook()
 
 
@@ -238,11 +238,11 @@ CHANGES = 2
 
 
 class StepChecks:
-    """Warns, once for each cause, if steps were not seen, not scaled, or fewer than a schedule was made for.
+    """Warns, once for each cause, if steps were not noticed, not scaled, or fewer than a schedule expects.
 
     Args:
         hooks: Hooks of the optimizer.
-        optimizer: Name of the type of the optimizer, for messages.
+        optimizer: Name of the type of the optimizer, for error messages.
         elsewhere: Parameters of the model that need gradients and that the optimizer does not update.
     """
 
@@ -257,7 +257,7 @@ class StepChecks:
         self._warned_of: set[str] = set()
 
     def begin_epoch(self, batches: int, *, resumed: bool) -> None:
-        """Begins an epoch after so many batches; of a resumed one those before are not known."""
+        """Begins an epoch after a number of batches; for a resumed epoch, its earlier batches are unknown."""
         self._hooks.begin_epoch()
         self._batches = batches
         self._whole, self.by_progress = not resumed, False
@@ -268,7 +268,7 @@ class StepChecks:
         return sum(parameter._version for parameter in self._elsewhere)
 
     def end_epoch(self, epoch: int, batches: int, full: int) -> None:
-        """Checks an epoch that was complete.
+        """Checks a complete epoch.
 
         Args:
             epoch: Number of the epoch.
@@ -294,9 +294,9 @@ class StepChecks:
 
         Args:
             epoch: Number of the epoch.
-            steps: Number of steps of the optimizer that were seen.
-            backward: Number of samples whose losses were credited.
-            scale: Factor on the learning rate that the plan of the epoch asked for.
+            steps: Number of noticed optimizer steps.
+            backward: Number of samples with a recorded loss.
+            scale: Factor on the learning rate in the plan of the epoch.
         """
         if backward and not steps:
             unscaled = "" if scale == 1 else f" So the learning rate was not multiplied by {scale:.3g}, as the method asks."
@@ -321,6 +321,6 @@ class StepChecks:
 
 
 def parameters_elsewhere(model: Any, hooks: StepHooks) -> list[Tensor]:
-    """Returns the parameters of a model that need gradients and that no part of an optimizer has."""
+    """Returns the parameters of a model that need gradients but are not in the optimizer or in optimizers inside it."""
     stepped = set[int]().union(*map(_parameters, hooks.parts))
     return [one for one in ([] if model is None else model.parameters()) if one.requires_grad and id(one) not in stepped]

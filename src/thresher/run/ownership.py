@@ -1,4 +1,4 @@
-"""Which run an optimizer or a loader belongs to, so that no two runs have one."""
+"""Which run an optimizer or a loader is attached to, so that two runs never share one."""
 
 import gc
 import weakref
@@ -15,15 +15,15 @@ def _owner(thing: Any) -> Any:
 
 
 def check_free(argument: str, kind: str, things: Iterable[Any]) -> None:
-    """Refuses an object that a run still has.
+    """Checks that an object is not attached to another run.
 
     Args:
-        argument: Name of the argument of `attach`, for the message.
-        kind: Name of the type of what was given, for the message.
-        things: The object and its parts, as an optimizer that holds another.
+        argument: Name of the argument of `attach`, for the error message.
+        kind: Name of the type of the argument, for the error message.
+        things: The object and its parts, such as an optimizer inside another.
 
     Raises:
-        ValueError: A run that was not detached has one of them.
+        ValueError: An object is attached to a run that was not detached.
     """
     if all(_owner(thing) is None for thing in things):
         return
@@ -37,12 +37,12 @@ def check_free(argument: str, kind: str, things: Iterable[Any]) -> None:
 
 
 def claim(owner: Any, things: Iterable[Any]) -> None:
-    """Notes that objects belong to a run, as long as something holds `owner`, a part of the run."""
+    """Notes that objects are attached to a run, as long as `owner`, a part of the run, exists."""
     for thing in things:
         _OWNERS[thing] = weakref.ref(owner)
 
 
 def release(owner: Any) -> None:
-    """Notes that nothing belongs to a run any more."""
+    """Notes that a run was detached."""
     for thing in [thing for thing, one in _OWNERS.items() if one() is owner]:
         del _OWNERS[thing]

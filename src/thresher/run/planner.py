@@ -1,4 +1,4 @@
-"""Makes the plan of each epoch: asks the method, checks its answer, and puts it into stratified order."""
+"""Makes the plan (chosen samples) of each epoch: calls the method, checks the plan, and stratifies its order."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,12 +18,12 @@ from thresher.warning import warn
 
 
 class Planner:
-    """Makes the plans of a run, and holds the one of the epoch in progress or, between epochs, of the one that comes next.
+    """Makes the plans of a run, and stores the plan of the current epoch or, between epochs, of the next.
 
     Args:
         parts: Parts of the run.
-        method: The epoch method, on the samples that pruning left if there was pruning.
-        fills: Function that returns whether a batch method fills the rows that it chooses up to full batches.
+        method: The epoch method; after pruning, it chooses among the samples that pruning kept.
+        fills: Function that returns whether chosen rows of several batches are gathered into full batches.
     """
 
     def __init__(self, parts: Parts, method: EpochMethod | OnSubset, *, fills: Callable[[], bool | None]) -> None:
@@ -41,7 +41,7 @@ class Planner:
             seed: Random seed of the run.
 
         Raises:
-            TypeError: The method returned no plan.
+            TypeError: The method did not return a plan.
             ValueError: The plan cannot be used in this run.
         """
         known = self._inputs(epoch)
@@ -109,10 +109,9 @@ class Planner:
 
 
 def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None) -> EpochPlan:
-    """Returns a plan that spends its samples as `attach(spend=)` asks.
+    """Returns a plan with fewer steps or smaller batches, as `attach(spend=)` asks.
 
-    With as many steps as in full training there is nothing to make up for: the learning rate is not scaled, and weights have a
-    mean of 1.
+    With as many steps as in full training, the learning rate is not scaled, and weights have a mean of 1.
 
     Args:
         plan: Plan of the method.
@@ -128,5 +127,5 @@ def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None) -> Epoc
 
 
 def title_of(method: Any) -> str:
-    """Returns the name of a method, for messages."""
+    """Returns the name of a method, for error messages."""
     return type(method.method if isinstance(method, OnSubset) else method).__name__

@@ -1,4 +1,4 @@
-"""Where a run is in its training, and what full training would have computed up to there."""
+"""The position of a run in training, and what full training would have computed up to this position."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from thresher.loading.epoch_order import OrderPlace
 
 
 class Position:
-    """The place in the epoch in progress, from which a saved run goes on.
+    """The position in the current epoch, from which a saved run resumes.
 
     Args:
         cost: Counts what full training would have computed.
@@ -33,7 +33,7 @@ class Position:
         self._at_begin = False, OrderPlace()
 
     def begin(self) -> bool:
-        """Begins a pass over the loader, and returns whether it goes on with an interrupted epoch."""
+        """Begins a loop over the loader, and returns whether it continues an interrupted epoch."""
         resumed = self.resumed
         # Kept for a pass without training, which is taken back.
         self._at_begin = resumed, self.place if resumed else OrderPlace()
@@ -43,18 +43,18 @@ class Position:
         return resumed
 
     def move(self, place: OrderPlace, samples: int) -> None:
-        """Goes on to the place after a batch.
+        """Moves to the position after a batch.
 
         Args:
-            place: The place.
-            samples: Number of samples of full training that are behind it in the epoch.
+            place: Position after the batch.
+            samples: Number of samples that full training would have consumed in the epoch by then.
         """
         # Only the difference: what lies before is counted already, also by the run that was saved.
         self._count(samples - self._samples)
         self.place, self._samples = place, samples
 
     def finish(self, samples: int) -> None:
-        """Goes to the end of a complete epoch: what its plan left out, full training would have trained on.
+        """Moves to the end of a complete epoch, in which full training would have consumed all samples.
 
         Args:
             samples: Number of samples of an epoch of full training.
@@ -63,20 +63,20 @@ class Position:
         self._count(max(0, samples - self._samples))
 
     def end(self) -> None:
-        """Goes to the beginning of the next epoch."""
+        """Moves to the beginning of the next epoch."""
         self.epoch += 1
         self.active, self.place, self._samples = False, OrderPlace(), 0
 
     @property
     def before_pass(self) -> OrderPlace:
-        """Place in the epoch where the pass in progress began."""
+        """Position in the epoch at which the current loop began."""
         return self._at_begin[1]
 
     def take_back(self, samples: int) -> None:
-        """Goes back to where the pass began, in which nothing was trained.
+        """Moves back to where the loop began, because nothing was trained.
 
         Args:
-            samples: Number of samples of full training that were behind that place.
+            samples: Number of samples that full training would have consumed in the epoch by then.
         """
         self._count(samples - self._samples)
         self.active, self.place = self._at_begin
@@ -88,11 +88,11 @@ class Position:
         self._cost.full_backward += samples
 
     def load(self, state: Mapping[str, Any], samples: int) -> None:
-        """Goes on at the position of a saved run.
+        """Loads the position of a saved run.
 
         Args:
             state: State of the run.
-            samples: Number of samples of full training that are behind it in its epoch.
+            samples: Number of samples that full training would have consumed in the epoch by then.
         """
         names = ("seed", "epoch", "active", "ran_out", "left")
         self.seed, self.epoch, self.active, self.ran_out, self.saved_left = (state[name] for name in names)
@@ -100,5 +100,5 @@ class Position:
 
 
 def place_of(state: Mapping[str, Any]) -> OrderPlace:
-    """Returns the place in the order of the epoch that a state has."""
+    """Returns the position in the order of the epoch from a saved state."""
     return OrderPlace(state["consumed"], state["stayed"], state["checksum"])

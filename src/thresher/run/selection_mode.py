@@ -1,4 +1,4 @@
-"""Decides where and by what the rows of a batch are chosen, or refuses what contradicts it."""
+"""Decides where and by what the rows of a batch are chosen, and checks the settings for it."""
 
 from torch import nn
 
@@ -56,7 +56,7 @@ def selection_mode(config: RunConfig) -> SelectionMode:
         config: Options of the run; its mode is not read.
 
     Raises:
-        ValueError: Something that the method needs is missing, or options contradict each other.
+        ValueError: An argument that the method needs is missing, or options contradict each other.
         RuntimeError: The backward pass of some rows needs a newer torch.
     """
     method, scoring, n = config.batch_method, config.scoring, config.samples
@@ -109,7 +109,7 @@ def _can_choose_before(config: RunConfig, method: BatchMethod) -> bool:
 
 
 def check_counted_once(config: RunConfig) -> None:
-    """Refuses a scoring pass with an epoch method that adds up the losses of a sample."""
+    """Checks that no scoring pass is made for a method that adds up the losses of a sample."""
     method = config.epoch_method
     scores = config.mode in (SelectionMode.BEFORE_FORWARD, SelectionMode.IN_FORWARD, SelectionMode.IN_FORWARD_AT_FIRST)
     adds = any(column.merge == "sum" or callable(column.merge) for column in method.columns().values())

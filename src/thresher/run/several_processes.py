@@ -1,4 +1,4 @@
-"""What processes that train together must have in common, and what they cannot do together."""
+"""Checks for several processes that train together."""
 
 from typing import Any
 
@@ -39,15 +39,15 @@ def world_of(process_group: Any) -> World:
 
 
 def has_group() -> bool:
-    """Returns whether this process is in a process group of torch.distributed, be it alone there."""
+    """Returns whether this process is in a process group of torch.distributed, even a group of one process."""
     return distributed.is_available() and distributed.is_initialized()
 
 
 def check_attached_late_enough(had_group: bool) -> None:
-    """Refuses a run that was attached in one process and trains in several.
+    """Checks that a run was not attached before the process group was created.
 
     Args:
-        had_group: Result of `has_group` when the run was attached.
+        had_group: Whether there was a process group when the run was attached.
 
     Raises:
         RuntimeError: There is a process group of several processes now, and there was none then.
@@ -61,7 +61,7 @@ def check_attached_late_enough(had_group: bool) -> None:
 
 
 def check_alike(world: World, settings: dict[str, Any], loader: Any) -> None:
-    """Checks that all processes attach alike; each of them calls it, before any of them can fail by itself.
+    """Checks that all processes call `attach` with the same settings. Every process must call it.
 
     Args:
         world: The processes.
@@ -69,7 +69,7 @@ def check_alike(world: World, settings: dict[str, Any], loader: Any) -> None:
         loader: The user's loader.
 
     Raises:
-        DisagreementError: They do not; all processes raise it.
+        DisagreementError: The settings differ; all processes raise it.
     """
     if world.size == 1:
         return
@@ -83,10 +83,10 @@ def check_alike(world: World, settings: dict[str, Any], loader: Any) -> None:
 
 
 def check_several(config: RunConfig) -> None:
-    """Refuses what several processes cannot do together.
+    """Checks that loader and method work with several processes.
 
     Raises:
-        ValueError: A loader or a method is not for several processes.
+        ValueError: The loader or a method does not work with several processes.
     """
     loader, scoring, world, batch = config.loader, config.scoring, config.world, config.batch_method
     if world.size == 1:

@@ -1,4 +1,4 @@
-"""Puts the rows of a plan into an order whose batches are stratified by class, and by score if one is recorded."""
+"""Orders chosen samples such that batches are stratified by class, and by score if a score is stored."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ def why_not_stratified(method: EpochMethod, *, streams: bool, free: bool) -> str
     Args:
         method: The epoch method.
         streams: Whether the loader iterates over an IterableDataset.
-        free: Whether the order of the loader is a plain shuffle, which another one may replace.
+        free: Whether the order of the loader is a plain shuffle, which may be replaced.
     """
     if streams:
         return "`loader` iterates over an IterableDataset, whose order cannot be chosen"
@@ -47,7 +47,7 @@ def given_codes(labels: Any, loader: DataLoader[Any]) -> NDArray[Any] | None:
     """Returns the class of each sample if it is known before training; None if it is learned from the losses.
 
     Args:
-        labels: Argument of `attach`; None for what the loader's sampler of batches has, or else the dataset holds.
+        labels: Argument of `attach`; None for the classes in the loader's batch sampler or, without, in the dataset.
         loader: The loader.
 
     Raises:
@@ -76,9 +76,9 @@ class Strata:
     """What the batches of a run are stratified by.
 
     Args:
-        codes: Class of each sample of the dataset, shape (N,), whole numbers; None if the run is to record them.
-        on_mismatch: Function that is called when the criterion gets other classes, which are used then. Default None: the codes
-            are used, whatever the criterion gets.
+        codes: Class of each sample of the dataset, shape (N,), integers; None if the run learns them from the losses.
+        on_mismatch: Function that is called if the criterion gets other classes, which are then used. Default None: `codes` are
+            always used.
     """
 
     codes: NDArray[Any] | None = None
@@ -87,12 +87,12 @@ class Strata:
     def in_order(
         self, plan: EpochPlan, records: Mapping[str, Tensor], layout: StepLayout, ranks: int, generator: torch.Generator
     ) -> EpochPlan:
-        """Returns a plan in the order of training; as it is if nothing is known to stratify it by.
+        """Returns a plan in stratified order; unchanged if neither classes nor scores are known.
 
         Args:
-            plan: The plan.
+            plan: Chosen samples of an epoch.
             records: Records of all samples.
-            layout: Function of a plan that was drawn, see `StepLayout`.
+            layout: Function that returns the `StepLayout` of a plan whose samples were drawn.
             ranks: Number of processes that share each step.
             generator: Random generator.
         """

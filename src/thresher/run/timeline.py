@@ -41,7 +41,7 @@ from thresher.warning import warn
 
 
 class Timeline:
-    """Has the parts of a run do their work at each event; the loader reports to it (`loading.epoch_order.EpochControl`).
+    """Calls the parts of a run at each event of the loop; the loader reports events to it.
 
     Args:
         parts: Parts of the run.
@@ -73,7 +73,7 @@ class Timeline:
         return self._parts.config.world.size == 1
 
     def follow(self, optimizer: Optimizer, model: nn.Module | None) -> None:
-        """Follows the steps of the optimizer from now on: the last thing of `attach`, after which nothing is refused.
+        """Follows the steps of the optimizer from now on.
 
         Args:
             optimizer: The user's optimizer.
@@ -86,7 +86,7 @@ class Timeline:
     # Begin
 
     def begin(self) -> tuple[HeldPlan | None, OrderPlace]:
-        """Begins an epoch, or goes on with an interrupted one."""
+        """Begins an epoch, or continues an interrupted epoch."""
         position, parts = self.position, self._parts
         check_attached_late_enough(self._had_group)
         if position.resumed and position.place.consumed and parts.loader.streams:
@@ -150,7 +150,7 @@ class Timeline:
     # Batch
 
     def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
-        """Returns the rows of a candidate batch that the loop sees."""
+        """Chooses the rows of a candidate batch that the loop gets."""
         loading = self.timing.switch(SCORING_PASS)
         assert isinstance(self.selection, BeforeForward)
         plan = self.selection.choose(batch, ids, self.position.epoch)
@@ -164,18 +164,18 @@ class Timeline:
         return stage is None or getattr(stage.method, "keep", None) is not None or not by_chance(stage.method)
 
     def count(self, n: int) -> int | None:
-        """Returns how many rows of a batch of n are kept; None if that is not known before the losses are."""
+        """Returns how many rows of a batch of n rows are kept; None if this depends on the losses."""
         stage = self.selection.stage
         return n if stage is None else stage.method.count(n)
 
     def on_batch(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool) -> None:
-        """Notes a batch that is on its way to the loop.
+        """Notes a batch before the loop gets it.
 
         Args:
             batch: The batch, on the device.
             ids: Ids of its rows, shape (n,), int64, on the host.
             place: Where the epoch's order goes on after it.
-            weights: Weights of the rows, of the plan and of a batch method, shape (n,); None if all are 1.
+            weights: Weights of the rows, from the plan and a batch method, shape (n,); None if all are 1.
             last: Whether it is the last batch of the epoch.
         """
         begin, attributor = perf_counter(), self._parts.attributor
@@ -200,7 +200,7 @@ class Timeline:
     def trains(self) -> bool:
         """Returns whether the next step trains on a loss of the run, so that its learning rate is scaled.
 
-        A closure computes the loss inside of the step: then a batch waits for it.
+        With a closure, the loss is computed within the step: then a batch has no loss yet.
         """
         # A loss that was credited belongs to this step; a batch that waits may get its loss in the closure of the step.
         running = self.end.state in (Pass.RUNNING, Pass.ALL_YIELDED)
@@ -222,7 +222,7 @@ class Timeline:
     # End
 
     def on_loop_exit(self, *, exhausted: bool) -> None:
-        """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
+        """Notes that the loop over the loader has ended, or its iterator was deleted."""
         self.timing.switch(ATTRIBUTION)  # of the losses that were not written yet
         if exhausted:
             self.comparison.compare()
@@ -310,11 +310,11 @@ class Timeline:
 
     @property
     def held(self) -> HeldPlan:
-        """The plan of the epoch in progress or, between epochs, of the one that comes next; made when first asked for.
+        """The plan of the current epoch or, between epochs, of the next epoch; made at the first access.
 
         Raises:
             RuntimeError: Several processes train, and the last epoch is over.
-            ValueError: The loader streams: there is nothing to plan.
+            ValueError: The loader has an IterableDataset, for which no samples are chosen in advance.
         """
         if self._parts.loader.streams:
             raise ValueError("run.plan: not available with an IterableDataset; rows are chosen in every batch")
@@ -325,12 +325,12 @@ class Timeline:
         return plan
 
     def plan_ahead(self) -> None:
-        """Makes the plan of the next epoch, if processes must make it together: no other event is common to all of them."""
+        """Makes the plan of the next epoch, if several processes must make it together."""
         if not self._single_process and self.epoch < self._parts.config.epochs:
             self.plan_if_any()
 
     def plan_if_any(self) -> HeldPlan | None:
-        """Returns the plan, which all processes ask for together; None for a stream, which has none."""
+        """Returns the plan, or None for an IterableDataset. Every process must call it."""
         self.end.read()
         planner = self.planner
         if planner.current is None and not self._parts.loader.streams:
@@ -352,24 +352,24 @@ class Timeline:
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch in progress or, between epochs, of the one that comes next."""
+        """Number of the current epoch or, between epochs, of the next epoch."""
         return self.position.epoch
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One entry per epoch that is over."""
+        """One dict per finished epoch."""
         self.end.read()
         self.close_books()
         return self._history.entries
 
     def close_books(self) -> None:
-        """Adds what the last epoch computed to its entry; its last step may have come after it was exhausted."""
+        """Adds the counts of the last epoch to its entry, because its last step may come after the end of the loop."""
         entry = None if self.position.active else self._history.close(self._selection_attached.tracing_s)
         if entry is not None and self.step_checks is not None:
             self.step_checks.check_steps(entry["epoch"], entry["steps"], entry["backward"], entry.get("lr_scale", 1.0))
 
     def detach(self) -> None:
-        """Takes the hooks off the optimizer, and lets other runs have it and the loader."""
+        """Removes the hooks from the optimizer, which can then be attached to other runs, as the loader can."""
         self.close_books()
         if self.hooks is not None:
             self.hooks.remove()
@@ -411,7 +411,7 @@ class Timeline:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on at the position that `state_dict` returned."""
+        """Loads the position that `state_dict` returned."""
         plan = self.planner.current = None if state["plan"] is None else HeldPlan(**state["plan"])
         # A model that could not be traced may be traceable when the run goes on, and the other way round: the state decides.
         attached = self._selection_attached
