@@ -375,7 +375,7 @@ def test_a_loop_that_trains_in_its_own_thread(optimizer):
         assert not errors
         assert len(run.history) == 2
     else:
-        assert "call attach in the thread that trains" in errors[0]
+        assert "If attach gets no optimizer=, call it in that thread" in errors[0]
 
 
 # Counts of epochs

@@ -117,6 +117,6 @@ def test_a_target_needs_epochs_after_the_first_six() -> None:
     method = Ies(target=0.3)
     records = Records(method.columns(), 4, torch.device("cpu"))
     with pytest.raises(
-        ValueError, match=r"^Ies: `target`=0.3 cannot be met in 8 epochs, of which 2 leave out .* lower it to 0.225"
+        ValueError, match=r"^Ies: `target`=0.3 cannot be met in 8 epochs: only 2 of them leave out .* Lower it to 0.225"
     ):
         method.plan_epoch(records, epoch=0, epochs=8, generator=seeded(0))

@@ -147,7 +147,7 @@ OF_A_STEP = 2**9
 
 
 class Entry:
-    """Signals of some rows that were credited in the step in progress.
+    """Signals (such as losses) of some rows, assigned to their samples in the current step.
 
     Args:
         attribution: Samples of the rows.

@@ -29,14 +29,16 @@ class LoaderPass:
     """What one pass over the loader has counted so far.
 
     Args:
-        start: Numbers when it began: samples of forward passes, samples of full training forward and backward, and steps.
+        start: Counts of the run when the pass began: samples in forward passes; samples that full training would have had in
+            forward and in backward passes by then; and steps.
         evaluated: Number of calls of `run.model` without gradients before it.
         at_batch: Numbers of samples in forward passes, and of those that a backward pass reached, before the latest batch.
         size: Number of samples of the latest batch.
         in_parts: Whether the loop put only a part of a batch through the model.
         yielded: Number of samples that the loader yielded.
-        more_forward: Samples of full training that were added for passes beyond one per candidate.
-        more_backward: The same, of backward passes.
+        more_forward: Samples added to the forward count of full training, because the loop passes samples through the model
+            more than once.
+        more_backward: Samples added to its backward count for the same reason.
     """
 
     start: tuple[int, int, int, int]

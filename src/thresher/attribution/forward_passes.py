@@ -220,7 +220,7 @@ class ForwardPasses:
             yield None
 
     def lead_to_parameters(self, outputs: Any) -> bool:
-        """Returns whether outputs lead to a parameter of the model, or to too many operations to tell.
+        """Returns True if the graph of the outputs reaches a parameter of the model, or is too large to search; else False.
 
         Args:
             outputs: Outputs of a loss, in any nesting.

@@ -158,7 +158,7 @@ class RowBuffer:
 
     Args:
         size: Number of rows of a batch; None: the rows of each candidate batch make a batch.
-        world: Processes that keep different numbers of rows. Default: this process, or all keep the same number.
+        world: The processes, if they may keep different numbers of rows. Default: this process; also if all keep equally many.
     """
 
     def __init__(self, size: int | None, world: World = ALONE) -> None:

@@ -61,7 +61,7 @@ class ShufflePasses:
 
         Raises:
             RuntimeError: `set_epoch` was called with another epoch than the interrupted one.
-            ValueError: `set_epoch` was called with `consumed`.
+            ValueError: The loop called `set_epoch` with `consumed`, which is for loaders without a run.
         """
         if self._shuffle.consumed:
             raise ValueError(

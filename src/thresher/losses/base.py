@@ -331,7 +331,7 @@ class Criterion:
         return error if weight is None else error * weight
 
     def ignores_negatives_of(self, targets: Any) -> bool:
-        """Returns whether targets are one label per sample, of which only negative ones can be ignored."""
+        """Returns whether targets are one label per sample, and only negative labels can be ignored (such as -100)."""
         return self.ignore_index is not None and self.ignore_index < 0 and isinstance(targets, Tensor) and targets.dim() == 1
 
     def valid(self, targets: Tensor) -> Tensor | None:

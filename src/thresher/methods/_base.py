@@ -135,8 +135,8 @@ def unbiased_weights(chances: Values, n: int, *, draws: int, size: int) -> NDArr
     """Returns weights with which the expected mean loss over an epoch is the mean loss of all samples.
 
     Args:
-        chances: Probabilities in one draw of some samples of the epoch, shape (k,); NaN for a sample that was kept without a
-            draw.
+        chances: For each of k samples, the probability that a single draw takes it, shape (k,); NaN for a sample that was kept
+            without a draw.
         n: Number of samples of the dataset.
         draws: Number of draws of the epoch.
         size: Number of samples of the epoch: the draws, and the samples that were kept without one.

@@ -101,9 +101,9 @@ class Target:
         most = MOST * pruning / self.epochs
         if self.share > most + 1e-9:
             raise ValueError(
-                f"{type(self.method).__name__}: `target`={self.share} cannot be met in {self.epochs} epochs, of which "
-                f"{pruning} leave out samples, {MOST:g} of them at most: lower it to {share(most, 1000) / 1000:g} or less, or "
-                "train for more epochs"
+                f"{type(self.method).__name__}: `target`={self.share} cannot be met in {self.epochs} epochs: only "
+                f"{pruning} of them leave out samples, each a share of at most {MOST:g}. Lower it to "
+                f"{share(most, 1000) / 1000:g} or less, or train for more epochs"
             )
 
     def due(self, records: Mapping[str, Tensor], epoch: int) -> int:

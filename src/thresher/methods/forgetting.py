@@ -148,7 +148,7 @@ class Forgetting:
         return Requirements(refresh="eval" if self.hide == "each_epoch" else None)
 
     def columns(self) -> dict[str, Column]:
-        """Returns what is stored for each sample, 2 bytes: changes of its prediction; with `hide="once"` also if hidden."""
+        """Returns the columns, 2 bytes per sample: how often it was forgotten, and with `hide="once"` whether it was hidden."""
         dtype = torch.int16 if self.hide == "each_epoch" else torch.int8
         columns = {"forgetting": Column(dtype, fill=UNSEEN_TURNS, signal="correct", merge=turns)}
         if self.hide == "once":

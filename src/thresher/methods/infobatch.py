@@ -116,8 +116,8 @@ class InfoBatch:
         check_target(self, self.target)
         if self.target is not None and (not self.prune_fraction or self.threshold != "mean" or self.rescale != "mass"):
             raise ValueError(
-                f"{name}: `target`={self.target} sets the threshold and the weights by itself; it needs a `prune_fraction` "
-                "above 0, and leaves `threshold` and `rescale` as they are by default"
+                f"{name}: `target`={self.target} chooses the threshold and the weights: set `prune_fraction` above 0, and "
+                "leave out `threshold` and `rescale`"
             )
 
     def columns(self) -> dict[str, Column]:

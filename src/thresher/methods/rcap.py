@@ -143,12 +143,12 @@ def drawn_by_class(samples: Classified, counts: NDArray[np.int64], base: int) ->
     """Draws samples of each class without replacement, with chances in proportion to exp(score).
 
     Args:
-        samples: The samples.
+        samples: Classes and scores of all N samples.
         counts: Number of samples to draw of each class, shape (C,), at most its size.
         base: Number that differs from draw to draw, as in `rng.lots`.
 
     Returns:
-        Bool mask (N,); of equal lots at the end of a class the lower ids are drawn.
+        Bool mask (N,). If not all samples with equal lots fit into the count of a class, the lower ids are drawn.
     """
     keys, mask = np.empty(samples.n, dtype=np.uint64), np.zeros(samples.n, dtype=np.bool_)
     for part in chunks(samples.n):

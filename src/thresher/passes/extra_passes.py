@@ -204,7 +204,7 @@ class ExtraPasses:
 
     @property
     def is_plain(self) -> bool:
-        """Whether an own pass calls the model with the first part of a batch, because `attach` got no `forward`."""
+        """Whether forward passes of the run call `model(batch[0])`, because `attach` got no `forward`."""
         return self._forward is None
 
     @property

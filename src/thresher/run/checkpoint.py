@@ -262,8 +262,9 @@ class OtherProcesses:
         order = self._first["shuffle"]
         if world.size == 1 and stayed and self._first["active"] and (order or {}).get("sampler") != "Shuffle":
             raise ValueError(
-                "load_state_dict: several processes were in the middle of an epoch, and one process can continue there only "
-                "with a thresher.Shuffle. Use it, or several processes, or save between epochs."
+                "load_state_dict: several processes saved the state in the middle of an epoch. One process can continue it "
+                "only if the sampler of its loader is a thresher.Shuffle. Use that, or several processes, or save between "
+                "epochs."
             )
         if any(len(state["waiting"]["ids"]) for state in self._states):
             raise ValueError(
@@ -469,7 +470,8 @@ class SavedState:
         if state["left"]:
             warn(
                 f"load_state_dict: the state was saved after the loop had left epoch {state['epoch']} by break, return or an "
-                f"exception. The run continues within epoch {state['epoch']}. An uninterrupted loop begins the next."
+                f"exception. The run now finishes epoch {state['epoch']}; without the interruption, the loop would have "
+                "begun the next."
             )
         if not state["ran_out"]:
             warn(

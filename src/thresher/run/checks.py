@@ -178,8 +178,8 @@ def check_wrappers(model: nn.Module, mode: SelectionMode, who: str) -> None:
         check_wrapping(inside(model))
     if who and is_sharded(model):
         raise ValueError(
-            f"`model`: {who} needs forward passes besides those of the loop. All processes together must make each pass of a "
-            "sharded model, but each process has other samples and another number of passes. Use DistributedDataParallel, or a "
+            f"`model`: {who} needs forward passes besides those of the loop. All processes must take part in each pass of a "
+            "sharded model, but they have different samples and numbers of passes. Use DistributedDataParallel, or a "
             "method that chooses in the batch, with forward_passes='once'."
         )
 

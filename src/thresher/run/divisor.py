@@ -79,6 +79,6 @@ def check_divisor(config: RunConfig) -> None:
     how = "class weights" if adapter is not None and adapter.class_weights else "reduction='sum'"
     raise ValueError(
         f"`criterion`: {type(config.batch_method).__name__} divides kept losses by the number of rows of the batch. If rows "
-        f"are chosen before the forward pass, this becomes a weight, which {how} of the criterion would cancel or count twice. "
-        "Use forward_passes='once', or a criterion without it."
+        f"are chosen before the forward pass, their losses get a weight instead, and the criterion has {how}, with which the "
+        f"result would be wrong. Use forward_passes='once', or a criterion without {how}."
     )

@@ -231,7 +231,7 @@ class EpochEnd:
         """Ends the epoch before a new loop, a save or `detach`, and returns whether no epoch is in progress afterwards.
 
         Args:
-            leaves: Whether the loop is known to have ended, even if it keeps the iterator.
+            leaves: Whether the loop is known to have ended, even if a variable still holds its iterator.
         """
         # Read before the state changes: an epoch that was left early is over as well, and is not complete.
         complete = self.state in (Pass.ALL_YIELDED, Pass.OVER)
@@ -305,5 +305,5 @@ class EpochEnd:
         raise RuntimeError(
             "The loop trains in one thread and iterates over run.loader in another. Selection runs the model between batches "
             "and epochs, which must not happen during a training step. Do both in one thread; to load in the background, use "
-            "DataLoader(num_workers=...). Without an optimizer, call attach in the thread that trains."
+            "DataLoader(num_workers=...). If attach gets no optimizer=, call it in that thread, too."
         )

@@ -89,8 +89,8 @@ class Planner:
         plan = as_spent(plan, self._config.spend)
         if plan.smaller_batches and self._fills():
             raise ValueError(
-                f"{name} makes smaller batches, which the batch method with forward_passes='twice' would fill up: use "
-                "spend='batches', forward_passes='once', or one of the two methods"
+                f"{name} makes smaller batches, and with forward_passes='twice' the method that chooses within a batch "
+                "collects rows until a batch is full again. Use spend='batches', forward_passes='once', or only one method."
             )
         if plan.drawn and self._config.strata is not None:
             raise ValueError(

@@ -16,7 +16,7 @@ def in_turn(members: IntArray, begin: int, batches: IntArray, generator: np.rand
     A round that starts within a batch starts with members that are not in the batch yet.
 
     Args:
-        members: Members, shape (n,). At the end of the epoch, their order determines which of them are left in the round.
+        members: Members, shape (n,). Of a round that earlier calls have begun, the members after the first begin % n are left.
         begin: Number of members taken in earlier calls.
         batches: Number of the batch of each member to take, shape (k,), ascending.
         generator: Random generator.

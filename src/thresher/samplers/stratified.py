@@ -31,7 +31,7 @@ BY_ONE_ORDER = 32
 
 
 def strata_keys(codes: NDArray[Any] | None, scores: NDArray[Any] | None) -> NDArray[Any] | None:
-    """Returns a sort key for each row: sorts by class, then by score, ascending or descending in turns.
+    """Returns a sort key for each row: by class, and by score within it, ascending in one class and descending in the next.
 
     Args:
         codes: Class of each row, shape (k,), integers; -1 for an unknown class. None: no classes.

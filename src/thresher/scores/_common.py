@@ -140,8 +140,8 @@ def sample_features(
 
     Raises:
         TypeError: `model` or `loader` has the wrong type, or the dataset has no length.
-        ValueError: The model has no `nn.Linear` or one with inputs of another shape, or the loader yields batches whose rows
-            cannot be matched to samples.
+        ValueError: The model has no `nn.Linear`, the inputs of its last one are not of shape (batch, D), or the loader yields
+            batches whose rows cannot be matched to samples.
 
     Example:
         >>> import torch

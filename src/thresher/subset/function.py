@@ -180,7 +180,7 @@ def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: boo
     any other tensor, this function is plain indexing.
 
     Args:
-        outputs: Tensor whose first dimension is the batch, shape (n * per, ...).
+        outputs: Tensor with `per` consecutive entries for each sample, such as one per token, shape (n * per, ...).
         rows: Positions of the samples in the batch, shape (k,), int64, ascending.
         n: Number of samples in the batch. Default: the first dimension of `outputs`, one entry per sample.
         drawn: Whether `rows` may repeat a sample. Default: False.

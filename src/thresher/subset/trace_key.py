@@ -438,7 +438,7 @@ def has_hooks(part: nn.Module) -> bool:
 
 
 def has_global_hooks() -> bool:
-    """Checks whether a hook is registered for all modules; those by which torch names modules in profiles do not count."""
+    """Checks whether a hook is registered for all modules, other than those by which torch names modules in profiles."""
     if not torch_module._has_any_global_hook():  # pyright: ignore[reportAttributeAccessIssue]
         return False
     tables = [table for name, table in vars(torch_module).items() if name.startswith(("_global_forward", "_global_backward"))]

@@ -71,12 +71,12 @@ VALUE_KINDS = ("tied", "smooth", "equal", "zero", "huge", "spoilt", "lost")
 
 
 def signal_values(generator: SignalGenerator, kind: str, seed: tuple[int, ...], n: int) -> Tensor:
-    """Draws values of one signal; different signals with the same n are not finite in different places.
+    """Draws values of one signal. Those that are not finite are in other places for another signal.
 
     Args:
         generator: Function that draws the values.
         kind: Kind of values, one of `VALUE_KINDS`.
-        seed: Random seed of the values, which starts with the number of the signal.
+        seed: Integers that seed the values; the first is the number of the signal.
         n: Number of values.
 
     Returns:
@@ -272,10 +272,10 @@ class Subject:
         return type(self)(method, self.signals, self.epochs, self.samples)
 
     def answers(self, kind: str = "tied") -> list[Any]:
-        """Returns the answers to a fixed series of questions, in a form that `==` compares.
+        """Asks the method for a fixed series of plans, and returns them in a form that `==` compares.
 
         Args:
-            kind: Kind of values in the questions, one of `VALUE_KINDS`. Default: "tied".
+            kind: Kind of the signals that it is given, one of `VALUE_KINDS`. Default: "tied".
         """
         raise NotImplementedError
 

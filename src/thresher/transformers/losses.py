@@ -198,7 +198,7 @@ def without_loss(outputs: Any) -> Any:
 
 
 def check_same(own: Tensor, other: Tensor) -> None:
-    """Checks that the loss of a trainer agrees with the loss computed from its positions.
+    """Checks that the loss of a trainer agrees with the loss computed from those of the single positions (tokens).
 
     Args:
         own: Loss that the trainer computed, shape ().

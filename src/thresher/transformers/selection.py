@@ -482,7 +482,7 @@ class Selection(Base):
         if (pace is None) == counts:
             raise ValueError(
                 f"thresher.transformers.Selection: the checkpoint was saved with another kind of scheduler than "
-                f"{type(scheduler).__name__}, and its state counts other steps. Use the same lr_scheduler_type."
+                f"{type(scheduler).__name__}, so its number of steps does not fit this one. Use the same lr_scheduler_type."
             )
         if counts and pace["total"] != self.lr_scheduler.total:
             raise ValueError(

@@ -87,13 +87,15 @@ def test_a_target_out_of_range_is_refused(kind: Any, target: Any) -> None:
 def test_a_target_that_the_epochs_cannot_meet_is_refused_in_the_first_plan(kind: Any) -> None:
     method = kind(target=0.8)
     records = Records(method.columns(), 10, torch.device("cpu"))
-    with pytest.raises(ValueError, match=rf"^{kind.__name__}: `target`=0.8 cannot be met in 5 epochs, of which \d leave out"):
+    with pytest.raises(
+        ValueError, match=rf"^{kind.__name__}: `target`=0.8 cannot be met in 5 epochs: only \d of them leave out"
+    ):
         method.plan_epoch(records, epoch=0, epochs=5, generator=seeded(0))
 
 
 @pytest.mark.parametrize("settings", [{"prune_fraction": 0.0}, {"threshold": 0.5}, {"rescale": "ratio"}])
 def test_infobatch_refuses_settings_that_contradict_a_target(settings: Any) -> None:
-    with pytest.raises(ValueError, match=r"^InfoBatch: `target`=0.5 sets the threshold and the weights by itself"):
+    with pytest.raises(ValueError, match=r"^InfoBatch: `target`=0.5 chooses the threshold and the weights: set"):
         InfoBatch(target=0.5, **settings)
 
 

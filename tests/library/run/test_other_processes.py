@@ -40,5 +40,5 @@ def test_one_process_does_not_go_on_with_an_order_that_was_drawn():
 
 def test_one_process_goes_on_with_a_shuffle_only():
     states = [state(shuffle={"sampler": "DistributedSampler"})] * 2
-    with pytest.raises(ValueError, match="can continue there only with a thresher.Shuffle"):
+    with pytest.raises(ValueError, match="can continue it only if the sampler of its loader is a thresher.Shuffle"):
         on_ranks(1, lambda world: OtherProcesses(states, None, world, LOADER))  # pyright: ignore[reportArgumentType]

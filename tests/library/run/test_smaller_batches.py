@@ -218,7 +218,7 @@ def test_spend_is_checked():
 
 def test_a_batch_method_that_fills_batches_is_refused():
     both = [thresher.Winnow(0.5), thresher.SelectiveBackprop(keep=0.5)]
-    with pytest.raises(ValueError, match="smaller batches, which the batch method .* would fill up"):
+    with pytest.raises(ValueError, match="smaller batches, and with forward_passes='twice' the method .* collects rows"):
         attached(both, more={"forward_passes": "twice"})
     run, optimizer = attached(both, more={"forward_passes": "once"})
     epoch(run, optimizer)
