@@ -386,7 +386,7 @@ def test_loading_into_a_run_in_use():
     first.train(stop=(1, 1))
     used = copy.deepcopy(first.save())
     expected = torch.load(io.BytesIO(used), weights_only=True)["run"]
-    with pytest.warns(UserWarning, match="now finishes epoch 1"):
+    with pytest.warns(UserWarning, match="continues within epoch 1"):
         first.train(stop=(1, 2))
     x, y = next(iter(first.run.loader))
     first.run.criterion(first.run.model(x), y)

@@ -173,7 +173,7 @@ def test_weights_of_the_method_are_scaled():
     [(nn.CrossEntropyLoss(torch.ones(C)), "class weights"), (nn.CrossEntropyLoss(reduction="sum"), "reduction='sum'")],
 )
 def test_weights_that_a_criterion_cancels_are_refused_before_the_forward_pass(criterion: Any, why: str):
-    with pytest.raises(ValueError, match=f"`criterion`: LargestByBatch divides .* {why} of the criterion"):
+    with pytest.raises(ValueError, match=f"`criterion`: LargestByBatch divides .* the criterion has {why}"):
         made(criterion, forward_passes="twice")
 
 
