@@ -8,9 +8,9 @@ and the plan there is one number of 8 bytes for each draw.
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import numpy as np
 import torch
@@ -242,7 +242,12 @@ def running_sum(values: Tensor) -> Tensor:
     return values.cumsum(0)
 
 
-def check_keep(method: object, keep: object) -> None:
+def is_number(value: Any) -> bool:
+    """Returns whether a setting is a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_keep(method: object, keep: Any) -> None:
     """Checks that a `keep` is a share.
 
     Args:
@@ -252,8 +257,41 @@ def check_keep(method: object, keep: object) -> None:
     Raises:
         ValueError: `keep` is not a number, or is outside (0, 1].
     """
-    if not (isinstance(keep, int | float) and not isinstance(keep, bool) and 0 < keep <= 1):
+    if not (is_number(keep) and 0 < keep <= 1):
         raise ValueError(f"{type(method).__name__}: `keep` is the share kept, within (0, 1], got {keep!r}")
+
+
+def check_choices(method: Any, *switches: str) -> None:
+    """Checks the settings that are declared as a `Literal`.
+
+    Args:
+        method: Method with the settings, a dataclass.
+        *switches: Names of settings that must be True or False.
+
+    Raises:
+        ValueError: A setting has none of its values.
+    """
+    for one in fields(method):
+        allowed = get_args(one.type) if get_origin(one.type) is Literal else (True, False) if one.name in switches else None
+        if allowed is not None and (value := getattr(method, one.name)) not in allowed:
+            raise ValueError(f"{type(method).__name__}: `{one.name}` must be one of {allowed}, got {value!r}")
+
+
+def check_whole(method: object, name: str, *, least: int = 1) -> None:
+    """Checks that a setting is a whole number of `least` or more.
+
+    Args:
+        method: Method with the setting.
+        name: Name of the setting.
+        least: Smallest number that is allowed. Default 1.
+
+    Raises:
+        ValueError: It is not an integer, or below `least`.
+    """
+    value = getattr(method, name)
+    # True is an integer in Python.
+    if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+        raise ValueError(f"{type(method).__name__}: `{name}` must be a whole number of {least} or more, got {value!r}")
 
 
 def in_id_order(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -329,7 +367,8 @@ class KeepShare:
 class KeepLargest(KeepShare):
     """Base of methods that keep the floor(keep * n) rows with the largest scores, at least one; ties go to higher ids.
 
-    Subclasses define the score in `scores`. A sample without a finite score is kept before all others.
+    The score is the first signal, unless a subclass defines another one in `scores`. A sample without a finite score is kept
+    before all others.
 
     Args:
         keep: Share kept of each batch, (0, 1]. Default 0.5.
@@ -347,7 +386,7 @@ class KeepLargest(KeepShare):
         Args:
             signals: Signals by name, each of shape (n,); entry i belongs to the sample with the i-th smallest id of the batch.
         """
-        raise NotImplementedError
+        return signals[self.requires.signals[0]]
 
     def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
         """Returns the positions of the largest scores; ties go to higher ids."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.methods._base import is_number
 from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.selection import Mask, chunks, on_host, share
@@ -42,8 +43,7 @@ def check_target(method: object, target: float | None) -> None:
     Raises:
         ValueError: `target` is neither None nor a number within [0, 0.9].
     """
-    number = isinstance(target, int | float) and not isinstance(target, bool)
-    if target is not None and not (number and 0 <= target <= MOST):
+    if target is not None and not (is_number(target) and 0 <= target <= MOST):
         raise ValueError(
             f"{type(method).__name__}: `target` is the share of the samples that the whole run leaves out, within [0, {MOST}], "
             f"or None, got {target!r}"

@@ -17,27 +17,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._base import KeepLargest
+from thresher.methods._base import KeepLargest, check_choices
 from thresher.methods.contract import Card
 
 HEADROOM = 1e-4
 """Relative distance of the divisor above the largest loss: it keeps the largest weight finite, at 4.95."""
 
 BoostFormula = Literal["scaled", "paper_abs"]
-
-
-def check_formula(field: str, value: object) -> None:
-    """Checks the name of a formula for the weights.
-
-    Args:
-        field: Names of the class and the argument, which start the error message.
-        value: Value of the argument.
-
-    Raises:
-        ValueError: `value` is neither "scaled" nor "paper_abs".
-    """
-    if value not in ("scaled", "paper_abs"):
-        raise ValueError(f"{field} must be one of ('scaled', 'paper_abs'), got {value!r}")
 
 
 def boost_weights(loss: Tensor, weights: BoostFormula = "paper_abs") -> Tensor:
@@ -100,7 +86,7 @@ class AdaBoost(KeepLargest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_formula("AdaBoost: `weights`", self.weights)
+        check_choices(self)
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
         """Returns AdaBoost's weights of the samples, shape (n,)."""

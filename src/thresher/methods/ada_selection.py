@@ -48,8 +48,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._base import KeepLargest, in_id_order, plan_of, top_positions
-from thresher.methods.ada_boost import AdaBoost, BoostFormula, check_formula
+from thresher.methods._base import KeepLargest, check_choices, in_id_order, plan_of, top_positions
+from thresher.methods.ada_boost import AdaBoost, BoostFormula
 from thresher.methods.big_loss import BigLoss
 from thresher.methods.contract import BatchMethod, Card, Requirements, State, defines, requirements_of
 from thresher.methods.coreset_center import CoresetCenter
@@ -359,16 +359,9 @@ class AdaSelection(KeepLargest):
         for name in ("gamma", "stop_below"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"AdaSelection: `{name}` must be a finite number above 0, got {getattr(self, name)}")
-        choices = {
-            "average": ("weighted", "picked"),
-            "uniform": ("drawn", "flat") if self.importance == "softmax" else ("drawn",),
-            "normalise": (True, False),
-            "importance": ("ranks", "votes", "spread", "softmax"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"AdaSelection: `{name}` must be one of {allowed}, got {getattr(self, name)!r}")
-        check_formula("AdaSelection: `adaboost`", self.adaboost)
+        if self.uniform != "drawn" and self.importance != "softmax":
+            raise ValueError(f"AdaSelection: `uniform` must be one of ('drawn',), got {self.uniform!r}")
+        check_choices(self, "normalise")
         if self.stop_after is not None and not (isinstance(self.stop_after, int) and self.stop_after >= 1):
             raise ValueError(
                 f"AdaSelection: `stop_after` must be a whole number of 1 or more, or None, got {self.stop_after!r}"

@@ -5,11 +5,8 @@ base selectors of AdaSelection, arXiv:2306.10728, which names arXiv:1910.00762 a
 chooses the same samples. It is biased towards hard samples by design: nothing is re-weighted.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
-
-from torch import Tensor
 
 from thresher.methods._base import KeepLargest
 from thresher.methods.contract import Card
@@ -46,7 +43,3 @@ class BigLoss(KeepLargest):
         caveat="in the same table it falls behind random selection where large losses are noise: SVHN 65.38 % against "
         "93.32 %, a toy regression's error 52.25 against 12.37",
     )
-
-    def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
-        """Returns the losses, shape (n,)."""
-        return signals["loss"]

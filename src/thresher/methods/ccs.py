@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher import rng
-from thresher.methods._base import check_keep, checked_scores, loaded
+from thresher.methods._base import check_keep, check_whole, checked_scores, is_number, loaded
 from thresher.methods.contract import Card, Requirements
 from thresher.score_table import Scores
 from thresher.selection import Values, ids_of, on_host, share
@@ -120,12 +120,11 @@ class Ccs:
         object.__setattr__(self, "scores", checked_scores(self, "scores", self.scores))
         check_keep(self, self.keep)
         dropped = self.drop_hardest
-        if not (isinstance(dropped, int | float) and not isinstance(dropped, bool) and 0 <= dropped <= 1 - self.keep + 1e-9):
+        if not (is_number(dropped) and 0 <= dropped <= 1 - self.keep + 1e-9):
             raise ValueError(
                 f"Ccs: `drop_hardest` is a share removed, within [0, 1 - keep], got {dropped!r} with keep={self.keep}"
             )
-        if not (isinstance(self.strata, int) and not isinstance(self.strata, bool) and self.strata >= 1):
-            raise ValueError(f"Ccs: `strata` must be a whole number of 1 or more, got {self.strata!r}")
+        check_whole(self, "strata")
         if not (isinstance(self.seed, int) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**63):
             raise ValueError(f"Ccs: `seed` must be a whole number within [0, 2**63), got {self.seed!r}")
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from thresher import rng
-from thresher.methods._base import full_plan
+from thresher.methods._base import check_whole, full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
@@ -141,8 +141,7 @@ class EpochSelectiveBackprop:
     def __post_init__(self) -> None:
         if not (isinstance(self.beta, int | float) and 0 <= self.beta < math.inf):
             raise ValueError(f"EpochSelectiveBackprop: `beta` must be a finite number >= 0, got {self.beta!r}")
-        if not (isinstance(self.bins, int) and not isinstance(self.bins, bool) and self.bins >= 1):
-            raise ValueError(f"EpochSelectiveBackprop: `bins` must be a whole number of 1 or more, got {self.bins!r}")
+        check_whole(self, "bins")
         if not 0 <= self.min_probability <= 1:
             raise ValueError(
                 f"EpochSelectiveBackprop: `min_probability` is a probability, within [0, 1], got {self.min_probability}"

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._base import full_plan
+from thresher.methods._base import check_choices, full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import Column
@@ -138,9 +138,7 @@ class Forgetting:
                 f"Forgetting: `start` must be an epoch, a whole number of 0 or more, or a share of the epochs below 1, "
                 f"got {self.start}"
             )
-        for name, values in {"hide": ("each_epoch", "once"), "never_learned": ("keep", "cut")}.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"Forgetting: `{name}` must be one of {values}, got {getattr(self, name)!r}")
+        check_choices(self)
 
     @property
     def requires(self) -> Requirements:

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_keep
+from thresher.methods._base import check_choices, check_keep, check_whole
 from thresher.methods._matching_pursuit import match_classes, match_runs
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
@@ -150,19 +150,8 @@ class GradMatch:
     def __post_init__(self) -> None:
         check_keep(self, self.keep)
         for name, least in (("every", 1), ("batch_size", 1), ("first", 0)):
-            value = getattr(self, name)
-            if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
-                raise ValueError(f"GradMatch: `{name}` must be a whole number of {least} or more, got {value!r}")
-        allowed = {
-            "per": ("batch", "class", "class_gradient"),
-            "gradient": ("full", "bias"),
-            "runs": ("shuffled", "consecutive"),
-            "fill": (True, False),
-            "weights_divisor": ("weights", "samples"),
-        }
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"GradMatch: `{name}` must be one of {values}, got {getattr(self, name)!r}")
+            check_whole(self, name, least=least)
+        check_choices(self, "fill")
         if self.per == "class_gradient" and self.gradient == "bias":
             raise ValueError("GradMatch: `per`='class_gradient' matches one row of weights, got `gradient`='bias'; use 'full'")
         if not 0 <= self.penalty < math.inf:

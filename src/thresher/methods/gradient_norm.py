@@ -8,11 +8,8 @@ the norm of the gradient of all parameters up to a constant and needs no backwar
 models, where the paper could not use this selector.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
-
-from torch import Tensor
 
 from thresher.methods._base import KeepLargest
 from thresher.methods.contract import Card, Requirements
@@ -51,7 +48,3 @@ class GradientNorm(KeepLargest):
         "regression's error 24.13 against 12.37",
         missing=("The norm of the gradient of all parameters; the bound from the last layer takes its place.",),
     )
-
-    def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
-        """Returns the norms of the gradients with respect to the outputs, shape (n,)."""
-        return signals["grad_norm"]

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._base import full_plan
+from thresher.methods._base import full_plan, is_number
 from thresher.methods._target import LEFT_OUT, Target, check_target
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
@@ -119,8 +119,7 @@ class Ies:
     target: float | None = None
 
     def __post_init__(self) -> None:
-        number = isinstance(self.threshold, int | float) and not isinstance(self.threshold, bool)
-        if self.threshold != "noise" and not (number and 0 < float(self.threshold) < math.inf):
+        if self.threshold != "noise" and not (is_number(self.threshold) and 0 < float(self.threshold) < math.inf):
             raise ValueError(f"Ies: `threshold` must be 'noise' or a number above 0, got {self.threshold!r}")
         if not 0 < self.noise < math.inf:
             raise ValueError(f"Ies: `noise` is a multiple of the median, above 0, got {self.noise}")
@@ -129,12 +128,9 @@ class Ies:
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample, 20 bytes: its loss, its loss history, and the threshold or a count."""
         history = {name: Column(dtype, fill=math.nan, merge="plan") for name, dtype in HISTORY.items()}
-        level = {"threshold": Column(torch.float32, fill=math.nan, merge="plan")} if self._calibrates else {}
+        calibrates = self.threshold == "noise" and self.target is None
+        level = {"threshold": Column(torch.float32, fill=math.nan, merge="plan")} if calibrates else {}
         return {"loss": Column(torch.float32, fill=NEVER_SEEN), **history, **level, **({} if self.target is None else LEFT_OUT)}
-
-    @property
-    def _calibrates(self) -> bool:
-        return self.threshold == "noise" and self.target is None
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan without the samples whose loss curves are straight; these get a forward pass after the epoch."""

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._base import Chances, check_keep, drawn_plan, full_plan
+from thresher.methods._base import Chances, check_choices, check_keep, drawn_plan, full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
@@ -84,10 +84,7 @@ class ImportanceSampling:
 
     def __post_init__(self) -> None:
         check_keep(self, self.keep)
-        allowed = {"weights": ("none", "unbiased"), "losses": ("fresh", "last"), "first_epoch": ("all", "uniform")}
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"ImportanceSampling: `{name}` must be one of {values}, got {getattr(self, name)!r}")
+        check_choices(self)
 
     @property
     def requires(self) -> Requirements:

@@ -23,6 +23,7 @@ from torch import Tensor
 from thresher.methods._base import (
     KeepShare,
     check_known,
+    check_whole,
     checked_scores,
     loaded,
     table_of,
@@ -116,8 +117,7 @@ class Jest(KeepShare):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (isinstance(self.chunks, int) and not isinstance(self.chunks, bool) and self.chunks >= 1):
-            raise ValueError(f"Jest: `chunks` must be a whole number of 1 or more, got {self.chunks!r}")
+        check_whole(self, "chunks")
         if self.pairs and self.irreducible is not None:
             raise ValueError(
                 "Jest: pass either `irreducible` (losses of single samples) or pairs=True (a function scores pairs of "

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.methods._base import check_choices
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
@@ -177,16 +178,7 @@ class Kakurenbo:
             raise ValueError(f"Kakurenbo: `tau` is a probability, within [0, 1], got {self.tau}")
         if self.warmup_epochs < 0:
             raise ValueError(f"Kakurenbo: `warmup_epochs` must be 0 or more, got {self.warmup_epochs}")
-        allowed = {
-            "confidence": ("class", "batch"),
-            "lr_fraction": ("actual", "scheduled"),
-            "refresh": ("eval", "train"),
-            "merge": ("scatter", "sum"),
-            "candidates": ("sort", "threshold"),
-        }
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"Kakurenbo: `{name}` must be one of {values}, got {getattr(self, name)!r}")
+        check_choices(self)
 
     @classmethod
     def variant(cls, bits: str, **settings: Any) -> "Kakurenbo":

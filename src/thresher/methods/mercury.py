@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._base import Chances, check_keep, drawn_plan, full_plan
+from thresher.methods._base import Chances, check_keep, check_whole, drawn_plan, full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
@@ -81,8 +81,7 @@ class Mercury:
     keep: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.groups, int) and not isinstance(self.groups, bool) and self.groups >= 1):
-            raise ValueError(f"Mercury: `groups` must be a whole number of 1 or more, got {self.groups!r}")
+        check_whole(self, "groups")
         check_keep(self, self.keep)
 
     def columns(self) -> dict[str, Column]:

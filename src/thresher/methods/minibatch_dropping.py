@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.methods._base import check_whole
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
@@ -84,8 +85,7 @@ class MinibatchDropping:
     def __post_init__(self) -> None:
         if not 0 <= self.drop_fraction < 1:
             raise ValueError(f"MinibatchDropping: `drop_fraction` is a share removed, within [0, 1), got {self.drop_fraction}")
-        if not (isinstance(self.batch_size, int) and not isinstance(self.batch_size, bool) and self.batch_size >= 1):
-            raise ValueError(f"MinibatchDropping: `batch_size` must be a whole number of 1 or more, got {self.batch_size!r}")
+        check_whole(self, "batch_size")
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample: the last loss, for information only; 4 bytes per sample."""

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods._base import KeepShare
+from thresher.methods._base import KeepShare, check_whole
 from thresher.methods.contract import Card, Requirements
 
 
@@ -103,8 +103,7 @@ class Obftf(KeepShare):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (isinstance(self.swaps, int) and not isinstance(self.swaps, bool) and self.swaps >= 0):
-            raise ValueError(f"Obftf: `swaps` must be a whole number of 0 or more, got {self.swaps!r}")
+        check_whole(self, "swaps", least=0)
 
     def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
         """Returns the positions of rows whose mean loss is close to the mean loss of the batch, shape (k,), int64."""

@@ -13,13 +13,13 @@ trains on half of the data at a time; see `keep_in_batch` for the shares. Where 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thresher.methods._base import checked_scores, loaded
+from thresher.methods._base import check_choices, check_keep, checked_scores, is_number, loaded
 from thresher.methods.contract import Card, Requirements
 from thresher.score_table import Scores
 from thresher.selection import Values, ids_of, on_host, share
@@ -152,17 +152,15 @@ class Prune:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scores", checked_scores(self, "scores", self.scores))
-        if not (_is_number(self.keep) and 0 < self.keep <= 1):
-            raise ValueError(f"Prune: `keep` is the share kept, within (0, 1], got {self.keep!r}")
-        if self.which not in get_args(Which):
-            raise ValueError(f"Prune: `which` must be one of {get_args(Which)}, got {self.which!r}")
-        if not (_is_number(self.offset) and 0 <= self.offset <= 1 - self.keep + 1e-9):
+        check_keep(self, self.keep)
+        check_choices(self)
+        if not (is_number(self.offset) and 0 <= self.offset <= 1 - self.keep + 1e-9):
             raise ValueError(
                 f"Prune: `offset` is a share removed, within [0, 1 - keep], got {self.offset!r} with keep={self.keep}"
             )
         if self.offset and self.which != "window":
             raise ValueError(f"Prune: `offset` is for which='window' only, got {self.offset} with which={self.which!r}")
-        if not (_is_number(self.per_class_floor) and 0 <= self.per_class_floor <= 1):
+        if not (is_number(self.per_class_floor) and 0 <= self.per_class_floor <= 1):
             raise ValueError(f"Prune: `per_class_floor` is a share kept, within [0, 1], got {self.per_class_floor!r}")
         if isinstance(self.scores, Scores):
             self._check_labels(self.scores)
@@ -212,7 +210,3 @@ class Prune:
                 "Prune: `per_class_floor` needs the classes of the samples, and the scores have no labels: score a dataset "
                 "whose targets are classes, or give Scores(labels=...)"
             )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

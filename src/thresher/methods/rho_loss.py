@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from thresher.methods._base import KeepLargest, check_known, checked_scores, loaded, table_of, with_irreducible
-from thresher.methods.contract import Card, Requirements, State
+from thresher.methods.contract import Card, State
 from thresher.plans import BatchPlan
 from thresher.score_table import Scores
 
@@ -49,7 +49,6 @@ class RhoLoss(KeepLargest):
         tensor([2])
     """
 
-    requires: ClassVar[Requirements] = Requirements(signals=("loss",))
     card: ClassVar[Card] = Card(
         summary="train on what is learnable: loss above the irreducible loss",
         paper="arXiv:2206.07137",

@@ -28,7 +28,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._base import extended_history, top_positions
+from thresher.methods._base import extended_history, plan_of, top_positions
 from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 from thresher.selection import share
@@ -213,7 +213,7 @@ class SelectiveBackprop:
         """Returns the rows with large losses, and the next state."""
         ids = signals["id"]
         if step < self.warmup_steps:
-            return self._plan(torch.arange(len(ids), device=ids.device), len(ids), 0.0), dict(state)
+            return plan_of(torch.arange(len(ids), device=ids.device), len(ids), 1.0), dict(state)
         by_id = ids.argsort(stable=True)
         loss = signals["loss"].detach().index_select(0, by_id)
         if self.keep is not None:
@@ -221,7 +221,7 @@ class SelectiveBackprop:
         else:
             history = extended_history(state["history"], loss.float(), self.history)
             picked, state = self._drawn(loss.float(), history, generator), {**state, "history": history}
-        return self._plan(by_id.index_select(0, picked).sort().values, len(ids), 1 - self.expected_keep), state
+        return plan_of(by_id.index_select(0, picked).sort().values, len(ids), self.expected_keep), state
 
     def _fixed(self, loss: Tensor, keep: float, generator: torch.Generator) -> Tensor:
         """Returns the positions of the largest losses, or a draw by rank; losses that are not finite come before all others."""
@@ -238,7 +238,3 @@ class SelectiveBackprop:
         chance = percentile(loss, history).pow(self.beta or 0.0).clamp(min=self.min_probability)
         draws = torch.rand(len(loss), generator=generator, dtype=torch.float32)
         return (draws.to(loss.device, non_blocking=True) < chance).nonzero().flatten()
-
-    @staticmethod
-    def _plan(rows: Tensor, n: int, scheduled: float) -> BatchPlan:
-        return BatchPlan(rows, facts={"scheduled_fraction": scheduled, "actual_fraction": 1 - len(rows) / max(1, n)})

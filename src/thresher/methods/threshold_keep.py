@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_keep, extended_history, in_id_order, running_sum
+from thresher.methods._base import check_keep, check_whole, extended_history, in_id_order, is_number, running_sum
 from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 
@@ -140,10 +140,9 @@ class ThresholdKeep:
     def __post_init__(self) -> None:
         if self.keep is not None:
             check_keep(self, self.keep)
-        if not (isinstance(self.ratio, int | float) and not isinstance(self.ratio, bool) and 0 < self.ratio < math.inf):
+        if not (is_number(self.ratio) and 0 < self.ratio < math.inf):
             raise ValueError(f"ThresholdKeep: `ratio` must be a finite number above 0, got {self.ratio!r}")
-        if not (isinstance(self.history, int) and not isinstance(self.history, bool) and self.history >= 1):
-            raise ValueError(f"ThresholdKeep: `history` must be a whole number of 1 or more, got {self.history!r}")
+        check_whole(self, "history")
 
     def init_state(self) -> State:
         """Returns the first state: no gradient norms yet, and 0 rows seen and kept."""

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_keep, full_plan
+from thresher.methods._base import check_keep, check_whole, full_plan
 from thresher.methods.contract import Card
 from thresher.plans import EpochPlan
 from thresher.records import EPOCH, NEVER_SEEN, Column
@@ -117,8 +117,7 @@ class Ucb:
             raise ValueError(f"Ucb: `epsilon` is a share of the kept samples, within [0, 1], got {self.epsilon}")
         if not 0 < self.alpha <= 1:
             raise ValueError(f"Ucb: `alpha` is the weight of a new loss, within (0, 1], got {self.alpha}")
-        if not (isinstance(self.every, int) and not isinstance(self.every, bool) and self.every >= 1):
-            raise ValueError(f"Ucb: `every` must be a whole number of 1 or more, got {self.every!r}")
+        check_whole(self, "every")
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample, 17 bytes: loss, moving mean and variance, epoch last seen, last choice."""
