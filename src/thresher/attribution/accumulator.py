@@ -418,11 +418,6 @@ class StepAccumulator:
             self.meter.credited -= not batch.credited
 
     @property
-    def credited(self) -> int:
-        """Number of batches of which a loss was credited."""
-        return self.meter.credited
-
-    @property
     def open(self) -> tuple[Entry, ...]:
         """Entries of the step in progress."""
         return tuple(self._open)

@@ -171,7 +171,7 @@ class Attributor:
         self.meter = accumulator.meter
         """Counts the samples that go through the model."""
         self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
-        self._trains_model = False
+        self.trains_model = False
         """Whether a loss of the run's own model was credited; losses of other models are then ignored."""
         self._batches = HeldBatches(accumulator)
         self._yielded = self._first_of_epoch = 0
@@ -200,7 +200,7 @@ class Attributor:
         begin = perf_counter()
         attribution = self._untouched(outputs, targets) if ids is None and repeat is None else None
         if attribution is not None and (batch := attribution.batch) is not None:
-            if not self._trains_model:
+            if not self.trains_model:
                 self._begin_training()
             if batch.credited and self._was_stepped(outputs, identity_of(outputs, targets), attribution):
                 return None
@@ -218,9 +218,9 @@ class Attributor:
         # model, that loss is withdrawn later. If the loop never calls the run's own model, every loss counts.
         if batch is not None and self.meter.passes.parameters is not None:
             if self.meter.passes.is_of_own_model(outputs):
-                if not self._trains_model:
+                if not self.trains_model:
                     self._begin_training()
-            elif self._trains_model or self.meter.passes.has_passed(batch.number):
+            elif self.trains_model or self.meter.passes.has_passed(batch.number):
                 return None
         call = identity_of(outputs, targets)
         if self._was_stepped(outputs, call, attribution):
@@ -250,15 +250,10 @@ class Attributor:
 
     def _begin_training(self) -> None:
         """Notes that the loop trains the run's own model, and withdraws losses of another model in this step."""
-        self._trains_model = True
+        self.trains_model = True
         # These losses came before it was known that the loop trains the run's own model, such as those of a teacher.
         if self._accumulator.in_step:
             self._accumulator.withdraw(None)
-
-    @property
-    def trains_model(self) -> bool:
-        """Whether a loss of the run's own model was credited."""
-        return self._trains_model
 
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Attribution:
         if in_transform():

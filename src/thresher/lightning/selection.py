@@ -1,6 +1,5 @@
 """`Selection`: a callback with which Lightning trains on selected samples."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +16,8 @@ from thresher.loading.loader import SelectedLoader
 from thresher.loading.settings import OfUser
 from thresher.methods.full import FullData
 from thresher.methods.stages import split_by_stage
-from thresher.run.attach import attach, method_of
+from thresher.run.attach import attach, check_further_settings, method_of
 from thresher.run.learning_rate import PacedLR
-from thresher.run.parts import Options
 from thresher.run.run import Run
 from thresher.run.several_processes import has_group
 
@@ -391,10 +389,6 @@ def check_schedulers(trainer: Any) -> None:
             )
 
 
-GIVEN_BY_TRAINER = {"method", "loader", "criterion", "model", "optimizer", "epochs", "device", "process_group", "options"}
-"""Arguments of `attach` that are not settings: `Selection` has its own, or Lightning knows them."""
-
-
 class Selection(Callback):
     """Trains a LightningModule on the samples that a method chooses; the module and the Trainer do not change.
 
@@ -443,9 +437,7 @@ class Selection(Callback):
         model: str | None = "net",
         **settings: Any,
     ) -> None:
-        known = {*inspect.signature(attach).parameters, *Options.__annotations__} - GIVEN_BY_TRAINER
-        if unknown := sorted(set(settings) - known):
-            raise TypeError(f"Selection: {', '.join(unknown)}: no such setting; the settings are {', '.join(sorted(known))}")
+        check_further_settings(settings)
         self.method, self.criterion, self.model, self.settings = method, criterion, model, settings
         self._run: Run | None = None
         self._saved: dict[str, Any] | None = None

@@ -47,6 +47,7 @@ class Reader:
         collate_keeps_rows: bool,
     ) -> None:
         self._user, self._ids, self._device, self._generators = loader, ids, device, generators
+        self._draws_on = device or torch.device("cpu")
         self.unknown_rows = UnknownRows(collate_keeps_rows=collate_keeps_rows)
         """Why the rows of batches are not their samples in order, as far as that is known."""
         self._resumed_draws = ResumedDraws(loader.num_workers, stay=loader.persistent_workers)
@@ -60,10 +61,6 @@ class Reader:
         self.closed = self._workers_ran = self._resumes_after_epochs = False
         self.epoch_start: rng.RandomStates | None = None
         """Random states when the epoch in progress began, from which an interrupted epoch is replayed."""
-
-    @property
-    def _draws_on(self) -> torch.device:
-        return self._device or torch.device("cpu")
 
     def check(self) -> None:
         """Checks that settings were not changed since the run was attached."""

@@ -39,14 +39,10 @@ class SharedSampler:
         self._place = world.rank, world.size
         self.n = len(self._dataset)  # pyright: ignore[reportArgumentType]
         self._batches: Any = loader.batch_sampler
-        self._by_batches = is_dealt_by_accelerate(self._batches)
+        self.by_batches = is_dealt_by_accelerate(self._batches)
+        """Whether each process gets every W-th batch of the order, rather than every W-th row."""
         self.sampler = inner_sampler(self._batches)
         self._epoch: int | None = None
-
-    @property
-    def by_batches(self) -> bool:
-        """Whether each process gets every W-th batch of the order, rather than every W-th row."""
-        return self._by_batches
 
     @property
     def drop_last(self) -> bool:
@@ -62,11 +58,11 @@ class SharedSampler:
     @property
     def yields_once(self) -> bool:
         """Whether no sample can come twice in an epoch, as it does if the first samples fill up the end."""
-        return self._drops or self.n % (self._world.size * (self.batch_size if self._by_batches else 1)) == 0
+        return self._drops or self.n % (self._world.size * (self.batch_size if self.by_batches else 1)) == 0
 
     @property
     def _drops(self) -> bool:
-        return bool(self._batches.drop_last if self._by_batches else getattr(self._batches.sampler, "drop_last", False))
+        return bool(self._batches.drop_last if self.by_batches else getattr(self._batches.sampler, "drop_last", False))
 
     def generators(self) -> list[torch.Generator]:
         """Returns the generators that the loader draws from."""
@@ -88,7 +84,7 @@ class SharedSampler:
             total: Number of ids of the order.
             by_rows: Whether a process gets every W-th row even if the loader gives it every W-th batch.
         """
-        if self._by_batches and not by_rows:
+        if self.by_batches and not by_rows:
             return RankBatches(piece, total, *self._place, batch=self.batch_size, drop_last=self._drops)
         return RankOrder(piece, total, *self._place, drop_last=self._drops)
 

@@ -116,11 +116,6 @@ class SelectedLoader(OfUser):
         return self.reader.passes(order)
 
     @property
-    def order_is_free(self) -> bool:
-        """Whether the user's order is a plain shuffle, which a method may replace by another order."""
-        return self.order.is_free
-
-    @property
     def yields_once(self) -> bool:
         """Whether no sample can come twice in an epoch."""
         return self.order.yields_once
@@ -197,10 +192,6 @@ class SelectedLoader(OfUser):
         except (TypeError, NotImplementedError):  # a sampler of the user without a length, or with an order that is not known
             rows = None
         return EpochScale(self.candidates, rows, self.step_sizes(plan))
-
-    def samples_of(self, plan: HeldPlan) -> int:
-        """Returns the number of rows of this process in an epoch."""
-        return self.order.samples_of(plan)
 
     def rows_of_steps(self, plan: HeldPlan) -> tuple[NDArray[np.int64], bool]:
         """Returns the rows per step of this process in an epoch, and whether processes get every W-th row.

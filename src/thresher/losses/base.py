@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.losses import signals as reading
@@ -68,15 +68,14 @@ class Criterion:
 
     def value(self, outputs: Any, targets: Any) -> Tensor:
         """Returns the loss that the user's loop gets if no sample is weighted: a scalar, unless `keeps_positions`."""
-        return self.positions(outputs, targets).mean()
+        raise NotImplementedError
 
     def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
         """Returns the scalar and the losses by position, from one call of the criterion.
 
         The losses are None if a further call is harmless: the criterion draws no random numbers and keeps no state.
         """
-        positions = self.positions(outputs, targets)
-        return positions.mean(), positions
+        raise NotImplementedError
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
         """Returns the losses by position, class weights included, shape (rows, ...).
@@ -84,16 +83,7 @@ class Criterion:
         Raises:
             ValueError: The criterion returns something other than one loss per sample, or it would mix samples.
         """
-        # `forward` rather than a call: hooks would run for the extra calls, too.
-        losses = (self.original.forward if isinstance(self.original, nn.Module) else self.original)(outputs, targets)
-        if not isinstance(losses, Tensor) or not losses.dim():
-            got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
-            raise ValueError(
-                f"criterion {self.original!r} returned {got}: your function must return one loss per sample, shape (n, ...), "
-                "as with reduction='none'; loss modules of torch need no change. Or average the losses yourself with "
-                "run.reduce(losses, ids=...)."
-            )
-        return losses
+        raise NotImplementedError
 
     def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
         """Returns the losses by position without class weights, shape (rows, ...), from an extra call of the criterion.
@@ -113,14 +103,6 @@ class Criterion:
         self.value(outputs, targets)
         drawn, _ = not torch.equal(torch.get_rng_state(), before), torch.set_rng_state(before)
         return None if drawn else self.signals(outputs, targets, layout, set())["loss"]
-
-    def sums(self, rows: Tensor) -> Tensor:
-        """Returns the loss of each sample times its share, shape (n,).
-
-        Args:
-            rows: Losses by position, shape (n, positions).
-        """
-        return rows.sum(1)
 
     def means(self, rows: Tensor, targets: Any) -> Tensor:
         """Returns the loss of each sample, shape (n,).
@@ -229,7 +211,7 @@ class Criterion:
         """
 
     def _weighted_value(self, rows: Tensor, targets: Any, weights: Tensor) -> Tensor:
-        total = torch.dot(weights, self.sums(rows))
+        total = torch.dot(weights, rows.sum(1))
         if self.reduction == "sum":
             return total
         if self.reduction == "none":

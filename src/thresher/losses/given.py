@@ -57,7 +57,8 @@ class GivenLosses:
         self._mask = None if valid is None else self._mask_of(valid, "valid")
         kept = None if keep is None else self._mask_of(keep, "keep")
         self._kept = kept if kept is None or self._mask is None else self._mask * kept
-        self._total = None if total is None else self._check_total(total)
+        self.total = None if total is None else self._check_total(total)
+        """Number that the sum is divided by, if the loop gave it. It may count several batches or processes."""
 
     @property
     def all_count(self) -> bool:
@@ -67,12 +68,7 @@ class GivenLosses:
     @property
     def of_samples(self) -> bool:
         """Whether the scalar is the mean over samples, so that a mean over the positions of each sample changes nothing."""
-        return self._mask is None and self._total is None and self._kept is None
-
-    @property
-    def has_total(self) -> bool:
-        """Whether the loop gave `total`, the number that the sum is divided by. It may count several batches or processes."""
-        return self._total is not None
+        return self._mask is None and self.total is None and self._kept is None
 
     def _mask_of(self, mask: Any, name: str) -> Tensor:
         if not isinstance(mask, Tensor) or mask.is_complex():
@@ -211,8 +207,8 @@ class GivenLosses:
         # In the dtype of the sums: bfloat16 would count 300 positions as 256.
         counts = sums.new_full((len(rows),), rows.shape[1]) if mask is None else mask.sum(1)
         batch = counts.sum()
-        total = batch if self._total is None else self._total
-        if self._kept is not None and self._total is not None:
+        total = batch if self.total is None else self.total
+        if self._kept is not None and self.total is not None:
             counted = rows.numel() if self._mask is None else self._mask.sum()
             # `torch.where`, because a branch on the number of kept positions would wait for the device.
             total = torch.where(batch > 0, total * (batch.to(sums.dtype) / counted), total)  # else the sum is 0

@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import FunctionType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from thresher.cost import Cost
 from thresher.distributed.wrappers import averages, data_parallel, inside, plain_module
 from thresher.loading.collate_check import UnknownRows
 from thresher.loading.epoch_order import Order
+from thresher.loading.loader import SelectedLoader
 from thresher.loading.row_buffer import rows_of
 from thresher.losses.base import SignalReader
 from thresher.losses.signals import as_classes, narrow
@@ -138,18 +139,6 @@ class WrittenBuffers:
                 ]
 
 
-class Batches(Protocol):
-    """The loader of a run, as far as own passes need it."""
-
-    def passes(self, order: Order) -> Iterator[tuple[Any, Tensor]]:
-        """Yields the batches of some samples, on the device, and their ids."""
-        ...
-
-    def generators(self) -> list[torch.Generator]:
-        """Returns the generators that the user's loader draws from."""
-        ...
-
-
 class Beginning(NamedTuple):
     """State in which a forward pass of the loop began.
 
@@ -184,7 +173,7 @@ class ExtraPasses:
     def __init__(
         self,
         model: TrackedModel | None,
-        loader: Batches,
+        loader: SelectedLoader,
         reader: SignalReader,
         records: Records,
         cost: Cost,

@@ -1,7 +1,7 @@
 """`attach`: the one way to attach a method to a training loop, and the wiring of the parts of a run."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Literal, Unpack, cast
 
@@ -145,7 +145,7 @@ def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> 
     loader = SelectedLoader(config.loader, device=device, timing=timing, **settings)
     method = config.epoch_method
     # The planner refuses such a plan, too, but in one process only when the first epoch is planned.
-    if requirements_of(method).order == "plan" and not loader.order_is_free:
+    if requirements_of(method).order == "plan" and not loader.order.is_free:
         raise ValueError(
             f"{type(method).__name__} draws the order of training, but the loader's sampler sets another order: use "
             "shuffle=True"
@@ -452,6 +452,26 @@ def check_options(options: Mapping[str, Any]) -> Options:
         if name not in Options.__annotations__:
             raise TypeError(f"attach has no argument {name!r}; its options are {', '.join(Options.__annotations__)}")
     return cast(Options, options)
+
+
+GIVEN_BY_TRAINER = {"method", "loader", "criterion", "model", "optimizer", "epochs", "device", "process_group", "options"}
+"""Arguments of `attach` that a framework's `Selection` has of its own, or knows from its trainer."""
+
+
+def check_further_settings(settings: Mapping[str, Any], title: str = "", *, given: Set[str] = GIVEN_BY_TRAINER) -> None:
+    """Checks the names of settings of a framework's `Selection`.
+
+    Args:
+        settings: Settings by name.
+        title: Beginning of the message after "Selection: ". Default: empty.
+        given: Names of arguments of `attach` that are not settings.
+
+    Raises:
+        TypeError: A name is not a setting.
+    """
+    known = {*inspect.signature(attach).parameters, *Options.__annotations__} - given
+    if unknown := sorted(settings.keys() - known):
+        raise TypeError(f"Selection: {title}{', '.join(unknown)}: no such setting; the settings are {', '.join(sorted(known))}")
 
 
 def observe(*, loader: DataLoader[Any], criterion: Any, model: nn.Module | None = None, epochs: int, **settings: Any) -> Run:

@@ -64,13 +64,7 @@ class BatchSelection:
         self._dimension = LossDimension()
 
     def reduced(
-        self,
-        given: GivenLosses,
-        outputs: Any,
-        targets: Any,
-        attribution: Attribution,
-        weights: Tensor | None,
-        _weights_over_n: Tensor | None,
+        self, given: GivenLosses, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, *_: Any
     ) -> tuple[Any, ...]:
         """Averages losses that the loop computed itself over the rows that are trained on, and reads the signals of all."""
         signals = self._beside(given, attribution.layout, outputs[1], targets, self._parts.reader.recorded)

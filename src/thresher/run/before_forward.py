@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thresher.attribution.rows import Attribution
+from thresher.attribution.rows import Attribution, RowLayout
 from thresher.cost import break_even
 from thresher.losses.given import GivenLosses
 from thresher.passes.scoring_settings import Scoring
@@ -64,24 +64,10 @@ class BeforeForward(BatchSelection):
             return {name: self._parts.records[name].index_select(0, ids) for name in self._stage.requires.signals}
         return without_ignored(self._parts.passes.score(batch, ids, self._scoring))
 
-    def warn_of_labels(self) -> None:
-        """Warns once if the losses were divided by a share of rows, and labels should have counted."""
-        if self._uneven is not None:
-            self._uneven.warn()
-
-    def reduced(
-        self,
-        given: GivenLosses,
-        outputs: Any,
-        targets: Any,
-        attribution: Attribution,
-        weights: Tensor | None,
-        _weights_over_n: Tensor | None,
-    ) -> tuple[Any, ...]:
-        """Averages losses that the loop computed itself over all rows of its batch, and reads their signals."""
-        if self._uneven is not None and (counts := given.counts(attribution.layout)) is not None:
+    def _beside(self, given: GivenLosses, layout: RowLayout, outputs: Any, targets: Any, wanted: set[str]) -> dict[str, Tensor]:
+        if self._uneven is not None and (counts := given.counts(layout)) is not None:
             self._uneven.note(counts)
-        return super().reduced(given, outputs, targets, attribution, weights, _weights_over_n)
+        return super()._beside(given, layout, outputs, targets, wanted)
 
     def _loss_by_rows(self, outputs: Any, targets: Any, attribution: Attribution, *weights: Any) -> tuple[Any, ...]:
         criterion, device = self._parts.reader.criterion, self._parts.device
@@ -92,7 +78,8 @@ class BeforeForward(BatchSelection):
 
     def warn_if_in_vain(self, keep: float, batches: int) -> None:
         """Warns once if a scoring pass costs more than it saves on this model, as measured."""
-        self.warn_of_labels()
+        if self._uneven is not None:
+            self._uneven.warn()
         scoring, ratio = self._scoring, self._parts.stopwatch.ratio()
         # The measured ratio is that of a full pass of the model, and says nothing about a cheaper one.
         cheaper = scoring.losses is not None or scoring.model is not None or scoring.dtype or scoring.input_scale != 1

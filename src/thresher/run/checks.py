@@ -76,7 +76,7 @@ def check(config: RunConfig, process_group: Any) -> RunConfig:
     # `cache` makes of it a function that warns once, although strata and the data map both call it.
     config = replace(config, on_mismatch=cache(partial(warn, OTHER_LABELS.format(type(config.loader.dataset).__name__))))
     strata = _strata(config, epoch_method, adapter, world)
-    check_needs(epoch_method, batch_method, adapter, config.model, config.optimizer, config.signals, config.epochs)
+    check_needs(config, epoch_method, batch_method, adapter)
     samples = None if streams else len(config.loader.dataset)  # pyright: ignore[reportArgumentType]
     config = replace(
         config,
@@ -275,16 +275,9 @@ def undefined_signals(optional: Mapping[str, str], adapter: Criterion | None, si
     return sorted(optional.keys() & NOT_OF_VALUES) if adapter.kind == "values" else []
 
 
-def check_needs(
-    method: Any,
-    batch: BatchMethod | None,
-    adapter: Criterion | None,
-    model: nn.Module | None,
-    optimizer: Optimizer | None,
-    signals: Any,
-    epochs: int,
-) -> None:
+def check_needs(given: RunConfig, method: Any, batch: BatchMethod | None, adapter: Criterion | None) -> None:
     """Checks that `attach` got everything that the methods need."""
+    model, optimizer = given.model, given.optimizer
     name, requires = type(method).__name__, requirements_of(method)
     if requires.optimizer and optimizer is None:
         raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=optimizer){way_around(method, 'optimizer')}")
@@ -302,7 +295,7 @@ def check_needs(
             f"attach({missing}={missing}){way_around(method, 'refresh')}"
         )
     # Asked for all epochs, because a pass of a later one is refused now as well.
-    asked = full_pass_names(method, epochs)
+    asked = full_pass_names(method, given.epochs)
     if asked and (model is None or adapter is None):
         missing = "model" if model is None else "criterion"
         raise ValueError(f"{name} needs the gradients of all samples before an epoch: pass attach({missing}={missing})")
@@ -315,6 +308,6 @@ def check_needs(
     wanted = {column.signal or own for own, column in method.columns().items() if column.optional is None}
     wanted |= set(() if batch is None else requirements_of(batch).signals)
     lacking = wanted & NOT_OF_VALUES
-    if lacking and signals is None and adapter is not None and adapter.kind == "values":
+    if lacking and given.signals is None and adapter is not None and adapter.kind == "values":
         why = unreadable(adapter.original, lacking, way_around(method, *sorted(lacking)))
         raise ValueError(f"{name} needs signals that this criterion does not give. {why}")

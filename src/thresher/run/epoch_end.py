@@ -171,7 +171,7 @@ class EpochEnd:
     def _now(self) -> tuple[int, int, int, int, int]:
         """Returns the numbers of batches, credited losses, steps, samples with gradients, and calls of the model without."""
         meter = self._attributor.meter
-        return self._attributor.batches, self._accumulator.credited, self._cost.steps, meter.of_loop(), meter.evaluated
+        return self._attributor.batches, meter.credited, self._cost.steps, meter.of_loop(), meter.evaluated
 
     def begin(self) -> None:
         """Begins an epoch, or the rest of an interrupted epoch."""
@@ -266,7 +266,7 @@ class EpochEnd:
 
     @property
     def _credited(self) -> bool:
-        return self._accumulator.credited > self._at_begin[1]
+        return self._attributor.meter.credited > self._at_begin[1]
 
     @property
     def evaluates(self) -> bool:
@@ -280,7 +280,7 @@ class EpochEnd:
         If the loop trained and no loss was recorded, none will be.
         """
         batches, credited, steps, *_ = self._at_begin
-        if self._attributor.batches == batches or self._accumulator.credited == credited:
+        if self._attributor.batches == batches or self._attributor.meter.credited == credited:
             return True
         # Accumulated gradients: the loss of the last batch is credited, and its step is still to come. Without any step in the
         # pass, the loop makes none.

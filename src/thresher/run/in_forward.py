@@ -201,13 +201,7 @@ class InForward(BatchSelection):
         return self._world.share_of_mean(k, self._parts.device) if several else None
 
     def reduced(
-        self,
-        given: GivenLosses,
-        outputs: Any,
-        targets: Any,
-        attribution: Attribution,
-        weights: Tensor | None,
-        _weights_over_n: Tensor | None,
+        self, given: GivenLosses, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, *_: Any
     ) -> tuple[Any, ...]:
         """Averages losses that the loop computed itself over the chosen rows, and records the signals of all rows."""
         layout = attribution.layout
@@ -217,7 +211,7 @@ class InForward(BatchSelection):
         if self._parts.config.by_batch:
             factor = given.part(layout, plan.rows)
         # The factor is for a mean over the kept rows; with a total, the caller has chosen the divisor of all processes.
-        elif given.has_total:
+        elif given.total is not None:
             factor = None
         return times(value, factor), narrow(signals), plan.rows
 

@@ -96,7 +96,7 @@ class Planner:
             raise ValueError(
                 f"{name} draws the order of training, which stratified batches would change: declare Requirements(order='plan')"
             )
-        if plan.drawn and not self._loader.order_is_free:
+        if plan.drawn and not self._loader.order.is_free:
             raise ValueError(
                 f"{name} draws the order of training, but the loader's sampler sets another order: use shuffle=True"
             )

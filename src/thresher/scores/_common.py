@@ -160,6 +160,23 @@ def _rows(answers: list[Answer]) -> Tensor:
     return feature_rows(answers[0].feature, answers[0].layout.n)
 
 
+def class_outputs(name: str, answer: Answer) -> Tensor:
+    """Returns the outputs of a model, shape (n, classes).
+
+    Args:
+        name: Name of the function, which begins the message.
+        answer: Answer of the model to a batch.
+
+    Raises:
+        ValueError: The outputs have another shape.
+    """
+    outputs = answer.outputs
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2:
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise ValueError(f"{name}: outputs must score classes, shape (n, classes), got {got}")
+    return outputs
+
+
 def class_probabilities(model: nn.Module, loader: DataLoader[Any], *, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
     """Computes the class probabilities of all samples by a forward pass without gradients.
 
@@ -191,11 +208,7 @@ def class_probabilities(model: nn.Module, loader: DataLoader[Any], *, forward: F
     """
 
     def read(found: list[Answer]) -> Tensor:
-        outputs = found[0].outputs
-        if not isinstance(outputs, Tensor) or outputs.dim() != 2:
-            got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise ValueError(f"class_probabilities: outputs must score classes, shape (n, classes), got {got}")
-        return outputs.float().softmax(1)
+        return class_outputs("class_probabilities", found[0]).float().softmax(1)
 
     seen = scan(model, loader, read, forward=forward)
     if seen.labels is None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from thresher.passes.engine import Answer, Forward
 from thresher.passes.scan import Models, as_list, scan
 from thresher.score_table import Scores
-from thresher.scores._common import PassCounts, scored
+from thresher.scores._common import PassCounts, class_outputs, scored
 
 DisagreementKind = Literal["entropy", "mutual_information", "variation_ratio"]
 
@@ -100,15 +100,8 @@ def disagreement(
         raise ValueError(f"disagreement: `models` must be two or more for {kind!r}, got one, which always agrees with itself")
 
     def read(answers: list[Answer]) -> Tensor:
-        return disagreement_of(torch.stack([_probs(one) for one in answers]), kind)
+        outputs = [class_outputs("disagreement", one) for one in answers]
+        return disagreement_of(torch.stack([one.double().softmax(1).cpu() for one in outputs]), kind)
 
     seen = scan(models, loader, read, forward=forward)
     return scored(kind, seen, models, trained=trained, provenance=provenance)
-
-
-def _probs(answer: Answer) -> Tensor:
-    outputs = answer.outputs
-    if not isinstance(outputs, Tensor) or outputs.dim() != 2:
-        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise ValueError(f"disagreement: outputs must score classes, shape (n, classes), got {got}")
-    return outputs.double().softmax(1).cpu()

@@ -41,7 +41,7 @@ from thresher.subset.graphs import (
     is_random,
     returned_nodes,
 )
-from thresher.subset.mixing import choose_row_count, run_on_few_rows, trial, trial_arguments
+from thresher.subset.mixing import choose_row_count, run_on_few_rows, several, trial, trial_arguments
 from thresher.subset.tracing import trace_joint
 from thresher.subset.verify import check_agreement
 
@@ -252,10 +252,10 @@ def _is_made_once(node: fx.Node, layouts: dict[fx.Node, Any]) -> bool:
         return False
     if is_random(node):
         return True
-    results = [made for made in _several(layouts[node]) if not isinstance(made, int)]
+    results = [made for made in several(layouts[node]) if not isinstance(made, int)]
     if not results or not _gives_tensors(node):
         return False
-    sources = [made for source in node.all_input_nodes for made in _several(layouts[source])]
+    sources = [made for source in node.all_input_nodes for made in several(layouts[source])]
     of_rows = any(isinstance(made, Layout | Unsupported) for made in sources)
     of_size = any(isinstance(made, int) for made in sources)
     # No rows, but made of rows: a sum over the batch, which would be another one over the kept rows.
@@ -263,10 +263,6 @@ def _is_made_once(node: fx.Node, layouts: dict[fx.Node, Any]) -> bool:
         return of_rows or of_size
     # Rows that are made of no rows, such as `arange(n)`: the kept rows need the numbers that they had in the batch.
     return not of_rows and node.target not in SAME_IN_ALL_ROWS
-
-
-def _several(layouts: Any) -> tuple[Any, ...]:
-    return layouts if isinstance(layouts, tuple) else (layouts,)
 
 
 def _gives_tensors(node: fx.Node) -> bool:

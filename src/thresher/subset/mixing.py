@@ -328,7 +328,7 @@ def _undo_mixing(graphs: Graphs, node: fx.Node, values: dict[fx.Node, Any], othe
     """Returns the second value of a node as if no sample had affected another, and whether one had."""
     layouts: Any = graphs.layouts[node]
     own, n = values[node], graphs.tried
-    before = [layout for source in node.all_input_nodes for layout in _several(graphs.layouts[source])]
+    before = [layout for source in node.all_input_nodes for layout in several(graphs.layouts[source])]
     if node.target in (*VIEWS, aten.repeat.default) and isinstance(layouts, Layout) and isinstance(before[0], Layout):
         # A merged size does not show whether samples or positions come first, nor do values that are equal in both orders, such
         # as a mask without padding. The numbers of the samples, reshaped in the same way, do show it.
@@ -343,9 +343,9 @@ def _undo_mixing(graphs: Graphs, node: fx.Node, values: dict[fx.Node, Any], othe
     if attention_dropout(node) == 0:
         # On CUDA, the seeds of attention without dropout, and the padding of its sums, are memory that was never written.
         other = type(own)(
-            [other[0], *(_with_row(x, y, at, n) for x, y, at in zip(own[1:], other[1:], _several(layouts)[1:], strict=True))]
+            [other[0], *(_with_row(x, y, at, n) for x, y, at in zip(own[1:], other[1:], several(layouts)[1:], strict=True))]
         )
-    parts = [_undo_in_tensor(x, y, layout, before, n) for x, y, layout in zip(own, other, _several(layouts), strict=True)]
+    parts = [_undo_in_tensor(x, y, layout, before, n) for x, y, layout in zip(own, other, several(layouts), strict=True)]
     graphs.layouts[node] = tuple(layout for _, layout, _ in parts)
     return type(own)(unmixed for unmixed, _, _ in parts), any(mixes for _, _, mixes in parts)
 
@@ -410,10 +410,11 @@ def _reaching_rows(mixing: list[fx.Node], graphs: Graphs) -> list[fx.Node]:
 
 
 def _has_rows(layout: Any) -> bool:
-    return any(isinstance(part, Layout | Unsupported) for part in _several(layout))
+    return any(isinstance(part, Layout | Unsupported) for part in several(layout))
 
 
-def _several(layout: Any) -> tuple[Any, ...]:
+def several(layout: Any) -> tuple[Any, ...]:
+    """Returns the layouts of the values of a node, one or several."""
     return layout if isinstance(layout, tuple) else (layout,)
 
 

@@ -13,13 +13,12 @@ import sympy
 import torch
 from torch import Tensor, fx, nn
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._functorch.partitioners import default_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, free_unbacked_symbols
 
 from thresher import rng
-from thresher.subset.assembly import Joint, TracedSizes, assemble
-from thresher.subset.graphs import CONSTANT_TYPES, Graphs, LeafIndex, Unsupported, aten
+from thresher.subset.assembly import Joint, TracedSizes
+from thresher.subset.graphs import CONSTANT_TYPES, LeafIndex, Unsupported, aten
 from thresher.subset.side_effects import effects_undone
 from thresher.trees import leaves, map_leaves
 
@@ -59,33 +58,6 @@ class FlatModule(nn.Module):
         return tuple(aten._unsafe_view.default(leaf, leaf.shape) for leaf in tensors_out)
 
 
-def trace(
-    module: nn.Module,
-    rebuild: Any,
-    tensors: list[Tensor],
-    batched: list[bool],
-    rows: int,
-    varying: Sequence[tuple[int, int]] = (),
-) -> Graphs:
-    """Traces a module at a symbolic batch size.
-
-    Args:
-        module: Any module.
-        rebuild: Function that makes (args, kwargs) of a list of tensors.
-        tensors: Tensors of one call.
-        batched: Flag for each tensor: whether its first dimension is the batch.
-        rows: Number that stands for the batch size when tracing must compare it.
-        varying: Other dimensions whose size is symbolic, too: pairs of the number of a tensor and a dimension. Default: none.
-
-    Raises:
-        Unsupported: The module cannot be traced, or its graphs hold for some sizes only.
-    """
-    joint = trace_joint(module, rebuild, tensors, batched, rows, varying)
-    outputs = joint.num_forward
-    forward, backward = default_partition(joint.graph, None, num_fwd_outputs=outputs, static_lifetime_input_indices=[])
-    return assemble(joint, forward, backward)
-
-
 def trace_joint(
     module: nn.Module,
     rebuild: Any,
@@ -97,7 +69,7 @@ def trace_joint(
     env: ShapeEnv | None = None,
     decompositions: Any = None,
 ) -> Joint:
-    """Traces the forward and backward of a module as one graph; arguments and errors are those of `trace`.
+    """Traces the forward and backward of a module as one graph, at a symbolic batch size.
 
     Args:
         module: Any module.
@@ -108,6 +80,9 @@ def trace_joint(
         varying: Other dimensions whose size is symbolic, too: pairs of the number of a tensor and a dimension. Default: none.
         env: Environment of the symbolic sizes. Default: a new one.
         decompositions: Functions by the operations that they take apart. Default: none.
+
+    Raises:
+        Unsupported: The module cannot be traced, or its graphs hold for some sizes only.
     """
     env = ShapeEnv() if env is None else env
     # Tensors in plain attributes of the module, such as masks, are not inputs: they become constants of the graph.
@@ -122,10 +97,12 @@ def trace_joint(
     # Not by `train()`: parts of the module may be in another mode.
     flat.training = module.training
     # The effects come first and so end last: objects are restored even if one of the others raises at its end.
-    guarded = (effects_undone(module.named_modules()), _no_random_numbers(), _compiling_flag_set(), _parts_not_compiled())
+    guarded = (effects_undone(module.named_modules()), _no_random_numbers(), _compiling_flag_set())
     with contextlib.ExitStack() as stack, torch.enable_grad():
         for context in guarded:
             stack.enter_context(context)
+        # Parts of the module that torch.compile has compiled could not be traced.
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         # torch.export has no backward graph, and torch.compile does not show its backends which argument is which parameter.
         joint = aot_export_joint_with_descriptors(stack, flat, tuple(fakes), {}, decompositions=decompositions)
         replaced = any(env.replacements.get(symbol, symbol) != symbol for symbol in symbols)
@@ -181,11 +158,9 @@ def _fake(mode: FakeTensorMode, tensor: Tensor, rows: int | None, varying: Seque
     symbolic = {*varying, *([] if rows is None else [0])}
     # DUCK gives equal sizes one symbol, as all inputs with the batch must have.
     sizes = [DimDynamic.DUCK if d in symbolic else DimDynamic.STATIC for d in range(tensor.dim())]
-    return mode.from_tensor(tensor.detach().requires_grad_(tensor.requires_grad), symbolic_context=_context(sizes))
-
-
-def _context(sizes: list[DimDynamic]) -> StatelessSymbolicContext[Any, Any]:
-    return StatelessSymbolicContext(dynamic_sizes=sizes)
+    return mode.from_tensor(
+        tensor.detach().requires_grad_(tensor.requires_grad), symbolic_context=StatelessSymbolicContext(sizes)
+    )
 
 
 # Outputs
@@ -244,13 +219,6 @@ def _compiling_flag_set() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
-
-
-@contextlib.contextmanager
-def _parts_not_compiled() -> Iterator[None]:
-    """Disables torch.compile for parts of a module that it has compiled, so that these parts can be traced."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 @contextlib.contextmanager

@@ -641,11 +641,7 @@ def promise(*stage_names: str) -> Callable[[Callable[[Any], None]], Check]:
         >>> check_nothing.__doc__, check_nothing.stage_names
         ('Checks nothing.', ('batch', 'epoch'))
     """
-
-    def decorate(examine: Callable[[Any], None]) -> Check:
-        return Check(examine, stage_names)
-
-    return decorate
+    return lambda examine: Check(examine, stage_names)
 
 
 PLAIN_TYPES = (bool, int, float, str, type(None))

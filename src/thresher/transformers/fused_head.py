@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from thresher.attribution.rows import RowLayout
-from thresher.losses.given import GivenLosses
-from thresher.transformers.losses import ClassLosses
+from thresher.transformers.losses import ClassLosses, UsersLosses
 
 ROWS = "thresher_rows"
 """Key of a batch under which the lengths of the examples travel that its row is made of."""
@@ -65,36 +63,26 @@ class NotingLengths:
         return {**self._collate(examples), ROWS: [len(example["input_ids"]) for example in examples]}
 
 
-class HeadLosses:
+class HeadLosses(UsersLosses):
     """Loss at each position, as the fused head returns it. Targets are the lengths of joined examples; None if not joined.
 
     Args:
         loss_type: Setting of SFTConfig: "nll", "chunked_nll" or "dft".
     """
 
-    is_given = True
-
     def __init__(self, loss_type: str) -> None:
-        self.criterion, self._dft, self._of_logits = self, loss_type == "dft", ClassLosses(shifts=True)
+        super().__init__(self._of_positions)
+        self._dft, self._of_logits = loss_type == "dft", ClassLosses(shifts=True)
 
     def __repr__(self) -> str:
         return "the loss of SFTTrainer"
 
-    def by_position(self, outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
+    def _of_positions(self, outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
         """Returns losses and the mask of the positions that count, both of shape (examples, positions)."""
         losses = -outputs.log_probs
         if self._dft:
             losses = losses * outputs.log_probs.exp().detach()
         return by_example(losses, labels), by_example(outputs.label_mask, labels)
-
-    def pair(self, outputs: Any, labels: Any) -> tuple[Any, Any]:
-        """Returns its arguments."""
-        return outputs, labels
-
-    def __call__(self, outputs: Any, lengths: Any) -> Tensor:
-        """Returns the loss of each example, shape (examples,)."""
-        losses, valid = self.by_position(outputs, lengths)
-        return GivenLosses(losses, valid).means(RowLayout(len(losses)))
 
     def signals(self, outputs: Any, lengths: Any) -> dict[str, Tensor]:
         """Returns signals of the examples: means over the positions that count, as for a cross-entropy of logits.

@@ -1,7 +1,7 @@
 """The loss at each position of a model's outputs, and its comparison with the loss that the model computes itself."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,24 +21,6 @@ GIVE_LOSSES = (
     "of each position, and the mask or the weights of those that count, both of shape (rows, ...). With class weights, return "
     "F.cross_entropy(logits, labels, reduction='none') and class_weights[labels]."
 )
-
-
-class Losses(Protocol):
-    """Protocol of objects that compute the losses of a trainer."""
-
-    criterion: Any
-    """Criterion of `forward`, as `thresher.attach` takes it."""
-    is_given: bool
-    """Whether the user gave the losses, so that they need not be those of the model."""
-
-    @property
-    def by_position(self) -> PerPosition:
-        """Function that returns the loss of each position and whether it counts, both of shape (rows, ...)."""
-        ...
-
-    def pair(self, outputs: Any, labels: Tensor) -> tuple[Any, Tensor]:
-        """Returns the arguments of the criterion."""
-        ...
 
 
 class ClassLosses:
@@ -113,6 +95,10 @@ class UsersLosses:
         """Returns the loss of each sample, shape (rows,)."""
         losses, valid = self.by_position(outputs, labels)
         return GivenLosses(losses, valid).means(RowLayout(len(losses)))
+
+
+Losses = ClassLosses | UsersLosses
+"""Objects that compute the losses of a trainer."""
 
 
 def losses_of(model: Any, per_position: PerPosition | None, *, smoothing: float = 0.0) -> Losses:

@@ -1,7 +1,6 @@
 """`Selection`: a mixin with which a Trainer trains on selected samples."""
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,9 +20,8 @@ from thresher.methods.full import FullData
 from thresher.methods.token_selection import TokenSelection
 from thresher.passes.engine import isolated_pass
 from thresher.passes.saved_attributes import Attributes
-from thresher.run.attach import attach
+from thresher.run.attach import GIVEN_BY_TRAINER, attach, check_further_settings
 from thresher.run.learning_rate import PacedLR
-from thresher.run.parts import Options
 from thresher.run.run import Run
 from thresher.transformers.checks import (
     batches_in_epoch,
@@ -120,28 +118,10 @@ Base: Any = object
 FILE = "thresher.pt"
 """Name of the file with the state of the run in a checkpoint."""
 
-GIVEN_BY_TRAINER = {
-    "method",
-    "loader",
-    "criterion",
-    "model",
-    "optimizer",
-    "epochs",
-    "forward",
-    "device",
-    "process_group",
-    "options",
-}
-"""Arguments of `attach` that are not settings: `Selection` has its own, or Trainer knows them."""
-
 
 def _checked(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns the settings of a selection; raises TypeError for one that is not an argument of `attach` for users."""
-    known = {*inspect.signature(attach).parameters, *Options.__annotations__} - GIVEN_BY_TRAINER
-    if unknown := sorted(set(settings or {}) - known):
-        raise TypeError(
-            f"Selection: selection_settings: {', '.join(unknown)}: no such setting; the settings are {', '.join(sorted(known))}"
-        )
+    check_further_settings(settings or {}, "selection_settings: ", given=GIVEN_BY_TRAINER | {"forward"})
     return dict(settings or {})
 
 
