@@ -57,6 +57,9 @@ class SelectedLoader(OfUser):
         least: Least number of rows that the model trains on: 2 if it has BatchNorm. Default: 1.
     """
 
+    control: EpochControl
+    """The run, as the loader sees it."""
+
     def __init__(
         self,
         loader: DataLoader[Any],
@@ -70,7 +73,6 @@ class SelectedLoader(OfUser):
     ) -> None:
         self.timing = timing or Timing()
         self._user, self._samples, self._world = loader, None if kept is None else len(kept), world
-        self._control: EpochControl | None = None
         self.row_buffer: RowBuffer | None = None
         """Rows that were selected and not yielded yet; None if batches go to the loop as they are."""
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
@@ -119,16 +121,6 @@ class SelectedLoader(OfUser):
     def yields_once(self) -> bool:
         """Whether no sample can come twice in an epoch."""
         return self.order.yields_once
-
-    def connect(self, control: EpochControl) -> None:
-        """Connects the loader with its run."""
-        self._control = control
-
-    @property
-    def control(self) -> EpochControl:
-        """The run, as the loader sees it."""
-        assert self._control is not None
-        return self._control
 
     @property
     def candidates(self) -> int:
@@ -225,7 +217,7 @@ class SelectedLoader(OfUser):
         cursor = None if plan is None else self.order.cursor(plan, place, self.ids, self._samples)
         resumes = place.consumed and self.reader.epoch_start is not None
         candidates = self._resume(cursor, place) if resumes else self._start(cursor)
-        iterator = EpochIterator(self, self.control, candidates, cursor or NO_ROWS, place)
+        iterator = EpochIterator(self, candidates, cursor or NO_ROWS, place)
         # An iterator that is gone tells the run that the loop has left its pass; a strong reference would keep the run alive.
         control = weakref.ref(self.control)
         self.current = weakref.ref(iterator, lambda _: _gone(control()))
@@ -347,7 +339,6 @@ class EpochIterator:
 
     Args:
         loader: The loader.
-        control: The run that the loader belongs to.
         candidates: Batches before rows are chosen, with their ids.
         cursor: The rows of the epoch.
         place: Position in the order of the epoch at which the iterator begins.
@@ -356,12 +347,11 @@ class EpochIterator:
     def __init__(
         self,
         loader: SelectedLoader,
-        control: EpochControl,
         candidates: MapStyleBatches | StreamBatches,
         cursor: EpochCursor,
         place: OrderPlace,
     ) -> None:
-        self._loader, self._control, self._candidates = loader, control, candidates
+        self._loader, self._control, self._candidates = loader, loader.control, candidates
         self._cursor, self._place, self._sizes = cursor, place, loader.ids
         self._left = self._sizes.left_after(place) if place.consumed else None
         self._exhausted = self._done = False

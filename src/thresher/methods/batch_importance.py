@@ -177,12 +177,10 @@ class BatchImportance:
             return plan_of(by_id, n, self.keep, torch.empty(0, device=by_id.device), drawn=True), dict(state)
         b = max(1, share(self.keep, n))
         average = state["gain"].to(scores.device, non_blocking=True)
-        positions, weights = self._drawn(scores, b, average > self._least_gain(n, b), generator)
+        least = (n + 3 * b) / (3 * b) if self.threshold is None else self.threshold
+        positions, weights = self._drawn(scores, b, average > least, generator)
         rows, order = by_id[positions].sort(stable=True)
         return plan_of(rows, n, self.keep, weights[order], drawn=True), {**state, "gain": self._averaged(average, scores)}
-
-    def _least_gain(self, n: int, b: int) -> float:
-        return (n + 3 * b) / (3 * b) if self.threshold is None else self.threshold
 
     def _averaged(self, average: Tensor, scores: Tensor) -> Tensor:
         known = scores.isfinite().sum()

@@ -209,7 +209,7 @@ def _timeline(parts: Parts, *, method: EpochMethod | OnSubset, selection: BatchS
     """The timeline, to which the loader reports, with the plan of the first epoch if processes make plans together."""
     parts.loader.select_before_loop(selection.fills, by_chance=selection.by_chance)
     timeline = Timeline(parts, method, selection)
-    parts.loader.connect(timeline)
+    parts.loader.control = timeline
     timeline.plan_ahead()
     return timeline
 

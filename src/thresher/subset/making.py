@@ -17,12 +17,12 @@ from torch import Tensor, fx, nn
 from torch._functorch.partitioners import default_partition
 from torch._subclasses.fake_tensor import FakeTensor
 
+from thresher.subset import tracing
 from thresher.subset.assembly import assemble
 from thresher.subset.graphs import Graphs, Unclear, Unsupported, aten
 from thresher.subset.mixing import examine, trial, trial_arguments
 from thresher.subset.simplify import RESHAPES, bind, simplify, undropped, undropped_
 from thresher.subset.trace_key import check_traceable
-from thresher.subset.tracing import trace_joint
 from thresher.subset.verify import same_results
 
 IN_PLACE = {
@@ -202,7 +202,7 @@ def _trace_free(
     # If the batch is as large as something else, a comparison of the two sizes holds by chance. Another number parts them.
     for rows in (n, n + 1, n + 7, 2 * n + 1)[: 2 if varying else 4]:
         try:
-            joint = trace_joint(module, rebuild, tensors, batched, rows, varying)
+            joint = tracing.trace_joint(module, rebuild, tensors, batched, rows, varying)
             outputs = joint.num_forward
             parts = default_partition(joint.graph, None, num_fwd_outputs=outputs, static_lifetime_input_indices=[])
             graphs = assemble(joint, *parts)

@@ -792,10 +792,6 @@ def _bytes_of(value: Any) -> int:
     return 8
 
 
-def _random_states() -> Any:
-    return comparable(rng.capture(CPU))
-
-
 @promise("before", "epoch", "batch")
 def check_random_states(subject: Subject) -> None:
     """Checks that a method draws from the generator it is given, and neither reads nor changes global random states.
@@ -819,11 +815,10 @@ def check_random_states(subject: Subject) -> None:
         torch.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002
         random.seed(seed)
-        before = _random_states()
+        before = comparable(rng.capture(CPU))
         answers.append(subject.answers())
-        subject.expect(
-            before == _random_states(), "draws from global random state (torch, NumPy or random); draw from `generator`"
-        )
+        same = before == comparable(rng.capture(CPU))
+        subject.expect(same, "draws from global random state (torch, NumPy or random); draw from `generator`")
     subject.expect(answers[0] == answers[1], "its answer depends on global random state (torch, NumPy or random)")
 
 

@@ -61,7 +61,7 @@ def test_modes_and_devices_go_through() -> None:
 
 def test_without_gradients_it_is_the_plain_model() -> None:
     sub = wrap(perceptron())
-    with mock.patch.object(tracing, "trace", side_effect=AssertionError):
+    with mock.patch.object(tracing, "trace_joint", side_effect=AssertionError):
         with torch.no_grad():
             assert torch.equal(sub(X), sub.wrapped(X))
         with torch.inference_mode():
