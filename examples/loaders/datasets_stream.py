@@ -5,8 +5,8 @@ State: works with methods that choose in each batch, and with a share
 Refused: an epoch method: "an IterableDataset, whose samples have no index"
 
 The samples of a stream have no ids: nothing is recorded, and epoch methods are refused. Save `run.state_dict()` alone. A
-resumed run reads the stream from the beginning of its epoch, which `set_epoch` names, and warns if it begins with another
-batch. It refuses to go on in mid-epoch with a stream that has loaded a state.
+resumed run reads the stream from the beginning of its epoch, which `set_epoch` names, and warns if it begins with other
+labels. It refuses to go on in mid-epoch with a stream that has loaded a state.
 """
 
 from torch import nn

@@ -154,7 +154,7 @@ def mingpt(kit: Kit) -> None:
     "karpathy/minGPT: trainer.py with its endless sampler",
     None,
     note="an epoch of 10^10 drawn samples: pass `shuffle=True` instead",
-    refused={"kakurenbo": "", "half": "order of its own"},
+    refused={"kakurenbo": "", "half": "sets another order"},
 )
 def mingpt_endless(kit: Kit) -> None:
     model = GPT()

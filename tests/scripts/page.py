@@ -15,7 +15,7 @@ REASONS = {
     "criterion": "KAKURENBO: it refreshes losses with a criterion",
     "sorts or mixes": "KAKURENBO: the batches of a refresh would be sorted, too",
     "": "KAKURENBO: an epoch repeats samples",
-    "order of its own": "a share: its batches need `shuffle=True`",
+    "sets another order": "a share: its batches need `shuffle=True`",
 }
 """Why a method is refused, by the part of the message that the tests look for."""
 

@@ -570,13 +570,12 @@ RESUMED_STREAM = (
 
 
 def _checksum_of(batch: Any) -> int:
-    """Returns a checksum of the integers of a batch, as labels and tokens, or of all its tensors if it has none."""
+    """Returns a checksum of the integers of a batch on the host, such as labels and tokens; 1 if it has none."""
     # Augmentation draws other images when a stream is read again, and the same labels.
-    dense = [leaf.detach() for leaf in leaves(batch) if leaf.device.type == "cpu" and leaf.layout is torch.strided]
-    whole = [leaf for leaf in dense if leaf.dtype in (torch.int64, torch.int32)]
     checksum = 1
-    for leaf in whole or dense:
-        checksum = zlib.crc32(leaf.flatten().contiguous().view(torch.uint8).numpy().data, checksum)
+    for leaf in leaves(batch):
+        if leaf.dtype in (torch.int64, torch.int32) and leaf.device.type == "cpu" and leaf.layout is torch.strided:
+            checksum = zlib.crc32(leaf.flatten().contiguous().view(torch.uint8).numpy().data, checksum)
     return checksum
 
 

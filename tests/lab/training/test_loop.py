@@ -204,10 +204,8 @@ def test_a_short_run_without_a_measured_ratio_takes_the_textbook_one(digits):
 def shorter():
     """Full training, cut short, on all digits."""
     rates = []
-    task = replace(task_of("digits"), name="watched")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(task), "schedule", lambda _, progress: rates.append(progress) or one_cycle(progress))
-        run = train(task, task.load(None), MethodSpec("full"), seed=1, epochs=4, label="shorter@0.600", share=0.6)
+    task = replace(task_of("digits"), name="watched", lr_factor=lambda progress: rates.append(progress) or one_cycle(progress))
+    run = train(task, task.load(None), MethodSpec("full"), seed=1, epochs=4, label="shorter@0.600", share=0.6)
     return run, rates
 
 
