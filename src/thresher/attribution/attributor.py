@@ -317,7 +317,7 @@ class Attributor:
         return torch.where(same.any(1), weights, 1.0)
 
     def samples_come_first(self) -> None:
-        """Takes the first dimension of all tensors for that of the samples, as a trainer that has its own batches knows it."""
+        """Takes the first dimension of every tensor for that of the samples, as in the batches of Trainer."""
         self._tracker.sample_dimension = None
 
     def begin_epoch(self, *, ids_repeat: bool) -> None:

@@ -565,7 +565,8 @@ class StreamBatches:
 
 RESUMED_STREAM = (
     "A resumed run reads the stream from the beginning of the interrupted epoch. Set a stream that counts its epochs to the "
-    "epoch `run.epoch` before the loop (such as stream.set_epoch(run.epoch)), and load no place within the epoch into it."
+    "epoch `run.epoch` before the loop (such as stream.set_epoch(run.epoch)), and do not load a position within the epoch into "
+    "it."
 )
 
 
