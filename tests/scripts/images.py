@@ -254,7 +254,7 @@ def siamese(kit: Kit) -> None:
 @script(
     "CheXpert classifiers: several labels per image, BCEWithLogitsLoss",
     lambda model: F.binary_cross_entropy_with_logits(model(IMAGES), F.one_hot(LABELS, 5).float(), reduction="none").mean(1),
-    note="`forward=` for passes of the run's own: the loop converts the labels",
+    note="`forward=` for passes that Thresher adds: the loop converts the labels",
 )
 def several_labels(kit: Kit) -> None:
     model = ConvNet()

@@ -191,7 +191,7 @@ MASK = (torch.arange(T) < LENGTHS[:, None]).long()
 @script(
     "transformers: run_glue_no_trainer.py",
     lambda model: F.cross_entropy(model(TOKENS, MASK)["logits"], KIND, reduction="none"),
-    note="`run.criterion(outputs.logits, labels)` instead of `outputs.loss`; `forward=` for passes of the run's own",
+    note="`run.criterion(outputs.logits, labels)` instead of `outputs.loss`; `forward=` for passes that Thresher adds",
 )
 def glue(kit: Kit) -> None:
     model = Bert()
@@ -275,7 +275,7 @@ def _translation_losses(model):
 @script(
     "pytorch tutorials: translation with nn.Transformer, padding ignored",
     _translation_losses,
-    note="`forward=` for passes of the run's own",
+    note="`forward=` for passes that Thresher adds",
 )
 def translation(kit: Kit) -> None:
     model = Seq2Seq()

@@ -67,7 +67,7 @@ USERS, ITEMS, CLICKS = whole(9, N, seed=2), whole(9, N, seed=3), whole(2, N, see
 @script(
     "guoyang9/NCF: main.py",
     lambda model: F.binary_cross_entropy_with_logits(model(USERS, ITEMS), CLICKS, reduction="none"),
-    note="`forward=` for passes of the run's own: the model takes two inputs",
+    note="`forward=` for passes that Thresher adds: the model takes two inputs",
 )
 def recommender(kit: Kit) -> None:
     model = Factors()
@@ -115,7 +115,7 @@ def _graphs(samples):
 @script(
     "PyG: graph classification (mutag_gin.py)",
     lambda model: F.cross_entropy(model(*_graphs(list(zip(NODES, CLASSES, strict=True)))[:2], N), CLASSES, reduction="none"),
-    note="`forward=` for passes of the run's own",
+    note="`forward=` for passes that Thresher adds",
 )
 def graphs(kit: Kit) -> None:
     model = GraphNet()
