@@ -1,6 +1,6 @@
-"""The signals of the optimizer step in progress: which calls of the criterion count, and what they add up to.
+"""Collects the signals of the current optimizer step: which calls of the criterion count, and how their losses add up.
 
-Finished steps are buffered, and then computed and written together.
+Signals of finished steps wait in a buffer. Those of many steps are then computed and written together.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,9 +22,9 @@ CallIdentity = int | tuple[Any, ...]
 
 
 def identity_of(outputs: Any, targets: Any) -> CallIdentity | None:
-    """Returns the identity of one call of the criterion; None if an output has no autograd node.
+    """Returns a value that is equal for two calls of the criterion with the same outputs and targets.
 
-    Outputs keep their identity when they are reshaped.
+    It is None if an output has no autograd node. Reshaped outputs count as the same outputs.
 
     Args:
         outputs: First argument of the criterion, in any nesting.
@@ -37,8 +37,8 @@ def identity_of(outputs: Any, targets: Any) -> CallIdentity | None:
 
 
 def _origin(tensor: Tensor) -> tuple[Any, ...] | None:
-    # By autograd node and not by memory: outputs that the loop changed in place lie in the same memory, and are other outputs.
-    # A reshape is skipped, because a log often reshapes the outputs of the loss, and must not count as a second loss.
+    # By autograd node and not by memory: outputs that the loop changed in place keep their memory, but are other outputs.
+    # Reshapes are skipped: a loop often reshapes the outputs of the loss for a log, which must not count as a second loss.
     node, number = tensor.grad_fn, tensor.output_nr
     while node is not None and node.name().split("Backward")[0] in ROW_MAJOR:
         node, number = node.next_functions[0]
@@ -48,14 +48,14 @@ def _origin(tensor: Tensor) -> tuple[Any, ...] | None:
 def _place(tensor: Tensor) -> tuple[Any, ...]:
     # A weak reference keeps the address of a storage from being used again.
     storage = StorageWeakRef(tensor.untyped_storage())
-    # Targets that the loop has overwritten in place are other targets. Inference tensors have no version counter.
+    # Targets count as other targets once the loop has overwritten them in place. Inference tensors have no version counter.
     version = -1 if tensor.is_inference() else tensor._version
     return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), version
 
 
 def same_samples(one: Attribution, other: Attribution) -> bool:
     """Returns whether two losses are known to belong to the same samples; never waits for the device."""
-    # On a device, ids are compared by object alone: reading whether their values are equal would wait for it in each step.
+    # Ids on a device are compared by object alone: comparing their values would wait for the device in each step.
     if one.key is not None and one.key == other.key:
         return True
     return one.ids is other.ids or (one.ids.is_cpu and other.ids.is_cpu and torch.equal(one.ids, other.ids))
@@ -66,7 +66,7 @@ class CreditedCall(NamedTuple):
 
     Attributes:
         identity: Identity of the outputs and targets, to recognize the same call again; None if unknown.
-        end: Sequence number of the next autograd node after the loss was computed.
+        end: Sequence number of the first autograd node created after the loss.
         origin: Forward pass that returned the outputs; None if it was not looked up.
     """
 
@@ -78,17 +78,17 @@ class CreditedCall(NamedTuple):
 def credited_before(
     calls: Sequence[CreditedCall], outputs: Any, call: CallIdentity | None, batch: YieldedBatch | None, meter: Meter
 ) -> bool | None:
-    """Returns whether earlier calls for the same samples had the outputs of a loss.
+    """Returns whether an earlier call for the same samples had the same outputs as a loss.
 
     Args:
         calls: The earlier calls; an identity that is a number stands for the outputs that `run.model` returned last.
-        outputs: Outputs that the loss is made of, in any nesting.
+        outputs: Outputs that the loss was computed from, in any nesting.
         call: Identity of outputs and targets.
-        batch: Batch of the samples.
+        batch: Batch of the samples; None if unknown.
         meter: Meter that knows the forward passes of the run's model.
 
     Returns:
-        True if a call had these outputs; False if it had other outputs of the same forward pass; None otherwise.
+        True if an earlier call had these outputs; False if one had other outputs of the same forward pass; None otherwise.
     """
     if not isinstance(call, tuple) or batch is None:
         return None
@@ -96,8 +96,8 @@ def credited_before(
     returned = meter.passes.pass_with(made[0][0]) is origin
     credit = None
     for one in calls:
-        # The common path of a step saves the search for an origin. Its outputs were the last that `run.model` returned for
-        # the batch before the loss, so the pass can still be found by number.
+        # In a plain loop, nobody has searched for the forward pass of a loss, to save time. Its outputs were the last that
+        # `run.model` returned for the batch before the loss, so the number of the batch is enough to find the pass now.
         as_returned = one.origin is None and isinstance(one.identity, int)
         of = meter.passes.last_pass(batch.number, one.end) if as_returned else one.origin
         if isinstance(one.identity, tuple) and one.identity[0] == made:
@@ -108,7 +108,7 @@ def credited_before(
 
 
 class Deferred(Protocol):
-    """EntrySignals that are computed later: for many small batches together, this takes a fraction of the time."""
+    """Signals that are computed later: computing them for many small batches together takes a fraction of the time."""
 
     @property
     def numel(self) -> int:
@@ -117,7 +117,7 @@ class Deferred(Protocol):
 
     @property
     def form(self) -> int:
-        """Number that is equal for signals that can be computed together."""
+        """Number such as that of the classes: signals with equal numbers can be computed together."""
         ...
 
     def now(self) -> dict[str, Tensor]:
@@ -133,17 +133,17 @@ EntrySignals = dict[str, Tensor] | Deferred
 """Signals of some rows, shape (n,), by name; or signals that are computed later."""
 
 MOST_WAITING = 2**15
-"""Largest number of buffered values of finished steps."""
+"""Largest number of values that the buffer of finished steps holds before they are written."""
 
 TRAINED = "trained"
-"""Column of the number of times that each sample was trained on."""
+"""Name of the column that counts how often each sample was trained on."""
 COUNT_OF_TRAINED = {TRAINED: Column(torch.int32, merge="sum")}
 
 MOST_UNCOUNTED = 2**16
 """Largest number of buffered ids of samples that were trained on."""
 
 OF_A_STEP = 2**9
-"""Size of a step in the buffer if its signals are already computed; no more than 64 such steps wait."""
+"""Number of values that a step with computed signals counts for in the buffer, so that at most 64 such steps wait."""
 
 
 class Entry:
@@ -151,28 +151,31 @@ class Entry:
 
     Args:
         attribution: Samples of the rows.
-        signals: EntrySignals of the rows.
+        signals: Signals of the rows by name, or signals that are computed later.
         call: Identity of outputs and targets, so that the same loss is not added twice; None if unknown.
-        rows: Numbers of the rows that were trained on; None for all.
+        rows: Indices of the rows that were trained on; None for all.
         backwards: Number of backward passes before this loss.
     """
 
     origin: ForwardPass | None = None
-    """Forward pass of the outputs; None if it was not searched."""
+    """Forward pass of the outputs; None if it was not searched for, or not found."""
     more: tuple[CreditedCall, ...] = ()
     """Other calls of the criterion for the same rows."""
-    # Weak references hold no outputs, but keep their addresses from being reused: new outputs at an old address would match.
+    # Weak references do not keep outputs alive, but keep their addresses from being reused by other outputs.
     sources: set[StorageWeakRef] | None = None
-    """Storages of the outputs, by which the entry can be withdrawn; None if the rows are certain."""
+    """Storages of the outputs, by which `withdraw` finds the entry; None if it is certain which samples the rows are."""
     fresh: Tensor | None = None
     """Mask of the rows without an earlier loss in this step, shape (n,), bool; None for all."""
     confirmed = False
     dirty = True
     counted = False
-    """Whether its samples were counted as trained."""
+    """Whether its samples were counted as trained on."""
     written: dict[str, Tensor] | None = None
     instead: tuple[list[ForwardPass | None], EntrySignals, Tensor | None] | None = None
-    """Earlier passes of these rows, whose losses were added to this one; and its signals and rows without them."""
+    """What to write if no earlier forward pass of these rows takes part in the step after all.
+
+    A tuple: the earlier passes, whose losses were added to this one; the signals of this loss alone; its trained rows.
+    """
 
     def __init__(
         self, attribution: Attribution, signals: EntrySignals, call: CallIdentity | None, rows: Tensor | None, backwards: int
@@ -180,7 +183,7 @@ class Entry:
         self.attribution, self.key = attribution, attribution.key
         self.signals, self.call, self.rows, self.backwards = signals, call, rows, backwards
         self.end = next_node()
-        """Number of the autograd node that is next after this loss."""
+        """Sequence number of the first autograd node created after this loss."""
 
     @property
     def trained(self) -> Tensor:
@@ -208,9 +211,9 @@ class StepAccumulator:
 
     Args:
         records: Records that the signals are written to.
-        meter: Counts samples whose forward pass the model did not count, once per forward pass.
+        meter: Counter of samples; here it gets those whose forward pass `run.model` did not count.
         trained: Records with the columns `COUNT_OF_TRAINED`; without columns if samples have no ids.
-        count_steps: Whether each credited batch counts as a step, because no optimizer counts steps.
+        count_steps: Whether each batch with a loss counts as a step, because attach got no optimizer that counts steps.
     """
 
     def __init__(self, records: Records, meter: Meter, trained: Records, *, count_steps: bool) -> None:
@@ -223,11 +226,11 @@ class StepAccumulator:
         """Entries of the last step that had losses."""
         self._size = 0
         self._lost: dict[ForwardPass, int] = {}
-        """Numbers of backward passes that ran before gradients were last set to zero, by forward pass."""
+        """For each forward pass, the number of its backward passes that ran before gradients were last set to zero."""
         self.counts, self._uncounted_samples = trained, 0
         self._trained: list[Tensor] = []
         self.doubts: list[Tensor] = []
-        """Flags of comparisons on the device; all must be true at the end of the epoch."""
+        """Results of comparisons on the device, shape (), bool. They are read at the end of the epoch; all must be true."""
 
     def credit(
         self,
@@ -240,16 +243,16 @@ class StepAccumulator:
     ) -> None:
         """Adds the signals of some rows.
 
-        A second call for the same rows in a step adds to their loss, as an auxiliary head does. A call with outputs of a later
-        forward pass replaces the loss if a backward pass ran in between, or if none reaches the earlier pass before the step.
-        A call with the same outputs and targets, as for a log, is a no-op.
+        A second call for the same rows in a step, such as that for an auxiliary head, adds to their loss. A call with outputs
+        of a later forward pass replaces the loss if a backward pass ran in between, or if no backward pass reaches the earlier
+        pass before the step. A further call with the same outputs and targets, as for a log, does nothing.
 
         Args:
             attribution: Samples of the rows.
-            signals: EntrySignals by name, or signals that are computed later.
-            outputs: Outputs that the loss is made of.
+            signals: Signals by name, or signals that are computed later.
+            outputs: Outputs that the loss was computed from.
             untracked: The same outputs if the entry may be withdrawn; None if the model certainly returned them for these rows.
-            rows: Numbers of the rows that are trained on, shape (k,), int64; None for all.
+            rows: Indices of the rows that are trained on, shape (k,), int64; None for all.
             call: Identity of outputs and targets; None if unknown.
         """
         entry = Entry(attribution, signals, call, rows, self.meter.backwards)
@@ -263,11 +266,11 @@ class StepAccumulator:
         """Adds an entry if the step has other entries, or if the entry may be withdrawn."""
         attribution = entry.attribution
         origin = None if untracked is None else self.meter.passes.origin(outputs)
-        # Inputs that the loop has normalised or augmented are new tensors: only the loss tells the batch of that forward pass.
+        # Inputs that the loop has normalized or augmented are new tensors: only the loss shows the batch of that forward pass.
         if origin is not None and attribution.batch is not None:
             origin.batch = attribution.batch.number
             if attribution.layout.repeat != 1:
-                origin.shapes = ()  # of rows, of which a sample has several
+                origin.shapes = ()  # they count rows, and a sample has several rows
         entry.origin = origin
         for same in self._open:
             if same.key is not None and same.key == entry.key:
@@ -300,7 +303,7 @@ class StepAccumulator:
         if not tracked:
             self.meter.count(outputs, origin, more.attribution.layout.n if later else 0)
         # A new forward pass after a backward pass (SAM, PGD, LBFGS) takes the place of the first one. Without a backward pass
-        # in between, both losses are trained on, and add up. EntrySignals such as `correct` are those of the first loss.
+        # in between, both losses are trained on, and add up. Signals such as `correct` are those of the first loss.
         if later and more.backwards > same.backwards:
             same.signals, same.rows, same.instead = more.signals, more.rows, None
         else:
@@ -322,7 +325,7 @@ class StepAccumulator:
         return entry.origin or (None if batch is None else self.meter.passes.last_pass(batch.number, entry.end))
 
     def gradients_zeroed(self) -> None:
-        """Notes that gradients were set to zero: the backward passes so far are not part of the next step."""
+        """Notes that gradients were set to zero: backward passes so far have no part in the next step."""
         self._lost |= {one: one.backwards for one in map(self._pass_of, self._open) if one is not None}
 
     def _takes_part(self, one: ForwardPass | None) -> bool:
@@ -336,7 +339,7 @@ class StepAccumulator:
             if entry.instead is not None and not any(map(self._takes_part, entry.instead[0])):
                 _, entry.signals, entry.rows = entry.instead
                 entry.dirty = True
-        # What the records have already, as after a read in mid-step, cannot be left out any more.
+        # Entries that are in the records already, as after a read in mid-step, cannot be left out any more.
         left_out = [e for e in entries if e.written is None and not self._takes_part(self._pass_of(e))]
         if len(left_out) < len(entries):
             for entry in left_out:
@@ -352,12 +355,12 @@ class StepAccumulator:
         )
 
     def _add_to(self, others: list[Entry], entry: Entry, *, again: bool) -> None:
-        """Merges an entry with others that may share rows: shared losses are added, or replaced if `again` is True."""
+        """Adds the losses of others to those of an entry for the samples in both; if `again`, keeps the losses of the entry."""
         # The others are written first: written after this entry, their smaller losses would replace the sums.
         self.flush()
         ids, values = entry.attribution.ids, dict(entry.values())
-        # The sort is stable: of equal ids, the last is that of the latest entry, which has the sum of those before it. Which
-        # rows are shared stays a mask, since a selection of rows would wait for the device.
+        # The sort is stable: the last of equal ids belongs to the latest entry, which has the sum of those before it. Shared
+        # rows are marked by a mask, because selecting them would wait for the device.
         every, order = torch.cat([other.attribution.ids for other in others]).sort(stable=True)
         place = torch.searchsorted(every, ids, right=True) - 1  # the latest of equal ones
         place.clamp_(min=0)
@@ -377,14 +380,14 @@ class StepAccumulator:
             other.key = None
 
     def has_credited(self, batch: YieldedBatch) -> bool:
-        """Whether a loss of a batch was credited, also in the step in progress."""
+        """Whether a loss was assigned to samples of this batch, in a finished step or in the current one."""
         return batch.credited or any(entry.attribution.batch is batch for entry in self._open)
 
     def withdraw(self, outputs: Any) -> None:
-        """Withdraws the losses of these outputs in this step, because a later call was refused.
+        """Removes the losses of these outputs from this step, because a later call was refused.
 
         Args:
-            outputs: The outputs; None withdraws all losses of this step, because they came from another model.
+            outputs: The outputs; None removes all losses of this step, because they came from another model.
         """
         if outputs is None:
             self._open = [entry for entry in self._open if entry.confirmed]
@@ -410,7 +413,7 @@ class StepAccumulator:
             self.meter.cost.steps += self._count_steps
 
     def _take_back(self, entry: Entry) -> None:
-        """Takes back that an entry was counted, because its gradients were never stepped with."""
+        """Reverses the count of an entry whose gradients were not part of any optimizer step."""
         batch = entry.attribution.batch
         if entry.confirmed and batch is not None:
             batch.credited_rows -= entry.attribution.layout.n
@@ -424,27 +427,27 @@ class StepAccumulator:
 
     @property
     def in_step(self) -> bool:
-        """Whether losses were credited since the last step."""
+        """Whether losses were assigned to samples since the last step."""
         return bool(self._open)
 
     @property
     def waits_for_step(self) -> bool:
-        """Whether losses were credited whose gradients are, or will be, in a step that was not made yet."""
+        """Whether losses are recorded whose gradients are, or will be, part of an optimizer step that is still to come."""
         passes = map(self._pass_of, self._open)
         return any(one is None or one not in self._lost or self._takes_part(one) for one in passes)
 
     def has_open(self, batch: YieldedBatch) -> bool:
-        """Whether losses of a batch were credited since the last step."""
+        """Whether losses were assigned to samples of this batch since the last step."""
         return any(entry.attribution.batch is batch for entry in self._open)
 
     def end_step(self, alive: Collection[YieldedBatch] = ()) -> None:
         """Ends the step; later losses of the same rows replace its losses.
 
         Args:
-            alive: Batches whose step goes on.
+            alive: Batches that are still in use: their later losses still belong to the ended step.
         """
         entries, self._open = self._open, []
-        # A step without losses keeps the entries of the step before it, so that a log after it is still recognised.
+        # A step without losses keeps the entries of the step before it, so that a log after it is still recognized.
         self.over = entries or self.over
         if entries and not alive:
             entries = self._trained_on(entries)
@@ -479,8 +482,8 @@ class StepAccumulator:
 
     def _write(self, entry: Entry) -> None:
         values, certain = entry.values(), None
-        # The flags are not read, which would wait for the device. A false one keeps these rows out of the records, and
-        # becomes an error at the end of the epoch.
+        # The flags are not read here, because that would wait for the device. A false one keeps these rows out of the records,
+        # and raises an error at the end of the epoch.
         if entry.attribution.holds:
             certain = torch.stack([flag.to(entry.attribution.ids.device) for flag in entry.attribution.holds]).all()
             self.doubts.append(certain)
@@ -506,7 +509,7 @@ class StepAccumulator:
             self.counts.write(ids, {TRAINED: fresh if rows is None else fresh[rows]})
 
     def _add_trained(self, ids: Tensor) -> None:
-        """Buffers ids of samples that were trained on, since the table of all samples does not fit in a cache."""
+        """Buffers ids of trained samples, to count many at once: the table of all samples does not fit in a cache."""
         self._trained.append(ids)
         self._uncounted_samples += len(ids)
         if self._uncounted_samples > MOST_UNCOUNTED:
@@ -523,7 +526,7 @@ class StepAccumulator:
     def flush(self) -> None:
         """Writes all buffered signals to the records."""
         # Confirmed first, because the records do not forget: a loss that was written cannot be withdrawn. Finished steps come
-        # before the open one: of a sample in both, the later loss must stay.
+        # before the open one: if a sample is in both, its later loss must stay.
         self._confirm()
         self._write_waiting()
         for entry in self._open:
@@ -538,13 +541,13 @@ class StepAccumulator:
         self.counts.sync()
 
     def settle(self) -> None:
-        """Writes all buffered signals, and adds the numbers that the device counted."""
+        """Writes all buffered signals, and adds the counts that were kept on the device."""
         self.flush()
         self.meter.settle()
 
 
 def _alike(entries: Sequence[Entry]) -> bool:
-    """Whether entries can be written together: each is new, certain, of a batch of its own, and of the same form."""
+    """Whether entries can be written together: new ones with certain ids, each of another batch, with signals of one kind."""
     batches = {entry.attribution.batch for entry in entries}
     if len(batches) < len(entries) or any(e.written is not None or e.key is None or e.attribution.holds for e in entries):
         return False

@@ -1,4 +1,4 @@
-"""From one call of the criterion to the records: finds the samples of a loss, and has the loss measured and credited."""
+"""Handles one call of the criterion: finds the samples of the loss, has the loss computed, and records its signals."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,16 +20,16 @@ from thresher.trees import leaves
 BATCHES_AHEAD = 2
 """Number of batches whose tensors are held to compare values: the batch in use and one that a prefetcher asked for."""
 LABELS_AHEAD = 16
-"""Number of older batches whose labels are held until their loss is credited, for a deep prefetcher."""
+"""Number of older batches whose labels are held until their loss is computed, for a prefetcher that is far ahead."""
 IDS_AHEAD = 1024
-"""Number of still older batches whose ids alone are held while they wait for their loss."""
+"""Number of still older batches without a loss that keep only their ids."""
 
 
 class HeldBatches:
-    """The yielded batches whose loss can still come.
+    """Holds the yielded batches whose loss can still come.
 
     Args:
-        accumulator: Knows the batches whose loss was credited.
+        accumulator: Knows which batches have a loss.
     """
 
     def __init__(self, accumulator: StepAccumulator) -> None:
@@ -37,7 +37,7 @@ class HeldBatches:
         self.recent: list[YieldedBatch] = []
         """Batches last yielded, the latest at the end, with their tensors."""
         self._waiting: list[YieldedBatch] = []
-        """Older batches without a credited loss, with their labels alone."""
+        """Older batches without a loss, which keep only their labels."""
         self._older: deque[YieldedBatch] = deque(maxlen=IDS_AHEAD)
         self._newest = -1
 
@@ -54,12 +54,11 @@ class HeldBatches:
         return [*(batch for batch in in_step if batch is not None and batch not in held), *held]
 
     def make_room(self) -> None:
-        """Releases what is not needed any more when the next batch is on its way."""
-        # Inputs can be large. A batch with a credited loss lets go of all its tensors. Of a batch without one, which may have
-        # been skipped or prefetched, first the inputs go, then the labels, and last the ids.
+        """Releases tensors that are no longer needed, before the next batch is yielded."""
+        # Inputs can be large. A batch with a loss releases all its tensors. A batch without a loss, which may have been skipped
+        # or prefetched, first releases its inputs, then its labels, and last its ids.
         held = self.recent[1 - BATCHES_AHEAD :]
-        # First, because this marks the batches of ended entries as credited, and the loop below lets go of credited batches at
-        # once.
+        # First, because this marks the batches of ended entries as `credited`, and the loop below releases such batches.
         self._accumulator.next_batch(set(held))
         waiting: list[YieldedBatch] = []
         for old in (*self._waiting, *self.recent):
@@ -85,7 +84,7 @@ class HeldBatches:
         self._older.clear()
 
     def newest_trained(self, yielded: int) -> int | None:
-        """Returns the number of the newest batch with a credited loss; None if none of the latest batches has one.
+        """Returns the number of the newest batch with a loss; None if none of the latest batches has one.
 
         Args:
             yielded: Number of yielded batches.
@@ -99,13 +98,13 @@ class HeldBatches:
 
         Args:
             ids: Sample ids of the rows, shape (rows,), int64.
-            repeat: Number of consecutive rows per id; None if the caller gave none.
+            repeat: Number of consecutive rows per id; None if the caller did not pass it.
             made_for: Numbers of the batches that the model computed the outputs for; empty if unknown.
             first_of_epoch: Number of the first batch of this epoch.
         """
         known, in_step = self.known, {entry.attribution.batch for entry in self._accumulator.open}
         without = [batch for batch in known if not self._accumulator.has_credited(batch)]
-        # A batch that was released is in `made_for` and not here: an empty list is a known origin that no held ids can match.
+        # A released batch can be in `made_for`, but not in `known`. So an empty list means that no held batch can be right.
         origins = [batch for batch in known if batch.number in made_for]
         return StatedIds(
             ids,
@@ -139,8 +138,9 @@ INSIDE_TRANSFORM = (
 MeasureLoss = Callable[[Any, Any, Attribution, Tensor | None, Tensor | None], tuple[Any, ...]]
 """Function that computes a loss from outputs, targets, their samples, plan weights, shape (n,), and `weights / n`.
 
-Weights and `weights / n` are None if the plan has no weights. The function returns the scalar for the loop, and the signals of
-each sample for `StepAccumulator.credit`. If only some rows are trained on, it also returns their numbers, shape (k,), int64.
+Weights are None if all are 1; `weights / n` is also None if it was not computed before. The function returns the scalar loss
+for the loop, and the signals of each sample for `StepAccumulator.credit`. If only some rows are trained on, it also returns
+their indices, shape (k,), int64.
 """
 
 
@@ -152,7 +152,7 @@ class Attributor:
         accumulator: Takes the signals.
         samples: Number of samples of the dataset; 0 for a stream.
         device: Device of ids and weights.
-        unknown_rows: Reason why the rows of batches are not their samples in order, once it is found.
+        unknown_rows: Has the reason if the rows of batches are found not to be their samples in order.
         timing: Records how the time of the run is spent.
     """
 
@@ -172,7 +172,7 @@ class Attributor:
         """Counts the samples that go through the model."""
         self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
         self.trains_model = False
-        """Whether a loss of the run's own model was credited; losses of other models are then ignored."""
+        """Whether a loss of the run's own model was recorded; losses of other models are then ignored."""
         self._batches = HeldBatches(accumulator)
         self._yielded = self._first_of_epoch = 0
         self._passed = 0
@@ -180,23 +180,23 @@ class Attributor:
     def credit(
         self, outputs: Any, targets: Any, ids: Tensor | None, measure: MeasureLoss, repeat: int | None = None
     ) -> Tensor | None:
-        """Credits one loss to its samples.
+        """Assigns one loss to its samples, and returns the scalar to train on.
 
         Args:
             outputs: First argument of the criterion, in any nesting.
             targets: Second argument of the criterion, in any nesting.
-            ids: Ids of the rows that the caller gives, shape (rows,), int64; None if the tensors name the rows.
+            ids: Sample ids of the rows that the caller passed, shape (rows,), int64; None to find them by the tensors.
             measure: Computes the loss once the samples are known.
-            repeat: Number of consecutive rows per id; None if the caller gave none.
+            repeat: Number of consecutive rows per id; None if the caller did not pass it.
 
         Returns:
-            The scalar for the loop, shape (). None if nothing is trained on: the outputs come from another model than the
+            The loss for the loop, shape (). None if nothing is trained on: the outputs come from another model than the
             run's own, or from a step that is over.
 
         Raises:
             AttributionError: It is unknown which samples the losses belong to; nothing was recorded.
         """
-        # The first branch is every step of a plain loop. It makes as few calls as possible, which a small model would feel.
+        # Every step of a plain loop takes the first branch. With a small model the time of each call counts, so it makes few.
         begin = perf_counter()
         attribution = self._untouched(outputs, targets) if ids is None and repeat is None else None
         if attribution is not None and (batch := attribution.batch) is not None:
@@ -208,14 +208,14 @@ class Attributor:
             # The clock stops while the criterion runs, because the loop would have paid for it anyway.
             value, found, *rows = measure(outputs, targets, attribution, batch.weights, batch.weights_over_n)
             measured = perf_counter()
-            # The number of the object is enough: the batch holds its targets, so that no other object gets this number.
+            # `id` is enough: the batch holds its targets, so no other object can get the same number.
             self._accumulator.credit(attribution, found, outputs, None, rows[0] if rows else None, id(targets))
             self._timing.attribution_s += perf_counter() - measured + measures - begin
             return value
         attribution = self._resolve(outputs, targets, ids, repeat)
         batch = attribution.batch
-        # A teacher or a moving average gets the plain criterion. If its loss comes before the first loss of the run's own
-        # model, that loss is withdrawn later. If the loop never calls the run's own model, every loss counts.
+        # The loss of a teacher or a moving average is not recorded. If it comes before the first loss of the run's own model,
+        # it is recorded and withdrawn later. If the loop never calls the run's own model, every loss counts.
         if batch is not None and self.meter.passes.parameters is not None:
             if self.meter.passes.is_of_own_model(outputs):
                 if not self.trains_model:
@@ -230,17 +230,16 @@ class Attributor:
         measured = perf_counter()
         self._accumulator.credit(attribution, found, outputs, outputs, rows[0] if rows else None, call)
         if batch is not None:
-            # A call of run.ids_of vouches for one loss. The next loss with `run.ids` must be doubted again if another batch
-            # waits.
+            # A call of run.ids_of shows for one loss which batch is meant. For the next loss with `run.ids` this is uncertain
+            # again if another batch waits for its loss.
             batch.meant = False
         self._timing.attribution_s += perf_counter() - measured + measures - begin
         return value
 
     def _was_stepped(self, outputs: Any, call: CallIdentity | None, attribution: Attribution) -> bool:
-        """Whether a loss of these outputs was credited in an earlier step, so that this one is only evaluated."""
+        """Whether an earlier step had a loss of these outputs. Then this loss is only computed, and not recorded."""
         batch, open_now = attribution.batch, self._accumulator.open
-        # An entry of a prefetched batch can be in the last step and in the present one: its further losses are still trained
-        # on.
+        # An entry of a prefetched batch can be in the last step and in the current one: its further losses still count.
         over = [entry for entry in self._accumulator.over if entry.attribution.batch is batch and entry not in open_now]
         calls = [one for entry in over if same_samples(entry.attribution, attribution) for one in entry.calls]
         stepped = credited_before(calls, outputs, call, batch, self.meter) if calls else None
@@ -274,8 +273,8 @@ class Attributor:
 
     def _refuse_repeated(self, batch: YieldedBatch) -> None:
         """Raises an error if a batch of an earlier pass is trained on again, as `itertools.cycle` does."""
-        # Rows are counted, and not batches: the rest of a batch in micro-batches, and further losses of the step in progress,
-        # come rightly after the pass, as from a prefetcher.
+        # Rows are counted, not batches: with a prefetcher, the remaining micro-batches of a batch, and further losses of the
+        # current step, may come after the pass.
         if batch.credited_rows >= len(batch.ids) and not self._accumulator.has_open(batch):
             raise RuntimeError(
                 "A batch of an earlier epoch of run.loader is trained on again. itertools.cycle and other loops that store "
@@ -292,7 +291,7 @@ class Attributor:
         Raises:
             AttributionError: The run does not know the tensor, or the tensor has only parts of rows, such as some columns.
         """
-        # A batch that the loop has normalised in place counts here: the loop itself says that the rows are still its samples.
+        # A batch that the loop has normalized in place counts here: the loop itself says that the rows are still its samples.
         lookup = self._tracker.look(tensor)
         rows = lookup.rows or lookup.changed
         if rows is None:
@@ -317,7 +316,7 @@ class Attributor:
         return torch.where(same.any(1), weights, 1.0)
 
     def samples_come_first(self) -> None:
-        """Takes the first dimension of every tensor for that of the samples, as in the batches of Trainer."""
+        """Assumes from now on that samples are along the first dimension of every tensor, as in the batches of Trainer."""
         self._tracker.sample_dimension = None
 
     def begin_epoch(self, *, ids_repeat: bool) -> None:
@@ -330,7 +329,7 @@ class Attributor:
         self._first_of_epoch = self._yielded
 
     def yielded(self, batch: Any, ids: Tensor, weights: Tensor | None) -> None:
-        """Remembers the tensors of a batch that is on its way to the loop.
+        """Remembers the tensors of a batch that the loader is about to yield.
 
         Args:
             batch: The batch, in any nesting, on the device.
@@ -362,34 +361,34 @@ class Attributor:
         return None if latest is None else latest.ids
 
     def write(self) -> None:
-        """Writes the signals of all credited losses to the records."""
+        """Writes the signals of all losses so far to the records."""
         self._accumulator.flush()
 
     @property
     def waits_for_credit(self) -> bool:
-        """Whether the batch last yielded was not credited yet."""
+        """Whether the batch last yielded has no loss yet; writes buffered signals first."""
         self._accumulator.flush()
         return not self.last_credited
 
     @property
     def newest_trained(self) -> int | None:
-        """Number of the newest batch with a credited loss; None if there is none, or if losses name no batch."""
+        """Number of the newest batch with a loss; None if none of the latest batches has one."""
         return self._batches.newest_trained(self._yielded)
 
     @property
     def last_credited(self) -> bool:
-        """Whether the batch last yielded was credited in a finished step."""
+        """Whether the batch last yielded has a loss that can no longer be withdrawn; True before the first batch."""
         latest = self._batches.latest
         return latest is None or latest.credited
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the batch last yielded waits for its loss or is of an earlier epoch; asked before the next batch."""
+        """Whether the batch last yielded has no loss yet, or belongs to an earlier epoch; read before the next batch."""
         latest = self._batches.latest
         return latest is None or latest.number < self._first_of_epoch or not self._accumulator.has_credited(latest)
 
     def pass_over(self) -> None:
-        """Notes that the loop has left its pass over the loader."""
+        """Notes that the loop has ended its pass over the loader."""
         self._passed = self._yielded
         # Batches without a loss keep their tensors: the loop may still compute it after the pass, as a prefetcher does.
         for batch in self._batches.recent:
@@ -402,7 +401,7 @@ class Attributor:
 
 
 def _none_ignored(tensors: Sequence[Tensor]) -> bool:
-    """Whether no label of a batch can be negative, as an ignored index is; labels on a device are not read."""
+    """Whether no label of a batch is negative, as an ignored index is; False if labels are on a device, to avoid waiting."""
     for leaf in tensors:
         # The criterion leaves out ignored labels, -100 by default. A 1-D integer tensor may be labels, and one on a device is
         # not read, because that would wait for it.

@@ -26,13 +26,14 @@ SOME_DIMENSION = (
 
 @dataclass
 class LoaderPass:
-    """What one pass over the loader has counted so far.
+    """Counts of one pass over the loader so far.
 
     Args:
         start: Counts of the run when the pass began: samples in forward passes; samples that full training would have had in
             forward and in backward passes by then; and steps.
-        evaluated: Number of calls of `run.model` without gradients before it.
-        at_batch: Numbers of samples in forward passes, and of those that a backward pass reached, before the latest batch.
+        evaluated: Number of calls of `run.model` without gradients before the pass over the loader began.
+        at_batch: Two counts before the latest batch: samples in forward passes, and those among them that a backward pass
+            reached.
         size: Number of samples of the latest batch.
         in_parts: Whether the loop put only a part of a batch through the model.
         yielded: Number of samples that the loader yielded.
@@ -54,11 +55,11 @@ class LoaderPass:
 class Meter:
     """Counts the samples of the forward and backward passes of the training.
 
-    A forward pass of `run.model` is counted when it runs. Other forward passes are counted by their losses. A loss belongs to a
-    new forward pass if its outputs were computed after all earlier losses.
+    A forward pass of `run.model` is counted when it runs. Other forward passes are counted when a loss of their outputs is
+    recorded. A loss belongs to a new forward pass if its outputs were computed after all earlier losses.
 
     Args:
-        cost: Counters.
+        cost: Counters of the run, to which this class adds.
         parameters: Function that returns the parameters of `run.model`. Default: attach got no model.
     """
 
@@ -77,13 +78,13 @@ class Meter:
         self.elsewhere = 0
         """Number of samples whose forward pass was not made by `run.model`."""
         self.credited = 0
-        """Number of batches with a credited loss."""
+        """Number of batches with a loss."""
         self._shares = 0.0
         self._fresh: list[tuple[ForwardPass, Tensor]] = []
         self.restart()
 
     def restart(self) -> None:
-        """Continues from the present counters at another point of training."""
+        """Keeps the counters and forgets the forward passes, because training continues from another point."""
         self.passes.clear()
         self._unknown = self.cost.unknown
         self._begin_window()
@@ -96,17 +97,17 @@ class Meter:
 
     def _judge_rows(self) -> None:
         """Notes whether the loop put only a part of the latest batch through the model."""
-        # Micro-batches add up to the whole batch, and a batch that was skipped adds nothing: only a rest is a part.
+        # Micro-batches add up to the whole batch, and a skipped batch adds nothing: only a remainder shows a part.
         counts, now = self._counts, (self.of_loop(), self.reached)
         if (now[0] - counts.at_batch[0]) % counts.size or (now[1] - counts.at_batch[1]) % counts.size:
             counts.in_parts = True
         counts.at_batch = now
 
     def begin_pass(self) -> None:
-        """Begins a pass over the loader, in which the plan may keep another share of the candidates."""
+        """Begins the counts of a pass over the loader, because each plan may keep another share of the samples."""
         self._judge_rows()
         self.settle()
-        # `settle` judges the rows of this pass alone, and anew each time. Its last verdict must outlast the pass.
+        # `settle` decides anew in each call, for this pass alone. Its last decision must outlast the pass.
         if self.cost.unknown == PARTS:
             self.make_unknown(PARTS)
         self._begin_window()
@@ -116,7 +117,7 @@ class Meter:
         self.reached = 0
         self._counts = LoaderPass((passed, cost.full_forward, cost.full_backward, cost.steps), self.evaluated, (passed, 0))
 
-    # What the model reports
+    # Counts from calls of the model
 
     def passed(
         self, outputs: Any, n: int | None, first: int, batch: int | None = None, shapes: Sequence[Sequence[int]] = ()
@@ -137,7 +138,7 @@ class Meter:
             self.passes.add(one)
             one.watch(outputs)
         else:
-            # `subset_backward` has registered this pass when it began. Now its inputs and its whole span of nodes are known;
+            # `subset_backward` registered this pass when it began. Now its inputs and its whole span of nodes are known;
             # the span may enclose passes that were added since, so that the search by number must not stop early.
             one.first, one.last = first, next_node()
             self.passes.in_order = self.passes.in_order and self.passes.latest[-1:] == [one]
@@ -146,14 +147,14 @@ class Meter:
         self.cost.forward += one.n
 
     def subset_pass(self, rows: int) -> ForwardPass:
-        """Returns the forward pass that `subset_backward` makes now, even if the loop calls the model without `run.model`.
+        """Registers the forward pass that `subset_backward` makes now, even if the loop calls the model without `run.model`.
 
-        The pass is counted by `run.model`, by a credited loss of its outputs, or by a backward pass, whichever comes first.
+        The pass is counted later: by `run.model`, by a loss of its outputs, or by a backward pass, whichever comes first.
 
         Args:
             rows: Number of rows of the pass.
         """
-        # Not counted yet: a call by another name may be for a plot, and not for the training.
+        # Not counted yet: a call of the model without `run.model` may be for a plot, and not for training.
         self.passes.subset = one = ForwardPass(self, number := next_node(), None, rows=rows)
         one.last = number + 1
         self.passes.add(one)
@@ -167,15 +168,15 @@ class Meter:
         self._shares += part / rows - whole
         self.cost.backward += whole
 
-    # What losses tell
+    # Counts from losses
 
     def count(self, outputs: Any, origin: ForwardPass | None, new: int | Tensor) -> None:
-        """Counts the samples of a credited loss that the model has not counted.
+        """Counts the samples of a loss if `run.model` has not counted their forward pass.
 
         Args:
-            outputs: Outputs that the loss is made of.
-            origin: Result of `origin` for the outputs.
-            new: Number of samples without an earlier loss of this forward pass; on a device, a tensor, shape ().
+            outputs: Outputs that the loss was computed from.
+            origin: Forward pass of the outputs; None if unknown.
+            new: Number of samples without an earlier loss of this forward pass; a tensor of shape () if it is on a device.
         """
         if origin is not None and origin.rows:
             origin.name_by_rows()
@@ -192,7 +193,8 @@ class Meter:
                 self.passes.add(origin)
         if not origin.by_model:
             origin.watch(outputs)
-        # Rows beside the batch, such as unlabelled ones, run as well: the inputs tell their number, and the loss does not.
+        # The model may also run rows that are not of the batch, such as unlabeled ones: the inputs show their number, the loss
+        # does not.
         rows = {shape[0] for shape in origin.shapes if shape}
         if len(rows) == 1 and (not isinstance(new, int) or max(rows) >= new):
             if new not in rows and any(new in shape[1:] for shape in origin.shapes):
@@ -212,13 +214,13 @@ class Meter:
         self._fresh = [(one, new) for one, new in self._fresh if one.by_model]
         self.passes.latest = [one for one in self.passes.latest if one.by_model]
 
-    # What is reported
+    # Totals
 
     def settle(self) -> None:
-        """Adds the numbers that the device counted, and the cost of the same loop with all candidates.
+        """Adds the counts that were kept on the device, and updates the cost that the same loop would have with full training.
 
-        A yielded sample stands for as many candidates as the plan says. A loop that leaves out batches, or trains on them
-        twice, would do the same without selection.
+        Each yielded sample stands for a number of samples of full training, which the plan states. A loop that leaves out
+        batches, or trains on them twice, is assumed to do the same in full training.
         """
         for one, new in self._fresh:
             one.add(int(new))
@@ -231,7 +233,7 @@ class Meter:
             forward = cost.full_forward - counts.more_forward - full_forward
             backward = cost.full_backward - counts.more_backward - full_backward
             passed = self.of_loop() - before
-            # Steps ran and no pass was counted: the passes were not seen. Read as zero passes per candidate, this would lower
+            # Steps ran and no pass was counted: the passes were not seen. Read as zero passes per sample, this would lower
             # the cost of full training to zero.
             unseen = not passed and (cost.steps > steps or self._unknown is not None)
             more_forward = 0 if unseen else _more(forward, passed, counts.yielded)
@@ -254,10 +256,10 @@ class Meter:
         self.cost.unknown = self._unknown = self._unknown or reason
 
     def of_loop(self) -> int:
-        """Number of samples in forward passes of the loop."""
+        """Number of samples in forward passes of the loop, without those of refresh and scoring passes."""
         return self.cost.forward - self.cost.refresh - self.cost.scoring
 
 
 def _more(candidates: int, passed: int, yielded: int) -> int:
-    """Number of samples beyond one pass per candidate, if `passed` samples went through a pass for `yielded` yielded ones."""
+    """Number of samples to add to full training, which has `candidates`, at `passed / yielded` passes per sample and not 1."""
     return round(candidates * (passed / yielded - 1))

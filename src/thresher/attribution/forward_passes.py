@@ -1,4 +1,4 @@
-"""The forward passes of the training, by the autograd nodes that they made, and the hook that counts their backward passes."""
+"""Remembers the forward passes of the training by their autograd nodes, and counts their backward passes with a hook."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ RECOMPUTED = (
 )
 
 next_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
-"""Number of the autograd node that this thread makes next."""
+"""Returns the sequence number of the autograd node that this thread creates next."""
 _innermost: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 _task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -37,14 +37,14 @@ class ForwardPass:
     """One forward pass of the training loop, and the hook that runs when a backward pass reaches its outputs.
 
     Args:
-        meter: `cost_meter.Meter` that takes the numbers.
+        meter: `cost_meter.Meter` whose counters the passes add to.
         first: Number of the first autograd node that can belong to this pass.
-        n: Number of samples; None if only credited losses tell it.
+        n: Number of samples; None if only the losses of its outputs will show it.
         by_model: Whether `run.model` made the pass.
         rows: Number of rows of a call of `subset_backward`, which reports its own backward passes; 0 for other passes.
 
     Attributes:
-        batch: Number of the batch of its inputs or, if the inputs do not show it, of its credited loss; None if unknown.
+        batch: Number of the batch of its inputs or, if the inputs do not show it, of its loss; None if unknown.
         inputs_of: Number of the batch of its inputs; None if the inputs do not show it.
     """
 
@@ -106,11 +106,11 @@ class ForwardPass:
 
     @property
     def uncredited(self) -> bool:
-        """Whether `run.model` made the pass, and neither its inputs nor a loss tell the number of samples."""
+        """Whether the number of samples is unknown, because neither the inputs nor a loss show it."""
         return not (self.named or self.n or self.rows)
 
     def add(self, n: int) -> None:
-        """Adds samples of a credited loss to this pass."""
+        """Adds n samples to this pass, which a loss of its outputs has shown."""
         self.n += n
         self.meter.cost.forward += n
         self.meter.cost.backward += n * self.backwards
@@ -134,7 +134,7 @@ class ForwardPass:
 
 
 class ForwardPasses:
-    """The latest forward passes of the training: finds the one that outputs come from.
+    """Remembers the latest forward passes of the training, and finds the pass that computed some outputs.
 
     Args:
         parameters: Function that returns the parameters of `run.model`; None if attach got no model.
@@ -148,7 +148,7 @@ class ForwardPasses:
         self.subset: ForwardPass | None = None
         """The last forward pass of `subset_backward`, until `run.model` takes it."""
         self.in_order = True
-        """Whether each pass ended after those before it, which numbers of several threads do not show."""
+        """Whether node numbers increase from pass to pass, which can be false if passes run in several threads."""
         self._known_parameters: dict[int, Tensor] = {}
 
     def clear(self) -> None:
@@ -173,7 +173,7 @@ class ForwardPasses:
         return any(one.by_model and one.batch == batch and one.last > one.first for one in self.latest)
 
     def last_pass(self, batch: int, before: int) -> ForwardPass | None:
-        """Returns the last forward pass of `run.model` for a batch that began before the autograd node with a number."""
+        """Returns the last pass of `run.model` for batch number `batch` that began before autograd node number `before`."""
         return next((one for one in reversed(self.latest) if one.batch == batch and one.by_model and one.first < before), None)
 
     def pass_with(self, number: int) -> ForwardPass | None:
@@ -191,16 +191,16 @@ class ForwardPasses:
         return next(self._origins(outputs), None)
 
     def batches_of(self, outputs: Any) -> set[int]:
-        """Returns the numbers of the batches whose forward passes made outputs; empty if one of the passes is unknown.
+        """Returns the numbers of the batches that outputs were computed for; empty if one of the passes is unknown.
 
         Args:
-            outputs: Outputs that a loss is made of, in any nesting.
+            outputs: Outputs that a loss was computed from, in any nesting.
         """
         batches = {None if one is None else one.inputs_of for one in self._origins(outputs)}
         return {number for number in batches if number is not None} if None not in batches else set()
 
     def _origins(self, outputs: Any) -> Iterator[ForwardPass | None]:
-        """Yields the forward passes of outputs, and None if the search is given up."""
+        """Yields the forward passes that computed outputs, and None at the end if the graph is too large to search."""
         if not self.latest:
             return
         # Nodes older than the first remembered pass cannot lead to one: the walk ends there, not at the start of the graph.
@@ -220,10 +220,12 @@ class ForwardPasses:
             yield None
 
     def lead_to_parameters(self, outputs: Any) -> bool:
-        """Returns True if the graph of the outputs reaches a parameter of the model, or is too large to search; else False.
+        """Returns whether the graph of some outputs reaches a parameter of the model.
+
+        The result is True, too, if the graph is too large to search or attach got no model.
 
         Args:
-            outputs: Outputs of a loss, in any nesting.
+            outputs: Outputs that a loss was computed from, in any nesting.
         """
         if self.parameters is None:
             return True
@@ -241,10 +243,12 @@ class ForwardPasses:
         return bool(todo)
 
     def is_of_own_model(self, outputs: Any) -> bool:
-        """Returns whether outputs were computed by the run's own model, with or without `run.model`.
+        """Returns whether outputs were computed by the run's own model, called as `run.model` or directly.
+
+        The result is True, too, if the graph is too large to search or attach got no model.
 
         Args:
-            outputs: Outputs that a loss is made of, in any nesting.
+            outputs: Outputs that a loss was computed from, in any nesting.
         """
         if self.parameters is None:
             return True

@@ -1,4 +1,4 @@
-"""Evidence for and against the ids that a caller passes."""
+"""Looks for evidence, in the values of targets, that the ids that a caller passes are wrong."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -8,9 +8,9 @@ from torch import Tensor
 
 from thresher.attribution.rows import YieldedBatch
 
-# Every batch of a training is tested once, so the limit lies far below one in the number of batches of a long training.
+# Every batch is tested once, so the limit is far smaller than 1 / (number of batches in a long training).
 LOG_CHANCE = math.log(1e-9)
-"""Logarithm of a chance. Values at the rows of other samples that are less likely than this are not a coincidence."""
+"""Logarithm of a probability. Values of other samples in the targets that are less likely than this are no coincidence."""
 NOT_MOVED = 7364136223846793005
 """Stands for values that were not moved; almost certainly not the hash of any value."""
 
@@ -18,9 +18,9 @@ NOT_MOVED = 7364136223846793005
 class Suspicion:
     """Adds up, batch by batch, how unlikely it is that targets have the values of other samples by chance.
 
-    Labels that a loop computes (flipped, noisy, remapped) can equal the labels of other rows by chance: flipped labels of two
-    classes do in every batch with equal counts. Labels that are a function of the yielded labels are therefore not evidence.
-    Other labels are evidence in proportion to their unlikeliness.
+    Labels that a loop computes (flipped, noisy, remapped) can equal the labels of other rows by chance. With two classes,
+    flipped labels do so in every batch that has as many samples of both. Labels that are a function of the yielded labels are
+    therefore not evidence. Other labels are stronger evidence the less likely they are by chance.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class Suspicion:
         self._before: Tensor | None = None
 
     def grows(self, moved: Tensor, found: Tensor, number: int, values: Tensor, few: Tensor) -> Tensor:
-        """Adds the targets of one batch; returns whether chance is excluded, shape (), bool. Never waits for the device.
+        """Adds the evidence of one batch; returns whether chance is ruled out, shape (), bool. Never waits for the device.
 
         Args:
             moved: Whether the targets have the values of the samples at other rows, shape (), bool.
-            found: Whether the samples are of this batch, shape (), bool.
+            found: Whether all samples are in this batch, shape (), bool.
             number: Number of the batch; further losses of the same batch add nothing.
             values: Hashes of the yielded values and of the targets, one per sample, shape (2, n), int64.
             few: Whether the values can be labels of a few classes, shape (), bool.
@@ -60,7 +60,11 @@ def _is_function(values: Tensor) -> Tensor:
 
 
 def _log_chance(yielded: Tensor, stated: Tensor, few: Tensor) -> Tensor:
-    """Returns the logarithm of the chance that labels drawn anew from those of the moved rows are the same, shape ()."""
+    """Returns the log-probability that random labels have the counts of the labels of the moved rows, shape ().
+
+    The random labels are drawn with replacement from the labels of these rows. The result is minus infinity if the values are
+    all different and cannot be class labels.
+    """
     values = yielded.masked_fill(yielded == stated, NOT_MOVED).sort().values
     moved = values != NOT_MOVED
     # The multinomial probability n! / prod(c!) * prod((c / n) ** c) of classes with counts c, with the term of each class
@@ -80,7 +84,7 @@ ODD = (-7046029254386353131, -4417276706812531889)
 def moved_among_samples(
     targets: Tensor, batches: Iterable[YieldedBatch], ids: Tensor, repeat: int, suspicion: Suspicion
 ) -> list[Tensor]:
-    """Compares targets with the yielded targets of the stated samples.
+    """Compares targets with the yielded targets of the samples that the caller names.
 
     Targets that the loop computed (soft, masked, remapped labels) are not evidence. Targets whose values all occur at the rows
     of other samples are evidence that rows were permuted, or that several rows per sample are in another order. If the values
@@ -88,14 +92,14 @@ def moved_among_samples(
     the batch are right, even if another tensor has the same values in another order.
 
     Args:
-        targets: Targets of the stated samples, a tensor with unknown rows.
+        targets: Targets of the named samples, a tensor with unknown rows.
         batches: Batches that can contain the samples.
         ids: Ids of the samples, shape (n,), int64.
         repeat: Number of consecutive rows per sample.
         suspicion: Evidence of earlier batches; this call adds to it.
 
     Returns:
-        Flags, shape (), bool, that are true if the targets are at the rows of other samples; empty without a comparison.
+        One flag per compared batch, shape (), bool: True if the targets have the values of other samples.
     """
     flags = []
     for batch in batches:
@@ -142,7 +146,7 @@ def _compared(targets: Tensor, batch: YieldedBatch, rows: Tensor, repeat: int) -
 
 
 def within(ids: Tensor, *batches: YieldedBatch) -> Tensor:
-    """Returns whether all ids occur in some batches, shape (), bool, on the device of the batches' ids."""
+    """Returns whether each id occurs in one of the batches, shape (), bool, on the device of the batches' ids."""
     known = batches[0].ids if len(batches) == 1 else torch.cat([batch.ids for batch in batches])
     return _positions(ids.to(known.device), known)[1]
 

@@ -1,4 +1,4 @@
-"""Which samples a loss belongs to: certain, or an error.
+"""Finds the samples that a loss belongs to, or raises an error if they are not certain.
 
 Every operation between the model and the criterion must be known to keep rows in their order. An operation may have moved rows
 if it is not in the lists of this module, or if it acts along the rows.
@@ -7,8 +7,8 @@ There are two sources of evidence. Targets: a tensor that shares storage with a 
 element range. Outputs: the tensors that `run.model` returns show the same rows as the inputs of that call. If both sources are
 known, they must agree. A tensor that was changed in place does not count. Equal values alone are never evidence.
 
-One case is outside the promise: inputs that are permuted or mixed into new storage before `run.model`, together with the
-original targets. This case looks the same as a normalisation of the inputs.
+One case cannot be noticed: inputs that are permuted or mixed into new storage before `run.model`, together with the
+original targets. This case looks the same as a normalization of the inputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -102,7 +102,7 @@ class Moved(NamedTuple):
 
 
 Followed = Rows | Moved | None
-"""What is known of the rows of a tensor; None if no tensor that the model returned is behind it."""
+"""What is known of the rows of a tensor; None if it was not computed from a tensor that the model returned."""
 
 GraphPlace = tuple[int, int]
 """Sequence number of an autograd node, and the number of one of its results."""
@@ -323,8 +323,8 @@ def _repeat_of(targets: Tensor, n: int, tracker: RowTracker, record: YieldedBatc
 
 MORE = "More: docs/attribution.md"
 GIVE_IDS = (
-    "Give the samples of the rows with ids=run.ids, indexed as you indexed the batch (as it is for flattened rows, with "
-    "repeat= for the number of rows per sample)."
+    "Pass ids=run.ids, indexed as you indexed the batch. For flattened rows, pass run.ids without an index, and repeat= with "
+    "the number of rows per sample."
 )
 ITERATE = (
     "No batch of run.loader was yielded yet: iterate over run.loader instead of your own DataLoader. For other data, such as "
@@ -332,7 +332,7 @@ ITERATE = (
 )
 NO_GRAD = "For other data, such as validation data, call it under torch.no_grad()."
 RETURN_INDEX = "Let the dataset return the index of each sample, and pass the indices of the rows as ids=."
-OTHER_DEVICE = 'Batches are on {0}, and the loss is on {1}: give `attach` the model, or device="{1}", without `.to(device)`.'
+OTHER_DEVICE = 'Batches are on {0}, and the loss is on {1}: pass model= or device="{1}" to attach, and drop `.to(device)`.'
 SAME_ROWS = "Pass outputs and targets of the same rows."
 ONE_BATCH = "Call it once for each batch; a step may have several calls."
 REPEAT_OF_TENSORS = "Leave out `repeat`, or pass the number of rows per sample in the tensors."
@@ -364,7 +364,7 @@ WHICH_BATCH = (
     "runs ahead of the loop). Pass ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
 )
 STRANGE = (
-    "`ids` has samples that are not in any batch without a loss. An id is the position of a sample in the loader's dataset "
+    "`ids` names samples that are not in any batch without a loss. An id is the position of a sample in the loader's dataset "
     "(for a Subset, the position in the subset, not in the dataset below it), in a batch that the loader yielded"
 )
 UNCLEAR = (
@@ -383,7 +383,7 @@ class StatedIds:
         repeat: Number of consecutive rows per id; None for one row, unless the tensors name more.
         recent: Batches last yielded, the latest at the end; `ids` may be a view of the ids of one of them.
         waiting: Batches that `ids` can belong to if no tensor names rows.
-        passed_over: Earlier batch that waits for its loss, so that the caller may not mean `run.ids`; None without doubt.
+        passed_over: Earlier batch that has no loss yet, so `run.ids` may be meant for it; None if there is none.
         made_for: Batches that the model computed the outputs for, without released batches; None if unknown.
         counted: Most likely batch of `ids`, used if `ids` is not a view of known ids and no tensor shows the batch.
         ids_repeat: Whether the loader can yield a sample twice, so that `ids` may name it twice.
@@ -421,7 +421,8 @@ def attribute(tracker: RowTracker, outputs: Any, targets: Any, stated: StatedIds
     if stated is not None:
         dimension = tracker.sample_dimension
         if (stated.repeat or 1) > 1 and dimension is not None and dimension.may_be_second:
-            # Flattened, (T, B) rows are those of all samples at one time after the other: no rows of a sample are neighbours.
+            # A flattened (T, B) tensor has all samples of the first time step, then all of the next: the rows of one sample are
+            # apart.
             raise case.refusal(
                 "`repeat` needs the rows of a sample next to each other, but these batches have the samples along the second "
                 "dimension",
@@ -469,7 +470,7 @@ class _Case:
         return GIVE_IDS if rows_of_batch else NO_GRAD
 
     def refusal(self, why: str, way_out: str = "") -> AttributionError:
-        """Returns the error to raise: why, what was seen of all tensors, and a way out unless `why` has one."""
+        """Returns the error to raise: the reason, what is known of all tensors, and what to do unless the reason says it."""
         dimension = self.tracker.sample_dimension
         if dimension is not None and dimension.unclear is not None:
             why += UNCLEAR.format(dimension.unclear, dimension.unclear[0])
@@ -479,10 +480,10 @@ class _Case:
         )
 
     def agreed_rows(self) -> tuple[Rows | None, tuple[Tensor, ...]]:
-        """Returns the rows that outputs and targets agree on, or None if neither has any, and flags still on a device."""
+        """Returns the rows that outputs and targets agree on (None if neither shows any), and flags still on a device."""
         for lookup in (*self.output_lookups, *self.target_lookups):
             if lookup.refuse:
-                way_out = "" if lookup.description == CHANGED_INPUTS else GIVE_IDS  # which that description has already
+                way_out = "" if lookup.description == CHANGED_INPUTS else GIVE_IDS  # that description says what to do
                 raise self.refusal(f"Cannot tell which samples this loss belongs to: {lookup.description}", way_out)
         followed = self._follow_outputs()
         derived = [Lookup(rows, "") for _, rows in followed if isinstance(rows, Rows)]
@@ -490,7 +491,7 @@ class _Case:
         by_target = self._one_of(self.target_lookups, "targets")
         if by_output is not None and by_target is not None and by_output.key != by_target.key:
             raise self.refusal("Outputs and targets belong to different rows", SAME_ROWS)
-        # Also if the targets name the rows: with moved outputs, they would give each sample the loss of another one.
+        # This matters even if the targets name the rows: with moved outputs, each sample would get the loss of another one.
         rows = by_target or by_output
         self._check_order(followed, 1 if rows is None else rows.n)
         if rows is None:
@@ -573,8 +574,8 @@ def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
     """Attributes a loss to the ids that the caller gives, unless a tensor contradicts them."""
     ids, own, asked = stated.ids, *_view_of(stated.ids, stated.recent)
     if own is not None and own.batch.unknown is not None and MOVED in own.batch.unknown:
-        # `run.ids` has the samples as they were drawn. Here their rows are known to stand in another order, so that each loss
-        # would be recorded for another sample, without a word.
+        # `run.ids` has the samples as they were drawn. Here their rows are known to be in another order: each loss would
+        # silently be recorded for another sample.
         raise case.refusal(
             f"`ids` are in the order of the sampler, but the rows of the batch are not: {own.batch.unknown}", RETURN_INDEX
         )
@@ -609,8 +610,8 @@ def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
 
 
 def _batch_of(stated: StatedIds, shown: Sequence[YieldedBatch]) -> YieldedBatch | None:
-    """Returns the batch that ids count for: the one of the tensors, else the first batch that contains the ids."""
-    # A loss counted for another batch would take that one for trained, so that its tensors go before its own loss comes.
+    """Returns the batch that ids are taken to belong to: that of the tensors, else the first batch that contains the ids."""
+    # With a wrong batch here, that batch would count as trained, and release its tensors before its own loss comes.
     tensors = {*shown, *(stated.made_for or ())}
     if len(tensors) == 1:
         return tensors.pop()
@@ -652,7 +653,7 @@ def _check_batch(
     origins = [batches for batches in (*((batch,) for batch in shown), stated.made_for) if batches is not None]
     for batches in origins:
         known = own is not None or not batches
-        # A view is compared by its batch, without a look at values. Without batches to compare with, no ids are right.
+        # For a view, the batch is compared, and no values are read. Without batches to compare with, no ids are right.
         among = torch.tensor(own is not None and own.batch in batches) if known else within(stated.ids, *batches)
         names = " or ".join(f"batch {batch.number}" for batch in batches) or "the batch of an earlier step"
         flags += _all_hold([among], case, OTHER_BATCH.format(names))
@@ -685,7 +686,8 @@ def check_stated(ids: Any, repeat: Any, n: int) -> None:
 
     Raises:
         TypeError: `ids` is not an int64 tensor.
-        ValueError: `ids` is out of range or not one-dimensional, or `repeat` is not a positive number, or comes without `ids`.
+        ValueError: `ids` is empty, out of range or not one-dimensional; or `repeat` is not a positive integer, or comes without
+            `ids`.
     """
     # True is an integer in Python.
     if repeat is not None and (isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1):
@@ -708,8 +710,8 @@ def check_stated(ids: Any, repeat: Any, n: int) -> None:
 
 def _view_of(ids: Tensor, recent: Sequence[YieldedBatch]) -> tuple[Rows | None, bool]:
     """Returns the rows that `ids` is a view of, or None for a new tensor, and whether `run.ids_of` returned these ids."""
-    # By memory and not by value, which would wait for the device. And values do not tell what the loop meant: a sample can be
-    # in several batches, and `run.ids` can be of another batch than the loss.
+    # By memory and not by value, which would wait for the device. And values do not show which batch the loop means: a sample
+    # can be in several batches, and `run.ids` can be of another batch than the loss.
     layout = memory_layout(ids)
     if layout is None:
         return None, False

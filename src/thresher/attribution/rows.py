@@ -1,7 +1,7 @@
-"""Rows of tensors as samples: what a batch holds, which rows a tensor shows, and which samples a loss is attributed to.
+"""Rows of tensors as samples: what a batch holds, which rows a tensor shows, and which samples a loss belongs to.
 
 The rows of a tensor are known by its memory: its storage, and its element range within that storage. A storage is identified by
-its StorageImpl, which a weak reference keeps from being reused. An address of memory is reused at once, and identifies nothing.
+its StorageImpl, which a weak reference keeps from being reused. A memory address may be reused at once: it identifies nothing.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 # 8,192 labels of int64. LABELS_AHEAD in attributor.py holds 16 such batches, so at most 1 MiB for each tensor of labels.
 LABEL_BYTES = 2**16
-"""Largest size of the labels of a batch that are held for a loop that is far behind its loader."""
+"""Largest size, in bytes, of the labels of a batch that are held for a loop that is far behind its loader."""
 
 
 class AttributionError(RuntimeError):
-    """The run cannot tell the samples of a loss; nothing was recorded.
+    """Raised if the run cannot tell which samples a loss belongs to; nothing was recorded.
 
     Example:
         >>> import torch, thresher
@@ -41,21 +41,21 @@ class AttributionError(RuntimeError):
 # Compared and hashed by identity: batches are members of sets, and == of tensors has no truth value.
 @dataclass(eq=False, slots=True)
 class YieldedBatch:
-    """A yielded batch: its ids and, until its loss is credited, its tensors.
+    """A yielded batch: its ids and, until it has a loss, its tensors.
 
     Attributes:
         ids: Sample ids of the rows, shape (B,), int64.
         number: Number of the batch, counted from the start of the run.
         unknown: Reason why the rows of the batch are not its samples in order; None if they are.
-        all_count: Whether it is certain that no label of the batch is an ignored one.
+        all_count: Whether it is certain that the criterion ignores no label of the batch.
         weights: Plan weights of the rows, shape (B,), float32; None if all are 1.
         weights_over_n: `weights / B`, computed once.
         tensors: Tensors of the batch whose first dimension is that of the samples.
         marked: The tensors with their versions when they were yielded, in reverse order, because targets come last.
-        credited: Whether a loss of this batch was credited.
-        credited_rows: Number of rows whose losses were credited, summed over all steps.
+        credited: Whether a loss was assigned to samples of this batch.
+        credited_rows: Number of rows that a loss was assigned to, summed over all steps.
         asked_ids: Copy of `ids` that `run.ids_of` returned for this batch; None if the loop did not call it.
-        meant: Whether the loop called `run.ids_of` since the last credited loss of this batch.
+        meant: Whether the loop called `run.ids_of` for this batch since its last loss.
     """
 
     ids: Tensor
@@ -128,16 +128,16 @@ class RowLayout(NamedTuple):
 
 
 class Attribution(NamedTuple):
-    """The samples that a loss is credited to.
+    """The samples that a loss belongs to.
 
     Attributes:
         ids: Sample ids, shape (n,), int64, on the device of the records.
         key: Identity of the rows, equal for equal rows of one batch; None for ids that are a tensor of the caller.
-        batch: Batch of the rows; for ids that are a tensor of the caller, the batch that they count for.
+        batch: Batch of the rows; for ids that are a tensor of the caller, the batch that is taken to contain them.
         layout: Layout of the rows as samples.
         positions: Row numbers within the batch; None if unknown.
-        holds: Flags on a device, shape (), bool, that must all be true at the end of the epoch.
-        all_count: Whether these are all rows of a batch, and it is certain that no label of it is an ignored one.
+        holds: Results of comparisons on a device, shape (), bool. They are read at the end of the epoch; all must be true.
+        all_count: Whether these are all rows of a batch, and it is certain that the criterion ignores no label of it.
     """
 
     ids: Tensor
@@ -192,7 +192,7 @@ class TrackedTensor(NamedTuple):
         span: Length of one row, in bytes.
         rows: The rows that the tensor shows.
         changed: Description of inputs that were changed or mixed, so the tensor does not show the samples; None for others.
-        place: Sequence number of its autograd node, and its number among the results; None without a node.
+        place: Sequence number of its autograd node, and its number among the results of the node; None without a node.
     """
 
     storage: StorageWeakRef
@@ -241,7 +241,7 @@ class TrackedTensor(NamedTuple):
             span: Length of one entry of the first dimension, in bytes.
 
         Returns:
-            The rows; None if it does not show whole rows, the same part of each row, or flattened whole rows.
+            The rows; None if the view is not made of whole rows, the same part of each row, or flattened whole rows.
         """
         first, inside = divmod(offset - self.offset, self.stride)
         batch, start, step, count, _ = self.rows

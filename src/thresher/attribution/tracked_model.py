@@ -1,4 +1,4 @@
-"""The wrapper of the user's model: the rows of the inputs name the rows of the outputs."""
+"""Wraps the user's model, to remember which rows its outputs belong to: the rows of its inputs."""
 
 import copy
 import operator
@@ -26,7 +26,7 @@ class TrackedModel(nn.Module):
 
     Args:
         module: The user's model.
-        call: Function that runs a forward pass of the training loop; None for a call of `module`.
+        call: Function that runs a forward pass of the training loop; None to call `module`.
         tracker: Remembers the rows of the outputs.
         timer: Times the first training passes.
         device: Device of the model.
@@ -67,7 +67,7 @@ class TrackedModel(nn.Module):
         if torch.compiler.is_compiling():  # before the clock, which a compiler refuses
             return module(*args, **kwargs)
         begin = perf_counter()
-        # Inside of vmap or grad, tensors have no storage to recognise, and several passes are one call.
+        # Inside of vmap or grad, tensors have no storage to recognize, and several passes are one call.
         if in_transform():
             members["_counted_by"].make_unknown(TRANSFORMED)
             return self._users_own()(*args, **kwargs)
@@ -89,14 +89,14 @@ class TrackedModel(nn.Module):
         tracker.remember_outputs(outputs, inputs)
         if inputs.rows is not None and not inputs.refuse:
             members["_counted_by"].passed(outputs, inputs.rows.n, first, inputs.rows.batch.number)
-        # Inputs that are not a batch, in evaluation mode, are taken for validation with gradients enabled, which costs no
-        # training.
+        # A call in evaluation mode with inputs that are not a batch counts as validation with gradients enabled, and so not as
+        # a cost of training.
         elif module.training:
             members["_counted_by"].passed(outputs, None, first, shapes=[leaf.shape[:2] for leaf in leaves((args, kwargs))])
         members["_booked_by"].attribution_s += perf_counter() - called + calls - begin
         return outputs
 
-    # Everything else is that of the user's model.
+    # The remaining methods pass on to the user's model.
 
     def train(self, mode: bool = True) -> "TrackedModel":
         """Sets training or evaluation mode of the user's model.
@@ -184,7 +184,7 @@ def _of_the_users_model(name: str) -> Callable[..., Any]:
     return method
 
 
-# nn.Module has these itself, so that `__getattr__` is never asked: they would miss what the user's model overrides.
+# nn.Module defines these methods, so Python does not ask `__getattr__` for them, and would miss overrides in the user's model.
 for _name in (
     "state_dict",
     "load_state_dict",

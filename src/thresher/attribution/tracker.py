@@ -1,4 +1,4 @@
-"""The tensors with known rows of one run: batches that the loader yielded, and outputs that the model returned for them."""
+"""Remembers the tensors with known rows: batches that the loader yielded, and outputs that the model returned for them."""
 
 import weakref
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class SampleDimension:
     def __init__(self) -> None:
         self._is_first: dict[tuple[int, int, int], bool] = {}
         self.unclear: tuple[int, ...] | None = None
-        """Shape of a tensor of the last batch with an uncertain dimension of the samples; None if all are certain."""
+        """Shape of a tensor of the last batch whose dimension of the samples is uncertain; None if all are certain."""
 
     @property
     def may_be_second(self) -> bool:
@@ -39,8 +39,8 @@ class SampleDimension:
         """
         self.unclear, kept = None, []
         for place, tensor in enumerate(tensors):
-            # Learned by the place in the batch, because inputs can have the time first and labels the samples. One sample
-            # teaches nothing.
+            # Learned by the place in the batch, because inputs can have the time first and labels the samples. A batch of one
+            # sample shows nothing.
             known, shape = (len(tensors), place, tensor.dim()), tensor.shape
             first, second = tensor.dim() > 0 and shape[0] == n, tensor.dim() > 1 and shape[1] == n
             if tensor.dim() > 1 and first != second and n > 1:
@@ -53,7 +53,7 @@ class SampleDimension:
 
 
 class LossDimension:
-    """Learns whether the first dimension of losses by position is that of the samples, from losses that are not square."""
+    """Learns whether samples are along the first dimension of losses, from losses whose first two sizes are different."""
 
     def __init__(self) -> None:
         self._is_first: set[int] = set()
@@ -62,7 +62,7 @@ class LossDimension:
         """Checks that the samples of some losses are known to be along the first dimension.
 
         Args:
-            losses: Losses by position, shape (rows, ...).
+            losses: Losses before they are averaged, shape (rows, ...).
             n: Number of samples.
 
         Raises:
@@ -98,8 +98,8 @@ class Lookup:
 
 
 CHANGED_INPUTS = (
-    "outputs of the model for inputs that were changed in place (a normalisation keeps the rows, CutMix mixes them, and the "
-    "tensor is the same: change a copy, as in x = x - mean, or pass ids=run.ids)"
+    "outputs of the model for inputs that were changed in place (a normalization keeps the rows, CutMix mixes them, and both "
+    "look the same: change a copy, as in x = x - mean, or pass ids=run.ids)"
 )
 NOT_YIELDED = Lookup(None, "a tensor that this run did not yield")
 
@@ -116,7 +116,7 @@ class RowTracker(Uncopied):
         self._limit = 64
         self.sample_dimension = sample_dimension
         self.suspicion = Suspicion()
-        """Evidence of the latest targets against the ids that the loop states."""
+        """Evidence of the latest targets against the ids that the loop passes."""
         self.latest: YieldedBatch | None = None
         """The batch remembered last; None before the first."""
         self._returned: tuple[weakref.ref[Tensor], int, Attribution] | None = None
@@ -150,14 +150,14 @@ class RowTracker(Uncopied):
             return
         batch, start, step, count, repeat = inputs.rows
         if self.sample_dimension is not None and self.sample_dimension.may_be_second:
-            # The outputs of a model with the time first, such as nn.LSTM, can have as many times as samples: their first
-            # dimension does not name rows.
+            # The outputs of a model with the time first, such as nn.LSTM, can have as many time steps as samples: their
+            # first dimension does not show rows.
             outputs = [leaf for leaf in leaves(outputs) if leaf.dim() < 2 or leaf.shape[1] != count]
-        # Held weakly: outputs hold the graph of the whole step, which must go when the loop lets go of it.
+        # Held weakly: outputs hold the graph of the whole step, which must be freed when the loop releases it.
         whole = isinstance(outputs, Tensor) and not inputs.refuse and batch.unknown is None
         if whole and repeat == 1 and count == len(batch.ids) == len(outputs) and step == 1:
             rows = Rows(batch, 0, 1, count, 1)
-            # Not kept in the batch, which it names: without a cycle, memory of a batch is free as soon as nobody needs it.
+            # Not stored in the batch, which it refers to: without a cycle, a batch is freed as soon as nothing uses it.
             of_all = Attribution(batch.ids, rows.key, batch, RowLayout(count), rows.positions(), (), batch.all_count)
             self._returned = weakref.ref(outputs), outputs._version, of_all
         changed = inputs.description if inputs.refuse else None
@@ -196,7 +196,7 @@ class RowTracker(Uncopied):
         if known is None or layout is None:
             return NOT_YIELDED
         # Several batches lie in one storage if a collate_fn returns views of one big tensor. If two of them can be meant,
-        # nothing is certain; a batch with a credited loss, as of the epoch before, does not count.
+        # nothing is certain; a batch that has its loss, as one of the epoch before, does not count.
         lookup, changed = None, None
         for tracked in reversed(known):
             rows = tracked.locate(*layout)
@@ -227,7 +227,7 @@ class RowTracker(Uncopied):
         named: list[tuple[Lookup, Rows]] = []
         for leaf in leaves(tree):
             lookup = self.look(leaf)
-            # A change in place can be CutMix, which mixes rows, or a normalisation, which keeps them: nothing tells which.
+            # A change in place can be CutMix, which mixes rows, or a normalization, which keeps them: nothing shows which.
             if lookup.changed is not None:
                 return Lookup(lookup.changed, CHANGED_INPUTS, refuse=True)
             if lookup.rows is not None:

@@ -1,4 +1,4 @@
-"""The adapters of criteria: found by the type of the module, or by the function of torch.nn.functional."""
+"""Adapters of criteria. `adapt` picks one by the type of the loss module, or by the function of torch.nn.functional."""
 
 import copy
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from thresher.records import NEVER_SEEN
 
 
 class ReducedCriterion(Criterion):
-    """Adapter for a loss of torch.nn: "mean" over positions, "sum", or "none", whose losses the loop reduces itself.
+    """Adapter for a loss module of torch.nn with reduction "mean", "sum" or, if the loop reduces the losses, "none".
 
     Such a loss draws no random numbers and keeps no state, so it can be called again for the losses by position. Settings are
     read in every call, because the loop may change them. Hooks are not called.
@@ -124,7 +124,7 @@ _nll_loss: Any = torch._C._nn.nll_loss_nd  # pyright: ignore[reportAttributeAcce
 
 _cross_entropy: Any = torch._C._nn.cross_entropy_loss  # pyright: ignore[reportAttributeAccessIssue]
 """What `F.cross_entropy` calls: (outputs, targets, weight, reduction, ignore_index, label_smoothing)."""
-# `torch.is_autocast_enabled` asks about one type of device; this is one call for all of them, and made in each step.
+# Each step makes this one call for all types of devices. `torch.is_autocast_enabled` checks a single type.
 _autocasts: Any = torch._C._is_any_autocast_enabled  # pyright: ignore[reportAttributeAccessIssue]
 """Whether autocast is enabled for any device."""
 
@@ -166,7 +166,7 @@ class CrossEntropy(ClassCriterion):
     def measure(
         self, outputs: Any, targets: Any, layout: RowLayout, *, weights: Tensor | None, wanted: set[str]
     ) -> LossAndSignals:
-        """Shares one log-softmax between scalar, losses and signals if cross-entropy is the negative log-likelihood of it."""
+        """Computes log-softmax once for scalar, losses and signals if cross-entropy is its negative log-likelihood."""
         if not self._is_likelihood(outputs, targets, wanted):
             return super().measure(outputs, targets, layout, weights=weights, wanted=wanted)
         return self._after_softmax.measure(F.log_softmax(outputs, 1), targets, layout, weights=weights, wanted=wanted)
@@ -204,7 +204,7 @@ class CrossEntropy(ClassCriterion):
                 return losses.dot(weights_over_n), {"loss": losses.detach()}
             if weights is None:
                 log_probs = torch.log_softmax(outputs, 1)
-                # Two reductions of one log-softmax: the mean alone has the gradient.
+                # Two reductions of one log-softmax: only the mean has a gradient.
                 losses = _nll_loss(log_probs.detach(), targets, None, 0, -100)
                 return _nll_loss(log_probs, targets, None, 1, -100), {"loss": losses}
         # One label per sample without smoothing or autocast: what is left of `_is_likelihood`.
@@ -243,7 +243,7 @@ class ElementCriterion(ReducedCriterion):
 class Divergence(ElementCriterion):
     """Adapter for KLDiv: outputs are log-probabilities, targets a distribution.
 
-    With reduction="batchmean" the loss of a sample is the sum over its positions.
+    With reduction="batchmean" the loss of a sample is the sum of its entries, divided by its number of rows if it has several.
     """
 
     def __init__(self, original: Any) -> None:
@@ -272,12 +272,12 @@ class Divergence(ElementCriterion):
 class CallableCriterion(Criterion):
     """Adapter for a user's callable without a `reduction` that returns losses or their mean.
 
-    If it returns a mean, the loss of a row is what it returns for this row alone. The mean of these losses must be its own
-    result. This is checked on each batch of a CPU, and on the first batch of another device, because the check waits for it.
+    If it returns a mean, the loss of a row is what it returns for this row alone. The mean of these losses must be its result
+    for all rows. This is checked for each batch on the CPU, but only for the first batch on a device, where checks wait.
     """
 
     _compared = False
-    """Whether a batch has shown that the scalar is the mean of the losses of its rows."""
+    """Whether the check of a batch has passed: the scalar was the mean of the losses of its rows."""
 
     def value(self, outputs: Any, targets: Any) -> Tensor:
         return self._call(outputs, targets).mean()
@@ -300,7 +300,7 @@ class CallableCriterion(Criterion):
         return losses
 
     def _by_rows(self, outputs: Any, targets: Any, mean: Tensor) -> Tensor:
-        """Returns the losses of single rows, shape (rows,), of which `mean` is the mean."""
+        """Returns the losses of single rows, shape (rows,), and checks that their mean is `mean`."""
         of_rows = all(isinstance(one, Tensor) and one.dim() for one in (outputs, targets)) and len(outputs) == len(targets)
         try:
             # Inside the block, because a loss with other arguments gets the same message as one that fails for single rows.
@@ -335,18 +335,18 @@ class CallableCriterion(Criterion):
 
 
 class CustomCriterion(ReducedCriterion):
-    """Adapter that calls the user's module exactly once per step, as the loop would without Thresher.
+    """Adapter for a loss module of the user's own with a `reduction`; calls it once per step, as a loop without Thresher does.
 
-    The losses by position come from a copy without a reduction, with the random numbers of that call. Parameters are not
+    The losses by position come from a copy without a reduction, which draws the same random numbers. Parameters are not
     copied; buffers and other attributes are. On the first batch with weights, the scalar must be the mean of these losses, or
     their sum with reduction="sum".
     """
 
     _compared = False
-    """Whether a batch has shown that the scalar is the mean, or the sum, of the losses by position."""
+    """Whether the check of a batch has passed: the scalar was the mean, or the sum, of the losses by position."""
 
     def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
-        # The copy runs first: it must remember what the module remembers before the user's call, such as a running mean. Both
+        # The copy runs first, because it needs the state of the module before the user's call, such as a running mean. Both
         # draw the same numbers of the global generators, which the user's call leaves as a loop without Thresher does.
         with torch.no_grad(), restore_random_states(outputs):
             positions = self._of_copy(outputs, targets)
@@ -460,7 +460,7 @@ OTHER_FUNCTIONS = (
 
 
 def adapt(criterion: Any) -> Criterion:
-    """Returns the per-sample form of a criterion.
+    """Returns the adapter that computes the losses of single samples with a criterion.
 
     Args:
         criterion: Loss module of torch.nn or its function in torch.nn.functional; or another module with a `reduction`; or a

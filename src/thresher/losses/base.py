@@ -1,7 +1,7 @@
-"""Any criterion as losses of single samples, and back to the scalar that it would have returned.
+"""Gets the losses of single samples from any criterion, and reduces them to the scalar that it would have returned.
 
 The loss m of a sample is the mean over its valid positions, where a position is one entry of the losses before they are
-averaged. The share s of a sample is the sum of the class weights over its valid positions, or their number where there are
+averaged. The share s of a sample is the sum of the class weights over its valid positions, or their number if there are
 no class weights. Without plan weights the scalar is the criterion's own, bit for bit. With plan weights v it is
 sum(v s m) / sum(s), and sum(v s m) / sum(v s) if the criterion has class weights.
 """
@@ -24,7 +24,7 @@ from thresher.warning import warn
 
 
 class LossAndSignals(NamedTuple):
-    """What a criterion gives for one batch.
+    """Result of a criterion for one batch.
 
     Attributes:
         value: The loss for the training loop, with gradient: a scalar, shape (); or the losses by position, shape (rows, ...),
@@ -37,7 +37,9 @@ class LossAndSignals(NamedTuple):
 
 
 class Criterion:
-    """Adapter for a callable `(outputs, targets) -> losses` with the samples first; base class of all other adapters.
+    """Base class of the adapters, which compute the losses of single samples with the user's criterion.
+
+    A position is one entry of the losses before they are averaged, such as one token or one pixel of a sample.
 
     Args:
         original: The user's criterion.
@@ -45,7 +47,7 @@ class Criterion:
     Attributes:
         kind: Meaning of the model's outputs; "unknown" if the shapes of a call must decide.
         reduction: How the criterion reduces losses to a scalar: "mean", "sum", "none" or "batchmean".
-        ignore_index: Target value of the positions that do not count; None if all count.
+        ignore_index: Target value of the positions that the criterion ignores; None if all count.
         smoothing: Label smoothing, in [0, 1).
         keeps_positions: Whether the loop gets the losses by position, which it reduces itself, rather than a scalar.
         over_classes: Whether a position covers all classes of one label, rather than one number of the outputs.
@@ -73,7 +75,8 @@ class Criterion:
     def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
         """Returns the scalar and the losses by position, from one call of the criterion.
 
-        The losses are None if a further call is harmless: the criterion draws no random numbers and keeps no state.
+        The losses are None if the criterion can be called again for them, because it draws no random numbers and keeps no
+        state.
         """
         raise NotImplementedError
 
@@ -114,7 +117,7 @@ class Criterion:
         return as_measured(rows.mean(1))
 
     def shares(self, rows: Tensor, targets: Any) -> Tensor:
-        """Returns the share of each sample in the scalar, shape (n,).
+        """Returns the number of valid positions of each sample, or the sum of their class weights, shape (n,).
 
         Args:
             rows: Losses by position, shape (n, positions).
@@ -131,14 +134,14 @@ class Criterion:
             outputs: Outputs of the model.
             targets: Targets of the outputs.
             layout: Layout of the rows as samples.
-            weights: Plan weights, shape (n,), float; None if all are 1.
+            weights: Weights of the samples from the plan, shape (n,), float; None if all are 1.
             wanted: Names of the signals besides the loss.
         """
         if weights is None:
             value, positions = self.value_and_positions(outputs, targets)
             rows = None if positions is None else layout.rows(positions.detach())
             return LossAndSignals(value, self.signals(outputs, targets, layout, wanted, rows=rows))
-        # Before the criterion is called, so that a refused one has neither drawn nor remembered anything.
+        # Before the call: a criterion that is refused must not have drawn random numbers or changed its state.
         self.check_weights(outputs, targets)
         positions = self.positions(outputs, targets)
         rows = layout.rows(positions)
@@ -162,7 +165,7 @@ class Criterion:
         weights: Tensor | None,
         weights_over_n: Tensor | None,
     ) -> "tuple[Tensor, dict[str, Tensor] | DeferredSignals]":
-        """Computes scalar loss and signals as `measure` does, but may leave the signals for later, for several steps at once.
+        """Computes scalar loss and signals as `measure` does, but may return signals that are computed later.
 
         Args:
             wanted: Names of the signals besides the loss.
@@ -193,7 +196,7 @@ class Criterion:
             layout: Layout of the rows as samples.
             wanted: Names of the signals besides the loss.
             rows: Losses by position without class weights, shape (n, positions), if they are known already; else None.
-            all_count: Whether it is known that no target is an ignored one.
+            all_count: Whether it is certain that the criterion ignores no target.
         """
         if rows is None:
             rows = layout.rows(self.plain_positions(outputs, targets))
@@ -387,7 +390,7 @@ def unreadable(criterion: Any, wanted: set[str], way_around: str = "") -> str:
     Args:
         criterion: The user's criterion.
         wanted: Names of the signals.
-        way_around: End of the sentence with another way out, such as ", or use Kakurenbo(move_back=False)".
+        way_around: End of the sentence with another solution, such as ", or use Kakurenbo(move_back=False)".
     """
     names = " and ".join(f"`{name}`" for name in sorted(wanted))
     return (
@@ -418,7 +421,7 @@ class DeferredSignals(NamedTuple):
 
     @property
     def form(self) -> int:
-        """Number of classes: signals of as many classes can be computed together."""
+        """Number of classes: signals with the same number of classes can be computed together."""
         return self.log_probs.shape[1]
 
     def now(self) -> dict[str, Tensor]:
@@ -445,7 +448,7 @@ class SignalReader:
 
     Args:
         criterion: The user's criterion per sample; None if the loop calls only `run.reduce`.
-        own: Argument `signals` of `attach`: the user's function for signals that the criterion does not define; None without.
+        own: Argument `signals` of `attach`: the user's function for signals that the criterion does not define; or None.
         recorded: Names of the signals, besides the loss, that are stored from epoch to epoch.
         chosen_by: Names of all signals, besides the loss, that are needed: the stored ones and those that a batch method
             chooses by.
@@ -472,7 +475,8 @@ class SignalReader:
     def measuring(self) -> Callable[..., tuple[Tensor, Any]]:
         """Returns the function that attribution calls for the scalar and the recorded signals.
 
-        If the user computes no signals, it is the criterion's own `in_step`.
+        It is the criterion's own `in_step` if the user computes no signals, and the type of the criterion defines the recorded
+        ones.
         """
         if self._own is None and self.criterion is not None:
             # Decided once per run. If the type of the criterion says what its outputs mean, steps go to `in_step` without a
@@ -497,7 +501,7 @@ class SignalReader:
         )
 
     def _never_seen(self, missing: Set[str], n: int, loss: Tensor) -> dict[str, Tensor]:
-        """Returns signals that a loss does not define, as they stand before the first loss, and warns once."""
+        """Returns `NEVER_SEEN` for each signal that a loss does not define, shape (n,), and warns once."""
         words = [self._without[name] for name in sorted(missing) if self._without[name]]
         if words and not self._said:
             self._said = True
@@ -523,7 +527,7 @@ class SignalReader:
             targets: Targets of the batch.
             layout: Layout of the rows as samples.
             wanted: Names of the signals besides the loss.
-            all_count: Whether it is known that no target is an ignored one.
+            all_count: Whether it is certain that the criterion ignores no target.
         """
         assert self.criterion is not None
         user_signals = self._ask(outputs, targets, layout.n)
@@ -568,20 +572,20 @@ class SignalReader:
             return {**criterion.read(outputs, targets, wanted, n), **user_signals}
 
     def _ask(self, outputs: Any, targets: Any, n: int) -> dict[str, Tensor]:
-        """Calls the user's function and checks its answer."""
+        """Calls the user's function, and checks the signals that it returns."""
         if self._own is None:
             return {}
         try:
             with torch.no_grad():
                 signals = dict(self._own(outputs, targets))
         except (AttributeError, TypeError) as error:
-            # With both arguments passed, the error is of the user's function. None instead of a tensor is what run.reduce
-            # passed.
+            # If both arguments were passed, the error lies in the user's function. run.reduce passes None for a missing
+            # argument.
             if outputs is not None and targets is not None:
                 raise
             raise ValueError(
                 f"attach(signals=function): the function got outputs={_kind(outputs)} and targets={_kind(targets)}, as passed "
-                f"to run.reduce, and failed: {error}. Call run.reduce(..., outputs=, targets=)"
+                f"to run.reduce, and failed: {error}. Pass outputs= and targets= to run.reduce"
             ) from error
         for name, tensor in signals.items():
             # Only methods that choose rows of a batch take several numbers per sample; records have one.

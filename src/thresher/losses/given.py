@@ -1,4 +1,4 @@
-"""Losses by position that the loop computed itself: which positions count, and what their sum is divided by."""
+"""Reduces losses that the loop computed itself: which of them count, and what their sum is divided by."""
 
 import math
 from collections.abc import Callable
@@ -14,19 +14,21 @@ from thresher.records import NEVER_SEEN
 
 
 class GivenLosses:
-    """Losses by position that the loop computed itself, and the scalar that they become.
+    """Reduces losses that the loop computed itself to a scalar.
+
+    A position is one entry of the losses, such as one token or one pixel of a sample.
 
     Without `valid` and `total` the scalar is the mean over the samples of their mean losses, each times its weight. Otherwise
     it is sum(v s m) / total, where m is the mean loss of a sample over its valid positions, s their number, v the weight of
     the sample, and total the sum of s unless it is given. With weights of positions, m is the weighted mean and s their sum.
 
-    If only some rows are trained on, they stand for the batch: the scalar is their sum(v s m) / sum(s), times the share of
-    the whole batch's positions in `total`. So the scalars of several micro-batches add up to a mean whose shares are those of
-    the micro-batches, however many positions the rows have that are kept; and `total` is the number that the loop knows.
-    In the same way, the positions of `keep` stand for all that count.
+    If only some rows are trained on, they stand for the whole batch: the scalar is their sum(v s m) / sum(s), times the valid
+    positions of the batch / `total`. So the scalars of several micro-batches add up to one mean, in which each micro-batch
+    counts by all its valid positions, not only by those of the kept rows; `total` stays the number that the loop knows.
+    In the same way, the positions of `keep` stand for all valid ones.
 
-    Nothing waits for a device. What only a device could tell, a `valid` below 0 or a `total` that is not positive, makes the
-    scalar NaN there, and is an error on the CPU.
+    Nothing waits for a device: a `valid` below 0, or a `total` that is not positive, is an error on the CPU, and makes the
+    scalar NaN on a device.
 
     Args:
         losses: Losses by position, shape (rows, ...), with gradient.
@@ -34,8 +36,8 @@ class GivenLosses:
             None if all count.
         total: Number that the sum of the losses is divided by, > 0: a number or a tensor of shape (); None for the number of
             valid positions, or the sum of their weights.
-        keep: Mask of the positions that are trained on, as `valid`; None for all that count.
-        by_row: Whether the loop has said that the first dimension is that of the rows. Default: False.
+        keep: Mask of the positions that are trained on, in the same form as `valid`; None for all valid ones.
+        by_row: Whether the loop has stated how many rows a sample has, so rows are along the first dimension. Default: False.
 
     Raises:
         TypeError: An argument has the wrong type or dtype.
@@ -58,16 +60,16 @@ class GivenLosses:
         kept = None if keep is None else self._mask_of(keep, "keep")
         self._kept = kept if kept is None or self._mask is None else self._mask * kept
         self.total = None if total is None else self._check_total(total)
-        """Number that the sum is divided by, if the loop gave it. It may count several batches or processes."""
+        """Number that the sum is divided by, if the loop passed it. It may count several batches or processes."""
 
     @property
     def all_count(self) -> bool:
-        """Whether no mask says which positions count."""
+        """Whether all positions count, because `valid` was not passed."""
         return self._mask is None
 
     @property
     def of_samples(self) -> bool:
-        """Whether the scalar is the mean over samples, so that a mean over the positions of each sample changes nothing."""
+        """Whether the scalar is the mean over the samples of their mean losses: no `valid`, `total` or `keep` was passed."""
         return self._mask is None and self.total is None and self._kept is None
 
     def _mask_of(self, mask: Any, name: str) -> Tensor:
@@ -107,7 +109,7 @@ class GivenLosses:
                 f"run.reduce: `{name}` of shape {has} does not fit losses of shape {known}. Give one entry per loss, or size 1 "
                 "for a dimension along which all entries are equal"
             )
-        # Broadcasting would take it per position without a word, but a mask per row is as likely for losses of shape (5, 5).
+        # Broadcasting would silently take it per position, but a mask per row is as likely for losses of shape (5, 5).
         if missing and has[:1] == known[:1] != (1,):
             raise ValueError(
                 f"run.reduce: `{name}` of shape {has} can be per row or per position of the losses of shape {known}, whose "
@@ -162,8 +164,8 @@ class GivenLosses:
 
         Args:
             layout: Layout of the rows as samples.
-            weights: Weights of the samples, or of the chosen ones, shape (n,) or (k,); None if all are 1.
-            chosen: Numbers of the samples that are trained on, shape (k,), int64; None for all.
+            weights: Weights of the samples, shape (n,), or of the chosen ones, shape (k,); None if all are 1.
+            chosen: Indices of the samples that are trained on, shape (k,), int64; None for all.
         """
         if not self.of_samples:
             return self._divide(layout.rows, weights, chosen)
@@ -192,7 +194,7 @@ class GivenLosses:
 
         Args:
             layout: Layout of the rows as samples.
-            chosen: Numbers of the samples, shape (k,), int64.
+            chosen: Indices of the samples, shape (k,), int64.
         """
         counts = self.counts(layout)
         if counts is None:

@@ -3,23 +3,24 @@
 They are `correct`, `confidence`, `predicted`, `margin`, `entropy`, `uncertainty`, `el2n`, `grad_norm`, `label`, `stratum`,
 `batch_loss`, `label_probability` and `logit_margin`.
 
-With one label per sample, a sample is correct where the largest class probability is at its label, and its confidence is that
-largest probability. `predicted` is the class with it; -1 for a sample with several positions or labels.
+With one label per sample, a sample is correct if the class with the largest probability is its label. `confidence` is that
+probability, and `predicted` that class; -1 for a sample with several positions or labels. A position is one token or pixel.
 
-- Dense and token outputs: a sample is correct where at least `right_share` of its valid positions are; its confidence is the
+- Dense and token outputs: a sample is correct if at least `right_share` of its valid positions are; its confidence is the
   mean over its valid positions.
-- Several independent labels: a sample is correct where all labels are; its confidence is the mean over the labels of
+- Several independent labels: a sample is correct if all labels are; its confidence is the mean over the labels of
   max(p, 1 - p).
 - Probabilities as targets: the likeliest class of the targets is the label.
 
 `el2n` (arXiv:2107.07075), `margin` and `entropy` need outputs that score classes. They are the means over the valid positions
 of |p - y|, of the probability of the label minus the largest other probability, and of - sum(p log p). `uncertainty` is the
-mean of 1 - sum(p^2), or of 2 p (1 - p) over independent labels: the chance that two labels differ which are drawn with the
-probabilities of the model. `grad_norm` is the norm of the gradient of a sample's mean loss with respect to the model's outputs,
+mean of 1 - sum(p^2), or of 2 p (1 - p) over independent labels: the chance that two labels drawn with the probabilities of the
+model differ. `grad_norm` is the norm of the gradient of a sample's mean loss with respect to the model's outputs,
 which bounds the norm of the whole gradient up to a constant (Katharopoulos & Fleuret, arXiv:1803.00942); `Criterion.errors`
 computes it. `label` is the class of a sample with one label. `batch_loss` is the mean loss of the samples for which the loop
 called the criterion together. `label_probability` is the probability of the label, and `logit_margin` its logit minus the
-largest other one; over independent labels, the means of the probability of being right and of the logit towards it.
+largest other one. For independent labels, they are means over the labels of p and of log(p / (1 - p)), where p is the
+probability that the model assigns to the target.
 """
 
 from collections.abc import Mapping, Set
@@ -32,10 +33,10 @@ OutputKind = Literal["classes", "labels", "values", "unknown"]
 """Meaning of outputs: scores of classes along dimension 1, scores of independent labels, plain values, or not known."""
 
 ABOUT_CLASSES = frozenset({"el2n", "margin", "entropy", "label"})
-"""Signals that are defined only where the outputs score classes."""
+"""Signals that are defined only if the outputs score classes."""
 
 OF_THE_LABEL = frozenset({"label_probability", "logit_margin"})
-"""Signals that say how far the model agrees with the label."""
+"""Signals that measure how far the model agrees with the label."""
 
 PREDICTIONS = frozenset({"correct", "confidence", "predicted"})
 """Signals of the likeliest class or labels."""
@@ -44,7 +45,7 @@ NOT_OF_VALUES = PREDICTIONS | {"uncertainty"} | ABOUT_CLASSES | OF_THE_LABEL
 """Signals that are not defined for a regression."""
 
 LEAST_LOG = 100.0
-"""Bound of log-probabilities below 0 in margins, so that the sums of margins stay finite."""
+"""In margins, log-probabilities below -100 count as -100, so that sums of margins stay finite."""
 
 OF_A_BATCH = frozenset({"batch_confidence", "batch_loss"})
 """Signals that depend on the other samples of the batch, so that batches cannot be read together."""
@@ -103,7 +104,9 @@ def classes(
 
 
 def labels(probs: Tensor, targets: Tensor, *, n: int, right_share: float = 0.5) -> dict[str, Tensor]:
-    """Returns `correct`, `confidence` and `predicted` of outputs that score independent labels, in dimension 1 if any.
+    """Returns `correct`, `confidence` and `predicted` of outputs that score independent labels.
+
+    If a sample has several labels, they are along dimension 1.
 
     Args:
         probs: Probability of each label, shape (B,) or (B, L, ...), float.
@@ -182,7 +185,7 @@ def of_classes(
 
 
 def _of_the_label(log_probs: Tensor, index: Tensor, wanted: Set[str]) -> dict[str, Tensor]:
-    """Returns those of `margin`, `label_probability` and `logit_margin` that are wanted, by position."""
+    """Returns the wanted signals among `margin`, `label_probability` and `logit_margin`, one value per position."""
     signals: dict[str, Tensor] = {}
     of_label = log_probs.gather(1, index).squeeze(1)
     if "label_probability" in wanted:
@@ -217,7 +220,7 @@ def label_uncertainty(probs: Tensor, *, n: int) -> Tensor:
 
 
 def label_agreement(probs: Tensor, targets: Tensor, wanted: Set[str], *, n: int) -> dict[str, Tensor]:
-    """Returns those of `label_probability` and `logit_margin` that are wanted, of outputs that score independent labels.
+    """Returns `label_probability` and `logit_margin`, if wanted, of outputs that score independent labels.
 
     Args:
         probs: Probability of each label, shape (B,) or (B, L, ...), float.
@@ -309,9 +312,9 @@ def as_classes(targets: object, n: int) -> Tensor:
 
 
 def strata(targets: object, n: int, *, of_classes: bool) -> Tensor:
-    """Returns the class c of each sample, shape (n,), int64; -1 where samples have no class, or several. It never waits.
+    """Returns the class c of each sample, shape (n,), int64; -1 if it has no class, or several. Never waits for a device.
 
-    For probabilities, which may be a mixture of labels, it is -2 - c, so that it is not taken for the label.
+    Targets that are probabilities may be mixtures of labels: their likeliest class c becomes -2 - c, to tell it from a label.
 
     Args:
         targets: Targets of the criterion.
@@ -359,8 +362,8 @@ def batch_loss(loss: Tensor) -> Tensor:
         loss: Loss of each sample, shape (n,), float; -inf for a sample without a valid position, which does not count.
 
     Returns:
-        Shape (n,), of the dtype of `loss`; never above the largest loss, so that no sample of equal ones is below it. NaN where
-        no sample counts.
+        Shape (n,), of the dtype of `loss`; never above the largest loss, so rounding cannot put it above all of several equal
+        losses. NaN if no sample counts.
 
     Example:
         >>> batch_loss(torch.tensor([1.0, 3.0, 5.0])).tolist()
@@ -377,11 +380,11 @@ OF_PAIRS = {"learnability"}
 
 
 def rows_in_order(signals: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
-    """Returns the signals of a batch with its rows in another order; those of pairs in this order along both dimensions.
+    """Returns the signals of a batch with its rows in another order; signals of pairs are reordered along both dimensions.
 
     Args:
         signals: Signals by name, each of shape (n, ...).
-        order: Row numbers, shape (n,), int64.
+        order: Row indices, shape (n,), int64.
 
     Example:
         >>> rows_in_order({"loss": torch.tensor([0.5, 1.5])}, torch.tensor([1, 0]))["loss"]

@@ -1,4 +1,4 @@
-"""The engine of all forward passes that the library runs itself: modes, random states, autocast, outputs and features."""
+"""Runs the forward passes that the library makes itself: modes, random states, autocast, outputs and features."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -17,7 +17,7 @@ from thresher.trees import to_device
 
 
 class LastLinear:
-    """The `nn.Linear` of a model that ran last in the latest forward pass, and its input.
+    """Remembers the `nn.Linear` of a model that ran last in the latest forward pass, and its input.
 
     Args:
         model: The model.
@@ -30,7 +30,7 @@ class LastLinear:
     def note(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Remembers a layer that runs; a forward pre-hook."""
         assert isinstance(layer, nn.Linear)
-        # Each layer replaces the one before: the order of running counts, which that of registration need not be.
+        # Each layer replaces the one before: the order in which layers run counts, not that of their registration.
         self._ran = layer, inputs[0]
 
     def take(self) -> tuple[nn.Linear, Tensor]:
@@ -56,7 +56,7 @@ def watch_last_linear(model: nn.Module) -> Iterator[LastLinear]:
         model: The model; its hooks are taken away at the end.
 
     Yields:
-        The layer that ran last and its input, after each forward pass.
+        A `LastLinear`, whose `take` returns the layer that ran last and its input.
 
     Raises:
         ValueError: The model has no `nn.Linear`.
@@ -107,14 +107,14 @@ Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
 
 
 class Answer(NamedTuple):
-    """The answer of one model to one batch.
+    """The outputs of one model for one batch, with targets and features.
 
     Attributes:
         outputs: What the model returned.
         targets: The targets of the batch.
-        feature: Input of the `nn.Linear` that ran last; None if features were not asked for.
+        feature: Input of the `nn.Linear` that ran last; None if features were not requested.
         layout: Layout of the rows as samples.
-        head: The `nn.Linear` that ran last; None if features were not asked for.
+        head: The `nn.Linear` that ran last; None if features were not requested.
     """
 
     outputs: Any
@@ -135,14 +135,14 @@ def plain_forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
         Outputs and targets.
 
     Raises:
-        ValueError: The batch is neither.
+        ValueError: The batch is neither a pair nor a tensor.
     """
     check_plain(batch)
     return (model(batch), batch) if isinstance(batch, Tensor) else (model(batch[0]), batch[1])
 
 
 def check_plain(batch: Any, who: str = "") -> None:
-    """Refuses a batch in which inputs and targets cannot be told apart.
+    """Checks that inputs and targets of a batch are known: it is a pair of them, or one tensor that is both.
 
     Args:
         batch: The batch.
@@ -218,7 +218,7 @@ def answers(
         models: The models.
         batches: Pairs of a batch and its number of samples; each batch is moved to the device of each model.
         forward: Function that computes outputs and targets.
-        features: Whether the answers have the input of the last linear layer.
+        features: Whether the answers contain the input of the last linear layer.
 
     Yields:
         The answers of the models to one batch.
@@ -240,9 +240,9 @@ def answers(
 
 
 def labels_or_none(targets: Any, n: int) -> Tensor | None:
-    """Returns the class of each sample, shape (n,), int64, by the rule of `losses.signals.as_classes`; None without classes."""
+    """Returns the class of each sample, shape (n,), int64, as `losses.signals.as_classes` does; None without classes."""
     try:
-        # Asked by trying, so that one rule decides what classes are.
+        # By trying, so that `as_classes` alone decides what classes are.
         return as_classes(targets, n)
     except ValueError:
         return None

@@ -96,7 +96,7 @@ def replaced(copies: Copies) -> Iterator[None]:
 def share_buffers(parallel: DistributedDataParallel | None) -> None:
     """Copies the buffers of the first process to all processes, as a training forward pass does. All processes must call it.
 
-    The statistics of a batch normalisation differ from process to process after each step. With equal buffers, each sample of
+    The statistics of a batch normalization differ from process to process after each step. With equal buffers, each sample of
     a pass that is divided among the processes gets the loss that one process would compute.
 
     Args:
@@ -162,12 +162,12 @@ class ExtraPasses:
         model: The tracked model; None if `attach` got none.
         loader: The loader of the run.
         reader: Reads the signals.
-        records: Records of all samples, where the signals are written.
-        cost: Where samples are counted.
+        records: Records of all samples, to which the signals are written.
+        cost: Counters of samples, to which each pass adds.
         forward: The user's function `(model, batch) -> (outputs, targets)`; None: `plain_forward`.
         device: Device of the model.
-        unknown_rows: Reason why the rows of batches are not their samples in order, as soon as it is known.
-        who: Name of the method that needs own passes. None: no method needs them.
+        unknown_rows: Has the reason if the rows of batches are found not to be their samples in order.
+        who: Name of the method that needs extra passes. None: no method needs them.
     """
 
     def __init__(
@@ -204,11 +204,11 @@ class ExtraPasses:
         return isinstance(criterion, nn.Module | FunctionType) or not getattr(criterion, "__dict__", {})
 
     def check(self, batch: Any) -> None:
-        """Refuses a batch that own passes cannot read, before training rather than after its first epoch.
+        """Checks that extra passes can read a batch, so that an error comes before training and not after its first epoch.
 
         Raises:
-            AttributionError: Own passes will be made, and the rows of a batch are not its samples in order.
-            ValueError: Own passes will be made, `forward` was not given, and the batch is not a pair of inputs and targets.
+            AttributionError: Extra passes will be made, and the rows of a batch are not its samples in order.
+            ValueError: Extra passes will be made, `attach` got no `forward`, and the batch is not a pair of inputs and targets.
         """
         if self._who is None:
             return
@@ -218,7 +218,7 @@ class ExtraPasses:
             check_plain(batch, f"{self._who} makes extra forward passes, and ")
 
     def can_choose(self, batch: Any, n: int) -> bool:
-        """Returns whether a batch has a row for each of its n samples, which a selection before the loop can take out."""
+        """Returns whether a batch has one row for each of its n samples, so that rows can be left out before the loop."""
         return self._unknown_rows.reason is None and all(leaf.shape[:1] == (n,) for leaf in leaves(batch))
 
     def refresh(self, ids: Order, *, training: bool) -> None:
@@ -250,11 +250,11 @@ class ExtraPasses:
             names: Names out of "error", "feature" and "label".
 
         Returns:
-            A tensor by name, with a row per sample, on the device.
+            Tensors by name, with one row per sample, on the device.
 
         Raises:
             AttributionError: The rows of a batch are not its samples in order.
-            ValueError: Labels are asked for, and the targets are not classes.
+            ValueError: `names` has "label", and the targets are not classes.
         """
         criterion, module = self._reader.criterion, self._plain_module
         assert criterion is not None
@@ -275,12 +275,12 @@ class ExtraPasses:
         return {name: torch.cat(parts) for name, parts in parts_of.items()}
 
     def score(self, batch: Any, ids: Tensor, scoring: Scoring) -> dict[str, Tensor]:
-        """Computes and records the signals of a candidate batch before the loop sees it.
+        """Computes and records the signals of all rows of a batch, before some of them are chosen for the loop.
 
         Args:
             batch: The batch, on the device.
             ids: Ids of its rows, shape (n,), int64, on the device.
-            scoring: How the pass is made cheaper.
+            scoring: Settings of the pass.
 
         Returns:
             Signals by name, shape (n,); `error` and `feature` of shape (n, ...).
@@ -298,7 +298,7 @@ class ExtraPasses:
             n = len(ids) if one is smaller else rows_of(one)
             featured = watch_last_linear(module) if "feature" in wanted else nullcontext()
             with self._pass(module, dtype=scoring.dtype), featured as last:
-                # No criterion defines these two: a hook takes the feature, and the alignment is of both batches.
+                # No criterion defines these two: a hook gets the feature, and the alignment is computed from both batches.
                 answers_of.append(self._signals(module, one, n, wanted - {"feature", "alignment"}))
                 if last is not None:
                     answers_of[-1]["feature"] = feature_rows(last.take()[1], n)
@@ -315,7 +315,7 @@ class ExtraPasses:
         return signals
 
     def _candidates(self, batch: Any, scoring: Scoring) -> Any:
-        """Returns a candidate batch with its inputs scaled down as `scoring` asks."""
+        """Checks a batch, and returns it with its inputs scaled down by the `input_scale` of the scoring pass."""
         self._check_rows("choose samples by their losses")
         self.check(batch)
         if scoring.input_scale == 1:
@@ -332,17 +332,17 @@ class ExtraPasses:
 
     @property
     def module(self) -> nn.Module:
-        """The user's model inside of `DistributedDataParallel`, whose calls wait for others; a `SubsetBackward` stays."""
+        """The user's model, taken out of `DistributedDataParallel`, whose calls wait for other processes."""
         assert self._model is not None
         return inside(self._model.module)
 
     @property
     def call(self) -> str:
-        """The call of an own pass, for messages."""
+        """Description, for messages, of what an extra pass calls."""
         return "`model(batch[0])`" if self._forward is None else "the function `forward` that attach was given"
 
     def beginning(self, autocast: torch.dtype | None) -> Beginning:
-        """Returns the state in which a forward pass begins now.
+        """Captures the state in which a forward pass begins now.
 
         Args:
             autocast: Dtype of autocast; None if there is none.
@@ -362,11 +362,11 @@ class ExtraPasses:
     @staticmethod
     def versions(batch: Any) -> list[int]:
         """Returns the version counters of a batch's tensors, to detect changes in place."""
-        # Tensors of inference mode count no versions: to ask for one is an error.
+        # Inference tensors have no version counter: reading it raises an error.
         return [leaf._version for leaf in leaves(batch) if not leaf.is_inference()]
 
     def repeat(self, batch: Any, n: int, beginning: Beginning | None) -> tuple[Tensor, bool] | None:
-        """Repeats a forward pass of the loop as an own pass, in the same modes; nothing is counted or recorded.
+        """Repeats a forward pass of the loop as an extra pass, in the same modes. Nothing is counted or recorded.
 
         Args:
             batch: The batch as it was yielded.
@@ -374,8 +374,8 @@ class ExtraPasses:
             beginning: State with which the loop's pass began; None if the loop did not call `run.model`.
 
         Returns:
-            Losses, shape (n,), and whether they are exact, or of half precision; None where they are random, and the random
-            numbers of the loop are not known.
+            Losses, shape (n,), and whether they were computed without half precision. None if the losses depend on random
+            numbers that cannot be repeated.
         """
         assert self._model is not None
         device, dtype = self.device, self._model.autocast if beginning is None else beginning.autocast
@@ -384,7 +384,7 @@ class ExtraPasses:
         autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
         with (
             isolated_pass([module], devices=[device], generators=self._loader.generators(), training=None),
-            # Buffers and attributes as they were when the loop's pass began; its own ones come back at the end.
+            # Buffers and attributes as they were when the loop's pass began; the present ones come back at the end.
             replaced(now.buffers),
             now.attributes.in_place(),
             autocast,
@@ -412,13 +412,13 @@ class ExtraPasses:
 
     @contextmanager
     def _pass(self, module: nn.Module, *, training: bool = False, dtype: torch.dtype | None = None) -> Iterator[None]:
-        """Prepares one pass; without a dtype, autocast is that of the last training pass."""
+        """Prepares one pass. `dtype` is that of autocast; None for the one of the last training pass."""
         assert self._model is not None
         generators = self._loader.generators()
         dtype = dtype or self._model.autocast
         # Losses must be those of training, so they are computed in its precision unless the scoring names another one.
         entered = isolated_pass([module], devices=[self.device], generators=generators, training=training, dtype=dtype)
-        # A refresh in training mode is for methods whose code moves the statistics of normalisations there, too.
+        # A refresh in training mode is for methods whose code moves the statistics of normalizations there, too.
         with entered, nullcontext() if training else self._buffers.untouched(module):
             yield
 

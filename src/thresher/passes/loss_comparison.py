@@ -13,7 +13,7 @@ from thresher.passes.extra_passes import Beginning, ExtraPasses
 from thresher.warning import warn
 
 TIMES = 2
-"""Number of epochs that search for a batch to compare."""
+"""Number of epochs in which a batch to compare is searched for."""
 PATIENCE = 64
 """Number of batches and forward passes of an epoch after which the search gives up."""
 HELD = 3
@@ -23,21 +23,21 @@ PASSES = 4
 
 
 class Comparison:
-    """Repeats a forward pass of the loop as an own pass, with the same random numbers, and compares the losses of its samples.
+    """Repeats a forward pass of the loop as an extra pass, with the same random numbers, and compares the losses.
 
-    The own pass runs when the loop's backward pass begins. The parameters are then still those of the loop's forward pass, and
-    the loop no longer needs any state that the modules kept from it. The losses are compared when the next batch is on its
-    way to the loop.
+    The extra pass runs when the loop's backward pass begins. The parameters are then still those of the loop's forward pass,
+    and the loop no longer needs any state that the modules kept from it. The losses are compared before the next batch is
+    yielded.
 
     Args:
-        passes: Makes own passes.
+        passes: Makes the extra passes.
         accumulator: Holds the losses of the loop.
     """
 
     def __init__(self, passes: ExtraPasses, accumulator: StepAccumulator) -> None:
         self._passes, self._accumulator = passes, accumulator
         self.pending = False
-        """Whether a batch to compare is looked for."""
+        """Whether a batch to compare is searched for."""
         self._times, self._left = TIMES, 0
         self._held: dict[int, Any] = {}
         self._began: dict[int, Beginning] = {}
@@ -52,11 +52,11 @@ class Comparison:
         """
 
     def begin_epoch(self, use: str | None, *, trial: Callable[[], bool] | None = None) -> None:
-        """Starts the search for a batch, if the run makes own passes, or may make them, and needs a further comparison.
+        """Starts the search for a batch to compare, if the run uses losses of extra passes, now or perhaps later.
 
         Args:
-            use: How the run uses the losses of its own passes, for the message. None: the run does not use them.
-            trial: Returns whether it is going to use them later, once the first loss is there. None: it is not.
+            use: How the run uses the losses of its extra passes, for the message. None: the run does not use them.
+            trial: Function that returns, once losses are recorded, whether the run will use them later. None: it will not.
         """
         self._stop()
         self._trial = trial if use is None else None
@@ -80,23 +80,23 @@ class Comparison:
         self._held, self._began = {}, {}
 
     def _keep_searching(self) -> bool:
-        """Counts an attempt and returns whether the search goes on; gives up after many."""
+        """Counts an attempt, and returns whether the search goes on: it ends after `PATIENCE` attempts."""
         self._left -= 1
         if self._left < 0:
-            # A loop that offers no batch in one epoch will hardly do so in the next: the search must not go on for ever.
+            # A loop that offers no batch in one epoch will hardly do so in the next: the search must not go on forever.
             self._times -= 1
             self._stop()
         return self.pending
 
     def yielded(self, number: int, batch: Any) -> None:
-        """Notes a batch that is on its way to the loop. Call it after `compare`.
+        """Notes a batch that is about to be yielded. Call it after `compare`.
 
         Args:
             number: Number of the batch.
             batch: The batch, on the device.
         """
         if self._keep_searching():
-            # Versions show later whether the loop has written into the batch: own passes see it as it was yielded.
+            # Versions show later whether the loop has written into the batch: extra passes get it as yielded.
             self._held[number] = batch, self._passes.versions(batch)
             if len(self._held) > HELD:
                 # The first one stays: a deep prefetcher takes many batches before the loop trains on that one.
@@ -119,7 +119,7 @@ class Comparison:
         if self._trial is not None and not self._trial():
             self._stop()
             return
-        # An own pass gives one loss to each row, in the order of the batch, so only a loss of all rows can be compared.
+        # An extra pass computes one loss per row, in the order of the batch, so only a loss of all rows can be compared.
         whole = [entry for entry in self._accumulator.open if self._is_whole(entry)]
         if self._entry in whole and self._entry is not None:
             if self._entry.end == self._end:
@@ -134,7 +134,7 @@ class Comparison:
         entry = self._entry
         self._end, self._repeated = entry.end, None
         end, origin = entry.end, self._accumulator.meter.passes.origin(outputs)
-        # The state with which the very pass began that made these outputs: several passes may be in one step.
+        # The state at the beginning of the pass that made these outputs: one step may have several passes.
         beginning = None if origin is None else self._began.get(origin.first)
         assert entry.attribution.batch is not None
         batch, versions = self._held[entry.attribution.batch.number]
@@ -153,7 +153,7 @@ class Comparison:
             value.register_hook(backward_begins)
 
     def _cannot_compare(self) -> None:
-        """Ends the comparison: the loop changed its batch in place, while the run's own passes get the unchanged batch."""
+        """Ends the comparison: the loop changed its batch in place, while extra passes get the unchanged batch."""
         self._times = 0
         self._stop()
         # A `forward` of the user's does what the loop does with the batch, and a trial concerns nobody yet: no warning.
@@ -179,7 +179,7 @@ class Comparison:
                 raise
             self._stop()
             return
-        # An own pass needs memory of its own in the middle of a step, which a loop that fills its device does not have.
+        # The extra pass needs memory in the middle of a step, which a loop that fills its device does not have.
         except torch.OutOfMemoryError:
             self._stop()
             warn(
@@ -214,7 +214,7 @@ class Comparison:
                 "The losses that the run computes in its own forward passes differ from the losses of the loop: in one batch "
                 f"they differ for {different} of {len(repeated)} samples, by up to {largest:.3g}. {self._use} In its own "
                 f"passes, the run calls {self._passes.call} and gives the result to the criterion. If the loop does more than "
-                "that (it normalises inputs, scales outputs or has a part of the network outside of run.model), pass "
+                "that (it normalizes inputs, scales outputs or has a part of the network outside of run.model), pass "
                 "attach(forward=lambda model, batch: (outputs, targets)) that does the same and returns what the criterion "
                 "gets. If the loop adds up several losses of a sample, let one criterion compute them all from (outputs, "
                 "targets). If the loop draws random numbers between run.loader and run.model, as for noise or augmentation, a "

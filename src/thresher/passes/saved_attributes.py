@@ -69,8 +69,8 @@ def _copy(value: Any, made: dict[int, Any]) -> Any:
         one = copy.copy(value)
     else:
         return value
-    # Noted before the members are copied, so that a container that holds itself comes to an end. The value is kept in the
-    # table because an identity is given away again once its object is gone.
+    # Noted before the members are copied, so that a container that contains itself does not recurse forever. The table keeps
+    # the value, because the identity of an object can be reused once the object is gone.
     made[id(value)] = value, one
     members = vars(one) if type(one) is SimpleNamespace else one
     if isinstance(members, dict):

@@ -45,9 +45,9 @@ def scan(
     Args:
         models: One model or more; batches are moved to their devices.
         loader: Loader whose dataset is read, from its first sample to its last; all settings but the order are kept.
-        read: Function of a batch's answers, one per model, that returns values of shape (n, ...).
+        read: Function that gets the `Answer` of each model to a batch, as a list, and returns values of shape (n, ...).
         forward: Function `(model, batch) -> (outputs, targets)`. Default: batches are pairs, `(model(batch[0]), batch[1])`.
-        features: Whether the answers have the input of the `nn.Linear` that ran last.
+        features: Whether the answers contain the input of the `nn.Linear` that ran last.
 
     Returns:
         The values and the classes of all samples.
@@ -58,7 +58,7 @@ def scan(
     """
     models = as_list(models)
     sequential = in_order(loader)
-    # A collate function that leaves samples out or reorders them would give scores to the wrong ids without a word.
+    # A collate function that leaves samples out or reorders them would silently give scores to the wrong ids.
     sequential.collate_fn = checked(sequential)
     values, labels = [], []
     # Each device once, in the order of the models.
@@ -99,10 +99,10 @@ def _check_targets(found: list[Answer], n: int) -> None:
 
 
 def as_list(models: Models) -> list[nn.Module]:
-    """Returns the models as a list, each without a wrapper whose calls wait for other processes.
+    """Returns the models as a list, each taken out of wrappers whose calls wait for other processes.
 
     Raises:
-        TypeError: There is none, or one of them is not a module.
+        TypeError: `models` is empty, or one of them is not a module.
     """
     modules = [models] if isinstance(models, nn.Module) else list(models)
     if not modules or not all(isinstance(model, nn.Module) for model in modules):
@@ -117,7 +117,7 @@ def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
 
     Raises:
         TypeError: `loader` is not a DataLoader over a map-style dataset.
-        ValueError: `loader` does not make the batches, or makes them in its own way, or the dataset is empty.
+        ValueError: `loader` has batch_size=None, or is a subclass that makes batches in its own way; or the dataset is empty.
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(f"`loader` must be a torch.utils.data.DataLoader, got {type(loader).__name__}")

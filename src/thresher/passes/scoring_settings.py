@@ -1,4 +1,4 @@
-"""Settings of the scoring pass, the extra forward pass by whose losses a batch method chooses."""
+"""Settings of the scoring pass: the extra forward pass whose losses a batch method uses to choose samples."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 @dataclass(frozen=True)
 class Scoring:
-    """Settings of a cheaper scoring pass, the extra forward pass by whose losses a batch method chooses.
+    """Settings of a cheaper scoring pass: the extra forward pass whose losses a batch method uses to choose samples.
 
     Args:
         dtype: Dtype of autocast: `torch.float32`, `torch.float16` or `torch.bfloat16`. Default None: as in training.
