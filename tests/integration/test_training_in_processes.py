@@ -248,9 +248,9 @@ def test_a_state_that_one_process_alone_saves_is_refused_and_the_training_goes_o
     """Within an epoch the other process is in the middle of the gradients, which must not be mixed with a call of the run."""
     found = of_all(results, "one_alone")
     for when in ("within", "between"):
-        assert "run.state_dict() was reached in process 0 of 2, and not within 0.3 s in 1. Call" in found[0][when]
+        assert "run.state_dict() was reached in process 0 of 2, but not within 0.3 s in process 1. Call" in found[0][when]
     assert found[0]["waits"] == [
-        f"{what} was reached in process 0 of 2, and not within 0.3 s in 1. Still waiting: all processes must reach it."
+        f"{what} was reached in process 0 of 2, but not within 0.3 s in process 1. Still waiting: all processes must reach it."
         for what in ("thresher.attach", "The end of epoch 0")
     ]
     assert found[1]["waits"] == []

@@ -51,4 +51,4 @@ def test_a_rank_with_other_settings_is_told_on_all_ranks_at_once(results):
 
 def test_a_group_of_some_processes(results):
     assert results[1]["groups"] == [0, 2, 11, [1, 0]] and results[2]["groups"] == [1, 2, 11, []]
-    assert results[0]["groups"] == ["`process_group` is a group that this process is not in"]
+    assert results[0]["groups"] == ["`process_group` does not contain this process; pass a group that does"]

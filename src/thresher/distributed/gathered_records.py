@@ -70,15 +70,15 @@ ID, FIRST = "#id", "#first"
 class GatheredRecords(Records):
     """Records that rank 0 keeps; other ranks have columns without values.
 
-    Written rows are buffered until all ranks call `sync`. Rank 0 then writes them rank by rank, its own at the end: of a
-    sample that several ranks wrote, columns with merge="last" take the last value of the lowest rank.
+    Written rows are buffered until all ranks call `sync`. Rank 0 then writes the rows of the last rank first, and its own last.
+    So if several ranks wrote the same sample, columns with merge="last" keep the last value of the lowest of these ranks.
 
     Args:
         columns: Declarations of the columns by name.
         n: Number of samples.
         world: The ranks.
         device: Device of the columns and of the written values.
-        sent: Data types in which values of some columns are buffered and sent. Default: the data types of the columns.
+        sent: Data types, by column, in which values are buffered and sent. Default: the data types of the columns.
 
     Example:
         >>> from thresher.distributed.world import ALONE
@@ -100,7 +100,7 @@ class GatheredRecords(Records):
     ) -> None:
         super().__init__(columns, n if world.is_first else 0, device)
         self._world, self._device, self._write_buffer = world, device, WriteBuffer()
-        # A rank holds its rows of an epoch, so that each byte of an id counts.
+        # A rank buffers its rows of a whole epoch, so the size of an id matters.
         self._id_dtype = torch.int32 if n < 2**31 else torch.int64
         self._fields = [name for name, signal in self.written.items() if signal != EPOCH]
         self._by_function = any(callable(self.columns[name].merge) for name in self._fields)
@@ -116,25 +116,25 @@ class GatheredRecords(Records):
         certain: Tensor | None = None,
     ) -> None:
         """Buffers the signals of one batch until `sync`; takes the arguments of `Records.write`."""
-        # Rows that do not count have the id -1: to leave them out here would wait for the device in each step.
+        # Rows that do not count get the id -1, because removing them here would wait for the device in each step.
         rows = {ID: (ids if certain is None else torch.where(certain, ids, -1)).to(self._id_dtype)}
         if self._by_function:
             rows[FIRST] = torch.as_tensor(first, device=ids.device).expand(len(ids))
         for name in self._fields:
             signal, column = self.written[name], self.columns[name]
             new = values[signal] if callable(column.merge) else values[signal].to(self._sent.get(name, column.dtype))
-            # Rank 0 adds up what it receives, and does not have the value of the last write: the difference is sent.
+            # Rank 0 adds up what it receives, so if rows are written again with another value, the difference is sent.
             rows[name] = new - before[signal].to(column.dtype) if before is not None and column.merge == "sum" else new
         self._write_buffer.add(rows)
 
     def sync(self) -> None:
-        """Writes what all ranks have buffered to the columns of rank 0; all ranks call it."""
+        """Writes what all ranks have buffered to the columns of rank 0. All ranks must call it."""
         self._collect(self)
         self._write_buffer.clear()
 
     def _collect(self, columns: Mapping[str, Tensor]) -> None:
         """Writes what all ranks have buffered to columns of rank 0."""
-        # Cloned, because a pickle of a slice has all that it is a slice of.
+        # Cloned, because a pickle of a slice contains the whole tensor.
         pieces = ({name: values.clone().cpu() for name, values in piece.items()} for piece in self._write_buffer.pieces())
         for piece in self._world.to_first(pieces):
             certain = (piece[ID] >= 0).nonzero().flatten()
@@ -143,7 +143,7 @@ class GatheredRecords(Records):
                 self._store(columns, {name: values[chosen].to(self._device) for name, values in piece.items()})
 
     def _store(self, columns: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
-        """Writes rows, of which none has the sample of another one, to columns."""
+        """Writes rows to columns; no two rows may have the same sample."""
         ids = rows[ID].long()
         for name, signal in self.written.items():
             merge, column = self.columns[name].merge, columns[name]
@@ -156,8 +156,8 @@ class GatheredRecords(Records):
                 column.scatter_add_(0, ids, new.to(column.dtype))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the columns as after `sync`, without changing them; all ranks call it."""
-        # Copies: a sync in mid-epoch would make the run that was saved differ from one that was not.
+        """Returns copies of the columns with the buffered rows added. Changes nothing; all ranks must call it."""
+        # Copies, because with a sync in mid-epoch, a run that is saved would differ from a run that is not.
         columns = {name: column.clone() for name, column in self.items()}
         self._collect(columns)
         return columns
@@ -169,7 +169,9 @@ class GatheredRecords(Records):
 
 
 def _turns(ids: NDArray[Any]) -> Iterator[Tensor]:
-    """Yields the places of ids in turns, none of which has an id twice. An id that comes again is in a later turn.
+    """Splits ids into groups without duplicates, and yields the positions of each group.
+
+    The first group has the first occurrence of each id, the second group the second occurrences, and so on.
 
     Args:
         ids: Ids, shape (k,).

@@ -1,4 +1,4 @@
-"""The order of an epoch after a plan, readable at any place in any rank, and the rows of each rank."""
+"""The samples of an epoch that a plan keeps, in order, which each rank can read at any position; and the rows of each rank."""
 
 from collections.abc import Callable
 
@@ -9,28 +9,28 @@ from thresher.distributed.world import World
 from thresher.selection import Mask
 
 Piece = Callable[[int, int], NDArray[np.int64]]
-"""Function that returns the ids of an order from a first place up to an end place; the same on all ranks."""
+"""Function `(begin, end)` that returns the ids at positions begin to end - 1 of an order; the same on all ranks."""
 
 Keeps = Callable[[NDArray[np.int64]], Mask]
-"""Function that returns the mask of the kept ids."""
+"""Function of ids that returns a mask of those that a plan keeps."""
 
 UNIT = 1024
-"""Number of places in a unit of an order: the counts of 10^9 samples take 2 MB."""
+"""Number of positions in a unit of an order: the counts that are sent for 10^9 samples take 2 MB."""
 AT_ONCE = 2**8
 """Number of units that are counted in one call."""
 
 
 class KeptOrder:
-    """The samples of an order that a plan keeps. All ranks make it together; each rank can then read any part of it.
+    """The samples of an order that a plan keeps. All ranks must create it together; each rank can then read any part of it.
 
-    The ranks count the kept samples of each unit of the order, and send 2 bytes per unit.
+    Each rank counts the kept samples in its share of the units of the order, and sends these counts, 2 bytes per unit.
 
     Args:
         piece: The order before the plan.
         n: Number of ids of the order before the plan.
-        keeps: The plan, such as `HeldPlan.keeps`.
+        keeps: Function that marks the ids that the plan keeps, such as `HeldPlan.keeps`.
         world: The ranks.
-        unit: Number of places in a unit, at most 65,535.
+        unit: Number of positions in a unit, at most 65,535. Default: 1024.
 
     Example:
         >>> from thresher.distributed.world import ALONE
@@ -42,12 +42,13 @@ class KeptOrder:
     def __init__(self, piece: Piece, n: int, keeps: Keeps, world: World, unit: int = UNIT) -> None:
         self._piece, self._n, self._keeps, self._unit = piece, n, keeps, unit
         units = -(-n // unit)
-        # As many units for each rank, because `gather` needs arrays of one shape; those after the end are cut off below.
+        # The same number of units for each rank, because `gather` needs arrays of one shape; units after the end are cut off
+        # below.
         per = -(-units // world.size)
-        # Counts are enough: a rank knows the order and the plan, and makes the ids of one unit again when it needs them.
+        # Counts are enough: a rank knows the order and the plan, and computes the ids of a unit again when it needs them.
         first, last = min(units, world.rank * per), min(units, (world.rank + 1) * per)
         counts = np.zeros(per, dtype=np.uint16)
-        # By pieces: the ids of all units of a rank at once would take 8 bytes per sample.
+        # In pieces, because the ids of all units of a rank at once would take 8 bytes per sample.
         for begin in range(first, last, AT_ONCE):
             end = min(last, begin + AT_ONCE)
             kept = keeps(piece(begin * unit, min(n, end * unit)))
@@ -58,11 +59,11 @@ class KeptOrder:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def take(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Returns the ids of the kept samples from place `begin` to place `end`, int64; fewer at the end of the order.
+        """Returns the ids of the kept samples at positions `begin` to `end` - 1, int64; fewer at the end of the order.
 
         Args:
-            begin: First place among the kept samples, 0 or more.
-            end: Place after the last one.
+            begin: First position, counting only kept samples, 0 or more.
+            end: Position after the last one.
         """
         end = min(end, len(self))
         if begin >= end:
@@ -75,7 +76,7 @@ class KeptOrder:
         return ids[self._keeps(ids)][begin - before : end - before]
 
     def place_after(self, kept: int) -> int:
-        """Returns the length of the start of the order before the plan that contains the first `kept` kept samples.
+        """Returns how many ids of the order before the plan it takes to reach `kept` kept samples.
 
         Args:
             kept: Number of kept samples, 0 or more.
@@ -90,13 +91,13 @@ class KeptOrder:
 
 
 def take_cyclic(piece: Piece, total: int, begin: int, end: int) -> NDArray[np.int64]:
-    """Returns the ids of an order from place `begin` to place `end`; the order begins again after its end.
+    """Returns the ids at positions `begin` to `end` - 1 of an order that is repeated without end.
 
     Args:
         piece: The order.
-        total: Number of its ids, 1 or more.
-        begin: First place, 0 or more.
-        end: Place after the last one, `begin` or more.
+        total: Number of ids of the order, 1 or more.
+        begin: First position, 0 or more.
+        end: Position after the last one, `begin` or more.
 
     Example:
         >>> take_cyclic(lambda begin, end: np.arange(10, 13)[begin:end], 3, 1, 8)
@@ -111,16 +112,17 @@ def take_cyclic(piece: Piece, total: int, begin: int, end: int) -> NDArray[np.in
 
 
 class RankOrder:
-    """The rows of one rank: every W-th sample of an order, as DistributedSampler divides them.
+    """The rows of one rank: with W ranks, every W-th sample of an order, as DistributedSampler divides them.
 
-    All ranks have the same number of rows: the order begins again after its end, or its end is left out.
+    All ranks have the same number of rows: the last rows come from the start of the order again, or with `drop_last` the rest
+    of the order is left out.
 
     Args:
         piece: The order of the epoch, such as `KeptOrder.take`.
         total: Number of ids of the order, 1 or more.
         rank: Number of this rank.
         size: Number of ranks.
-        drop_last: Whether the end is left out if it is too short for all ranks.
+        drop_last: Whether to leave out the rest of the order if it has too few samples for all ranks. Default: False.
 
     Example:
         >>> order = lambda begin, end: np.arange(10, 15)[begin:end]
@@ -130,29 +132,29 @@ class RankOrder:
 
     def __init__(self, piece: Piece, total: int, rank: int, size: int, *, drop_last: bool = False) -> None:
         self._piece, self._total, self._rank, self._size = piece, total, rank, size
-        # As many rows on all ranks: a rank with one step less would leave the others waiting in their all-reduce.
+        # The same number of rows on all ranks: if a rank had one step less, the others would wait for it in their all-reduce.
         self._rows = total // size if drop_last else -(-total // size)
 
     def __len__(self) -> int:
         return self._rows
 
     def take(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Returns the ids of rows of this rank, int64; fewer at the end.
+        """Returns the ids of the rows `begin` to `end` - 1 of this rank, int64; fewer at the end.
 
         Args:
             begin: Number of the first row, 0 or more.
             end: Number after the last row.
         """
-        # A rank reads the rows of all ranks and keeps every W-th: they are numbers, and the order can only be read in one
-        # piece.
+        # Reads the rows of all ranks and keeps every W-th: ids are small, and `take_cyclic` reads only contiguous positions.
         begin, end = min(begin, self._rows) * self._size, min(end, self._rows) * self._size
         return take_cyclic(self._piece, self._total, begin, end)[self._rank :: self._size]
 
 
 class RankBatches:
-    """The rows of one rank: every W-th batch of an order, as the loaders of accelerate divide them.
+    """The rows of one rank: with W ranks, every W-th batch of an order, as the loaders of accelerate divide them.
 
-    All ranks have the same number of full batches: the order begins again after its end, or its end is left out.
+    All ranks have the same number of full batches: the last rows come from the start of the order again, or with `drop_last`
+    the rest of the order is left out.
 
     Args:
         piece: The order of the epoch, such as `KeptOrder.take`.
@@ -160,7 +162,8 @@ class RankBatches:
         rank: Number of this rank.
         size: Number of ranks.
         batch: Number of rows of a batch of one rank, 1 or more.
-        drop_last: Whether the end is left out if it is too short for one batch on each rank.
+        drop_last: Whether to leave out the rest of the order if it has too few samples for one batch on each rank. Default:
+            False.
 
     Example:
         >>> order = lambda begin, end: np.arange(10, 15)[begin:end]
@@ -170,7 +173,7 @@ class RankBatches:
 
     def __init__(self, piece: Piece, total: int, rank: int, size: int, *, batch: int, drop_last: bool = False) -> None:
         self._piece, self._total, self._rank, self._size, self._batch = piece, total, rank, size, batch
-        # Only full batches on all ranks: a rank with one step less would leave the others waiting in their all-reduce.
+        # Only full batches on all ranks: if a rank had one step less, the others would wait for it in their all-reduce.
         all_ranks = batch * size
         self._rows = (total // all_ranks if drop_last else -(-total // all_ranks)) * batch
 
@@ -178,7 +181,7 @@ class RankBatches:
         return self._rows
 
     def take(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Returns the ids of rows of this rank, int64; fewer at the end.
+        """Returns the ids of the rows `begin` to `end` - 1 of this rank, int64; fewer at the end.
 
         Args:
             begin: Number of the first row, 0 or more.

@@ -20,7 +20,7 @@ from torch import Tensor
 from thresher.warning import warn
 
 PATIENCE = timedelta(seconds=60)
-"""Time that a rank waits for the others if the loop may have called only one rank."""
+"""Time that a rank waits for the others in a function that the loop may have called on one rank only."""
 BETWEEN_LOOKS_S = 0.01
 """Seconds between two checks of a waiting rank."""
 BEFORE_EXIT_S = 0.1
@@ -33,7 +33,7 @@ T = TypeVar("T")
 class World(ABC):
     """The processes (ranks) of a training run, which all call the same functions in the same order. Rank 0 stores the records.
 
-    Values that are sent are plain values, tensors on the host, and dicts, lists and tuples of them.
+    Values to send may be plain values, tensors on the CPU, and dicts, lists and tuples of these.
     """
 
     rank: int = 0
@@ -48,7 +48,7 @@ class World(ABC):
 
     @abstractmethod
     def gather(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Returns the arrays of all ranks, which have one shape and dtype: shape (size, *shape)."""
+        """Returns the arrays of all ranks, which must have the same shape and dtype, stacked: shape (size, *shape)."""
 
     @abstractmethod
     def every(self, value: T) -> list[T]:
@@ -64,7 +64,7 @@ class World(ABC):
 
     @abstractmethod
     def _receive(self, rank: int) -> Any:
-        """Returns what another rank sends to rank 0, which calls it."""
+        """Returns the next value that another rank sends to rank 0; only rank 0 calls it."""
 
     def from_first(self, make: Callable[[], T]) -> T:
         """Calls a function in rank 0, and returns its result in all ranks.
@@ -90,8 +90,8 @@ class World(ABC):
             value = make()
         except Exception as error:
             try:
-                # The other ranks wait in a broadcast already. Without the error they would wait until the timeout of their
-                # group.
+                # The other ranks already wait in a broadcast. If they did not get the error, they would wait until their group
+                # times out.
                 self._broadcast((None, error))
             except (pickle.PicklingError, TypeError, AttributeError):
                 # An error of a class that cannot be sent. Pickling comes before sending, so the ranks still wait for a value.
@@ -101,7 +101,7 @@ class World(ABC):
         return value
 
     def to_first(self, values: Iterable[T]) -> Iterator[T]:
-        """Yields the values of all ranks in rank 0, beginning with the last rank; sends the values and yields none in others.
+        """Sends values to rank 0, which yields the values of all ranks, the last rank first; other ranks yield nothing.
 
         Rank 0 has one value at a time in memory.
 
@@ -117,40 +117,42 @@ class World(ABC):
                 self._send(value)
             self._send(None)
             return
-        # The last value that is written to a record stays, so rank 0 comes last: of a sample in several ranks the lowest one
-        # counts.
+        # Later values overwrite earlier ones in the records, so rank 0 comes last: if several ranks have a sample, the lowest
+        # rank counts.
         for rank in range(self.size - 1, 0, -1):
             while (value := self._receive(rank)) is not None:
                 yield value
         yield from values
 
     def meet(self, what: str, *, patient: bool = False) -> None:
-        """Waits for all ranks, up to a time.
+        """Waits until all ranks have called this function; gives up after some time.
 
         Args:
             what: Name of what all ranks must call, for the message.
-            patient: Whether to warn about a rank that does not come in that time, and to wait on. Default: False.
+            patient: Whether to warn about missing ranks after that time and keep waiting, instead of raising an error. Default:
+                False.
 
         Raises:
-            RuntimeError: A rank does not come.
+            RuntimeError: A rank did not call it in time.
         """
         # Any collective call waits for all ranks; the sum itself is not used.
         self.total(len(what))
 
     def share_of_mean(self, count: int, device: torch.device) -> Tensor:
-        """Returns the factor with which a mean over rows of this rank enters the mean of the ranks' means, shape (), float64.
+        """Returns the factor by which this rank must multiply the mean over its rows, shape (), float64.
 
-        With it, the mean over the ranks is that over the rows of all ranks: size * count / rows of all ranks.
+        The mean of the products over the ranks is then the mean over the rows of all ranks. The factor is size * count /
+        (number of rows of all ranks).
 
         Args:
             count: Number of rows of this rank.
             device: Device of the result.
         """
-        # In float64, which holds any number of rows; float32 does up to 2**24.
+        # In float64, which represents any number of rows exactly; float32 does so only up to 2**24.
         return torch.full((), self.size * count / max(1, self.total(count)), dtype=torch.float64, device=device)
 
     def total(self, number: int) -> int:
-        """Returns the sum of one number over all ranks.
+        """Returns the sum of the numbers of all ranks.
 
         Args:
             number: Number of this rank.
@@ -189,8 +191,8 @@ ALONE = Alone()
 @cache
 def _let_threads_of_gloo_end() -> None:
     """Makes the exit of the process wait for the threads of gloo."""
-    # These threads free the tensors of the last collective call. torch does not wait for them, and one that frees a tensor
-    # while the interpreter is torn down aborts the process.
+    # These threads free the tensors of the last collective call. torch does not wait for them, and if a thread frees a tensor
+    # while the interpreter shuts down, the process aborts.
     atexit.register(time.sleep, BEFORE_EXIT_S)
 
 
@@ -210,18 +212,19 @@ class ProcessWorld(World):
             raise RuntimeError("there is no process group: call torch.distributed.init_process_group first")
         rank = dist.get_rank(group)
         if rank < 0:
-            raise RuntimeError("`process_group` is a group that this process is not in")
+            raise RuntimeError("`process_group` does not contain this process; pass a group that does")
         self.rank, self.size, self._group = rank, dist.get_world_size(group), group
         nccl = dist.get_backend(group) == "nccl"
         if not nccl:
             _let_threads_of_gloo_end()
-        # nccl sends no memory of the host. The device is fixed here, because the loop may change the current one later.
+        # nccl sends no CPU memory. The device is fixed here, because the loop may change the current device later.
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
     def meet(self, what: str, *, patient: bool = False) -> None:
-        """Waits for all ranks, `PATIENCE` at most; see `World`."""
-        # Over the store, because ranks that are not here may be in a collective call of the training, which would mix with one.
-        # The number of meetings that are over is in the keys, so that a second meeting does not find the ranks of the first.
+        """Waits until all ranks have called this function, for at most `PATIENCE`; see `World`."""
+        # Over the store, not by a collective call: missing ranks may be in a collective call of the training, with which it
+        # would mix. The keys contain the number of finished meetings, so that a second meeting does not find the ranks of the
+        # first.
         whole: Any = dist.group.WORLD
         group: Any = self._group or whole
         store, room = whole.get_group_store(), f"thresher/{group.group_name}/{dist.get_global_rank(group, 0)}"
@@ -232,13 +235,14 @@ class ProcessWorld(World):
             store.set(f"{place}/all", "here")
             return
         end = time.monotonic() + PATIENCE.total_seconds()
-        # A rank that gives up takes its count back. If all have come in this moment, it is too late to give up, and it goes on.
+        # A rank that gives up takes its count back. If all ranks have come at this moment, it is too late to give up, so it
+        # continues.
         while not store.check([f"{place}/all"]):
             late = time.monotonic() > end
             missing = [rank for rank in range(self.size) if late and not store.check([f"{place}/rank/{rank}"])]
             said = (
-                f"{what} was reached in process {self.rank} of {self.size}, and not within {PATIENCE.total_seconds():g} s in "
-                f"{', '.join(map(str, missing))}."
+                f"{what} was reached in process {self.rank} of {self.size}, but not within {PATIENCE.total_seconds():g} s in "
+                f"process {', '.join(map(str, missing))}."
             )
             if missing and patient:
                 warn(f"{said} Still waiting: all processes must reach it.")
@@ -251,14 +255,14 @@ class ProcessWorld(World):
             time.sleep(BETWEEN_LOOKS_S)
 
     def share_of_mean(self, count: int, device: torch.device) -> torch.Tensor:
-        """Returns the factor of a mean over rows of this rank; see `World`. Never waits for the device."""
-        # It runs in each step, so the number stays on the device. At least 1 row: 0 / 0 would be NaN if no rank keeps one.
+        """Returns the factor for the mean over the rows of this rank; see `World`. Never waits for the device."""
+        # This runs in each step, so the number stays on the device. At least 1, because 0 / 0 is NaN if no rank keeps a row.
         rows = torch.full((), count, dtype=torch.float64, device=device)
         dist.all_reduce(rows, group=self._group)
         return self.size * count / rows.clamp(min=1)
 
     def gather(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Returns the arrays of all ranks, which have one shape and dtype: shape (size, *shape)."""
+        """Returns the arrays of all ranks, which must have the same shape and dtype, stacked: shape (size, *shape)."""
         # As bytes, because gloo does not know every dtype.
         # Copied, because torch warns about arrays that cannot be written, as those of np.frombuffer in `agree`.
         sent = torch.from_numpy(values.reshape(-1).view(np.uint8).copy()).to(self._device)
@@ -303,7 +307,7 @@ class DisagreementError(RuntimeError):
 
 
 def agree(world: World, facts: Mapping[str, Any]) -> None:
-    """Checks that all ranks have the same settings, with 8 bytes per rank if they do.
+    """Checks that all ranks have the same settings. If they do, each rank sends only 8 bytes.
 
     Args:
         world: The ranks.
@@ -315,7 +319,7 @@ def agree(world: World, facts: Mapping[str, Any]) -> None:
     Example:
         >>> agree(ALONE, {"seed": 0, "epochs": 5})
     """
-    # A digest first: only if it differs do the ranks send their texts, from which each of them names the difference.
+    # A digest first. Only if digests differ do the ranks send the texts of their settings, for the error message.
     described_facts = {name: describe_setting(value) for name, value in facts.items()}
     digest = hashlib.sha256(json.dumps(described_facts, sort_keys=True).encode()).digest()[:8]
     digests = world.gather(np.frombuffer(digest, dtype=np.int64))
@@ -333,7 +337,7 @@ def agree(world: World, facts: Mapping[str, Any]) -> None:
 
 
 def _difference(name: str, values: Sequence[str]) -> str:
-    """Returns the values of a setting with their ranks; "" if all values are equal."""
+    """Returns a sentence with the values of a setting and their ranks; "" if all values are equal."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
@@ -349,7 +353,7 @@ def _list_ranks(ranks: Sequence[int]) -> str:
 
 
 def describe_setting(value: Any) -> str:
-    """Returns a text that is equal for equal values.
+    """Returns a text about a setting, which is the same on all ranks if the values are equal.
 
     Args:
         value: A plain value, a tensor, an array, a generator, a sequence or mapping of these, or any object; an object with

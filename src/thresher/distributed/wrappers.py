@@ -1,8 +1,8 @@
-"""Wrappers of models: that of `subset_backward`, and those around it that train in several processes.
+"""Wrappers of models: the one of `subset_backward`, and those for training in several processes, which go around it.
 
-The run's own passes use the module inside of a wrapper for several processes. `DistributedDataParallel` averages gradients by
-hooks of the parameters, and `fully_shard` gathers parameters by hooks of the modules that it shards. A traced graph calls no
-hook of a module, so the graph must be of what is inside of these modules.
+In its extra forward passes, the run calls the module inside of a wrapper for several processes. `DistributedDataParallel`
+averages gradients by hooks of the parameters, and `fully_shard` gathers parameters by hooks of the modules that it shards. A
+traced graph calls no hook of a module, so only the modules inside of these can be traced.
 """
 
 import sys
@@ -18,8 +18,9 @@ DDP_ORDER = (
 )
 SHARDED_ORDER = (
     "sharded by fully_shard, which gathers the parameters by hooks that a traced graph does not call. Put subset_backward "
-    "inside of every module that is sharded by itself: put fully_shard(thresher.subset_backward(block)) in the place of each "
-    "block, before fully_shard(model). Without sharded blocks it is fully_shard(thresher.subset_backward(model))"
+    "inside every sharded module: if blocks are sharded by themselves, replace each block by "
+    "fully_shard(thresher.subset_backward(block)) before fully_shard(model); else use "
+    "fully_shard(thresher.subset_backward(model))"
 )
 FLAT = (
     "sharded by FullyShardedDataParallel, which is not supported, because it flattens the parameters of a module into one "
@@ -28,7 +29,7 @@ FLAT = (
 
 
 class SubsetModule(nn.Module):
-    """Base class of the result of `subset_backward`, so that it is recognized without loading the tracer.
+    """Base class of the result of `subset_backward`, to recognize that result without loading the tracer.
 
     Attributes:
         wrapped: The user's model.
@@ -49,13 +50,13 @@ def plain_module(model: nn.Module) -> nn.Module:
 
 
 def check_wrapping(model: nn.Module) -> None:
-    """Refuses a model that `subset_backward` must not be put around.
+    """Refuses a model that `subset_backward` must not wrap.
 
     Args:
-        model: Model that is to be traced.
+        model: Model that is to be wrapped.
 
     Raises:
-        ValueError: A part of it belongs around `subset_backward`, or is of a kind that is not supported.
+        ValueError: The model is, or contains, a wrapper that belongs around `subset_backward` or that is not supported.
     """
     # The model itself is among them, under the name "".
     for name, part in model.named_modules():
@@ -101,10 +102,10 @@ def trains_inside(model: nn.Module, parallel: nn.Module) -> None:
 
     Args:
         model: Model whose gradients are averaged.
-        parallel: Module whose forward pass calls it; no-op unless it is a `DistributedDataParallel`.
+        parallel: Module whose forward pass calls `model`; if it is no `DistributedDataParallel`, nothing is registered.
     """
     if isinstance(parallel, DistributedDataParallel):
-        # The run may get either form of a compiled model.
+        # The run may get the compiled model or the module inside it.
         for part in (model, getattr(model, "_orig_mod", model)):
             # The value is weak, too: a wrapper holds its model, so it would keep the key of its own entry alive for ever.
             _AROUND[part] = weakref.ref(parallel)
@@ -120,8 +121,8 @@ class CallInside:
     """Calls a `DistributedDataParallel` with another module inside, and restores the user's module after the call.
 
     Args:
-        model: The user's model. Its reducer has the parameters, so the other module must hold the same objects.
-        module: Module that is called in the place of the one inside.
+        model: The user's model. Its reducer refers to the parameters, so `module` must have the same parameter objects.
+        module: Module that is called instead of the one inside.
     """
 
     def __init__(self, model: DistributedDataParallel, module: nn.Module) -> None:
@@ -148,7 +149,7 @@ def _kinds(*names: str) -> tuple[type, ...]:
 def _is_flattened(part: nn.Module) -> bool:
     """Checks whether `FullyShardedDataParallel` around a module has made views of its parameters."""
     # A module inside of FullyShardedDataParallel is not an instance of it, and torch has no public mark. `fully_shard` sets the
-    # same private one but leaves parameters that are leaves, so these are looked at as well.
+    # same private one but leaves parameters that are leaves, so its parameters are checked, too.
     managed = getattr(part, "_is_fsdp_managed_module", False)
     parameters = [parameter for parameter in part._parameters.values() if parameter is not None] if managed else []
     return any(hasattr(parameter, "_is_flat_param") or parameter.grad_fn is not None for parameter in parameters)

@@ -1,4 +1,4 @@
-"""How the graphs of a traced module are assembled: what each argument and result is, and where the samples are in it."""
+"""Builds the graphs of a trace: what each argument and result is, and which of its dimensions holds the samples."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -15,7 +15,7 @@ prims: Any = torch.ops.prims
 
 
 class TracedSizes(NamedTuple):
-    """The symbolic sizes of a trace; the attributes are those of `Graphs`."""
+    """Symbolic sizes of a trace; `Graphs` has the same attributes, and documents them."""
 
     guards: list[Any]
     symbol: Any
@@ -28,14 +28,15 @@ class TracedSizes(NamedTuple):
 
 
 class Joint(NamedTuple):
-    """A traced module before its forward and backward are two graphs.
+    """A traced module whose forward and backward pass are still one graph.
 
     Attributes:
-        graph: Graph of forward and backward together, whose nodes have descriptors.
-        returned: Structure that the module returns, with a `LeafIndex` in place of each tensor.
-        num_forward: Number of values that the forward returns before those that it saves.
+        graph: Graph of the forward and backward pass. AOTAutograd's descriptors, in `meta["desc"]` of its nodes, tell what each
+            argument and result is.
+        returned: Return value of the module, with a `LeafIndex` in place of each tensor.
+        num_forward: Number of values that the forward graph returns before the values that it saves for the backward graph.
         sizes: Symbolic sizes.
-        mode: Mode of the tensors without data that the module was traced with.
+        mode: FakeTensorMode of the trace.
     """
 
     graph: fx.GraphModule
@@ -46,19 +47,19 @@ class Joint(NamedTuple):
 
 
 def assemble(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Graphs:
-    """Reads from the descriptors of a trace what each argument and result of its graphs is.
+    """Builds the graphs of a trace; its descriptors tell what each argument and result is.
 
     Args:
         joint: Traced module.
-        forward: Forward part of its graph.
-        backward: Backward part of its graph.
+        forward: Forward graph, cut out of the joint graph.
+        backward: Backward graph, cut out of the joint graph.
 
     Raises:
         Unsupported: The module changes inputs or parameters in place, returns something other than new tensors, or draws
             random numbers in its backward pass.
     """
     num_forward, symbol = joint.num_forward, joint.sizes.symbol
-    # First of all: a random draw that no gradient needs must not have the model refused for drawing in its backward pass.
+    # Before the check for random draws in the backward pass: a draw that no gradient needs is no reason to refuse the model.
     drop_unused(backward)
     descriptors = output_node(joint.graph).meta["desc"]
     inputs = [node for node in joint.graph.graph.nodes if node.op == "placeholder"]
@@ -100,13 +101,14 @@ def assemble(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) ->
 
 
 def place_rows(graphs: Graphs) -> None:
-    """Fills in where the samples are in outputs and saved values, from the layouts of the graph's nodes.
+    """Sets the layouts of outputs and saved values, from the layouts of the forward graph's nodes.
 
     Args:
         graphs: Graphs whose `layouts` are complete.
 
     Raises:
-        Unsupported: A saved value follows the batch, but not as whole rows.
+        Unsupported: A saved value grows with the batch size, but no single dimension holds a whole number of entries per
+            sample.
     """
     nodes = returned_nodes(graphs.forward_module)
     graphs.outputs = [graphs.layouts[node] for node in nodes[len(graphs.mutated) : graphs.num_forward]]
@@ -127,7 +129,7 @@ def place_rows(graphs: Graphs) -> None:
 
 
 def _source(descriptor: Any) -> tuple[str, Any] | None:
-    # What was traced is `FlatModule`, which holds the user's module as `inner`; names are those within the user's module.
+    # The traced module is `FlatModule`, which holds the user's module as `inner`. The names returned here lack that prefix.
     if isinstance(descriptor, aot.ParamAOTInput):
         return "param", descriptor.target.removeprefix("inner.")
     if isinstance(descriptor, aot.BufferAOTInput):
@@ -156,12 +158,12 @@ def _mutated_buffers(descriptors: list[Any]) -> list[str]:
             raise Unsupported("its forward changes its inputs or parameters in place")
     # `Graphs` finds outputs by their place, right after the new values of buffers.
     if sorted(outputs.values()) != list(range(len(mutated), len(mutated) + len(outputs))):
-        raise Unsupported("it returns other values than new tensors")
+        raise Unsupported("it returns values that are not new tensors")
     return mutated
 
 
 def _outputs_reached(backward: fx.GraphModule, tangents: dict[str, int]) -> dict[Any, set[int]]:
-    """Returns for each node of the backward graph the positions of the outputs on whose gradients it depends.
+    """Returns, for each node of the backward graph, the positions of the outputs whose gradients the node depends on.
 
     Raises:
         Unsupported: The backward pass draws random numbers.
@@ -174,13 +176,13 @@ def _outputs_reached(backward: fx.GraphModule, tangents: dict[str, int]) -> dict
             # A graph lists every node after its sources, so these are known.
             reached[node] = set().union(*(reached[source] for source in node.all_input_nodes))
         if is_random(node):
-            # For fewer rows other numbers would be drawn than for the batch, so no gradient would be right.
+            # Fewer rows would draw other random numbers than the whole batch, so the gradients would be wrong.
             raise Unsupported(f"its backward pass draws random numbers ({node.target}), as dropout inside a checkpoint does")
     return reached
 
 
 def _counts_rows(source: Any, argument: fx.Node) -> bool:
-    """Checks whether a saved value is `arange(n)` that only selects the row of the batch, as in `logits[arange(n), lengths]`.
+    """Checks whether a saved value is `arange(n)` and only used as a row index, as in `logits[arange(n), lengths]`.
 
     Args:
         source: Node of the forward graph that makes the value.
@@ -195,7 +197,7 @@ def _counts_rows(source: Any, argument: fx.Node) -> bool:
         # Inductor's decompositions turn arange into this operation.
         or (source.target is prims.iota.default and (source.kwargs["start"], source.kwargs["step"]) == (0, 1))
     )
-    # In any other place the numbers are values: the kept rows must then have the numbers that they had in the batch.
+    # In any other use the numbers are values, and each kept row must keep the number that it had in the batch.
     return starts_at_zero and all(
         user.target in (aten.index.Tensor, aten.index_put.default)
         and cast(Any, user.args[1])[0] is argument
@@ -208,15 +210,16 @@ def _counts_rows(source: Any, argument: fx.Node) -> bool:
 
 
 def layouts_of(node: fx.Node, symbol: Any) -> Any:
-    """Returns the layout of a tensor, or the number of entries per sample of a size.
+    """Returns which dimension holds the samples in the values of a node, as their symbolic shapes show it.
 
     Args:
         node: Node of a graph.
         symbol: Symbol of the batch size.
 
     Returns:
-        The layout or number; None for a value that does not follow the batch; an `Unsupported` for one that cannot be
-        described; a tuple for several results.
+        For a tensor, its `Layout`. For a size, how many times the batch size it is (0 if this factor is symbolic, too). None if
+        the value does not depend on the batch size. An `Unsupported`, with the reason, if no layout fits. For a node with
+        several results, a tuple of these.
     """
     value = node.meta.get("val")
     if isinstance(value, tuple | list):
@@ -247,7 +250,7 @@ def _multiple(size: Any, symbol: Any) -> Any:
     per = size.node.expr / symbol
     if per.is_Integer:
         return int(per)
-    # The number of positions is symbolic, too: 0 means that each tensor shows its own.
+    # The number of positions is symbolic, too: 0 means that it is read from the size of each tensor.
     if not per.has(symbol) and per.is_integer:
         return 0
     return Unsupported(f"a size is {size.node.expr}, which is not a whole number of rows per sample")
@@ -267,7 +270,7 @@ def drop_unused(backward: fx.GraphModule) -> None:
 
 
 def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """Returns the graph as a function of a list that it empties, so that saved values are freed right after their use."""
+    """Returns the graph as a function that empties its list of arguments, so values are freed right after their last use."""
     for node in module.graph.nodes:
         if node.target is aten.view.default:  # fewer rows may have other strides than the traced ones
             node.target = aten.reshape.default

@@ -1,4 +1,4 @@
-"""What a compiler needs, and models that torch.compile has compiled: the module inside, and the settings of Inductor."""
+"""Models that torch.compile has compiled: the module inside, and the settings of Inductor. Also what compiling requires."""
 
 import inspect
 from collections.abc import Iterator
@@ -10,16 +10,17 @@ from torch import nn
 OLDEST_TORCH = "2.11"
 """First version of torch that has all that tracing needs."""
 WITHOUT_KERNELS = ("eager", "aot_eager", "aot_eager_decomp_partition")
-"""Backends of torch.compile that run the operations of PyTorch one by one, as graphs do that are not compiled."""
+"""Backends of torch.compile that generate no kernels: they run the operations of PyTorch one by one, as uncompiled graphs
+do."""
 
 
 class Given(NamedTuple):
-    """A model as the user gave it.
+    """How torch.compile has compiled the user's model.
 
     Attributes:
         module: Module inside of the wrapper of torch.compile; the model itself if there is none.
         options: Settings of Inductor if it compiled the model or a part of it, else None.
-        other: Name of another backend that compiled it, else None.
+        other: Name of the backend if another one than Inductor generated kernels, else None.
     """
 
     module: nn.Module
@@ -31,7 +32,8 @@ def given(model: nn.Module) -> Given:
     """Detects how torch.compile has compiled a model.
 
     Args:
-        model: Any module: as torch.compile returned it, compiled in place by its own `compile()`, with such parts, or neither.
+        model: Any module: a result of torch.compile, a module compiled in place by its `compile()` method, a module with such
+            parts, or a plain one.
     """
     inside = getattr(model, "_orig_mod", model)
     backends = list(_backends(model))
@@ -67,13 +69,13 @@ def lacks_torch() -> str | None:
 def _backends(model: nn.Module) -> Iterator[Any]:
     """Yields the backends that compiled a model and its parts, that of the whole model first."""
     for part in model.modules():
-        # torch has no public function that names the backend. Not by `getattr`, which the wrapper of torch.compile passes on to
-        # the model inside.
+        # torch has no public function that names the backend. Read from `__dict__`, because the wrapper of torch.compile passes
+        # `getattr` on to the model inside.
         context = part.__dict__.get("dynamo_ctx")
         if context is not None:
             yield _innermost(getattr(context, "callback", None))
         elif part._compiled_call_impl is not None:
-            # A module that was compiled in place by its own `compile()` has no wrapper: its backend is in a closure alone.
+            # A module that was compiled in place by its `compile()` has no wrapper: only a closure holds its backend.
             yield _innermost(inspect.getclosurevars(part._compiled_call_impl).nonlocals.get("callback"))
 
 
@@ -84,7 +86,7 @@ def _innermost(callback: Any) -> Any:
 
 
 def compiled_like(model: nn.Module, module: nn.Module) -> Any:
-    """Returns a module compiled by Inductor as a model was; the module itself if the model was not.
+    """Compiles a module with the Inductor settings of a model; returns it as it is if Inductor did not compile the model.
 
     Args:
         model: Any module.

@@ -17,7 +17,7 @@ class RowMeter(Protocol):
     """Counts the samples of a `subset_backward` model."""
 
     def subset_pass(self, rows: int) -> "PassMeter":
-        """Returns the counter of a forward pass that begins, of so many rows."""
+        """Counts a forward pass over `rows` rows, and returns the counter of its backward passes."""
         ...
 
 
@@ -25,7 +25,7 @@ class PassMeter(Protocol):
     """Counts the backward passes of one forward pass."""
 
     def count_backward(self, rows: int) -> None:
-        """Counts a backward pass on some rows."""
+        """Counts a backward pass over `rows` rows."""
         ...
 
 
@@ -38,7 +38,8 @@ class Call:
         inputs: Arguments of the forward graph, which empties the list.
         buffers: Buffers that the forward updates.
         n: Number of samples in the batch.
-        lengths: Sizes of the call that differ from call to call, besides the batch size. Default: none.
+        lengths: Sizes of this call, besides the batch size, that differ from call to call, such as the length of sequences.
+            Default: none.
         meter: Counter of the rows that go backward; None counts nothing.
     """
 
@@ -73,7 +74,7 @@ class SubsetFunction(torch.autograd.Function):
         own_buffers = {id(buffer) for buffer in call.buffers}
         for position, value in enumerate(saved):
             if id(value) in own_outputs:
-                # An output refers to this node: saved itself, it would never be freed.
+                # An output refers to this node. If the node saved the output itself, neither would ever be freed.
                 saved[position] = value.detach()
             elif id(value) in own_buffers:
                 # The buffer is updated below, but the gradient of this call needs the statistics as they were.
@@ -82,8 +83,8 @@ class SubsetFunction(torch.autograd.Function):
             buffer.copy_(new)
         ctx.graphs, ctx.n, ctx.lengths, ctx.saved, ctx.meter = graphs, call.n, call.lengths, saved, call.meter
         ctx.row_gradients = []
-        # Outputs have version counters of their own. Those over the memory of a saved value are watched, too: the loop may
-        # change its outputs in place, and the backward pass would use the changed numbers.
+        # An output that shares memory with a saved value has its own version counter. It is checked, too: if the loop changed
+        # such an output in place, the backward pass would use the changed numbers.
         memory = {value.untyped_storage().data_ptr() for value in saved if isinstance(value, Tensor)}
         shown = [output.detach() for output in outputs if output.untyped_storage().data_ptr() in memory]
         ctx.versions = [(value, value._version) for value in (*saved, *shown) if isinstance(value, Tensor)]
@@ -99,7 +100,8 @@ class SubsetFunction(torch.autograd.Function):
         """Runs the backward graph on the rows that carry gradient.
 
         Raises:
-            RuntimeError: The backward pass is itself to be differentiated, runs a second time, or a saved tensor was changed.
+            RuntimeError: The call has `create_graph=True`, an earlier backward pass released the saved tensors, or a saved
+                tensor was changed in place.
         """
         if torch.is_grad_enabled():
             raise RuntimeError(
@@ -145,10 +147,10 @@ def run_backward(
     Args:
         graphs: Graphs of a module.
         saved: Values that the forward graph saved, of all n samples; the list is emptied, so that each is freed after its use.
-        tangents: Gradients of the outputs, of the rows only; the list is emptied.
+        tangents: Gradients of the outputs, for these rows only; the list is emptied.
         rows: Positions of the samples in the batch, shape (k,), int64; None for all samples.
         n: Number of samples in the batch.
-        lengths: Sizes of the call that differ from call to call. Default: the sizes of the call that was traced.
+        lengths: Sizes of this call, besides the batch size, that differ from call to call. Default: those of the traced call.
     """
     k = n if rows is None else len(rows)
     taker = None if rows is None else Taker(rows, n)
@@ -165,7 +167,7 @@ def run_backward(
             value = taker(value, description.layout)
         arguments.append(value)
         del value
-    # The taker holds what it has selected; without it, the graph frees each value right after its last use.
+    # The taker holds every row that it has selected. Without it, the graph frees each value right after its last use.
     del taker
     arguments.extend(tangents)
     tangents.clear()
@@ -183,7 +185,7 @@ def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: boo
         outputs: Tensor with `per` consecutive entries for each sample, such as one per token, shape (n * per, ...).
         rows: Positions of the samples in the batch, shape (k,), int64, ascending.
         n: Number of samples in the batch. Default: the first dimension of `outputs`, one entry per sample.
-        drawn: Whether `rows` may repeat a sample. Default: False.
+        drawn: Whether `rows` may name a sample more than once, as sampling with replacement does. Default: False.
 
     Returns:
         Entries of the selected samples, shape (k * per, ...).
@@ -201,7 +203,7 @@ def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: boo
         return outputs
     layout = Layout(0, len(outputs) // n)
     node: Any = outputs.grad_fn
-    # A hook and `retain_grad` must see the gradient of the outputs, which never exists if rows are named directly.
+    # A hook and `retain_grad` need the gradient of the whole outputs, which is never computed if the rows are passed directly.
     if not isinstance(node, SubsetFunction._backward_cls) or outputs._backward_hooks or outputs.retains_grad:
         return _index(outputs, rows, n)
     known = node.graphs.outputs[outputs.output_nr]
@@ -211,14 +213,14 @@ def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: boo
 
 
 def _index(values: Tensor, rows: Tensor, n: int) -> Tensor:
-    """Returns the same rows of any tensor, by operations that autograd differentiates."""
+    """Selects the rows of any tensor, with plain PyTorch operations."""
     if len(values) == n:
         return values.index_select(0, rows)
     return values.unflatten(0, (n, len(values) // n)).index_select(0, rows).flatten(0, 1)
 
 
 class KeptRows(torch.autograd.Function):
-    """Selects rows, and gives their gradient directly to the autograd node that made them, without zeros for other rows."""
+    """Selects rows, and passes their gradient directly to the autograd node of the model, without zeros for other rows."""
 
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, rows: Tensor, node: Any, layout: Layout) -> Tensor:
@@ -237,7 +239,7 @@ def _saved(ctx: Any) -> list[Any]:
     """Returns the values that the forward saved, and releases them unless the graph is retained.
 
     Raises:
-        RuntimeError: The values are gone, or one was changed in place.
+        RuntimeError: An earlier backward pass released the values, or one was changed in place.
     """
     saved = ctx.saved
     if saved is None:
@@ -259,10 +261,10 @@ def _saved(ctx: Any) -> list[Any]:
 
 
 def _rows_and_tangents(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor | None, list[Tensor]]:
-    """Returns the rows that carry gradient, None for all rows, and the gradients of these rows of all outputs."""
+    """Returns the rows that carry gradient (None for all rows), and the gradients of all outputs for these rows."""
     graphs, n = ctx.graphs, ctx.n
-    # A backward pass that ended before this node, such as `torch.autograd.grad` with respect to the outputs, has left gradients
-    # here that are not of this pass.
+    # An earlier backward pass that stopped before this node, such as `torch.autograd.grad` with respect to the outputs, may
+    # have left gradients here. They are not part of this pass.
     received = [(position, rows, gradient) for task, position, rows, gradient in ctx.row_gradients if task == _task()]
     ctx.row_gradients = []
     # The row tensors are compared by identity, since to compare their numbers would wait for the device.

@@ -1,4 +1,4 @@
-"""The forward and backward graph of a traced module, and where the samples are in its values."""
+"""The forward and backward graph of a traced module, and which dimension of each value holds the samples."""
 
 import enum
 import functools
@@ -18,7 +18,7 @@ from thresher.trees import leaves, map_leaves
 # A model saves tensors with few different strides, and the same ones in every step.
 @functools.lru_cache(4096)
 def _memory_order(strides: tuple[int, ...], axis: int) -> tuple[list[int] | None, int, list[int]]:
-    """Returns the dimensions in memory order (None if in order), the position of `axis` there, and the inverse order."""
+    """Returns the dimensions in memory order (None if it is 0, 1, ...), the position of `axis` in it, and its inverse."""
     order = sorted(range(len(strides)), key=lambda d: -strides[d])
     if order == list(range(len(strides))):
         return None, axis, order
@@ -27,12 +27,12 @@ def _memory_order(strides: tuple[int, ...], axis: int) -> tuple[list[int] | None
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the samples of a batch of n are in a tensor.
+    """Which entries of a tensor belong to which of the n samples of a batch.
 
     Args:
         axis: Dimension that holds the samples; it has n * per entries.
-        per: Number of entries per sample: more than 1 if positions were merged into the batch; 0 if their number differs
-            from call to call and only the tensor shows it. Default: 1.
+        per: Number of entries per sample along `axis`: more than 1 if the model has merged positions, such as tokens, into the
+            batch dimension; 0 if this number differs from call to call and is read from the size of the tensor. Default: 1.
         inner: Whether entry i belongs to sample i % n (positions first) instead of i // per (samples first). Default: False.
 
     Example:
@@ -50,7 +50,7 @@ class Layout:
         return self.per or size // n
 
     def split(self, value: Tensor, n: int) -> tuple[Tensor, int]:
-        """Returns a view with a dimension of n entries, and the position of that dimension."""
+        """Returns a view with a dimension of exactly n entries, one per sample, and the position of that dimension."""
         if self.per == 1:
             return value, self.axis
         per = self.entries(value.shape[self.axis], n)
@@ -70,21 +70,22 @@ class Layout:
             return value.narrow(self.axis, 0, len(rows) * self.entries(value.shape[self.axis], n))
         parts, axis = self.split(value, n)
         sizes = [-1 if d == axis else size for d, size in enumerate(parts.shape)]
-        # Other expanded dimensions stay expanded: a copy of them would be the innermost one, which attention kernels misread.
+        # Other expanded dimensions (stride 0) stay expanded: copied, they would be the innermost in memory, which attention
+        # kernels misread.
         for d, stride in enumerate(parts.stride()):
             parts = parts if stride else parts.narrow(d, 0, min(1, parts.shape[d]))
         order, place, back = _memory_order(parts.stride(), axis)
         if order is None:
             selected = parts.index_select(axis, rows)
         else:
-            # `index_select` returns contiguous memory. In the order of the memory, channels_last and the strides of attention
-            # heads stay, for which the kernels of the backward pass were traced.
+            # `index_select` returns contiguous memory. Applied to the dimensions in memory order, it keeps channels_last and
+            # the strides of attention heads, for which the kernels of the backward pass were traced.
             selected = parts.permute(order).index_select(place, rows).permute(back)
         selected = selected.expand(sizes)
         return selected if self.per == 1 else selected.flatten(self.axis, self.axis + 1)
 
     def put(self, value: Tensor, rows: Tensor, n: int) -> Tensor:
-        """Returns the inverse of `take`: zeros for the samples that `rows` lacks, sums for those that it repeats.
+        """Reverses `take`: returns a tensor of all n samples, with zeros for samples not in `rows`, and sums for repeated ones.
 
         Args:
             value: Tensor that holds the samples at `rows` only.
@@ -138,11 +139,12 @@ class Taker:
             value: Tensor that holds n samples.
             layout: Place of the samples in `value`.
         """
-        # Only in contiguous memory with the samples first are the rows the same in every view of it.
+        # Views can share their selected rows only if memory is contiguous with the samples first: a row is then the same in
+        # each.
         if layout.axis or layout.inner or not value.numel() or not value.is_contiguous():
             return layout.take(value, self.rows, self.n)
-        # All values exist before the first one is freed, so no address can come to mean another value. The shape
-        # is no part of the key: views of one memory share the selected rows.
+        # All values exist before the first one is freed, so no address is reused for another value. The shape is not in the
+        # key, because views of the same memory share the selected rows.
         key = (value.data_ptr(), value.dtype, value.numel())
         flat = self._selected.get(key)
         if flat is None:
@@ -158,23 +160,23 @@ CONSTANT_TYPES = (
     *(bool, int, float, complex, str, bytes, type(None), type, range, enum.Enum, np.generic),
     *(types.FunctionType, types.BuiltinFunctionType, torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
-"""Types whose value cannot change; an object of any other type can have other contents in the next call."""
+"""Immutable types. An object of any other type may have other contents in the next call."""
 
 
 MOST_SIZES = 4096
-"""Number of combinations of sizes for which it is remembered whether graphs hold."""
+"""Number of combinations of sizes for which the result of `holds_for` is cached."""
 
 
 class Unsupported(Exception):  # noqa: N818
-    """Reason why the backward pass of a module cannot be run on some rows; the user reads the message."""
+    """Reason why the backward pass of a module cannot run on a part of the rows; the message is shown to the user."""
 
 
 class Unclear(Unsupported):
-    """A model cannot be traced with the values of one batch; a later batch is tried again."""
+    """The values of one batch, such as equal samples, do not allow a check of the graphs; the next batch is tried."""
 
 
 class HasEffects(Unsupported):
-    """A model cannot be traced now, but perhaps in the next call: its forward changes state, such as a table filled once."""
+    """The forward of a model changes Python objects. The next call tries again: the forward may only fill a table once."""
 
 
 class TooManyKinds(Unsupported):
@@ -197,7 +199,7 @@ class LeafIndex:
 
 
 def flatten_tensors(tree: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
-    """Returns the tensors of a nested structure, and a function that makes the same structure of other tensors."""
+    """Returns the tensors of a nested structure, and a function that builds the same structure from other tensors."""
     # `describe` refuses other objects, so no tensor hides in one.
     tensors = list(leaves(tree, objects=False))
 
@@ -215,8 +217,8 @@ class SavedValue:
     Args:
         index: Position among the values that the forward graph returns.
         layout: Place of the samples in the value; None if every row needs all of it.
-        follows: Whether the value is a size that follows the batch.
-        counts: Whether the value is 0 to n - 1 and says where each row is, so that for k rows it is 0 to k - 1.
+        follows: Whether the value is a size that is a multiple of the batch size.
+        counts: Whether the value is `arange(n)` and used as a row index, so that for k rows it becomes `arange(k)`.
     """
 
     index: int
@@ -229,7 +231,7 @@ class CompiledBackward(Protocol):
     """A compiled backward graph."""
 
     def holds_for(self, k: int, lengths: tuple[int, ...] | None = None) -> bool:
-        """Checks whether so many rows, and lengths of a call, satisfy everything that compiling assumed."""
+        """Checks whether compiling assumed nothing that k rows, or these lengths of a call, contradict."""
         ...
 
     def __call__(self, arguments: list[Any]) -> Any:
@@ -246,30 +248,33 @@ class Graphs:
         backward: Backward graph as a function.
         forward_module: Forward graph as a module.
         backward_module: Backward graph as a module.
-        inputs: Source of each argument of the forward graph: ("param" | "buffer" | "leaf", name or position).
+        inputs: Source of each argument of the forward graph: ("param" or "buffer", name), or ("leaf", position) for a tensor of
+            the call.
         mutated: Names of the buffers whose new values come first among the values that the forward graph returns.
         outputs: Layout of each output tensor; None if it has no sample dimension.
-        returned: Structure that the module returns, with a `LeafIndex` in place of each tensor.
+        returned: Return value of the module, with a `LeafIndex` in place of each tensor.
         differentiable: Positions of the outputs that can have a gradient, in the order of the backward graph's tangents.
         saved: Values that the backward graph takes before the tangents, in order.
-        grads: Source of each result of the backward graph, the tensor of which it is the gradient, in the form of `inputs`;
-            None if there is none.
+        grads: For each result of the backward graph, the tensor whose gradient it is, given as in `inputs`; None if it is no
+            gradient.
         grad_layouts: Layout of each result of the backward graph; None if it is a sum over the samples.
         grads_of: Positions of the outputs on whose gradients each result of the backward graph depends.
-        guards: Conditions on the batch size that tracing assumed.
+        guards: Conditions on the batch size and the other symbolic sizes that tracing assumed.
         symbol: Symbol of the batch size.
-        num_forward: Number of values that the forward graph returns before those that it saves.
-        first: Position of the first leaf whose first dimension is the batch.
-        shared: First dimensions of the leaves that all samples share, by position; None if it may differ from call to call.
+        num_forward: Number of values that the forward graph returns before the values that it saves for the backward graph.
+        first: Position of the first tensor of the call whose first dimension is the batch.
+        shared: Size of the first dimension of each tensor of the call that all samples share, by position; None if it may
+            differ from call to call.
         rows: Batch size of the call that was traced, or a number near it.
         lengths: Sizes of that call that may differ in other calls, besides the batch size.
-        free: Symbol of each of these sizes, with its places: pairs of a leaf and a dimension.
-        fixed: Sizes of the other dimensions if there are such symbols, by leaf and dimension.
-        tried: Number of rows that the graphs were tried out with.
+        free: Symbols of the sizes in `lengths`; for each, the dimensions of that size, as pairs (position of the tensor,
+            dimension).
+        fixed: Sizes of all other dimensions by (position of the tensor, dimension); empty if `free` is empty.
+        tried: Number of rows with which the graphs were tested.
         calls: Number of calls that used the graphs.
         mixing: Names of the operations that mix samples and are allowed to.
         layouts: Layouts of the values of the forward graph, by node.
-        examined: Graphs that were examined, if these are compiled; None if these were examined themselves.
+        examined: For compiled graphs, the uncompiled ones that `mixing.examine` has verified; None for uncompiled graphs.
         compiled_backward: Compiled form of the backward graph, or None.
         uncompiled: Reason why graphs that should be compiled are not; None if there is none.
     """
@@ -306,11 +311,11 @@ class Graphs:
     _valid: dict[Any, bool] = field(default_factory=dict)
 
     def holds_for(self, n: int, lengths: tuple[int, ...] | None = None) -> bool:
-        """Checks whether a batch size satisfies everything that tracing assumed.
+        """Checks whether tracing assumed nothing that a batch size, or the lengths of a call, contradict.
 
         Args:
             n: Batch size.
-            lengths: Sizes of a call that may differ from those that were traced. Default: those that were traced.
+            lengths: Sizes of a call in the order of `free`. Default: those of the traced call.
         """
         lengths = self.lengths if lengths is None else lengths
         # sympy takes too long for every call, and the sizes of a training come again.
@@ -322,11 +327,11 @@ class Graphs:
         return self._valid[n, lengths]
 
     def lengths_of(self, tensors: list[Tensor]) -> tuple[int, ...]:
-        """Returns the sizes of a call that may differ from those that were traced."""
+        """Returns the sizes of a call that may differ from call to call, in the order of `free`."""
         return tuple(tensors[places[0][0]].shape[places[0][1]] for places in self.free.values())
 
     def fits(self, tensors: list[Tensor]) -> bool:
-        """Checks whether the leaves of a call, of the kind that was traced, have the sizes that tracing assumed."""
+        """Checks whether the tensors of a call of the traced kind have the sizes that tracing assumed."""
         if any(size is not None and len(tensors[i]) != size for i, size in self.shared.items()):
             return False
         lengths = self.lengths_of(tensors)
@@ -347,7 +352,7 @@ class Graphs:
 
 
 def guards_hold(guards: list[Any], sizes: dict[Any, int]) -> bool:
-    """Checks whether sizes are larger than 1, as tracing assumes of each, and satisfy all guards.
+    """Checks whether all sizes are larger than 1, as tracing assumes, and satisfy the guards.
 
     Args:
         guards: Conditions on symbols.
@@ -368,7 +373,7 @@ def is_getitem(node: fx.Node) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Checks whether an operation draws random numbers, be it one of PyTorch or one that Inductor has put in its place."""
+    """Checks whether an operation draws random numbers, also one by which Inductor has replaced an operation of PyTorch."""
     # On CUDA, attention kernels and their backward passes are tagged as random even without dropout.
     seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and attention_dropout(node) != 0
     return seeded or str(node.target).startswith(("prims.inductor_rand", "prims.inductor_seed"))
@@ -385,5 +390,5 @@ def attention_dropout(node: fx.Node) -> float | None:
 
 
 def output_node(module: fx.GraphModule) -> fx.Node:
-    """Returns the node of what a graph returns."""
+    """Returns the output node of a graph."""
     return next(iter(reversed(module.graph.nodes)))

@@ -1,9 +1,9 @@
 """Compilation of both graphs by Inductor, with the batch size symbolic in the forward and the number of rows in the backward.
 
-The module is traced a second time with Inductor's decompositions, so that what is cheap to compute again need not be saved. The
-backward graph then computes some values of the forward again, of the kept rows only. That is right where a row of a value comes
-from the same row of others. Values of which this is not true are always saved: sums over the batch, random numbers, and numbers
-of rows. The result is compared with the graphs that were examined.
+The module is traced a second time with Inductor's decompositions. Values that are cheap to compute are then not saved: the
+backward graph computes them again, from the kept rows only. That is right if each row of a value depends only on the same row
+of other values. All other values are saved: sums over the batch, random numbers, and row numbers. The compiled graphs are then
+compared with the graphs that `mixing` has examined.
 
 This module is imported when the first module is compiled.
 """
@@ -58,11 +58,11 @@ HEURISTICS = frozenset(
 """Functions of Inductor that compare sizes only to choose the faster of two ways, each of which is right for all sizes."""
 NAMED = "inductor_node"
 OWN_SETTINGS = {"triton.cudagraphs": False, "cpp.descriptive_names": NAMED, "triton.descriptive_names": NAMED}
-"""Settings of Inductor that are not the user's. Sizes differ from step to step, which CUDA graphs would record anew. Names of
-kernels change nothing but the key under which Inductor keeps a compiled graph on disk: a graph of the user's own may be the
-same, but was kept with the guards of heuristics."""
+"""Settings of Inductor that override the user's. CUDA graphs would be recorded again whenever the number of rows changes. The
+names of kernels are part of the key under which Inductor caches a compiled graph on disk; with other names, it does not reuse
+an equal graph of the user's, which has the guards of heuristics."""
 DEEPEST = 24
-"""Number of stack frames that are searched for such a function."""
+"""Number of stack frames that are searched for a function of `HEURISTICS`."""
 LAYOUTS = "thresher_layouts"
 """Key in the `meta` of a node for the layouts of its values."""
 SAME_IN_ALL_ROWS = frozenset({aten.full.default, aten.expand.default, aten.scalar_tensor.default, aten.empty.memory_format})
@@ -97,8 +97,8 @@ class InductorBackward:
         compiled: Function of a list of arguments, which it empties.
         fakes: Arguments without data that it was compiled for.
         guards: Conditions on the sizes.
-        symbols: Symbol of the number of rows, then those of other sizes that differ from call to call.
-        lengths: Those other sizes in the call that was traced.
+        symbols: Symbol of the number of rows, then the symbols of other sizes that differ from call to call.
+        lengths: The other sizes in the traced call. Default: none.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class InductorBackward:
         self._valid: dict[Any, bool] = {}
 
     def holds_for(self, k: int, lengths: tuple[int, ...] | None = None) -> bool:
-        """Checks whether so many rows, and lengths of a call, satisfy everything that compiling assumed."""
+        """Checks whether compiling assumed nothing that k rows, or these lengths of a call, contradict."""
         sizes = (k, *(self._lengths if lengths is None else lengths))
         if sizes not in self._valid:
             if len(self._valid) >= MOST_SIZES:
@@ -150,17 +150,17 @@ def compile_graphs(
     Args:
         examined: Graphs of the module that were examined. They stay as they are.
         module: The module.
-        rebuild: Function that makes (args, kwargs) of a list of tensors.
+        rebuild: Function that builds (args, kwargs) from a list of tensors.
         tensors: Tensors of one call.
         batched: Flag for each tensor: whether its first dimension is the batch.
-        state: Parameters and buffers by their source.
+        state: Parameters and buffers by source, such as ("param", name).
         options: Settings of Inductor.
 
     Returns:
         Graphs whose functions are compiled.
 
     Raises:
-        Unsupported: The compiled graphs would not give what the examined ones give.
+        Unsupported: The module cannot be compiled, or the compiled graphs give other results than the examined ones.
     """
     with config.patch({**options, **OWN_SETTINGS}):
         joint = trace_joint(
@@ -178,10 +178,10 @@ def compile_graphs(
             )
         # Before the copies, which must take the same arguments as the graphs that `assemble` describes.
         drop_unused(backward)
-        # Compiling changes a graph, and `assemble` reads these.
+        # Copies are compiled, because compiling changes a graph, and `assemble` reads the originals.
         copies = copy.deepcopy(forward), copy.deepcopy(backward)
         graphs = assemble(joint, forward, backward)
-        # What the trial run found outranks the shapes, which do not show whether samples or positions come first.
+        # Layouts from the trial run replace those read from shapes, which do not show whether samples or positions come first.
         graphs.layouts |= {node: node.meta[LAYOUTS] for node in graphs.layouts if LAYOUTS in node.meta}
         place_rows(graphs)
         graphs.examined, graphs.mixing = examined, examined.mixing
@@ -190,8 +190,8 @@ def compile_graphs(
     # Inductor adds guards while it compiles, such as one on 32-bit indices.
     if not graphs.holds_for(len(tensors[graphs.first])):
         raise Unsupported("the compiler made a wrong assumption about the batch size")
-    # Guards may exclude few rows. Half of the rows that are tried must be a number that runs compiled, or the
-    # comparison of some rows would run without Inductor.
+    # Guards may exclude small numbers of rows. Half of the tested rows must be enough for the compiled backward graph, or the
+    # comparison for some of the rows would run the uncompiled one.
     least = next((k for k in range(2, 64) if backward_of.holds_for(k)), 2)
     graphs.tried = choose_row_count(graphs, least=2 * least + 1)
     with trial(tensors, state):
@@ -213,10 +213,10 @@ def _at_work(mode: FakeTensorMode) -> Iterator[None]:
 
 
 def _mark_saved(joint: Joint, examined: Graphs, state: Any, tensors: list[Tensor], batched: list[bool]) -> None:
-    """Marks the values that must not be computed again from some rows, and notes the layout of each value on its node.
+    """Marks values that cannot be computed again from the kept rows as saved, and stores the layout of each value in its node.
 
     Raises:
-        Unsupported: Samples mix that do not mix in the examined graphs.
+        Unsupported: The compiled graph mixes samples, and the examined graphs do not.
     """
     graph, nodes = _without_tangents(joint)
     layouts = {copied: layouts_of(copied, joint.sizes.symbol) for copied in nodes.values()}
@@ -224,7 +224,7 @@ def _mark_saved(joint: Joint, examined: Graphs, state: Any, tensors: list[Tensor
     with trial(tensors, state):
         _, mixing = run_on_few_rows(whole, state, tensors, batched)
     mixing = [node for node in mixing if _gives_tensors(node)]
-    # Batch normalisation is taken apart here, so its mixing has other names than in the examined graphs.
+    # Here batch normalization is several operations, so its mixing has other names than in the examined graphs.
     if mixing and not examined.mixing:
         raise Unsupported(f"its compiled graph mixes the samples of a batch ({mixing[0].target})")
     for node, copied in nodes.items():
@@ -234,7 +234,7 @@ def _mark_saved(joint: Joint, examined: Graphs, state: Any, tensors: list[Tensor
 
 
 def _without_tangents(joint: Joint) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
-    """Returns a graph of all values that depend on no gradient of an output, and its nodes by those of the joint graph."""
+    """Returns a graph of all values that need no gradient of an output, and its nodes by those of the joint graph."""
     made, nodes, dependent = fx.Graph(), dict[fx.Node, fx.Node](), set[fx.Node]()
     for node in joint.graph.graph.nodes:
         if node.op == "output":
@@ -247,7 +247,7 @@ def _without_tangents(joint: Joint) -> tuple[fx.GraphModule, dict[fx.Node, fx.No
 
 
 def _is_made_once(node: fx.Node, layouts: dict[fx.Node, Any]) -> bool:
-    """Checks whether a value of the whole batch cannot be computed again from some of its rows."""
+    """Checks whether a value cannot be computed again from only some rows of the batch."""
     if node.op != "call_function" or is_getitem(node):
         return False
     if is_random(node):
@@ -258,10 +258,10 @@ def _is_made_once(node: fx.Node, layouts: dict[fx.Node, Any]) -> bool:
     sources = [made for source in node.all_input_nodes for made in several(layouts[source])]
     of_rows = any(isinstance(made, Layout | Unsupported) for made in sources)
     of_size = any(isinstance(made, int) for made in sources)
-    # No rows, but made of rows: a sum over the batch, which would be another one over the kept rows.
+    # A value without rows that is computed from rows, such as a sum over the batch: the kept rows have another sum.
     if any(made is None for made in results):
         return of_rows or of_size
-    # Rows that are made of no rows, such as `arange(n)`: the kept rows need the numbers that they had in the batch.
+    # Rows that are not computed from rows, such as `arange(n)`: the kept rows need the numbers that they had in the batch.
     return not of_rows and node.target not in SAME_IN_ALL_ROWS
 
 
@@ -274,7 +274,7 @@ def _gives_tensors(node: fx.Node) -> bool:
 
 
 def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) -> InductorBackward:
-    """Compiles copies of both graphs; returns the backward. It takes saved values with the strides of selected rows."""
+    """Compiles copies of both graphs; returns the backward one, which takes saved values with the strides of selected rows."""
     env = _environment(forward)
     context = TracingContext.get()
     context.fakify_first_call = True
@@ -289,7 +289,7 @@ def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) 
     fakes, nodes = _fakes(backward), returned_nodes(graphs.forward_module)
     for position, saved in enumerate(graphs.saved):
         if isinstance(fakes[position], Tensor):
-            # An input goes through the forward as it is, with the strides of its own.
+            # An input is saved as it is, with its own strides.
             stride = None if not strides or nodes[saved.index].op == "placeholder" else strides[saved.index]
             fakes[position] = _as_given(fakes[position], stride, saved.layout)
     backward.graph.output_node().meta["user_visible_output_idxs"] = []
@@ -309,7 +309,7 @@ def _fakes(module: fx.GraphModule) -> list[Any]:
 
 
 def _as_given(fake: Any, strides: Any, layout: Layout | None) -> Any:
-    """Returns a saved value as the backward graph gets it: as the compiled forward made it, or as rows of that are taken."""
+    """Returns a saved value with the strides that the backward graph gets: of the compiled forward, or of `Layout.take`."""
     with fake.fake_mode:
         if strides is not None:
             fake = fake.new_empty_strided(fake.shape, strides)
@@ -345,7 +345,7 @@ def _has_strides(value: Tensor, wanted: list[int | None]) -> bool:
 def _follows_dense(fake: Tensor) -> bool:
     """Checks whether a tensor has symbolic strides and no gaps in memory, which must then hold in each call."""
     shape, strides = [_number(size) for size in fake.shape], [_number(stride) for stride in fake.stride()]
-    # A symbolic stride cannot be compared with a number, so the whole form is.
+    # A symbolic stride cannot be compared with a number, so all strides are compared at the sizes of the traced call.
     symbolic = any(not isinstance(stride, int) for stride in fake.stride())
     return symbolic and _steps(shape, _order(fake)) == strides
 
@@ -365,5 +365,5 @@ def _is_dense(value: Tensor, order: list[int]) -> bool:
 
 
 def _lay_out(value: Tensor, order: list[int]) -> Tensor:
-    # In the order of the memory that is wanted, contiguous means without gaps there.
+    # With the dimensions in the wanted memory order, contiguous means without gaps.
     return value.permute(order).contiguous().permute([order.index(d) for d in range(value.dim())])

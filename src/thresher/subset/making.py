@@ -1,4 +1,4 @@
-"""Making of graphs: a module is traced, its graphs are examined, and compiled if that was asked for.
+"""Builds the graphs of a module: traces the module, examines its graphs, and compiles them if asked to.
 
 This module is imported when the first module is wrapped, because it loads torch's compiler.
 """
@@ -58,17 +58,17 @@ def reuse_memory(module: fx.GraphModule) -> None:
 
 
 def _may_overwrite(node: fx.Node, written: set[fx.Node]) -> bool:
-    """Checks that the first operand is new memory, is read only here and only once, and has the form of the result."""
+    """Checks that the first operand is new memory, is read only here and once, and has the shape and dtype of the result."""
     operand: Any = node.args[0]
     value = operand.meta.get("val") if isinstance(operand, fx.Node) else None
     if not isinstance(operand, fx.Node) or len(operand.users) != 1 or list(node.all_input_nodes).count(operand) != 1:
         return False
     while operand.target in RESHAPES and len(operand.users) == 1 and isinstance(operand.args[0], fx.Node):
-        # A reshape that only this operation reads: what counts is the memory below it.
+        # A reshape that only this operation reads: the memory that it views is what counts.
         operand = operand.args[0]
     if len(operand.users) != 1 or operand in node.all_input_nodes[1:]:
         return False
-    # `all_input_nodes` names each node once, so `s + s` shows in the arguments alone.
+    # `all_input_nodes` has each node once, so only the arguments show `s + s`.
     if any(argument is operand for argument in node.args[1:]):
         return False
     result = node.meta.get("val")
@@ -80,7 +80,7 @@ def _may_overwrite(node: fx.Node, written: set[fx.Node]) -> bool:
 
 
 def _is_new(node: fx.Node, written: set[fx.Node]) -> bool:
-    """Checks that a value has memory of its own; a value in `written` has the memory of an operand that is not needed."""
+    """Checks that a value has its own memory. Values in `written` do: nothing else needs the operand whose memory they took."""
     if node in written:
         return True
     if node.op != "call_function":
@@ -109,11 +109,11 @@ def make_graphs(
     Args:
         module: Any module.
         tensors: Tensors of one call.
-        rebuild: Function that makes (args, kwargs) of a list of tensors.
+        rebuild: Function that builds (args, kwargs) from a list of tensors.
         sizes: How many tensors have a first dimension of each size.
-        options: Settings of Inductor, which is to compile the graphs; None to leave them as they are. Default: None.
-        varying: Dimensions, besides the batch, whose size may be another one in each call: pairs of the number of a tensor and
-            a dimension. Default: none.
+        options: Settings with which Inductor compiles the graphs; None to leave them uncompiled. Default: None.
+        varying: Dimensions, besides the batch, whose size differs from call to call, as pairs (position of the tensor,
+            dimension). Default: none.
 
     Raises:
         Unsupported: The module cannot be traced, or its samples affect each other.
@@ -160,7 +160,7 @@ def _shortened(graphs: Graphs, arguments: list[Any]) -> Graphs:
         _reuse_memory_of(short)
         short.forward, short.backward = bind(forward), bind(backward)
         same = same_results(short, graphs, arguments)
-    except Exception:  # a graph of another form than any that was foreseen: it is right as it is
+    except Exception:  # a graph that `simplify` cannot handle: it is right as it is
         same = False
     if same:
         return short
@@ -188,7 +188,7 @@ def _examine_shorter(graphs: Graphs, state: Any, tensors: list[Tensor], batched:
         for i, d in places:
             narrowed[i] = narrowed[i].narrow(d, 0, length).contiguous()
     if graphs.holds_for(graphs.tried, lengths):
-        with contextlib.suppress(Unclear):  # which the graphs that were examined before are not
+        with contextlib.suppress(Unclear):  # only these values allow no check; the graphs passed before
             # Copies of what `examine` fills in, so that the graphs keep the layouts of the length that was traced.
             examine(replace(graphs, lengths=lengths, layouts=dict(graphs.layouts), _valid={}), state, narrowed, batched)
 
@@ -218,7 +218,7 @@ def _compile(graphs: Graphs, *arguments: Any) -> Graphs:
     """Returns compiled graphs, or `graphs` with the reason in `uncompiled` if compilation fails."""
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of torch, about a part of itself
         from thresher.subset.inductor import compile_graphs
-    # Whatever Inductor raises, the graphs that were examined are right, and still save the rows that are left out.
+    # Whatever Inductor raises, the examined graphs are right, and still save the cost of the rows that are left out.
     try:
         return compile_graphs(graphs, *arguments)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Search for operations that let one sample of a batch affect another: one row is changed, the others are compared."""
+"""Finds operations that let samples of a batch affect each other: changes one row, and checks that the others stay the same."""
 
 import contextlib
 import copy
@@ -44,18 +44,18 @@ def examine(graphs: Graphs, state: dict[tuple[str, Any], Tensor], leaves: list[T
     """Finds where the samples are in every saved value, and verifies the gradients that the graphs give for some rows.
 
     Runs the graphs on a few rows, and leaves the global random states as they were. Graphs with values of half precision are
-    verified with all values in float32, in which rounding hides no wrong row, and then run once as they are. Attention keeps
-    its precision, as some kernels take half precision alone. If gradients differ, float64 decides: that of a bias before batch
-    normalisation is 0, and in float32 it is rounding alone.
+    verified with all values in float32, whose rounding errors are too small to hide a wrong row, and then run once as they are.
+    Attention keeps its precision, as some kernels take half precision alone. If gradients differ, the check is repeated in
+    float64: a gradient that should be 0, as of a bias before batch normalization, is only rounding error in float32.
 
     Args:
-        graphs: Graphs of a module; their outputs and saved values are filled in.
-        state: Parameters and buffers by their source.
+        graphs: Graphs of a module; sets the layouts of their outputs and saved values.
+        state: Parameters and buffers by source, such as ("param", name).
         leaves: Tensors of one call.
         batched: Flag for each tensor: whether its first dimension is the batch.
 
     Raises:
-        Unsupported: An operation other than batch normalisation mixes samples, or gradients of some rows come out wrong.
+        Unsupported: An operation other than batch normalization mixes samples, or gradients of some rows are wrong.
     """
     try:
         _examine(graphs, state, leaves, batched, LOW_PRECISION, torch.float32)
@@ -69,7 +69,7 @@ def examine(graphs: Graphs, state: dict[tuple[str, Any], Tensor], leaves: list[T
 
 
 class DifferentGradients(Unsupported):
-    """Gradients of some rows differ from those of the batch, by more than rounding is expected to make."""
+    """Gradients of some rows differ from those of the batch by more than rounding explains."""
 
 
 def _examine(
@@ -80,7 +80,7 @@ def _examine(
     low: tuple[torch.dtype, ...],
     high: torch.dtype,
 ) -> None:
-    """Examines graphs, with values of some precisions in a higher one."""
+    """Examines graphs, computing values of the dtypes `low` in the dtype `high`."""
     with trial(leaves, state):
         with in_precision(graphs, low, high) as precise:
             returned, mixing = run_on_few_rows(graphs, precise(state), precise(leaves), batched)
@@ -106,17 +106,17 @@ def unchanged(tensors: Any) -> Any:
 
 
 class InOwnPrecision:
-    """An attention kernel in a graph of a higher precision: takes and returns that precision, and computes in its own.
+    """An attention kernel in a graph of higher precision: takes and returns that precision, but computes in the original one.
 
     Args:
         node: Node of the kernel.
-        low: Precisions that are replaced.
-        high: Precision that takes their place.
+        low: Data types that are replaced.
+        high: Data type that replaces them.
     """
 
     def __init__(self, node: fx.Node, low: tuple[torch.dtype, ...], high: torch.dtype) -> None:
         self.kernel: Any = node.target
-        # What `is_random`, `attention_dropout` and fx read of an operation.
+        # Attributes of an operation that `is_random`, `attention_dropout` and fx read.
         self.tags, self._schema, self.__name__ = self.kernel.tags, self.kernel._schema, "in_own_precision"
         self._low, self._high = low, high
         self._dtypes = [getattr(_value(given), "dtype", None) for given in tree_leaves((node.args, node.kwargs))]
@@ -142,8 +142,8 @@ def in_precision(graphs: Graphs, low: tuple[torch.dtype, ...], high: torch.dtype
 
     Args:
         graphs: Graphs of a module.
-        low: Precisions that are replaced.
-        high: Precision that takes their place.
+        low: Data types that are replaced.
+        high: Data type that replaces them.
     """
 
     def convert(tensors: Any) -> Any:
@@ -186,7 +186,7 @@ def _recompile(graphs: Graphs) -> None:
 
 
 def _run_all_rows(graphs: Graphs, returned: list[Any]) -> None:
-    """Runs the backward graph once in its own precision, where an operation may not take the dtypes that it would get.
+    """Runs the backward graph once in its own precision, to see that each operation accepts the dtypes of its arguments.
 
     Raises:
         Unclear: The gradients are not finite.
@@ -214,8 +214,8 @@ def run_on_few_rows(
     """Runs the forward graph on a few rows, twice, and finds the layout of each of its values.
 
     Args:
-        graphs: Graphs of a module; their layouts and the number of rows that were tried are filled in.
-        state: Parameters and buffers by their source.
+        graphs: Graphs of a module; sets their `layouts` and `tried`.
+        state: Parameters and buffers by source, such as ("param", name).
         leaves: Tensors of one call.
         batched: Flag for each tensor: whether its first dimension is the batch.
 
@@ -229,7 +229,7 @@ def run_on_few_rows(
 def choose_row_count(graphs: Graphs, least: int = 5) -> int:
     """Returns how many rows to try: a number that the graphs hold for and, if possible, that divides no number in them.
 
-    Otherwise a shift of the rows by such a number could not be seen.
+    With a divisor of a number in them, a shift of the rows by that number would go unnoticed.
 
     Args:
         graphs: Graphs of a module.
@@ -243,7 +243,7 @@ def choose_row_count(graphs: Graphs, least: int = 5) -> int:
     numbers = set(graphs.lengths) | {
         x for node in nodes for x in tree_leaves((node.args, node.kwargs)) if type(x) is int and 1 < abs(x) < 2**31
     }
-    # Below 5 rows, nearly every graph has a multiple among its numbers, so that rule is given up there.
+    # Below 5 rows, nearly every graph has a multiple among its numbers, so they are not checked there.
     for n in (*range(least, 64), *range(min(least, 64) - 1, 1, -1)):
         if graphs.holds_for(n) and (n < 5 or all(number % n for number in numbers)):
             return n
@@ -262,7 +262,7 @@ def trial_arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched: 
             base = tensor[torch.arange(n, device=tensor.device) % len(tensor)]
             differing = (tensor != base[CHANGED]).reshape(len(tensor), base[CHANGED].numel()).sum(1)
             changed = base.clone()
-            # The sample that differs most: in its place, one that is equal to the row would show no mixing.
+            # Replaced by the sample that differs most from it, because an equal sample would show no mixing.
             changed[CHANGED] = tensor[differing.argmax()]
             if tensor.is_floating_point():
                 # A batch with NaN is only one batch, and no reason to refuse the model.
@@ -308,10 +308,10 @@ def _run_both(graphs: Graphs, own: list[Tensor], other: list[Tensor]) -> tuple[l
         if before is not None:
             rng.restore(before, own[0].device)
         b[node] = _run_node(runner, node, b)
-        # Memory that was never written has any content.
+        # Memory that was never written may hold anything, so both runs get the same.
         if "empty" in str(node.target):
             b[node] = a[node]
-        # What follows gets the value as if nothing had mixed: each operation is judged by what it does itself.
+        # The next operations get the value as if nothing had mixed, so that each one is judged by its own effect.
         b[node], mixes = _undo_mixing(graphs, node, a, b[node])
         if mixes and not is_getitem(node):
             mixing.append(node)
@@ -414,7 +414,7 @@ def _has_rows(layout: Any) -> bool:
 
 
 def several(layout: Any) -> tuple[Any, ...]:
-    """Returns the layouts of the values of a node, one or several."""
+    """Returns the layouts of a node's values as a tuple, also for a single value."""
     return layout if isinstance(layout, tuple) else (layout,)
 
 
@@ -442,14 +442,14 @@ def _verify(graphs: Graphs, returned: list[Any]) -> None:
     tangents = []
     for position in graphs.differentiable:
         tangent = torch.randn_like(outputs[position])
-        # An output without rows, such as a loss of the whole batch, needs all rows in its backward pass: nothing is left out
-        # there.
+        # The backward pass of an output without rows, such as a loss of the whole batch, always runs on all rows, so there is
+        # nothing to compare.
         tangents.append(tangent if graphs.outputs[position] is not None else torch.zeros_like(tangent))
     layouts = [graphs.outputs[position] for position in graphs.differentiable]
-    # Batch normalisation mixes by design, so some rows are compared with its statistics constant: everything else in the model
-    # must still be exact. All rows in another order are compared as they are.
+    # Batch normalization mixes samples by design, so some rows are compared with its statistics held constant: everything else
+    # in the model must still be exact. All rows in another order are compared with the graphs as they are.
     apart = _statistics_constant(graphs) if graphs.mixing else graphs
-    # Another order than that of the batch, so that a gradient which depends on the place of a row shows.
+    # Another order than that of the batch, to detect a gradient that depends on the position of a row.
     every = [*range(n - 2, -1, -1), n - 1]
     for tried, rows in (graphs, every), (apart, [0, 2] if n > 2 else [0]), (apart, [1]), (apart, [n - 1]):
         chosen = torch.tensor(rows, device=tangents[0].device)
@@ -461,7 +461,7 @@ def _verify(graphs: Graphs, returned: list[Any]) -> None:
 
 
 def _statistics_constant(graphs: Graphs) -> Graphs:
-    """Returns graphs that take the statistics of the batch for constant, as in evaluation; they must not mix samples."""
+    """Returns graphs that treat the statistics of the batch as constants, as in evaluation; these must not mix samples."""
     backward = copy.deepcopy(graphs.backward_module)
     for node in backward.graph.nodes:
         if "batch_norm" in str(node.target) and node.op == "call_function":
@@ -472,8 +472,9 @@ def _statistics_constant(graphs: Graphs) -> Graphs:
                 arguments[a if a in arguments else b] for a, b in (("grad_out", "grad_output"), ("eps", "epsilon"))
             )
             wanted = arguments.get("output_mask", [True] * 3)
-            # `False` stands for evaluation. The spread is passed as a variance, so the numbers are others. Both results that
-            # are compared come from this graph, though, and only an effect of one row on another can tell them apart.
+            # `False` stands for evaluation. The spread is passed in the place of a variance, so the gradients are not those of
+            # the model. But both compared results come from this graph, and only an effect of one row on another can make them
+            # differ.
             node.target = aten.native_batch_norm_backward.default
             node.args = (gradient, arguments["input"], arguments["weight"], mean, spread, mean, spread, False, eps, wanted)
     backward.recompile()
@@ -490,8 +491,8 @@ def compare_gradients(graphs: Graphs, whole: Any, some: Any, rows: Tensor) -> No
         rows: Positions of these rows, shape (k,), int64.
 
     Raises:
-        Unsupported: They differ.
-        Unclear: They are not finite.
+        Unsupported: The results differ.
+        Unclear: The results are not finite.
     """
     pairs = [
         (a, b if at is None else at.put(b, rows, graphs.tried), source)
@@ -500,7 +501,7 @@ def compare_gradients(graphs: Graphs, whole: Any, some: Any, rows: Tensor) -> No
     ]
     largest = max((float(a.abs().max()) for a, _, _ in pairs), default=0.0)
     for a, b, (_, name) in pairs:
-        # A gradient that is nearly zero compared with the others may be rounding alone, without any relative precision.
+        # A gradient that is tiny compared with the others may be nothing but rounding error.
         scale = max(float(a.abs().max()), 1e-3 * largest)
         error = float((a - b).abs().max())
         if not math.isfinite(scale):

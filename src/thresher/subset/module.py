@@ -1,4 +1,4 @@
-"""The module that `subset_backward` returns: one forward of the whole batch, a backward pass on the rows with a gradient."""
+"""The module that `subset_backward` returns: a forward pass over the whole batch, a backward pass over rows with a gradient."""
 
 import contextlib
 import logging
@@ -41,11 +41,11 @@ from thresher.subset.trace_key import (
 from thresher.warning import warn
 
 MAX_TRACES = 64
-"""Number of kinds of calls whose traces each module keeps; the one used longest ago is dropped first."""
+"""Number of kinds of calls whose traces each module keeps; the least recently used kind is dropped first."""
 ATTEMPTS = 4
-"""Number of traces of a forward with effects."""
+"""Number of calls in which the forward has side effects, after which the model is not traced again."""
 SECONDS_TO_TELL = 5.0
-"""Seconds of tracing from which on a loop seems to stand still."""
+"""Seconds of tracing from which a log message explains the wait."""
 logger = logging.getLogger("thresher")
 # torch has no public function that shows whether a `torch.func` transform is active.
 _transforms: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
@@ -57,49 +57,51 @@ def subset_backward(
     strict: bool = False,
     compile: bool | None = None,  # noqa: A002
 ) -> "SubsetBackward":
-    """Makes the backward pass of a model cost only the rows of the batch that the loss was made of.
+    """Wraps a model so that its backward pass runs only on the rows of the batch that the loss depends on.
 
-    Call the result like the model. Its forward runs the whole batch. If only some rows of the outputs carry gradient, as
-    after `losses[kept].mean().backward()`, its backward runs on those rows only. The gradients are those of the model.
+    Call the result like the model. Its forward runs the whole batch. If only some rows of the outputs carry gradient, as after
+    `losses[kept].mean().backward()`, its backward runs on those rows only. The gradients equal those of the model.
 
-    The first call with inputs of a new kind traces the model (AOTAutograd, symbolic batch size) and tries the graphs out on
-    a few rows. The batch is the first dimension of the inputs; tensors with another first dimension are shared by all
-    samples. Batch normalisation with the statistics of the batch passes gradient back as if the kept rows were the whole
-    batch (see `mixes_samples`). If any other operation lets samples affect each other, the plain model is used.
+    The first call with inputs of a new kind traces the model (AOTAutograd, symbolic batch size) and tests the graphs on a few
+    rows. The first dimension of the inputs is the batch; tensors with another first dimension are shared by all samples. If an
+    operation lets samples affect each other, the plain model is used. The exception is batch normalization with the statistics
+    of the batch: gradients pass through it as if the kept rows were the whole batch (see `mixes_samples`).
 
-    A trace is made for every kind of call: shapes without the batch size, dtypes, constants among the arguments, and settings
-    (attributes of the modules, and the globals and closures that the forward reads). Shapes after the first share one trace
-    if the model allows it, so sequences may have any length. The first 8 traces are made at once, a further one, and one
-    for a single length, when its kind has come up 32 times. So pass a number that changes in every step as a tensor. When the
-    plain model is used, a warning gives the reason once, and `fallback` holds it.
+    Calls are of the same kind if they agree in shapes (except the batch size), dtypes, constants among the arguments, and
+    settings (attributes of the modules, and the globals and closures that the forward reads). Each kind needs a trace, but all
+    shapes after the first share one if the model allows it, so sequences may have any length. The first 8 traces are made at
+    once. A further one, or one for a single length, is made when its kind has come up 32 times. So pass a number that changes
+    in every step as a tensor. When the plain model is used, a warning gives the reason once, and `fallback` holds it.
 
-    What a trace cannot see: variables that libraries read, values deep inside objects (of an object in an attribute, its own
-    numbers are seen), the contents of long lists and large arrays, files and clocks. Therefore outputs and buffers are compared
-    with those of the model in calls 1, 2, 4, 8 and so on, and then in every 256th call of each trace. If they differ, a
-    warning is given and the plain model is used from then on; up to 255 calls before it may have used the former value.
+    A trace does not notice changes in variables that libraries read, values deep inside objects (numbers directly in an object
+    that is an attribute are noticed), long lists, large arrays, files and clocks. Therefore outputs and buffers are compared
+    with those of the model in calls 1, 2, 4, 8 and so on, and then in every 256th call of each trace. If they differ, a warning
+    is given and the plain model is used from then on; up to 255 earlier calls may have used the old value.
 
-    To trace and to compare calls the forward of the model once more, and calls of a traced model do not run its Python code. A
-    forward that changes Python objects, such as a counter, is therefore not traced: a warning names what it changes, which is
-    put back, so that it changes once per call of yours. Not seen are effects on globals that it does not name, on objects of
-    libraries, such as iterators, on more than 64 MiB of arrays, and on the world outside, such as printing.
+    Tracing and comparing run the forward of the model an extra time, and calls of a traced model do not run its Python code. So
+    a forward that changes Python objects, such as a counter, is not traced: a warning names the changed object, and the change
+    by the extra run is undone. Changes that go unnoticed: of globals that the forward does not name, of objects of libraries
+    such as iterators, of more than 64 MiB of arrays, and of the world outside, as by printing.
 
     Args:
-        model: Any module whose args and kwargs may hold tensors in nested structures and that returns a tensor, tuple, dict or
-            dataclass. The result shares its parameters, buffers and `state_dict`.
+        model: Any module. Its arguments may hold tensors in nested structures; it returns a tensor, tuple, dict or dataclass.
+            The result shares its parameters, buffers and `state_dict`.
         strict: Whether to raise if the model cannot be traced or compiled, instead of using the plain model with one
             warning. Default: False.
         compile: Whether Inductor, the compiler of `torch.compile`, compiles both graphs, each once for all batch sizes and all
-            numbers of kept rows. Default: if `torch.compile` has compiled `model` or a part of it, with the same settings.
+            numbers of kept rows. Default: True if `torch.compile` has compiled `model` or a part of it with Inductor (with the
+            same settings), else False.
 
     Returns:
-        Module around `model`, or around the module inside of it if it is a result of `torch.compile`.
+        Module that wraps `model`; if `model` is a result of `torch.compile`, the module inside it.
 
     Raises:
         TypeError: `model` is not a module.
-        ValueError: A wrapper of several processes is not around the result, but in `model`; on a call, if it came later.
-        RuntimeError: torch is older than 2.11; `compile` or `strict` is set, and Inductor finds no C++ compiler; on a call
-            under a `torch.func` transform; on double backward; with `strict`, on the first call of a model that cannot be
-            traced or compiled.
+        ValueError: `model` is, or contains, a wrapper for several processes, such as DistributedDataParallel, which must go
+            around the result instead. Raised on a call if the wrapper was added later.
+        RuntimeError: torch is older than 2.11; or `compile` or `strict` is True, and the graphs are to be compiled but cannot
+            be, for example without a C++ compiler. On a call: under a `torch.func` transform; on double backward; with
+            `strict`, if the model cannot be traced or compiled.
 
     Example:
         >>> import torch
@@ -143,8 +145,8 @@ class SubsetBackward(SubsetModule):
         model: The user's model.
         strict: Whether to raise if the model cannot be traced or compiled.
         options: Settings of Inductor, which compiles the graphs; None leaves them as they are. Default: None.
-        plain: Result of torch.compile around the model, which is called if no gradient can be left out. Default: the model
-            itself, or with `options` one that is made when it is needed.
+        plain: Module that is called when the graphs are not used, a result of torch.compile. Default: the model itself, or with
+            `options` the model compiled with them when it is first needed.
 
     Attributes:
         wrapped: The user's model, without the wrapper of torch.compile.
@@ -166,8 +168,8 @@ class SubsetBackward(SubsetModule):
         super().__init__()
         # Loads torch's compiler, which takes too long for a training step.
         import_module("thresher.subset.making")
-        # The very same tables as in the model: `to()`, `functional_call` and `load_state_dict` reach its tensors, and their
-        # names have no prefix.
+        # The same table objects as in the model, so that `to()`, `functional_call` and `load_state_dict` reach its tensors,
+        # under names without a prefix.
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[registry] = model.__dict__[registry]
         self.training = model.training
@@ -176,7 +178,7 @@ class SubsetBackward(SubsetModule):
         self.meter: RowMeter | None = None
         self.compilations, self.tracing_s = 0, 0.0
         self._options = options
-        self.__dict__["_plain"] = plain  # not a part: the state_dict has no second name for a parameter
+        self.__dict__["_plain"] = plain  # not a submodule: a parameter has only one name in the state_dict
         self._traces: OrderedDict[Any, list[Graphs]] = OrderedDict()
         self._refused: dict[Any, Unsupported] = {}
         self._patience = Patience(MAX_TRACES if strict else FREE_TRACES)
@@ -194,7 +196,7 @@ class SubsetBackward(SubsetModule):
         Raises:
             RuntimeError: The call is under a `torch.func` transform, or the model cannot be traced and `strict` is True.
         """
-        # Without gradients there is nothing to leave out, and a compiler that traces this call cannot follow tracing.
+        # Without gradients there is nothing to leave out, and torch.compile cannot trace a call that traces.
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._call_plain(*args, **kwargs)
         if _transforms() is not None or torch.autograd.forward_ad._current_level >= 0:
@@ -243,12 +245,13 @@ class SubsetBackward(SubsetModule):
         graphs, n = chosen
         arranged = settings.tensors(graphs)
         graphs.calls += 1
-        # Before the graphs run: a call that would come out wrong is answered by the model itself.
+        # Before the graphs run, so that if they differ, the model itself computes this call.
         if is_due(graphs.calls):
             self._compare(graphs, settings, tensors, rebuild)
         if self.fallback is not None:
             self.fallback = None
-        # Gradients go to the tensors of the caller. The graph reads those of `dense`, which may be copies without a history.
+        # Gradients go to the tensors of the caller. The graph reads the tensors from `dense`, which may be copies that autograd
+        # does not connect with them.
         differentiated = [tensors[i] if isinstance(i, int) else i for i in arranged.differentiated]
         inputs = [inputs[i] if isinstance(i, int) else i for i in arranged.inputs]
         return Call(graphs, inputs, arranged.buffers, n, graphs.lengths_of(tensors)), differentiated
@@ -262,7 +265,7 @@ class SubsetBackward(SubsetModule):
         base = settings.key, autocast(tensors)
         exact = (*base, describe(arguments, likely))
         graphs = self._find_graphs(exact, tensors)
-        # A last batch of one sample, of a kind that was traced with more, is no reason for a further trace.
+        # A last batch with only one sample is no reason for a further trace if its kind was traced with more samples.
         if graphs is None and exact in self._traces and max(len(tensors[one.first]) for one in self._traces[exact]) < 2:
             return None
         any_size = (*base, describe(arguments, likely, sizes=False))
@@ -299,7 +302,7 @@ class SubsetBackward(SubsetModule):
         """Traces the model for a kind of call.
 
         Raises:
-            Unsupported: It cannot be traced, or not yet.
+            Unsupported: The model cannot be traced, or its kind of call is not traced yet.
         """
         if key in self._refused:
             raise self._refused[key]
@@ -310,7 +313,7 @@ class SubsetBackward(SubsetModule):
             # Tracing runs the forward once more: what it does to globals must not happen twice.
             with settings.outside.kept():
                 graphs = self._trace(tensors, rebuild, sizes, varying)
-        # Not remembered as refused: the fault is in the values of this batch, or may be gone in the next call.
+        # Not stored as refused: the reason lies in the values of this batch, or may be gone in the next call.
         except (Unclear, HasEffects):
             raise
         except Unsupported as reason:
@@ -334,10 +337,10 @@ class SubsetBackward(SubsetModule):
         return graphs
 
     def _compare(self, graphs: Graphs, settings: Settings, tensors: list[Tensor], rebuild: Any) -> None:
-        """Compares graphs with the model; for compiled graphs, the examined graphs stand in.
+        """Compares graphs with the model; instead of compiled graphs, the examined graphs from which they were compiled.
 
         Raises:
-            Outdated: They differ; no graphs of the model are used from now on.
+            Outdated: Outputs or buffers differ; the graphs of the model are not used from now on.
             HasEffects: The forward changes something that it did not change when it was traced.
         """
         from thresher.subset.verify import differs
@@ -374,7 +377,7 @@ class SubsetBackward(SubsetModule):
         """Switches compilation off from now on.
 
         Args:
-            reason: Why they cannot be compiled, for the warning, which is given once.
+            reason: Why the graphs cannot be compiled, for the warning, which is given once.
 
         Raises:
             Unsupported: `strict` is set.
@@ -394,7 +397,7 @@ class SubsetBackward(SubsetModule):
             raise RuntimeError(f"subset_backward: {name} cannot be used with strict=True: {reason}") from reason
         self.fallback = str(reason)
         if isinstance(reason, HasEffects):
-            self._traces.clear()  # an effect that a comparison shows was missing in the graphs
+            self._traces.clear()  # they lack the side effect that a comparison has found
             self._effects += 1
             self._stopped = reason if self._effects >= ATTEMPTS else None
         self._warn(
@@ -408,7 +411,7 @@ class SubsetBackward(SubsetModule):
             self._said.add(kind)
             warn(f"subset_backward: {text}. strict=True raises instead. This warning is given once.")
 
-    # Everything else is that of the user's model
+    # Everything else is forwarded to the user's model
 
     def train(self, mode: bool = True) -> "SubsetBackward":
         """Sets training or evaluation mode, here and in the model.
@@ -456,7 +459,7 @@ class SubsetBackward(SubsetModule):
         delattr(self.__dict__["wrapped"], name)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Graphs and settings hold the tensors of this model by identity. A copy has others, so it traces anew.
+        # Graphs and settings refer to the tensor objects of this model. A copy has other tensors, so it is traced again.
         fresh = {"_traces": OrderedDict(), "_refused": {}, "_patience": Patience(self._patience.free), "_shapes": Shapes()}
         return {**self.__dict__, **fresh, "_settings": None, "_plain": None, "meter": None}
 
@@ -501,15 +504,15 @@ class SubsetContainer(SubsetBackward):
 
 
 def mixes_samples(model: nn.Module) -> tuple[str, ...]:
-    """Returns the parts of a model that let the samples of a batch affect each other, in its present mode.
+    """Returns the parts of a model that let samples of a batch affect each other in its current mode (training or evaluation).
 
-    With such a part, rows that are left out of the loss still have an effect on the gradient. If it is batch normalisation,
-    `subset_backward` passes gradient back as if the kept rows were the whole batch, with the statistics of the whole batch;
-    if it is anything else, `subset_backward` uses the plain model.
+    With such a part, rows that are left out of the loss still affect the gradient. If the part is batch normalization,
+    `subset_backward` passes gradients back as if the kept rows were the whole batch, with the statistics of the whole batch; if
+    it is anything else, `subset_backward` uses the plain model.
 
     Args:
-        model: Any module. For a model from `subset_backward` that was called, the operations that its graphs showed are
-            named too.
+        model: Any module. If it is a result of `subset_backward` and was called before, the operations in its graphs that mix
+            samples are named, too.
 
     Returns:
         Names such as "BatchNorm2d 'layer1.0.bn1'"; empty if no part is known to mix samples.
@@ -536,7 +539,7 @@ def mixes_samples(model: nn.Module) -> tuple[str, ...]:
 
 
 def _batch_norms(module: nn.Module) -> tuple[str, ...]:
-    """Returns the names of normalisations that use the statistics of the batch itself."""
+    """Returns the names of the batch normalizations that use the statistics of the batch."""
     return tuple(
         f"{type(part).__name__} {name!r}"
         for name, part in module.named_modules()

@@ -1,4 +1,4 @@
-"""Effects of a forward pass on Python objects: a pass that the loop must not notice takes them back."""
+"""Side effects of a forward pass on Python objects, which are undone after an extra pass for tracing or comparing."""
 
 import contextlib
 import sys
@@ -19,15 +19,15 @@ LIBRARIES = frozenset({"torch", "numpy", "thresher", *sys.stdlib_module_names})
 CONTAINERS = (list, dict, set, deque)
 ARRAYS = (Tensor, np.ndarray)
 MOST_OBJECTS = 2**16
-"""Number of objects that are looked at, and of members up to which a container is restored."""
+"""Largest number of objects that are checked, and of members of a container that is restored."""
 MOST_BYTES = 2**26
-"""Size of all arrays and tensors that are restored."""
+"""Largest total size, in bytes, of all arrays and tensors that are restored."""
 TENSOR_TABLES = ("_parameters", "_buffers", "_flat_weights", "_flat_weight_refs")
 """Attributes of modules in which tracing may leave its own tensors; they are restored without being effects."""
 
 
 def is_library(module: str | None) -> bool:
-    """Checks whether a module belongs to a package that is not a model's own code."""
+    """Checks whether the name of a module is that of a library, rather than of a model's own code."""
     return (module or "").partition(".")[0] in LIBRARIES - {"__main__"}
 
 
@@ -39,7 +39,7 @@ def slots_of(kind: type) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def effects_undone(objects: Iterable[tuple[str, Any]]) -> Iterator[list[str]]:
-    """Restores objects, and those inside of them, when the block ends; yields a list for the names of other changes.
+    """Restores objects, and those inside of them, when the block ends; yields a list for the names of other changes it makes.
 
     Attributes, class attributes, containers, arrays and tensors are restored in place. Parameters, and objects of libraries
     such as files and iterators, are not.
@@ -48,7 +48,7 @@ def effects_undone(objects: Iterable[tuple[str, Any]]) -> Iterator[list[str]]:
         objects: Names and objects, such as `named_modules()` of a model.
 
     Raises:
-        HasEffects: Something changed.
+        HasEffects: An object changed, or the block added a name to the list.
     """
     held, changed = _snapshot(objects), list[str]()
     try:
@@ -58,14 +58,14 @@ def effects_undone(objects: Iterable[tuple[str, Any]]) -> Iterator[list[str]]:
             if keys := _restore(store, before):
                 names = [f"{label}{key}" for key in keys] if label.endswith(".") else [label]
                 changed += [name for name in names if name.rpartition(".")[2] not in TENSOR_TABLES]
-        # Even if the block failed, for tracing fails if it meets what it has left in a container.
+        # Raised even if the block failed: tracing fails if it meets a tensor that it has itself left in a container.
         if changed and not isinstance(sys.exc_info()[1], KeyboardInterrupt):
             raise HasEffects(f"its forward changes {', '.join(sorted(changed)[:3])}, which a traced graph does not repeat")
 
 
 def _snapshot(objects: Iterable[tuple[str, Any]]) -> list[tuple[str, Any, dict[Any, Any]]]:
-    """Returns everything that can change, with its contents, nearest first."""
-    # Breadth first, so the limits leave out what lies deepest. `found` keeps every object alive, so no identity comes twice.
+    """Returns a label, an object and its contents for each object that can change, beginning with the outermost ones."""
+    # Breadth first, so the limits leave out what lies deepest. `found` keeps every object alive, so no `id` is reused.
     ahead, found, seen, room = deque(objects), [], set[int](), MOST_BYTES
     while ahead and len(found) < MOST_OBJECTS:
         for label, store in _stores(*ahead.popleft()):
@@ -82,7 +82,7 @@ def _snapshot(objects: Iterable[tuple[str, Any]]) -> list[tuple[str, Any, dict[A
 
 
 def _stores(label: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yields what holds the contents of an object, with a label, which ends with a dot if these are attributes."""
+    """Yields each object that holds contents of `thing`, with a label, which ends with a dot if the contents are attributes."""
     kind = type(thing)
     # Not a Parameter: a forward that writes one is refused by `assemble`, and all of them may be too large to copy.
     array = kind is np.ndarray or (kind is Tensor and not (thing.requires_grad or thing.is_meta or thing.is_sparse))
@@ -103,8 +103,8 @@ def _contents(store: Any) -> dict[Any, Any]:
     if isinstance(store, ARRAYS):
         return {"": store.clone() if isinstance(store, Tensor) else store.copy()}
     if isinstance(store, dict):
-        # Past an `items` of a subclass that may do something else. The registries of a module, such as its hooks,
-        # are compared elsewhere.
+        # Not by the method `items`, which a subclass may override. The registries of a module, such as its hooks, are compared
+        # elsewhere.
         return {key: value for key, value in dict.items(store) if key not in REGISTRIES or key in TENSOR_TABLES}
     if isinstance(store, type):
         return {name: value for name, value in vars(store).items() if not name.startswith("__")}
@@ -132,7 +132,7 @@ def _restore(store: Any, before: dict[Any, Any]) -> list[Any]:
         store.clear()
         (store.update if isinstance(store, set) else store.extend)(before.values())
         return keys
-    # Past a `__setattr__` of the user's, which may have effects itself.
+    # Not through the user's `__setattr__`, which may have side effects itself.
     owner: Any = type if isinstance(store, type) else object
     put, drop = (kind.__setitem__, kind.__delitem__) if isinstance(store, dict) else (owner.__setattr__, owner.__delattr__)
     for key in keys:

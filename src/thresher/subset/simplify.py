@@ -1,8 +1,8 @@
-"""Shorter graphs after they were examined: fewer views and copies, cheaper masks, and direct calls of operations.
+"""Shortens graphs that were examined: fewer views and copies, cheaper masks, and direct calls of operations.
 
-On a transformer of width 64, a third of the time of a step went into calls that compute nothing. Every rewrite leaves values as
-they are, bit for bit but for the sign of zeros; only strides and the number of calls change. `making` compares the result with
-the graphs that it was made of, and keeps these if it differs.
+On a transformer of width 64, a third of the time of a step went into calls that compute nothing. Every rewrite keeps all values
+bit for bit, except the sign of zeros; only strides and the number of calls change. `making` compares the shorter graphs with
+the original ones, and uses the original ones if they differ.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 """Operations that change the shape and keep the order of the values."""
 
 SHOWN = "thresher_shown"
-"""Mark of the nodes whose values the user gets."""
+"""Key in the `meta` of nodes whose values the forward graph returns, other than saved values."""
 
 MOVES = (aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dim)
 """Operations that only move dimensions."""
@@ -59,18 +59,18 @@ def simplify(graphs: Graphs) -> None:
     _drop_unread(graphs)
     for module in (graphs.forward_module, graphs.backward_module):
         module.graph.eliminate_dead_code(is_impure_node=_stays)
-        # A graph that is not sound is an error, after which `making` uses the examined graphs.
+        # `lint` raises an error for an invalid graph; `making` then uses the examined graphs.
         module.graph.lint()
         module.recompile()
 
 
 def _nodes(module: fx.GraphModule) -> list[Any]:
-    """Returns the nodes of a graph; their arguments may be of any type, which a rewrite finds out by their targets."""
+    """Returns the nodes of a graph, typed as Any, because the types of their arguments depend on their targets."""
     return list(module.graph.nodes)
 
 
 def _stays(node: Any) -> bool:
-    """Whether a node stays although nothing reads it: a draw that is left out would change those after it."""
+    """Whether a node stays although nothing reads it: without a random draw, the later ones would give other numbers."""
     random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     return node.op in ("placeholder", "output") or random
 
@@ -85,7 +85,7 @@ def _sizes(node: Any) -> list[Any]:
 
 
 def _is_output(node: Any) -> bool:
-    """Whether the user gets a value, which must not share memory with an input, or be the same tensor as another output."""
+    """Whether a value is returned to the user; it must not share memory with an input, or be the same tensor as another one."""
     return SHOWN in node.meta
 
 
@@ -102,7 +102,7 @@ def _replace(node: fx.Node, other: fx.Node) -> None:
 
 
 def _merge_sizes(module: fx.GraphModule) -> None:
-    """Lets equal sizes be computed once."""
+    """Computes equal sizes only once."""
     first: dict[str, fx.Node] = {}
     for node in _nodes(module):
         value = node.meta.get("val")
@@ -117,7 +117,7 @@ def _merge_sizes(module: fx.GraphModule) -> None:
 
 
 def _moves(module: fx.GraphModule) -> None:
-    """Puts one permutation in place of several operations that only move dimensions."""
+    """Replaces several operations that only move dimensions by one permutation."""
     chains: dict[fx.Node, tuple[fx.Node, list[int | None]]] = {}
     for node in _nodes(module):
         if node.target not in MOVES:
@@ -153,7 +153,7 @@ def _moves(module: fx.GraphModule) -> None:
 
 
 def _reshapes(module: fx.GraphModule) -> None:
-    """Leaves out reshapes of what is reshaped again, copies before a reshape, and reshapes and expansions to the same shape."""
+    """Removes reshapes and copies that a reshape follows, and reshapes and expansions to the same shape."""
     for node in _nodes(module):
         if node.target is aten.expand.default and _shape(node) == _shape(node.args[0]) and not _is_output(node):
             _replace(node, node.args[0])
@@ -182,11 +182,11 @@ def _is_fresh(node: Any) -> bool:
 
 
 def _copies(module: fx.GraphModule) -> None:
-    """Leaves out copies of new memory: those of dropout with p = 0, which is traced as a copy, and those read part by part."""
+    """Removes copies of new memory: those that stand for dropout with p = 0, and those that are only read part by part."""
     for node in _nodes(module):
         if not _is_copy(node) or not _is_fresh(node.args[0]):
             continue
-        # `select` reads any strides. With a memory format the copy is there to change them, for all other readers.
+        # A copy with a memory format changes the strides. Readers need that, except `select`, which takes any strides.
         parts = all(user.target is aten.select.int for user in node.users)
         same = not node.kwargs and not any(user.target is aten._unsafe_view.default and _is_output(user) for user in node.users)
         if (parts or same) and not _is_output(node):
@@ -194,9 +194,9 @@ def _copies(module: fx.GraphModule) -> None:
 
 
 def _heads(module: fx.GraphModule) -> None:
-    """Splits or merges the heads of attention without merging batch and heads, as nn.MultiheadAttention does in between.
+    """Splits or merges the heads of attention in one step.
 
-    That merge makes views of views, which cost calls and later copies.
+    In between, nn.MultiheadAttention merges batch and heads. The resulting views of views cost calls and later copies.
     """
     for node in _nodes(module):
         if node.target not in RESHAPES or node.args[0].target is not aten.transpose.int:
@@ -227,7 +227,7 @@ def _heads(module: fx.GraphModule) -> None:
 
 
 def _split_gradients(module: fx.GraphModule) -> None:
-    """Reads the parts of a gradient without a copy of the whole before."""
+    """Removes the copy of a gradient of which `select_backward` is the only reader."""
     for node in _nodes(module):
         if node.op == "call_function" and node.target is aten.select_backward.default:
             source = node.args[0]
@@ -236,14 +236,14 @@ def _split_gradients(module: fx.GraphModule) -> None:
 
 
 def _stacks(module: fx.GraphModule) -> None:
-    """Stacks the gradients of all parts of a tensor, instead of adding tensors that are zero but for one part.
+    """Replaces a sum of tensors, each zero except in one part, by a stack of these parts.
 
-    The three parts of the packed projection of nn.MultiheadAttention get their gradients so.
+    The gradient of the packed projection of nn.MultiheadAttention is such a sum of three parts.
     """
     for node in _nodes(module):
         if node.target is not aten.add.Tensor or node.kwargs:
             continue
-        # Only the last sum of a chain has all parts.
+        # Only the last sum in a chain of sums has all parts.
         if any(user.target is aten.add.Tensor and _parts(user) for user in node.users):
             continue
         parts = _parts(node)
@@ -269,7 +269,7 @@ def _parts(node: Any) -> list[Any] | None:
 
 
 def _move_stacks(module: fx.GraphModule) -> None:
-    """Stacks along the dimension to which a stack would be moved, without copying its reshaped parts before."""
+    """Stacks along the final dimension, instead of moving the stacked dimension there, and without copying reshaped parts."""
     for node in _nodes(module):
         if node.target is not aten.permute.default or node.args[0].target is not aten.stack.default:
             continue
@@ -277,7 +277,7 @@ def _move_stacks(module: fx.GraphModule) -> None:
         parts, dim = stack.args[0], (stack.args[1] if len(stack.args) > 1 else stack.kwargs.get("dim", 0)) % len(dims)
         dims = [d % len(dims) for d in dims]
         others = [d for d in dims if d != dim]
-        # Only the stacked dimension moves: any other permutation would remain to be done.
+        # Only for a permutation that moves nothing but the stacked dimension.
         if len(stack.users) != 1 or others != sorted(others):
             continue
         at = dims.index(dim)
@@ -296,13 +296,13 @@ def _move_stacks(module: fx.GraphModule) -> None:
 
 
 def _reshaped_only(user: Any) -> bool:
-    """Whether the shape of a value does not matter to what reads it."""
+    """Whether the shape of a value does not matter to the node that reads it, because the node reshapes it."""
     return user.target in RESHAPES or (_is_copy(user) and all(after.target in RESHAPES for after in user.users))
 
 
 def dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Returns what aten.native_dropout returns, with a mask of bytes: products with bools take three times as long on a CPU."""
-    if torch._C._len_torch_dispatch_stack():  # a comparison with the model has every draw replaced by operation
+    """Computes aten.native_dropout with a mask of bytes: products with bools take three times as long on a CPU."""
+    if torch._C._len_torch_dispatch_stack():  # a comparison with the model replaces random operations
         dropped, mask = aten.native_dropout.default(x, p, True)
         return dropped, mask.view(torch.uint8)
     # `bernoulli_` draws the same numbers for bytes as for bools, and the products are those of native_dropout on a CPU: the
@@ -317,12 +317,12 @@ def undropped(gradient: Tensor, mask: Tensor, scale: float) -> Tensor:
 
 
 def undropped_(gradient: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Returns the gradient of `dropout` in the memory of the gradient of its result."""
+    """Returns the gradient of `dropout`, in the memory of `gradient`."""
     return gradient.mul_(mask).mul_(scale)
 
 
 def _byte_masks(graphs: Graphs) -> None:
-    """Makes dropout on the CPU keep masks of bytes."""
+    """Replaces dropout on the CPU by `dropout`, whose masks are bytes."""
     arguments = [node for node in graphs.backward_module.graph.nodes if node.op == "placeholder"]
     returned = returned_nodes(graphs.forward_module)
     of = dict(zip((returned[saved.index] for saved in graphs.saved), arguments, strict=False))
@@ -347,7 +347,7 @@ def _byte_masks(graphs: Graphs) -> None:
 
 
 def _drop_unread(graphs: Graphs) -> None:
-    """Has the forward graph save nothing that the backward graph does not read, and nothing twice."""
+    """Removes saved values that the backward graph does not read, and duplicates of saved values."""
     arguments = [node for node in graphs.backward_module.graph.nodes if node.op == "placeholder"]
     returned = returned_nodes(graphs.forward_module)
     first: dict[Any, fx.Node] = {}
@@ -408,10 +408,10 @@ METHODS: dict[Any, str] = {
 
 
 def bind(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """Returns a graph as a function that calls operations as Python code does, which takes half of the time of torch.ops.
+    """Returns a graph as a function that calls `torch.mm` and the like, because calls through torch.ops take longer.
 
     Args:
-        module: Graph that nothing else looks at any more.
+        module: Graph that is not examined or rewritten afterwards.
     """
     for node in _nodes(module):
         if node.op != "call_function":

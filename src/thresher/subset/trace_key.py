@@ -1,4 +1,4 @@
-"""What tells two calls of a module apart for a trace: kinds of inputs, settings of the module, variables outside of it."""
+"""Decides whether a call fits a trace, by the kinds of its inputs, the settings of the module, and variables outside of it."""
 
 import contextlib
 import inspect
@@ -24,11 +24,11 @@ from thresher.subset.side_effects import CONTAINERS, effects_undone, is_library,
 from thresher.trees import own_attributes
 
 FREE_TRACES = 8
-"""Number of traces that each module gets at once."""
+"""Number of traces of a module that are made at the first call of their kind."""
 CALLS_PER_TRACE = 32
 """Number of calls of one kind with the plain model before a further trace is made for this kind."""
 EVERY = 256
-"""Number of calls after which graphs are compared again; before that, at calls 1, 2, 4, 8 and so on."""
+"""Number of calls after which graphs are compared with the model again, besides calls 1, 2, 4, 8 and so on."""
 MAX_REMEMBERED = 4096
 """Number of kinds without a trace whose calls are counted."""
 
@@ -39,11 +39,11 @@ class Patience:
     A trace takes as long as hundreds of steps of a small model. A kind that comes up a few times does not save that much.
 
     Args:
-        free: Number of traces that are made at once.
+        free: Number of traces that are made at the first call of their kind.
 
     Attributes:
         traces: Number of traces that were tried.
-        seconds: Time that they took.
+        seconds: Time that they took, in seconds.
     """
 
     def __init__(self, free: int) -> None:
@@ -65,8 +65,8 @@ class Patience:
         if len(self._calls) >= MAX_REMEMBERED:
             self._calls.clear()
         self._calls[place] += 1
-        # Twice as many for each trace that the kind had before: kinds that push each other out of the table of traces would be
-        # traced for ever.
+        # Twice as many calls for each earlier trace of this kind. Otherwise kinds that push each other out of the table of
+        # traces would be traced again and again.
         return self._calls[place] >= CALLS_PER_TRACE << self._traces[place]
 
     def reason(self) -> str:
@@ -82,7 +82,7 @@ class Patience:
 
         Args:
             kind: Description of the call.
-            seconds: Time that the trace took.
+            seconds: Time that the trace took, in seconds.
         """
         place = hash(kind)
         self.traces, self.seconds = self.traces + 1, self.seconds + seconds
@@ -101,7 +101,7 @@ def is_due(calls: int) -> bool:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Returns a tensor in a memory format that is traced: contiguous, or channels_last.
+    """Returns a tensor in a memory format that graphs accept: contiguous, or channels_last.
 
     Raises:
         Unsupported: The tensor has another layout.
@@ -109,7 +109,7 @@ def dense(tensor: Tensor) -> Tensor:
     if tensor.is_nested:
         raise Unsupported("it is given a nested tensor; pass a padded tensor and a mask instead")
     if tensor.layout is not torch.strided:
-        raise Unsupported("it is given a sparse tensor")
+        raise Unsupported("it is given a sparse tensor; pass a dense tensor instead")
     if tensor.is_contiguous():
         return tensor
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
@@ -124,10 +124,10 @@ def describe(tree: Any, n: int, *, sizes: bool = True) -> Any:
     Args:
         tree: Arguments of a call.
         n: Batch size; a first dimension of this size is taken for the batch dimension.
-        sizes: Whether the sizes of the other dimensions are a part of it, or only their number. Default: True.
+        sizes: Whether the description has the sizes of the other dimensions; if not, it has only their number. Default: True.
 
     Raises:
-        Unsupported: The arguments hold an object that can change, and that a trace would take for constant.
+        Unsupported: The arguments hold a mutable object, which a trace would treat as constant.
     """
     if isinstance(tree, Tensor):
         others = (lambda shape: tuple(shape)) if sizes else len
@@ -162,7 +162,7 @@ class Shapes:
             n: Batch size.
 
         Returns:
-            Pairs of the number of a tensor and a dimension; none if one of them has the special size 0 or 1.
+            Pairs (position of the tensor, dimension); none if one of these has size 0 or 1, which tracing treats specially.
         """
         before, shapes = self._first.setdefault(kind, (n, [tensor.shape for tensor in tensors]))
         if len(self._first) > MAX_REMEMBERED:
@@ -191,7 +191,7 @@ class Variables:
     """Snapshot of the globals and closure variables that the functions of some modules read.
 
     Args:
-        parts: Modules whose forward is followed.
+        parts: Modules whose forward functions, and the functions they call, are searched for variables.
 
     Attributes:
         key: Hashable description of the values.
@@ -220,7 +220,7 @@ class Variables:
         )
 
     def changed(self) -> str | None:
-        """Returns the name of a variable that has another value now, or None; runs in every call."""
+        """Returns the name of a variable that has changed since the snapshot, or None; runs in every call."""
         for space, name, value in self._fixed:
             if _read(space, name) is not value:
                 return name
@@ -252,7 +252,7 @@ class Variables:
             function: Function, or anything else, which is skipped.
             kind: Class whose methods it may call.
         """
-        # Below bound methods, static methods and decorators is the function whose code names its variables.
+        # Bound methods, static methods and decorators wrap the function whose code names its variables.
         function = inspect.unwrap(getattr(function, "__func__", function))
         if type(function) is not types.FunctionType or id(function) in self._seen or is_library(function.__module__):
             return
@@ -277,7 +277,7 @@ class Variables:
                         self._add(vars(value), member, names)
             return
         if isinstance(value, type):
-            # `apply` is code of torch; what it calls is not named in the code of the forward.
+            # `apply` is code of torch, and the code of the forward does not name the functions that it calls.
             if issubclass(value, torch.autograd.Function):
                 self._follow(vars(value).get("forward"), None)
                 self._follow(vars(value).get("backward"), None)
@@ -349,7 +349,7 @@ class GraphTensors(NamedTuple):
 
     Attributes:
         inputs: Arguments of the forward graph.
-        differentiated: Tensors that the backward graph gives gradients of.
+        differentiated: Tensors whose gradients the backward graph computes.
         buffers: Buffers that the forward graph updates.
     """
 
@@ -365,16 +365,16 @@ class Settings:
         module: Module that is traced.
 
     Raises:
-        ValueError: A part of it was put into a wrapper of several processes that belongs around all of it.
+        ValueError: A part of the module is in a wrapper for several processes that belongs around `subset_backward`.
 
     Attributes:
-        key: Hashable description of everything that tracing takes for constant.
+        key: Hashable description of everything that a trace treats as constant.
         trains: Whether any parameter gets a gradient.
         outside: Variables outside the module that its forward reads.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        # Not only when the model is wrapped: a block inside may be sharded after that.
+        # Checked again, because a block inside may be sharded after the model was wrapped.
         check_wrapping(module)
         self._modules = _modules_by_prefix(module)
         parts = self._modules.values()
@@ -383,7 +383,7 @@ class Settings:
         self._of_graphs: dict[int, tuple[Graphs, GraphTensors]] = {}
         self.key = (
             tuple(_module_signature(part) for part in parts),
-            # Tied weights and shared modules: the graph has one argument for all of their names, which no size or value shows.
+            # Which names share a tensor or module, as tied weights do: the graph has one argument for all of these names.
             _first_places(thing for part in parts for thing in (part, *_registered_tensors(part))),
             self.outside.key,
         )
@@ -399,7 +399,7 @@ class Settings:
             inputs = [self._find(*source) for source in graphs.inputs]
             differentiated = [self._find(*source) for source in graphs.grads if source is not None]
             buffers = [self._find("buffer", name) for name in graphs.mutated]
-            # The graphs are kept with their tensors, so that their identity is not given to other graphs.
+            # Stored with their tensors, so that the graphs stay alive and their `id` is not reused.
             self._of_graphs[id(graphs)] = graphs, GraphTensors(inputs, differentiated, buffers)
         return self._of_graphs[id(graphs)][1]
 

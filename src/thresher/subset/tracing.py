@@ -1,4 +1,4 @@
-"""Tracing: AOTAutograd makes graphs of a module's forward and backward, and a forward that graphs cannot repeat is refused.
+"""Traces the forward and backward of a module with AOTAutograd, and refuses a forward that a graph cannot repeat.
 
 This module is imported when the first module is traced, because it loads torch's compiler.
 """
@@ -24,14 +24,14 @@ from thresher.trees import leaves, map_leaves
 
 
 class FlatModule(nn.Module):
-    """A module as a function of a list of tensors that returns a tuple of tensors.
+    """Wraps a module as a function of tensors that returns a tuple of tensors.
 
     Args:
         module: Module that is traced.
-        rebuild: Function that makes (args, kwargs) of a list of tensors.
+        rebuild: Function that builds (args, kwargs) from a list of tensors.
 
     Attributes:
-        returned: Structure that the module returned last, with a `LeafIndex` in place of each tensor.
+        returned: Last return value of the module, with a `LeafIndex` in place of each tensor.
     """
 
     def __init__(self, module: nn.Module, rebuild: Callable[[list[Tensor]], Any]) -> None:
@@ -48,7 +48,7 @@ class FlatModule(nn.Module):
         for name, buffer in self.inner.named_buffers():
             if before.get(name) is not buffer:
                 raise Unsupported(f"its forward assigns buffer {name}, which a traced graph does not repeat")
-        # The caller would get a symbol of the trace, or the size of the traced call in every later one.
+        # Returned as it is, such a size would be a symbol of the trace, or in every later call the size of the traced call.
         for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
             map_leaves(_refuse_size, outputs, kind, objects=False)
         outputs = without_caches(outputs)
@@ -73,13 +73,13 @@ def trace_joint(
 
     Args:
         module: Any module.
-        rebuild: Function that makes (args, kwargs) of a list of tensors.
+        rebuild: Function that builds (args, kwargs) from a list of tensors.
         tensors: Tensors of one call.
         batched: Flag for each tensor: whether its first dimension is the batch.
-        rows: Number that stands for the batch size when tracing must compare it.
-        varying: Other dimensions whose size is symbolic, too: pairs of the number of a tensor and a dimension. Default: none.
+        rows: Example of a batch size, for comparisons during tracing.
+        varying: Other dimensions whose size is symbolic, too, as pairs (position of the tensor, dimension). Default: none.
         env: Environment of the symbolic sizes. Default: a new one.
-        decompositions: Functions by the operations that they take apart. Default: none.
+        decompositions: Functions that replace operations by simpler ones, by operation. Default: none.
 
     Raises:
         Unsupported: The module cannot be traced, or its graphs hold for some sizes only.
@@ -141,7 +141,7 @@ def _sizes_of(fakes: list[Tensor], tensors: list[Tensor], batched: list[bool], r
 
 
 def _fake(mode: FakeTensorMode, tensor: Tensor, rows: int | None, varying: Sequence[int]) -> Tensor:
-    """Returns a tensor without data; with `rows`, its first dimension is symbolic and of that size if one is needed.
+    """Returns a tensor without data. With `rows`, its first dimension is symbolic, with `rows` as an example of its size.
 
     Args:
         mode: Mode of the tensor.
@@ -174,7 +174,7 @@ def without_caches(outputs: Any) -> Any:
     """Replaces caches for generation in the outputs by None, because no loss needs them.
 
     Raises:
-        Unsupported: Tensors are inside an object that cannot be made anew from other tensors.
+        Unsupported: Tensors are inside an object that cannot be rebuilt from other tensors.
     """
     for kind in {type(thing) for thing in _other_objects(outputs) if _hides_tensors(thing)}:
         # Caches of transformers, as in `past_key_values`, have this method.
@@ -223,7 +223,7 @@ def _compiling_flag_set() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_random_numbers() -> Iterator[None]:
-    """Restores the global random states; a random number from outside the graph would be the same in every call.
+    """Refuses random numbers from outside the graph, which would be the same in every call; restores the global random states.
 
     Raises:
         Unsupported: Random numbers were drawn.
@@ -248,14 +248,15 @@ def _refuse_hidden_inputs(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             constant = getattr(graph, node.target)
-            # As a constant of the graph it would get no gradient, without a word.
+            # As a constant of the graph it would silently get no gradient.
             if isinstance(constant, Tensor) and constant.requires_grad:
                 raise Unsupported(
                     f"it uses a tensor of shape {tuple(constant.shape)} that requires gradients but is no parameter of it"
                 )
         value = node.meta.get("val")
         for part in value if isinstance(value, tuple | list) else (value,):
-            # Such a size, as that of `nonzero`, is an unbacked symbol: no size of the inputs gives it.
+            # Such a size, as of the result of `nonzero`, is an unbacked symbol: it does not follow from the sizes of the
+            # inputs.
             if isinstance(part, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) and free_unbacked_symbols(part):
                 raise Unsupported(f"{node.target} returns a size or number that depends on values")
 

@@ -19,9 +19,9 @@ from thresher.subset.tracing import without_caches
 from thresher.trees import leaves
 
 SAME_BUT_FOR_ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-2, torch.float16: 1e-1, torch.bfloat16: 2e-1}
-"""Largest norm of the difference of two results, divided by the norm of one. A rounding error of the forward can turn a
-unit off whose input is almost zero; of 33 samples of a ResNet-20 that moves gradients by a relative 2e-3. Wrong rows move them
-by 0.1 to 1."""
+"""Largest norm of the difference of two results, divided by the norm of the expected one. A rounding error in the forward can
+switch off a unit whose input is almost zero; for 33 samples of a ResNet-20, this changes gradients by a relative 2e-3. Wrong
+rows change them by 0.1 to 1."""
 
 
 def check_agreement(graphs: Graphs, examined: Graphs, arguments: list[Any]) -> None:
@@ -33,8 +33,8 @@ def check_agreement(graphs: Graphs, examined: Graphs, arguments: list[Any]) -> N
         arguments: Arguments of the forward graph.
 
     Raises:
-        Unsupported: They differ.
-        Unclear: They are not finite.
+        Unsupported: The results differ.
+        Unclear: The results are not finite.
     """
     # Inductor draws other random numbers than the examined graphs, so that the two cannot be compared with each other.
     if any(is_random(node) for node in graphs.forward_module.graph.nodes):
@@ -53,11 +53,11 @@ def check_agreement(graphs: Graphs, examined: Graphs, arguments: list[Any]) -> N
 
 
 ROUNDING = 16
-"""Units of rounding by which operations that add up in another order each time, as on a GPU, may differ."""
+"""Allowed difference, in units of rounding, of operations that add up in another order each time, as on a GPU."""
 
 
 def same_results(short: Graphs, graphs: Graphs, arguments: list[Any]) -> bool:
-    """Checks whether shorter graphs give the values, gradients and random states of the graphs that they were made of.
+    """Checks whether shorter graphs give the same values, gradients and random states as the original graphs.
 
     Args:
         short: Shorter graphs.
@@ -66,7 +66,8 @@ def same_results(short: Graphs, graphs: Graphs, arguments: list[Any]) -> bool:
     """
     n, device = graphs.tried, next(tensor.device for tensor in arguments if isinstance(tensor, Tensor))
     returned, states = [], []
-    # The same seed for both, and equal states afterwards: a rewrite that drew other numbers would move those of the loop.
+    # The same seed for both, and equal states afterwards: if a rewrite drew more or fewer numbers, the later draws of the loop
+    # would change.
     for one in (graphs, short):
         torch.manual_seed(0)
         returned.append(one.forward(list(arguments)))
@@ -92,7 +93,7 @@ def _as_exact(wanted: Any, found: Any) -> bool:
     if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
         return False
     if wanted.is_cpu or not wanted.is_floating_point():
-        # A NaN that was wanted says nothing about the other value.
+        # If the wanted value is NaN, any value passes.
         return bool(((wanted == found) | (wanted != wanted)).all())
     scale = float(wanted.abs().nan_to_num(0, 0, 0).max()) if wanted.numel() else 0.0
     near = ROUNDING * torch.finfo(wanted.dtype).eps
@@ -100,14 +101,14 @@ def _as_exact(wanted: Any, found: Any) -> bool:
 
 
 def _allowed(module: fx.GraphModule) -> float:
-    """Returns how far results may be apart, by the least precise values of a graph."""
+    """Returns the allowed relative difference of results, by the least precise dtype in a graph."""
     values = [value for node in module.graph.nodes for value in tree_leaves(node.meta.get("val"))]
     # The least precise value decides: errors of half precision stay in a result that was cast to float32.
     return max(SAME_BUT_FOR_ROUNDING.get(value.dtype, 1e-6) for value in values if isinstance(value, Tensor))
 
 
 def _check_close(what: str, found: Any, wanted: Any, share: float) -> None:
-    """Checks that results are those that were expected.
+    """Checks that results agree with the expected results.
 
     Args:
         what: Name of the results, for the message.
@@ -116,15 +117,15 @@ def _check_close(what: str, found: Any, wanted: Any, share: float) -> None:
         share: Largest norm of a difference, divided by the norm of the result.
 
     Raises:
-        Unsupported: They are not.
-        Unclear: They are not finite.
+        Unsupported: The results differ.
+        Unclear: The results are not finite.
     """
     pairs = [(x, y) for x, y in zip(found, wanted, strict=True) if isinstance(y, Tensor) and y.numel()]
     largest = max((float(torch.linalg.vector_norm(y)) for _, y in pairs if y.is_floating_point()), default=0.0)
     for x, y in pairs:
         if not (y.is_floating_point() or y.is_complex()):
             continue
-        # Relative to the largest norm as well: a result that is nearly zero compared with the others is rounding alone.
+        # At least 1e-3 of the largest norm: a result that is tiny compared with the others may be only rounding error.
         scale = max(float(torch.linalg.vector_norm(y)), 1e-3 * largest)
         error = float(torch.linalg.vector_norm(x - y))
         if not math.isfinite(scale):
@@ -135,12 +136,13 @@ def _check_close(what: str, found: Any, wanted: Any, share: float) -> None:
 
 
 def _compare_with_itself(graphs: Graphs, arguments: list[Any]) -> None:
-    """Compares the gradients of some rows with those of the batch with zeros elsewhere, which needs one forward pass only.
+    """Compares a backward pass on some rows with one on the whole batch, with zeros as the gradients of all other rows.
 
-    Two forward passes would draw other random numbers. Where samples mix, these gradients would differ by design.
+    Both follow the same forward pass, because a second one would draw other random numbers. If samples mix, the two differ by
+    design.
 
     Raises:
-        Unsupported: They differ.
+        Unsupported: The gradients differ.
     """
     n, values = graphs.tried, graphs.forward(list(arguments))
     drawn = [torch.randn_like(_outputs(graphs, values)[position]) for position in graphs.differentiable]
@@ -153,7 +155,7 @@ def _compare_with_itself(graphs: Graphs, arguments: list[Any]) -> None:
 
 
 def _chosen_rows(graphs: Graphs, device: torch.device) -> Iterator[Tensor]:
-    """Yields positions of rows: all in another order, some of each size of interest, one."""
+    """Yields choices of rows, as positions: all rows in another order, then fewer and fewer, at last a single row."""
     n = graphs.tried
     for rows in ([n - 1, *range(n - 1)], list(range(1, n)), list(range(0, n, 2)), [0, n - 2, n - 1], [n - 1]):
         yield torch.tensor(rows, device=device)
@@ -175,19 +177,19 @@ def _saved(graphs: Graphs, returned: Any) -> list[Any]:
 
 DRAWS = frozenset({"rand", "rand_like", "randn", "randn_like", "uniform", "normal", "exponential"})
 CHANCES = frozenset({"dropout_p", "dropout", "p"})
-"""Names of the arguments that are the share of what an operation drops."""
+"""Names of the arguments that are a dropout probability."""
 
 
 FEW = (16, 13, 19)
-"""Numbers of samples of a batch that are compared, the first that the trace holds for: whole batches would take a noticeable
-share of a short training run.
+"""Numbers of samples of a batch to compare; the first that the trace holds for is used. Comparing whole batches would take a
+noticeable share of a short training run.
 """
 
 
 def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[Tensor], rebuild: Any) -> bool:
     """Runs a module and its graphs on a few samples of a call, and checks whether outputs or updated buffers differ.
 
-    Random states, buffers and gradients are as before afterwards. Dropout drops nothing in both, because a graph may draw in
+    Leaves random states, buffers and gradients as they were. Dropout is off in both, because a graph may draw random numbers in
     another order.
 
     Args:
@@ -203,7 +205,7 @@ def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[
     with rng.undisturbed(tensors[0].device), _NothingDrawn():
         with _buffers_kept(module) as changed:
             expected = [leaf.detach() for leaf in leaves(without_caches(module(*args, **kwargs)), objects=False)]
-        # After the block above, which has put the buffers back: both must begin with the same ones.
+        # After the block above, which has restored the buffers: both must begin with the same values.
         with torch.no_grad(), torch._C._DisableAutocast():
             returned = graphs.forward(inputs)
     count = len(graphs.mutated)
@@ -217,7 +219,7 @@ def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[
 
 
 def _some_samples(graphs: Graphs, tensors: list[Tensor]) -> list[Tensor]:
-    """Returns the tensors of a call with fewer samples, other ones in each call; all if the trace needs the batch size."""
+    """Returns the tensors of a call with fewer samples, others in each call; all samples if the trace needs the batch size."""
     n = len(tensors[graphs.first])
     lengths = graphs.lengths_of(tensors)
     few = next((few for few in FEW if few < n and graphs.holds_for(few, lengths)), n)
@@ -230,26 +232,27 @@ def _some_samples(graphs: Graphs, tensors: list[Tensor]) -> list[Tensor]:
 
 @contextlib.contextmanager
 def _buffers_kept(module: nn.Module) -> Iterator[dict[int, Tensor]]:
-    """Puts buffers back that the block updates, and returns their new values by the identity of the buffer."""
+    """Restores buffers that the block updates; yields a dict, filled at the end, of their new values by `id(buffer)`."""
     before = [(buffer, buffer.clone()) for buffer in module.buffers()]
     changed: dict[int, Tensor] = {}
     yield changed
     with torch.no_grad():
         for buffer, values in before:
-            # Writing to the others would make the saved tensors of earlier calls outdated.
+            # Writing to the others would increase their version counters, and so invalidate tensors that earlier calls have
+            # saved.
             if not torch.equal(buffer, values):
                 changed[id(buffer)] = buffer.clone()
                 buffer.copy_(values)
 
 
 class _NothingDrawn(TorchDispatchMode):
-    """Makes random operations give constants: dropout drops nothing, and a random number is one half."""
+    """Replaces random operations by constants: dropout drops nothing, and a random number is 0.5."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
-        # Seeded for each operation: what no constant replaces is drawn alike in whatever order a graph has its operations.
+        # Seeded before each operation, so that draws without a constant do not depend on the order of the operations.
         torch.manual_seed(0)
         name, schema = func.overloadpacket.__name__.removesuffix("_"), func._schema.arguments
         names = [argument.name for argument in schema]
@@ -274,7 +277,7 @@ def _differ(old: Tensor, new: Tensor) -> bool:
     if not old.numel():
         return False
     if not (old.is_floating_point() or old.is_complex()):
-        # A rounding error may move a largest entry, so a few predictions may differ.
+        # A rounding error may change an argmax, so a few of these values may differ.
         return float((old != new).double().mean()) > 0.05
     kind = old.device.type
     # Under autocast a result in float32 was computed in half precision.
