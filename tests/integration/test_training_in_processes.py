@@ -283,6 +283,6 @@ def test_one_process_alone_may_log_a_loss_and_not_ask_for_a_plan_after_the_train
     for own, other in zip(*(one["left_open"]["weights"] for one in results), strict=True):
         assert torch.equal(own, other)
     assert (
-        f"The samples of epoch {cases.EPOCHS + 1} are not chosen before all processes begin it"
+        f"The samples of epoch {cases.EPOCHS + 1} are not chosen yet: attach got epochs={cases.EPOCHS}"
         in results[0]["left_open"]["length"]
     )

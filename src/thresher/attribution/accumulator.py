@@ -444,7 +444,7 @@ class StepAccumulator:
         """Ends the step; later losses of the same rows replace its losses.
 
         Args:
-            alive: Batches that are still in use: their later losses still belong to the ended step.
+            alive: Batches that are still in use: their entries stay open for later losses.
         """
         entries, self._open = self._open, []
         # A step without losses keeps the entries of the step before it, so that a log after it is still recognized.

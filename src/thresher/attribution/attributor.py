@@ -152,7 +152,7 @@ class Attributor:
         accumulator: Takes the signals.
         samples: Number of samples of the dataset; 0 for a stream.
         device: Device of ids and weights.
-        unknown_rows: Has the reason if the rows of batches are found not to be their samples in order.
+        unknown_rows: Its `reason` is set if the rows of a batch turn out not to be its samples in order.
         timing: Records how the time of the run is spent.
     """
 
@@ -264,7 +264,7 @@ class Attributor:
             stated = None if ids is None else self._batches.stated(ids, repeat, made_for, self._first_of_epoch)
             attribution = attribute(self._tracker, outputs, targets, stated)
         except AttributionError:
-            # An earlier loss of these outputs, such as the first term of mixup, was credited to the wrong samples as well.
+            # An earlier loss of these outputs, such as the first term of mixup, was assigned to the wrong samples as well.
             self._accumulator.withdraw(outputs)
             raise
         if attribution.batch is not None and attribution.key is not None and attribution.batch.number < self._passed:

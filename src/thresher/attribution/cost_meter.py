@@ -261,5 +261,5 @@ class Meter:
 
 
 def _more(candidates: int, passed: int, yielded: int) -> int:
-    """Number of samples to add to full training, which has `candidates`, at `passed / yielded` passes per sample and not 1."""
+    """Returns how many samples to add to `candidates`, so that full training makes `passed / yielded` passes per sample."""
     return round(candidates * (passed / yielded - 1))

@@ -170,7 +170,7 @@ class Rows(NamedTuple):
 
     def asked_ids(self) -> Tensor:
         """Returns the ids of the rows for `run.ids_of`, shape (n,), int64, and notes that the loop means this batch."""
-        # A copy, because ids are told apart by memory: `run.ids` is of whatever batch came last, while these were asked for.
+        # A copy, because ids are recognized by memory: `run.ids` is of the batch yielded last, these are of any batch.
         batch = self.batch
         batch.meant = True
         batch.asked_ids = batch.ids.clone() if batch.asked_ids is None else batch.asked_ids

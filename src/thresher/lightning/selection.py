@@ -28,8 +28,8 @@ class EpochBatches(OfUser):
     Args:
         loader: Loader of the run.
         begins: Function that is called when an epoch begins, with the number of batches of the epoch.
-        resumes: Whether the first epoch continues a saved run. It begins at its first batch, not with the iterator, because
-            Lightning asks for an iterator before the hooks of the epoch, and may then ask for another.
+        resumes: Whether the first epoch continues a saved run. Then it begins with its first batch and not with the iterator,
+            because Lightning creates an iterator before the hooks of the epoch, and may then create another.
     """
 
     def __init__(self, loader: SelectedLoader, begins: Callable[[int], None], *, resumes: bool) -> None:
@@ -403,8 +403,8 @@ class Selection(Callback):
             module calls `self.thresher.criterion`; or None if it only calls `self.thresher.reduce`.
         model: Name of the module's attribute that is the network and that `training_step` calls; None if the method needs no
             network.
-        settings: Other arguments of `thresher.attach`: `forward`, `forward_passes`, `scoring`, `signals`,
-            `seed`, `on_nonfinite`, `spend` and `collate_keeps_rows`.
+        settings: Other arguments of `thresher.attach`: `forward`, `forward_passes`, `signals`, `seed`, `spend`, `stratify`,
+            `on_nonfinite`, `observe` and `collate_keeps_rows`.
 
     Raises:
         TypeError: A setting is not an argument of `thresher.attach`, or Lightning sets it itself.
@@ -602,7 +602,7 @@ class Selection(Callback):
         run.load_state_dict(self._saved["run"])
 
     def _iterate(self, trainer: Any, run: Run) -> None:
-        """Has Lightning iterate the loader of the run, whose first pass draws where the pass of the user's loader has drawn."""
+        """Makes Lightning iterate over the loader of the run. Its first pass draws the random numbers of the user's loader."""
         loop, device, saved = trainer.fit_loop, trainer.strategy.root_device, self._saved
         combined, fetcher = loop._combined_loader, loop._data_fetcher
         self._own_loader._iterator = None  # pyright: ignore[reportOptionalMemberAccess]  # lets its persistent workers go
@@ -632,7 +632,7 @@ class Selection(Callback):
             trainer.val_check_batch = float("inf") if every == 1.0 else max(1, int(length * every))
 
     def _leave(self, trainer: Any, *, together: bool = True) -> None:
-        """Puts back what the run stood in for, and detaches it.
+        """Restores the replaced attributes and the loader, and detaches the run.
 
         Args:
             trainer: Trainer that has the callback.

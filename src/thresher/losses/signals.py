@@ -180,7 +180,7 @@ def of_classes(
         # xlogy is 0 where a probability is 0. The product of p and log p would be NaN there.
         signals["entropy"] = -torch.special.xlogy(probs := log_probs.exp(), probs).sum(1)
     if "uncertainty" in wanted:
-        signals["uncertainty"] = (log_probs.exp() * -torch.expm1(log_probs)).sum(1)  # p (1 - p), exact also where p is nearly 1
+        signals["uncertainty"] = (log_probs.exp() * -torch.expm1(log_probs)).sum(1)  # p (1 - p), exact even if p is nearly 1
     return {name: _mean_over(values, valid, n) for name, values in signals.items()}
 
 

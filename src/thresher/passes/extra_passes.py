@@ -166,7 +166,7 @@ class ExtraPasses:
         cost: Counters of samples, to which each pass adds.
         forward: The user's function `(model, batch) -> (outputs, targets)`; None: `plain_forward`.
         device: Device of the model.
-        unknown_rows: Has the reason if the rows of batches are found not to be their samples in order.
+        unknown_rows: Its `reason` is set if the rows of a batch turn out not to be its samples in order.
         who: Name of the method that needs extra passes. None: no method needs them.
     """
 

@@ -1,4 +1,4 @@
-"""`attach`: the one way to attach a method to a training loop, and the wiring of the parts of a run."""
+"""`attach`, which attaches a method to a training loop, and the functions that build the parts of a run."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -124,7 +124,7 @@ def build_run(config: RunConfig) -> Run:
     device = _device(config)
     trained, timing = TrainedModel(config.model, subset=config.mode.is_in_forward), Timing()
     loader, method = _data(config, device=device, timing=timing)
-    # Without a device, a model and an optimizer, batches stay where they are, and the records lie on the host.
+    # Without a device, a model and an optimizer, batches stay where they are, and the records are on the CPU.
     parts = _attribution(config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing)
     # A batch method may ask for the progress of training, which is known once the timeline is there.
     selection = _selection(parts, trained=trained, progress=lambda: timeline.clock.progress)
@@ -138,9 +138,9 @@ def build_run(config: RunConfig) -> Run:
 
 
 def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> tuple[SelectedLoader, EpochMethod | OnSubset]:
-    """The loader, and the epoch method on the samples that the loader has."""
+    """Builds the loader, and the epoch method restricted to the samples of the loader."""
     settings: dict[str, Any] = {"kept": config.kept, "world": config.world, "collate_keeps_rows": config.collate_keeps_rows}
-    # Candidates of a batch method may be gathered to larger batches: theirs are left as they are.
+    # A batch method may fill batches up with rows of the next ones, so the sizes of its batches are left as they are.
     settings["least"] = least_rows(config.model) if config.batch_method is None else 1
     loader = SelectedLoader(config.loader, device=device, timing=timing, **settings)
     method = config.epoch_method
@@ -156,9 +156,9 @@ def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> 
 def _attribution(
     config: RunConfig, *, loader: SelectedLoader, trained: TrainedModel, device: torch.device, timing: Timing
 ) -> Parts:
-    """The way of a loss to the records of its samples, and all that the objects of a run share."""
+    """Builds what takes a loss to the records of its samples, and the other parts that the objects of a run share."""
     records = _records(_columns(config), loader.n, device, config.world)
-    # A sample is counted once at a time, for which a bit is enough.
+    # One write counts a sample at most once, so processes send each other a bool per sample.
     columns = {} if loader.streams else COUNT_OF_TRAINED
     counts = _records(columns, loader.n, device, config.world, sent={TRAINED: torch.bool})
     cost, module = _cost_of_scores(config), trained.module
@@ -190,7 +190,7 @@ def _attribution(
 
 
 def _selection(parts: Parts, *, trained: TrainedModel, progress: Callable[[], float]) -> BatchSelection:
-    """How the rows of batches are chosen."""
+    """Builds the object that chooses the rows of batches."""
     config, mode = parts.config, parts.config.mode
     method = config.batch_method
     if method is None:
@@ -206,7 +206,7 @@ def _selection(parts: Parts, *, trained: TrainedModel, progress: Callable[[], fl
 
 
 def _timeline(parts: Parts, *, method: EpochMethod | OnSubset, selection: BatchSelection) -> Timeline:
-    """The timeline, to which the loader reports, with the plan of the first epoch if processes make plans together."""
+    """Builds the timeline, has the loader report to it, and, in several processes, makes the plan of the first epoch."""
     parts.loader.select_before_loop(selection.fills, by_chance=selection.by_chance)
     timeline = Timeline(parts, method, selection)
     parts.loader.control = timeline
@@ -215,7 +215,7 @@ def _timeline(parts: Parts, *, method: EpochMethod | OnSubset, selection: BatchS
 
 
 def _cost_of_scores(config: RunConfig) -> Cost:
-    """The cost of the scores that the methods were given; the processes share it out among them."""
+    """Returns the cost of the scores that were passed to methods, divided among the processes."""
     cost, world = Cost(), config.world
     for method in config.methods:
         if defines(method, "cost") and method.cost is not None:
@@ -228,21 +228,21 @@ def _cost_of_scores(config: RunConfig) -> Cost:
 def _records(
     columns: dict[str, Column], n: int, device: torch.device, world: World, sent: Mapping[str, torch.dtype] | None = None
 ) -> Records:
-    """Records of all samples, which process 0 keeps."""
+    """Builds the records of all samples, which process 0 stores."""
     if world.size == 1:
         return Records(columns, n, device)
     return GatheredRecords(columns, n, world, device, sent)
 
 
 def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSubset:
-    """The epoch method, which plans for the samples that pruning left, or for those that the user's sampler yields."""
+    """Returns the epoch method, restricted to the samples that pruning left or that the user's sampler yields."""
     method, kept = config.epoch_method, config.kept
-    # Full training needs no ids, so that a sampler of unknown ids is no obstacle to it.
+    # Full training needs no ids, so it works with a sampler whose ids are unknown.
     if kept is None and isinstance(method, FullData):
         return method
     ids = loader.order.ids_of_sampler()
     if kept is None:
-        # A share of the samples is one of those that the sampler yields, and not of the dataset.
+        # A share of the samples means a share of those that the sampler yields, not of the dataset.
         return method if ids is None else OnSubset(method, ids, loader.n, of=len(ids))
     if ids is not None:
         raise ValueError(
@@ -253,7 +253,7 @@ def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSub
 
 
 def _device(config: RunConfig) -> torch.device | None:
-    """Device of batches: the one that was given, else the one of the model or optimizer; None leaves them where they are."""
+    """Returns the device for batches: `device`, else that of the model or optimizer; None leaves batches where they are."""
     if config.device is not None:
         return torch.device(config.device)
     if config.model is not None:
@@ -262,12 +262,12 @@ def _device(config: RunConfig) -> torch.device | None:
 
 
 def _columns(config: RunConfig) -> dict[str, Column]:
-    """What is remembered of each sample; nothing of a stream, whose samples have no ids."""
+    """Returns the columns that are stored for each sample; none for a stream, whose samples have no ids."""
     if config.samples is None:
         return {}
     columns, batch, adapter = dict(config.epoch_method.columns()), config.batch_method, config.adapter
-    # The classes that the criterion gets are recorded if something reads them: the data map, or strata that have no codes, or
-    # that compare theirs with these.
+    # The classes that the criterion gets are recorded if something reads them: the data map, or strata that have no codes or
+    # compare their codes with these classes.
     shows_classes = adapter is not None and adapter.kind != "values"
     if shows_classes and (config.observe or ((own := config.strata) and (own.codes is None or own.on_mismatch))):
         columns.setdefault(STRATUM, STRATUM_COLUMN)
@@ -283,7 +283,7 @@ def _columns(config: RunConfig) -> dict[str, Column]:
     for name in undefined:
         columns = {known: column for known, column in columns.items() if (column.signal or known) != name}
     if batch is not None:
-        # Losses of an earlier epoch are read from the records, as are all signals that the method chooses by then.
+        # With `every_epochs`, the method chooses by losses and signals of an earlier epoch, which the records must have.
         stale = config.scoring is not None and config.scoring.every_epochs > 1
         for name in {"loss", *(requirements_of(batch).signals if stale else ())}:
             columns.setdefault(name, Column(torch.float32, fill=NEVER_SEEN))
@@ -291,7 +291,7 @@ def _columns(config: RunConfig) -> dict[str, Column]:
 
 
 def _check_batches(parts: Parts, timeline: Timeline) -> None:
-    """Refuses batches that would have too few rows, and warns of what a method cannot do here."""
+    """Raises an error if batches would have too few rows, and warns if the method cannot do its work in this run."""
     config, loader, method = parts.config, parts.loader, parts.config.epoch_method
     requires, name = requirements_of(method), type(method).__name__
     long = not loader.streams and loader.n is not None and loader.candidates > LONG_EPOCH * loader.n
@@ -312,7 +312,7 @@ def _check_batches(parts: Parts, timeline: Timeline) -> None:
 
 
 def _without(config: RunConfig) -> dict[str, str]:
-    """Returns the warning for each optional signal of the epoch method, if it is not defined, by signal."""
+    """Returns, by name of each optional signal of the epoch method, the warning if the criterion does not define it."""
     method, criterion = config.epoch_method, config.criterion
     of = getattr(criterion, "__name__", criterion)  # a function by its name, without its address
     where = "if the loop computes its losses" if criterion is None else f"of the outputs of {of}"
@@ -340,7 +340,7 @@ def _reader(config: RunConfig, records: Records) -> SignalReader:
 
 
 def _who_passes(config: RunConfig) -> str | None:
-    """Name of the method for which the run makes passes of its own; None if it makes none."""
+    """Returns the name of the method for which the run makes extra forward passes; None if it makes none."""
     known = config.scoring is not None and config.scoring.losses is not None
     makes = (config.mode is SelectionMode.BEFORE_FORWARD and not known) or calls_model(config.epoch_method)
     return type(config.methods[-1]).__name__ if makes else None
@@ -380,7 +380,7 @@ def attach(
         epochs: Number of epochs of the whole training run, 1 or more; schedules of methods are based on it.
         forward: Function `(model, batch) -> (outputs, targets)` for the run's extra forward passes. Default: `(model(batch[0]),
             batch[1])`.
-        forward_passes: Forward pass whose losses a batch method chooses by. "once": the loop's own; `run.model` is
+        forward_passes: Forward pass whose losses a batch method uses to choose rows. "once": the loop's own; `run.model` is
             `subset_backward(model)`, inside DDP if there is DDP. "twice": an extra forward pass over each batch before the loop
             sees it. "auto": "once", but "twice" with torch before 2.11, and from the second epoch on if the model cannot be
             traced. `Scoring(...)`: "twice", with lower precision, losses of earlier epochs, another model or smaller inputs in
@@ -389,7 +389,7 @@ def attach(
             that the criterion does not define.
         seed: Random seed of the method. The random numbers of the loop do not change.
         device: Device to which batches are moved. Default: the device of the model, else of the optimizer's parameters.
-        spend: Unit that shrinks with the number of samples. "steps": fewer steps, full batches. "batches": as many steps as
+        spend: Quantity that shrinks with fewer samples. "steps": fewer steps, full batches. "batches": as many steps as
             full training, smaller batches, no scaled learning rate. Default None: as the method defines.
         stratify: "class": each batch has every class in its share of the dataset; classes come from the dataset or
             `run.criterion`. A list or tensor of shape (N,): the same with these classes. None: the loader's order. Default
@@ -455,7 +455,7 @@ def check_options(options: Mapping[str, Any]) -> Options:
 
 
 GIVEN_BY_TRAINER = {"method", "loader", "criterion", "model", "optimizer", "epochs", "device", "process_group", "options"}
-"""Arguments of `attach` that a framework's `Selection` has of its own, or knows from its trainer."""
+"""Arguments of `attach` that are not settings of a framework's `Selection`: it has its own, or reads them from the trainer."""
 
 
 def check_further_settings(settings: Mapping[str, Any], title: str = "", *, given: Set[str] = GIVEN_BY_TRAINER) -> None:

@@ -1,4 +1,4 @@
-"""How the rows of a batch are chosen: common parts of all ways. The base class trains on all rows."""
+"""Base class of the objects that choose the rows of batches. It trains on all rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from thresher.run.parts import Parts
 
 
 def without_ignored(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Signals to choose by: a sample all of whose labels are ignored has nothing to teach, rather than no loss yet."""
+    """Returns signals with a loss of 0 for samples whose labels are all ignored, so that they do not count as unseen."""
     return {**found, "loss": torch.where(found["loss"] == NEVER_SEEN, 0.0, found["loss"])}
 
 
@@ -43,17 +43,17 @@ class BatchSelection:
     fills: bool | None = None
     """Whether the loader fills chosen rows up to full batches; None if it yields the batches as they are."""
     forward_passes: str | None = None
-    """How it turned out, for the saved state: "once", "twice", or None without a batch method."""
+    """Kind of forward pass in use, for the saved state: "once", "twice", or None without a batch method."""
     by_loop = False
     """Whether the losses of the loop's own forward pass choose the rows."""
     instead: "BatchSelection | None" = None
     """Selection that takes over if the model turns out not to be traceable; None if there is no other."""
     scores = False
-    """Whether own passes of the trained model compute the losses that rows are chosen by."""
+    """Whether rows are chosen by losses from extra passes of the trained model."""
     tracing_s = 0.0
     """Seconds of the loop's steps that tracing the model has taken."""
     gives_up: Callable[[], bool] | None = None
-    """Whether another selection, which makes own passes, may take its place; None if there is no other."""
+    """Function that returns whether `instead` will take over, because the model could not be traced; None without `instead`."""
 
     def __init__(self, parts: Parts, stage: BatchStage | None = None) -> None:
         self._parts, self.stage, self._world = parts, stage, parts.config.world
@@ -71,12 +71,12 @@ class BatchSelection:
         return given.value(attribution.layout, weights), signals
 
     def _beside(self, given: GivenLosses, layout: RowLayout, outputs: Any, targets: Any, wanted: set[str]) -> dict[str, Tensor]:
-        """Signals of samples whose losses by position the loop computed itself."""
+        """Returns the signals of samples whose losses the loop computed itself."""
         # Before the means, which would mix samples if these were along the second dimension.
         if not given.by_row:
             self._dimension.check(given.losses, layout.n)
         signals = {"loss": given.means(layout)}
-        # A function of the losses at hand, so that the reader is not asked for it.
+        # Computed here, because the reader does not have the losses.
         if "batch_loss" in wanted:
             signals["batch_loss"] = batch_loss(signals["loss"])
         return signals | self._parts.reader.beside(

@@ -58,7 +58,7 @@ class BatchStage:
         if not isinstance(plan, BatchPlan):
             name = type(self.method).__name__
             raise TypeError(f"{name}.plan_batch must return (thresher.BatchPlan, state), got {type(plan).__name__}")
-        # Only now: a wrong answer leaves the state of the step before.
+        # Only now, so that an invalid plan leaves the state as it was.
         self.state = state
         # Counted apart from `candidates`: the warning about a choice that saves nothing must not include batches that were left
         # whole.

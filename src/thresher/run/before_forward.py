@@ -32,7 +32,7 @@ class BeforeForward(BatchSelection):
         self._stage, self._scoring, self.fills = stage, scoring, fills
         self.forward_passes = "twice" if fills else "once"
         self._known_losses = None if scoring.losses is None else scoring.losses.to(parts.device)
-        # Given losses and those of another model are not compared with those of the loop: they are meant to differ.
+        # Losses from the user or another model are not compared with those of the loop: they are meant to differ.
         self.scores = bool(stage.requires.signals) and scoring.losses is None and scoring.model is None
         self._warned, self._loss_of_rows = False, self.loss
         self._uneven = UnevenLabels(parts.device) if parts.config.by_batch else None
@@ -40,7 +40,7 @@ class BeforeForward(BatchSelection):
             self.loss = self._loss_by_rows
 
     def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
-        """Chooses the rows of a candidate batch that the loop gets, and returns the plan.
+        """Chooses which rows of a batch the loop gets, and returns them as a plan.
 
         Args:
             batch: The batch, on the device.
@@ -55,7 +55,7 @@ class BeforeForward(BatchSelection):
         return part_of_batch(plan, len(ids)) if self._parts.config.by_batch else plan
 
     def _signals(self, batch: Any, ids: Tensor, epoch: int) -> dict[str, Tensor]:
-        """Signals to choose by: given ones, those of an earlier epoch, or those of a scoring pass."""
+        """Returns the signals to choose by: losses from the user, signals of an earlier epoch, or those of a scoring pass."""
         if self._known_losses is not None:
             return {"loss": self._known_losses.index_select(0, ids)}
         # Losses of this step may still wait in the accumulator, and stale ones are read from the records.

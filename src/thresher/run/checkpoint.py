@@ -27,12 +27,12 @@ from thresher.run.timeline import Timeline
 from thresher.warning import warn
 
 VERSION = 11
-"""Number of the form of a saved state."""
+"""Version of the format of a saved state."""
 
 FIELDS = ("version", "digest", "ranks")
-"""Names of what the state of each process holds."""
+"""Names of the entries in the state of each process."""
 BOOKS = ("kept", "records", "trained", "plan")
-"""Names of what the state of process 0 holds in addition."""
+"""Names of further entries, which only the state of process 0 has."""
 
 
 def refuse(what: str) -> NoReturn:
@@ -67,14 +67,14 @@ def check_form(state: Any) -> None:
             f"load_state_dict: the state has version {state.get('version')}, but this is version {VERSION}. Nothing was "
             "loaded. Load it with the version of thresher that saved it, or start training again."
         )
-    # The states of other processes than the first have no books.
+    # Only the state of process 0 has the entries of `BOOKS`.
     needed = (*FIELDS, *BOOKS) if any(name in state for name in BOOKS) else FIELDS
     missing = [name for name in needed if name not in state]
     unknown = [name for name in state if name not in FIELDS + BOOKS]
     if missing or unknown:
         refuse(f"`state` lacks {missing}" if missing else f"`state` has {unknown}, which this version does not know")
     if state["digest"] != digest_of(state["ranks"]):
-        refuse("`state` is not what its digest was made of")
+        refuse("`state` does not match its digest")
 
 
 def digest_of(*values: Any) -> str:
@@ -133,7 +133,7 @@ def check_batch_stage(state: Mapping[str, Any], stage: BatchStage | None) -> Non
 
 
 def _takes_the_place(value: Any, first: Any) -> bool:
-    """Whether a value may follow a first one; a dimension that was empty may have grown."""
+    """Whether a saved value fits a first one: equal type, dtype and shape, but a dimension that was empty may have grown."""
     if not isinstance(first, Tensor) or not isinstance(value, Tensor):
         # A number may begin as an int, such as 0, and go on as a float.
         return type(value) is type(first) or {type(value), type(first)} == {int, float}
@@ -174,7 +174,7 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
 
 
 def _order_of(shuffle: Mapping[str, Any] | None, unlike: tuple[str, ...]) -> str:
-    """Returns what the orders of a loader depend on, in words, but for some settings; None: a sampler that is not known."""
+    """Describes for messages the sampler that orders a loader, without the settings in `unlike`."""
     if shuffle is None:
         return "another sampler"
     known = [name for name in ("seed", "num_samples", "replacement", "weights") if name in shuffle and name not in unlike]
@@ -194,7 +194,7 @@ def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: t
     Raises:
         ValueError: The random states cannot be restored, or the loader draws other numbers.
     """
-    # In the middle of an epoch its beginning is drawn again, from the states that it began with.
+    # In the middle of an epoch, its order is drawn again, from the random states with which the epoch began.
     replays = bool(state["consumed"])
     parts = [("epoch_start", state["epoch_start"])] if replays else []
     way_out = "save between epochs" if replays else "pass restore_rng=False"
@@ -245,7 +245,7 @@ class OtherProcesses:
         self._plan = None if plan is None else HeldPlan(**plan)
         batch_size = loader.order.sizes.batch_size
         self._first, self._n = self._states[0], self._states[0]["n"]
-        # All processes are equally far, so that their rows together are the beginning of the common order.
+        # All processes have trained on equally many rows, which together are the beginning of the common order.
         stayed = len(self._states) * self._first["stayed"]
         self._stayed = stayed // world.size
         if stayed % world.size or (self._first["active"] and self._stayed % batch_size and not self._deals):
@@ -279,7 +279,7 @@ class OtherProcesses:
     def state(self) -> dict[str, Any]:
         """Returns the state from which this process continues."""
         world, size = self._world, len(self._states)
-        # What cannot be shared out, such as random states, is that of one of the saved processes.
+        # What cannot be divided, such as random states, is taken from one of the saved processes.
         like = self._states[world.rank % size]
         state = {
             **like,
@@ -293,7 +293,7 @@ class OtherProcesses:
         return state
 
     def _place_alone(self, plan: HeldPlan) -> int:
-        """Returns the place in the order of a `Shuffle`, which one process goes on at."""
+        """Returns the place in the order of a `Shuffle` from which a single process continues."""
         order = self._first["shuffle"]
         kept = KeptOrder(Permutation(self._n, order["seed"], order["begun"]).piece, self._n, plan.keeps, ALONE)
         sizes = self._loader.step_sizes(plan)
@@ -302,7 +302,7 @@ class OtherProcesses:
         return kept.place_after(self._stayed)
 
     def _cost(self, like: Mapping[str, Any]) -> dict[str, Any]:
-        """Shares out what all processes have counted."""
+        """Returns the part of this process in the counts of all saved processes."""
         counts = dict(like)
         for name in SAMPLES:
             number = sum(state["cost"][name] for state in self._states)
@@ -325,7 +325,7 @@ class SavedState:
 
     @property
     def _options(self) -> str:
-        """What was chosen for the run and can be changed between saving and loading; a warning says so."""
+        """The methods with their settings. A run that loads may have other settings, which gives a warning."""
         return " ".join(map(repr, self.parts.config.methods))
 
     def state_dict(self) -> dict[str, Any]:
@@ -381,12 +381,12 @@ class SavedState:
         # Everything is checked before anything changes: a refused state leaves the run as it was.
         check_form(state)
         books, world = state, self.parts.config.world
-        # Processes that load different checkpoints would go on at different places, and wait for each other in vain.
+        # Processes that load different checkpoints would continue at different places, and wait for each other forever.
         agree(world, {"the digest of the saved state": state["digest"]})
         state = self._of_this_process(state)
         self._check(state, restore_rng=restore_rng)
         state |= {"waiting": _copy(state["waiting"])}
-        # What this run has credited is written before the records are replaced, so that it cannot be written over them later.
+        # What this run has recorded is written before the records are replaced, so that it cannot be written over them later.
         self.parts.accumulator.end_step()
         self.parts.accumulator.settle()
         self.parts.records.load_state_dict(books["records"] if world.is_first else self.parts.records)
@@ -405,18 +405,18 @@ class SavedState:
             rng.restore(state["rng"], self.parts.device, self.parts.loader.generators())
 
     def _of_this_process(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what this process goes on with, of the state of this or another number of processes."""
+        """Returns the state from which this process continues, saved by this or another number of processes."""
         world, ranks = self.parts.config.world, state["ranks"]
         # First: for a state of another method or dataset, every other error would hide the cause.
         self._check_kind(ranks[0])
-        # Process 0 alone has the books to check, and its error is raised in all processes.
+        # Only process 0 has the entries to check, and its error is raised in all processes.
         plan = world.from_first(lambda: self._plan_of(state))
         same = len(ranks) == world.size
         of_process = ranks[world.rank] if same else OtherProcesses(ranks, plan, world, self.parts.loader).state()
         return {**of_process, "plan": plan}
 
     def _plan_of(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Returns the plan of a state, whose books are those that were saved and of this run."""
+        """Checks the entries that only process 0 has, and returns the plan among them."""
         if "records" not in state:
             raise ValueError(
                 "load_state_dict: process 0 was given the state of another process, which has no stored losses. Load the state "
@@ -490,7 +490,7 @@ class SavedState:
             )
 
     def _check_kind(self, own: Mapping[str, Any]) -> None:
-        """Refuses a state of another run."""
+        """Raises an error if a state has another method or number of samples than this run."""
         if own["method"] != self._name():
             raise ValueError(f"load_state_dict: the state has method {own['method']!r}, but this run has {self._name()!r}")
         if own["n"] != self.parts.loader.n:

@@ -95,17 +95,17 @@ def check(config: RunConfig, process_group: Any) -> RunConfig:
         check_wrappers(config.model, config.mode, _who_calls_it(config))
     check_several(config)
     config = replace(config, kept=None if before is None or samples is None else kept_of(before, samples))
-    # After pruning: a method that looks samples up by their ids is asked for the ids that training has.
+    # After pruning, because a method that looks samples up by their ids must know the ids that are left.
     for method in (epoch_method, batch_method):
         _check_ids(method, config.samples, config.kept)
     return config
 
 
 def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None, world: World) -> Strata | None:
-    """What batches are stratified by; None if they are not."""
+    """Returns what batches are stratified by; None if they are not."""
     batches, requires, wanted = given.loader.batch_sampler, requirements_of(method), given.stratify
     if wanted == "auto":
-        # A user who has given the loader stratified batches wants them of the plans, too.
+        # If the user's loader has stratified batches, the batches of plans are stratified, too.
         by_class = isinstance(batches, StratifiedBatchSampler) and requires.order != "plan"
         wanted = "class" if by_class or requires.order == "class" else None
     if wanted is None:
@@ -128,7 +128,7 @@ def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None, wo
 
 
 def _settings_of(given: RunConfig) -> dict[str, Any]:
-    """Arguments of `attach` that must be the same in all processes."""
+    """Returns the arguments of `attach` that must be the same in all processes."""
     # Plain settings, and those that compare by value: models and functions are other objects in each process.
     names = ("method", "epochs", "seed", "spend", "on_nonfinite", "forward_passes", "scoring", "stratify")
     return {name: getattr(given, name) for name in names}
@@ -154,7 +154,7 @@ def _check_types(given: RunConfig) -> None:
 
 
 def _who_calls_it(config: RunConfig) -> str:
-    """Name of a method for which the run calls the model besides the loop; empty if none needs that."""
+    """Returns the name of a method for which the run makes extra passes of the model; "" if there is none."""
     if calls_model(config.epoch_method):
         return type(config.epoch_method).__name__
     scoring = config.scoring
@@ -210,7 +210,7 @@ def _with_least_rows(method: BatchMethod | None, given: RunConfig) -> BatchMetho
 
 
 def _check_ids(method: Any, samples: int | None, kept: Tensor | None) -> None:
-    """Lets a method check the ids of the samples, if it looks samples up by them or depends on their number."""
+    """Calls the check of a method that looks samples up by their ids or depends on their number, if it has one."""
     if method is None or not defines(method, "check"):
         return
     if samples is None:
@@ -294,7 +294,7 @@ def check_needs(given: RunConfig, method: Any, batch: BatchMethod | None, adapte
             f"{name} makes forward passes over the samples that it skipped: pass "
             f"attach({missing}={missing}){way_around(method, 'refresh')}"
         )
-    # Asked for all epochs, because a pass of a later one is refused now as well.
+    # For all epochs, because a pass that only a later epoch needs is refused now as well.
     asked = full_pass_names(method, given.epochs)
     if asked and (model is None or adapter is None):
         missing = "model" if model is None else "criterion"

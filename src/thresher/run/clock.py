@@ -14,7 +14,7 @@ from thresher.loading.loader import SelectedLoader
 
 # As many batches as `attributor.IDS_AHEAD` lets wait for their losses.
 PLACES = 1024
-"""Number of batches whose places are held until their losses are credited."""
+"""Number of batches whose positions are held until their losses are computed."""
 
 
 class BatchPlace(NamedTuple):
@@ -49,7 +49,7 @@ class RunClock:
         self._first, self._scale = 0, EpochScale()
 
     def begin_pass(self, scale: EpochScale) -> None:
-        """Begins an epoch, whose size is given."""
+        """Begins an epoch; `scale` is its size."""
         self._before, self._first, self._scale = self._reached(), self._attributor.batches, scale
 
     def take_back_pass(self) -> None:

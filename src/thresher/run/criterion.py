@@ -1,4 +1,4 @@
-"""`run.criterion`: the user's criterion, whose losses are credited to their samples."""
+"""`run.criterion`: computes the user's criterion, and records the loss of each sample."""
 
 import operator
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from thresher.run.timeline import Timeline
 
 
 class CreditedCriterion(nn.Module):
-    """The user's criterion: the same value and gradient, weighted if the plan has weights; records losses.
+    """The user's criterion, with the same value and gradient, that also weights and records the losses of samples.
 
-    It is a module, so that it can take the place of the criterion of a task or a model. It shows the parameters and buffers of
+    It is a module, so that it can take the place of the criterion of a task or a model. It has the parameters and buffers of
     the user's module under their names. A criterion with reduction="none" gives the losses before they are averaged, each times
     the weight of its sample, and the loop reduces them as without a run: `run.criterion(outputs, targets).mean()`. Under
     `torch.no_grad()` it is the plain criterion and records nothing. `copy.deepcopy` and `pickle` give the user's criterion.
@@ -82,15 +82,15 @@ class CreditedCriterion(nn.Module):
             )
         if self._adapter is None:
             raise ValueError("run.criterion: attach was given criterion=None; use run.reduce, or pass a criterion")
-        # An evaluation, or a log of the validation loss: nothing is trained on, so that nothing is credited.
+        # An evaluation, or a log of the validation loss: nothing is trained on, so nothing is recorded.
         if not torch.is_grad_enabled():
             return self._adapter.value(outputs, targets)
-        # The selection is asked for in every call: with forward_passes="auto" it may be another one from the second epoch on.
+        # The selection is looked up in every call: with forward_passes="auto" it may be another one from the second epoch on.
         value = self._credit(outputs, targets, ids, self._timeline.selection.loss, repeat)
         return self._adapter.value(outputs, targets) if value is None else self.watch(value, outputs)
 
     def watch(self, value: Tensor, outputs: Any) -> Tensor:
-        """Returns a loss that was credited, whose backward pass is measured, and which is compared once.
+        """Returns a recorded loss, whose backward pass is then timed, and which may be compared with that of an extra pass.
 
         Args:
             value: The loss, shape ().

@@ -18,13 +18,13 @@ def divides_by_batch(method: BatchMethod | None) -> bool:
 
 
 def divisible_before(criterion: Criterion | None) -> bool:
-    """Returns whether an equal weight of all rows of a batch becomes a factor on its loss."""
+    """Returns whether multiplying the weights of all rows by a number multiplies the loss by it."""
     # A mean with class weights divides by the weights of the rows, which cancels a common factor; a sum is not divided at all.
     return criterion is None or not (criterion.class_weights or criterion.reduction == "sum")
 
 
 class UnevenLabels:
-    """Notices if losses were scaled by a share of rows although samples had different numbers of labels.
+    """Warns if losses were scaled by the share of kept rows although samples had different numbers of labels.
 
     Args:
         device: Device of the losses.
@@ -36,7 +36,7 @@ class UnevenLabels:
 
     def note(self, counts: Tensor) -> None:
         """Notes how many labels count in each sample of a batch, shape (n,); nothing waits for the device."""
-        # A flag on the device, read once an epoch: the step waits for nothing.
+        # A flag on the device, read once an epoch, so that no step waits for the device.
         if len(counts):
             self._uneven |= counts.min() != counts.max()
 

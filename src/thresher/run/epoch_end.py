@@ -1,4 +1,4 @@
-"""When an epoch is over; docs/how-it-works.md has a table of all cases."""
+"""Decides when an epoch is over; docs/how-it-works.md has a table of all cases."""
 
 import enum
 import threading
@@ -19,7 +19,7 @@ def plans_by_losses(method: EpochMethod | OnSubset) -> bool:
 
 
 SILENT_STEPS = 10
-"""Number of steps after which losses of the run should have been seen."""
+"""Number of steps without a recorded loss before a warning."""
 
 
 class SilentEpochs:
@@ -65,7 +65,8 @@ class SilentEpochs:
         """Forgets a loop that only looked at some batches: its epoch begins again.
 
         Args:
-            steps_are_seen: Whether a training step would have been noticed; if not, only a loop of one batch counts as a look.
+            steps_are_seen: Whether a training step would have been noticed. If not, only a loop that took one batch is
+                forgotten.
         """
         if self._since is not None:
             # Looking at the first batch, as for a plot, is no silent epoch.
@@ -127,15 +128,15 @@ class Pass(enum.Enum):
     """State of the loop over the loader."""
 
     NONE = enum.auto()
-    """There is no pass, or its epoch was ended."""
+    """No loop is running, or its epoch was ended."""
     RUNNING = enum.auto()
-    """Batches are to come."""
+    """Further batches are to come."""
     ALL_YIELDED = enum.auto()
     """The last batch was yielded, and the loop still has the iterator."""
     LEFT = enum.auto()
-    """The iterator is gone, and batches were to come."""
+    """The iterator was deleted before the last batch."""
     OVER = enum.auto()
-    """All batches were yielded, and the iterator is gone or has said so."""
+    """All batches were yielded, and the iterator was deleted or exhausted."""
 
 
 AFTER = {
@@ -146,7 +147,7 @@ AFTER = {
     (Pass.RUNNING, "exhausted"): Pass.OVER,
     (Pass.ALL_YIELDED, "exhausted"): Pass.OVER,
 }
-"""The state after an event; any other event leaves the state as it is."""
+"""The state after an event, by (state, event); any other event leaves the state as it is."""
 
 
 class EpochEnd:
@@ -169,7 +170,7 @@ class EpochEnd:
         self._thread = threading.get_ident()
 
     def _now(self) -> tuple[int, int, int, int, int]:
-        """Returns the numbers of batches, credited losses, steps, samples with gradients, and calls of the model without."""
+        """Returns numbers of batches, batches with a loss, steps, samples in forward passes, and calls without gradients."""
         meter = self._attributor.meter
         return self._attributor.batches, meter.credited, self._cost.steps, meter.of_loop(), meter.evaluated
 
@@ -203,7 +204,7 @@ class EpochEnd:
             self._accumulator.flush()
             self._end(complete=True, at_once=self._last_step_done)
         self._ahead = self._ahead and not self._attributor.last_credited
-        # A later loss of a batch of this pass is an error of a loop that stores its batches, which this tells apart.
+        # From here on, a new loss of a batch of this pass that was trained on is an error: the loop stores its batches.
         self._attributor.pass_over()
 
     def step_over(self) -> None:
@@ -275,20 +276,20 @@ class EpochEnd:
 
     @property
     def _last_step_done(self) -> bool:
-        """Whether the loss of the batch yielded last was credited, and the optimizer stepped since, if it steps at all.
+        """Whether the batch yielded last has its loss, and the optimizer stepped since, if it steps at all.
 
-        If the loop trained and no loss was recorded, none will be.
+        Also True if no loss of this pass was recorded, because then none is expected.
         """
         batches, credited, steps, *_ = self._at_begin
         if self._attributor.batches == batches or self._attributor.meter.credited == credited:
             return True
-        # Accumulated gradients: the loss of the last batch is credited, and its step is still to come. Without any step in the
+        # Accumulated gradients: the last batch has its loss, and its step is still to come. Without any step in the
         # pass, the loop makes none.
         waits = self._steps_are_seen and self._cost.steps > steps and self._accumulator.in_step
         return self._attributor.last_credited and not waits
 
     def _note_thread(self) -> None:
-        """Notes the thread that iterates the loader; without steps that show the one that trains, it must not change."""
+        """Notes the thread that iterates over the loader; it must not change if no optimizer shows which thread trains."""
         if self._steps_are_seen:
             self._thread = threading.get_ident()
         else:
@@ -298,7 +299,7 @@ class EpochEnd:
         here = threading.get_ident()
         if here == self._thread:
             return
-        # The thread of a loop that ended, as of a notebook cell or of a trainer that was stopped, binds nobody.
+        # A thread that has ended, as of a notebook cell or of a trainer that was stopped, no longer counts.
         if self._thread not in {thread.ident for thread in threading.enumerate()}:
             self._thread = here
             return

@@ -1,4 +1,4 @@
-"""The entries of `run.history`: what each epoch chose, counted and recorded."""
+"""Writes the entries of `run.history`: facts about the chosen samples of each epoch, counts and losses."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,10 +16,10 @@ from thresher.warning import warn
 
 # Masks and copies of all samples at once would take more memory than the column itself.
 LOOKED_AT = 2**20
-"""Number of losses that are looked at together."""
+"""Number of losses that are checked together."""
 
 NAMED = 5
-"""Largest number of samples that are named."""
+"""Largest number of samples whose ids a message lists."""
 
 
 def not_finite(losses: Tensor) -> tuple[int, NDArray[np.int64]]:
@@ -43,7 +43,7 @@ def not_finite(losses: Tensor) -> tuple[int, NDArray[np.int64]]:
 
 
 def mean_loss(losses: Tensor) -> float | None:
-    """Returns the mean of the finite losses, with four digits; None if there is none.
+    """Returns the mean of the finite losses, with four digits; None if no loss is finite.
 
     Args:
         losses: Last loss of each sample, shape (N,), on any device; -inf stands for a sample that was never seen.
@@ -63,7 +63,7 @@ def mean_loss(losses: Tensor) -> float | None:
 
 
 COUNTED = ("forward", "backward", "refresh", "scoring", "steps", "full_forward", "full_backward")
-"""Fields of `Cost` that the history gives by epoch."""
+"""Fields of `Cost` whose values per epoch are in the history."""
 
 
 class History:
@@ -109,18 +109,18 @@ class History:
         self._accumulator.settle()
         # Comparisons on a device are read once an epoch: read in the step they would make the host wait.
         doubts, self._accumulator.doubts = self._accumulator.doubts, []
-        # Every process asks, with or without doubts of its own, because the answer takes all of them.
+        # Every process takes part, even without doubts, because `total` needs all of them.
         if self._config.world.total(bool(doubts) and not bool(torch.stack(doubts).all())):
             raise AttributionError(
                 "In the epoch that just ended, some targets differed from the targets of the samples that the outputs belong "
                 "to, or `ids` were wrong or had a sample more than once. These losses were not recorded."
             )
-        # Looked at once per epoch, although the check runs again before a plan.
+        # Once per epoch, although the check runs again before a plan.
         if "loss" in self._records and self.entries and "nonfinite" not in self.entries[-1]:
             self._look_at_losses(self.entries[-1], self._records["loss"])
 
     def _look_at_losses(self, entry: dict[str, Any], losses: Tensor) -> None:
-        # Another fill cannot be told from a loss: samples that were never seen would count as learned.
+        # With another fill, samples that were never seen would look as if they had a loss.
         shows_seen = self._records.columns["loss"].fill == NEVER_SEEN
         mean_of = mean_loss if shows_seen else lambda _: None
         count, some, mean = self._config.world.from_first(lambda: (*not_finite(losses), mean_of(losses)))
@@ -144,6 +144,6 @@ class History:
             tracing_s: Seconds of this run's steps that tracing the model has taken.
         """
         self.entries = [dict(entry) for entry in entries]
-        # The counters go on from the saved run, whose entries have their parts already.
+        # The counters continue those of the saved run, whose entries contain their part already.
         self._booked = {name: sum(entry.get(name, 0) for entry in entries) for name in COUNTED}
         self._traced_s = tracing_s

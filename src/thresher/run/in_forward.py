@@ -1,4 +1,4 @@
-"""A batch method chooses in the loop's own forward pass; the criterion and the backward pass take the chosen rows."""
+"""Chooses rows by the losses of the loop's own forward pass; criterion and backward pass then use the chosen rows only."""
 
 from collections.abc import Mapping
 from time import perf_counter
@@ -54,7 +54,7 @@ def times(value: Tensor, factor: Tensor | float | None) -> Tensor:
 
 
 def joint_weights(plan: BatchPlan, weights: Tensor | None) -> Tensor | None:
-    """Weights of the chosen rows: the product of the weights of the epoch and the batch."""
+    """Returns the weights of the chosen rows: the product of the weights of the epoch and the batch."""
     if weights is None:
         return plan.weights
     weights = weights.index_select(0, plan.rows)
@@ -89,7 +89,7 @@ def not_by_rows(error: Exception, criterion: Any, kept: int, of: int) -> Excepti
 
 
 MOSTLY = 0.9
-"""Share of the backward passes, and of the rows of one, from which on they are nearly all."""
+"""From this share on, kept rows count as nearly all rows, and backward passes as nearly all passes."""
 
 
 def part_of_divisor(
@@ -103,7 +103,7 @@ def part_of_divisor(
         criterion: The user's criterion per sample.
         targets: Targets of the batch.
         layout: Layout of the rows of the batch as samples.
-        rows: Numbers of the samples, shape (k,), int64.
+        rows: Indices of the samples, shape (k,), int64.
         weights: Weights of these samples, shape (k,), float; None if all are 1.
         of_batch: Weights of all samples of the batch, shape (n,), float; None if all are 1.
     """
@@ -122,9 +122,9 @@ class InForward(BatchSelection):
 
     Args:
         parts: Parts of the run.
-        stage: The batch method at work.
+        stage: The batch method with its state.
         trained: The model. If it can be traced, its backward pass runs on the chosen rows only.
-        instead: Selection to use if the model cannot be traced; None for none.
+        instead: Selection to use if the model cannot be traced; None if there is none.
     """
 
     forward_passes = "once"
@@ -164,7 +164,7 @@ class InForward(BatchSelection):
         begin = perf_counter()
         all_count = attribution.all_count and criterion.ignores_negatives_of(targets)
         signals = reader.signals(outputs, targets, layout, reader.chosen_by, all_count=all_count)
-        # A sample all of whose labels are ignored has a loss of NEVER_SEEN, which a method takes for "not seen yet".
+        # If all labels of a sample are ignored, its loss is NEVER_SEEN, which would look like "not seen yet" to a method.
         plan, factor = self._choose_rows(attribution, signals if all_count else without_ignored(signals))
         # Before the rows are taken: the divisor is that of the targets of the whole batch.
         if self._parts.config.by_batch:
@@ -224,7 +224,7 @@ class InForward(BatchSelection):
         criterion = self._parts.reader.criterion
         assert criterion is not None
         if alone is not None:
-            # Fewer rows can take other kernels, so that losses differ in their last digits, of which half precision has few.
+            # Fewer rows can take other kernels, and their losses differ in the last digits. Half precision has few digits.
             exact = losses.dtype in (torch.float32, torch.float64)
             if not torch.allclose(alone.to(losses.dtype), losses, rtol=1e-3 if exact else 0.05, atol=1e-4, equal_nan=True):
                 raise ValueError(
@@ -236,7 +236,7 @@ class InForward(BatchSelection):
         self._compared = True
 
     def _choose_rows(self, attribution: Attribution, found: Mapping[str, Tensor]) -> tuple[BatchPlan, Tensor | None]:
-        """Asks the method about some rows; the same answer for a second loss of the same rows in a step.
+        """Has the method choose among some rows; a second loss of the same rows in a step gets the same plan.
 
         Returns:
             The plan, and the factor of `_factor`.
@@ -244,12 +244,12 @@ class InForward(BatchSelection):
         trains_own = self._parts.attributor.trains_model
         if trains_own:
             self._discard_foreign()
-        # A second criterion for the same rows, as of an auxiliary head, keeps the same rows; the key of given ids is None, and
-        # asks anew.
+        # A second criterion for the same rows, as of an auxiliary head, keeps the same rows. Ids from the user have no key:
+        # for these, the method chooses anew.
         chosen = next((one for one in self._chosen_in_step if one[0] is not None and one[0] == attribution.key), None)
         if chosen is None:
             ids, device = attribution.ids, self._parts.device
-            # What the method learns by the losses of a teacher is taken back by this copy.
+            # With this copy, `_discard_foreign` can undo what the method learns from the losses of a teacher.
             if not (trains_own or self._chosen_in_step):
                 self._before_step = self._stage.state_dict()
             self._may_be_foreign = not trains_own
@@ -276,7 +276,7 @@ class InForward(BatchSelection):
                 f"the outputs of {meter.elsewhere:,} samples did not come from run.model, so their backward pass costs the "
                 "whole batch. Call run.model(inputs) in the loop instead of the model itself."
             )
-        # A penalty on the outputs, or a loss of another head, of all rows. Batches that the method left whole do so rightly.
+        # A penalty on the outputs, or a loss of another head, of all rows. Batches that the method left whole are expected.
         elif passes and batches and 0 < keep < MOSTLY and whole >= passes - (1 - MOSTLY) * batches:
             why = (
                 f"the model could not be traced, so its backward pass costs the whole batch: {self._trained.why_plain()}."
@@ -299,10 +299,10 @@ class InForward(BatchSelection):
         self._may_be_foreign = False
 
     def _discard_foreign(self) -> None:
-        """Takes back choices of this step by the losses of another model, and what the method learned by them.
+        """Undoes the choices of this step by losses of another model, and what the method learned from them.
 
-        That they are another model's shows when the first loss of the run's own model is credited: until then, a loop may well
-        compute the outputs without `run.model`.
+        The first loss of the run's own model shows that earlier losses came from another model. Until then, the loop may have
+        computed its outputs without `run.model`.
         """
         if self._may_be_foreign and self._chosen_in_step:
             self._stage.load_state_dict(self._before_step)

@@ -28,12 +28,12 @@ class PacedLR(LRScheduler):
 
     Args:
         scheduler: The user's scheduler, before its first step.
-        clock: RunClock of the run.
+        clock: Clock of the run.
         total: Number of steps of the scheduler in full training.
     """
 
     def __init__(self, scheduler: LRScheduler, clock: RunClock, total: int) -> None:
-        # The user's scheduler has set the learning rates already; a second initialisation would set them again.
+        # The user's scheduler has set the learning rates already; a second initialization would set them again.
         self.scheduler, self.total, self.stepped = scheduler, total, 0
         self._clock, self._was_loaded = clock, False
 
@@ -61,8 +61,8 @@ class PacedLR(LRScheduler):
                 f"{self.total}. Load the state of the run saved with it: run.load_state_dict(state)."
             )
         self._was_loaded = False
-        # One by one, because a scheduler may compute a rate from the one before. None if the clock went back, as after a pass
-        # without training, which was taken back.
+        # One by one, because a scheduler may compute a rate from the one before. No step if the clock went back, as after a
+        # loop without training, which does not count as an epoch.
         for _ in range(now - self.stepped):
             self.scheduler.step()
             self.stepped += 1

@@ -48,7 +48,7 @@ def _parameters(optimizer: Any) -> set[int]:
 
 
 def _mark(lr: Any) -> Any:
-    """Returns what shows that a learning rate has changed, without waiting for the device that may hold it."""
+    """Returns a value that differs after a change of the learning rate; never waits for the device that may hold the rate."""
     return (id(lr), lr._version) if isinstance(lr, torch.Tensor) else lr
 
 
@@ -77,7 +77,7 @@ class StepHooks:
         self._trains, self._timing, self._gradients_zeroed = trains, timing, gradients_zeroed
         self.scale = 1.0
         self.changes = 0
-        """How often in this epoch the learning rate of a step was not that of the step before."""
+        """Number of steps of this epoch whose learning rate differed from that of the step before."""
         self._optimizer = optimizer
         self._stepped = stepped
         self._saved: list[tuple[dict[str, Any], Any]] | None = None
@@ -85,13 +85,13 @@ class StepHooks:
         self._depth = 0
         self._updated = False
         parts = parts_of(optimizer)
-        # A wrapper that was never initialised as an optimizer, as accelerate's, has no hooks: those that it holds have.
+        # A wrapper whose base class was not initialized, as that of accelerate, has no hooks; the optimizers inside it do.
         self.parts = [part for part in parts if "_optimizer_step_pre_hooks" in vars(part)]
         innermost = [part for part in self.parts if len(parts_of(part)) == 1] or self.parts
         self._innermost = {id(part) for part in innermost}
         self._leading = innermost[0]
         me: weakref.ref[StepHooks] = weakref.ref(self)
-        # A run that nobody holds any more leaves the optimizer as it was; the hooks hold the run weakly.
+        # A run without references leaves the optimizer as it was, because the hooks refer to the run weakly.
         self._unhook = weakref.finalize(self, _remove, [undo for part in self.parts for undo in _hook(part, me)])
         self._unhook.atexit = False
 
@@ -126,7 +126,7 @@ class StepHooks:
         return group, before
 
     def _groups(self) -> Iterator[dict[str, Any]]:
-        """Groups of all parts, each once: an optimizer inside another has the same groups, or its own."""
+        """Yields the parameter groups of all optimizers, each once: one inside another has the same groups, or its own."""
         seen = set()
         for part in self.parts:
             for group in part.param_groups:
@@ -201,7 +201,7 @@ def _hook(part: Optimizer, hooks: "weakref.ref[StepHooks]") -> Iterator[Callable
 
 
 def _wrap(part: Any, name: str, hooks: "weakref.ref[StepHooks]", call: Callable[..., Any]) -> Callable[[], None]:
-    """Has a method of one optimizer called by the hooks, and returns a function that takes that back."""
+    """Replaces a method of an optimizer by one that calls it through the hooks; returns a function that undoes this."""
     method, had_own = getattr(part, name), name in vars(part)
     holder = weakref.ref(part)
 
@@ -234,7 +234,7 @@ def _remove(hooks: list[Callable[[], None]]) -> None:
 
 
 CHANGES = 2
-"""Number of changes of the learning rate within an epoch from which on a schedule counts steps."""
+"""From this number of changes of the learning rate within an epoch on, a schedule is taken to count steps."""
 
 
 class StepChecks:

@@ -30,20 +30,20 @@ from thresher.timing import Timing
 
 
 class SelectionMode(enum.Enum):
-    """Where and by what the rows of a batch are chosen. `checks.selection_mode` decides it, once."""
+    """Where and by what the rows of a batch are chosen. `selection_mode` decides it once, in `attach`."""
 
     NONE = enum.auto()
     """Every row that the loader yields is trained on."""
     IN_FORWARD = enum.auto()
-    """By the losses of the loop's own forward pass."""
+    """Rows are chosen by the losses of the loop's own forward pass."""
     IN_FORWARD_AT_FIRST = enum.auto()
-    """The same; and BEFORE_FORWARD from the second epoch on, if the model turns out not to be traceable."""
+    """As IN_FORWARD; as BEFORE_FORWARD from the second epoch on, if the model turns out not to be traceable."""
     BEFORE_FORWARD = enum.auto()
-    """By the losses of a scoring pass before the loop sees the batch; chosen rows are filled up to full batches."""
+    """Rows are chosen by the losses of a scoring pass before the loop gets them; they are gathered into full batches."""
     WITHOUT_LOSSES = enum.auto()
-    """Before the loop sees the batch, by no losses; the batches become smaller."""
+    """Rows are chosen without losses before the loop gets them; the batches become smaller."""
     WITHOUT_LOSSES_FILLED = enum.auto()
-    """The same; chosen rows are filled up to full batches."""
+    """As WITHOUT_LOSSES, but chosen rows are gathered into full batches."""
 
     @property
     def is_in_forward(self) -> bool:
@@ -52,7 +52,7 @@ class SelectionMode(enum.Enum):
 
     @property
     def fills(self) -> bool:
-        """Whether chosen rows are filled up to full batches."""
+        """Whether chosen rows of several batches are gathered into full batches."""
         return self in (SelectionMode.BEFORE_FORWARD, SelectionMode.WITHOUT_LOSSES_FILLED)
 
 
@@ -68,7 +68,7 @@ class Options(TypedDict, total=False):
 # Frozen: a check returns a changed copy, so that a refused `attach` leaves nothing half done.
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Options given to `attach`, which describes them, and what the checks made of them.
+    """Options of `attach`, which describes them, and values that the checks derive from them.
 
     Attributes:
         world: Processes that train together.
@@ -80,8 +80,8 @@ class RunConfig:
         mode: Where and by what the rows of a batch are chosen.
         by_batch: Whether the losses that a batch method kept are divided by the rows of the batch.
         kept: Ids that pruning left, shape (K,), int64; None if there was no pruning.
-        strata: Puts plans into stratified order; None if they are in the order of the loader.
-        on_mismatch: Function that warns, once, that the criterion gets other labels than the dataset holds.
+        strata: Puts plans into stratified order; None if plans have the order of the loader.
+        on_mismatch: Function that warns, once, that the labels of the criterion are not those stored in the dataset.
     """
 
     method: Any
@@ -126,7 +126,7 @@ class RunConfig:
 
     @property
     def methods(self) -> list[Any]:
-        """The methods in the order of their stages; all data besides another method needs no mention."""
+        """The methods in the order of their stages, without `FullData` unless it is the only one."""
         methods = [one for one in (self.before, self.epoch_method, self.batch_method) if one is not None]
         # Full training is named if it is the only method.
         return methods if len(methods) == 1 else [one for one in methods if not isinstance(one, FullData)]
@@ -138,16 +138,16 @@ class Parts:
     """The parts that the objects of a run share; each owns one concern.
 
     Args:
-        config: Options given to `attach`, and what the checks made of them.
+        config: Options of `attach`, and values that the checks derive from them.
         device: Device of the records, where the loop draws random numbers.
-        loader: The user's loader, its order filtered.
-        model: The user's model, tracked; None if `attach` was given none.
-        attributor: Credits losses to samples.
+        loader: Loader of the run, which yields the chosen samples.
+        model: Wrapper of the user's model; None if `attach` got no model.
+        attributor: Assigns losses to samples.
         accumulator: Collects the signals of a step.
         reader: Reads signals.
-        passes: Makes own forward passes.
+        passes: Makes extra forward passes.
         records: Records of all samples.
-        cost: Where samples and steps are counted.
+        cost: Counters of samples and steps.
         stopwatch: Times forward and backward passes.
         timing: Records how the time of the run is spent.
         why_plain: Function that returns why the backward pass costs all rows although rows are chosen; "" if it does not.

@@ -54,7 +54,7 @@ class Planner:
         return held
 
     def _make_plan(self, known: Mapping[str, Tensor], epoch: int, seed: int) -> HeldPlan:
-        """Returns the plan that the process with the records makes."""
+        """Makes the plan, in the process that has the records."""
         # The draws of an epoch depend on the seed and its number alone, so that a resumed run plans the same.
         generator, n = rng.seeded(seed, epoch), self._records.n
         plan = self._method.plan_epoch(known, epoch=epoch, epochs=self._config.epochs, generator=generator)
@@ -67,7 +67,7 @@ class Planner:
         return HeldPlan.of(plan, n)
 
     def _inputs(self, epoch: int) -> Mapping[str, Tensor]:
-        """What a plan is made of: the records and, if the method asks for one, the results of a full pass."""
+        """Returns the data for a plan: the records and, if the method requests one, the results of a full pass."""
         method, world = self._method, self._config.world
         names = method.full_pass(epoch, self._config.epochs) if defines(method, "full_pass") else ()  # pyright: ignore
         if not names:

@@ -49,7 +49,7 @@ class Position:
             place: Position after the batch.
             samples: Number of samples that full training would have consumed in the epoch by then.
         """
-        # Only the difference: what lies before is counted already, also by the run that was saved.
+        # Only the difference: earlier samples are counted already, perhaps by the run that was saved.
         self._count(samples - self._samples)
         self.place, self._samples = place, samples
 

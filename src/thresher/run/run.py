@@ -52,7 +52,7 @@ def facts(
         times: Entries of `run.times`.
         cost: Cost of the run by now.
         why_plain: Why the model could not be traced, if rows are chosen in the batch. Default: it was.
-        scored: Whether the method was given scores, which took time before the run. Default: False.
+        scored: Whether the method got scores, which took time before the run. Default: False.
         on_device: Whether the model is on an accelerator, whose work the measured times do not wait for. Default: False.
     """
     rows = [("method", as_written(method)), ("epochs", epochs)]
@@ -74,7 +74,7 @@ def facts(
 
 
 SAME_SHARE = 0.005
-"""Largest difference of two shares of the samples that is not reported."""
+"""Two shares of the samples that differ by less than this are not both reported."""
 
 
 def as_text(found: Facts) -> str:
@@ -232,7 +232,7 @@ class Run(Uncopied):
                 from `per_sample_losses`.
             targets: Tensors of the batch, by which the samples of the losses are found. Default: none.
             repeat: Number of consecutive rows per id, as in `criterion`. Default: one row per id. With `repeat`, the first
-                dimension of the losses is taken for the rows, also if the second is as long.
+                dimension of the losses is taken for the rows, even if the second is as long.
             valid: Mask of the positions that count, such as `labels != -100`, or their weights, >= 0, such as
                 `class_weights[labels]`, in a shape that fits by broadcasting. A sample without such a position records no
                 loss. Default: all count.
@@ -245,8 +245,8 @@ class Run(Uncopied):
 
         Returns:
             Mean loss, shape (), weighted if the method weights samples. If the method keeps only some rows of the loop's
-            forward pass, the mean over these rows; with `total`, times the share that the positions of the batch have of
-            `total`.
+            forward pass, the mean over these rows; with `total`, this mean times the number of valid positions in the batch,
+            divided by `total`.
 
         Raises:
             AttributionError: Thresher cannot tell which samples the rows belong to. Nothing was recorded.
@@ -270,7 +270,7 @@ class Run(Uncopied):
         # An evaluation: nothing is trained on, so nothing is recorded.
         if not torch.is_grad_enabled():
             return losses.plain()
-        # The losses were computed from the outputs, so that they name the rows as well.
+        # The losses were computed from the outputs, so they show the rows as well.
         made, selection = (per_sample_losses, outputs), self._timeline.selection
         if (value := self._credit(made, targets, ids, partial(selection.reduced, losses), repeat)) is None:
             return losses.plain()
@@ -432,7 +432,7 @@ class Run(Uncopied):
     def cost(self) -> Cost:
         """Number of samples in forward and backward passes, and the same for full training."""
         cost = self._parts.cost
-        # The same for the cost, of which a refresh is a part.
+        # An epoch that is over ends first: the cost includes its refresh.
         self._timeline.end.read()
         self._parts.accumulator.settle()
         self._parts.stopwatch.update(cost)
@@ -457,7 +457,7 @@ class Run(Uncopied):
         return self._timeline.timing.entries
 
     def _check_keeper(self, what: str) -> None:
-        """Refuses what only the process with the records has."""
+        """Raises an error in processes that do not have the records."""
         world = self._parts.config.world
         if not world.is_first:
             raise RuntimeError(

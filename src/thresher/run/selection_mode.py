@@ -12,7 +12,7 @@ from thresher.warning import warn
 
 
 def _passes_for_signals(config: RunConfig) -> str:
-    """Returns `forward_passes` as the signals of the batch method need it, after checking that these can be had."""
+    """Returns the `forward_passes` that the signals of the batch method need, after checking that they can be computed."""
     method, forward_passes, scoring = config.batch_method, config.forward_passes, config.scoring
     wide = set() if method is None else WIDE_SIGNALS & {*requirements_of(method).signals}
     if not wide:

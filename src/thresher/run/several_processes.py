@@ -12,8 +12,8 @@ from thresher.run.batch_selection import by_chance
 from thresher.run.parts import RunConfig, SelectionMode
 
 NO_FURTHER_PLAN = (
-    "The samples of epoch {} are not chosen before all processes begin it by iterating over run.loader: attach was given "
-    "epochs={}. Read run.plan and len(run.loader) before the last epoch ends."
+    "The samples of epoch {} are not chosen yet: attach got epochs={}, so all processes choose them together when they iterate "
+    "over run.loader. Read run.plan and len(run.loader) before the last epoch ends."
 )
 NOT_SHARED = "sampler.generator"
 """Fact about a sampler in which processes may differ: accelerate gives all of them the same state before each epoch."""

@@ -25,7 +25,7 @@ OTHER_LABELS = (
     "warning is given once."
 )
 SCORES = ("uncertainty", "loss")
-"""Columns by which rows of a class are spread over the batches; the first one that is recorded."""
+"""Columns by which the rows of a class are spread over the batches: the first of these that is recorded counts."""
 
 
 def why_not_stratified(method: EpochMethod, *, streams: bool, free: bool) -> str:
@@ -68,7 +68,7 @@ def given_codes(labels: Any, loader: DataLoader[Any]) -> NDArray[Any] | None:
 
 
 StepLayout = Callable[[EpochPlan], tuple[NDArray[np.int64], bool]]
-"""Function of a drawn plan: the rows of a rank in each step, and whether ranks are dealt row after row."""
+"""Function of a drawn plan that returns the number of rows of a rank in each step, and `by_rows` of `_deal`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ class Strata:
         Args:
             plan: Chosen samples of an epoch.
             records: Records of all samples.
-            layout: Function that returns the `StepLayout` of a plan whose samples were drawn.
+            layout: Returns the sizes of the steps of a plan; see `StepLayout`.
             ranks: Number of processes that share each step.
             generator: Random generator.
         """
@@ -137,12 +137,12 @@ def _read_column(records: Mapping[str, Tensor], names: tuple[str, ...], ids: NDA
 def _deal(
     rows: NDArray[Any], steps: NDArray[np.int64], by_rows: bool, ranks: int, numbers: np.random.Generator
 ) -> NDArray[Any]:
-    """Returns sorted rows in the order of training: that of one process, in which each rank has a stratified part of a step.
+    """Returns sorted rows in the order of training, in which the part of each rank in a step is stratified.
 
     Args:
         rows: Rows, shape (k,), sorted by stratum.
         steps: Number of rows of a rank in each step.
-        by_rows: Whether place p of the order is a row of rank p % W, rather than every W-th batch one of a rank.
+        by_rows: Whether row p of the order belongs to rank p % W. If False, batch b belongs to rank b % W.
         ranks: Number of ranks W.
         numbers: Random generator.
     """

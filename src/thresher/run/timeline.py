@@ -2,9 +2,9 @@
 
     for batch in run.loader:                            # begin: ends the epoch before, plans, starts a pass
                                                         # batch: notes the batch and the place after it
-        loss = run.criterion(run.model(inputs), targets)  # loss: `attribution` credits it to its samples
+        loss = run.criterion(run.model(inputs), targets)  # loss: `attribution` assigns it to its samples
         loss.backward()
-        optimizer.step()                                # step: counts it, and closes what was credited
+        optimizer.step()                                # step: counts it, and closes its losses
                                                         # end: refreshes, gathers, writes the history, plans
 
 The epoch ends with the step of its last batch, if that can be seen, else when something needs its results
@@ -53,7 +53,7 @@ class Timeline:
         self._parts, self._method, self.timing = parts, method, parts.timing
         self.selection, self._selection_attached = selection, selection
         self.comparison = Comparison(parts.passes, parts.accumulator)
-        """Compares the losses of own passes with the losses of the loop."""
+        """Compares the losses of extra passes with the losses of the loop."""
         by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
         needs_losses = lambda: by_losses or self.selection.by_loop  # noqa: E731
         self._silence = SilentEpochs(parts.attributor, title_of(who), needs_losses)
@@ -61,7 +61,7 @@ class Timeline:
         self.hooks: StepHooks | None = None
         """Scales the learning rate and counts steps; None without an optimizer, and before `follow`."""
         self.step_checks: StepChecks | None = None
-        """Compares the steps with what the run takes them for; None if there are no hooks."""
+        """Warns if steps are not noticed, not scaled, or fewer than a schedule expects; None if there are no hooks."""
         self.clock = RunClock(parts.loader, parts.attributor, parts.config.epochs)
         """Progress of training."""
         self.position, self._history = Position(parts.cost, parts.config.seed), History(parts)
@@ -94,7 +94,7 @@ class Timeline:
         # The last batch of the pass before may still have to be compared.
         self.comparison.compare()
         self._end_pass_before()
-        # The share of candidates that a yielded row stands for is that of the plan, so that a pass is counted by itself.
+        # How many samples of full training a yielded row stands for depends on the plan, so each pass is counted by itself.
         parts.accumulator.meter.begin_pass()
         if not position.resumed:
             # Judged before the plan is made: a method that chooses by losses must not plan a third epoch without any.
@@ -117,8 +117,7 @@ class Timeline:
         self.end.begin()
         parts.attributor.begin_epoch(ids_repeat=self._ids_repeat(plan))
         self.clock.begin_pass(parts.loader.scale_of(plan))
-        # The scale is set anew in each epoch and holds for steps on losses of the run: between epochs there is nothing to put
-        # back.
+        # The scale is set anew in each epoch, and only steps on losses of the run use it: it need not be reset between epochs.
         if self.hooks is not None:
             self.hooks.scale = 1.0 if plan is None else plan.lr_scale
         if self.step_checks is not None:
@@ -142,7 +141,7 @@ class Timeline:
         position.saved_left = False
 
     def _ids_repeat(self, plan: HeldPlan | None) -> bool:
-        """Whether a sample can come twice in an epoch, which a plan that is only dealt into stratified batches does not do."""
+        """Whether a sample can come twice in an epoch; not if the order of a plan was drawn only to stratify its batches."""
         if plan is None or not plan.drawn:
             return plan is None or not self._parts.loader.yields_once
         return self._parts.config.strata is None or not self._single_process
@@ -150,7 +149,7 @@ class Timeline:
     # Batch
 
     def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
-        """Chooses the rows of a candidate batch that the loop gets."""
+        """Chooses which rows of a batch the loop gets."""
         loading = self.timing.switch(SCORING_PASS)
         assert isinstance(self.selection, BeforeForward)
         plan = self.selection.choose(batch, ids, self.position.epoch)
@@ -159,7 +158,7 @@ class Timeline:
 
     @property
     def keeps_a_row(self) -> bool:
-        """Whether a row of every candidate batch stays: not known of a method that draws rows without a share to keep."""
+        """Whether at least one row of every batch is kept; False for a method that keeps rows by chance, without a share."""
         stage = self.selection.stage
         return stage is None or getattr(stage.method, "keep", None) is not None or not by_chance(stage.method)
 
@@ -180,7 +179,7 @@ class Timeline:
         """
         begin, attributor = perf_counter(), self._parts.attributor
         self.end.on_batch(last=last)
-        # After that call, which asks whether the batch before was credited, and before this batch gets its number.
+        # After that call, which reads whether the batch before has its loss, and before this batch gets its number.
         number = attributor.batches
         self.position.move(place, self.clock.on_batch(number, self.position.epoch, place, last=last))
         # A comparison of the batch before is read now: by then the device has computed its losses.
@@ -188,7 +187,7 @@ class Timeline:
             self.comparison.compare()
             self.comparison.yielded(number, batch)
         self.selection.batch_yielded(number)
-        # A batch that own passes cannot read is refused before the first step, not when the first epoch has been trained.
+        # A batch that extra passes cannot read is refused before the first step, and not after the first epoch.
         if number == 0 or self._parts.loader.reader.unknown_rows.reason is not None:
             self._parts.passes.check(batch)
         attributor.yielded(batch, ids, weights)
@@ -202,7 +201,7 @@ class Timeline:
 
         With a closure, the loss is computed within the step: then a batch has no loss yet.
         """
-        # A loss that was credited belongs to this step; a batch that waits may get its loss in the closure of the step.
+        # A recorded loss belongs to this step; a batch without a loss may get it in the closure of the step.
         running = self.end.state in (Pass.RUNNING, Pass.ALL_YIELDED)
         return running or self._parts.accumulator.in_step or not self._parts.attributor.last_credited
 
@@ -214,7 +213,7 @@ class Timeline:
         self._parts.accumulator.end_step()
         self._silence.step_over()
         self.end.step_over()
-        if self.end.state in (Pass.RUNNING, Pass.ALL_YIELDED):  # else the end of the epoch may be in it, which books itself
+        if self.end.state in (Pass.RUNNING, Pass.ALL_YIELDED):  # else the end of the epoch, timed apart, may be in it
             self.timing.attribution_s += perf_counter() - begin
         if self.end.state is Pass.ALL_YIELDED:  # the loop may keep the iterator, and evaluate next
             self.timing.switch(OUTSIDE)
@@ -237,7 +236,7 @@ class Timeline:
             self._take_back()
 
     def _take_back(self) -> None:
-        """Takes back a pass in which nothing was trained: the same epoch begins with the next one."""
+        """Undoes a pass over the loader without training: the next pass begins the same epoch again."""
         plan, stage, exhausted = self.planner.current, self.selection.stage, self.end.state is Pass.OVER
         self.end.forget()
         self.clock.take_back_pass()
@@ -260,7 +259,7 @@ class Timeline:
     def _end_epoch(self, complete: bool) -> None:
         """Ends the epoch: refreshes, and checks what the device has computed."""
         parts, position = self._parts, self.position
-        # A process whose loop left the pass early must not send to others that are still in the gradients of a step.
+        # A process whose loop left the pass early must not send to others that are still exchanging gradients of a step.
         parts.config.world.meet(f"The end of epoch {position.epoch}", patient=True)
         self._silence.end(complete=complete)
         plan = self.planner.current

@@ -85,7 +85,7 @@ class TrainedModel:
         return bool(plain) and not unable
 
     def report_to(self, meter: Meter) -> None:
-        """Has the model report the samples that go backward, if its backward pass costs the chosen rows only.
+        """Makes the model report its backward passes to a meter, if they may run on the chosen rows only.
 
         Args:
             meter: Meter that counts them.
@@ -93,7 +93,7 @@ class TrainedModel:
         if not self._parts:
             return
         self._parts[0].meter = meter
-        # The backward pass of what lies around the wrapped part costs all rows, or fewer, as its operations decide.
+        # How many rows the backward pass of the other parts of the model costs depends on their operations.
         if self._parts[0] is not self._whole:
             meter.make_unknown(
                 "only a part of the model is wrapped in subset_backward, and the cost of the rest is unknown; wrap the whole "

@@ -162,7 +162,7 @@ def test_what_is_the_matter_is_said(states):
     state, changed = states["kakurenbo"], "The state is damaged, or was changed after .* Nothing was loaded. Load another"
     refused(run, at(state, "records.loss", torch.zeros_like), f"`records` is not as it was saved.*{changed}")
     refused(run, at(state, "records.loss", lambda t: t[:-1]), f"`records` is not as it was saved.*{changed}")
-    refused(run, at(state, "seed", to(3)), f"`state` is not what its digest was made of. {changed}")
+    refused(run, at(state, "seed", to(3)), f"`state` does not match its digest. {changed}")
     elsewhere = {name: state[name] for name in ("version", "digest", "ranks")}
     refused(run, elsewhere, "process 0 was given the state of another process, which has no stored losses. Load")
     refused(run, at(state, "trained", None), rf"`state` lacks \['trained'\]. {changed}")
