@@ -28,7 +28,7 @@ WISHES = {
         "loader = DataLoader(dataset, 8, sampler=sampler)",
     ),
     "pytorch/pytorch#150182": (
-        "the same, with given ranks",
+        "the same, with explicit ranks",
         "sampler = WeightedSampler(weights, num_samples=50, num_replicas=2, rank=rank)",
         "loader = DataLoader(dataset, 8, sampler=sampler)",
     ),
@@ -64,7 +64,7 @@ WISHES = {
         "trainer.train_dataloader.sampler.set_weights(weights)  # in on_train_epoch_end",
     ),
     "Lightning-AI/pytorch-lightning#13316": (
-        "another epoch of a batch sampler without set_epoch",
+        "a batch sampler that changes its order without set_epoch",
         "loader = DataLoader(dataset, batch_sampler=BalancedBatchSampler(labels, 8))",
     ),
     "Lightning-AI/pytorch-lightning#3716": (
@@ -77,12 +77,12 @@ WISHES = {
         "loader = prepare(DataLoader(dataset, 8, sampler=sampler))",
     ),
     "huggingface/accelerate#1130": (
-        "epoch 2 from step 5 on",
+        "resume epoch 2 at step 5",
         "sampler.set_epoch(2, consumed=5 * 8)",
         "loader.iteration = 2",
     ),
     "meta-pytorch/data#1437": (
-        "no epoch lost by a state of its end",
+        "a state saved at the end of an epoch that does not lose one",
         "loader = StatefulDataLoader(dataset, 8, sampler=Shuffle(dataset))",
     ),
     "pytorch/ignite#3653": (
