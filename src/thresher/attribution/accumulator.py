@@ -96,7 +96,7 @@ def credited_before(
     returned = meter.passes.pass_with(made[0][0]) is origin
     credit = None
     for one in calls:
-        # In a plain loop, nobody has searched for the forward pass of a loss, to save time. Its outputs were the last that
+        # In a plain loop, to save time, the forward pass of a loss was not looked up. Its outputs were the last that
         # `run.model` returned for the batch before the loss, so the number of the batch is enough to find the pass now.
         as_returned = one.origin is None and isinstance(one.identity, int)
         of = meter.passes.last_pass(batch.number, one.end) if as_returned else one.origin

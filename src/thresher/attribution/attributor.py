@@ -214,8 +214,8 @@ class Attributor:
             return value
         attribution = self._resolve(outputs, targets, ids, repeat)
         batch = attribution.batch
-        # The loss of a teacher or a moving average is not recorded. If it comes before the first loss of the run's own model,
-        # it is recorded and withdrawn later. If the loop never calls the run's own model, every loss counts.
+        # The loss of a teacher or a moving average must not count. If it comes before the first loss of the run's own model,
+        # it is accepted here, and withdrawn later. If the loop never calls the run's own model, every loss counts.
         if batch is not None and self.meter.passes.parameters is not None:
             if self.meter.passes.is_of_own_model(outputs):
                 if not self.trains_model:

@@ -332,7 +332,7 @@ class ExtraPasses:
 
     @property
     def module(self) -> nn.Module:
-        """The user's model, taken out of `DistributedDataParallel`, whose calls wait for other processes."""
+        """The user's model, taken out of `DistributedDataParallel`, whose calls wait for others; a `SubsetBackward` stays."""
         assert self._model is not None
         return inside(self._model.module)
 

@@ -255,7 +255,7 @@ class EpochEnd:
 
     @property
     def due(self) -> bool:
-        """Whether the epoch is over and ends when results are needed; True for an epoch without batches."""
+        """Whether the epoch is over but not ended yet, which happens when results are needed; True for one without batches."""
         return self.state is Pass.OVER and (self._attributor.batches == self._at_begin[0] or self.trained)
 
     @property

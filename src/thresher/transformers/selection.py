@@ -144,8 +144,8 @@ class Selection(Base):
             loss of each position, shape (rows, ...), and a mask or weights of the positions that count, same shape. If the
             batch has no key "labels", `labels` is a dict with the keys in `TrainingArguments(label_names=...)`. Default:
             cross-entropy.
-        selection_settings: Other arguments of `thresher.attach`: `forward_passes`, `scoring`, `signals`,
-            `seed`, `on_nonfinite`, `spend` and `collate_keeps_rows`. Default: none.
+        selection_settings: Other arguments of `thresher.attach`: `forward_passes`, `signals`, `seed`, `spend`, `stratify`,
+            `on_nonfinite`, `observe` and `collate_keeps_rows`. Default: none.
         kwargs: Arguments of the trainer by name, as without a selection.
 
     Raises:
