@@ -175,7 +175,7 @@ def set_to_the_rest_of_epoch_3():
         (
             set_to_the_rest_of_epoch_3,
             ValueError,
-            "rest of epoch 3, after 8 items, and this one.* pass consumed=0",
+            "set epoch 3 to continue after 8 items, but this call sets epoch .* pass consumed=0",
         ),
     ],
 )

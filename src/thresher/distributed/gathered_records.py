@@ -42,7 +42,8 @@ class WriteBuffer:
         n, done = len(next(iter(rows.values()))), 0
         while done < n:
             if not self._left:
-                # Memory of large blocks goes back to the system when they are cleared; that of many small ones does not.
+                # The memory of large blocks is returned to the system when they are cleared; the memory of many small ones is
+                # not.
                 self._left = max(BLOCK, self._rows // 8)
                 self._blocks.append({name: values.new_empty(self._left) for name, values in rows.items()})
             part = min(n - done, self._left)

@@ -222,8 +222,9 @@ class ProcessWorld(World):
 
     def meet(self, what: str, *, patient: bool = False) -> None:
         """Waits until all ranks have called this function, for at most `PATIENCE`; see `World`."""
-        # Over the store, not by a collective call: missing ranks may be in a collective call of the training, with which it
-        # would mix. The keys contain the number of finished meetings, so that a second meeting does not find the ranks of the
+        # Through the store of the process group, not by a collective call, because missing ranks may be in a collective call of
+        # the training, with which this call would mix. The keys contain the number of finished meetings, so that a second
+        # meeting does not find the ranks of the
         # first.
         whole: Any = dist.group.WORLD
         group: Any = self._group or whole
@@ -374,7 +375,7 @@ def describe_setting(value: Any) -> str:
         return repr({str(name): describe_setting(one) for name, one in value.items()})
     if isinstance(value, list | tuple | range):
         if len(value) > 8:
-            # The texts of all ranks are sent and go into a message, so that of a list of a million ids must be short.
+            # The texts of all ranks are sent and go into a message, so the text of a list of a million ids must be short.
             return f"{type(value).__name__} of {len(value)}, {_digest(np.frombuffer(repr(value).encode(), dtype=np.uint8))}"
         return repr([describe_setting(one) for one in value])
     # The default `repr` shows an address, which differs from process to process: only the class can be compared.

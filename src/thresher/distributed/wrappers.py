@@ -107,7 +107,7 @@ def trains_inside(model: nn.Module, parallel: nn.Module) -> None:
     if isinstance(parallel, DistributedDataParallel):
         # The run may get the compiled model or the module inside it.
         for part in (model, getattr(model, "_orig_mod", model)):
-            # The value is weak, too: a wrapper holds its model, so it would keep the key of its own entry alive for ever.
+            # The value is weak, too: a wrapper refers to its model, so it would keep the key of its entry alive forever.
             _AROUND[part] = weakref.ref(parallel)
 
 

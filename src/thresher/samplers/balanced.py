@@ -16,9 +16,9 @@ def in_turn(members: IntArray, begin: int, batches: IntArray, generator: np.rand
     A round that starts within a batch starts with members that are not in the batch yet.
 
     Args:
-        members: Members, shape (n,). Of a round that earlier calls have begun, the members after the first begin % n are left.
+        members: Members, shape (n,). If earlier calls stopped within a round, the first begin % n members were taken in it.
         begin: Number of members taken in earlier calls.
-        batches: Number of the batch of each member to take, shape (k,), ascending.
+        batches: For each member to take, the number of its batch, shape (k,), ascending.
         generator: Random generator.
 
     Example:
@@ -68,8 +68,8 @@ class BalancedBatchSampler(EpochSampler):
             initialized, else 1. Pass num_replicas=1, rank=0 if other code divides the data among processes, such as
             `accelerator.prepare`.
         rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
-        drop_last: Whether the last batches are left out, instead of repeating the first, if they cannot be divided equally.
-            Default: False.
+        drop_last: Whether to leave out the last batches, instead of repeating the first, if the processes cannot get equally
+            many. Default: False.
 
     Attributes:
         epoch: Number of the next epoch, which the next loop over the sampler yields.
@@ -123,9 +123,9 @@ class BalancedBatchSampler(EpochSampler):
         order = np.random.default_rng((seed, 0)).permutation(len(codes))
         members = order[np.argsort(codes[order], kind="stable")]
         self._members = np.split(members, self._sizes.cumsum()[:-1])
-        """Samples of each class, in an order of their own."""
+        """Ids of the samples of each class, in random order within a class."""
         self._before: tuple[int, IntArray] = (0, np.zeros(len(self._sizes), dtype=np.int64))
-        """Epoch, and how often each class was one of the further classes of a batch before it."""
+        """Epoch, and how often each class was one of the classes of `_further_classes` before that epoch."""
 
     @property
     def samples(self) -> int:
@@ -133,11 +133,11 @@ class BalancedBatchSampler(EpochSampler):
         return int(self._sizes.sum())
 
     def _further_classes(self, epoch: int) -> IntArray:
-        """Returns the classes of the batches of an epoch, beside those that each batch has, shape (batches, k)."""
+        """Returns the classes of each batch of an epoch in addition to those that every batch has, shape (batches, k)."""
         count, k = len(self._sizes), self._classes % len(self._sizes)
         if not k:
             return np.empty((self.total, 0), dtype=np.int64)
-        # The last round is made whole, and cut afterwards, so that it can begin with any class.
+        # The last round is computed whole, and cut afterwards, so that it can begin with any class.
         batches = np.arange(-(-self.total * k // count) * count) // k
         taken = in_turn(np.arange(count), 0, batches, np.random.default_rng((self.seed, epoch, 1)))
         return taken[: self.total * k].reshape(self.total, k)

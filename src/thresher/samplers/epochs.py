@@ -40,7 +40,7 @@ class BatchOrder:
 
     Args:
         ids: Ids, batch after batch, shape (k,).
-        sizes: Number of ids of each batch, k together.
+        sizes: Number of ids of each batch; they add up to k.
         order: Permutation of the batches. Default: none, the batches are already in order.
 
     Example:
@@ -63,7 +63,7 @@ class BatchOrder:
 
 
 DEALERS = ("BatchSamplerShard", "_DatasetSamplerWrapper")
-"""Classes of accelerate and Lightning, by name, that deal out the order of a sampler to the processes."""
+"""Classes of accelerate and Lightning, by name, that divide the order of a sampler among the processes."""
 
 
 class EpochSampler(Sampler[Any]):
@@ -75,9 +75,9 @@ class EpochSampler(Sampler[Any]):
         seed: Random seed.
         num_replicas: Number of processes that share the order, 1 or more; None for the world size of torch.distributed.
         rank: Number of this process, within [0, num_replicas); required with `num_replicas`.
-        drop_last: Whether the end of the order is left out, instead of repeating its beginning, if it cannot be divided
-            equally.
-        **counts: Further arguments that must be whole numbers, 1 or more, or None; they are only checked.
+        drop_last: Whether to leave out the end of the order, instead of repeating its beginning, if the processes cannot get
+            equally many items.
+        **counts: Further arguments, which are only checked: each must be None or a whole number, 1 or more.
 
     Attributes:
         epoch: Number of the next epoch, which the next loop over the sampler yields.
@@ -146,11 +146,11 @@ class EpochSampler(Sampler[Any]):
         name = f"{type(self).__name__}.set_epoch"
         if epoch < 0:
             raise ValueError(f"{name}: `epoch` must be 0 or more, got {epoch}")
-        # Trainers call set_epoch(epoch) before each epoch: that must not take back the place of a resumed one.
+        # Trainers call set_epoch(epoch) before each epoch: that must not reset the position of a resumed epoch.
         if consumed is None and self.consumed:
             if epoch != self.epoch:
                 raise ValueError(
-                    f"{name}: an earlier call set the rest of epoch {self.epoch}, after {self.consumed} items, and this one "
+                    f"{name}: an earlier call set epoch {self.epoch} to continue after {self.consumed} items, but this call "
                     f"sets epoch {epoch}. To begin epoch {epoch} from its start, pass consumed=0."
                 )
             return
@@ -265,7 +265,7 @@ class EpochIds:
         self._order: Any = None
         self._ahead = torch.empty(0, dtype=torch.int64)
         self.unused = 0
-        """Number of items that were taken and are not used yet."""
+        """Number of items that were taken but not used yet."""
 
     @property
     def consumed(self) -> int:
@@ -308,13 +308,13 @@ class EpochIds:
         return getattr(self._order, "batch", None)
 
     def _made(self, k: int) -> Tensor:
-        """Returns up to `k` items after those that are made already."""
+        """Returns up to `k` items after those that were already computed."""
         order, (replicas, rank) = self._begin(), self._sampler.dealing()
         total, first = self._sampler.total, self._place + len(self._ahead)
         places = range(self._first + rank, self._first + rank + self._items * replicas, replicas)[first : first + k]
         end = min(places.stop, total)
         ids = torch.from_numpy(order.piece(min(places.start, end), end, replicas))
-        # The processes get equally many items: the last place may lie behind the end, where the order begins again.
+        # The processes get equally many items, so the last position may lie behind the end, where the order begins again.
         again = [torch.from_numpy(order.piece(p % total, p % total + 1)) for p in places[len(ids) :]]
         return torch.cat([ids, *again])
 

@@ -34,8 +34,8 @@ class Grouped(EpochSampler):
             initialized, else 1. Pass num_replicas=1, rank=0 if other code divides the data among processes, such as
             `accelerator.prepare`.
         rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
-        drop_last: Whether the last batches are left out, instead of repeating the first, if they cannot be divided equally.
-            Default: False.
+        drop_last: Whether to leave out the last batches, instead of repeating the first, if the processes cannot get equally
+            many. Default: False.
 
     Attributes:
         epoch: Number of the next epoch, which the next loop over the sampler yields.

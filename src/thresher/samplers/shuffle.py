@@ -27,8 +27,8 @@ class Shuffle(EpochSampler):
         num_replicas: Number of processes that share the ids. Default: the world size of torch.distributed if it is initialized,
             else 1. Pass num_replicas=1, rank=0 if other code divides the data among processes, such as `accelerator.prepare`.
         rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
-        drop_last: Whether the last ids are left out if they cannot be divided equally. Default: False, which repeats the first
-            ids instead.
+        drop_last: Whether to leave out the last ids if the processes cannot get equally many. Default: False, which repeats the
+            first ids instead.
 
     Attributes:
         epoch: Number of the next epoch, which the next loop over the sampler yields.
@@ -71,7 +71,7 @@ class Shuffle(EpochSampler):
         return len(self.data_source)
 
     def order(self, epoch: int) -> Permutation:
-        """Returns the order of an epoch: an object that returns the ids at given places.
+        """Returns the order of an epoch: an object that returns the ids at given positions.
 
         Args:
             epoch: Number of the epoch, 0 or more.

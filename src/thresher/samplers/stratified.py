@@ -1,8 +1,9 @@
-"""Batches that are stratified samples: each batch has every class in its share, as closely as whole numbers allow.
+"""Batches that are stratified samples: a class has the same share of each batch as of the dataset, up to whole numbers.
 
-The rows of an epoch are sorted by stratum and cut into groups of as many neighbours as there are batches; each batch gets one
-row of every group. The rows of a group follow the golden ratio over the batches, so that some batches in a row are nearer to
-the shares still. The gradient of such a batch varies less than that of a random one (docs/stratified.md).
+The rows of an epoch are sorted by stratum (class and score) and cut into groups of neighbors, each of as many rows as there are
+batches. Each batch gets one row of every group. The golden ratio decides which batch gets which row of a group, so that several
+consecutive batches together are even closer to the shares. The gradient of such a batch varies less than that of a random one
+(docs/stratified.md).
 """
 
 import reprlib
@@ -24,10 +25,10 @@ GOLDEN = (5**0.5 - 1) / 2
 LARGEST_KEY = 2**16
 """Number of keys of a radix sort: classes times levels of the score."""
 FEWEST_LEVELS = 16
-"""Least number of levels of the score in a class, however many classes there are."""
+"""Smallest number of levels of the score in a class, however many classes there are."""
 
 BY_ONE_ORDER = 32
-"""Number of batches in a row whose rows are put in order by one permutation of the groups."""
+"""Number of consecutive batches whose rows are shuffled by the same permutation."""
 
 
 def strata_keys(codes: NDArray[Any] | None, scores: NDArray[Any] | None) -> NDArray[Any] | None:
@@ -38,7 +39,8 @@ def strata_keys(codes: NDArray[Any] | None, scores: NDArray[Any] | None) -> NDAr
         scores: Score of each row, shape (k,), floats; values that are not finite count as the smallest. None: no scores.
 
     Returns:
-        Sort keys, shape (k,), uint16 if that is enough, else uint64; None if there are neither classes nor scores.
+        Sort keys, shape (k,), in the smallest dtype that is enough of uint16, uint32 and uint64; None if there are neither
+        classes nor scores.
     """
     known = scores if codes is None else codes
     if known is None or not len(known):
@@ -53,14 +55,14 @@ def strata_keys(codes: NDArray[Any] | None, scores: NDArray[Any] | None) -> NDAr
         key = np.zeros(len(keys[part]), dtype=np.int64) if codes is None else codes[part].astype(np.int64) - low
         if scores is not None:
             level = (np.where(np.isfinite(scores[part]), scores[part] - least, 0) * scale).astype(np.int64)
-            # Up in one class and down in the next: neighbours are alike where a group has rows of both
+            # Ascending in one class, descending in the next, so that neighbors are alike even in a group with rows of both
             key = key * levels + np.where(key % 2 == 1, levels - 1 - level, level)
         keys[part] = key
     return keys
 
 
 def _scale(scores: NDArray[Any] | None, levels: int) -> tuple[np.float32, np.float32]:
-    """Returns the smallest finite score, and the number of levels per unit of the score; 0 where all are the same."""
+    """Returns the smallest finite score, and the number of levels per unit of the score, 0 if all scores are the same."""
     ends = [np.inf, -np.inf]
     for part in chunks(0 if scores is None else len(scores)):
         finite = scores[part][np.isfinite(scores[part])]  # pyright: ignore[reportOptionalSubscript]
@@ -74,9 +76,9 @@ def arranged(rows: NDArray[Any], sizes: NDArray[np.int64], generator: np.random.
 
     Args:
         rows: Rows, shape (k,), sorted by stratum.
-        sizes: Number of rows of each batch, shape (batches,), 1 or more, k together. If sizes differ, the batches of each size
-            together get a systematic sample of the rows.
-        generator: Random generator, which decides in which batch each group begins.
+        sizes: Number of rows of each batch, shape (batches,), 1 or more; they add up to k. If sizes differ, the batches of each
+            size together get a systematic sample, rows at equal distances.
+        generator: Random generator. It decides in which batch each group begins, and the order within batches.
 
     Returns:
         The rows, batch after batch, shape (k,); their order within a batch is random.
@@ -105,18 +107,19 @@ def _systematic(rows: NDArray[Any], k: int, generator: np.random.Generator) -> t
 
 
 def _places(n: int, k: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Returns k places among n at equal distances, from a random one on."""
+    """Returns k of n positions, at equal distances, beginning with a random one."""
     return ((np.arange(k) + generator.random()) * (n / k)).astype(np.int64)
 
 
 def _deal(
     rows: NDArray[Any], size: int, begins: NDArray[np.int64], order: NDArray[Any], generator: np.random.Generator
 ) -> None:
-    """Writes sorted rows into batches of one size, which begin at these places of the order."""
+    """Distributes sorted rows over batches of one size, which begin at the positions `begins` of `order`."""
     steps = len(begins)
     if not steps or not size:
         return
-    # The j-th row of a group goes to the batch at the rank of the fraction of j * GOLDEN + start; a start turns the ranks.
+    # The j-th row of a group goes to the batch whose number is the rank of the fraction of j * GOLDEN, shifted by a random
+    # start.
     by_batch = np.argsort((np.arange(steps) * GOLDEN) % 1.0)
     dealt, starts = np.empty((size, steps), dtype=rows.dtype), generator.integers(steps, size=size)
     for group, start in zip(range(size), starts.tolist(), strict=True):
@@ -127,7 +130,7 @@ def _deal(
         order[begins[0] : begins[0] + size * steps].reshape(steps, size) if together else np.empty_like(dealt.T, order="C")
     )
     torch.from_numpy(columns).copy_(torch.from_numpy(dealt).t())  # by blocks that fit the cache, as NumPy does not
-    for first in range(0, steps, BY_ONE_ORDER):  # no place in a batch may belong to a class: mixup pairs rows by their places
+    for first in range(0, steps, BY_ONE_ORDER):  # mixup pairs rows by position, so none may belong to a class
         some = columns[first : first + BY_ONE_ORDER]
         some[:] = some[:, generator.permutation(size)]
     if not together:
@@ -136,7 +139,7 @@ def _deal(
 
 
 class StratifiedBatchSampler(EpochSampler):
-    """Sampler of batches in which every class has its share of the dataset, as closely as whole numbers allow.
+    """Sampler of batches in which every class has the same share as in the dataset, as closely as whole numbers allow.
 
     Use it as `DataLoader(dataset, batch_sampler=StratifiedBatchSampler(labels, 64))`, with or without a `thresher.Run`. Every
     sample comes once per epoch. The number of rows of a class in a batch is within 2 of its share, and closer over several
@@ -153,10 +156,10 @@ class StratifiedBatchSampler(EpochSampler):
         labels: Class of each sample: list, array or tensor of numbers or strings, shape (N,), or of several columns, shape
             (N, columns), where each combination of values is a class. See `labels_of`.
         batch_size: Number of rows of a batch (of one process), 1 or more.
-        scores: Score of each sample, shape (N,), such as a loss: batches also have small and large scores of each class in
-            their shares. Default: none.
-        drop_last: Whether rows that do not fill a batch are left out (a stratified sample, new in each epoch), and the last
-            batches if they cannot be divided equally. Default: False, for a smaller last batch.
+        scores: Score of each sample, shape (N,), such as a loss: within each class, batches then also have small and large
+            scores in the same shares as the dataset. Default: none.
+        drop_last: Whether to leave out rows that do not fill a batch (a stratified sample, new in each epoch), and the last
+            batches if the processes cannot get equally many. Default: False, for a smaller last batch.
         seed: Random seed. Default: 0.
         num_replicas: Number of processes that share the batches. Default: the world size of torch.distributed if it is
             initialized, else 1. Pass num_replicas=1, rank=0 if other code divides the data among processes, such as
@@ -197,7 +200,7 @@ class StratifiedBatchSampler(EpochSampler):
         if values is not None and values.shape != (n,):
             raise ValueError(f"StratifiedBatchSampler: `scores` must have shape ({n},), got {values.shape}")
         self.sampler = Shuffle(n, seed, num_replicas=num_replicas, rank=rank, drop_last=drop_last)
-        """Random order of the ids, for what asks a sampler of batches for that; a run that is attached orders them anew."""
+        """Random order of the ids, for code that reads `sampler` of a batch sampler; an attached run computes its own order."""
         keys = strata_keys(self.codes, values)
         self._sorted = np.argsort(keys, kind="stable").astype(np.int32 if n < 2**31 else np.int64)  # pyright: ignore
         of_sorted = keys[self._sorted]  # pyright: ignore[reportOptionalSubscript]
@@ -239,13 +242,13 @@ def shuffled_within(rows: NDArray[Any], ends: NDArray[np.int64], generator: np.r
 
 
 def codes_of(labels: Any) -> NDArray[Any]:
-    """Returns the class of each sample as a number from 0 on; a number may have no sample.
+    """Returns the class of each sample as a number from 0 on; some numbers may have no sample.
 
     Args:
         labels: List, array or tensor, shape (N,) or (N, columns); with several columns each combination is a class.
 
     Returns:
-        Numbers, shape (N,), uint8, uint16 or int64.
+        Numbers, shape (N,), in the smallest unsigned dtype that is enough.
 
     Raises:
         ValueError: There are no labels, they have more than two dimensions, or they are neither numbers nor strings.
@@ -267,7 +270,7 @@ def _values_of(labels: Any) -> NDArray[Any]:
     """Returns labels as an array of numbers or strings.
 
     Raises:
-        ValueError: They are something else, such as dicts or lists of different lengths.
+        ValueError: The labels are something else, such as dicts or lists of different lengths.
     """
     try:
         values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
@@ -301,7 +304,7 @@ NAMES = ("targets", "labels", "label")
 
 
 def labels_of(dataset: Any) -> Any:
-    """Returns the classes of the samples of a dataset that holds them: the datasets of torchvision, Hugging Face and others.
+    """Returns the classes that a dataset stores, as those of torchvision, Hugging Face and others do.
 
     No sample is loaded. Classes are read from an attribute or column `targets`, `labels` or `label`, or from the last tensor of
     a TensorDataset if it has integers, also inside a `Subset` or a `ConcatDataset`. Only one number or string per sample counts
@@ -333,7 +336,7 @@ def labels_of(dataset: Any) -> Any:
     for labels in candidates:
         with suppress(IndexError, TypeError, ValueError):
             values = _values_of(labels)
-            # Words that are all different are the names of files.
+            # Strings that are all different are file names, not classes.
             if values.shape == (len(dataset),) and not (isinstance(values[0], str) and len({*values.tolist()}) == len(values)):
                 return labels
     raise ValueError(

@@ -17,7 +17,7 @@ from thresher.selection import chunks, on_host, smallest
 Weights = NDArray[np.float64]
 
 OWN_KEY = 0x3E16475
-"""Part of the keys that keeps the draws apart from others with the same seed and epoch."""
+"""Part of the random keys, so that these draws differ from others with the same seed and epoch."""
 
 FEW = 512
 """Number of weights up to which paced samples come in the order of their deadlines."""
@@ -27,7 +27,7 @@ NEARLY = 1e-6
 
 
 def visits_due(weights: Weights, scale: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Returns how often each sample comes at least per epoch, and the share of epochs in which it comes once more.
+    """Returns the smallest number of visits of each sample per epoch, and the share of epochs in which it has one more.
 
     Args:
         weights: Weights of the samples, shape (k,), 0 or more.
@@ -74,7 +74,7 @@ def total_of(weights: Weights, below: float = np.inf) -> float:
 
 
 def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, scale: float, base: int) -> NDArray[Any]:
-    """Returns the samples of a paced epoch: the samples that are due, the earliest deadline first.
+    """Returns the samples of a paced epoch: those that are due, chosen by the earliest deadline.
 
     Each sample has a random phase. A sample does not come while it is ahead of its weight, and it comes first if it would
     otherwise fall a whole visit behind: the bounds of a "Pfair" schedule (Baruah et al., 1996, "Proportionate Progress"). With
@@ -144,7 +144,7 @@ def systematic(weights: Weights, visits: int, seed: int, epoch: int) -> NDArray[
 
     The samples are put in random order and their probabilities are added up. Each time the sum passes one of the equally spaced
     points, the current sample is chosen: systematic sampling (Madow, 1949, "On the Theory of Systematic Sampling, II") on a
-    random order (Hartley & Rao, 1962). The probabilities are exact, unlike those of successive draws as in `torch.multinomial`.
+    random order (Hartley & Rao, 1962). The probabilities are exact, unlike with successive draws as in `torch.multinomial`.
 
     Args:
         weights: Weights, shape (n,), of which at least `visits` are above 0.
@@ -180,8 +180,8 @@ class WeightedSampler(EpochSampler):
     weight w should come `num_samples * w / sum(weights)` times per epoch.
 
     - `replacement="paced"` (default): a sample that should come 1.7 times per epoch comes once or twice in each epoch, and 1.7
-    * E times in E epochs, to within 1. It comes twice in an epoch only if it should come more than once. The times are random,
-    except with up to 512 samples. After a change of weights, a sample may be up to 2 visits off.
+    * E times in E epochs, to within 1. It comes twice in an epoch only if it should come more than once. In which epochs it
+    comes twice is random, unless there are at most 512 samples. After a change of weights, a sample may be up to 2 visits off.
     - `replacement=True`: independent draws with exact probabilities, as from torch's WeightedRandomSampler, for any number of
       samples; its limit of 2^24 does not apply.
     - `replacement=False`: different samples in each epoch. A sample is in an epoch with a probability in proportion to its
@@ -202,7 +202,7 @@ class WeightedSampler(EpochSampler):
         num_replicas: Number of processes that share the ids. Default: the world size of torch.distributed if it is initialized,
             else 1. Pass num_replicas=1, rank=0 if other code divides the data among processes, such as `accelerator.prepare`.
         rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
-        drop_last: Whether the last ids are left out, instead of repeating the first, if they cannot be divided equally.
+        drop_last: Whether to leave out the last ids, instead of repeating the first, if the processes cannot get equally many.
             Default: False.
 
     Attributes:
@@ -289,7 +289,7 @@ class WeightedSampler(EpochSampler):
         self._later = self.epoch, values
 
     def order(self, epoch: int) -> PickedOrder:
-        """Returns the order of an epoch: an object that returns the ids at given places.
+        """Returns the order of an epoch: an object that returns the ids at given positions.
 
         Args:
             epoch: Number of the epoch, 0 or more.
@@ -334,7 +334,7 @@ class WeightedSampler(EpochSampler):
         return super().settings() | settings
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Lets the next pass go on at a place, also with another number of processes.
+        """Loads a position, from which the next loop continues, and the weights; the number of processes may differ.
 
         Args:
             state: State that `state_dict` returned, with weights set by `set_weights`.
@@ -360,7 +360,7 @@ class WeightedSampler(EpochSampler):
             self._hold(changed["since"], on_host(changed["values"]))
 
     def _paced(self, epoch: int) -> NDArray[np.int64]:
-        """Returns the ids of a paced epoch, ascending; epochs after the one that was drawn last are drawn one by one."""
+        """Returns the ids of a paced epoch, ascending; draws all epochs after the last drawn one, one by one."""
         base = rng.seeds(1, self.seed, OWN_KEY)[0]
         last, ids = self._drawn or (epoch + 1, None)
         if last > epoch:
@@ -375,14 +375,14 @@ class WeightedSampler(EpochSampler):
         return ids
 
     def _take_over(self, epoch: int, weights: Weights) -> None:
-        """Makes later weights those of now, after the epochs before them."""
+        """Begins to use weights that were set for a later epoch, after drawing the epochs before it."""
         if self.replacement == "paced" and epoch > self._since:
             self._paced(epoch - 1)
             self._begin_lag = self._lag
         self._hold(epoch, weights)
 
     def _hold(self, since: int, weights: Weights) -> None:
-        """Makes these the weights from an epoch on."""
+        """Uses these weights from an epoch on."""
         self._since, self._weights = since, weights
         self._scale = self.num_samples / total_of(weights)
         """Number of visits per epoch for a weight of 1."""

@@ -132,8 +132,8 @@ def sample_features(
 
     Args:
         model: Model; the inputs of its last `nn.Linear` are the features.
-        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
-        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+        loader: Loader over a map-style dataset without augmentation; read in the order of the dataset, whatever its sampler.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: `(model(batch[0]), batch[1])`, for pairs.
 
     Returns:
         Features, shape (N, D), float32, and classes, shape (N,), int64, or None if the targets are not classes.
@@ -185,8 +185,8 @@ def class_probabilities(model: nn.Module, loader: DataLoader[Any], *, forward: F
 
     Args:
         model: Model whose outputs are logits with the classes in dimension 1.
-        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
-        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+        loader: Loader over a map-style dataset without augmentation; read in the order of the dataset, whatever its sampler.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: `(model(batch[0]), batch[1])`, for pairs.
 
     Returns:
         Probabilities, shape (N, C), float32, and classes, shape (N,), int64.

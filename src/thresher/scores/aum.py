@@ -1,7 +1,7 @@
-"""Area under the margin: how far the label of a sample is ahead of the other classes, on average over training.
+"""Area under the margin: how far the output for the label exceeds the largest other output, on average over training.
 
 Pleiss et al., "Identifying Mislabeled Data using the Area Under the Margin Ranking", NeurIPS 2020, arXiv:2001.10528. Samples
-with wrong labels have the least area. Here larger is harder, so that the score is the negative area.
+with wrong labels have the smallest area. Larger scores mean harder samples here, so the score is minus the area.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def aum(
         provenance: Facts about the training run, such as its epochs and seed. Default: none.
 
     Returns:
-        Scores of all N samples; NaN where a margin is not finite.
+        Scores of all N samples; NaN if a margin is not finite.
 
     Raises:
         TypeError: `margins` are not floating-point numbers.

@@ -1,12 +1,12 @@
-"""D2 pruning: difficulty and diversity together, by messages between neighbours in a space of features.
+"""D2 pruning: difficulty and diversity together, by messages between neighbors in a space of features.
 
 Maharana et al., "D2 Pruning: Message Passing for Balancing Diversity & Difficulty in Data Pruning", ICLR 2024,
-arXiv:2310.07931. Each sample first collects the scores of its nearest neighbours. Then the sample with the largest score is
-picked again and again, and its neighbours lose a part of its score, so that the next picks are elsewhere. The result is an
-order of all samples, of which any share of the first can be kept.
+arXiv:2310.07931. First, a part of the scores of its nearest neighbors is added to the score of each sample. Then the sample
+with the largest score is picked, again and again. After each pick, the neighbors lose a part of the score of the picked sample,
+so that the next picks are elsewhere. The result is an order of all samples; any number of samples from its start can be kept.
 
-The code has a graph mode `median` with a variable that it never defines; it is left out. That messages decrease with the
-distance and not with its square is a reading of the code.
+The graph mode `median` of the published code uses an undefined variable, so it is left out here. As we read that code, messages
+decrease with the distance, not with its square.
 """
 
 import heapq
@@ -26,14 +26,14 @@ BLOCK = 1024
 
 
 def nearest(features: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Finds the k nearest neighbours of each feature vector by Euclidean distance; ties go to lower ids.
+    """Finds the k nearest neighbors of each feature vector by Euclidean distance; ties go to lower ids.
 
     Args:
         features: Feature vectors, shape (N, D).
-        k: Number of neighbours, 1 to N - 1; a vector is not a neighbour of itself.
+        k: Number of neighbors, 1 to N - 1; a vector is not a neighbor of itself.
 
     Returns:
-        `(ids, distances)`: NumPy arrays of shape (N, k), int64 and float64, with the nearest neighbour first.
+        `(ids, distances)`: NumPy arrays of shape (N, k), int64 and float64, with the nearest neighbor first.
 
     Example:
         >>> nearest(torch.tensor([[0.0], [1.0], [3.0]]), 1)[0].ravel()
@@ -52,7 +52,7 @@ def nearest(features: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.flo
 
 
 def _smallest(rows: Tensor, k: int) -> Tensor:
-    """Returns the columns of the k smallest values of each row, the smallest first; of equal ones those of lower columns."""
+    """Returns the columns of the k smallest values of each row, the smallest first; ties go to lower columns."""
     values, order = rows.topk(k, dim=1, largest=False)
     order = order.sort(dim=1).values
     order = order.gather(1, rows.gather(1, order).argsort(dim=1, stable=True))
@@ -63,14 +63,14 @@ def _smallest(rows: Tensor, k: int) -> Tensor:
 
 
 def pick_order(scores: NDArray[np.float64], ids: NDArray[np.int64], messages: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Picks the sample with the largest score again and again, and lowers the scores of its neighbours after each pick.
+    """Picks the sample with the largest score again and again, and lowers the scores of its neighbors after each pick.
 
-    A neighbour loses the score of the picked sample times the message to that neighbour.
+    A neighbor loses the score of the picked sample times the message to that neighbor.
 
     Args:
         scores: Finite scores, shape (N,). If scores are equal, the sample with the higher id is picked first.
-        ids: Neighbours of each sample, shape (N, k).
-        messages: Share of a sample's score that each neighbour loses when the sample is picked, shape (N, k).
+        ids: Neighbors of each sample, shape (N, k).
+        messages: Share of a sample's score that each neighbor loses when the sample is picked, shape (N, k).
 
     Returns:
         Ids of all samples in the order in which they are picked, shape (N,), int64.
@@ -105,21 +105,22 @@ def d2(
     reverse: float = 1.0,
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
-    """Scores each sample by its place in a greedy order of hard samples that are unlike one another; the first scores highest.
+    """Scores each sample by its position in a greedy order of hard, dissimilar samples; the first has the highest score.
 
     Args:
         scores: Difficulty of all samples, larger for harder ones, such as forgetting events. Their cost is the cost of the
             result; add what the features cost with `dataclasses.replace`.
         features: Feature vectors of all samples, shape (N, D), such as inputs of the last layer.
-        neighbours: Number of nearest neighbours of a sample, 1 or more; at most N - 1 are used. Default and published: 10.
-        forward: Factor gamma, 0 or more. At first each neighbour adds exp(-gamma * distance) times its score to a sample's
+        neighbours: Number of nearest neighbors of a sample, 1 or more; at most N - 1 are used. Default and published: 10.
+        forward: Factor gamma, 0 or more. At first each neighbor adds exp(-gamma * distance) times its score to a sample's
             score. Default: 1.
-        reverse: Factor gamma, 0 or more. A neighbour of a picked sample loses exp(-gamma * distance) times that sample's score.
-            Default: 1; the paper uses 0 to 1.
+        reverse: Factor gamma, 0 or more. A neighbor of a picked sample loses exp(-gamma * distance) times the score of the
+            picked sample. Default: 1; the paper uses 0 to 1.
         provenance: Further facts to store with the scores. Default: none.
 
     Returns:
-        Scores of all N samples, N for the first pick, 1 for the last; NaN where a score or a feature is not finite.
+        Scores of all N samples: 1 for the last pick, 2 for the one before, and so on; NaN if the score or a feature of a sample
+        is not finite.
 
     Raises:
         TypeError: `scores` are not `Scores`.
@@ -154,7 +155,7 @@ def d2(
 
 
 def _places(values: Tensor, features: Tensor, neighbours: int, forward: float, reverse: float) -> Tensor:
-    """Returns the number of the picks from each sample's pick on, shape (N,); NaN where it cannot be picked."""
+    """Returns 1 for the last pick, 2 for the one before, and so on, shape (N,); NaN for samples that cannot be picked."""
     known = values.isfinite() & features.isfinite().all(1)
     places, m = torch.full((len(values),), torch.nan), int(known.sum())
     if m:

@@ -37,8 +37,8 @@ def disagreement_of(probs: Tensor, kind: DisagreementKind) -> Tensor:
 
     Args:
         probs: Class probabilities, shape (M, n, C) for M members.
-        kind: Measure. "entropy": entropy of the mean probabilities. "mutual_information": the same minus the mean entropy of
-            the single members. "variation_ratio": share of the members that do not predict the most frequent class.
+        kind: Measure. "entropy": entropy of the mean probabilities. "mutual_information": that entropy minus the mean entropy
+            of the single members. "variation_ratio": share of the members that do not predict the most frequent class.
 
     Returns:
         Disagreement, shape (n,), 0 or more.
@@ -68,10 +68,10 @@ def disagreement(
 
     Args:
         models: Members of the ensemble: one or more for "entropy", else two or more.
-        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
+        loader: Loader over a map-style dataset without augmentation; read in the order of the dataset, whatever its sampler.
         kind: Measure of disagreement: "entropy", "mutual_information" or "variation_ratio", as in `disagreement_of`. Default:
             "entropy".
-        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: `(model(batch[0]), batch[1])`, for pairs.
         trained: Cost of training the models, `(forward, backward)`: numbers of samples that went through forward and backward
             passes. It is added to the cost of the scores. Default: (0, 0).
         provenance: Other facts about the models, such as their epochs and seeds. Default: none.

@@ -3,7 +3,8 @@
 Cho et al., "Lightweight Dataset Pruning without Full Training via Example Difficulty and Prediction Uncertainty", ICML 2025,
 arXiv:2502.06905. Official code: github.com/behaapyy/dual-pruning. The score needs the first 30 of 200 epochs only.
 
-The standard deviation has Bessel's correction, as torch has it by default. The constants of the draw are those of the code.
+The standard deviation has Bessel's correction, as torch has it by default. The constants of the random draw are those of the
+official code.
 """
 
 import math
@@ -18,9 +19,9 @@ from thresher.score_table import Scores
 from thresher.scores._common import PassCounts, checked_history, checked_window, of_history
 
 ANCHORS = 10
-"""Number of highest scored samples whose mean probability is the anchor of the draw."""
+"""Number of samples with the highest scores, whose mean probability is the anchor of the random draw."""
 STRENGTH = 15.0
-"""Sum of the parameters of the Beta distribution, less 1."""
+"""Sum of the parameters of the Beta distribution, minus 1."""
 
 
 def beta_density(x: Tensor, a: float, b: float) -> Tensor:
@@ -52,10 +53,10 @@ def dual(
 ) -> Scores:
     """Scores each sample by the mean, over windows of epochs, of 10 * std * (1 - mean) of the probability of its label.
 
-    With `pruned`, samples are drawn without replacement, and the scores are their ranks, so `Prune(scores, keep=1 - pruned)`
-    keeps the drawn samples. The chance of a sample is in proportion to its score times the density, at its mean probability, of
-    a Beta distribution around the mean probability of the 10 highest scored samples; the more is pruned, the easier samples it
-    prefers.
+    With `pruned`, samples are drawn without replacement, and the scores are their ranks in this draw. So the samples drawn
+    first are kept by `Prune(scores, keep=1 - pruned)`. The chance of a sample is proportional to its score times a Beta density
+    at its mean probability. The Beta distribution lies around the mean probability of the 10 samples with the highest scores;
+    the more is pruned, the more it prefers easy samples.
 
     Args:
         probabilities: Probability of the label of each sample after each of the first epochs, shape (T, N), T >= `window`;
@@ -71,7 +72,7 @@ def dual(
         provenance: Facts about the training run, such as its epochs and seed. Default: none.
 
     Returns:
-        Scores of all N samples; NaN where a probability is not finite.
+        Scores of all N samples; NaN if a probability is not finite.
 
     Raises:
         TypeError: `probabilities` are not floating-point numbers.
@@ -97,7 +98,7 @@ def dual(
 
 
 def _drawn(values: Tensor, easy: Tensor, power: float, seed: int) -> Tensor:
-    """Returns numbers whose order is that of a draw without replacement; samples without a chance come last, by their draws."""
+    """Returns ranks from a draw without replacement, the highest for the first drawn; samples without a chance rank lowest."""
     finite = values.isfinite()
     highest = values.where(finite, -torch.inf).argsort(descending=True, stable=True)[: min(ANCHORS, int(finite.sum()))]
     anchor = float(easy[highest].mean()) if len(highest) else 0.5

@@ -54,7 +54,7 @@ def dyn_unc(
         provenance: Facts about the training run, such as its epochs and seed. Default: none.
 
     Returns:
-        Scores of all N samples, 0 or more; NaN where a probability is not finite.
+        Scores of all N samples, 0 or more; NaN if a probability is not finite.
 
     Raises:
         TypeError: `probabilities` are not floating-point numbers.
@@ -77,6 +77,6 @@ def dyn_unc(
 
 
 def _of_sample(values: Tensor, window: int) -> Tensor:
-    """Returns ten times the mean deviation of the windows of one sample; NaN where there is no whole window."""
+    """Returns ten times the mean deviation of the windows of one sample; NaN if there is no whole window."""
     nothing = values.new_full((), torch.nan)
     return nothing if len(values) < window else 10 * window_deviations(values.unsqueeze(1), window).mean()

@@ -26,7 +26,7 @@ def error_norms(answer: Answer) -> Tensor:
         answer: Outputs of one model for one batch, with the targets.
 
     Returns:
-        Norms, shape (n,), within [0, sqrt(2)]; NaN where a sample has no valid position.
+        Norms, shape (n,), within [0, sqrt(2)]; NaN if a sample has no valid position.
 
     Example:
         >>> from thresher.attribution.rows import RowLayout
@@ -50,8 +50,8 @@ def el2n(
 
     Args:
         models: Models that were trained for a few epochs; their outputs are logits with the classes in dimension 1.
-        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
-        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+        loader: Loader over a map-style dataset without augmentation; read in the order of the dataset, whatever its sampler.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: `(model(batch[0]), batch[1])`, for pairs.
         trained: Cost of training the models, `(forward, backward)`: numbers of samples that went through forward and backward
             passes. It is added to the cost of the scores. Default: (0, 0).
         provenance: Other facts about the models, such as their epochs and seeds. Default: none.

@@ -20,7 +20,7 @@ NeverLearned = Literal["presentations", "infinite", "zero"]
 
 
 def events_in_history(correct: Tensor) -> Tensor:
-    """Counts how often each sample was classified correctly when seen once, and wrongly when seen next.
+    """Counts how often each sample was classified correctly, and wrongly the next time it was seen.
 
     Args:
         correct: Whether each sample was classified correctly each time it was seen, shape (T, N), bool.

@@ -98,12 +98,12 @@ def grand(
 
     Args:
         models: Models that were trained for a few epochs.
-        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
+        loader: Loader over a map-style dataset without augmentation; read in the order of the dataset, whatever its sampler.
         criterion: Loss, in any form that `thresher.attach` accepts.
         layer: Parameters whose gradient counts. "last" (default): parameters of the last `nn.Linear`, whose outputs must be the
             outputs of the model; takes one forward pass per batch. "all": all parameters with requires_grad=True; takes one
             forward and one backward pass per sample.
-        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: `(model(batch[0]), batch[1])`, for pairs.
         trained: Cost of training the models, `(forward, backward)`: numbers of samples that went through forward and backward
             passes. It is added to the cost of the scores. Default: (0, 0).
         provenance: Other facts about the models, such as their epochs and seeds. Default: none.

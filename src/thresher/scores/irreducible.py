@@ -36,17 +36,17 @@ def irreducible(
 
     Args:
         models: Models that were trained on holdout data, or each on a part of this dataset.
-        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
+        loader: Loader over a map-style dataset without augmentation; read in the order of the dataset, whatever its sampler.
         criterion: Loss, in any form that `thresher.attach` accepts.
         trained_on: Ids of the samples that each model trained on, one int64 tensor per model. Default: None, no model trained
             on any sample of this dataset.
-        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: `(model(batch[0]), batch[1])`, for pairs.
         trained: Cost of training the models, `(forward, backward)`: numbers of samples that went through forward and backward
             passes. It is added to the cost of the scores. Default: (0, 0).
         provenance: Other facts about the models, such as their epochs and seeds. Default: none.
 
     Returns:
-        Scores of all samples; NaN where a loss is not finite.
+        Scores of all samples; NaN if a loss is not finite.
 
     Raises:
         TypeError: `models`, `loader` or `trained_on` has the wrong type, or the dataset has no length.

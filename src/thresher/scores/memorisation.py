@@ -1,4 +1,4 @@
-"""Memorisation: how much more often a model classifies a sample correctly if it trained on that sample.
+"""Memorization: how much more often a model classifies a sample correctly if it trained on that sample.
 
 Feldman & Zhang, "What Neural Networks Memorize and Why", NeurIPS 2020, arXiv:2008.03703. The paper uses thousands of models,
 each trained on a random 70 % of the data.
@@ -57,7 +57,7 @@ def difference(correct: Tensor, member: Tensor) -> Tensor:
         member: Whether each model trained on each sample, shape (M, N), bool.
 
     Returns:
-        Differences, shape (N,), within [-1, 1]; NaN where all models or none trained on the sample.
+        Differences, shape (N,), within [-1, 1]; NaN if all models or none trained on the sample.
 
     Example:
         >>> correct = torch.tensor([[True, True], [False, True]])
@@ -85,14 +85,14 @@ def memorisation(
     Args:
         models: Models, each trained on a part of the dataset.
         trained_on: Ids of the samples that each model trained on, one int64 tensor per model.
-        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
-        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+        loader: Loader over a map-style dataset without augmentation; read in the order of the dataset, whatever its sampler.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: `(model(batch[0]), batch[1])`, for pairs.
         trained: Cost of training the models, `(forward, backward)`: numbers of samples that went through forward and backward
             passes. It is added to the cost of the scores. Default: (0, 0).
         provenance: Other facts about the models, such as their epochs and seeds. Default: none.
 
     Returns:
-        Scores of all samples, within [-1, 1]; NaN where all models or none trained on the sample.
+        Scores of all samples, within [-1, 1]; NaN if all models or none trained on the sample.
 
     Raises:
         TypeError: `models`, `loader` or `trained_on` has the wrong type, or the dataset has no length.

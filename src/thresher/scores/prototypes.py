@@ -2,9 +2,9 @@
 
 Sorscher et al., "Beyond neural scaling laws: beating power law scaling via data pruning", NeurIPS 2022, arXiv:2206.14486. The
 paper takes the features of a self-supervised model and about as many clusters as there are classes; labels are not needed. It
-advises to keep the far, hard samples where there is much data, the near, easy samples where there is little, and a share of
-every class (`Prune(per_class_floor=...)`). Here the nearest centroid is the one at the smallest angle; k-means may have put the
-sample in another cluster.
+advises keeping the samples far from their centroid (hard) if there is much data, the near ones (easy) if there is little, and a
+share of every class (`Prune(per_class_floor=...)`). Here the nearest centroid is the one at the smallest angle; k-means may
+have put the sample in another cluster.
 """
 
 import warnings
@@ -22,7 +22,7 @@ from thresher.score_table import Scores
 from thresher.scores._common import PassCounts, or_nan, sample_features, scored
 
 STARTS = 10
-"""Number of starts of k-means, of which the best result is used."""
+"""Number of times that k-means runs, each from a random start; the best result is used."""
 
 
 def to_nearest(features: Tensor, centroids: Tensor) -> Tensor:
@@ -88,23 +88,23 @@ def prototypes(
 
     Args:
         model: Model that computes the features: by default the inputs of its last `nn.Linear`.
-        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
+        loader: Loader over a map-style dataset without augmentation; read in the order of the dataset, whatever its sampler.
         clusters: Number of clusters, 1 or more; about as many as there are classes.
         seed: Random seed of k-means. Default: 0.
         embed: Function `(model, batch) -> features` of shape (n, ...), for models without an `nn.Linear`. Default: None.
-        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: `(model(batch[0]), batch[1])`, for pairs.
         trained: Cost of training the model, `(forward, backward)`: numbers of samples that went through forward and backward
             passes. It is added to the cost of the scores. Default: (0, 0).
         provenance: Other facts about the model. Default: none.
 
     Returns:
-        Scores of all samples, within [0, 2]; NaN where a feature is not finite.
+        Scores of all samples, within [0, 2]; NaN if a feature is not finite.
 
     Raises:
         ImportError: scikit-learn is not installed.
         TypeError: `model` or `loader` has the wrong type, or the dataset has no length.
-        ValueError: There are fewer samples with finite features than clusters, the model has no `nn.Linear` or one with
-            inputs of another shape, or the loader gives batches whose rows cannot be matched to samples.
+        ValueError: There are fewer samples with finite features than clusters, the model has no `nn.Linear`, the inputs of its
+            last one are not of shape (batch, D), or the loader gives batches whose rows cannot be matched to samples.
 
     Example:
         >>> from torch.utils.data import TensorDataset

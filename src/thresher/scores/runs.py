@@ -142,7 +142,7 @@ def from_run(path: str | os.PathLike[str]) -> Scores:
 
 
 def _run_result(path: Path) -> dict[str, Any]:
-    """Returns the result of the run; an empty dict where the file does not exist.
+    """Returns the result of the run; an empty dict if the file does not exist.
 
     Raises:
         ValueError: The file is damaged.

@@ -45,7 +45,7 @@ def tdds(
 
     Args:
         probabilities: Probabilities of all classes after each epoch, shape (T, N, C), T > `window`.
-        window: Number of movements of a window, 2 or more. Default and published: 10.
+        window: Number of movements, each from one epoch to the next, in a window, 2 or more. Default and published: 10.
         decay: Share of the newest window in the moving average, (0, 1]. Default and published: 0.9.
         labels: Classes, shape (N,), int64. Default: None, there are no classes.
         trained: Cost of the scores, `(forward, backward)`: numbers of samples that went through forward and backward passes, to
@@ -53,7 +53,7 @@ def tdds(
         provenance: Facts about the training run, such as its epochs and seed. Default: none.
 
     Returns:
-        Scores of all N samples, 0 or more; NaN where a probability is not finite.
+        Scores of all N samples, 0 or more; NaN if a probability is not finite.
 
     Raises:
         TypeError: `probabilities` are not floating-point numbers.

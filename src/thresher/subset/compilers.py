@@ -67,7 +67,7 @@ def lacks_torch() -> str | None:
 
 
 def _backends(model: nn.Module) -> Iterator[Any]:
-    """Yields the backends that compiled a model and its parts, that of the whole model first."""
+    """Yields the backends that compiled a model and its parts, beginning with the backend of the whole model."""
     for part in model.modules():
         # torch has no public function that names the backend. Read from `__dict__`, because the wrapper of torch.compile passes
         # `getattr` on to the model inside.

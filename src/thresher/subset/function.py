@@ -64,7 +64,7 @@ class SubsetFunction(torch.autograd.Function):
             *differentiated: Tensors that get gradients; autograd must see them as arguments.
         """
         graphs = call.graphs
-        # The casts of autocast are operations of the graph already; autocast would cast their results once more.
+        # The casts of autocast are already operations of the graph; autocast would cast their results again.
         with torch._C._DisableAutocast():
             returned = graphs.forward(call.inputs)
         count = len(graphs.mutated)
@@ -267,7 +267,7 @@ def _rows_and_tangents(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor
     # have left gradients here. They are not part of this pass.
     received = [(position, rows, gradient) for task, position, rows, gradient in ctx.row_gradients if task == _task()]
     ctx.row_gradients = []
-    # The row tensors are compared by identity, since to compare their numbers would wait for the device.
+    # The row tensors are compared by identity, because comparing their numbers would wait for the device.
     if received and all(g is None for g in gradients) and len({id(rows) for _, rows, _ in received}) == 1:
         rows = received[0][1]
         for position, _, gradient in received:
@@ -295,7 +295,7 @@ def _rows_and_tangents(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor
 
 
 def _complete(ctx: Any, gradients: list[Tensor | None], k: int) -> list[Tensor]:
-    """Returns the tangents of the backward graph for k samples, with zeros where autograd has no gradient."""
+    """Returns the tangents of the backward graph for k samples, with zeros if autograd has no gradient."""
     complete = []
     for position in ctx.graphs.differentiable:
         gradient = gradients[position]

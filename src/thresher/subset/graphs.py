@@ -137,7 +137,7 @@ class Taker:
 
         Args:
             value: Tensor that holds n samples.
-            layout: Place of the samples in `value`.
+            layout: Layout of the samples in `value`.
         """
         # Views can share their selected rows only if memory is contiguous with the samples first: a row is then the same in
         # each.
@@ -216,7 +216,7 @@ class SavedValue:
 
     Args:
         index: Position among the values that the forward graph returns.
-        layout: Place of the samples in the value; None if every row needs all of it.
+        layout: Layout of the samples in the value; None if every row needs the whole value.
         follows: Whether the value is a size that is a multiple of the batch size.
         counts: Whether the value is `arange(n)` and used as a row index, so that for k rows it becomes `arange(k)`.
     """
@@ -241,7 +241,7 @@ class CompiledBackward(Protocol):
 
 @dataclass
 class Graphs:
-    """A traced module. Both graphs are called with a list of arguments, which they empty so that memory is freed early.
+    """A traced module. Both graphs take a list of arguments and empty it, so that memory is freed early.
 
     Attributes:
         forward: Forward graph as a function.

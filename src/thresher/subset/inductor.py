@@ -55,7 +55,7 @@ HEURISTICS = frozenset(
         ("_inductor/scheduler.py", "can_fuse"),
     }
 )
-"""Functions of Inductor that compare sizes only to choose the faster of two ways, each of which is right for all sizes."""
+"""Functions of Inductor that compare sizes only to choose the faster of two ways that are both correct for all sizes."""
 NAMED = "inductor_node"
 OWN_SETTINGS = {"triton.cudagraphs": False, "cpp.descriptive_names": NAMED, "triton.descriptive_names": NAMED}
 """Settings of Inductor that override the user's. CUDA graphs would be recorded again whenever the number of rows changes. The
@@ -321,7 +321,7 @@ def _as_given(fake: Any, strides: Any, layout: Layout | None) -> Any:
 
 
 def _number(size: Any) -> int:
-    """Returns a size, or that of the traced call if it is symbolic; comparing symbols would add guards."""
+    """Returns a size as a number; for a symbolic size, its value in the traced call. Comparing symbols would add guards."""
     return size if isinstance(size, int) else size.node.hint
 
 

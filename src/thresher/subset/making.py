@@ -151,7 +151,7 @@ def _shortened(graphs: Graphs, arguments: list[Any]) -> Graphs:
         graphs: Graphs that were examined.
         arguments: Arguments of the forward graph, for the number of samples that was tried.
     """
-    # Copies of the graphs alone: tensors that they read, and that the module may change in place, stay the same ones.
+    # Only the graphs are copied: the tensors that they read, which the module may change in place, stay the same objects.
     modules = (graphs.forward_module, graphs.backward_module)
     forward, backward = (fx.GraphModule(module, copy.deepcopy(module.graph)) for module in modules)
     short = replace(graphs, forward_module=forward, backward_module=backward)
@@ -189,17 +189,17 @@ def _examine_shorter(graphs: Graphs, state: Any, tensors: list[Tensor], batched:
             narrowed[i] = narrowed[i].narrow(d, 0, length).contiguous()
     if graphs.holds_for(graphs.tried, lengths):
         with contextlib.suppress(Unclear):  # only these values allow no check; the graphs passed before
-            # Copies of what `examine` fills in, so that the graphs keep the layouts of the length that was traced.
+            # A copy, because `examine` sets layouts, and the graphs must keep those of the length that was traced.
             examine(replace(graphs, lengths=lengths, layouts=dict(graphs.layouts), _valid={}), state, narrowed, batched)
 
 
 def _trace_free(
     module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[bool], varying: list[tuple[int, int]]
 ) -> Graphs:
-    """Traces with the batch size of the call, then with others in case it is also the size of something else."""
+    """Traces with the batch size of the call; if that fails, with other batch sizes, in case it equals another size."""
     n = next(len(t) for t, is_batched in zip(tensors, batched, strict=True) if is_batched)
     reason = Unsupported("its forward depends on the batch size")
-    # If the batch is as large as something else, a comparison of the two sizes holds by chance. Another number parts them.
+    # If the batch size equals another size, a comparison of the two holds by chance. With another batch size it does not.
     for rows in (n, n + 1, n + 7, 2 * n + 1)[: 2 if varying else 4]:
         try:
             joint = tracing.trace_joint(module, rebuild, tensors, batched, rows, varying)

@@ -202,7 +202,7 @@ def _run_all_rows(graphs: Graphs, returned: list[Any]) -> None:
 def trial(leaves: list[Tensor], state: dict[tuple[str, Any], Tensor]) -> Iterator[None]:
     """Seeds the random numbers of the block, and restores the global random states afterwards."""
     device = next((t.device for t in (*leaves, *state.values())), torch.device("cpu"))
-    # The casts of autocast are operations of the graphs; it would cast what they cast back.
+    # The casts of autocast are already operations of the graphs; autocast would cast again what they cast back.
     with rng.undisturbed(device), torch.no_grad(), torch._C._DisableAutocast():
         torch.manual_seed(0)
         yield
@@ -302,7 +302,7 @@ def _run_both(graphs: Graphs, own: list[Tensor], other: list[Tensor]) -> tuple[l
             a[node], b[node] = next(inputs)
             continue
         random = is_random(node)
-        # Both runs draw the same numbers, so that two dropout masks are not taken for an effect of the changed row.
+        # Both runs draw the same numbers, or different dropout masks would look like an effect of the changed row.
         before = rng.capture(own[0].device) if random else None
         a[node] = _run_node(runner, node, a)
         if before is not None:
@@ -325,7 +325,7 @@ def _run_node(runner: fx.Interpreter, node: fx.Node, values: dict[fx.Node, Any])
 
 
 def _undo_mixing(graphs: Graphs, node: fx.Node, values: dict[fx.Node, Any], other: Any) -> tuple[Any, bool]:
-    """Returns the second value of a node as if no sample had affected another, and whether one had."""
+    """Returns the second value of a node without effects of one sample on another, and whether there were any."""
     layouts: Any = graphs.layouts[node]
     own, n = values[node], graphs.tried
     before = [layout for source in node.all_input_nodes for layout in several(graphs.layouts[source])]
@@ -372,7 +372,7 @@ def _undo_in_tensor(own: Any, other: Any, layout: Any, before: list[Any], n: int
 
 
 def _with_row(own: Any, other: Any, layout: Any, n: int) -> Any:
-    """Returns a value with the changed row of another one; the value itself if it has no rows."""
+    """Returns a value in which the changed row is taken from `other`; the value itself if it has no rows."""
     if not isinstance(own, Tensor) or not isinstance(layout, Layout):
         return own
     x, axis = layout.split(own, n)

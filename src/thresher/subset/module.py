@@ -310,7 +310,7 @@ class SubsetBackward(SubsetModule):
             raise TooManyKinds(self._patience.reason())
         started = time.perf_counter()
         try:
-            # Tracing runs the forward once more: what it does to globals must not happen twice.
+            # Tracing runs the forward an extra time: its changes to globals must not happen twice.
             with settings.outside.kept():
                 graphs = self._trace(tensors, rebuild, sizes, varying)
         # Not stored as refused: the reason lies in the values of this batch, or may be gone in the next call.

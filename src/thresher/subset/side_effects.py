@@ -15,7 +15,7 @@ from thresher.subset.graphs import CONSTANT_TYPES, HasEffects, LeafIndex
 from thresher.trees import REGISTRIES
 
 LIBRARIES = frozenset({"torch", "numpy", "thresher", *sys.stdlib_module_names})
-"""Packages whose own variables do not change what a forward computes."""
+"""Packages whose variables are assumed not to change what a forward computes."""
 CONTAINERS = (list, dict, set, deque)
 ARRAYS = (Tensor, np.ndarray)
 MOST_OBJECTS = 2**16
@@ -23,7 +23,7 @@ MOST_OBJECTS = 2**16
 MOST_BYTES = 2**26
 """Largest total size, in bytes, of all arrays and tensors that are restored."""
 TENSOR_TABLES = ("_parameters", "_buffers", "_flat_weights", "_flat_weight_refs")
-"""Attributes of modules in which tracing may leave its own tensors; they are restored without being effects."""
+"""Attributes of modules in which tracing may leave its tensors; they are restored, but do not count as side effects."""
 
 
 def is_library(module: str | None) -> bool:

@@ -211,7 +211,7 @@ class Variables:
             value = _read(space, name)
             if isinstance(value, (*CONSTANT_TYPES, Tensor)):
                 self._fixed.append((space, name, value))
-            # The same object may have other contents in the next call, so these are compared as well.
+            # The same object may have other contents in the next call, so its contents are compared, too.
             elif isinstance(value, CONTAINERS) or hasattr(value, "__dict__"):
                 self._open.append((space, name, value, _members(value)))
         self.key = (
@@ -517,7 +517,7 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _constant(value: Any, seen: set[int]) -> Any:
-    """Returns a hashable description of a value: numbers by value, tensors by identity, objects by their numbers.
+    """Returns a hashable description of a value: numbers by value, tensors by identity, objects by the numbers in them.
 
     Args:
         value: Attribute of a module, or part of one.

@@ -41,7 +41,7 @@ class FlatModule(nn.Module):
         self.returned: Any = None
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Calls the module; outputs are new tensors over the same memory, so that none is a view of an input or output."""
+        """Calls the module; returns new tensors with the memory of its outputs, so none is a view of an input or output."""
         args, kwargs = self._rebuild(list(tensors))
         before = dict(self.inner.named_buffers())
         outputs = self.inner(*args, **kwargs)
@@ -96,7 +96,7 @@ def trace_joint(
     flat = FlatModule(module, rebuild)
     # Not by `train()`: parts of the module may be in another mode.
     flat.training = module.training
-    # The effects come first and so end last: objects are restored even if one of the others raises at its end.
+    # `effects_undone` comes first and so ends last: objects are restored even if another context raises an error at its end.
     guarded = (effects_undone(module.named_modules()), _no_random_numbers(), _compiling_flag_set())
     with contextlib.ExitStack() as stack, torch.enable_grad():
         for context in guarded:

@@ -1,10 +1,10 @@
-"""`check_method`: the contract of a method, checked on an instance; authors of methods call it in a test.
+"""`check_method` checks that a method keeps the contract of methods; authors of methods call it in a test.
 
     def test_mine() -> None:
         thresher.testing.check_method(Mine(keep=0.3))
 
-The questions are hard on purpose: many ties, single samples, and losses that are equal, huge, or not finite. They are the same
-in every run. Afterwards the global random states are as before.
+The checks ask the method for plans in hard cases: many ties, single samples, and losses that are equal, huge, or not finite.
+The inputs are the same in every run. Global random states are restored afterwards.
 """
 
 import copy
@@ -67,11 +67,12 @@ SIGNAL_GENERATORS: dict[str, SignalGenerator] = {
     "correct": lambda r, n: r.random(n) < 0.8,
 }
 VALUE_KINDS = ("tied", "smooth", "equal", "zero", "huge", "spoilt", "lost")
-"""Kinds of values: rounded to eighths, as drawn, all equal, all 0, up to 1e31, some not finite, none finite."""
+"""Kinds of values, in this order: rounded to eighths (many ties), not rounded, all equal, all 0, up to 1e31, some not finite,
+none finite."""
 
 
 def signal_values(generator: SignalGenerator, kind: str, seed: tuple[int, ...], n: int) -> Tensor:
-    """Draws values of one signal. Those that are not finite are in other places for another signal.
+    """Draws values of one signal. With the same seed, the same samples have values that are not finite in every signal.
 
     Args:
         generator: Function that draws the values.
@@ -155,7 +156,8 @@ def full_pass_columns(kind: str, seed: tuple[int, ...], n: int) -> dict[str, Ten
         n: Number of samples.
 
     Returns:
-        "error": p - y, shape (n, 4); "feature": shape (n, 5), both float32; "label": shape (n,), int64.
+        "error": probabilities minus one-hot labels, shape (n, 4); "feature": shape (n, 5), both float32; "label": shape (n,),
+        int64.
 
     Example:
         >>> {name: tuple(column.shape) for name, column in full_pass_columns("tied", (0, 0), 3).items()}
@@ -175,7 +177,7 @@ def full_pass_columns(kind: str, seed: tuple[int, ...], n: int) -> dict[str, Ten
 
 
 def comparable(value: Any) -> Any:
-    """Returns a copy for `==`, which compares it bit by bit, except that all NaN are equal and -0.0 equals 0.0.
+    """Returns a copy that `==` compares bit by bit, except that all NaN are equal and -0.0 equals 0.0.
 
     Args:
         value: Tensor, plain value, or nested dicts, lists and tuples of these.
@@ -211,13 +213,13 @@ def comparable_plan(plan: EpochPlan | BatchPlan) -> Any:
 
 
 CHECK_EPOCHS = 20
-"""Default length of the training that a method is asked about, in epochs."""
+"""Default number of epochs of the training run for which a method is checked."""
 CHECK_SAMPLES = 50
-"""Default size of the dataset that a method is asked about."""
+"""Default number of samples of the dataset for which a method is checked."""
 OF_A_PASS = {"error", "feature"}
-"""Signals with several numbers per sample, which are drawn as the results of a pass."""
+"""Signals with several numbers per sample, which `full_pass_columns` draws."""
 BATCH_SIZES = (16, 16, 1, 16, 16, 5)
-"""Sizes of the batches that a batch method is asked about, one after the other."""
+"""Sizes of the successive batches on which a batch method is checked."""
 
 
 class ContractError(AssertionError):
@@ -233,13 +235,13 @@ class ContractError(AssertionError):
 
 
 class Subject:
-    """A method under examination.
+    """A method to check, and the inputs that the checks give it.
 
     Args:
         method: Instance of the method.
         signals: Functions `(generator, n) -> (n,)` that draw values of signals that Thresher does not know, by name.
-        epochs: Number of epochs of the training run for which the method is asked.
-        samples: Size of the dataset that the method is asked about.
+        epochs: Number of epochs of the training run for which the method makes plans.
+        samples: Number of samples of the dataset.
 
     Raises:
         ValueError: The method needs a signal that Thresher does not know and that `signals` lacks.
@@ -264,18 +266,18 @@ class Subject:
             self.generators[wanted] = known[wanted]
 
     def needs(self) -> set[str]:
-        """Returns the names of the signals that the method is given."""
+        """Returns the names of the signals that the method needs."""
         return set()
 
     def of(self, method: Any) -> "Subject":
-        """Returns a subject for another instance, with the same questions."""
+        """Returns a subject with another instance of the method, and the same inputs."""
         return type(self)(method, self.signals, self.epochs, self.samples)
 
     def answers(self, kind: str = "tied") -> list[Any]:
-        """Asks the method for a fixed series of plans, and returns them in a form that `==` compares.
+        """Asks the method for a fixed series of plans, and returns them as copies that `==` can compare.
 
         Args:
-            kind: Kind of the signals that it is given, one of `VALUE_KINDS`. Default: "tied".
+            kind: Kind of the signals that the method gets, one of `VALUE_KINDS`. Default: "tied".
         """
         raise NotImplementedError
 
@@ -288,13 +290,13 @@ class Subject:
         raise ContractError(f"{self.name}: {sentence}")
 
     def expect(self, holds: bool, sentence: str) -> None:
-        """Raises the error that names a broken promise where a condition does not hold."""
+        """Raises `ContractError` with this sentence if a condition does not hold."""
         if not holds:
             self.fail(sentence)
 
     @contextmanager
     def asked(self, question: str) -> Iterator[None]:
-        """Turns any exception inside into an error that names the question."""
+        """Turns an exception in the block into a `ContractError` that names the call in `question`."""
         try:
             yield
         except ContractError:
@@ -303,14 +305,14 @@ class Subject:
             raise ContractError(f"{self.name}: {question} raised {type(error).__name__}: {error}") from error
 
     def check_facts(self, facts: Mapping[str, Any], actual: float) -> None:
-        """Checks that facts are plain finite numbers and that the two fractions are among them.
+        """Checks that the facts of a plan are plain finite numbers, and have the correct fractions of samples left out.
 
         Args:
             facts: Facts of a plan.
             actual: Share of the samples that the plan leaves out.
         """
         for name in ("scheduled_fraction", "actual_fraction"):
-            self.expect(name in facts, f"its plan has no fact {name!r}, the share left out; the history shows it")
+            self.expect(name in facts, f"its plan has no fact {name!r}, a share of the samples left out, for the history")
         for name, value in facts.items():
             is_plain = type(value) in (bool, int, float) and math.isfinite(value)
             self.expect(is_plain, f"its plan has the fact {name!r} = {value!r}; facts are finite plain numbers")
@@ -328,7 +330,7 @@ class Subject:
 
 
 class EpochSubject(Subject):
-    """A method under examination that decides before each epoch.
+    """A method to check that makes a plan before each epoch.
 
     Example:
         >>> from thresher import UniformSubset
@@ -338,7 +340,7 @@ class EpochSubject(Subject):
     """
 
     def needs(self) -> set[str]:
-        """Returns the names of the signals that the columns of the method remember."""
+        """Returns the names of the signals that the columns of the method store."""
         return Records(self.method.columns(), 1, CPU).signals
 
     def table(self, n: int | None = None) -> Records:
@@ -377,7 +379,7 @@ class EpochSubject(Subject):
         names = self.method.full_pass(epoch, self.epochs) if defines(self.method, "full_pass") else ()
         self.expect(
             set(names) <= {"error", "feature", "label"},
-            f"full_pass asks for {names}; there are 'error', 'feature' and 'label'",
+            f"full_pass asks for {names}; it can ask for 'error', 'feature' and 'label' only",
         )
         columns = full_pass_columns(kind, (9, seed + epoch), n) if names else {}
         return {name: columns[name] for name in names}
@@ -388,10 +390,10 @@ class EpochSubject(Subject):
         """Returns the plan of an epoch, after checking every promise about a single plan.
 
         Args:
-            records: Values by column, each of shape (n,); a full pass is added where `records` lacks its columns.
+            records: Values by column, each of shape (n,); columns of a full pass that are missing are added.
             epoch: Number of the epoch.
             n: Number of samples. Default: the size of the dataset.
-            seed: Random seed of the generator that the method is given. Default: 0.
+            seed: Random seed of the generator that the method gets. Default: 0.
             kind: Kind of values of the full pass, one of `VALUE_KINDS`. Default: "tied".
         """
         n = self.samples if n is None else n
@@ -424,14 +426,14 @@ class EpochSubject(Subject):
         return plans
 
     def reads_values(self, epoch: int) -> bool:
-        """Checks whether the plan of an epoch depends on the records at all."""
+        """Checks whether the plan of an epoch depends on the records or the full pass at all."""
         questions = ({**self.seen(seed=i), **self.full_pass(epoch, self.samples, seed=i)} for i in (0, 100))
         one, other = (comparable_plan(self.ask(question, epoch)) for question in questions)
         return one != other
 
 
 class BatchSubject(Subject):
-    """A method under examination that decides inside each batch.
+    """A method to check that chooses within each batch.
 
     Example:
         >>> from thresher import SelectiveBackprop
@@ -442,7 +444,7 @@ class BatchSubject(Subject):
     """
 
     def needs(self) -> set[str]:
-        """Returns the names of the loss and of the signals that the method declares."""
+        """Returns "loss" and the names of the signals that the method declares."""
         return {"loss", *requirements_of(self.method).signals}
 
     def batch(self, n: int, seed: int, kind: str = "tied", samples: int | None = None) -> dict[str, Tensor]:
@@ -452,7 +454,7 @@ class BatchSubject(Subject):
             n: Number of samples in the batch.
             seed: Random seed of the values and ids.
             kind: Kind of values, one of `VALUE_KINDS`. Default: "tied".
-            samples: Size of the dataset. Default: the size that the method is asked about.
+            samples: Number of samples of the dataset. Default: that of this subject.
         """
         ids = np.random.default_rng([seed, n]).permutation(samples or self.samples)[:n]
         wide = {*requirements_of(self.method).signals} & OF_A_PASS
@@ -469,7 +471,7 @@ class BatchSubject(Subject):
             signals: Values by signal, each of shape (n,).
             state: State that the method returned last.
             step: Number of the step.
-            seed: Random seed of the generator that the method is given. Default: 0.
+            seed: Random seed of the generator that the method gets. Default: 0.
             check_values: Whether to check the values of rows and weights, which tensors on the meta device lack.
                 Default: True.
         """
@@ -495,7 +497,7 @@ class BatchSubject(Subject):
         return plan, after
 
     def steps(self, kind: str = "tied", state: State | None = None, start: int = 0) -> tuple[list[Any], State]:
-        """Returns the plans and states of the same few batches, in a form that `==` compares, and the last state.
+        """Runs the method on a fixed series of batches; returns plans and states as copies to compare, and the last state.
 
         Args:
             kind: Kind of values, one of `VALUE_KINDS`. Default: "tied".
@@ -515,7 +517,7 @@ class BatchSubject(Subject):
 
 
 class BeforeSubject(Subject):
-    """A method under examination that decides before training.
+    """A method to check that chooses before training.
 
     Example:
         >>> from thresher import Prune
@@ -552,8 +554,8 @@ def subject_of(method: Any, signals: Mapping[str, SignalGenerator] | None, epoch
     Args:
         method: Instance of the method.
         signals: Functions that draw values of signals that Thresher does not know, by name; as in `check_method`.
-        epochs: Number of epochs of the training run for which the method is asked.
-        samples: Size of the dataset that the method is asked about.
+        epochs: Number of epochs of the training run for which the method makes plans.
+        samples: Number of samples of the dataset.
 
     Raises:
         ContractError: `method` is a class, has an unknown stage, lacks a function of its stage, or its declaration `requires`
@@ -583,10 +585,10 @@ def subject_of(method: Any, signals: Mapping[str, SignalGenerator] | None, epoch
 
 
 class Check:
-    """A check of one promise that methods make; its arguments are those of `thresher.testing.check_method`.
+    """A check of one promise of methods; call it with the arguments of `thresher.testing.check_method`.
 
     Args:
-        examine: Function of a subject that raises `ContractError` where the promise is broken.
+        examine: Function of a `Subject` that raises `ContractError` if the promise is broken.
         stage_names: Stages whose methods make the promise.
 
     Example:
@@ -617,8 +619,8 @@ class Check:
         Args:
             method: Instance of the method, of one of the stages of this check.
             signals: Functions that draw values of signals that Thresher does not know, by name. Default: None.
-            epochs: Number of epochs of the training run for which the method is asked. Default: 20.
-            samples: Size of the dataset that the method is asked about. Default: 50.
+            epochs: Number of epochs of the training run for which the method makes plans. Default: 20.
+            samples: Number of samples of the dataset. Default: 50.
 
         Raises:
             ContractError: The method breaks the promise.
@@ -629,7 +631,7 @@ class Check:
 
 
 def promise(*stage_names: str) -> Callable[[Callable[[Any], None]], Check]:
-    """Returns a decorator that makes a check of methods out of a function of a subject.
+    """Returns a decorator that turns a function of a `Subject` into a `Check`.
 
     Args:
         *stage_names: Stages whose methods make the promise: "before", "epoch" or "batch".
@@ -650,7 +652,7 @@ PLAIN_TYPES = (bool, int, float, str, type(None))
 
 @promise("before", "epoch", "batch")
 def check_value(subject: Subject) -> None:
-    """Checks that a method is a frozen dataclass without tensors or random state that repr, pickle and copies reproduce.
+    """Checks that a method is a frozen dataclass without tensors or random state; repr, pickle and deepcopy must reproduce it.
 
     Args:
         subject: Method to check, an instance.
@@ -673,7 +675,7 @@ def check_value(subject: Subject) -> None:
         owned = _forbidden_type(getattr(method, field.name))
         subject.expect(not owned, f"its setting `{field.name}` owns a {owned}; state belongs to the run")
     extra = sorted(set(getattr(method, "__dict__", ())) - {field.name for field in dataclasses.fields(method)})
-    subject.expect(not extra, f"keeps {', '.join(extra)} beside its settings; a method remembers nothing itself")
+    subject.expect(not extra, f"keeps {', '.join(extra)} besides its settings; a method must not store anything itself")
     with subject.asked("hash, pickle or deepcopy"):
         again = {"pickle": pickle.loads(pickle.dumps(method)), "deepcopy": copy.deepcopy(method)}
         for how, other in again.items():
@@ -685,7 +687,7 @@ def check_value(subject: Subject) -> None:
 
 
 def _forbidden_type(value: Any) -> str:
-    """Returns the name of the type of a value that no setting may have; "" where the value is allowed."""
+    """Returns the name of the type of a value that no setting may have; "" if the value is allowed."""
     if isinstance(value, (*PLAIN_TYPES, Scores, pathlib.PurePath, type)) or inspect.isroutine(value):
         return ""
     if isinstance(value, tuple | frozenset):
@@ -741,7 +743,7 @@ def _check_active(subject: Subject) -> None:
 
 @promise("epoch", "batch")
 def check_bytes(subject: Subject) -> None:
-    """Checks that a method with its default settings remembers as many bytes per sample as its card says.
+    """Checks that a method with its default settings stores as many bytes per sample as its card says.
 
     Args:
         subject: Method to check, an instance.
@@ -782,7 +784,7 @@ def _bytes_per_sample(subject: Subject) -> float:
 
 
 def _bytes_of(value: Any) -> int:
-    """Returns the size of a state: that of the elements of each tensor, and 8 bytes for every other value."""
+    """Returns the size of a state in bytes: all elements of its tensors, and 8 bytes for every other value."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, Mapping):
@@ -794,7 +796,7 @@ def _bytes_of(value: Any) -> int:
 
 @promise("before", "epoch", "batch")
 def check_random_states(subject: Subject) -> None:
-    """Checks that a method draws from the generator it is given, and neither reads nor changes global random states.
+    """Checks that a method draws from the argument `generator`, and neither reads nor changes global random states.
 
     Args:
         subject: Method to check, an instance.
@@ -824,7 +826,7 @@ def check_random_states(subject: Subject) -> None:
 
 @promise("before", "epoch", "batch")
 def check_determinism(subject: Subject) -> None:
-    """Checks that the same question has the same answer: from copies of a method, and from itself after other questions.
+    """Checks that the same inputs give the same plans, also from copies of a method, and from itself after other inputs.
 
     Args:
         subject: Method to check, an instance.
@@ -906,7 +908,7 @@ def check_kept(subject: BeforeSubject) -> None:
 
 @promise("epoch", "batch")
 def check_not_finite(subject: Subject) -> None:
-    """Checks that a sample without a finite value is kept: by epoch plans without a budget, and first in a batch.
+    """Checks that samples without a finite value are kept: in epoch plans, unless there is a budget, and first in a batch.
 
     Args:
         subject: Method to check, an instance.
@@ -929,7 +931,7 @@ def check_not_finite(subject: Subject) -> None:
 
 
 def _check_epoch_not_finite(subject: EpochSubject) -> None:
-    # A method with a budget keeps it, however many samples have no finite value.
+    # A method with a budget keeps the same number of samples, however many have no finite value.
     if requirements_of(subject.method).smaller_batches:
         return
     n = subject.samples
@@ -1034,7 +1036,7 @@ def _check_strides(subject: EpochSubject) -> None:
 
 
 def _check_ties(subject: EpochSubject) -> None:
-    """Permutes samples but keeps the order of tied ones; a plan that draws nothing must keep the permuted samples."""
+    """Permutes samples but keeps the order of tied ones; a plan that draws nothing must keep the same samples as before."""
     n = 200
     r = np.random.default_rng(0)
     grades = r.integers(0, 5, n)
@@ -1100,7 +1102,7 @@ class AttachedTraining:
         """Returns the mean loss over the samples that were trained on.
 
         Args:
-            net: Network that is asked. Default: the one that was trained.
+            net: Network to evaluate. Default: the trained one.
         """
         ids = sorted({i for _, of_batch, *_ in self.log for i in of_batch})
         with torch.no_grad():
@@ -1128,7 +1130,7 @@ class AttachedTraining:
         """Returns a checkpoint that was written and read again.
 
         Args:
-            subject: The method, which an error names.
+            subject: The method, for the error message.
         """
         parts = {"net": self.net, "optimizer": self.optimizer, "run": self.run}
         return save_and_load(subject, {name: part.state_dict() for name, part in parts.items()})
@@ -1150,7 +1152,7 @@ def save_and_load(subject: Subject, state: Any) -> Any:
     """Returns a state after `torch.save` and `torch.load(weights_only=True)`.
 
     Args:
-        subject: The method, which the error names.
+        subject: The method, for the error message.
         state: Tensors and plain values in nested dicts, lists and tuples.
 
     Raises:
@@ -1176,7 +1178,7 @@ def save_and_load(subject: Subject, state: Any) -> Any:
 
 @promise("epoch", "batch")
 def check_inputs(subject: Subject) -> None:
-    """Checks that a method neither changes the tensors that it is given nor keeps views of them.
+    """Checks that a method neither changes its input tensors nor keeps views of them.
 
     Args:
         subject: Method to check, an instance.
@@ -1264,7 +1266,7 @@ def check_state(subject: Subject) -> None:
 
 @promise("batch")
 def check_waiting(subject: BatchSubject) -> None:
-    """Checks that a method with a known number of rows never waits for the device, by means of tensors without values.
+    """Checks that a method with a known number of rows never waits for the device, with tensors without values as inputs.
 
     Args:
         subject: Method to check, an instance.
@@ -1317,14 +1319,14 @@ def check_device(subject: Subject) -> None:
             inputs = {**records, **subject.full_pass(epoch, subject.samples)}
             there = subject.ask({name: values.cuda() for name, values in inputs.items()}, epoch)
             same = there.ids.tolist() == subject.ask(inputs, epoch).ids.tolist()
-            subject.expect(same, "plans differently where the records are on a GPU")
+            subject.expect(same, "plans differently if the records are on a GPU")
     if isinstance(subject, BatchSubject):
         states = [subject.method.init_state(), subject.method.init_state()]
         for step, n in enumerate(BATCH_SIZES):
             signals = subject.batch(n, step)
             here, states[0] = subject.ask(signals, states[0], step)
             there, states[1] = subject.ask({name: values.cuda() for name, values in signals.items()}, states[1], step)
-            subject.expect(there.rows.tolist() == here.rows.tolist(), "chooses differently where the signals are on a GPU")
+            subject.expect(there.rows.tolist() == here.rows.tolist(), "chooses differently if the signals are on a GPU")
 
 
 @promise("before", "epoch", "batch")
@@ -1351,7 +1353,7 @@ def check_training(subject: Subject) -> None:
     passes: list[dict[str, Any]] = [{}]
     if isinstance(subject, BatchSubject) and requirements_of(subject.method).signals:
         passes = [{"forward_passes": "once"}, {"forward_passes": "twice"}]
-        if "feature" in requirements_of(subject.method).signals:  # which the loop's own forward pass does not show
+        if "feature" in requirements_of(subject.method).signals:  # which the forward pass of the loop does not give
             passes = [{"forward_passes": Scoring(validation=lambda: (torch.eye(6), torch.arange(6) % 3))}]
     for settings in passes:
         whole = _check_learning(subject, settings)
@@ -1359,7 +1361,7 @@ def check_training(subject: Subject) -> None:
 
 
 def _check_learning(subject: Subject, settings: dict[str, Any]) -> AttachedTraining:
-    """Trains once, on the samples that the plans have, and returns the finished training."""
+    """Trains once, checks that it uses the planned samples and lowers the loss, and returns the finished training."""
     with subject.asked("a training with it attached"):
         whole = AttachedTraining(subject, **settings)
         start = copy.deepcopy(whole.net)
@@ -1421,7 +1423,7 @@ def check_method(
         method: Instance of the method, of any stage.
         signals: Functions `(generator, n) -> (n,)` that draw values of signals that Thresher does not know, by name;
             `generator` is a `numpy.random.Generator`. Default: None.
-        epochs: Number of epochs of the training run for which the method is asked; choose it so that the method leaves out
+        epochs: Number of epochs of the training run for which the method makes plans; choose it so that the method leaves out
             samples. Default: 20.
         samples: Size of the dataset, for a method that needs to know it (such as one with a score of every sample).
             Default: 50.

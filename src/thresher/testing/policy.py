@@ -1,4 +1,4 @@
-"""A check of the promises of a policy of `thresher.rl`, for authors of policies."""
+"""`check_policy` checks a policy for `thresher.rl`; authors of policies call it in a test."""
 
 import copy
 from collections.abc import Callable
@@ -11,19 +11,20 @@ from thresher import rng
 from thresher.testing.check import CPU, ContractError
 
 ROUNDS, ROLLOUTS = 8, 4
-"""Number of times that a policy is asked, and rollouts of each prompt."""
+"""Number of times that a policy proposes prompts, and number of rollouts of each prompt."""
 
 
 def check_policy(make: Callable[[int], Any], *, prompts: int = 12) -> None:
     """Checks that a policy keeps the promises that `thresher.trl.attach` needs.
 
-    It proposes as many prompts as it is asked for, also more than there are; ranks that make it anew and see the same rewards
-    propose the same; it draws from a generator of its own; rewards may be NaN; and a saved state goes on with the same prompts,
-    without a change of the state that was saved.
+    The policy proposes as many prompts as asked for, even more than there are. Two instances that get the same rewards propose
+    the same prompts, because each rank creates its own instance. The policy draws from its own random generator, and accepts
+    rewards that are NaN. After loading a saved state it proposes the same prompts as without the interruption, and further
+    proposals do not change the saved state.
 
     Args:
         make: Function of the number of prompts that returns a new policy, such as the class.
-        prompts: Number of prompts that the policy is asked about, 1 or more. Default: 12.
+        prompts: Number of prompts among which the policy chooses, 1 or more. Default: 12.
 
     Raises:
         TypeError: `make` is a policy.
@@ -84,7 +85,7 @@ def _same(name: str, what: str, found: Any, expected: Any) -> None:
 
 
 def _rewards(k: int, number: int) -> Tensor:
-    """Returns rewards of some groups: of several values, all equal, with a missing one, and one group without any."""
+    """Returns rewards of k prompts: mixed values, one group all equal, one with a NaN, and in odd rounds one with NaN only."""
     rewards = torch.rand(k, ROLLOUTS, generator=torch.Generator().manual_seed(number), dtype=torch.float64).mul(3).floor() / 2
     rewards[0] = 1.0
     rewards[k // 2, -1] = torch.nan

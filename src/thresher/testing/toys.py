@@ -3,7 +3,7 @@
 - "redundant": nearly all samples are easy and alike; the test samples are like a few hard ones, for which the easy feature is
   misleading. Methods that prefer hard samples win.
 - "noisy": a part of the labels is wrong, and there are too few samples to average that out. Methods that avoid samples that
-  cannot be learnt win.
+  cannot be learned win.
 - "outliers": a regression in which a part of the targets is grossly wrong. Methods that prefer small losses win.
 - "skewed": a regression in which nearly all of the gradient comes from a few noisy targets, and "rare": a classification
   in which it comes from a few wrong labels. Small batches have few of these samples or none. The result is the loss over the
@@ -32,7 +32,7 @@ from thresher.run.attach import attach
 
 @dataclass(frozen=True, eq=False)
 class Toy:
-    """A planted problem; `planted` makes it.
+    """A planted problem, as `planted` returns it.
 
     Args:
         name: Name of the problem.
@@ -291,8 +291,8 @@ def train_model(method: Any, toy: Toy, *, epochs: int | None = None, **settings:
         **settings: Other arguments of `thresher.attach`.
 
     Returns:
-        The model; and the cost as a share of the cost of full training over the epochs of the problem, where a backward pass
-        counts as much as 2 forward passes.
+        The model; and the cost as a share of the cost of full training over the epochs of the problem. A backward pass counts
+        as much as 2 forward passes.
 
     Example:
         >>> _, cost = train_model(UniformSubset(keep=0.5), planted("noisy", seed=0), epochs=3)
@@ -345,13 +345,13 @@ def _control(stage: str, name: str, seed: int, cost: float) -> float:
 
 
 def beats_uniform(method: Any, toy: str, seeds: Sequence[int] = (0, 1, 2), **settings: Any) -> Contest:
-    """Compares a method with random samples at the cost that the run of the method counted.
+    """Compares a method with random samples at the same cost, which is counted in the run of the method.
 
     A method that decides in the batch is compared with a random part of every batch, any other method with a random subset of
     the samples in each epoch. A method that costs more than full training is compared with full training for more epochs.
 
     Args:
-        method: Method, or function that makes a method for a `Toy`.
+        method: Method, or function of a `Toy` that returns a method.
         toy: Name of a planted problem.
         seeds: Random seeds, one training run for each. Default: (0, 1, 2).
         **settings: Other arguments of `thresher.attach`, used for the method only.

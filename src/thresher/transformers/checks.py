@@ -1,4 +1,4 @@
-"""Checks of settings of Trainer with which a selection would be wrong."""
+"""Checks for settings of Trainer with which a selection would be wrong."""
 
 from typing import Any
 
@@ -110,10 +110,10 @@ def _keeps_steps(trainer: Any) -> bool:
 
 
 _WHY = {
-    "auto_find_batch_size": "It begins the training again with the model that it has by then: give "
-    "per_device_train_batch_size, and gradient_accumulation_steps where memory is short.",
-    "enable_jit_checkpoint": "It saves between the batches of a step, whose losses a training that goes on would not see "
-    "again. Use save_strategy='steps' with save_steps=.",
+    "auto_find_batch_size": "It starts training again with the model as it is by then: set "
+    "per_device_train_batch_size, and gradient_accumulation_steps if memory is short.",
+    "enable_jit_checkpoint": "It saves between the batches of a step, and a resumed training would lack the losses of the "
+    "first of these. Use save_strategy='steps' with save_steps=.",
     "torch_compile": "In this version the model must not be compiled. A loop with thresher.attach takes compiled models.",
 }
 
@@ -159,8 +159,8 @@ def check_known_length(loader: SelectedLoader, method: Any, *, processes: int) -
         processes: Number of processes. With several, `attach` has already checked that the sampler has a known length.
 
     Raises:
-        ValueError: The sampler may repeat samples, and the method leaves some out before the epoch; or a batch method keeps
-            rows by chance and gathers them into full batches.
+        ValueError: The sampler may repeat samples, and the method leaves some out before the epoch; or a batch method keeps a
+            random number of rows, which are gathered into full batches.
     """
     batches_in_epoch(loader)
     epoch_method = split_by_stage(method_of(method))[1]

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from thresher.transformers.losses import ClassLosses, UsersLosses
 
 ROWS = "thresher_rows"
-"""Key of a batch under which the lengths of the examples travel that its row is made of."""
+"""Key in a batch for the lengths of the examples that are joined in its row."""
 RIGHT_SHARE = 0.5
 """Share of the positions of a sample that must be right for the sample to be correct."""
 

@@ -137,8 +137,9 @@ def divides_by_total(
     Args:
         loss: Function that computes the loss of the trainer in evaluation mode, with or without `compute_loss_func`.
         losses: Losses to compare.
-        answer: Function that returns the outputs of the model for inputs with labels, without its own loss, and the labels.
-        takes_total: Whether the trainer counts `num_items_in_batch`; some models take it and leave it unread.
+        answer: Function that returns two things: the model's outputs for inputs with labels, without the model's loss; and the
+            labels.
+        takes_total: Whether the trainer counts `num_items_in_batch`; some models accept it but ignore it.
 
     Raises:
         ValueError: The loss of the trainer differs.

@@ -44,7 +44,7 @@ from thresher.trees import leaves
 
 
 class Tokens:
-    """A token selection with its reference model.
+    """Chooses the token positions to train on, by a `TokenSelection` and its reference model.
 
     Args:
         method: The token selection.
@@ -113,7 +113,7 @@ def split_tokens(selection: Any) -> tuple[Any, Tokens | None]:
 
 
 Base: Any = object
-"""Base of the mixin: beside the class of a trainer, whose methods it calls by `super`, it needs none."""
+"""Base class of the mixin. It needs none, because the class of a trainer, whose methods it calls by `super`, comes after it."""
 
 FILE = "thresher.pt"
 """Name of the file with the state of the run in a checkpoint."""
@@ -268,12 +268,12 @@ class Selection(Base):
         return output
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """Begins with the epoch of the run, because the number of steps does not tell it where epochs are shorter."""
+        """Begins with the epoch of the run, because with shorter epochs it does not follow from the number of steps."""
         position = super()._init_training_state(*args, **kwargs)
         return position if self._saved is None else (self._saved["epoch"], 0)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Keeps the state of the scheduler until this is paced."""
+        """Keeps the loaded state of the scheduler until the scheduler is paced."""
         own, held = self.lr_scheduler, HeldState()
         self.lr_scheduler: Any = held
         try:
@@ -282,7 +282,7 @@ class Selection(Base):
             self.lr_scheduler, self._scheduler_state = own, held.state
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> tuple[Any, Any]:
-        """Attaches the run, and goes on where the checkpoint was saved."""
+        """Attaches the run, and continues from the position of the checkpoint."""
         check_has_ids(train_dataloader)
         smoothing = self.args.label_smoothing_factor
         self._losses = losses = self._fused_head() or losses_of(self._users_model(), self.per_position, smoothing=smoothing)
@@ -319,7 +319,7 @@ class Selection(Base):
         return model, run.loader
 
     def _run_epoch(self, *args: Any, steps_in_epoch: int, num_update_steps_per_epoch: int, **kwargs: Any) -> None:
-        """Runs an epoch with as many batches as its plan has; of an interrupted one those that are left."""
+        """Runs an epoch with as many batches as its plan has, or the rest of the batches of an interrupted epoch."""
         self._length = batches_in_epoch(self.run.loader)
         steps = self._length - self._done
         updates = math.ceil(steps / self.args.gradient_accumulation_steps)
@@ -372,7 +372,7 @@ class Selection(Base):
         return self.run.epoch == 0 and self._done & (self._done - 1) == 0  # batches 1, 2, 4, 8, ...
 
     def _loss_of_head(self, model: Any, inputs: Any, return_outputs: bool, total: Any) -> Any:
-        """Returns the loss of the selected samples, by the outputs of the pass that the trainer makes for its own loss."""
+        """Returns the loss of the selected samples, from the outputs of the forward pass for the loss of the trainer."""
         noted: list[Any] = []
         hook = model.register_forward_hook(lambda module, args, outputs: noted.append(outputs))
         try:
@@ -381,7 +381,7 @@ class Selection(Base):
             hook.remove()
         outputs, more = noted[0], aux_loss(self, noted[0], total)
         lengths: Any = self._rows and self._rows[1]
-        # The gradients of several processes are averaged, and the number of positions is that of all of them.
+        # The gradients are averaged over the processes, but `total` counts the positions of all processes.
         scale = self.accelerator.num_processes if self.args.average_tokens_across_devices and total is not None else 1
         if self._is_compared():
             losses, valid = self._losses.by_position(outputs, lengths)
@@ -408,12 +408,12 @@ class Selection(Base):
         return self._losses if isinstance(self._losses, HeadLosses) else None
 
     def _fused_head(self) -> HeadLosses | None:
-        """Losses of the head that SFTTrainer computes its loss by; None where the loss takes logits."""
+        """Losses of the fused head, if SFTTrainer computes its loss with it; None if the loss takes logits."""
         by_logits = self.per_position or self.compute_loss_func or self.label_smoother or "signals" in self.selection_settings
         return HeadLosses(self.args.loss_type) if module_of_head(type(self)) and not by_logits else None
 
     def _with_ids(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Puts the ids of the examples of a joined row beside their lengths, while the batch is the one that came last."""
+        """Adds the ids of the examples to the lengths of a joined row, while `run.ids` is still that of the same batch."""
         for batch in batches:
             if ROWS in batch:
                 batch[ROWS] = self.run.ids, batch[ROWS]
@@ -473,7 +473,7 @@ class Selection(Base):
 
     @contextmanager
     def _users_scheduler(self) -> Iterator[dict[str, Any] | None]:
-        """Has the user's scheduler in the place of the paced one, and gives the state of the pace."""
+        """Replaces the paced scheduler by the user's for the block, and yields the state of the pace, None if there is none."""
         paced = self.lr_scheduler
         if not isinstance(paced, PacedLR):
             yield None
@@ -505,7 +505,7 @@ class Selection(Base):
         return {name: value for name, value in batch.items() if name not in names}, labels.get("labels", labels)
 
     def _compare(self, inputs: Mapping[str, Any], total: Any) -> None:
-        """Finds out whether the loss is divided by the number of positions of the step, and that it is this loss."""
+        """Checks that the loss is that of the trainer; finds out whether it is divided by the positions of the whole step."""
         (_, labels), function_of_user = self._parted(inputs), self.compute_loss_func
         compute, metrics = super().compute_loss, copy.deepcopy(getattr(self, "_metrics", None))
         called: list[bool] = []
@@ -534,11 +534,11 @@ class Selection(Base):
                 self._divides = divides if self._divides is None else self._divides
         finally:
             self.compute_loss_func = function_of_user
-            if metrics is not None:  # of trl's trainers, which note them in every call
+            if metrics is not None:  # metrics that trl's trainers record in every call
                 self._metrics = metrics
 
     def _reduced(self, inputs: Any, outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Returns the loss of the selected samples, as Trainer calls `compute_loss_func` beside the inputs."""
+        """Returns the loss of the selected samples; takes the inputs, then what Trainer passes to `compute_loss_func`."""
         losses, valid = self._losses.by_position(outputs, labels)
         made, targets = self._losses.pair(outputs, labels)
         total = None if self._divides is False else num_items_in_batch
@@ -548,7 +548,7 @@ class Selection(Base):
             keep = self._tokens.chosen(inputs, of_reference, losses, valid)
             self.run._parts.cost.add_scores((len(losses), 0))
         ids = self._rows and self._rows[0]
-        repeat = None if ids is None else 1  # rows come first, also if there are as many positions
+        repeat = None if ids is None else 1  # the first dimension is the samples, even if there are as many positions
         return self.run.reduce(losses, ids, made, targets, repeat, valid=valid, total=total, keep=keep)
 
     def _losses_of_reference(self, inputs: Any, labels: Any, outputs: Any) -> Tensor:
@@ -575,12 +575,12 @@ class Selection(Base):
 
     def _wrong_length(self, what: str) -> str:
         return (
-            f"The epoch has {what} batches than the {self._length} that its loader has named: its sampler does not yield as "
-            "many ids as it says. Make the sampler's __len__ right, or use the sampler of Trainer itself."
+            f"The epoch has {what} batches than the {self._length} that len(loader) gave: the sampler does not yield as many "
+            "ids as its __len__ says. Correct its __len__, or use the sampler of Trainer itself."
         )
 
     def _leave(self, *, together: bool = True) -> None:
-        """Leaves the scheduler as it was, and detaches the run; `together` says whether all processes do so."""
+        """Restores the scheduler, and detaches the run; `together`: whether all processes call it."""
         self._saved, self._batches = None, iter(())
         if isinstance(self.lr_scheduler, PacedLR):
             self.lr_scheduler = self.callback_handler.lr_scheduler = self.lr_scheduler.scheduler
@@ -618,7 +618,7 @@ class HeldState:
 def ids_of_batch(run: Run, batch: Any) -> Tensor | None:
     """Returns the ids of the samples in a batch, int64; None if the batch has no tensor, for which Trainer raises an error.
 
-    A tensor with as many columns as rows does not show which of them are samples; a tensor with fewer dimensions does.
+    If a tensor has as many columns as rows, it is not clear which are samples, so tensors with fewer dimensions come first.
 
     Args:
         run: The run.

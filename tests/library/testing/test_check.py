@@ -426,7 +426,7 @@ def test_a_method_that_decides_before_training_passes() -> None:
         (NanWeights(), "its plan has weights that are not finite"),
         (KeepsStateOutside(), "its answer depends on global random state|answers differently"),
         (OwnsTensor(), "its setting `table` owns a Tensor"),
-        (RemembersItself(), "keeps seen beside its settings"),
+        (RemembersItself(), "keeps seen besides its settings"),
         (ForgetsSettings(0.4), "its repr gives another method"),
         (NoCard(), "has no `card`"),
         (OtherNames(), "plan_epoch takes epoch, generator by name, not epoch, epochs, generator"),
