@@ -4,7 +4,7 @@ Library: lightning
 State: works
 
 `criterion` and `model` name the attributes that `training_step` calls. Validation, schedulers, accumulation and checkpoints
-come as in full training.
+work as in full training.
 """
 
 import lightning

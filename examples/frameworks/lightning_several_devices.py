@@ -4,8 +4,8 @@ Library: lightning
 State: works with `strategy="ddp"`
 Refused: other strategies: "Use one device, or data parallelism"
 
-Lightning's DistributedSampler deals out every plan. Each process has a run, whose cost and records are those of its part; a
-checkpoint has the states of all.
+Lightning's DistributedSampler divides each plan among the processes. Each process has a run with the cost and records of its
+part; a checkpoint has the states of all.
 """
 
 import lightning

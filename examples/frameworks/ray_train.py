@@ -3,8 +3,8 @@
 Library: ray
 State: works, with one worker or several
 
-`attach` takes the loader inside of the one that `prepare_data_loader` returns. With several workers, `prepare_data_loader`
-deals out the samples by a DistributedSampler.
+Pass `attach` the loader inside the one that `prepare_data_loader` returns. With several workers, `prepare_data_loader`
+divides the samples with a DistributedSampler.
 """
 
 import ray.train  # pyright: ignore[reportMissingImports]

@@ -4,8 +4,8 @@ Library: transformers
 State: works with `per_position=`
 Refused: without it: "computes another loss. Give per_position="; other losses: "would train another loss"
 
-The trainer has the loss as in full training, here with class weights. `per_position` gives the same loss by position: it is
-compared with that of the trainer, and divided by what the trainer divides by.
+The trainer computes its loss as in full training, here with class weights. `per_position` returns the same loss by position.
+Thresher compares it with the trainer's loss, and uses the same divisor.
 """
 
 import torch

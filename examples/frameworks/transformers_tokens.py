@@ -1,7 +1,7 @@
 """Selection of tokens.
 
 Library: transformers
-State: works beside a method that chooses samples
+State: works, also with a method that chooses samples
 
 `TokenSelection` trains on the tokens with the largest loss above that of a reference model. It saves no work.
 """

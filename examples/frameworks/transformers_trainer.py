@@ -3,8 +3,8 @@
 Library: transformers
 State: works
 
-The loss is the cross-entropy of classes, of tokens or of the next word; with the first batch it is compared with that of the
-model. Accumulation, schedulers, evaluation and checkpoints come as in full training.
+The loss is the cross-entropy of classes, of tokens or of the next word; Thresher compares it with that of the
+model on the first batch. Accumulation, schedulers, evaluation and checkpoints work as in full training.
 """
 
 from transformers import Trainer

@@ -4,7 +4,7 @@ Library: trl
 State: works with every `loss_type` (TRL 1.16)
 Refused: `forward_passes="once"`: "cannot be traced"
 
-The losses are those of the trainer's own head, which makes no logits. Examples may be packed or joined into one row.
+The losses come from the trainer's own head, which computes no logits. Examples may be packed or joined into one row.
 """
 
 from trl import SFTTrainer  # pyright: ignore[reportMissingImports, reportPrivateImportUsage]

@@ -4,9 +4,9 @@ Library: datasets
 State: works with methods that choose in each batch, and with a share
 Refused: an epoch method: "an IterableDataset, whose samples have no index"
 
-The samples of a stream have no ids: nothing is recorded, and epoch methods are refused. Save `run.state_dict()` alone. A
-resumed run reads the stream from the beginning of its epoch, which `set_epoch` names, and warns if it begins with other
-labels. It refuses to go on in mid-epoch with a stream that has loaded a state.
+The samples of a stream have no ids, so nothing is recorded, and methods that plan epochs raise an error. Save only
+`run.state_dict()`, not the state of the stream: with a stream that has loaded a state, a run cannot resume within an epoch. A
+resumed run reads the stream from the beginning of its epoch (set by `set_epoch`), and warns if the first labels differ.
 """
 
 from torch import nn

@@ -4,9 +4,9 @@ Library: timm
 State: works with `ids=run.ids_of(y)`
 Refused: the lines without `ids=`: "The rows of a batch are not its samples in order"
 
-It mixes in the collate function, and a mixed row is of two samples. Its loss is recorded for the sample that you name: the one
-whose row it was. Methods that make passes of the run itself, as KAKURENBO and `forward_passes="twice"`, are refused.
-`mode="half"` has half as many rows as samples, and is refused.
+This class mixes in the collate function, so a row belongs to two samples. Its loss is recorded for the sample given by `ids=`,
+whose row it was. Methods for which Thresher adds forward passes, such as KAKURENBO and `forward_passes="twice"`, are not
+supported, nor is `mode="half"`, which returns half as many rows as samples.
 """
 
 import torch

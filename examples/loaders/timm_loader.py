@@ -3,7 +3,7 @@
 Library: timm
 State: works
 
-With `use_prefetcher=False` it returns a DataLoader. Everything is kept: augmentation, `drop_last`, workers that stay.
+With `use_prefetcher=False` it returns a DataLoader. Augmentation, `drop_last` and persistent workers stay as they are.
 """
 
 from timm.data import create_loader

@@ -4,8 +4,8 @@ Library: timm
 State: refused: pass a DataLoader with `persistent_workers=True`
 Refused: the loader of this class: "To keep workers alive, use persistent_workers=True"
 
-It reads the first batches of the next epoch before this one is over, and so before it is known which samples the next one has.
-It was made to keep the workers alive, which `persistent_workers=True`, the default of `create_loader`, does as well.
+This class reads the first batches of the next epoch before the current one ends, when the next plan does not exist yet.
+Its purpose is to keep workers alive; `persistent_workers=True`, the default of `create_loader`, does the same.
 """
 
 from timm.data import create_loader

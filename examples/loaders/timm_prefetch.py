@@ -4,10 +4,9 @@ Library: timm
 State: works with `prefetcher.loader = run.loader`
 Refused: the prefetcher itself: "which wraps one. Pass its `loader`"
 
-The prefetcher is no DataLoader: the one inside is given to `attach`, and the prefetcher then iterates what the run chooses. It
-scales the images, which passes of the run itself must do as well: `forward=` says how, and methods without such passes do not
-need it. It asks for one batch ahead. A run that goes on from a state that was saved in mid-epoch leaves this batch out, and a
-warning says so: save between epochs.
+The prefetcher wraps a DataLoader. Pass that one to `attach`, and let the prefetcher iterate `run.loader`. The prefetcher scales
+images, so passes that Thresher adds must do so, too: use `forward=` (other methods do not need it). The prefetcher fetches
+one batch ahead. A run that resumes within an epoch leaves this batch out, with a warning, so save between epochs.
 """
 
 import torch

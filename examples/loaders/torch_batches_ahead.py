@@ -4,9 +4,9 @@ Library: torch
 State: works with `ids=run.ids_of(x)`
 Refused: `ids=run.ids`: "but batch 0 has no loss yet"
 
-`run.ids` is of the batch that came last. Where the losses are of tensors of the batch, or of outputs of `run.model` for them,
-these name the rows, and `ids=` is not needed. Here the inputs are new tensors. A state that is saved after the last batch of an
-epoch gives a warning, because the loop does not ask for a further batch; save after the loop over the batches.
+`run.ids` belongs to the latest batch. If losses are computed from tensors of the batch, or from outputs of `run.model` for
+them, Thresher finds the rows without `ids=`. Here the inputs are new tensors. Saving a state after the last batch of an
+epoch gives a warning, because the loop does not ask for another batch; save after the `while` loop.
 """
 
 from itertools import islice

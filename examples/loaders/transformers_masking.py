@@ -3,11 +3,11 @@
 Library: transformers
 State: works with `collate_keeps_rows=True`
 
-It masks tokens by chance. The rows of a batch are then not equal to the samples that went in, and Thresher cannot see that
-row i is sample i. Only you know it: `collate_keeps_rows=True` declares it. Without it the training is the same, and
-a warning says once that rows are taken by their position. Collate functions that change no value, such as
-`DataCollatorWithPadding`, need no declaration. With `forward_passes="twice"`, rows of several batches make one, and all batches
-must be padded to one length.
+It masks random tokens, so rows of a batch differ from their samples, and Thresher cannot check that
+row i is sample i. Confirm this with `collate_keeps_rows=True`. Without it, training is the same, and
+a warning says once that rows are assigned by position. Collate functions that change no values, such as
+`DataCollatorWithPadding`, do not need it. With `forward_passes="twice"`, rows of several batches are joined, so all batches
+must be padded to the same length.
 """
 
 from torch import nn
