@@ -66,7 +66,7 @@ class Row:
 
     @property
     def judged(self) -> str:
-        """Judgement by the interval: met or missed where all of it is on that side of the limit, else "cannot tell"."""
+        """Judgment by the interval: met or missed where all of it is on that side of the limit, else "cannot tell"."""
         if self.limit is None:
             return ""
         low, high = (self.value, self.value) if self.low is None or self.high is None else (self.low, self.high)
@@ -137,7 +137,7 @@ def steps(name: str, rounds: int, batch: int) -> list[Row]:
 def exactness(name: str, batch: int) -> list[Row]:
     """Compares float64 gradients with those of the model itself, for several numbers of rows.
 
-    Where batch normalisation mixes samples, gradients of fewer than all rows are compared with those of `subset_backward`
+    Where batch normalization mixes samples, gradients of fewer than all rows are compared with those of `subset_backward`
     without a compiler.
     """
     task = TASKS[name]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import thresher
-from benchmarks.measure import Side, judgement, lines, seconds_in_turns
+from benchmarks.measure import Side, judgment, lines, seconds_in_turns
 from benchmarks.overhead import about
 from thresher import rng
 from thresher_lab.training.store import write_json
@@ -124,7 +124,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"{row['matched']}",
                 f"{row['cpu_s']:.3f}",
                 f"{row['wall_s']:.3f}",
-                judgement(row["limit"], row["ok"]),
+                judgment(row["limit"], row["ok"]),
                 *(f"{row[figure]:.3f}" for figure in ("sine", "sine_at_random", "along", "along_at_random")),
             )
             for row in rows

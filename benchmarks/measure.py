@@ -250,7 +250,7 @@ def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def judgement(limit: float | None, ok: bool, limit_s: float | None = None) -> str:
+def judgment(limit: float | None, ok: bool, limit_s: float | None = None) -> str:
     """Returns the limits of a value and of its CPU seconds, and whether they were met; "" without a limit."""
     limits = [*([] if limit is None else [f"<= {limit:g}"]), *([] if limit_s is None else [f"<= {limit_s:.3g} s"])]
     return f"{', '.join(limits)} {'ok' if ok else 'MISSED'}" if limits else ""
@@ -267,7 +267,7 @@ def ratios_table(rows: Sequence[Row]) -> str:
                 str(row.wall),
                 f"{row.cpu_s * 1e3:.4g}",
                 f"{row.wall_s * 1e3:.4g}",
-                judgement(row.limit, row.ok, row.limit_s),
+                judgment(row.limit, row.ok, row.limit_s),
             )
             for row in rows
         ],

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import thresher
-from benchmarks.measure import Row, Side, compare, judgement, lines, ratios_table
+from benchmarks.measure import Row, Side, compare, judgment, lines, ratios_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "overhead.json"
@@ -528,7 +528,7 @@ def plan_memory(n: int, device: torch.device, names: Sequence[str] = STARTED) ->
 
 def memory_table(rows: Sequence[MemoryRow]) -> str:
     """Returns the rows as text."""
-    return lines(("", "B/sample", "limit"), [(row.name, f"{row.value:.2f}", judgement(row.limit, row.ok)) for row in rows])
+    return lines(("", "B/sample", "limit"), [(row.name, f"{row.value:.2f}", judgment(row.limit, row.ok)) for row in rows])
 
 
 # All together

@@ -24,7 +24,7 @@ import thresher
 from benchmarks import many_ranks
 from benchmarks.many_ranks import largest
 from benchmarks.marks import between_marks
-from benchmarks.measure import Row, Side, compare, judgement, lines, ratios_table, seconds_in_turns
+from benchmarks.measure import Row, Side, compare, judgment, lines, ratios_table, seconds_in_turns
 from benchmarks.overhead import BATCH, Attached, CheapDataset, Shift, about, as_it_is, fill, randperm, resident, start_epoch
 from thresher_lab.training.store import write_json
 
@@ -144,7 +144,7 @@ def plans(made: Attached, n: int, rounds: int) -> list[Row]:
 def as_text(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Returns the tables."""
     found = [
-        (one["name"], f"{one['value']:.3f} {one['unit']}", judgement(one["limit"], one["ok"]))
+        (one["name"], f"{one['value']:.3f} {one['unit']}", judgment(one["limit"], one["ok"]))
         for one in (*results["memory"], results["state"], results["first"])
     ]
     table = lines((f"N = {results['n']:,}, one process", "", "limit"), found)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import thresher
-from benchmarks.measure import Side, judgement, lines, seconds_in_turns
+from benchmarks.measure import Side, judgment, lines, seconds_in_turns
 from benchmarks.overhead import about
 from thresher.permutation import PIECE, Permutation
 from thresher_lab.training.store import write_json
@@ -111,7 +111,7 @@ def tables(ids: Sequence[dict[str, Any]], resumed: Sequence[dict[str, Any]]) -> 
             row["name"],
             f"{row['ns']:.1f}",
             "" if row["bytes"] is None else f"{row['bytes'] / 2**20:.1f}",
-            judgement(row["limit"], row["ok"]),
+            judgment(row["limit"], row["ok"]),
         )
         for row in ids
     ]
@@ -120,7 +120,7 @@ def tables(ids: Sequence[dict[str, Any]], resumed: Sequence[dict[str, Any]]) -> 
             f"{row['method']}, {row['name']}",
             f"{row['cpu_s'] * 1e3:.1f}",
             f"{row['wall_s'] * 1e3:.1f}",
-            judgement(row["limit"], row["ok"]),
+            judgment(row["limit"], row["ok"]),
         )
         for row in resumed
     ]

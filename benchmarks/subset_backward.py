@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import thresher
-from benchmarks.measure import Interval, Side, judgement, lines, median_interval, seconds_in_turns
+from benchmarks.measure import Interval, Side, judgment, lines, median_interval, seconds_in_turns
 from benchmarks.overhead import ROOT, about
 from thresher.subset import kept_rows
 from thresher_lab.advise.pace import torch_threads
@@ -58,7 +58,7 @@ def time_limit(keep: float, *, small: bool = False) -> float:
 
 
 def conv_gn() -> nn.Module:
-    """Returns a network of three convolutions with group normalisation."""
+    """Returns a network of three convolutions with group normalization."""
     return nn.Sequential(
         *(nn.Conv2d(3, 32, 3, padding=1), nn.GroupNorm(8, 32), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 64, 3, padding=1), nn.GroupNorm(8, 64), nn.ReLU(), nn.MaxPool2d(2)),
@@ -68,7 +68,7 @@ def conv_gn() -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two convolutions with batch normalisation around a short cut without parameters (He et al. 2015, option A)."""
+    """Two convolutions with batch normalization around a short cut without parameters (He et al. 2015, option A)."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Block(nn.Module):
 
 
 def resnet20() -> nn.Module:
-    """Returns ResNet-20 for 32 x 32 images, with batch normalisation by batch statistics."""
+    """Returns ResNet-20 for 32 x 32 images, with batch normalization by batch statistics."""
     widths = [16, *[16] * 3, *[32] * 3, *[64] * 3]
     blocks = [Block(before, after) for before, after in itertools.pairwise(widths)]
     stem = (nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
@@ -94,7 +94,7 @@ def resnet20() -> nn.Module:
 
 
 class Layer(nn.Module):
-    """A transformer layer, normalised before each part."""
+    """A transformer layer, normalized before each part."""
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class LM(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Two layers of `nn.TransformerEncoderLayer` with their defaults: dropout .1, ReLU, normalised after each part."""
+    """Two layers of `nn.TransformerEncoderLayer` with their defaults: dropout .1, ReLU, normalized after each part."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ def gpt2(width: int = 128) -> nn.Module:
 
 
 def double(before: int, after: int) -> nn.Module:
-    """Returns two convolutions with group normalisation."""
+    """Returns two convolutions with group normalization."""
     return nn.Sequential(
         *(nn.Conv2d(before, after, 3, padding=1, bias=False), nn.GroupNorm(4, after), nn.ReLU()),
         *(nn.Conv2d(after, after, 3, padding=1, bias=False), nn.GroupNorm(4, after), nn.ReLU()),
@@ -451,7 +451,7 @@ class Table:
             row = {one.form: one for one in group}
             bound = row[BINDING]
             times, sizes = [str(row[form].over_ideal) for form in FORMS], [f"{row[form].memory:.3f}" for form in FORMS]
-            limits = judgement(bound.limit, bound.time_ok), judgement(MEMORY_LIMIT, bound.memory_ok)
+            limits = judgment(bound.limit, bound.time_ok), judgment(MEMORY_LIMIT, bound.memory_ok)
             body.append((f"{bound.keep:g}", "", times[0], limits[0], *times[1:], "", sizes[0], limits[1], *sizes[1:]))
         return f"{self.title}\n{full}; {AGAIN} {self.again}\n{lines(header, body)}\n"
 

@@ -35,8 +35,8 @@ METHODS = {
 }
 
 
-class Normalised(Classifier):
-    """A module with a batch normalisation, whose statistics differ from process to process after each step."""
+class Normalized(Classifier):
+    """A module with a batch normalization, whose statistics differ from process to process after each step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -57,7 +57,7 @@ def lightning_changes_nothing(rank: int, folder: str) -> None:
     for accumulate, workers in depth([(3, 0)], [(3, 0), (1, 2)]):
         found = []
         for callbacks in ([], [thresher.lightning.Selection(thresher.FullData())]):
-            module = Normalised(draws=True)
+            module = Normalized(draws=True)
             made = fit(module, *callbacks, validate=True, workers=workers, accumulate_grad_batches=accumulate, **ON_TWO)
             steps = (made.global_step, module.validated, module.estimates)
             found.append((lightning_cases.outcome(module, made), steps))
@@ -92,7 +92,7 @@ def by_hand(method: Any, rank: int) -> Any:
 def lightning_equals_a_plain_loop(rank: int, folder: str) -> None:
     for name in depth(["kakurenbo"], METHODS):
         net, optimizer, run = by_hand(METHODS[name], rank)
-        module, selection = Normalised(), thresher.lightning.Selection(METHODS[name])
+        module, selection = Normalized(), thresher.lightning.Selection(METHODS[name])
         made = fit(module, selection, validate=True, **ON_TWO)
         assert_same(module.net.state_dict(), net.state_dict(), name)
         assert_same(made.optimizers[0].state_dict()["state"], optimizer.state_dict()["state"], name)
@@ -110,11 +110,11 @@ def lightning_equals_a_plain_loop(rank: int, folder: str) -> None:
 def lightning_goes_on(rank: int, folder: str) -> None:
     """From checkpoints after a step and after an epoch, with the same bits."""
     for name, workers in depth([("kakurenbo", 0)], [(name, workers) for name in METHODS for workers in (0, 2)]):
-        saves, module = Saves(Path(folder, name, str(workers))), Normalised()
+        saves, module = Saves(Path(folder, name, str(workers))), Normalized()
         settings = {"validate": True, "workers": workers, **ON_TWO}
         expected = lightning_cases.outcome(module, fit(module, thresher.lightning.Selection(METHODS[name]), saves, **settings))
         for path in saves.of_epoch(1, *depth(["step"], ["step", "last", "validation", "epoch"])):
-            resumed, selection = Normalised(), thresher.lightning.Selection(METHODS[name])
+            resumed, selection = Normalized(), thresher.lightning.Selection(METHODS[name])
             made = fit(resumed, selection, seed=9, ckpt_path=path, **settings)
             found = lightning_cases.outcome(resumed, made)
             assert_same(found["rates"], expected["rates"][-len(found["rates"]) :], path.name)
@@ -122,7 +122,7 @@ def lightning_goes_on(rank: int, folder: str) -> None:
             assert len(selection.run.history) == EPOCHS
 
 
-class Fails(Normalised):
+class Fails(Normalized):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self.batches == 3:
             raise KeyError("a failure")

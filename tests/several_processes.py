@@ -251,7 +251,7 @@ def gradients(rank: int) -> list[float]:
     return found
 
 
-class Normalised(nn.Module):
+class Normalized(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.last = nn.BatchNorm1d(6), nn.Linear(6, CLASSES)
@@ -265,7 +265,7 @@ def own_passes(rank: int) -> dict[str, Any]:
     samples = numbers(20, 6, seed=rank, dtype=torch.float32), torch.arange(20) % CLASSES
     found: dict[str, Any] = {}
     for shared in (True, False):
-        model = DistributedDataParallel(fresh(Normalised))
+        model = DistributedDataParallel(fresh(Normalized))
         model.broadcast_buffers = shared
         optimizer = sgd(model)
         run = attached(model, optimizer, BigLoss(keep=0.5), rank, samples=samples, batch=4)
@@ -299,7 +299,7 @@ def fallbacks(rank: int) -> tuple[bool, bool, bool]:
     return before, trained.is_plain, trained.is_plain_anywhere(can_score=True)
 
 
-def synchronised(rank: int) -> str:
+def synchronized(rank: int) -> str:
     model = subset_backward(nn.Sequential(nn.Linear(6, 4), nn.SyncBatchNorm(4)), strict=True)
     try:
         model(numbers(6, 6, dtype=torch.float32))
@@ -308,7 +308,7 @@ def synchronised(rank: int) -> str:
     return ""
 
 
-CASES = (orders, no_sync, reducer, heads, gradients, own_passes, fallbacks, synchronised)
+CASES = (orders, no_sync, reducer, heads, gradients, own_passes, fallbacks, synchronized)
 
 
 def run_cases(rank: int, folder: str) -> None:

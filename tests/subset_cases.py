@@ -263,7 +263,7 @@ class SqueezeExcite(nn.Module):
 
 
 class SmallResNet(nn.Module):
-    """Three residual blocks with batch normalisation."""
+    """Three residual blocks with batch normalization."""
 
     def __init__(self, width: int = 8, classes: int = 5) -> None:
         super().__init__()

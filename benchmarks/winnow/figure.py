@@ -20,7 +20,7 @@ ARMS = {
     "fewer epochs": ("fewer epochs", "#8e8e93"),
     "full": ("full training", "#1c1d21"),
 }
-"""Ways to train: the name and the colour of each."""
+"""Ways to train: the name and the color of each."""
 SHARES = (0.35, 0.5, 0.7)
 WIDTH, HEIGHT, PANEL, LEFT, TOP, BOTTOM = 900, 330, 300, 44, 86, 44
 LARGEST_TIME = 1.05
@@ -77,21 +77,21 @@ def _panel(tables: Mapping[str, Any], task: str, left: int) -> str:
         f'<text x="{x(time):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{time:g}</text>' for time in (0, 0.5, 1)
     ]
     parts.append(f'<text x="{x(0.5):.1f}" y="{HEIGHT - 8}" text-anchor="middle">CPU time over full training</text>')
-    return "".join(parts) + "".join(_line(points[arm], colour, x, y) for arm, (_, colour) in ARMS.items())
+    return "".join(parts) + "".join(_line(points[arm], color, x, y) for arm, (_, color) in ARMS.items())
 
 
-def _line(points: Sequence[tuple[float, float]], colour: str, x: Any, y: Any) -> str:
+def _line(points: Sequence[tuple[float, float]], color: str, x: Any, y: Any) -> str:
     # In the order of the shares: a smaller share can have taken longer, where the machine was busy.
     path = "L".join(f"{x(time):.1f} {y(metric):.1f}" for time, metric in points)
-    dots = [f'<circle cx="{x(time):.1f}" cy="{y(metric):.1f}" r="4" fill="{colour}"/>' for time, metric in points]
-    return f'<path d="M{path}" stroke="{colour}" stroke-width="2" fill="none"/>{"".join(dots)}'
+    dots = [f'<circle cx="{x(time):.1f}" cy="{y(metric):.1f}" r="4" fill="{color}"/>' for time, metric in points]
+    return f'<path d="M{path}" stroke="{color}" stroke-width="2" fill="none"/>{"".join(dots)}'
 
 
 def _legend() -> str:
     shares = ", ".join(f"{share:g}" for share in SHARES)
     parts, at = [f'<text x="12" y="22" font-weight="600">Accuracy over time, at {shares} of the cost</text>'], 12
-    for name, colour in ARMS.values():
-        parts.append(f'<circle cx="{at + 6}" cy="44" r="5" fill="{colour}"/><text x="{at + 16}" y="48">{name}</text>')
+    for name, color in ARMS.values():
+        parts.append(f'<circle cx="{at + 6}" cy="44" r="5" fill="{color}"/><text x="{at + 16}" y="48">{name}</text>')
         at += 50 + 7 * len(name)
     return "".join(parts)
 

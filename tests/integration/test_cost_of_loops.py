@@ -45,7 +45,7 @@ def test_a_call_of_subset_backward_by_any_name_counts_its_backward_pass_once(how
     full = how == "own name, all rows"
     run, net, optimizer = attached(FullData() if full else ONCE, net=net, **({} if full else {"forward_passes": "once"}))
     if how == "eval":
-        run.model.eval()  # as with frozen statistics of normalisations
+        run.model.eval()  # as with frozen statistics of normalizations
     model = {"eval": run.model, "module": run.model.module}.get(how, net)
     train(
         run, optimizer, lambda x, y: run.criterion(model((x - 0.3) / 1.2), y)
@@ -222,7 +222,7 @@ def test_a_look_without_gradients_does_not_hide_the_backward_pass_of_the_plain_m
     assert run.cost.backward == 64
 
 
-@pytest.mark.parametrize("how", ["views", "normalised", "eval"])
+@pytest.mark.parametrize("how", ["views", "normalized", "eval"])
 @pytest.mark.parametrize("method", [FullData(), ONCE])
 def test_crops_are_counted_in_one_unit(method, how):
     run, _, optimizer = attached(method, crops=True, **({} if isinstance(method, FullData) else {"forward_passes": "once"}))

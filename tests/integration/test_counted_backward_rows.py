@@ -167,7 +167,7 @@ def sharpness_aware(at, x, y, i):
     at.step()
 
 
-def normalised_inputs(at, x, y, i):
+def normalized_inputs(at, x, y, i):
     at.backward(at.run.criterion(at.run.model((x - 1) / 2), y))
     at.step()
 
@@ -226,7 +226,7 @@ LOOPS = [
     (lbfgs, ONCE, {"passes": "once"}, SPENT),
     (sharpness_aware, FullData(), {}, 1.0),
     (sharpness_aware, ONCE, {"passes": "once"}, SPENT),
-    (normalised_inputs, ONCE, {"passes": "once"}, SPENT),
+    (normalized_inputs, ONCE, {"passes": "once"}, SPENT),
     (slices_of_outputs, FullData(), {}, 1.0),
     (two_heads_of_the_plain_model, FullData(), {}, 1.0),
     (own_reduction, ONCE, {"passes": "once"}, SPENT),

@@ -61,7 +61,7 @@ def evaluate_after_each_epoch(run, optimizer):
     evaluate(run)
 
 
-def update_normalisation(run, optimizer):
+def update_normalization(run, optimizer):
     train(run, optimizer)
     if run.epoch == EPOCHS:
         torch.optim.swa_utils.update_bn(run.loader, nn.Sequential(nn.BatchNorm1d(4)))
@@ -84,7 +84,7 @@ def store(run, optimizer):
         step(run, optimizer, x, y)
 
 
-LOOPS = [skip_batches, filter_rows, evaluate_after_each_epoch, update_normalisation, train_twice, overfit, store]
+LOOPS = [skip_batches, filter_rows, evaluate_after_each_epoch, update_normalization, train_twice, overfit, store]
 
 
 @pytest.mark.parametrize("steps", [True, False])

@@ -156,7 +156,7 @@ def test_fine_tuning_from_the_weights_of_a_pretraining(tmp_path):
 
 
 def test_gradients_of_small_batches_add_up_to_those_of_a_large_one(tmp_path):
-    """The network normalises within each sample; the loss has class weights, and the last step has batches of 7, 7 and 2."""
+    """The network normalizes within each sample; the loss has class weights, and the last step has batches of 7, 7 and 2."""
     small, large = ({"batch_size": 7, "accumulate": 4}, {"batch_size": 28})
     runs = [
         trained("deepcam", tmp_path / str(number), smoke=True, method="full", epochs=2, **batch)["runs"][0]

@@ -262,7 +262,7 @@ def test_a_whole_training_run_is_the_plain_one() -> None:
     assert models[1].fallback is None
 
 
-# Batch normalisation
+# Batch normalization
 
 
 def test_batch_norm_in_training() -> None:

@@ -108,14 +108,14 @@ def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(size, ep
 
 @settings(max_examples=depth(40, 400))
 @given(sizes(), st.integers(1, 99), st.booleans())
-def test_too_few_rows_a_batch_are_refused_with_the_smallest_share(size, hundredths, normalised):
+def test_too_few_rows_a_batch_are_refused_with_the_smallest_share(size, hundredths, normalized):
     n, batch_size, drop_last = size
-    training = Training(n, batch_size, drop_last=drop_last, features=lambda: nn.BatchNorm1d(6) if normalised else nn.ReLU())
-    rows, least = max(1, round(hundredths / 100 * training.samples)), 2 if normalised else 1
+    training = Training(n, batch_size, drop_last=drop_last, features=lambda: nn.BatchNorm1d(6) if normalized else nn.ReLU())
+    rows, least = max(1, round(hundredths / 100 * training.samples)), 2 if normalized else 1
     if rows == training.samples or rows >= least * training.steps:
         training.attach(hundredths / 100, 2)
         return
-    reason = "fewer than two per batch, which BatchNorm needs" if normalised else "less than one a batch"
+    reason = "fewer than two per batch, which BatchNorm needs" if normalized else "less than one a batch"
     with pytest.raises(ValueError, match=f"{reason}: the smallest share is") as said:
         training.attach(hundredths / 100, 2)
     named = float(str(said.value).split("the smallest share is ")[1].split(". Give")[0])

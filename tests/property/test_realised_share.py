@@ -52,7 +52,7 @@ def signals_after(subject: EpochSubject, kind: str, epoch: int, n: int) -> dict[
     return found
 
 
-def realised(method: Any, kind: str, n: int = N, epochs: int = EPOCHS) -> list[float]:
+def realized(method: Any, kind: str, n: int = N, epochs: int = EPOCHS) -> list[float]:
     """The share that each epoch of a training leaves out, in which only samples that are kept or refreshed are seen."""
     subject = EpochSubject(method, None, epochs, n)
     table, left_out = subject.table(), []
@@ -79,7 +79,7 @@ def test_the_share_is_the_one_that_was_asked_for(name: str, setting: str, share:
     kinds = LOSSES[:1] if defines(method, "full_pass") or not requirements_of(method).records else LOSSES
     for kind in depth(kinds[:: 1 if share == 0.5 else 4], kinds):
         with noted(f"losses: {kind}"):
-            found = realised(method, kind)
+            found = realized(method, kind)
             if setting == "target":
                 assert abs(float(np.mean(found)) - share) < POINT
                 continue
@@ -93,14 +93,14 @@ def test_every_method_with_a_threshold_has_a_target() -> None:
 
 def test_without_a_target_the_share_is_far_from_the_setting() -> None:
     """The reason for it: of exponential losses a bit more than 1 - 1 / e are below the mean, and some epochs prune nothing."""
-    found = float(np.mean(realised(methods.create("infobatch", prune_fraction=0.5), "smooth")))
+    found = float(np.mean(realized(methods.create("infobatch", prune_fraction=0.5), "smooth")))
     assert 0.5 * (1 - math.exp(-1)) * 20 / 24 < found < 0.3
 
 
 @pytest.mark.parametrize("name", sorted(name for name, setting in WITH_A_SHARE if setting == "target"))
 @pytest.mark.parametrize(("n", "epochs"), [(1, 20), (2, 30), (3, 24), (57, 40)])
 def test_small_datasets_never_lose_all_their_samples(name: str, n: int, epochs: int) -> None:
-    found = realised(methods.create(name, target=0.5), "tied", n, epochs)
+    found = realized(methods.create(name, target=0.5), "tied", n, epochs)
     assert max(found) <= 1 - 1 / n
     assert n < 57 or abs(float(np.mean(found)) - 0.5) < POINT
 

@@ -92,7 +92,7 @@ def test_the_draw_is_that_of_the_seed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.33, 0.9])
-def test_the_realised_share(keep: float) -> None:
+def test_the_realized_share(keep: float) -> None:
     scores = Scores(torch.arange(1000), torch.rand(1000, generator=rng.seeded(0)))
     assert len(Ccs(scores, keep).kept(1000)) / 1000 == pytest.approx(keep, abs=0.01)
 

@@ -126,7 +126,7 @@ def test_nothing_of_an_empty_batch() -> None:
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.25, 0.37])
-def test_the_realised_share(keep: float) -> None:
+def test_the_realized_share(keep: float) -> None:
     kept = 0
     for step in range(10):
         signals = {"id": torch.arange(128), "error": torch.randn(128, 3, generator=seeded(step))}

@@ -88,7 +88,7 @@ def test_nothing_of_an_empty_batch() -> None:
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.5])
-def test_the_realised_share(keep: float) -> None:
+def test_the_realized_share(keep: float) -> None:
     shapes = {"alignment": (128,), "error": (128, 3), "feature": (128, 4)}
     signals = {name: torch.randn(shape, generator=seeded(1)) for name, shape in shapes.items()}
     plan, _ = Greats(keep).plan_batch({"id": torch.arange(128), **signals}, {}, step=0, generator=seeded(0))

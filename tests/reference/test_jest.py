@@ -115,7 +115,7 @@ def test_one_chunk_is_uniform() -> None:
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.2, 0.37])
-def test_the_realised_share(keep: float) -> None:
+def test_the_realized_share(keep: float) -> None:
     signals = {"id": torch.arange(128), "loss": torch.rand(128, generator=seeded(0))}
     assert len(Jest(keep=keep).plan_batch(signals, {}, step=0, generator=seeded(1))[0].rows) / 128 == pytest.approx(
         keep, abs=0.01

@@ -186,7 +186,7 @@ def test_the_expected_sum_is_that_of_the_batch() -> None:
 
 
 @pytest.mark.parametrize("keep", [0.1, 0.3, 0.7])
-def test_the_realised_share_is_the_requested_one(keep: float) -> None:
+def test_the_realized_share_is_the_requested_one(keep: float) -> None:
     method, r = ThresholdKeep(keep), np.random.default_rng(0)
     state, kept = method.init_state(), 0
     for step in range(150):
@@ -198,7 +198,7 @@ def test_the_realised_share_is_the_requested_one(keep: float) -> None:
 
 
 @pytest.mark.parametrize("toy", ["skewed", "rare"])
-def test_the_realised_share_of_a_training_is_the_requested_one(toy: str) -> None:
+def test_the_realized_share_of_a_training_is_the_requested_one(toy: str) -> None:
     """Gradient norms fall in the course of it."""
     cost = train_model(ThresholdKeep(keep=0.4), planted(toy, 0))[1]
     assert (3 * cost - 1) / 2 == pytest.approx(0.4, abs=0.01)

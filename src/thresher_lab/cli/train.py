@@ -20,7 +20,7 @@ def train(
     smoke: Annotated[bool, typer.Option("--smoke", help="Try it out: a small network and few samples, made up.")] = False,
     method: Annotated[str | None, typer.Option(help="One method, as in `thresher compare`. Default: the recipe's.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs; the schedules are stretched to it.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed for weight initialisation, sample order and selection.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for weight initialization, sample order and selection.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and model.pt. Default: runs/RECIPE.")] = None,
     weights: Annotated[Path | None, typer.Option(help="model.pt to start from, of the recipe that this one names.")] = None,
     batch_size: BatchSizeOption = None,

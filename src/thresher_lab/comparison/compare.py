@@ -26,7 +26,7 @@ from thresher_lab.comparison.controls import (
     why_no_placebo_of,
 )
 from thresher_lab.comparison.ray_workers import Cluster, RayWorkers
-from thresher_lab.comparison.summary import margin_of, summarise
+from thresher_lab.comparison.summary import margin_of, summarize
 from thresher_lab.comparison.workers import Advanced, RunRefusedError, RunValueError, TogetherWorkers, Warned, Workers
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.folders import sole_use
@@ -110,7 +110,7 @@ def compare(
             it has room for.
         controls: Kinds of controls to train. Default: all of `CONTROLS` that are possible, without those in `ON_REQUEST`; the
             results name those that are not possible.
-        margin: Loss that does not matter, above 0, see `summarise`; another margin trains nothing again. Default: `margin_of`.
+        margin: Loss that does not matter, above 0, see `summarize`; another margin trains nothing again. Default: `margin_of`.
         looks: Further numbers of seeds at which the verdicts are to be looked at. Default: none.
         rates: Factors on the learning rate by arm, see `chosen_rates`. Default: 1 for all.
         track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
@@ -195,7 +195,7 @@ def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: f
         "left_out": left_out,
         "equal_seeds": alike,
         "runs": runs,
-        "summary": summarise(runs, margin, looks),
+        "summary": summarize(runs, margin, looks),
     }
     comparison.store.save_results(results)
     return results

@@ -185,7 +185,7 @@ def picked_apart(
 ) -> Scores:
     """Returns D2 scores of samples by how hard they are and by their features, with the cost of both.
 
-    The places of several orders have no mean: models that pick different samples of one neighbourhood would cancel each other.
+    The places of several orders have no mean: models that pick different samples of one neighborhood would cancel each other.
     So there is one order, by the features of one model.
 
     Args:

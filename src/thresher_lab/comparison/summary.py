@@ -1,4 +1,4 @@
-"""Summarises a comparison: each method against full training and its controls, and what to do next."""
+"""Summarizes a comparison: each method against full training and its controls, and what to do next."""
 
 import math
 import statistics
@@ -86,7 +86,7 @@ def margin_of(runs: Sequence[RunDict]) -> float:
     return float(f"{size:.2g}") if 0 < size < math.inf else DEFAULT_MARGIN
 
 
-def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: int = 1) -> list[RowDict]:
+def summarize(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: int = 1) -> list[RowDict]:
     """Returns one row per method and control, in the order of their first runs; controls follow their method.
 
     Args:

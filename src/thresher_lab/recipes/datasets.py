@@ -115,8 +115,8 @@ def _auto_augment(settings: ImageSection) -> Callable[[Image.Image], Image.Image
     policy = settings.auto_augment or ""
     if policy == "ta_wide":
         return optional("torchvision.transforms").TrivialAugmentWide(interpolation=_interpolation(settings))
-    grey = tuple(round(255 * value) for value in settings.mean or MEAN)
-    options = {"img_mean": grey, "interpolation": getattr(Image.Resampling, settings.interpolation.upper())}
+    gray = tuple(round(255 * value) for value in settings.mean or MEAN)
+    options = {"img_mean": gray, "interpolation": getattr(Image.Resampling, settings.interpolation.upper())}
     return SeededTransform(optional("timm.data").rand_augment_transform(policy, options | {"magnitude_max": MAX_MAGNITUDE}))
 
 
@@ -125,7 +125,7 @@ def _interpolation(settings: ImageSection) -> Any:
 
 
 def _to_tensor(settings: ImageSection) -> list[Any]:
-    """Returns the steps from an image to a normalised tensor of shape (channels, H, W), float32."""
+    """Returns the steps from an image to a normalized tensor of shape (channels, H, W), float32."""
     vision = optional("torchvision.transforms")
     return [vision.ToTensor(), vision.Normalize(settings.mean or MEAN, settings.std or STD)]
 
@@ -272,7 +272,7 @@ def from_task(recipe: Recipe, data: Data) -> TrainAndTest:
 
 
 def as_bytes(data: Data) -> tuple[Tensor, Tensor]:
-    """Undoes the normalisation of images whose smallest pixel was 0 and whose largest was 255 in every channel.
+    """Undoes the normalization of images whose smallest pixel was 0 and whose largest was 255 in every channel.
 
     Returns:
         Training images and test images, shape (N, channels, H, W), uint8.

@@ -11,7 +11,7 @@ from thresher_lab.tasks.vision import optional
 
 
 def wide_resnet(*, depth: int = 28, width: int = 10, dropout: float = 0.0, classes: int = 10) -> nn.Sequential:
-    """Returns a Wide ResNet: three stages of blocks with normalisation before each convolution (arXiv:1605.07146).
+    """Returns a Wide ResNet: three stages of blocks with normalization before each convolution (arXiv:1605.07146).
 
     Args:
         depth: Number of convolutions on the longest path, 6n + 4.
@@ -36,7 +36,7 @@ def wide_resnet(*, depth: int = 28, width: int = 10, dropout: float = 0.0, class
 
 
 class WideBlock(nn.Module):
-    """Two convolutions, each after normalisation, and a shortcut, which is a 1x1 convolution if the shape changes."""
+    """Two convolutions, each after normalization, and a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, *, stride: int = 1, dropout: float = 0.0) -> None:
         super().__init__()

@@ -299,7 +299,7 @@ def run(
         spec: Method, from `task.spec`.
         out: Folder for results.json and model.pt, and for checkpoint.pt during the training.
         data: Path of the data. Default: none, if the task of the recipe finds its data itself.
-        seed: Random seed for weight initialisation, sample order and selection.
+        seed: Random seed for weight initialization, sample order and selection.
         progress: Function that is called after each epoch.
 
     Returns:

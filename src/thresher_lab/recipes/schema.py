@@ -112,7 +112,7 @@ class OptimizerSection(Section):
         momentum: Momentum of sgd and rmsprop.
         nesterov: Whether sgd uses Nesterov momentum.
         weight_decay: Weight decay; 0 for none.
-        decay_norms: Whether biases and the weights of normalisation have weight decay, too.
+        decay_norms: Whether biases and the weights of normalization have weight decay, too.
         arguments: Other arguments of the optimizer's class.
     """
 

@@ -23,10 +23,10 @@ from thresher_lab.report.loading import ResultsDict, Samples, by_epoch, controls
 from thresher_lab.training.samples import RunHistory, class_name, mean_of_part
 
 INK = "#76767a"
-"""Placeholder colour that the page replaces by black in the light theme and by white in the dark theme."""
+"""Placeholder color that the page replaces by black in the light theme and by white in the dark theme."""
 GREY = "#8e8e93"
-METHOD_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""The palette of Okabe and Ito, whose colours can be told apart with any colour vision."""
+METHOD_COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""The palette of Okabe and Ito, whose colors can be told apart with any color vision."""
 SYMBOLS = ("square", "diamond", "triangle-up", "x", "pentagon", "star", "triangle-down")
 DASHES: tuple[str, ...] = ("solid", "dashdot", "longdash")
 SCALE = "Cividis"
@@ -36,42 +36,42 @@ FEW_EPOCHS = 12
 
 @dataclass(frozen=True)
 class Look:
-    """Colour, symbol and dash of a series.
+    """Color, symbol and dash of a series.
 
     Args:
-        colour: Colour as "#rrggbb".
+        color: Color as "#rrggbb".
         symbol: Name of plotly's marker symbol.
         dash: Name of plotly's line style.
     """
 
-    colour: str
+    color: str
     symbol: str = "circle"
     dash: str = "solid"
 
     @property
     def faint(self) -> str:
-        """The colour for a band: the same colour, nearly transparent."""
-        red, green, blue = (int(self.colour[at : at + 2], 16) for at in (1, 3, 5))
+        """The color for a band: the same color, nearly transparent."""
+        red, green, blue = (int(self.color[at : at + 2], 16) for at in (1, 3, 5))
         return f"rgba({red},{green},{blue},0.16)"
 
 
 def look(number: int) -> Look:
-    """Returns the look of the series with this number; series beyond the number of colours differ in symbol and dash."""
+    """Returns the look of the series with this number; series beyond the number of colors differ in symbol and dash."""
     return Look(
-        METHOD_COLOURS[number % len(METHOD_COLOURS)],
+        METHOD_COLORS[number % len(METHOD_COLORS)],
         SYMBOLS[number % len(SYMBOLS)],
-        DASHES[number // len(METHOD_COLOURS) % len(DASHES)],
+        DASHES[number // len(METHOD_COLORS) % len(DASHES)],
     )
 
 
 def looks(results: ResultsDict) -> dict[str, Look]:
-    """Returns the look of every method; full training is drawn in the text colour of the page."""
+    """Returns the look of every method; full training is drawn in the text color of the page."""
     others = [method for method in runs_by_method(results) if method != "full"]
     return {"full": Look(INK)} | {method: look(number) for number, method in enumerate(others)}
 
 
 def control_look(kind: str) -> Look:
-    """Returns the look of a kind of control: grey, with its own dash."""
+    """Returns the look of a kind of control: gray, with its own dash."""
     return Look(GREY, "circle-open", CONTROLS[kind].dash)
 
 
@@ -145,8 +145,8 @@ def line_trace(
         more: Further settings of `plotly.graph_objects.Scatter`.
     """
     drawn = {
-        "line": {"color": of.colour, "dash": of.dash, "width": 2},
-        "marker": {"color": of.colour, "symbol": of.symbol, "size": 7},
+        "line": {"color": of.color, "dash": of.dash, "width": 2},
+        "marker": {"color": of.color, "symbol": of.symbol, "size": 7},
     }
     return go.Scatter(x=short(x), y=short(y), mode=mode, name=escaped(name), legendgroup=name, **(drawn | more))
 
@@ -176,7 +176,7 @@ def median_traces(name: str, of: Look, x: ArrayLike, values: NDArray[np.float64]
 
 
 def heatmap(z: ArrayLike, **more: Any) -> go.Heatmap:
-    """Returns a heatmap whose colours brighten evenly for any colour vision."""
+    """Returns a heatmap whose colors brighten evenly for any color vision."""
     return go.Heatmap(z=short(z), colorscale=SCALE, **more)
 
 
@@ -230,12 +230,12 @@ def _add_points(
         "symmetric": False,
         "array": short(scale * (bounds[:, 1] - middle)),
         "arrayminus": short(scale * (middle - bounds[:, 0])),
-        "color": of.colour,
+        "color": of.color,
         "thickness": 1 if control else 2,
         "width": 0 if control else 5,
     }
     means = scale * np.array([row["mean"] for row in rows])
-    marker = {"color": of.colour, "symbol": of.symbol, "size": 7 if control else 12}
+    marker = {"color": of.color, "symbol": of.symbol, "size": 7 if control else 12}
     figure.add_trace(line_trace(name, of, [row[x] for row in rows], means, mode, error_y=interval, marker=marker))
 
 
@@ -302,7 +302,7 @@ def times_to_targets(results: ResultsDict, _: Samples, by: str = "cost") -> go.F
         y = short([np.nan if reached[field] is None else reached[field] for reached in arm["reached"]])
         said = [f"{reached['seeds']} of {reached['of']} seeds reached it" for reached in arm["reached"]]
         name = {"name": escaped(arm["method"]), "legendgroup": arm["method"]}
-        figure.add_trace(go.Bar(x=targets, y=y, hovertext=said, marker={"color": of.colour}, **name))
+        figure.add_trace(go.Bar(x=targets, y=y, hovertext=said, marker={"color": of.color}, **name))
     return figure.update_xaxes(type="category")
 
 
@@ -334,7 +334,7 @@ def left_out(results: ResultsDict, _: Samples) -> go.Figure | None:
 
 
 def _cap(method: str, of: Look, epochs: Any, values: Any) -> go.Scatter:
-    dashed = {"color": of.colour, "dash": "dash", "width": 1.5}
+    dashed = {"color": of.color, "dash": "dash", "width": 1.5}
     return line_trace(method, of, epochs, values, "lines", line=dashed, showlegend=False).update(name=escaped(f"{method}: cap"))
 
 
@@ -528,7 +528,7 @@ def overlap_by_epoch(results: ResultsDict, samples: Samples) -> go.Figure | None
         known = np.isfinite(shares).all(axis=0)
         if known.any():
             x, y = np.arange(1, epochs + 1)[known], 100 * np.median(shares[:, known], axis=0)
-            marker = {"color": of[other].colour, "symbol": of[other].symbol, "size": 8}
+            marker = {"color": of[other].color, "symbol": of[other].symbol, "size": 8}
             figure.add_trace(line_trace(f"{one} and {other}", of[one], x, y, marker=marker))
     return figure.update_yaxes(range=[0, 100]) if figure.data else None
 

@@ -14,7 +14,7 @@ from thresher_lab.training.samples import class_name
 MOST_ROWS = 30
 """Largest number of classes in a chart: those that change most."""
 DIVERGING = "PuOr"
-"""Colours of differences, which can be told apart with any colour vision."""
+"""Colors of differences, which can be told apart with any color vision."""
 
 
 def change_by_class(results: ResultsDict, _: Samples) -> go.Figure | None:
@@ -43,10 +43,10 @@ def change_by_class(results: ResultsDict, _: Samples) -> go.Figure | None:
 def _points(method: str, of: Look, change: NDArray[np.float64], names: list[str], shift: float) -> go.Scatter:
     seeds = len(change)
     half = stats.t.ppf(0.975, seeds - 1) * change.std(0, ddof=1) / seeds**0.5 if seeds > 1 else np.full(change.shape[1], np.nan)
-    bar = {"type": "data", "array": short(half), "color": of.colour, "thickness": 2, "width": 4}
+    bar = {"type": "data", "array": short(half), "color": of.color, "thickness": 2, "width": 4}
     says = "%{text}: %{x:+.3g} points<extra></extra>"
     y = shift + np.arange(len(names))
-    marker = {"color": of.colour, "symbol": of.symbol, "size": 9}
+    marker = {"color": of.color, "symbol": of.symbol, "size": 9}
     return line_trace(method, of, change.mean(0), y, "markers", error_x=bar, marker=marker, text=names, hovertemplate=says)
 
 

@@ -191,8 +191,8 @@ def _forest_row(
 ) -> list[str]:
     """Returns the parts of a row: its name, difference and time, its point, and its interval."""
     control = kind_of(row)
-    colour = "var(--quiet)" if control is not None else looks(results)[row["method"]].colour
-    colour = "currentColor" if colour == INK else colour
+    color = "var(--quiet)" if control is not None else looks(results)[row["method"]].color
+    color = "currentColor" if color == INK else color
     label = row["method"] if control is None else f"{CONTROLS[control].words}"
     shown = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
     ratio, time = time_of(row, results)
@@ -207,14 +207,14 @@ def _forest_row(
     if row["ci95"] is not None:
         bounds = [scale * end for end in row["ci95"]]
         (left, right), size = map(at, bounds), 4 if control is None else 3
-        parts.append(f'<path d="M{left:.1f} {y}H{right:.1f}" stroke="{colour}" stroke-width="2" fill="none"/>')
+        parts.append(f'<path d="M{left:.1f} {y}H{right:.1f}" stroke="{color}" stroke-width="2" fill="none"/>')
         for end, bound, way in ((left, bounds[0], 1), (right, bounds[1], -1)):
             inside, is_beyond = end + way * size, not ends[0] <= bound <= ends[1]
             arrow = f"M{inside:.1f} {y - size}L{end:.1f} {y}L{inside:.1f} {y + size}"
             tip = arrow if is_beyond else f"M{end:.1f} {y - size}V{y + size}"
-            parts.append(f'<path d="{tip}" stroke="{colour}" stroke-width="2" fill="none"><title>{bound:+.3g}</title></path>')
+            parts.append(f'<path d="{tip}" stroke="{color}" stroke-width="2" fill="none"><title>{bound:+.3g}</title></path>')
     radius = 5 if control is None else 3.5
-    parts.append(f'<circle cx="{x:.1f}" cy="{y}" r="{radius}" fill="{colour}"/>')
+    parts.append(f'<circle cx="{x:.1f}" cy="{y}" r="{radius}" fill="{color}"/>')
     if picked:
         parts.append(f'<path d="M{x - 9:.1f} {y}a9 9 0 1 0 18 0a9 9 0 1 0 -18 0" class="pick"><title>our pick</title></path>')
     return parts

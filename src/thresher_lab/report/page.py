@@ -217,7 +217,7 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
             "overlap",
             "Do methods leave out the same samples?",
             "The samples that both methods left out of an epoch, as a share of those that either left out; line and marker "
-            "have the colours of the two methods. For comparison: two random halves of the samples overlap by a third, two "
+            "have the colors of the two methods. For comparison: two random halves of the samples overlap by a third, two "
             "random sets of two thirds by a half. Samples that full training with the same seed did not get from its loader "
             "are not counted; samples that drop_last removes from smaller epochs are.",
             single_view(charts.overlap_by_epoch),
@@ -240,7 +240,7 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
         Chart(
             "histogram",
             "Distribution of losses",
-            "The share of samples by their latest loss after each epoch; colours change by powers of ten. The outermost "
+            "The share of samples by their latest loss after each epoch; colors change by powers of ten. The outermost "
             "bins also hold all smaller and all larger losses.",
             each_method(charts.loss_histogram),
         ),

@@ -15,8 +15,8 @@ from plotly.subplots import make_subplots
 
 from thresher_lab.report.charts import Look, band_trace, line_trace, look
 
-FIRST_COLOUR = "#000000"
-"""Colour of the first curve of each panel, which is the baseline; the others have those of `charts.look`."""
+FIRST_COLOR = "#000000"
+"""Color of the first curve of each panel, which is the baseline; the others have those of `charts.look`."""
 PANEL_WIDTH, PANEL_HEIGHT, LEGEND_HEIGHT = 440, 380, 60
 """Sizes in pixels, of which an inch has 96."""
 PICTURE_SUFFIXES = (".svg", ".png")
@@ -83,7 +83,7 @@ class Panel:
 
     def looks(self) -> list[tuple[Curve, Look]]:
         """Returns the curves, each with its look."""
-        return [(curve, look(number - 1) if number else Look(FIRST_COLOUR)) for number, curve in enumerate(self.curves)]
+        return [(curve, look(number - 1) if number else Look(FIRST_COLOR)) for number, curve in enumerate(self.curves)]
 
 
 def panel_size(panels: int, columns: int) -> tuple[int, int, int, int]:
@@ -195,7 +195,7 @@ def _fill(axes: Any, panel: Panel) -> None:
     axes.set_axisbelow(True)
     for curve, of in panel.looks():
         x, middle, least, most = curve.columns(low)
-        axes.fill_between(x, least, most, color=of.colour, alpha=0.16, linewidth=0)
+        axes.fill_between(x, least, most, color=of.color, alpha=0.16, linewidth=0)
         plot_line(axes, curve.name, of, x, middle)
     for name, value in panel.marks:
         axes.axhline(value, color="#888888", linewidth=0.8, linestyle="--")
@@ -206,7 +206,7 @@ def _fill(axes: Any, panel: Panel) -> None:
 def plot_line(axes: Any, name: str, of: Look, x: Sequence[float], y: Sequence[float]) -> None:
     """Adds a line with markers to a chart of matplotlib."""
     line, marker = LINES.get(of.dash, "-"), MARKERS.get(of.symbol, "o")
-    axes.plot(x, y, color=of.colour, linestyle=line, marker=marker, label=name)
+    axes.plot(x, y, color=of.color, linestyle=line, marker=marker, label=name)
 
 
 def error_panels(measured: Mapping[str, Any]) -> list[Panel]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from thresher_lab.report.charts import Look, look
-from thresher_lab.report.panels import FIRST_COLOUR, MARKERS, MATPLOTLIB, panel_size, plot_line
+from thresher_lab.report.panels import FIRST_COLOR, MARKERS, MATPLOTLIB, panel_size, plot_line
 from thresher_lab.reproduction.artefact import FULL_ROW, TableChart
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -62,7 +62,7 @@ def _short(title: str) -> str:
 
 @dataclass(frozen=True)
 class _Series:
-    """A line, or bars of one colour: a name, its x (for lines) and its y, NaN where the cell has no number."""
+    """A line, or bars of one color: a name, its x (for lines) and its y, NaN where the cell has no number."""
 
     name: str
     x: Sequence[float]
@@ -99,7 +99,7 @@ def _rows(table: Mapping[str, Any]) -> list[_Series]:
 def _looks(series: Sequence[_Series]) -> list[tuple[_Series, Look]]:
     """Returns the series with their looks: full training is black, as in the report."""
     others = [one for one in series if one.name != FULL_ROW]
-    return [(one, Look(FIRST_COLOUR) if one.name == FULL_ROW else look(others.index(one))) for one in series]
+    return [(one, Look(FIRST_COLOR) if one.name == FULL_ROW else look(others.index(one))) for one in series]
 
 
 def _draw_lines(axes: Any, table: Mapping[str, Any], chart: TableChart) -> None:
@@ -114,12 +114,12 @@ def _draw_bars(axes: Any, table: Mapping[str, Any], chart: TableChart) -> None:
     series = _columns(table, chart)
     places, width = np.arange(len(table["rows"])), 0.8 / len(series)
     for number, (one, of) in enumerate(_looks(series)):
-        axes.bar(places + (number - (len(series) - 1) / 2) * width, one.y, width, color=of.colour, label=one.name)
+        axes.bar(places + (number - (len(series) - 1) / 2) * width, one.y, width, color=of.color, label=one.name)
     axes.set_xticks(places, [row[0] for row in table["rows"]])
 
 
 def _draw_points(axes: Any, table: Mapping[str, Any], chart: TableChart) -> None:
-    """Draws the first number of each row over its cost: a colour per method, whose name is what stands before a setting."""
+    """Draws the first number of each row over its cost: a color per method, whose name is what stands before a setting."""
     at = list(table["header"]).index(COST)
     methods: dict[str, list[Sequence[str]]] = {}
     for row in table["rows"]:
@@ -130,7 +130,7 @@ def _draw_points(axes: Any, table: Mapping[str, Any], chart: TableChart) -> None
         x, y = ([_number(row[column]) for row in rows] for column in (at, 1))
         spread = [float(found[1]) if (found := SPREAD.search(row[1])) else 0.0 for row in rows]
         marker = MARKERS.get(of.symbol, "o")
-        axes.errorbar(x, y, spread, color=of.colour, marker=marker, linewidth=1, elinewidth=0.6, capsize=2, label=one.name)
+        axes.errorbar(x, y, spread, color=of.color, marker=marker, linewidth=1, elinewidth=0.6, capsize=2, label=one.name)
 
 
 DRAWERS = {"lines": _draw_lines, "rows": _draw_lines, "bars": _draw_bars, "points": _draw_points}

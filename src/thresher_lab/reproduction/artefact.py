@@ -372,7 +372,7 @@ def reproduce(artefact: Artefact, work: Path, *, data: Path | None = None, **opt
     Returns:
         name, paper, shows, here, beside, seeds, device, versions, verdict, claims (see `Claim.judge`), remark, tables
         (title, header, rows), pictures (title, png) and parts (name, task, epochs, metric, backward_to_forward and summary, see
-        `summary.summarise`); nothing in all but the first of several processes that train together.
+        `summary.summarize`); nothing in all but the first of several processes that train together.
 
     Raises:
         ValueError: An argument is not possible, see `compare`.

@@ -210,7 +210,7 @@ class Task:
         batch_size: Number of samples per training batch.
         momentum: Momentum of SGD.
         weight_decay: Weight decay of the optimizer.
-        optimise: Optimizer: "sgd", with Nesterov momentum, or "adamw".
+        optimize: Optimizer: "sgd", with Nesterov momentum, or "adamw".
         loss: Function that creates the loss function.
         evaluate: Function that measures the network on test batches; larger is better.
         metric: Name of the number that `evaluate` returns.
@@ -227,7 +227,7 @@ class Task:
     batch_size: int = 64
     momentum: float = 0.9
     weight_decay: float = 5e-4
-    optimise: Literal["sgd", "adamw"] = "sgd"
+    optimize: Literal["sgd", "adamw"] = "sgd"
     loss: Callable[[], nn.Module] = nn.CrossEntropyLoss
     evaluate: Callable[[nn.Module, EvaluationBatches], float] = accuracy
     metric: str = "accuracy"
@@ -269,14 +269,14 @@ class Task:
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """Returns an optimizer at the largest learning rate; `lr_factor` scales it."""
-        if self.optimise == "adamw":
+        if self.optimize == "adamw":
             return AdamW(model.parameters(), self.lr, weight_decay=self.weight_decay)
         return SGD(model.parameters(), self.lr, self.momentum, weight_decay=self.weight_decay, nesterov=self.momentum > 0)
 
     @property
     def recipe(self) -> dict[str, Any]:
         """The settings of training, which distinguish one comparison from another."""
-        return {name: getattr(self, name) for name in ("optimise", "lr", "batch_size", "momentum", "weight_decay")}
+        return {name: getattr(self, name) for name in ("optimize", "lr", "batch_size", "momentum", "weight_decay")}
 
 
 def evaluation_batches(data: Data) -> EvaluationBatches:

@@ -89,7 +89,7 @@ def contours(_: Path | None = None) -> Data:
     drawn = np.stack([contour.draw(TRAIN + TEST, rng) for contour in random_contours(CLASSES, rng)])
     parts = {"train": drawn[:, :TRAIN], "test": drawn[:, TRAIN:]}
     labels = np.arange(CLASSES)
-    return images.normalised(
+    return images.normalized(
         {name: (drawings.reshape(-1, SIDE, SIDE), labels.repeat(drawings.shape[1])) for name, drawings in parts.items()}
     )
 
@@ -217,7 +217,7 @@ CONTOUR_SETTINGS: dict[str, Any] = {
     "lr": 2e-3,
     "batch_size": 64,
     "weight_decay": 0.05,
-    "optimise": "adamw",
+    "optimize": "adamw",
 }
 
 CONTOUR_TASKS = (

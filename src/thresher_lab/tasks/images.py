@@ -121,7 +121,7 @@ def fashion_mnist(folder: Path | None = None) -> Data:
         ValueError: A file is damaged, or the files do not belong together.
     """
     files = _files(find_fashion_mnist(folder))
-    return normalised(
+    return normalized(
         {part: _read_images_and_labels(*(files[name] for name in names)) for part, names in FASHION_MNIST.items()}
     )
 
@@ -156,7 +156,7 @@ def find_files(task: str, folder: Path | None, sets: Mapping[str, Sequence[str]]
     raise FileNotFoundError(f"{task}: {problem}. It is read from {wanted}; DIR is given by --data DIR or {FOLDER_VARIABLE}")
 
 
-def normalised(parts: Mapping[str, tuple[NDArray[np.generic], NDArray[np.generic]]]) -> Data:
+def normalized(parts: Mapping[str, tuple[NDArray[np.generic], NDArray[np.generic]]]) -> Data:
     """Returns the images as float32, each channel with mean 0 and standard deviation 1 over the training pixels.
 
     Args:
@@ -213,7 +213,7 @@ def _downloaded() -> Path:
 
 def _split_by_fifths(images: NDArray[np.generic], labels: NDArray[np.generic]) -> Data:
     test = np.arange(len(images)) % 5 == 4
-    return normalised({"train": (images[~test], labels[~test]), "test": (images[test], labels[test])})
+    return normalized({"train": (images[~test], labels[~test]), "test": (images[test], labels[test])})
 
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -289,7 +289,7 @@ class Cifar:
         return find_files(self.name, folder, {self.python: self._files(""), self.binary: self._files(".bin")})
 
     def load(self, folder: Path | None = None) -> Data:
-        """Returns normalised images of shape (3, 32, 32) and their classes; those of CIFAR-100 are the fine classes.
+        """Returns normalized images of shape (3, 32, 32) and their classes; those of CIFAR-100 are the fine classes.
 
         Raises:
             FileNotFoundError: See `find`.
@@ -300,7 +300,7 @@ class Cifar:
         read, suffix = (self._read_pickle, "") if is_python else (self._read_binary, ".bin")
         *train, test = [read(data_folder / name) for name in self._files(suffix)]
         images, labels = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
-        return normalised({"train": (images, labels), "test": test})
+        return normalized({"train": (images, labels), "test": test})
 
     def _files(self, suffix: str) -> list[str]:
         return [name + suffix for name in (*self.train, self.test)]
@@ -438,7 +438,7 @@ def find_svhn(folder: Path | None = None) -> Path:
 
 
 def svhn(folder: Path | None = None) -> Data:
-    """Returns digits of house numbers, normalised images of shape (3, 32, 32): 73,257 for training and 26,032 for testing.
+    """Returns digits of house numbers, normalized images of shape (3, 32, 32): 73,257 for training and 26,032 for testing.
 
     Raises:
         FileNotFoundError: See `find_svhn`.
@@ -446,7 +446,7 @@ def svhn(folder: Path | None = None) -> Data:
     """
     data_folder = find_svhn(folder)
     train, test = (_read_svhn(data_folder / name) for name in FILES)
-    return normalised({"train": train, "test": test})
+    return normalized({"train": train, "test": test})
 
 
 def _read_svhn(path: Path) -> tuple[NDArray[np.generic], NDArray[np.int64]]:

@@ -14,7 +14,7 @@ class RandomView(nn.Module):
 
     Args:
         shift: Largest shift in pixels, in each direction, 0 or more. Default: 2.
-        erase: Chance that a square of an image is set to 0, the mean of normalised images, [0, 1]. Default: 0.1.
+        erase: Chance that a square of an image is set to 0, the mean of normalized images, [0, 1]. Default: 0.1.
         side: Side of that square in pixels. Default: 8.
     """
 
@@ -72,7 +72,7 @@ class RandomTurn(nn.Module):
 
 
 def small_cnn(side: int, *, width: int = 16, classes: int = 10) -> nn.Sequential:
-    """Returns two convolutions with batch normalisation and pooling, and a linear layer.
+    """Returns two convolutions with batch normalization and pooling, and a linear layer.
 
     Pooling takes the mean, as the maximum takes longer than both convolutions on a CPU.
 
@@ -184,7 +184,7 @@ class CausalTransformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a hidden layer of four times the width, each with a shortcut and with normalised inputs.
+    """Attention and a hidden layer of four times the width, each with a shortcut and with normalized inputs.
 
     Args:
         width: Size of the vector of a position, a multiple of `heads`.
@@ -213,7 +213,7 @@ class Block(nn.Module):
 
 
 class UNet(nn.Module):
-    """A UNet of two levels below the resolution of the image, normalised within each sample.
+    """A UNet of two levels below the resolution of the image, normalized within each sample.
 
     Args:
         channels: Number of channels of the inputs.
@@ -239,7 +239,7 @@ class UNet(nn.Module):
 
 
 def _double(inputs: int, outputs: int) -> nn.Sequential:
-    """Returns two convolutions with group normalisation."""
+    """Returns two convolutions with group normalization."""
     return nn.Sequential(
         *(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(4, outputs), nn.ReLU(inplace=True)),
         *(nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(4, outputs), nn.ReLU(inplace=True)),

@@ -22,7 +22,7 @@ def training_images(task: str, folder: Path | None = None) -> ImageArray | None:
         folder: Folder with the data, for tasks that take one.
 
     Returns:
-        Grey images, shape (N, H, W), or colour images, shape (N, H, W, 3), uint8. None for tasks without images, and for a
+        Grey images, shape (N, H, W), or color images, shape (N, H, W, 3), uint8. None for tasks without images, and for a
         user's own training, whose code is not run.
 
     Raises:
@@ -39,7 +39,7 @@ def training_images(task: str, folder: Path | None = None) -> ImageArray | None:
 
 
 def png_base64(pixels: NDArray[np.uint8]) -> str:
-    """Returns a grey image, shape (H, W), or a colour image, shape (H, W, 3), as a PNG file in base64."""
+    """Returns a gray image, shape (H, W), or a color image, shape (H, W, 3), as a PNG file in base64."""
     return as_png(Image.fromarray(np.ascontiguousarray(pixels)))
 
 

@@ -130,7 +130,7 @@ def elevation_classes(elevation: Map) -> NDArray[np.int64]:
 
 
 def _train_and_test(elevation: Map, rows: slice = slice(None)) -> Data:
-    """Returns the patches of some rows, with inputs that are normalised over the training patches."""
+    """Returns the patches of some rows, with inputs that are normalized over the training patches."""
     inputs = _patches(elevation_inputs(elevation)[:, rows])
     targets = _patches(elevation_classes(elevation[rows])[None]).squeeze(1)
     test = _test_patches(*(side // PATCH for side in elevation[rows].shape))
@@ -163,7 +163,7 @@ RELIEF_TASKS = tuple(
         lr=4e-3,
         batch_size=32,
         weight_decay=0.01,
-        optimise="adamw",
+        optimize="adamw",
         evaluate=pixel_mean_iou,
         metric="mean_iou",
         has_images=False,

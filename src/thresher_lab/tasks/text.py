@@ -115,7 +115,7 @@ TEXT_TASKS = tuple(
         lr=0.005,
         batch_size=32,
         weight_decay=0.1,
-        optimise="adamw",
+        optimize="adamw",
         evaluate=next_token_accuracy,
         has_images=False,
     )

@@ -13,8 +13,8 @@ OWN_LISTS = ("loss_histogram", "hidden_by_class")
 """Entries of the history that are lists, of one length in all epochs."""
 
 Value = float | bool | str | None | list[Any] | dict[str, Any]
-Judgement = Literal["not reproduced", "cannot tell", "not tested", "reproduced"]
-CountedJudgement = Literal["holds by count", "fails by count"]
+Judgment = Literal["not reproduced", "cannot tell", "not tested", "reproduced"]
+CountedJudgment = Literal["holds by count", "fails by count"]
 
 
 class JsonFile(BaseModel):
@@ -217,7 +217,7 @@ class SummaryRow(JsonFile):
         wall_ratio: Time as a share of full training; None if not comparable.
         rate: Factor on the learning rate.
         memory_ratio: Peak memory of a step as a share of full training; None where it is not known.
-        verdict: Judgement in words.
+        verdict: Judgment in words.
     """
 
     method: str
@@ -321,7 +321,7 @@ class JudgedClaim(JsonFile):
         ci95: Interval of the mean.
         above: Limit that the mean should exceed.
         scale: Factor of the numbers on the page.
-        verdict: Judgement on the claim.
+        verdict: Judgment on the claim.
         seeds_needed: Number of seeds that would decide a claim that these seeds cannot; None where more than 1,000 would.
         note: Condition of the setup that the claim depends on, as a clause; "" if there is none.
     """
@@ -332,7 +332,7 @@ class JudgedClaim(JsonFile):
     ci95: list[float] | None = Field(min_length=2, max_length=2)
     above: float
     scale: float
-    verdict: Judgement | CountedJudgement
+    verdict: Judgment | CountedJudgment
     seeds_needed: int | None = None
     note: str = ""
 
@@ -372,7 +372,7 @@ class Reproduced(JsonFile):
         shows: Subject of the table or figure.
         here: Models and data that stand for those of the paper.
         seeds: Random seeds.
-        verdict: Judgement on all claims.
+        verdict: Judgment on all claims.
         claims: The claims.
         tables: The tables.
         pictures: The pictures.
@@ -386,7 +386,7 @@ class Reproduced(JsonFile):
     shows: str
     here: str
     seeds: list[int]
-    verdict: Judgement
+    verdict: Judgment
     claims: list[JudgedClaim]
     tables: list[Table]
     pictures: list[Picture] = []

@@ -20,7 +20,7 @@ from thresher_lab.training.processes import own_rank
 from thresher_lab.training.store import whole
 
 MARK = 16
-"""Number of random bytes at the beginning of a file, by which a state recognises its file."""
+"""Number of random bytes at the beginning of a file, by which a state recognizes its file."""
 
 AT_ONCE = 2**22
 """Number of values that are read at once."""

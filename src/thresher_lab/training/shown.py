@@ -92,15 +92,15 @@ def _shown_or_error(show: Show, number: int) -> Shown:
 
 
 def _pixels(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns values as a grey picture, shape (H, W), or a colour picture, shape (H, W, 3)."""
+    """Returns values as a gray picture, shape (H, W), or a color picture, shape (H, W, 3)."""
     if values.ndim == 3 and values.shape[0] == 1 and values.shape[2] != 3:
         values = values[0]
-    colour = values.ndim == 3 and 3 in (values.shape[2], values.shape[0])
-    if not (values.ndim == 2 or colour) or not values.size or values.dtype.kind not in "biuf":
+    color = values.ndim == 3 and 3 in (values.shape[2], values.shape[0])
+    if not (values.ndim == 2 or color) or not values.size or values.dtype.kind not in "biuf":
         raise UnshowableError(f"must return {ALLOWED}; got an array of shape {values.shape} and dtype {values.dtype}")
     if not np.isfinite(values).all():
         raise UnshowableError("must return a picture of finite values; got NaN or infinity")
-    if colour and values.shape[2] != 3:
+    if color and values.shape[2] != 3:
         values = values.transpose(1, 2, 0)
     low, high = (float(values.min()), float(values.max())) if values.dtype != bool else (0.0, 1.0)
     if values.dtype.kind in "iu" and low >= 0 and high <= 255:

@@ -34,7 +34,7 @@ def test_two_processes(case, processes):
 def test_processes_that_fit_starts():
     found = []
     for callbacks in ([], [Selection(thresher.FullData())], [Selection(thresher.InfoBatch())]):
-        module = cases.Normalised()
+        module = cases.Normalized()
         fit(module, *callbacks, **cases.ON_TWO | {"strategy": "ddp_fork"})
         found.append(module.state_dict())
         for selection in callbacks:

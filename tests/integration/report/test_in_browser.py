@@ -14,7 +14,7 @@ from depth import DEEP, in_verify
 from integration.inline import train_in_threads
 from lab.report.cases import HOSTILE, comparison, save
 from thresher_lab.comparison.compare import compare
-from thresher_lab.comparison.summary import conclude, summarise
+from thresher_lab.comparison.summary import conclude, summarize
 from thresher_lab.report.chart_images import write_chart_images
 from thresher_lab.report.first_screen import bottom_line
 from thresher_lab.report.loading import load_comparison, runs_by_method
@@ -52,7 +52,7 @@ WIDE, PHONE = (1280, 900), (390, 844)
 def made_up(folder):
     """Names that would be HTML, charts for everything that a run may tell, and a margin so wide that there is a pick."""
     results, samples = comparison({"full": 0.0, "kakurenbo": 0.45, HOSTILE: 0.4}, task="digits@50")
-    results |= {"margin": 2.0, "summary": summarise(results["runs"], 2.0)}
+    results |= {"margin": 2.0, "summary": summarize(results["runs"], 2.0)}
     for run in results["runs"]:
         run["busy"] = run["method"] == "kakurenbo"
         for entry in run["history"]:
@@ -231,12 +231,12 @@ def test_the_page_is_as_wide_as_the_window(opened, size, scheme):
 
 def test_charts_follow_the_theme(opened):
     browser = opened(scheme="dark")
-    colours = """
+    colors = """
         const plot = document.querySelector('#cost .plot')._fullLayout;
         return [getComputedStyle(document.body).color, plot.font.color, plot.shapes[0].line.color]"""
-    dark = browser.execute_script(colours)
+    dark = browser.execute_script(colors)
     browser.find_element(By.ID, "theme").send_keys(Keys.ENTER)
-    light = browser.execute_script(colours)
+    light = browser.execute_script(colors)
     assert dark == ["rgb(233, 233, 236)", "rgb(233, 233, 236)", "#e9e9ec"]
     assert light == ["rgb(28, 29, 33)", "rgb(28, 29, 33)", "#1c1d21"]
     browser.execute_script("delete document.documentElement.dataset.theme; drawAll()")  # follows the system again

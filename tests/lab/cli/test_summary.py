@@ -20,7 +20,7 @@ from thresher_lab.cli.methods import _method_card, _methods_table
 from thresher_lab.cli.recipes import _recipe_table
 from thresher_lab.cli.reproduce import _artefact_table
 from thresher_lab.comparison.controls import Job
-from thresher_lab.comparison.summary import summarise
+from thresher_lab.comparison.summary import summarize
 from thresher_lab.comparison.workers import RunValueError
 from thresher_lab.training.specs import MethodSpec
 
@@ -48,7 +48,7 @@ def results_of(margin=0.5, scale=1.0, metric="accuracy", controls=True):
                 runs.append(run_of(label, seed, value, cost, None if kind is None else name, metric))
     return {
         "task": "fashion-mnist@10000", "epochs": 20, "device": "cpu", "margin": margin, "runs": runs,
-        "summary": summarise(runs, margin),
+        "summary": summarize(runs, margin),
     }  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def lost(rates=None, cost=0.5):
     """Results of a comparison in which Winnow has lost."""
     runs = [run_of("full", seed, 0.9 + 0.001 * seed, 1.0) for seed in range(3)]
     runs += [run_of("winnow:share=0.5", seed, 0.85 + 0.0009 * seed, cost) for seed in range(3)]
-    return {"task": "my folder/a.py:build", "margin": 0.5, "runs": runs, "rates": rates, "summary": summarise(runs, 0.5)}
+    return {"task": "my folder/a.py:build", "margin": 0.5, "runs": runs, "rates": rates, "summary": summarize(runs, 0.5)}
 
 
 def test_after_a_loss_the_next_command_tries_learning_rates():

@@ -4,7 +4,7 @@ from statistics import mean
 
 import pytest
 
-from thresher_lab.comparison.summary import closing, conclude, summarise
+from thresher_lab.comparison.summary import closing, conclude, summarize
 
 CPU_TIMES = {"full": 1.0, "m": 0.59, "smaller": 0.55, "shorter": 0.49, "uniform": 0.52, "placebo": 0.6}
 
@@ -24,7 +24,7 @@ def results_of(losses, controls=None, *, cost=0.5, margin=0.5, scale=1.0, spread
         wobble = [spread * (seed - (seeds - 1) / 2) for seed in range(seeds)]
         values = [scale * (0.9 - less - one) for one in wobble]
         runs += [run_of(f"{kind}@{cost:.3f}", seed, value, cost, "m", took) for seed, value in enumerate(values)]
-    return {"runs": runs, "margin": margin, "summary": summarise(runs, margin)}
+    return {"runs": runs, "margin": margin, "summary": summarize(runs, margin)}
 
 
 SMALL = (0.0002, 0.0001, 0.0003)
@@ -140,7 +140,7 @@ def test_what_saves_no_cpu_time_is_said():
 def test_without_cpu_times_the_counted_cost_decides():
     results = results_of(SMALL, TIED)
     unknown = [run | {"cpu_s": None} for run in results["runs"]]
-    said = closing(results | {"runs": unknown, "summary": summarise(unknown, 0.5)})
+    said = closing(results | {"runs": unknown, "summary": summarize(unknown, 0.5)})
     assert said[0].endswith(
         "The CPU time of some of them is not known. The cheapest and simplest as counted is smaller batches (smaller@0.500), "
         "at 0.500 of the cost of full training."
@@ -156,7 +156,7 @@ def test_of_several_methods_the_one_that_beats_its_controls():
     results = results_of(SMALL, {"smaller": 0.04})
     cheaper = [one | {"method": "n", "cost": {"ratio": 0.3}} for one in results["runs"] if one["method"] == "m"]
     runs = results["runs"] + [one | {"metric": one["metric"] | {"value": one["metric"]["value"] - 0.0001}} for one in cheaper]
-    assert "Our pick: m." in closing(results | {"runs": runs, "summary": summarise(runs, 0.5)})[0]
+    assert "Our pick: m." in closing(results | {"runs": runs, "summary": summarize(runs, 0.5)})[0]
 
 
 def test_a_method_that_is_worse_than_a_control_is_no_pick():
@@ -233,6 +233,6 @@ def test_a_metric_that_is_no_share_has_no_points():
 
 def test_full_training_alone():
     runs = [run_of("full", seed, 0.9, 1.0) for seed in range(3)]
-    assert closing({"runs": runs, "margin": 0.5, "summary": summarise(runs, 0.5)}) == [
+    assert closing({"runs": runs, "margin": 0.5, "summary": summarize(runs, 0.5)}) == [
         "There is nothing to pick from: no method has a verdict."
     ]

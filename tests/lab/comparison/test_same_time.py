@@ -10,7 +10,7 @@ from lab.report.cases import run as made_run
 from thresher_lab.comparison import compare as comparison
 from thresher_lab.comparison.compare import compare
 from thresher_lab.comparison.controls import SAME_TIME, Job, parse_controls, same_time_share
-from thresher_lab.comparison.summary import closing, summarise
+from thresher_lab.comparison.summary import closing, summarize
 from thresher_lab.comparison.workers import Finished
 from thresher_lab.report.first_screen import bottom_line, snippet
 from thresher_lab.report.page import render_page
@@ -172,7 +172,7 @@ def results_of(losses, *, took=0.6, method=0.6, wobble=0.0001, clock="cpu_s"):
             run |= {"metric": {"name": "accuracy", "value": value}, "wall_s": times[name], "cpu_s": times[name]}
             length = {"length": {"share": min(1.0, method), "clock": clock, "seeds": seeds}} if name == SAME_TIME else {}
             runs.append(run | {"cost": {"ratio": {"full": 1.0, SAME_TIME: min(1.0, method)}.get(name, 0.5)}} | length)
-    return {"runs": runs, "margin": 0.5, "epochs": 8, "device": "cpu", "summary": summarise(runs)}
+    return {"runs": runs, "margin": 0.5, "epochs": 8, "device": "cpu", "summary": summarize(runs)}
 
 
 LOSSES = (0.03, 0.031, 0.032, 0.0305)
@@ -255,7 +255,7 @@ def test_without_its_time_there_is_no_verdict():
     results = results_of(LOSSES)
     for run in results["runs"]:
         run["cpu_s"] = run["cpu_s"] if run["method"] != SAME_TIME else None
-    row = summarise(results["runs"])[1]
+    row = summarize(results["runs"])[1]
     assert row["against"][SAME_TIME]["finding"] is None
 
 
@@ -278,7 +278,7 @@ def test_the_report_says_it_first():
     results["runs"] += [
         made_run(SAME_TIME, seed, 0.3, control_of="kakurenbo", lost=0.02) | {"length": length} for seed in range(3)
     ]
-    results["summary"] = summarise(results["runs"], 0.5)
+    results["summary"] = summarize(results["runs"], 0.5)
     found = bottom_line(results)
     assert found["sentences"][0].startswith("Against fewer epochs in the same time, kakurenbo is ")
     page = render_page(results, {})

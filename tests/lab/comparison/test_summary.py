@@ -10,7 +10,7 @@ from thresher_lab.comparison.summary import (
     margin_of,
     open_beside_intervals,
     sentences_on_times,
-    summarise,
+    summarize,
     time_beside_cost,
 )
 
@@ -45,7 +45,7 @@ SHORTER = [run(f"shorter@0.{k}00", k - 5, 0.9 + (k == 6) / 10, cost=k / 10 + 0.0
 
 def test_rows_against_an_independent_computation():
     mixed = [run for runs in zip(METHOD, CONTROL, SHORTER, strict=True) for run in runs]
-    full, method, control, shorter = summarise([*FULL, *mixed])
+    full, method, control, shorter = summarize([*FULL, *mixed])
     assert (full["method"], full["difference"], full["ci95"], full["verdict"]) == ("full", None, None, "the baseline")
     differences = [0.01, 0.03, 0.02]
     mean = sum(differences) / 3
@@ -69,28 +69,28 @@ def test_rows_against_an_independent_computation():
 
 
 def test_the_sentence_names_the_numbers():
-    row = summarise([*FULL, *METHOD, *CONTROL])[1]
+    row = summarize([*FULL, *METHOD, *CONTROL])[1]
     assert row["sentence"] == (
         "m reaches accuracy 94.00 % where full training reaches 92.00 %, +2.00 points [-0.48, +4.48] over 3 seeds: no loss "
         "within the margin of 0.5 points. It costs 0.600 of full training as counted, 0.60 of its CPU time, 1.00 of its "
         "wall time and an unknown share of the memory of its steps. "
         "Against random at the same cost +44.00 points [+37.43, +50.57]: better."
     )
-    assert summarise(FULL)[0]["sentence"] == "Full training reaches accuracy 92.00 % over 3 seeds."
+    assert summarize(FULL)[0]["sentence"] == "Full training reaches accuracy 92.00 % over 3 seeds."
 
 
 def test_the_memory_of_a_step_is_unknown_where_that_of_one_run_is():
     full = [run("full", seed, 0.9, memory=400) for seed in range(3)]
     halves = [run("m", seed, 0.9, memory=memory) for seed, memory in enumerate((100, 200, 240))]
-    row = summarise([*full, *halves])[1]
+    row = summarize([*full, *halves])[1]
     assert row["memory_ratio"] == 0.5 and "and 0.50 of the memory of its steps." in row["sentence"]
     for unknown in ([*full, *halves[:2], run("m", 2, 0.9)], [*full[:2], run("full", 2, 0.9), *halves]):
-        assert summarise(unknown)[1]["memory_ratio"] is None
+        assert summarize(unknown)[1]["memory_ratio"] is None
 
 
 def test_a_metric_that_is_no_share_is_in_its_own_units():
     full, method = runs("full", [10.0, 12.0, 11.0]), runs("m", [10.1, 12.0, 11.2])
-    row = summarise([*full, *method], margin=1.0)[1]
+    row = summarize([*full, *method], margin=1.0)[1]
     assert row["verdict"] == "no loss within the margin of 1"
     assert "reaches accuracy 11.1 where full training reaches 11, +0.1 [-0.1484, +0.3484] over 3 seeds" in row["sentence"]
 
@@ -98,13 +98,13 @@ def test_a_metric_that_is_no_share_is_in_its_own_units():
 def test_the_easiest_tenth_loses():
     full, easiest = runs("full", [0.970, 0.972, 0.968]), runs("easiest", [0.612, 0.655, 0.583], cost=0.1)
     control = runs("uniform@0.100", [0.921, 0.915, 0.930], cost=0.1, control_of="easiest")
-    row = summarise([*full, *easiest, *control])[1]
+    row = summarize([*full, *easiest, *control])[1]
     assert row["finding"] == "loses" and row["verdict"] == "loses; worse than random at the same cost"
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_so_few_seeds_tell_nothing(seeds):
-    row = summarise([*FULL[:seeds], *runs("m", [0.1, 0.2][:seeds])])[1]
+    row = summarize([*FULL[:seeds], *runs("m", [0.1, 0.2][:seeds])])[1]
     assert row["finding"] == "unclear" and row["verdict"].startswith("not enough seeds to tell")
     assert (row["ci95"] is None) == (seeds == 1)
 
@@ -113,7 +113,7 @@ def test_no_better_than_random():
     full = runs("full", [0.950, 0.951, 0.949, 0.950])
     method = runs("m", [0.950, 0.949, 0.951, 0.950], cost=0.5)
     control = runs("uniform@0.500", [0.9495, 0.950, 0.951, 0.9500], cost=0.5, control_of="m")
-    row = summarise([*full, *method, *control])[1]
+    row = summarize([*full, *method, *control])[1]
     assert row["verdict"] == "no loss within the margin of 0.5 points; no better than random at the same cost"
 
 
@@ -123,7 +123,7 @@ def test_the_verdict_names_all_controls():
 
     def verdict(**values):
         controls = [runs(f"{kind}@0.500", of, cost=0.5, control_of="m") for kind, of in values.items()]
-        return summarise([*full, *method, *(run for of in controls for run in of)])[1]["verdict"].partition("; ")[2]
+        return summarize([*full, *method, *(run for of in controls for run in of)])[1]["verdict"].partition("; ")[2]
 
     assert verdict(uniform=far, shorter=far, smaller=far, placebo=far) == (
         "better than random, fewer epochs, smaller batches and permuted signals at the same cost"
@@ -139,7 +139,7 @@ def test_controls_of_a_method_dearer_than_full_training_cost_less_than_it():
     controls = [(f"{kind}@1.000", 1.0) for kind in ("uniform", "shorter", "smaller")] + [("placebo@1.500", 1.5)]
     values = [0.900, 0.901, 0.899, 0.902]
     others = [run for name, cost in controls for run in runs(name, values, cost=cost, control_of="m")]
-    row = summarise([*full, *method, *others])[1]
+    row = summarize([*full, *method, *others])[1]
     assert row["verdict"].partition("; ")[2] == (
         "better than random, fewer epochs and smaller batches at the cost of full training; better than permuted signals at "
         "the same cost"
@@ -150,7 +150,7 @@ def test_controls_of_a_method_dearer_than_full_training_cost_less_than_it():
 
 def test_it_says_how_many_seeds_would_do():
     full, method = runs("full", [0.95, 0.95, 0.95]), runs("m", [0.95, 0.945, 0.955])
-    row = summarise([*full, *method])[1]
+    row = summarize([*full, *method])[1]
     assert row["finding"] == "unclear" and row["seeds_needed"] == 10  # by any table of t-test power at d = 1, 0.025, 80 %
     assert row["verdict"] == "not enough seeds to tell (about 10 would do)"
 
@@ -158,7 +158,7 @@ def test_it_says_how_many_seeds_would_do():
 def test_an_open_verdict_beside_an_interval_without_zero_is_explained():
     full, method = runs("full", [0.95, 0.95, 0.95, 0.95]), runs("m", [0.948, 0.946, 0.944, 0.9475])
     others = [one for k in range(9) for one in runs(f"other{k}", [0.95, 0.91, 0.99, 0.94])]
-    alone, among = ({"summary": summarise([*full, *method, *more])} for more in ([], others))
+    alone, among = ({"summary": summarize([*full, *method, *more])} for more in ([], others))
     row = among["summary"][1]
     assert row["finding"] == "unclear" and row["ci95"][1] < 0
     [said] = open_beside_intervals(among)
@@ -172,30 +172,30 @@ def test_an_open_verdict_beside_an_interval_without_zero_is_explained():
 def test_more_methods_need_clearer_differences():
     full, method = runs("full", [0.95, 0.95, 0.95, 0.95]), runs("m", [0.950, 0.952, 0.951, 0.9475])
     others = [one for k in range(6) for one in runs(f"other{k}", [0.95, 0.91, 0.99, 0.94])]
-    assert summarise([*full, *method])[1]["finding"] == "no loss"
-    assert summarise([*full, *method, *others])[1]["finding"] == "unclear"
+    assert summarize([*full, *method])[1]["finding"] == "no loss"
+    assert summarize([*full, *method, *others])[1]["finding"] == "unclear"
 
 
 def test_more_methods_need_more_seeds():
     full, method = runs("full", [0.95, 0.95, 0.95]), runs("m", [0.95, 0.945, 0.955])
     others = [one for k in range(7) for one in runs(f"other{k}", [0.95, 0.91, 0.99])]
-    alone, among = (summarise([*full, *method, *more])[1]["seeds_needed"] for more in ([], others))
+    alone, among = (summarize([*full, *method, *more])[1]["seeds_needed"] for more in ([], others))
     assert alone < among < 3 * alone
 
 
 def test_full_training_need_not_come_first():
-    rows = summarise([*METHOD, *FULL])
+    rows = summarize([*METHOD, *FULL])
     assert [row["method"] for row in rows] == ["m", "full"] and "where full training reaches 92.00 %" in rows[0]["sentence"]
 
 
 def test_pairs_go_by_seed_not_by_order():
-    assert summarise([*FULL, *METHOD[::-1]])[1]["difference"] == pytest.approx(0.02)
+    assert summarize([*FULL, *METHOD[::-1]])[1]["difference"] == pytest.approx(0.02)
 
 
 def test_methods_that_share_a_control_have_it_each():
     others = [other | {"method": "other"} for other in METHOD]
     shared = [control | {"control_of": "other"} for control in CONTROL]
-    rows = summarise([*FULL, *METHOD, *CONTROL, *others, *shared])
+    rows = summarize([*FULL, *METHOD, *CONTROL, *others, *shared])
     assert [row["control_of"] or row["method"] for row in rows] == ["full", "m", "m", "other", "other"]
 
 
@@ -210,7 +210,7 @@ def test_committed_results_against_a_second_computation(name, of):
         kind = entry["method"].split("@")[0] if entry["control_of"] else "itself"
         table.setdefault((entry["control_of"] or entry["method"], kind), {})[entry["seed"]] = entry["metric"]["value"]
     matrix = {place: np.array([values[seed] for seed in seeds]) for place, values in table.items()}
-    rows = summarise(results["runs"])
+    rows = summarize(results["runs"])
     assert len(rows) == len(matrix)
     for row in rows:
         kind = row["method"].split("@")[0] if row["control_of"] else "itself"
@@ -232,12 +232,12 @@ def test_committed_results_against_a_second_computation(name, of):
 
 def test_one_bad_value_does_not_change_the_margin():
     full, method = runs("full", [0.90, 0.91, 0.92, 0.90]), runs("m", [0.70, 0.71, 0.69, 0.70])
-    rows = summarise([*full, *method, *runs("bad", [-0.01, 0.9, 0.9, 0.9])])
+    rows = summarize([*full, *method, *runs("bad", [-0.01, 0.9, 0.9, 0.9])])
     assert rows[1]["finding"] == "loses"
 
 
 def test_no_spread_has_its_own_words():
-    row = summarise([*runs("full", [0.9, 0.8, 0.9]), *runs("m", [0.9, 0.8, 0.9])])[1]
+    row = summarize([*runs("full", [0.9, 0.8, 0.9]), *runs("m", [0.9, 0.8, 0.9])])[1]
     assert row["verdict"] == "the same difference with every seed, no spread to judge by"
 
 
@@ -248,29 +248,29 @@ def diverged(method, seed, share, **others):
 
 def test_a_training_that_diverged_gets_no_verdict():
     broken = [diverged("n", 0, 5), *runs("n", [0.9, 0.91])[1:], run("n", 2, 0.9)]
-    rows = {row["method"]: row for row in summarise([*FULL, *METHOD, *broken])}
+    rows = {row["method"]: row for row in summarize([*FULL, *METHOD, *broken])}
     assert rows["n"]["finding"] is None and rows["n"]["difference"] is None and rows["n"]["against"] == {}
     assert rows["n"]["verdict"] == "no verdict: it diverged with seed 0, half of its losses or more are not finite"
     assert rows["n"]["sentence"].endswith(f"; {rows['n']['verdict']}.") and rows["n"]["sentence"].startswith("n reaches")
     assert rows["full"]["verdict"] == "the baseline"
-    alone = {row["method"]: row for row in summarise([*FULL, *METHOD])}
+    alone = {row["method"]: row for row in summarize([*FULL, *METHOD])}
     assert rows["m"]["finding"] == alone["m"]["finding"]
 
 
 def test_fewer_than_half_of_the_losses_are_no_divergence():
-    rows = summarise([*FULL, *[diverged("n", seed, 4) for seed in range(3)]])
+    rows = summarize([*FULL, *[diverged("n", seed, 4) for seed in range(3)]])
     assert rows[1]["finding"] is not None
 
 
 def test_nothing_is_judged_where_full_training_diverged():
     full = [diverged("full", 0, 10), *FULL[1:]]
-    for row in summarise([*full, *METHOD, *CONTROL]):
+    for row in summarize([*full, *METHOD, *CONTROL]):
         assert row["verdict"] == "no verdict: full training has diverged" and row["finding"] is None
 
 
 def test_a_control_that_diverged_is_no_control():
     broken = [one | {"history": [{"nonfinite": 9, "backward": 10}]} for one in CONTROL]
-    rows = {row["method"].partition("@")[0]: row for row in summarise([*FULL, *METHOD, *broken, *SHORTER])}
+    rows = {row["method"].partition("@")[0]: row for row in summarize([*FULL, *METHOD, *broken, *SHORTER])}
     assert set(rows["m"]["against"]) == {"shorter"} and rows["uniform"]["verdict"].startswith(
         "no verdict: it diverged with seeds"
     )
@@ -310,7 +310,7 @@ def test_runs_that_methods_share_are_counted_once():
 )
 def test_wall_times_in_unlike_company_are_left_blank(of_full, of_method, ratio):
     full, method = ([one | more for one, more in zip(*of, strict=True)] for of in ((FULL, of_full), (METHOD, of_method)))
-    _, row = rows = summarise([*full, *method])
+    _, row = rows = summarize([*full, *method])
     assert row["wall_ratio"] == ratio and row["cpu_ratio"] == 0.6
     assert (" of its wall time" in row["sentence"]) is (ratio is not None)
     said = sentences_on_times({"runs": [], "summary": rows})

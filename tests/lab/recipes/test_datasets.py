@@ -40,10 +40,10 @@ def vision():
 def folder(tmp_path):
     """Two classes: black images and white ones, of several sizes."""
     for part in ("train", "val"):
-        for name, grey in (("black", 0), ("white", 255)):
+        for name, gray in (("black", 0), ("white", 255)):
             (tmp_path / part / name / "deeper").mkdir(parents=True)
-            Image.new("L", (9, 6), grey).save(tmp_path / part / name / "a.png")
-            Image.new("RGB", (6, 12), (grey,) * 3).save(tmp_path / part / name / "deeper" / "b.JPG", "JPEG")
+            Image.new("L", (9, 6), gray).save(tmp_path / part / name / "a.png")
+            Image.new("RGB", (6, 12), (gray,) * 3).save(tmp_path / part / name / "deeper" / "b.JPG", "JPEG")
             (tmp_path / part / name / "notes.txt").write_text("no image")
     return tmp_path
 
@@ -96,8 +96,8 @@ def test_where_there_is_no_data(tmp_path):
 def test_images_that_do_not_fit(folder):
     with pytest.raises(ValueError, match=r"data.classes: 3, but .*train has 2 folders of classes"):
         datasets.read_folder(recipe(FOLDER | {"classes": 3}, pictures=PLAIN), folder)
-    (folder / "val" / "white").rename(folder / "val" / "grey")
-    with pytest.raises(ValueError, match="have different classes: 'grey' is in one of them"):
+    (folder / "val" / "white").rename(folder / "val" / "gray")
+    with pytest.raises(ValueError, match="have different classes: 'gray' is in one of them"):
         datasets.read_folder(recipe(FOLDER, pictures=PLAIN), folder)
     for path in (folder / "train" / "black").rglob("*.*"):
         path.unlink()
@@ -187,7 +187,7 @@ def test_images_of_a_task_become_bytes_again(bytes_and_data):
     assert torch.equal(train, pixels.byte()) and torch.equal(test, pixels[4:].byte())
 
 
-def test_images_of_a_task_are_normalised_by_themselves(bytes_and_data):
+def test_images_of_a_task_are_normalized_by_themselves(bytes_and_data):
     _, data = bytes_and_data
     found = datasets.from_task(recipe(TASK, pictures={"flip": 1.0}), data)
     x, y = found.test[1]

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from thresher_lab.comparison.summary import summarise
+from thresher_lab.comparison.summary import summarize
 from thresher_lab.training.samples import LOSS_BINS, RunHistory, distribution
 from thresher_lab.training.store import write_json
 
@@ -95,7 +95,7 @@ def comparison(leaves_out=LEAVES_OUT, seeds=(0, 1, 2), *, task="mine.py:build", 
         "margin": 0.5,
         "loss_bins": LOSS_BINS.tolist(),
         "runs": runs,
-        "summary": summarise(runs, 0.5),
+        "summary": summarize(runs, 0.5),
     }
     return results, samples
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from lab.report.cases import HOSTILE, comparison
-from thresher_lab.comparison.summary import conclude, summarise
+from thresher_lab.comparison.summary import conclude, summarize
 from thresher_lab.report.first_screen import _ticks, bottom_line, chart, snippet
 from thresher_lab.report.page import render_page
 
@@ -23,7 +23,7 @@ NAMES = {"full": 0.0, "kakurenbo": 0.3}
 
 def judged(names=NAMES, margin=2.0, **sizes):
     results, samples = comparison(names, **sizes)
-    return results | {"margin": margin, "summary": summarise(results["runs"], margin)}, samples
+    return results | {"margin": margin, "summary": summarize(results["runs"], margin)}, samples
 
 
 def test_the_pick_with_its_numbers_and_controls():

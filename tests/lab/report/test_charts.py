@@ -119,8 +119,8 @@ def test_the_histogram_is_the_share_of_samples_in_each_bin(results):
     assert z.sum(axis=0) == pytest.approx([100] * EPOCHS, rel=1e-3)
     counts = [run["history"][3]["loss_histogram"] for run in runs_by_method(results)["kakurenbo"]]
     assert z[:, 3] == pytest.approx(100 * np.mean(counts, axis=0) / np.sum(counts[0]), rel=1e-3)
-    colours = np.array(trace.z, dtype=float)
-    assert 10 ** colours[z > 0] == pytest.approx(z[z > 0], rel=1e-3) and np.isnan(colours[z == 0]).all()
+    colors = np.array(trace.z, dtype=float)
+    assert 10 ** colors[z > 0] == pytest.approx(z[z > 0], rel=1e-3) and np.isnan(colors[z == 0]).all()
 
 
 def test_classes_are_ranked_by_what_was_left_out_of_them(results):

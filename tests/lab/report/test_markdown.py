@@ -4,7 +4,7 @@ import json
 
 from lab.report.cases import comparison, save
 from thresher_lab.cli.report import report
-from thresher_lab.comparison.summary import NOT_COUNTED, closing, summarise, time_beside_cost
+from thresher_lab.comparison.summary import NOT_COUNTED, closing, summarize, time_beside_cost
 from thresher_lab.report.page import as_markdown
 
 
@@ -22,7 +22,7 @@ def test_a_metric_that_is_no_share_is_not_in_percent():
     results, _ = comparison(metric="loss")
     for run in results["runs"]:
         run["metric"]["value"] += 3
-    results["summary"] = summarise(results["runs"], 0.5)
+    results["summary"] = summarize(results["runs"], 0.5)
     assert "| loss |" in as_markdown(results)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lab.report.cases import CLASSES, HOSTILE, comparison, save
 from thresher_lab.cli.report import report
-from thresher_lab.comparison.summary import WALL_LEFT_BLANK, summarise
+from thresher_lab.comparison.summary import WALL_LEFT_BLANK, summarize
 from thresher_lab.report import page as pages
 from thresher_lab.report.page import SECTIONS, plotly_js, render_page, write_report
 from thresher_lab.report.sheets import sheets, suspect_sheet
@@ -161,7 +161,7 @@ def test_a_wall_time_in_other_company_is_blank():
     results, _ = comparison(seeds=(0,), controls=False)
     for run in results["runs"]:
         run["other_runs"] = 0.0 if run["method"] == "kakurenbo" else 1.0
-    results["summary"] = summarise(results["runs"], 0.5)
+    results["summary"] = summarize(results["runs"], 0.5)
     table = render_page(results, {})
     cells = re.findall(r'data-label="wall time" data-value="([^"]*)">([^<]*)<', table)
     assert cells[0] == ("1.0", "1.000") and cells[1] == ("", "") and cells[2] != ("", "")
@@ -190,7 +190,7 @@ def test_regression_has_no_classes_and_units_of_its_own():
     results, samples = comparison(classes=0, metric="R2")
     for run in results["runs"]:
         run["metric"]["value"] += 3
-    results["summary"] = summarise(results["runs"], 0.5)
+    results["summary"] = summarize(results["runs"], 0.5)
     html = render_page(results, samples)
     text = "".join(Seen(html).text)
     assert f"{results['summary'][0]['mean']:.4f} ±" in text and "margin 0.5;" in text and "class 0" not in text

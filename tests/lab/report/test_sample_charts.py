@@ -73,8 +73,8 @@ def test_nothing_is_drawn_of_what_is_not_there(made):
     of_one, histories_of_one = comparison({"full": 0.0, "kakurenbo": 0.3})
     assert sample_charts.overlap_matrix(of_one, histories_of_one) is None
     assert sample_charts.overlap_by_epoch(of_one, histories_of_one) is None
-    unlabelled = {name: replace(of, targets=None) for name, of in samples.items()}
-    assert sample_charts.class_numbers(results, unlabelled) == []
+    unlabeled = {name: replace(of, targets=None) for name, of in samples.items()}
+    assert sample_charts.class_numbers(results, unlabeled) == []
 
 
 def test_histories_of_other_samples_are_not_compared(made):

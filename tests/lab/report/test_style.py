@@ -4,7 +4,7 @@ import pytest
 from lab.report.cases import HOSTILE, comparison
 from thresher_lab.report.charts import (
     INK,
-    METHOD_COLOURS,
+    METHOD_COLORS,
     Look,
     escaped,
     line_trace,
@@ -20,9 +20,9 @@ def test_a_method_looks_the_same_everywhere_and_unlike_others():
     names = [f"m{number}" for number in range(12)]
     results, _ = comparison({"full": 0.0} | dict.fromkeys(names, 0.2), seeds=(0,), controls=False, epochs=2, samples=10)
     of = looks(results)
-    assert of["full"].colour == INK
+    assert of["full"].color == INK
     assert len(set(of.values())) == 13
-    assert [of[name].colour for name in names[:6]] == list(METHOD_COLOURS)
+    assert [of[name].color for name in names[:6]] == list(METHOD_COLORS)
     assert of["m3"] == look(3)
 
 

@@ -56,7 +56,7 @@ def test_bars_stand_in_groups_by_row():
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0", "1"]
 
 
-def test_points_stand_at_their_cost_with_their_spread_one_colour_per_method():
+def test_points_stand_at_their_cost_with_their_spread_one_color_per_method():
     axes = drawn(ARMS, TableChart("points", y="%"))
     assert {of.get_label(): of[0].get_xydata().tolist() for of in axes.containers} == {
         "full": [[1, 90]],

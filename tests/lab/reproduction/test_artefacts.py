@@ -15,7 +15,7 @@ import torch
 from depth import in_verify
 from thresher.scores import Scores
 from thresher_lab.comparison.statistics import Paired
-from thresher_lab.comparison.summary import summarise
+from thresher_lab.comparison.summary import summarize
 from thresher_lab.reproduction import ARTEFACTS, ada_selection, diet_sb, kakurenbo, selective_backprop
 from thresher_lab.reproduction import kakurenbo as kakurenbo_relief
 from thresher_lab.reproduction.artefact import (
@@ -123,7 +123,7 @@ def measure(artefact, folder):
     }
     results = {
         part: {
-            "summary": with_steps(summarise(flat := [each for seeds in of.values() for each in seeds.values()]), flat),
+            "summary": with_steps(summarize(flat := [each for seeds in of.values() for each in seeds.values()]), flat),
             "labels": {row: row for row in of},
             "metric": "accuracy",
             "task": "made-up",

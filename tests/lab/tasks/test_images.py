@@ -4,7 +4,7 @@ import torch
 from thresher_lab.recipes.running import task_of
 from thresher_lab.tasks import TASKS, images
 
-COLOURED = ("cifar10", "cifar100", "svhn")
+COLORED = ("cifar10", "cifar100", "svhn")
 
 
 @pytest.mark.parametrize("name", [task.name for task in images.IMAGE_TASKS])
@@ -13,7 +13,7 @@ def test_networks_fit_their_images_and_seeds_fix_them(name):
     state = torch.get_rng_state()
     model, same, other = task.build(3), task.build(3), task.build(4)
     assert torch.equal(torch.get_rng_state(), state)
-    shape = {"digits": (1, 8, 8), **dict.fromkeys(COLOURED, (3, 32, 32))}.get(name, (1, 28, 28))
+    shape = {"digits": (1, 8, 8), **dict.fromkeys(COLORED, (3, 32, 32))}.get(name, (1, 28, 28))
     assert model(torch.zeros(2, *shape)).shape == (2, 100 if name == "cifar100" else 10)
     weights, others = model.state_dict(), other.state_dict()
     assert all(
@@ -29,14 +29,14 @@ def test_resnet8_has_eight_layers_of_weights():
     assert kinds.count("Conv2d") - shortcuts + kinds.count("Linear") == 8
 
 
-@pytest.mark.parametrize("name", COLOURED)
-def test_coloured_images_are_trained_as_in_the_paper_of_ada_selection_with_our_weight_decay(name):
-    recipe = {"optimise": "sgd", "lr": 0.01, "batch_size": 128, "momentum": 0.9, "weight_decay": 5e-4}
+@pytest.mark.parametrize("name", COLORED)
+def test_colored_images_are_trained_as_in_the_paper_of_ada_selection_with_our_weight_decay(name):
+    recipe = {"optimize": "sgd", "lr": 0.01, "batch_size": 128, "momentum": 0.9, "weight_decay": 5e-4}
     assert task_of(name).recipe == recipe
 
 
-@pytest.mark.parametrize("name", COLOURED)
-def test_coloured_images_come_from_a_folder_of_the_user(name, tmp_path):
+@pytest.mark.parametrize("name", COLORED)
+def test_colored_images_come_from_a_folder_of_the_user(name, tmp_path):
     with pytest.raises(FileNotFoundError, match=f"{name}: none of its files is in {tmp_path}"):
         task_of(name).find(tmp_path)
 

@@ -19,7 +19,7 @@ def test_images_come_from_tasks_of_this_package_only(tmp_path):
     assert digits.shape == (100, 8, 8) and digits.min() == 0 and digits.max() == 255
 
 
-def test_images_in_colour(monkeypatch):
+def test_images_in_color(monkeypatch):
     inputs = torch.stack([torch.zeros(3, 2, 2), torch.tensor([1.0, 2.0, 4.0])[:, None, None].expand(3, 2, 2)])
     data = Data(TensorDataset(inputs, torch.arange(2)), inputs, torch.arange(2))
     monkeypatch.setattr(pictures, "built_in", lambda _: replace(TASKS["cifar10"], find=lambda _: None, load=lambda _: data))

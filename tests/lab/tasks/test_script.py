@@ -168,12 +168,12 @@ def named(**others):
     return dict(zip(RETURN_TYPES, parts(), strict=True)) | others
 
 
-def labelled(labels):
+def labeled(labels):
     return DataLoader(TensorDataset(torch.zeros(len(labels), 2), torch.tensor(labels)), shuffle=True)
 
 
 def test_a_dict_may_have_more():
-    data = labelled([0, 1, 2, 1])
+    data = labeled([0, 1, 2, 1])
     also = {"schedule": lambda done: 1 - done, "metric": "top-1", "classes": ["cat", "dog", "cow"], "show": str}
     made = Script(Path("mine.py"), "build").training(lambda seed: named(data=data, **also), 0)
     assert made.loader is data and made.schedule(0.25) == 0.75 and made.show is str
@@ -206,7 +206,7 @@ def test_names_of_classes_without_known_labels_are_taken_and_it_is_said():
         ({"classes": ["cat", 1]}, "names of 1 to 40 characters as classes; class 1 has 1"),
         ({"classes": ["cat", ""]}, "names of 1 to 40 characters as classes; class 1 has ''"),
         ({"classes": ["cat", "cat"]}, "another name for each class as classes; 'cat' comes twice"),
-        ({"classes": ["cat"], "data": labelled([0, 2])}, "all classes as classes; got 1, and the data has labels up to 2"),
+        ({"classes": ["cat"], "data": labeled([0, 2])}, "all classes as classes; got 1, and the data has labels up to 2"),
         ({"show": "cat.png"}, "something that can be called as show; got str"),
         ({"optimizer": 1}, "a torch Optimizer as optimizer; got int"),
     ],

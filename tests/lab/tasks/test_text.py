@@ -45,7 +45,7 @@ def test_networks_score_every_next_token_and_seeds_fix_them(name, vocabulary):
     assert torch.equal(torch.get_rng_state(), state)
     assert model(x).shape == (3, vocabulary, 64)
     assert torch.equal(model(x), same(x)) and not torch.equal(model(x), other(x))
-    assert task.optimise == "adamw" and not task.has_images
+    assert task.optimize == "adamw" and not task.has_images
 
 
 def test_no_position_sees_a_later_token():

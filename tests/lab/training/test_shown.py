@@ -11,7 +11,7 @@ from thresher_lab.training.samples import SHOWN_SUSPECTS, RunHistory, standing_o
 from thresher_lab.training.shown import UnshowableError, ids_to_show, shown, write_shown
 
 GREY = np.arange(20, dtype=np.uint8).reshape(4, 5)
-COLOUR = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+COLOR = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
 
 
 def seen(given):
@@ -28,14 +28,14 @@ def seen(given):
         (torch.from_numpy(GREY), GREY),
         (torch.from_numpy(GREY / 255).to(torch.float64), GREY),
         (torch.tensor([[0.0, 1.0]], dtype=torch.bfloat16, requires_grad=True), [[0, 255]]),
-        (COLOUR, COLOUR),
-        (COLOUR.transpose(2, 0, 1), COLOUR),
-        (torch.from_numpy(COLOUR).permute(2, 0, 1), COLOUR),
+        (COLOR, COLOR),
+        (COLOR.transpose(2, 0, 1), COLOR),
+        (torch.from_numpy(COLOR).permute(2, 0, 1), COLOR),
         (np.array([[True, False]]), [[255, 0]]),
         (np.array([[-1.0, 0.0, 3.0]]), [[0, 64, 255]]),
         (np.array([[7000, 7000]]), [[0, 0]]),
         (Image.fromarray(GREY), GREY),
-        (Image.fromarray(COLOUR), COLOUR),
+        (Image.fromarray(COLOR), COLOR),
         (Image.fromarray(np.array([[0, 256, 512]], np.uint16)), [[0, 128, 255]]),
         (Image.fromarray(np.array([[-2.0, 2.0]], np.float32)), [[0, 255]]),
         (Image.new("RGBA", (1, 1), (9, 9, 9, 0)), [[[255, 255, 255]]]),

@@ -115,7 +115,7 @@ KEEPS = {
     "reshape": lambda t: t.reshape(-1).sigmoid(),
     "tokens": lambda t: t.view(N, 2, 3).transpose(1, 2).reshape(-1, 2).log_softmax(1),
     "normalise": lambda t: F.normalize(t),
-    "standardise": lambda t: (t - t.mean(0)) / t.std(0),
+    "standardize": lambda t: (t - t.mean(0)) / t.std(0),
     "linear": lambda t: F.linear(t, head(3, N), head(3)).relu(),
     "linear of tokens": lambda t: F.linear(t.view(N, 2, 3), head(4, 3), head(4)).mean(1),
     "convolution": lambda t: F.max_pool1d(F.conv1d(t.view(N, 2, 3), head(4, 2, 1)), 2).flatten(1),

@@ -11,11 +11,11 @@ import thresher
 @pytest.mark.parametrize("method", [thresher.FullData(), thresher.InfoBatch()])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_rows_beside_the_batch_are_counted(method, parts):
-    x, y, unlabelled = torch.randn(64, 10), torch.arange(64) % 4, torch.randn(48, 10)
+    x, y, unlabeled = torch.randn(64, 10), torch.arange(64) % 4, torch.randn(48, 10)
     loader = DataLoader(TensorDataset(x, y), 16)
     run = thresher.attach(method, loader=loader, criterion=nn.CrossEntropyLoss(), model=nn.Linear(10, 4), epochs=1)
     for x, y in run.loader:
-        outputs = run.model(torch.cat([x, unlabelled]))
+        outputs = run.model(torch.cat([x, unlabeled]))
         own = zip(outputs[:16].chunk(parts), y.chunk(parts), strict=True)
         (sum(run.criterion(o, t) for o, t in own) + outputs[16:].mean()).backward()
     assert run.cost.forward == run.cost.backward == 256

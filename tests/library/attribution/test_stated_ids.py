@@ -285,7 +285,7 @@ def test_cast_targets_of_a_deep_prefetcher(ahead):
     assert assert_right(run) == N - ahead
 
 
-def test_inputs_that_are_normalised_in_place_have_ways_out():
+def test_inputs_that_are_normalized_in_place_have_ways_out():
     run = label_run()
     for i, (x, y) in enumerate(run.loader):
         if i == 2:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import overhead
-from benchmarks.measure import Row, Side, compare, judgement, lines, median_interval
+from benchmarks.measure import Row, Side, compare, judgment, lines, median_interval
 
 from depth import depth, in_verify
 
@@ -87,10 +87,10 @@ def test_a_row_above_its_limit_is_not_ok() -> None:
     assert not Row(**settings, limit=2.5, judged="cpu", limit_s=1.5).ok
 
 
-def test_judgement_names_every_limit() -> None:
-    assert judgement(None, ok=True) == ""
-    assert judgement(6.0, ok=True) == "<= 6 ok" and judgement(6.0, ok=False, limit_s=2.0) == "<= 6, <= 2 s MISSED"
-    assert judgement(None, ok=True, limit_s=0.25) == "<= 0.25 s ok"
+def test_judgment_names_every_limit() -> None:
+    assert judgment(None, ok=True) == ""
+    assert judgment(6.0, ok=True) == "<= 6 ok" and judgment(6.0, ok=False, limit_s=2.0) == "<= 6, <= 2 s MISSED"
+    assert judgment(None, ok=True, limit_s=0.25) == "<= 0.25 s ok"
 
 
 def test_table_is_aligned() -> None:

@@ -226,7 +226,7 @@ def test_a_pool_of_one_chooses_as_the_selector(name: str, kind: Any) -> None:
         assert torch.equal(plan.rows, kind(0.6).plan_batch(alone, {}, step=0, generator=seeded(0))[0].rows)
 
 
-def test_the_curriculum_favours_small_losses_and_ends() -> None:
+def test_the_curriculum_favors_small_losses_and_ends() -> None:
     method = literal(2 / 6, pool=("big_loss", "uniform"), gamma=0.5)
     assert rows(method, LOSS, step=0) == [2, 5]
     assert rows(method, LOSS, step=10_000) == [1, 4]

@@ -50,7 +50,7 @@ def plain(run, x, y):
 
 
 OTHERS = {
-    "normalised": lambda run, x, y: run.criterion(run.model((x - 1) * 2), y),
+    "normalized": lambda run, x, y: run.criterion(run.model((x - 1) * 2), y),
     "scaled": lambda run, x, y: run.criterion(run.model(x) * 3, y),
     "added": lambda run, x, y: (lambda out: run.criterion(out, y) + run.criterion(out * 2, y))(run.model(x)),
     "reduced": lambda run, x, y: (
@@ -93,7 +93,7 @@ def test_batches_that_are_changed_in_place_beside_a_forward_are_not_told():
 
 def test_a_forward_that_does_the_same_is_silent():
     run, optimizer = attached("hides", forward=lambda model, batch: (model((batch[0] - 1) * 2), batch[1]))
-    train(run, optimizer, OTHERS["normalised"])
+    train(run, optimizer, OTHERS["normalized"])
     assert not run._timeline.comparison.pending and run._timeline.comparison._times == 0
 
 

@@ -79,7 +79,7 @@ def test_classes_are_recorded_where_the_dataset_holds_none():
     assert [np.bincount(np.array(batch) % 5, minlength=5).tolist() for batch in first] != [[2] * 5] * 10
 
 
-def test_labels_may_be_given_and_a_sampler_of_batches_is_recognised():
+def test_labels_may_be_given_and_a_sampler_of_batches_is_recognized():
     labels = [number // 50 for number in range(100)]
     for settings in ({"stratify": labels}, {}):
         sampler = thresher.StratifiedBatchSampler(labels, 10)

@@ -1,4 +1,4 @@
-"""Models that torch.compile has compiled: how they are recognised, and what is said where Inductor cannot compile."""
+"""Models that torch.compile has compiled: how they are recognized, and what is said where Inductor cannot compile."""
 
 import warnings
 from typing import Any

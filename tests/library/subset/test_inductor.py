@@ -23,7 +23,7 @@ N = 12
 
 
 class Mixed(nn.Module):
-    """Batch normalisation, rows chosen by their number, and a size of the batch, in one small model."""
+    """Batch normalization, rows chosen by their number, and a size of the batch, in one small model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def as_examined(model: nn.Module) -> SubsetBackward:
 
 @pytest.mark.parametrize("name", depth(("batch norm",), tuple(CASES)))
 def test_compiled_graphs_are_exact_for_all_numbers_of_rows(name) -> None:
-    """One pair of compilations for all of them; with batch normalisation as without a compiler."""
+    """One pair of compilations for all of them; with batch normalization as without a compiler."""
     make, inputs = CASES[name]
     torch.manual_seed(0)
     model = make().double()

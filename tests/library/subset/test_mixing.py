@@ -19,7 +19,7 @@ def attention(m, x):
     return (h @ h.T).softmax(1) @ h
 
 
-def centred_ids(m, ids):
+def centered_ids(m, ids):
     h = m.linear(m.embed(ids).mean(1))
     return h - h.mean(0)
 
@@ -84,7 +84,7 @@ def test_the_plain_model_is_used(name) -> None:
 
 def test_mixing_of_what_is_trained_behind_integers() -> None:
     for first in (torch.zeros(9, 5, dtype=torch.int64), (torch.arange(9) % 3 == 0).long()[:, None].expand(9, 5)):
-        model = Calls(centred_ids)
+        model = Calls(centered_ids)
         model.embed = nn.Embedding(11, 6)
         sub = wrap(model, strict=False)
         with pytest.warns(UserWarning, match="are equal|mean"):
@@ -168,7 +168,7 @@ def test_kinds_of_batch_norm_cost_only_the_kept_rows(kwargs) -> None:
 
 
 @pytest.mark.parametrize("size", [24, depth(48, 96)])
-def test_a_bias_before_batch_normalisation_is_no_difference(size) -> None:
+def test_a_bias_before_batch_normalization_is_no_difference(size) -> None:
     """Its gradient is 0 in theory and rounding alone in float32, which says nothing of samples that mix."""
     torch.manual_seed(0)
     parts = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)]

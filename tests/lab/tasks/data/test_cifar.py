@@ -69,7 +69,7 @@ def no_variable(monkeypatch):
 
 @KINDS
 @pytest.mark.parametrize("write", [write_python, write_binary])
-def test_reads_all_files_in_order_and_normalises_each_channel(tmp_path, kind, write):
+def test_reads_all_files_in_order_and_normalizes_each_channel(tmp_path, kind, write):
     loaded = kind.load(write(kind, tmp_path))
     inputs, targets = loaded.train.tensors
     parts = [samples(kind, 4, seed) for seed in range(len(kind.train) + 1)]

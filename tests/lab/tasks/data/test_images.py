@@ -57,7 +57,7 @@ def test_digits_have_a_fixed_split():
     assert torch.equal(loaded.test_inputs, again.test_inputs) and torch.equal(loaded.train.tensors[1], again.train.tensors[1])
 
 
-def test_normalised_by_the_training_pixels():
+def test_normalized_by_the_training_pixels():
     loaded = data.digits()
     assert loaded.train.tensors[0].mean().abs() < 1e-5
     assert loaded.train.tensors[0].std() == pytest.approx(1, abs=1e-4)

@@ -30,7 +30,7 @@ def folder(tmp_path):
     return path
 
 
-def test_reads_both_files_and_normalises_each_channel(folder):
+def test_reads_both_files_and_normalizes_each_channel(folder):
     loaded = svhn(folder)
     inputs, targets = loaded.train.tensors
     assert targets.tolist() == 2 * [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
