@@ -1,7 +1,7 @@
 """The user's DataLoader, rebuilt to read batches in any order, with the random numbers that the original would draw.
 
-Persistent workers draw their seed when they start, each epoch draws a seed, and the sampler draws last. An interrupted epoch
-restarts from its first random states, and draws again what it had consumed.
+Persistent workers draw their seed when they start, each epoch draws a seed, and the sampler draws last. To resume an
+interrupted epoch, the reader restores the random states of its beginning and draws the ids that it had consumed again.
 """
 
 import weakref
@@ -21,7 +21,7 @@ from thresher.trees import to_device
 
 NO_ROWS = EpochCursor(order=sequential(0))
 WITH_WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Loaders of users whose persistent workers a run has started; a later run starts its own without drawing their seed."""
+"""User loaders for which a run has started persistent workers. A later run starts its workers without drawing a seed."""
 
 
 class Reader:
@@ -29,7 +29,7 @@ class Reader:
 
     Args:
         loader: The user's DataLoader.
-        ids: Batch sampler, which yields the ids to read.
+        ids: Batch sampler that yields the ids to read.
         device: Device to which batches are moved; None leaves them where they are.
         generators: Function that returns the generators that the loader draws from.
         streams: Whether the dataset is an IterableDataset.
@@ -49,25 +49,25 @@ class Reader:
         self._user, self._ids, self._device, self._generators = loader, ids, device, generators
         self._draws_on = device or torch.device("cpu")
         self.unknown_rows = UnknownRows(collate_keeps_rows=collate_keeps_rows)
-        """Why the rows of batches are not their samples in order, as far as that is known."""
+        """Result of comparing batches with their samples: the reason if row i of a batch is not sample i."""
         self._resumed_draws = ResumedDraws(loader.num_workers, stay=loader.persistent_workers)
         self._settings = None if streams else SettingsAtAttach(loader, self.unknown_rows)
         self.loader = loader if self._settings is None else self._settings.rebuilt(ids)
-        """The rebuilt loader; the user's own for a stream."""
-        # A run is collected as part of a cycle, in which workers could not be told to stop: held from outside it, they
-        # are let go in good order after the cycle is gone.
+        """The rebuilt loader; for an IterableDataset, the user's loader itself."""
+        # Python collects a run as part of a reference cycle, and then in no fixed order, which does not stop workers cleanly.
+        # This reference from outside the cycle keeps the loader until the cycle is gone.
         self._held = weakref.finalize(self, lambda _: None, self.loader)
         self._held.atexit = False
         self.closed = self._workers_ran = self._resumes_after_epochs = False
         self.epoch_start: rng.RandomStates | None = None
-        """Random states when the epoch in progress began, from which an interrupted epoch is replayed."""
+        """Random states at the beginning of the epoch in progress; to resume it, its ids are drawn again from these states."""
 
     def check(self) -> None:
         """Checks that settings were not changed since the run was attached."""
         if self._settings is not None:
             self._settings.check()
-        self._ids.serve(NO_ROWS)  # the last epoch's order goes before the plan is made: at 10^9 samples both would not fit
-        # Workers end with their pass, and with them the count of batches that were compared with their samples.
+        self._ids.serve(NO_ROWS)  # frees the last order before the plan is made: at 10^9 samples both would not fit in memory
+        # Workers end with their pass, and their counts of compared batches are lost, so the count is set here.
         collate, workers = self.loader.collate_fn, self._user.num_workers
         if isinstance(collate, CheckedCollate) and workers:
             collate.calls = self._ids.served // workers
@@ -81,8 +81,8 @@ class Reader:
         """
         loader: Any = self._user
         stay = loader.persistent_workers
-        # The user's loader draws a seed for persistent workers only when it starts them. If they already ran, those of the run
-        # start here without a draw, so that the order of the epoch stays that of the plain loop.
+        # A loader draws a seed for persistent workers only when it starts them. If the user's loader already started its
+        # workers, the workers of the run start here without a draw, so the order of the epoch is that of the plain loop.
         if stay and (self._resumes_after_epochs or loader in WITH_WORKERS or loader._iterator is not None):
             self._start_workers()
         self._resumes_after_epochs = False
@@ -94,7 +94,7 @@ class Reader:
         return candidates
 
     def resume(self, cursor: EpochCursor | None, consumed: int, length: int | None) -> MapStyleBatches | StreamBatches:
-        """Continues an interrupted epoch; call `put_back` when its consumed ids have been drawn again.
+        """Continues an interrupted epoch. After its consumed ids have been drawn again, the caller calls `put_back`.
 
         Args:
             cursor: The rows of the epoch; None for an IterableDataset.
@@ -116,7 +116,7 @@ class Reader:
         return rng.capture(self._draws_on, self._generators())
 
     def put_back(self, states: rng.RandomStates) -> None:
-        """Restores the random states of the loop, but not of the loader's generators.
+        """Restores the random states that the training loop uses, but not those of the loader's generators.
 
         Args:
             states: Random states that `random_states` returned.
@@ -136,7 +136,7 @@ class Reader:
     def _candidates(
         self, cursor: EpochCursor | None, consumed: int, begin: Callable[[Any], Iterator[Any]], length: int | None
     ) -> MapStyleBatches | StreamBatches:
-        """Begins the user's loader, and returns the batches that it makes of an epoch."""
+        """Starts an iteration over the loader, and returns the batches of the epoch."""
         if cursor is None:
             return StreamBatches(map(self._opened, iter(self.loader)), length)
         self._ids.serve(cursor, consumed=consumed)
@@ -149,12 +149,12 @@ class Reader:
             ids: Ids of the samples, shape (k,), int64.
         """
         settings = loader_settings(self.loader)
-        # The samples are read a second time, so that an augmentation draws other random numbers; the first batch shows whether
-        # it does.
+        # Reading samples a second time draws new random numbers for augmentation. The collate function notes whether any are
+        # drawn.
         noted = NotedCollate(self._user.collate_fn)
         settings |= {"collate_fn": noted, "persistent_workers": False}
         with rng.undisturbed(self._draws_on, self._generators()):
-            # Read by workers if there are any: a file that a dataset opens here would be shared with them.
+            # Workers read if there are any: a file that the dataset opens in this process would be shared with later workers.
             batches = iter(DataLoader(self._user.dataset, batch_sampler=[ids.tolist()], **settings))
             if not self._user.num_workers:
                 noted.start()
@@ -162,17 +162,17 @@ class Reader:
         return self.moved(batch)
 
     def _start_workers(self) -> None:
-        """Starts persistent workers, which draw their seed then; an epoch that found them running drew none."""
+        """Starts persistent workers unless they are running, without advancing the random states of this process."""
         if not self._workers_ran:
             with rng.undisturbed(self._draws_on, self._generators()):
-                # An iterator with workers asks for its first batches at once; here it must find none.
+                # A loader with workers asks for its first batches as soon as it is iterated; NO_ROWS has none for it.
                 self._ids.serve(NO_ROWS)
                 begin_noted(self.loader)
             self._workers_ran = self._user.persistent_workers
 
     def passes(self, order: Order) -> Iterator[tuple[Any, Tensor]]:
         """Yields the batches of some samples, in order and on the device, with their ids, for the run's own forward passes."""
-        # Passes of the run read each of these samples, even if the user's loader drops a last batch.
+        # These passes read every one of the samples, even if the user's loader drops an incomplete last batch.
         self._ids.serve(EpochCursor(order=order), drop_last=False)
         for batch in iter(self.loader):
             self._workers_ran = self._user.persistent_workers
@@ -180,12 +180,12 @@ class Reader:
             yield self.moved(batch), batch_ids
 
     def moved(self, batch: Any) -> Any:
-        """Moves a batch of the user's collate function to the device of the model, and returns it."""
+        """Returns the batch of the user's collate function, moved to the device of the model."""
         batch = self._opened(batch)
         return batch if self._device is None else to_device(batch, self._device)
 
     def _opened(self, batch: Any) -> Any:
-        """Unwraps the batch of the user's collate function from what our own collate functions add to it."""
+        """Returns the batch of the user's collate function, without the results of checks that are attached to it."""
         if type(batch) is NotedBatch:
             batch = self._resumed_draws.open(batch)
         return self.unknown_rows.open(batch) if type(batch) is CheckedBatch else batch
@@ -194,5 +194,5 @@ class Reader:
         """Releases the data and persistent workers."""
         self.closed = True
         self._held()
-        # The dataset and its workers go, and attributes of the loader can still be read.
+        # Frees the dataset and its workers. Attributes of the loader can still be read.
         self.loader = DataLoader((), batch_sampler=self._ids)  # pyright: ignore[reportArgumentType]

@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from thresher.selection import Mask, chunks
 
 BYTES = 2**9
-"""Number of bytes whose bits are counted together."""
+"""Number of bytes in a block; a bitmask stores one running count of set bits per block."""
 
 
 def packed(ids: NDArray[np.int64], n: int) -> NDArray[np.uint8]:
-    """Returns the bitmask of some samples.
+    """Returns a bitmask in which the bits of the given ids are 1.
 
     Args:
-        ids: Ids of the marked samples, shape (K,), ascending, within [0, n).
+        ids: Ids of the samples to mark, shape (K,), ascending, within [0, n).
         n: Number of samples.
 
     Returns:
@@ -26,7 +26,7 @@ def packed(ids: NDArray[np.int64], n: int) -> NDArray[np.uint8]:
         array([6, 4], dtype=uint8)
     """
     bits = np.zeros(-(-n // 8), dtype=np.uint8)
-    # In parts, because a mask of all samples would take a byte per sample. A part begins at a whole byte of the bits.
+    # In parts, because a mask of all samples would take a byte per sample. Each part begins at the first bit of a byte.
     for part in chunks(n):
         low, high = np.searchsorted(ids, (part.start, part.stop))
         mask = np.zeros(part.stop - part.start, dtype=np.bool_)
@@ -36,7 +36,7 @@ def packed(ids: NDArray[np.int64], n: int) -> NDArray[np.uint8]:
 
 
 def unpacked(bits: NDArray[np.uint8]) -> Mask:
-    """Returns a bitmask as a mask, shape (8 * len(bits),), bool.
+    """Converts a bitmask to a boolean mask, shape (8 * len(bits),).
 
     Args:
         bits: Bits, lowest id first, uint8.
@@ -45,7 +45,7 @@ def unpacked(bits: NDArray[np.uint8]) -> Mask:
 
 
 def number(bits: NDArray[np.uint8]) -> int:
-    """Returns the number of marked samples.
+    """Returns the number of marked samples: the bits that are 1.
 
     Args:
         bits: Bits, uint8.
@@ -54,7 +54,7 @@ def number(bits: NDArray[np.uint8]) -> int:
 
 
 class Bitmask:
-    """Bitmask of all samples.
+    """Bitmask of a dataset: bit i is 1 if sample i is marked.
 
     Args:
         bits: Bits, lowest id first, shape (ceil(n / 8),), uint8; bits beyond n are 0.
@@ -72,7 +72,7 @@ class Bitmask:
         self.bits, self.n = bits, n
 
     def of(self, ids: NDArray[np.int64]) -> Mask:
-        """Returns the mask of some samples.
+        """Returns whether each of the given samples is marked, shape (k,), bool.
 
         Args:
             ids: Ids, shape (k,), within [0, n).
@@ -81,8 +81,8 @@ class Bitmask:
 
     @cached_property
     def _ends(self) -> NDArray[np.int64]:
-        """Number of marked samples up to the end of each `BYTES` bytes."""
-        # One number per BYTES bytes takes 1/64 of the memory of the bits.
+        """Number of marked samples up to the end of each block of `BYTES` bytes."""
+        # One number per block takes 1/64 of the memory of the bits.
         counts = np.bitwise_count(self.bits)
         whole = len(counts) - len(counts) % BYTES
         of_parts = counts[:whole].reshape(-1, BYTES).sum(axis=1, dtype=np.int64)
@@ -94,16 +94,16 @@ class Bitmask:
         return int(self._ends[-1])
 
     def ids(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Returns the ids of the marked samples from place `begin` to place `end`, ascending.
+        """Returns entries `begin` to `end` - 1 of the ascending list of all marked ids.
 
         Args:
-            begin: First place among the marked samples, 0 or more.
-            end: Place after the last one; the result is shorter if fewer samples are marked.
+            begin: First position in that list, 0 or more.
+            end: Position after the last one; the result is shorter if fewer samples are marked.
         """
         end = min(end, self.count)
         if begin >= end:
             return np.empty(0, dtype=np.int64)
-        # Only the parts of the bits that hold these places are unpacked, at a byte per sample.
+        # Only the blocks that hold these positions are unpacked, because a mask takes a byte per sample.
         first = int(np.searchsorted(self._ends, begin, side="right"))
         last = int(np.searchsorted(self._ends, end, side="left")) + 1
         positions = np.flatnonzero(unpacked(self.bits[first * BYTES : last * BYTES]))
@@ -112,17 +112,17 @@ class Bitmask:
 
     @cached_property
     def _words(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Words of 64 bits, and the number of marked samples before each word."""
-        # The bits lie lowest id first, so that words of 8 bytes must be read as little-endian on any machine. The counts take
-        # as much memory as the bits, and are made only when weights are looked up.
+        """The bits as words of 64 bits, and the number of marked samples before each word."""
+        # The bits begin with the lowest id, so words of 8 bytes must be read as little-endian on any machine. The counts take
+        # as much memory as the bits, and are computed only when weights are looked up.
         words = np.pad(self.bits, (0, -len(self.bits) % 8)).view(np.dtype(np.uint64).newbyteorder("<"))
         counts = np.bitwise_count(words)
         return words, np.cumsum(counts, dtype=np.int64) - counts
 
     def before(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the number of marked samples with a lower id, for each of some samples.
+        """Returns, for each id, the number of marked samples with a lower id, shape (k,).
 
-        For a marked sample, this number is its place among the marked samples.
+        For a marked sample, this number is its position in the ascending list of marked ids.
 
         Args:
             ids: Ids, shape (k,), within [0, n).

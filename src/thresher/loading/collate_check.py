@@ -1,7 +1,8 @@
-"""Checks that row i of a batch is sample i, for a collate function of the user.
+"""Checks that row i of a batch is sample i, if the user's loader has a collate function of its own.
 
-Sorting, mixup and CutMix in a collate function return rows that are not the samples in order, so a loss would be assigned to
-another sample. The batch is compared with the samples. Only the loader calls the function, and no data of the user is changed.
+A collate function that sorts its samples, or that does mixup or CutMix, returns rows that are not the samples in order. The
+loss of a row would be assigned to the wrong sample. So the values of a batch are compared with those of its samples. The check
+does not call the collate function again, and changes no data of the user.
 """
 
 from collections import Counter
@@ -27,7 +28,7 @@ CHANGED = (
 
 
 class CheckedBatch(NamedTuple):
-    """A batch of a collate function, with the result of the check.
+    """A batch and the result of comparing it with its samples.
 
     Attributes:
         batch: The batch, as the user's collate function returned it.
@@ -41,23 +42,23 @@ class CheckedBatch(NamedTuple):
 
 
 class UnknownRows:
-    """What the checks of batches have shown: whether rows are the samples in order.
+    """Collects the results of the checks of all batches: whether row i of a batch is sample i.
 
     Args:
-        collate_keeps_rows: Whether the user has declared that row i is sample i; None if there is no such argument, as for
-            scores.
+        collate_keeps_rows: Whether the user has declared that row i is sample i; None if the caller has no such argument, as
+            when scores are computed.
     """
 
     def __init__(self, *, collate_keeps_rows: bool | None = False) -> None:
         self.collate_keeps_rows = collate_keeps_rows
-        # There is nothing to warn of if the user has declared the rows, or if nobody can.
+        # No warning if the user has declared the rows, or has no argument to declare them.
         self._warned = collate_keeps_rows is not False
 
     reason: str | None = None
-    """Reason why they are not; None if no batch had one."""
+    """Reason why rows are not the samples in order; None as long as no batch showed one."""
 
     def open(self, batch: Any) -> Any:
-        """Returns the user's batch, and notes the result of its check."""
+        """Removes the result of the check from a batch, stores it, and returns the batch of the user."""
         if type(batch) is not CheckedBatch:
             return batch
         self.reason = self.reason or batch.reason
@@ -73,14 +74,16 @@ class UnknownRows:
 
 
 def checked(loader: DataLoader[Any], *, collate_keeps_rows: bool | None = None) -> Any:
-    """Returns the collate function of a loader, with the check if it is the user's and nothing was declared.
+    """Returns the collate function of a loader, wrapped in a `CheckedCollate` if its rows have to be checked.
+
+    They need no check if the user has declared that row i is sample i, or if the collate function is one of torch.
 
     Args:
         loader: The user's loader.
         collate_keeps_rows: Whether the user has declared that row i of each batch is sample i; None if there is no such
             argument.
     """
-    # Those of torch stack samples in order, and a check would read values for nothing.
+    # The functions of torch stack samples in order: a check would cost time and never find anything.
     if collate_keeps_rows or loader.collate_fn in (default_collate, default_convert, as_it_is):
         return loader.collate_fn
     sizes: Any = loader.batch_sampler
@@ -115,9 +118,10 @@ class CheckedCollate:
         return CheckedBatch(batch, None if reason is None else f"collate_fn {name} {reason}", None if seen else name)
 
     def _number_of(self, samples: Any) -> int:
-        """Returns the number of samples; 0 if it is not known where each of them is."""
+        """Returns the number of samples; 0 if `samples` may be something other than one entry per sample."""
         if isinstance(samples, list):
-            # A dataset that fetches whole batches may return its columns; a smaller batch of samples has tuples or dicts.
+            # A dataset with __getitems__ may return a list of columns, such as [inputs, labels]. A list of tuples or dicts, or
+            # one with batch_size entries, is a list of samples.
             whole = len(samples) == self.batch_size or all(isinstance(sample, tuple | dict) for sample in samples)
             return len(samples) if not self.batched or whole else 0
         try:
@@ -130,12 +134,12 @@ def compare(parts: list[list[Any]], columns: list[Any]) -> tuple[str | None, boo
     """Compares a batch with its samples.
 
     Args:
-        parts: Parts of the samples, such as all inputs and all labels: for each part a list of n arrays, one per sample.
+        parts: Parts of the samples, such as [inputs, labels]: for each part a list of n arrays, one per sample.
         columns: Parts of the batch that have n entries.
 
     Returns:
-        Reason why the rows are not the samples in order, or None; and whether all arrays of the samples were found in the
-        batch, at least one in order.
+        The reason why the rows are not the samples in order, or None; and whether the batch contains, in order, all parts that
+        are arrays (at least one part of any kind).
     """
     n, found, others = len(parts[0]) if parts else 0, set[int](), []
     for column in columns:
@@ -144,12 +148,13 @@ def compare(parts: list[list[Any]], columns: list[Any]) -> tuple[str | None, boo
         found |= in_order
         if not in_order:
             others.append((column, rows))
-    # A part that stands in order somewhere has not moved: a column with its values in another order is an additional one,
+    # A part that one column has in order was not moved. Another column with the same values in another order is additional,
     # such as the labels of the partners in mixup.
     sought = [part for k, part in enumerate(parts) if k not in found]
     reason = next((why for column, rows in others if (why := _why_moved(column, rows, sought)) is not None), None)
     arrays = {k for k, part in enumerate(parts) if any(isinstance(one, np.ndarray) and one.ndim for one in part)}
-    # As mixup does, which mixes the labels, too. A dataset that yields ids, by which the function reads, has no arrays.
+    # Mixup, for example, changes inputs and labels. If samples are only ids, by which the collate function reads the data,
+    # there are no arrays, and nothing can be concluded.
     if columns and arrays and not found and reason is None:
         reason = CHANGED
     return reason, bool(found) and arrays <= found
@@ -168,7 +173,7 @@ def as_array(value: Any) -> Any:
 
 
 def _shows(row: Any, part: Any) -> bool:
-    """Whether the row of a batch has the values of a part of a sample, maybe in another dtype and padded."""
+    """Whether a row of a batch has the values of a part of a sample, possibly padded and in another dtype."""
     if not isinstance(row, np.ndarray) or not isinstance(part, np.ndarray):
         return isinstance(row, str) and isinstance(part, str) and row == part
     if row.ndim != part.ndim or any(long < short for long, short in zip(row.shape, part.shape, strict=True)):
@@ -180,13 +185,13 @@ def _shows(row: Any, part: Any) -> bool:
 
 
 def _key(array: Any) -> bytes:
-    # As bytes, because NaN then equals itself, and because a Counter needs keys that hash.
-    # A part of an array without dimensions is a number.
+    # Bytes, because NaN then equals itself, and because a Counter needs hashable keys.
+    # Indexing an array without dimensions gives a number, so it is converted to an array first.
     return np.asarray(array).tobytes()
 
 
 def _why_moved(column: Any, rows: list[Any], parts: list[list[Any]]) -> str | None:
-    """Returns the reason why a column of a batch is not in the order of the samples; None if it does not show another one."""
+    """Returns the reason why a column of a batch is not in the order of the samples; None if there is no sign of that."""
     n = len(rows)
     if isinstance(column, Tensor) and column.dim() > 1 and column.shape[1] == n:
         turned = [as_array(column[:, i]) for i in range(n)]
@@ -199,16 +204,16 @@ def _why_moved(column: Any, rows: list[Any], parts: list[list[Any]]) -> str | No
 
 
 def _is_moved(rows: list[Any], part: list[Any]) -> bool:
-    """Whether the rows of a batch have the values of the samples in one other order.
+    """Whether the rows of a batch have the values of the samples in another order.
 
-    Values that come twice, as labels do, fit several orders: they show none, and a column that a function computes row by row
-    may have them by chance. A padded row has the values of the longest part of a sample that it begins with.
+    If two samples have equal values, as labels often are, the order cannot be read from them, and the result is False. A padded
+    row is matched with the longest value of a sample that it begins with.
     """
     if not all(isinstance(one, np.ndarray) for one in (*rows, *part)):
         texts = all(isinstance(one, str) for one in (*rows, *part))
         return texts and len(set(part)) == len(part) and Counter(rows) == Counter(part)
     kind = rows[0].dtype
-    # In the dtype of the batch: a collate function may cast.
+    # Compared in the dtype of the batch, because a collate function may cast.
     wanted = Counter((one.shape, _key(one.astype(kind, copy=False))) for one in part)
     if max(wanted.values()) > 1:
         return False
@@ -228,7 +233,7 @@ def _is_moved(rows: list[Any], part: list[Any]) -> bool:
 
 
 def _parts_of_samples(samples: Any, n: int) -> list[list[Any]]:
-    """Returns the parts of the samples, for each part a list of n arrays or other values."""
+    """Returns the parts of the samples, such as [inputs, labels]: for each part a list of n arrays or other values."""
     if not isinstance(samples, list):
         return [[as_array(column[i]) for i in range(n)] for column in take_apart(samples, n)[0]]
     each = [list(_parts_of_sample(sample)) for sample in samples]

@@ -1,4 +1,4 @@
-"""The order of chosen samples that several processes share, divided among them as by the user's loader."""
+"""Divides the order of the chosen samples among several processes, in the same way as the user's loader."""
 
 import zlib
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from thresher.samplers.shuffle import Shuffle
 
 
 class SharedSampler:
-    """The user's sampler, of whose order each process gets a part.
+    """The user's sampler in distributed training: each process gets a part of its order.
 
     Args:
         loader: The user's loader, already checked by `check_shared`.
@@ -57,7 +57,7 @@ class SharedSampler:
 
     @property
     def yields_once(self) -> bool:
-        """Whether no sample can come twice in an epoch, as it does if the first samples fill up the end."""
+        """Whether no sample comes twice in an epoch; some do if the first ids are repeated to give processes equal parts."""
         return self._drops or self.n % (self._world.size * (self.batch_size if self.by_batches else 1)) == 0
 
     @property
@@ -69,7 +69,7 @@ class SharedSampler:
         return generators_of(self.sampler, self._loader)
 
     def rows_of(self, total: int) -> int:
-        """Returns the number of rows per process.
+        """Returns the number of rows per process, if an order of `total` ids is divided.
 
         Args:
             total: Number of ids of the order.
@@ -77,10 +77,10 @@ class SharedSampler:
         return 0 if total == 0 else len(self.dealt(np.arange, total))
 
     def dealt(self, piece: Piece, total: int, *, by_rows: bool = False) -> RankOrder | RankBatches:
-        """Returns the function from positions to the ids of this process.
+        """Returns the part of an order that this process gets.
 
         Args:
-            piece: Function from positions to the ids of all processes.
+            piece: The whole order, as a function from two positions to the ids between them.
             total: Number of ids of the order.
             by_rows: Whether a process gets every W-th row even if the loader gives it every W-th batch.
         """
@@ -103,13 +103,13 @@ class SharedSampler:
             consumed: Number of ids of that epoch that had been taken from the sampler.
         """
         self._epoch = state["begun"]
-        # An epoch whose order was drawn has begun none of the sampler's.
+        # If the method drew the order of the epoch, the sampler did not begin an epoch, and `_epoch` is None.
         epoch = self._epoch if active and consumed and self._epoch is not None else state["epoch"]
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
     def begin(self, place: OrderPlace, *, drawn: bool = False) -> int:
-        """Begins an epoch, and returns the number that determines its order.
+        """Begins an epoch, and returns the epoch number of the sampler, which determines the order.
 
         Args:
             place: Position that an interrupted epoch has reached.
@@ -120,18 +120,19 @@ class SharedSampler:
             ValueError: The number of samples has changed.
         """
         check_unchanged(self._dataset, self.n)
-        # accelerate gives all processes one random state before each epoch; its loader is not iterated, so that it is done
-        # here.
+        # The loader of accelerate gives all processes the same random states when it is iterated. The run does not iterate it,
+        # so this is done here.
         share_states(self._loader)
         sampler, epoch = self.sampler, int(getattr(self.sampler, "epoch", 0))
         if drawn:
             self._epoch = None
             return epoch
-        # A loop calls set_epoch before each epoch, and a resumed one may have counted from 0.
+        # Loops call set_epoch before each epoch, and a resumed loop may count epochs from 0 again.
         if place.consumed and epoch != self._epoch:
             raise RuntimeError(
-                f"The run continues in the middle of an epoch in the order of epoch {self._epoch} of its "
-                f"{type(sampler).__name__}, which is now set to epoch {epoch}. Call set_epoch({self._epoch}) before this epoch."
+                f"The run resumes in the middle of an epoch, in the order of epoch {self._epoch} of its "
+                f"{type(sampler).__name__}, but the sampler is now set to epoch {epoch}. Call set_epoch({self._epoch}) on it "
+                "before this epoch."
             )
         self._epoch = epoch
         if isinstance(sampler, Shuffle):
@@ -149,11 +150,11 @@ class SharedSampler:
         """
         sampler, known = self.sampler, {"the epoch of the sampler, as `sampler.set_epoch` sets it": epoch}
         if isinstance(sampler, Shuffle):
-            # Its order follows from seed and epoch, so no process has to make all ids for a checksum.
+            # Its order depends on the seed and epoch only, so no process has to compute all ids for a checksum.
             agree(self._world, known)
             return Permutation(self.n, sampler.seed, epoch).piece
-        # Samplers with a generator of their own may differ between processes, which would train on some samples twice and on
-        # others never.
+        # A sampler may draw from a generator that differs between processes. These would then train on some samples twice and
+        # on others never.
         ids = self._all_ids()
         agree(self._world, {**known, "the checksum of the order of the epoch": zlib.crc32(ids.tobytes())})
         return lambda begin, end: ids[begin:end].astype(np.int64, copy=False)
@@ -164,19 +165,20 @@ class SharedSampler:
         if type(sampler) is DistributedSampler:
             if not sampler.shuffle:
                 return np.arange(self.n)
-            # As DistributedSampler draws it, before each rank takes every W-th id of it.
+            # The order that DistributedSampler draws, before each rank takes every W-th id of it.
             generator = torch.Generator().manual_seed(sampler.seed + sampler.epoch)
             return torch.randperm(self.n, generator=generator).numpy()
         return as_ids(list(sampler), sampler, self.n).numpy()
 
 
 class OwnRows:
-    """The rows of this process with their weights, read in pieces; computed when the first row is needed.
+    """The rows of this process with their weights, read in pieces.
 
-    A sampler draws its order after the loader has drawn the seed of its workers, and may draw both from one generator.
+    The rows are computed only when the first one is needed: a loader draws the seed of its workers before the sampler draws the
+    order, perhaps from the same generator.
 
     Args:
-        make: Function that returns the rows; every process must call it.
+        make: Function that computes the rows; every process must call it.
         place: Number of rows that were already taken.
         plan: The plan.
     """
@@ -211,7 +213,7 @@ class OwnRows:
 
 
 class SharedOrder:
-    """The order that several processes share, as `UserOrder` is the order of one process.
+    """The order of samples with several processes; `UserOrder` is the same for one process.
 
     Args:
         loader: The user's loader, already checked by `check_shared`.
@@ -235,11 +237,11 @@ class SharedOrder:
 
     @property
     def yields_once(self) -> bool:
-        """Whether no sample can come twice in an epoch, as it does if the first samples fill up the end."""
+        """Whether no sample comes twice in an epoch; some do if the first ids are repeated to give processes equal parts."""
         return self.sizes.yields_once
 
     def ids_of_sampler(self) -> None:
-        """Returns None: the order has all ids."""
+        """Returns None, which means all ids of the dataset."""
 
     def candidates(self, seen: int) -> int:
         """Returns the number of ids that this process has in an epoch of full training."""
@@ -251,7 +253,7 @@ class SharedOrder:
     # The plan of an epoch
 
     def samples_of(self, plan: HeldPlan) -> int:
-        """Returns the number of rows of this process in an epoch."""
+        """Returns the number of rows of this process in an epoch with this plan."""
         return self.sizes.rows_of(plan.rows)
 
     def step_sizes(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int) -> StepSizes | None:
@@ -262,7 +264,7 @@ class SharedOrder:
             sizes: Batch size, and whether a last batch that is not full is dropped.
             everything: Number of samples in an epoch of full training, in all processes; None for the number of ids of the
                 sampler.
-            seen: Not used: 0.
+            seen: Ignored; `UserOrder` needs it for an IterableDataset.
 
         Raises:
             ValueError: There are too few rows for the steps.
@@ -283,18 +285,19 @@ class SharedOrder:
             plan: The plan of the epoch.
             place: Position that an interrupted epoch has reached.
             sizes: Batch size, and whether a last batch that is not full is dropped.
-            everything: Number of samples of full training, of all processes; None for the samples of the order.
+            everything: Number of samples in an epoch of full training, in all processes; None for the number of ids of the
+                sampler.
 
         Raises:
             DisagreementError: The samplers of the processes do not have the same order; all processes raise it.
             RuntimeError: An interrupted epoch continues, but the sampler was set to another epoch.
-            ValueError: The steps of the interrupted epoch had other numbers of rows.
+            ValueError: The interrupted epoch had steps of other sizes, so its position is not between two steps.
         """
         epoch, smaller = self.sizes.begin(place, drawn=plan.drawn), self.step_sizes(plan, sizes, everything, 0)
-        # Refused before any process begins to draw, as the order of a step cannot be continued in its middle.
+        # An error here comes before any process draws. An epoch can only be resumed between two steps.
         if smaller is not None:
             smaller.step_at(place.stayed)
-        # Smaller steps have other sizes than the batches that accelerate deals out, so their rows are dealt one by one.
+        # accelerate divides an order by full batches. Smaller steps have other sizes, so their order is divided by single rows.
         rows = OwnRows(partial(self._make, plan, epoch, by_rows=smaller is not None), place.stayed, plan)
         return EpochCursor(
             order=rows,

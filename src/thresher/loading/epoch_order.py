@@ -1,6 +1,7 @@
 """The ids of an epoch in the order of the user's sampler, and the batch sampler that yields the chosen ids.
 
-Known orders are computed as tensors, with the same random numbers; the ids of other samplers are filtered as they come.
+Orders of known samplers are computed as tensors, with the same random numbers. The ids of other samplers are filtered one by
+one as they come.
 """
 
 import operator
@@ -43,11 +44,13 @@ class OrderPlace(NamedTuple):
 
 
 class EpochScale(NamedTuple):
-    """Size of an epoch, by which a place in its order is converted into progress: (units done, units in all).
+    """Size of an epoch. Converts a position in its order into progress: (units done, units in the whole epoch).
+
+    A unit is a step of smaller batches, a chosen row or, if the number of chosen rows is unknown, any row of the order.
 
     Attributes:
         candidates: Number of samples in an epoch of full training; 0 for an IterableDataset of unknown length.
-        rows: Number of rows that the epoch trains on; None if unknown, so that candidates are counted instead.
+        rows: Number of rows that the epoch trains on; None if unknown.
         sizes: Sizes of smaller batches; None for full batches.
 
     Example:
@@ -62,10 +65,10 @@ class EpochScale(NamedTuple):
     sizes: StepSizes | None = None
 
     def at(self, place: OrderPlace) -> tuple[int, int]:
-        """Returns the progress at a position: (units done, units of the whole epoch, 1 or more).
+        """Returns the progress at a position: (units done, units in the whole epoch, 1 or more).
 
         Args:
-            place: Place in the order of the epoch.
+            place: Position in the order of the epoch.
         """
         if self.sizes is not None:
             return self.sizes.step_after(place.stayed), self.sizes.steps
@@ -74,13 +77,13 @@ class EpochScale(NamedTuple):
         return min(done, of), max(1, of)
 
     def samples_at(self, place: OrderPlace, units: tuple[int, int]) -> int:
-        """Returns how many samples full training would have trained on at a position.
+        """Returns how many samples full training would have trained on up to a position.
 
         Args:
-            place: Place in the order of the epoch.
-            units: Progress at that place, as `at` returns it: (units done, units in all).
+            place: Position in the order of the epoch.
+            units: Progress at this position, as `at` returns it.
         """
-        # How many samples an order has may be known less well than how many came: a stream or sampler may state another length.
+        # The number of consumed samples is exact. The length that a stream or sampler states may be wrong.
         if self.rows is None and self.sizes is None:
             return place.consumed
         done, of = units
@@ -88,13 +91,17 @@ class EpochScale(NamedTuple):
 
 
 class EpochControl(Protocol):
-    """Protocol of a run, as its loader calls it."""
+    """The methods of a run that its loader calls.
+
+    A candidate batch is a batch of the user's loader before a batch method chooses some of its rows.
+    """
 
     def begin(self) -> tuple[HeldPlan | None, OrderPlace]:
         """Begins an epoch, or continues an interrupted epoch.
 
         Returns:
-            The plan (chosen samples), None for an IterableDataset; and the position in the order at which the epoch begins.
+            The plan of the epoch (its chosen samples), or None for an IterableDataset; and the position in the order at which
+            the epoch begins.
         """
         ...
 
@@ -105,11 +112,11 @@ class EpochControl(Protocol):
 
     @property
     def keeps_a_row(self) -> bool:
-        """Whether a row of every candidate batch stays."""
+        """Whether the method keeps at least one row of every candidate batch."""
         ...
 
     def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
-        """Chooses the rows of a candidate batch that the loop gets."""
+        """Chooses the rows of a candidate batch that the training loop gets."""
         ...
 
     def count(self, n: int) -> int | None:
@@ -129,11 +136,11 @@ class Order(Protocol):
     """The ids of one epoch before samples are chosen, read in pieces."""
 
     def take(self, k: int) -> Tensor:
-        """Returns the next `k` ids, int64; fewer when they run out. Random numbers are drawn when the user's loader would."""
+        """Returns the next `k` ids, int64; fewer when they run out. Draws random numbers when the user's loader would."""
         ...
 
     def skip(self, k: int) -> None:
-        """Leaves out the next `k` ids, with the same random numbers drawn."""
+        """Skips the next `k` ids. Draws the same random numbers as `take`."""
         ...
 
 
@@ -157,13 +164,13 @@ class TensorOrder:
         piece = self._ids[self._position : self._position + k]
         self._position += len(piece)
         if len(piece) < k:
-            # Only an order that is read to its end draws the second permutation, as the sampler would.
+            # As in the sampler, only an order that is read to its end draws the second permutation.
             self._finish()
             self._finish = lambda: None
         return piece.long()
 
     def skip(self, k: int) -> None:
-        """Leaves out the next `k` ids, with the same random numbers drawn."""
+        """Skips the next `k` ids. Draws the same random numbers as `take`."""
         self.take(k)
 
 
@@ -184,7 +191,7 @@ class PieceOrder:
         return ids
 
     def skip(self, k: int) -> None:
-        """Leaves out the next `k` ids."""
+        """Skips the next `k` ids."""
         self._position += k
 
 
@@ -194,9 +201,10 @@ def sequential(n: int) -> PieceOrder:
 
 
 def shuffled(n: int, generator: torch.Generator | None) -> TensorOrder:
-    """Returns the order that RandomSampler without replacement yields, with the same draws.
+    """Returns the order that RandomSampler without replacement yields. Draws the same random numbers.
 
-    RandomSampler draws a second permutation when it runs out; a generator of the user must be advanced by that, too.
+    RandomSampler draws a second permutation when its ids run out. This function does the same if the user passed a generator,
+    so the generator has the same state afterward.
     """
     # torch.randperm draws the same permutation for both, and int32 takes half of the memory.
     small = torch.int32 if n < 2**31 else torch.int64
@@ -209,14 +217,14 @@ def shuffled(n: int, generator: torch.Generator | None) -> TensorOrder:
             source.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
         return torch.randperm(n, generator=source, dtype=small)
 
-    # The generator that RandomSampler makes for itself ends with the epoch, so its second permutation need not be drawn.
+    # Without a generator of the user, RandomSampler creates a new one each epoch: its second permutation has no effect.
     if generator is None:
         return TensorOrder(permute)
     return TensorOrder(permute, finish=permute)
 
 
 class SamplerOrder:
-    """The ids of any other sampler, from which no more ids are taken than the user's own loader would have taken."""
+    """The ids of any other sampler. Takes no more ids from it than the user's loader would have taken."""
 
     def __init__(self, sampler: Any, n: int) -> None:
         self._sampler, self._n = sampler, n
@@ -229,12 +237,12 @@ class SamplerOrder:
         return as_ids(islice(self._ids, k), self._sampler, self._n)
 
     def skip(self, k: int) -> None:
-        """Leaves out the next `k` ids, with the same random numbers drawn."""
+        """Skips the next `k` ids. Draws the same random numbers as `take`."""
         self.take(k)
 
 
 def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
-    """Returns ids that a sampler yields as a tensor, int64.
+    """Converts ids that a sampler yields to a tensor, int64.
 
     Args:
         numbers: The ids.
@@ -261,7 +269,7 @@ def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
 
 
 def generators_of(sampler: Any, loader: Any) -> list[torch.Generator]:
-    """Returns the random generators of a loader and its sampler, except generators that they seed themselves; each once.
+    """Returns the generators of a loader and its sampler without duplicates; omits a generator that the sampler reseeds itself.
 
     Args:
         sampler: Sampler of the loader.
@@ -275,9 +283,9 @@ def generators_of(sampler: Any, loader: Any) -> list[torch.Generator]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EpochCursor:
-    """One epoch for the loader: the chosen part of an order, and its length if known.
+    """What the loader needs to read one epoch: an order, the choice of its samples, and their number if it is known.
 
-    If the length is known, so is the last batch, without drawing ids early.
+    If the number is known, the loader knows which batch is the last without drawing ids early.
 
     Attributes:
         order: Ids before samples are chosen.
@@ -301,7 +309,7 @@ class EpochCursor:
     least: int = 1
 
     def left(self, stayed: int, position: int) -> int | None:
-        """Returns the number of ids still to come; None if unknown.
+        """Returns the number of chosen ids still to come; None if unknown.
 
         Args:
             stayed: Number of chosen ids so far.
@@ -312,16 +320,16 @@ class EpochCursor:
         return 0 if self.drawn is not None and position >= self.drawn else None
 
 
-# A lookup has a fixed cost, which would come once a batch if only its own ids were looked up.
+# A lookup has a fixed cost, so many ids are looked up at once rather than those of one batch.
 LOOKED_UP = 2**13
 """Number of ids that are looked up in the plan at once, unless a batch has more."""
 
 
 class IdBatchSampler(Sampler[list[int]]):
-    """The batch sampler inside the rebuilt loader; it stores the ids of every batch until the loop gets it.
+    """The batch sampler inside the rebuilt loader. It stores the ids of each batch until the training loop gets the batch.
 
     Args:
-        sizes: Batch size and `drop_last` of the user's loader, which may change, as attributes of an object.
+        sizes: Object with the attributes `batch_size` and `drop_last` of the user's loader. The user may change them.
         least: Least number of rows that the model trains on: 2 if it has BatchNorm. Default: 1.
         as_tensors: Whether the dataset takes the ids of a batch as a tensor. Default: False, as a list.
     """
@@ -331,7 +339,8 @@ class IdBatchSampler(Sampler[list[int]]):
         self.size = checked_batch_size(sizes)
         """Batch size when the iteration began."""
         self.on_the_way: deque[tuple[Tensor, int, int, int | None]] = deque()
-        """Ids of batches, how many ids of the order were drawn and had stayed by then, and how many come; None: not known."""
+        """For each batch that was not yielded yet: its ids, the numbers of ids drawn and chosen up to its end, and the number
+        of chosen ids that follow (None if unknown)."""
         self.served = 0
         self._batches: Iterator[list[int]] = iter(())
         self._cursor = EpochCursor(order=sequential(0))
@@ -354,10 +363,10 @@ class IdBatchSampler(Sampler[list[int]]):
         return self._sizes.drop_last
 
     def least_of(self, plan: HeldPlan) -> int:
-        """Returns the least number of rows of the last batch; if no sample is skipped, as in full training.
+        """Returns the least number of rows of a last batch; a smaller one is left out.
 
-        If samples are skipped, an epoch may end with a batch of one row, on which BatchNorm cannot train. A whole epoch of one
-        row is left unchanged, so that the model raises its error.
+        If the plan skips samples, an epoch may end with a batch of one row, on which BatchNorm cannot train. The result is 1 if
+        the plan keeps all samples, as in full training, or only one sample, so that the model raises its own error.
 
         Args:
             plan: The plan of an epoch.
@@ -365,11 +374,11 @@ class IdBatchSampler(Sampler[list[int]]):
         return 1 if plan.everything or plan.rows < self.least else min(self.least, self.batch_size)
 
     def served_of(self, plan: HeldPlan, rows: int) -> int:
-        """Returns how many chosen rows come in batches.
+        """Returns how many rows an epoch yields, without those of an incomplete last batch that is left out.
 
         Args:
-            plan: The plan of an epoch.
-            rows: Number of its rows.
+            plan: The plan of the epoch.
+            rows: Number of rows that the plan keeps.
         """
         rest = rows % self.batch_size
         return rows - rest if self.drop_last or rest < self.least_of(plan) else rows
@@ -379,11 +388,11 @@ class IdBatchSampler(Sampler[list[int]]):
 
         Args:
             cursor: The rows of the epoch.
-            consumed: Number of ids of the order that an interrupted epoch has consumed already. If the order does not begin
-                after them, they are drawn again.
-            drop_last: Whether a last batch that is not full is dropped; None: as the user's loader does.
+            consumed: Number of ids of the order that an interrupted epoch has consumed already. If the order begins with its
+                first id, these ids are drawn again.
+            drop_last: Whether an incomplete last batch is dropped. Default: None, the setting of the user's loader.
         """
-        # Ids of batches that a pass before has asked for and never yielded.
+        # Drops the ids of batches that an earlier pass has asked for and never yielded.
         self.on_the_way.clear()
         self._cursor, self._stayed = cursor, cursor.stayed or 0
         self._consumed = consumed if cursor.stayed is None else 0
@@ -398,18 +407,18 @@ class IdBatchSampler(Sampler[list[int]]):
         self._batches = self._iterate()
 
     def left_after(self, place: OrderPlace) -> int | None:
-        """Returns the number of ids that come in batches after a position; None if unknown."""
+        """Returns the number of ids that are yielded after a position; None if unknown."""
         return self.in_batches(self._cursor.left(place.stayed, place.consumed))
 
     def in_batches(self, ids: int | None) -> int | None:
-        """Returns how many of some further ids come in batches: an incomplete last batch may be left out."""
+        """Returns how many of `ids` further ids are yielded: those of an incomplete last batch may be left out."""
         if ids is None or self._cursor.sizes is not None:
             return ids
         rest = ids % self.size
         return ids - rest if self.drops_last or rest < self._cursor.least else ids
 
     def replay(self) -> Tensor:
-        """Draws the ids that an interrupted epoch has consumed, once, and returns those that were trained on."""
+        """Draws the ids that an interrupted epoch has consumed, at the first call only. Returns the chosen ones among them."""
         consumed, self._consumed, keeps = self._consumed, 0, self._cursor.keeps
         if consumed:
             ids = self._cursor.order.take(consumed)
@@ -419,26 +428,27 @@ class IdBatchSampler(Sampler[list[int]]):
     def _iterate(self) -> Iterator[Any]:
         stayed = self._stayed + len(self.replay())
         for ids, position in self._pieces:
-            # Dropped here and not by the sampler: what is too few after the plan is another number of ids.
+            # Incomplete batches are dropped here, not by the sampler, because the plan changes the number of ids.
             if len(ids) < (self.size if self.drops_last else self._cursor.least):
                 return
             stayed += len(ids)
-            # Workers ask for batches before these are yielded: their ids wait here in the order of the batches.
+            # Workers ask for batches ahead of time, so ids are stored until their batch is yielded.
             self.on_the_way.append((ids, position, stayed, self._cursor.left(stayed, position)))
             self.served += 1
             yield ids if self._as_tensors else ids.tolist()
 
     def _of_steps(self, sizes: StepSizes, position: int) -> Iterator[tuple[Tensor, int]]:
-        """Yields the rows of each step of smaller batches, and how many ids were drawn by then."""
+        """Yields the ids of each step of smaller batches, and the number of ids drawn up to its end."""
         first = sizes.step_after(self._stayed + len(self.replayed))
         pieces = islice(self._kept_ids(position, sizes.parts(first)), max(0, sizes.steps - first))
         for ids, position in pieces:
             yield ids, position
-        # Later epochs have the order that they have in full training, which draws the rest and one more.
+        # Full training draws the rest of the order, and asks for one more id to see its end. Doing the same keeps the order of
+        # later epochs as in full training.
         self._cursor.order.skip(max(0, (self._cursor.drawn or 0) - position) + 1)
 
     def _kept_ids(self, drawn: int, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
-        """Yields the next ids that the plan keeps, in pieces, and how many ids were drawn by then."""
+        """Yields the next ids that the plan keeps, in pieces, and the number of ids drawn up to the end of each piece."""
         keeps = self._cursor.keeps
         return self._all(drawn, sizes) if keeps is None else self._staying(drawn, keeps, sizes)
 
@@ -456,14 +466,14 @@ class IdBatchSampler(Sampler[list[int]]):
         kept = places = torch.empty(0, dtype=torch.int64)
         for size in sizes:
             while len(kept) < size and not exhausted:
-                # No id is taken early from a sampler of the user; known orders are looked up in the plan many at a time.
+                # From a sampler of unknown order, no id is taken early. Known orders are looked up many ids at a time.
                 unknown = isinstance(order, SamplerOrder)
                 wanted = max(size - len(kept), 0 if unknown else LOOKED_UP)
                 piece = order.take(wanted)
                 exhausted = len(piece) < wanted
                 stays = torch.from_numpy(np.flatnonzero(keeps(piece.numpy())))
-                # The place of each kept id in the order: an interrupted epoch goes on behind the last id that was served,
-                # although more were looked up.
+                # Positions of the kept ids in the order: an interrupted epoch continues after the last id that was yielded, not
+                # after the last one that was looked up.
                 kept, places = torch.cat([kept, piece[stays]]), torch.cat([places, stays + drawn])
                 drawn += len(piece)
             if len(kept) < size:
@@ -476,7 +486,7 @@ class IdBatchSampler(Sampler[list[int]]):
 
 
 class MapStyleBatches:
-    """Candidate batches of a map-style dataset, with the ids that the batch sampler drew.
+    """Batches of a map-style dataset before rows are chosen, with the ids that the batch sampler drew.
 
     Args:
         batches: Batches of the rebuilt loader.
@@ -485,27 +495,31 @@ class MapStyleBatches:
     """
 
     first = 0
-    """Checksum that those of the ids begin with."""
+    """Start value for the checksum of the ids."""
 
     def __init__(self, batches: Iterator[Any], ids: IdBatchSampler, *, ahead: bool) -> None:
         self._batches, self._ids, self._ahead = batches, ids, ahead
 
     def take(self) -> tuple[Any, Tensor, int, int, int | None]:
-        """Returns the next batch, its ids, the numbers of drawn and of chosen ids so far, and of ids to come (None if unknown).
+        """Returns the next batch.
+
+        Returns:
+            The batch; its ids; the number of ids drawn so far; the number of chosen ids so far; and the number of chosen ids
+            still to come, or None if unknown.
 
         Raises:
             StopIteration: There is no further batch.
         """
-        # Without workers a batch is drawn when it is asked for, so that anything left over is of a batch that failed.
+        # Without workers, ids are drawn only when their batch is asked for: any that are left belong to a batch that failed.
         if not self._ahead:
             self._ids.on_the_way.clear()
         try:
             batch = next(self._batches)
-        # Before Exception, which includes it: a loader that is at its end has not failed.
+        # StopIteration is an Exception, but means that the loader is at its end, not that a batch failed.
         except StopIteration:
             raise
         except Exception:
-            # The ids of the failed batch were drawn; they must not be taken for those of the next batch.
+            # The ids of the failed batch were drawn. Without this, the next batch would get them.
             if self._ids.on_the_way:
                 self._ids.on_the_way.popleft()
             raise
@@ -523,10 +537,14 @@ class StreamBatches:
     def __init__(self, batches: Iterator[Any], length: int | None = None) -> None:
         self._batches, self._place, self._length = batches, 0, length
         self.first = 0
-        """Checksum of the first batch."""
+        """Checksum of the first batch, the start value for the checksum of the ids."""
 
     def take(self) -> tuple[Any, Tensor, int, int, int | None]:
-        """Returns the next batch, its positions, the position after it twice, and the number of samples to come or None.
+        """Returns the next batch.
+
+        Returns:
+            The batch; its ids; the number of samples read so far, twice, as the numbers of drawn and of chosen ids; and the
+            expected number of samples still to come, or None if unknown.
 
         Raises:
             StopIteration: The dataset has no more samples.
@@ -534,22 +552,22 @@ class StreamBatches:
         batch = next(self._batches)
         begin, self._place = self._place, self._place + rows_of(batch)
         self.first = self.first if begin else _checksum_of(batch)
-        # A stream that has passed its length may go on for any number of samples.
+        # If a stream has yielded more samples than its length, nobody knows how many follow.
         left = None if self._length is None or self._place > self._length else self._length - self._place
         return batch, torch.arange(begin, self._place), self._place, self._place, left
 
     def skip(self, consumed: int, look: Callable[[Any, Tensor], None]) -> Tensor:
-        """Reads again what an interrupted epoch consumed.
+        """Reads the samples that an interrupted epoch has consumed, because a stream can only be read from its beginning.
 
         Args:
             consumed: Number of samples to read.
-            look: Function that is called with every batch and its ids.
+            look: Function that is called with every batch and its ids, for rows that are still needed.
 
         Returns:
             The ids, shape (consumed,), int64.
 
         Raises:
-            RuntimeError: The stream ends before so many samples.
+            RuntimeError: The stream has fewer than `consumed` samples.
         """
         while self._place < consumed:
             try:
@@ -564,15 +582,14 @@ class StreamBatches:
 
 
 RESUMED_STREAM = (
-    "A resumed run reads the stream from the beginning of the interrupted epoch. Set a stream that counts its epochs to the "
-    "epoch `run.epoch` before the loop (such as stream.set_epoch(run.epoch)), and do not load a position within the epoch into "
-    "it."
+    "A resumed run reads the stream from the beginning of the interrupted epoch. If the stream depends on the epoch, set it "
+    "before the loop (such as stream.set_epoch(run.epoch)). Do not load a position within the epoch into the stream."
 )
 
 
 def _checksum_of(batch: Any) -> int:
-    """Returns a checksum of the integers of a batch on the host, such as labels and tokens; 1 if it has none."""
-    # Augmentation draws other images when a stream is read again, and the same labels.
+    """Returns a checksum of the integer tensors of a batch on the host, such as labels and tokens; 1 if it has none."""
+    # Floats are left out: when a stream is read again, augmentation may change the images, but not the labels.
     checksum = 1
     for leaf in leaves(batch):
         if leaf.dtype in (torch.int64, torch.int32) and leaf.device.type == "cpu" and leaf.layout is torch.strided:
@@ -581,7 +598,7 @@ def _checksum_of(batch: Any) -> int:
 
 
 def check_begins(stream: Any) -> None:
-    """Checks on resuming that an IterableDataset of Hugging Face has not loaded its own state as well.
+    """Checks, when a run resumes, that an IterableDataset of Hugging Face has not loaded a state of its own, too.
 
     Args:
         stream: Dataset of the loader. The run will skip what the interrupted epoch had read.

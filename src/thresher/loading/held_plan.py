@@ -18,18 +18,18 @@ from thresher.selection import Mask, ids_of
 # Compared by identity, because == of tensors has no truth value.
 @dataclass(frozen=True, eq=False)
 class HeldPlan:
-    """A plan with bitmasks instead of ids, and without values to store for each sample; the same in all processes.
+    """An `EpochPlan` with bitmasks instead of ids, and without `remember`. All processes have the same one.
 
     Args:
         n: Number of samples.
         ids: Bitmask of the kept samples, lowest id first, shape (ceil(n / 8),), uint8; bits beyond n are 0. If `drawn` is True,
             the ids in the order of training, shape (K,), int64.
-        weights: Factors on the losses of the kept samples, shape (K,), float32; this and the rest are as in `EpochPlan`.
-        refresh: Bitmask of the refreshed samples; None if the plan refreshes none.
-        lr_scale: Factor on the learning rate.
-        drawn: Whether `ids` was drawn.
+        weights: Factors on the losses of the kept samples in the order of their ids, shape (K,), float32; None means 1 for all.
+        refresh: Bitmask of the samples that get one forward pass without gradients at the end of the epoch; None means none.
+        lr_scale: Factor on the learning rate of each step of the epoch.
+        drawn: Whether `ids` was drawn at random, so that it is the order of training and may repeat samples.
         facts: Scalars for the history by name.
-        smaller_batches: Whether the epoch has as many steps as full training.
+        smaller_batches: Whether the epoch has as many steps as full training, each with a smaller batch.
         note: Warning for the user, a whole sentence.
 
     Raises:
@@ -62,7 +62,7 @@ class HeldPlan:
 
     @property
     def _packed(self) -> tuple[str, ...]:
-        # Ids that were drawn have an order and come more than once, which a bitmask cannot hold.
+        # Drawn ids have an order and may repeat, which a bitmask cannot express.
         return ("refresh",) if self.drawn else ("ids", "refresh")
 
     @staticmethod
@@ -89,7 +89,7 @@ class HeldPlan:
         return EpochPlan(**values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state as tensors and plain values; `HeldPlan(**state)` restores the plan."""
+        """Returns the fields as tensors and plain values; `HeldPlan(**state)` restores the plan."""
         # Not dataclasses.asdict, which would copy the tensors.
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"facts": dict(self.facts)}
 
@@ -100,12 +100,12 @@ class HeldPlan:
 
     @cached_property
     def refreshed(self) -> int:
-        """Number of refreshed samples."""
+        """Number of samples that get a forward pass at the end of the epoch."""
         return 0 if self.refresh is None else number(self.refresh.numpy())
 
     @property
     def everything(self) -> bool:
-        """Whether every sample is kept, and comes once."""
+        """Whether the plan keeps every sample exactly once."""
         return not self.drawn and self.rows == self.n
 
     @cached_property
@@ -113,12 +113,12 @@ class HeldPlan:
         return Bitmask(self.ids.numpy(), self.n)
 
     def keeps(self, ids: NDArray[np.int64]) -> Mask:
-        """Returns the mask of kept samples.
+        """Returns whether the plan keeps each sample, shape (k,), bool.
 
         Args:
             ids: Ids, shape (k,), int64.
         """
-        # Full training looks nothing up.
+        # Full training skips the lookup.
         return np.ones(len(ids), dtype=np.bool_) if self.everything else self._marks.of(ids)
 
     def weights_of(self, ids: NDArray[np.int64]) -> Tensor | None:
@@ -127,27 +127,29 @@ class HeldPlan:
         Args:
             ids: Ids, shape (k,), int64.
         """
-        # Weights are in the order of the kept ids, so a sample is found by its place among these.
+        # Weights are in the order of the kept ids, so the position of an id among these is the index of its weight.
         return None if self.weights is None else self.weights[torch.from_numpy(self._place(ids))]
 
     @cached_property
     def _place(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Function from ids to places among the kept samples."""
+        """Function from ids to their positions among the kept ids."""
         if self.drawn:
-            # Not initialised: places are asked for drawn samples only.
+            # Not initialized: only positions of drawn samples are looked up.
             place = torch.empty(self.n, dtype=torch.int32 if self.rows < 2**31 else torch.int64)
             place[self.ids] = torch.arange(self.rows, dtype=place.dtype)  # a sample that was drawn twice has one weight
             return place.numpy().take
         return (lambda ids: ids) if self.everything else self._marks.before
 
     def refreshing(self, rank: int = 0, size: int = 1) -> Callable[[int, int], NDArray[np.int64]]:
-        """Returns a function from a first and an end place to the ids that a process refreshes, ascending.
-
-        The function returns fewer ids at the end of the part of the process.
+        """Returns the ids for which a process does the forward passes at the end of the epoch.
 
         Args:
             rank: Number of the process. Default: 0.
-            size: Number of processes, which refresh equal parts. Default: 1.
+            size: Number of processes, each of which takes an equal part of the ids. Default: 1.
+
+        Returns:
+            Function `(first, last)` that returns the ids at positions first to last - 1 of the part of this process, ascending;
+            fewer at the end of the part.
         """
         begin, end = equal_part(self.refreshed, rank, size)
         if self.refresh is None:
@@ -157,16 +159,16 @@ class HeldPlan:
 
 
 def equal_part(total: int, rank: int, size: int) -> tuple[int, int]:
-    """Returns the first and the end place of a rank, if places are divided equally.
+    """Returns the part of one rank if `total` positions are divided equally: (first position, position after the last).
 
     Args:
-        total: Number of places; the parts of the ranks differ by one at most.
-        rank: Number of the rank.
+        total: Number of positions. The sizes of the parts differ by one at most.
+        rank: Number of the rank, within [0, size).
         size: Number of ranks.
 
     Example:
         >>> [equal_part(7, rank, 3) for rank in range(3)]
         [(0, 2), (2, 4), (4, 7)]
     """
-    # Integer arithmetic leaves no place out and gives none twice, for any numbers.
+    # With integer arithmetic, each position is in exactly one part, for any numbers.
     return total * rank // size, total * (rank + 1) // size

@@ -1,7 +1,8 @@
 """The loader of a run: the user's DataLoader, rebuilt such that it yields only the chosen samples.
 
-The user's sampler decides the order, and the plan decides which samples stay. RandomSampler, SequentialSampler and
-Shuffle have a fast path on tensors that draws the same random numbers; the ids of any other sampler are filtered as they come.
+The user's sampler decides the order, and the plan decides which samples are kept. The orders of RandomSampler,
+SequentialSampler and Shuffle are computed as tensors, with the same random numbers. The ids of any other sampler are filtered
+as they come.
 """
 
 import weakref
@@ -50,7 +51,7 @@ class SelectedLoader(OfUser):
     Args:
         loader: The user's DataLoader.
         device: Device that batches are moved to; None leaves them where they are.
-        kept: Ids of the samples that pruning kept. Default: all ids that the sampler yields.
+        kept: Ids of the samples that pruning before training has kept. Default: all ids that the sampler yields.
         world: Processes among which the samples are divided. Default: one process.
         collate_keeps_rows: Whether the user has declared that row i of each batch is sample i.
         timing: Records how the time of the run is spent. Default: not recorded.
@@ -58,7 +59,7 @@ class SelectedLoader(OfUser):
     """
 
     control: EpochControl
-    """The run, as the loader sees it."""
+    """The run, which plans the epochs of this loader."""
 
     def __init__(
         self,
@@ -74,16 +75,16 @@ class SelectedLoader(OfUser):
         self.timing = timing or Timing()
         self._user, self._samples, self._world = loader, None if kept is None else len(kept), world
         self.row_buffer: RowBuffer | None = None
-        """Rows that were selected and not yielded yet; None if batches go to the loop as they are."""
+        """Rows that a batch method chose and that were not yielded yet; None if no rows are chosen before the loop."""
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
         self._seen = 0
         self.order: UserOrder | SharedOrder = UserOrder(loader) if world.size == 1 else SharedOrder(loader, world)
-        """The order of the user's loader."""
+        """The order in which the user's loader reads the dataset."""
         self.n = self.order.n
         self.saved: Any = None
-        """Saves and loads the run that the loader belongs to."""
+        """Object whose `state_dict` and `load_state_dict` save and load the run of this loader."""
         self.device = device or torch.device("cpu")
-        """Device on which the loop draws random numbers."""
+        """Device on which the training loop draws random numbers."""
         self.ids = IdBatchSampler(self.order.sizes, least, as_tensors=isinstance(loader.dataset, TensorRows))
         self.reader = Reader(
             loader,
@@ -95,9 +96,9 @@ class SelectedLoader(OfUser):
         )
         """Reads the batches."""
         self.current: Callable[[], EpochIterator | None] = lambda: None
-        """Returns the iterator that has the epoch; weak, so that breaking out of the loop lets the workers go at once."""
+        """Returns the iterator over the current epoch. The reference is weak, so breaking out of the loop ends the workers."""
         self.prepared = PreparedLoader(loader)
-        """The end of an epoch, as accelerate reads it."""
+        """Shows accelerate where an epoch begins and ends."""
 
     @property
     def streams(self) -> bool:
@@ -106,7 +107,7 @@ class SelectedLoader(OfUser):
 
     @property
     def unknown_rows(self) -> UnknownRows:
-        """What the checks of batches have shown: why rows are not the samples in order."""
+        """Results of comparing batches with their samples: the reason if row i of a batch is not sample i."""
         return self.reader.unknown_rows
 
     def generators(self) -> list[torch.Generator]:
@@ -126,9 +127,9 @@ class SelectedLoader(OfUser):
     def candidates(self) -> int:
         """Number of ids that the user's sampler yields per epoch, without a dropped last batch.
 
-        0 for an IterableDataset of unknown length, until an epoch of it is over.
+        For an IterableDataset of unknown length, 0 until the first epoch is over.
         """
-        # A last batch that is dropped is no part of full training, either.
+        # Full training does not train on a dropped last batch, either.
         total = self.order.candidates(self._seen)
         return total - total % self.ids.batch_size if self.ids.drop_last else total
 
@@ -136,8 +137,8 @@ class SelectedLoader(OfUser):
         """Returns the number of batches in the epoch in progress or, between epochs, in the next one.
 
         Raises:
-            TypeError: The number is not known: a sampler of unknown order, an IterableDataset, or a batch method that keeps a
-                random number of rows and gathers them into full batches.
+            TypeError: The number is not known: the sampler may repeat or skip ids, the dataset is an IterableDataset without a
+                length, or a batch method keeps a random number of rows and gathers them into full batches.
         """
         sizes = None if self.streams else self.step_sizes(self.control.held)
         if sizes is not None:
@@ -146,7 +147,7 @@ class SelectedLoader(OfUser):
         samples = (
             len(stream) if self.streams else self.ids.served_of(self.control.held, self.order.samples_of(self.control.held))
         )
-        # Rows that a batch method keeps of the last, smaller candidate batch count as well.
+        # A batch method also chooses rows of the last batch, which may be smaller.
         full, rest = divmod(samples, self.ids.batch_size)
         rest = 0 if self.ids.drop_last else rest
         if self.row_buffer is None or (self.row_buffer.size is None and self.control.keeps_a_row):
@@ -167,12 +168,12 @@ class SelectedLoader(OfUser):
             plan: The plan of an epoch.
 
         Raises:
-            ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
+            ValueError: There are fewer rows than the steps need, or it is not known how many ids the order has.
         """
         return self.order.step_sizes(plan, self.ids, self._samples, self._seen)
 
     def scale_of(self, plan: HeldPlan | None) -> EpochScale:
-        """Returns the size of an epoch, by which positions are converted into progress.
+        """Returns the size of an epoch, which converts positions in its order into progress.
 
         Args:
             plan: Chosen samples of the epoch; None for an IterableDataset.
@@ -186,13 +187,17 @@ class SelectedLoader(OfUser):
         return EpochScale(self.candidates, rows, self.step_sizes(plan))
 
     def rows_of_steps(self, plan: HeldPlan) -> tuple[NDArray[np.int64], bool]:
-        """Returns the rows per step of this process in an epoch, and whether processes get every W-th row.
+        """Returns how the rows of an epoch are divided into steps and among processes.
 
         Args:
             plan: The plan of an epoch.
 
+        Returns:
+            The number of rows of each step of this process, shape (steps,); and whether W processes get every W-th row of the
+            order (True) or every W-th batch (False).
+
         Raises:
-            ValueError: There are too few rows for the steps of smaller batches.
+            ValueError: There are fewer rows than the steps of smaller batches need.
         """
         sizes = self.step_sizes(plan)
         if sizes is not None:
@@ -208,17 +213,18 @@ class SelectedLoader(OfUser):
                 "run.loader was closed by run.detach(). Use your own DataLoader, or attach again and use the new run.loader."
             )
         self.timing.switch(LOADING)  # workers start
-        self.reader.check()  # before the pass in progress ends: a refused setting leaves it as it is
+        self.reader.check()  # first, so that an error about a changed setting leaves the pass in progress as it is
         self.stop()
-        # The run first: it ends the epoch before, which may make passes over this very loader, and makes the plan.
+        # Before the order: `begin` ends the previous epoch, which may make passes over this loader, and plans the next one.
         plan, place = self.control.begin()
         self.prepared.begin()
-        # The order comes before the workers: a sampler of several processes is refused before any of them waits for a batch.
+        # Before workers start: if a sampler is refused, no process is left waiting for a batch.
         cursor = None if plan is None else self.order.cursor(plan, place, self.ids, self._samples)
         resumes = place.consumed and self.reader.epoch_start is not None
         candidates = self._resume(cursor, place) if resumes else self._start(cursor)
         iterator = EpochIterator(self, candidates, cursor or NO_ROWS, place)
-        # An iterator that is gone tells the run that the loop has left its pass; a strong reference would keep the run alive.
+        # When the iterator is deleted, the run learns that the loop has left the epoch. The reference to the run is weak: a
+        # strong one would keep the run alive.
         control = weakref.ref(self.control)
         self.current = weakref.ref(iterator, lambda _: _gone(control()))
         return iterator
@@ -229,33 +235,33 @@ class SelectedLoader(OfUser):
         return self.reader.start(cursor, self.order.length_of_stream(self._seen))
 
     def _resume(self, cursor: EpochCursor | None, place: OrderPlace) -> MapStyleBatches | StreamBatches:
-        """Goes on with an interrupted epoch."""
-        # Before the replay, which sets the random states back to the beginning of the epoch.
+        """Continues an interrupted epoch."""
+        # Read before `resume`, which restores the random states of the beginning of the epoch.
         now = self.reader.random_states()
         candidates = self.reader.resume(cursor, place.consumed, self.order.length_of_stream(self._seen))
-        # Taken out first, because the next line clears what waits.
+        # Kept in a variable, because the next line clears it.
         waiting = self._waiting
         self._begin_with(NONE_WAIT)
         if isinstance(candidates, StreamBatches):
             replayed = candidates.skip(place.consumed, self._keep_waiting(waiting))
         else:
             replayed = self.ids.replay()
-        # The loader's generators stay as replayed: the loop's own random numbers go on where they were.
+        # The random states of the training loop are restored. The generators of the loader stay as after drawing the ids again.
         self.reader.put_back(now)
-        # An order that begins at the place replays nothing, so there is no checksum to compare.
+        # An order that begins at the position of the interruption draws no ids again, so there is no checksum to compare.
         checksum = zlib.crc32(replayed.numpy().tobytes(), candidates.first)
         if self.streams and checksum != place.checksum:
             warn(f"The stream begins with another batch than when the epoch was interrupted. {RESUMED_STREAM}")
         elif (cursor is None or cursor.stayed is None) and checksum != place.checksum:
             raise RuntimeError(
-                f"{type(self.order.sampler).__name__} did not repeat the order of the interrupted epoch: it "
-                "must depend only on the global random states and its `generator`. Resume between epochs, or give it a "
-                "generator."
+                f"{type(self.order.sampler).__name__} did not repeat the order of the interrupted epoch. The order must "
+                "depend only on the global random states and the `generator` of the sampler. Pass it a generator, or resume "
+                "from a state that was saved between epochs."
             )
         if self.row_buffer is not None:
             if cursor is not None and len(waiting[0]):  # rows that were selected and not trained on are read again
                 self.row_buffer.put(self.reader.read_again(waiting[0]), *waiting)
-            # All processes count together, also one of which no row waited.
+            # All processes must call this together, also those that have no rows in the buffer.
             self.row_buffer.count()
         return candidates
 
@@ -266,13 +272,14 @@ class SelectedLoader(OfUser):
             self.row_buffer.clear()
 
     def select_before_loop(self, fills: bool | None, *, by_chance: bool = False) -> None:
-        """Turns the choice of rows before the loop gets a batch on or off, from the next batch on.
+        """Sets whether rows are chosen before the training loop gets a batch, from the next batch on.
 
         Args:
-            fills: Whether chosen rows of several batches are gathered into full batches; None for no choice before the loop.
-            by_chance: Whether processes keep different numbers of rows. Default: False.
+            fills: Whether chosen rows of several batches are gathered into full batches; None if no rows are chosen before the
+                loop.
+            by_chance: Whether processes may keep different numbers of rows. Default: False.
         """
-        # A fixed number of rows needs no call of all ranks per candidate batch.
+        # If all processes keep the same number of rows, they need not exchange the numbers for each batch.
         world = self._world if by_chance else ALONE
         self.row_buffer = None if fills is None else RowBuffer(self.ids.batch_size if fills else None, world)
 
@@ -285,8 +292,8 @@ class SelectedLoader(OfUser):
         self.saved.load_state_dict(state_dict, restore_rng=True)
 
     def state_of_pass(self) -> dict[str, Any]:
-        """Returns chosen rows that were not yielded yet, and how the epoch began, as tensors and plain values."""
-        # Rows that were loaded with a state, and not read again yet, are saved as they are.
+        """Returns the chosen rows that were not yielded yet, and how the epoch began, as tensors and plain values."""
+        # Rows that came with a loaded state and were not read again yet are in `_waiting`.
         unbuffered = self.row_buffer is None or len(self._waiting[0])
         ids, weights = self._waiting if unbuffered or self.row_buffer is None else self.row_buffer.waiting
         return {
@@ -305,13 +312,13 @@ class SelectedLoader(OfUser):
         self.order.load_state_dict(state["shuffle"], active=state["active"], consumed=state["consumed"])
 
     def _begin_with(self, waiting: tuple[Tensor, Tensor | None]) -> None:
-        """Sets the rows that the next pass begins with: those that waited when the epoch was interrupted."""
+        """Sets the rows that the next pass begins with: those chosen but not yielded when the epoch was interrupted."""
         self._waiting = waiting
         if self.row_buffer is not None:
             self.row_buffer.clear()
 
     def _keep_waiting(self, waiting: tuple[Tensor, Tensor | None]) -> Callable[[Any, Tensor], None]:
-        """Returns a function that takes the rows that waited from each batch."""
+        """Returns a function that moves the rows of `waiting` from a batch that is read again into the buffer."""
         wanted, weights = waiting
 
         def look(batch: Any, ids: Tensor) -> None:
@@ -365,7 +372,7 @@ class EpochIterator:
     def __next__(self) -> Any:
         if self._done:
             raise StopIteration
-        # Two passes at once would share one order, and each would get a part of its ids.
+        # Two iterators at once would share one order, and each would get only a part of the ids.
         if self._loader.current() is not self:
             raise RuntimeError(
                 "this iterator over run.loader was ended by a newer one; use the newer one. To read data within an epoch, as "
@@ -383,7 +390,7 @@ class EpochIterator:
             return batch
         # From here on rows are chosen before the loop sees a batch.
         self._fill(row_buffer)
-        # The rest of an epoch is a smaller batch, as in the plain loop, or is dropped with drop_last.
+        # As in the plain loop, the last rows of an epoch make a smaller batch, or are dropped with drop_last.
         if not row_buffer.rows or (not row_buffer.full and self._sizes.drop_last):
             self._end()
             raise StopIteration
@@ -394,17 +401,17 @@ class EpochIterator:
     def _yield(self, batch: Any, ids: Tensor, weights: Tensor | None, *, last: bool) -> None:
         if self._loader.prepared.in_use:
             self._loader.prepared.yielded(len(ids), last=last)
-        # A stream may go on after the batch that is the last by its length.
+        # A stream may have more samples than its length says.
         if last and not self._loader.streams:
             self._loader.last_yielded(self._place.consumed)
-        if self._cursor.weights is not None:  # those of the plan, besides those of a batch method
-            # Both weights correct for a selection of their own, so they are multiplied.
+        if self._cursor.weights is not None:
+            # The epoch plan and the batch method each correct for their own selection, so their weights are multiplied.
             planned = self._cursor.weights(ids.numpy())
             weights = weights if planned is None else planned if weights is None else planned * weights
         self._control.on_batch(batch, ids, self._place, weights, last=last)
 
     def _leaves_nothing(self, row_buffer: RowBuffer) -> bool:
-        """Whether the rows that wait and those of the candidates to come make no further batch, as far as it is known."""
+        """Whether no further batch follows: neither from rows in the buffer nor from candidates to come, as far as is known."""
         left, size = self._left, row_buffer.size
         if left is None or size is None or not self._sizes.drop_last:
             return left == 0 and not row_buffer.rows
@@ -418,10 +425,10 @@ class EpochIterator:
         if on_host:
             timing.switch(before)
             batch = self._loader.reader.moved(batch)
-        else:  # the loop would have moved the batch by itself
+        else:  # counted as loading time: in the user's own loop, moving the batch would be a part of loading
             batch = self._loader.reader.moved(batch)
             timing.switch(before)
-        # Known when the batch is yielded, so that accelerate learns which is the last, and the epoch ends with its step.
+        # Needed when the batch is yielded: accelerate must learn which batch is the last, and the epoch ends with its step.
         self._left = self._sizes.in_batches(left)
         checksum = self._place.checksum if self._place.consumed else self._candidates.first
         self._place = OrderPlace(drawn, stayed, zlib.crc32(ids.numpy().tobytes(), checksum))
@@ -429,7 +436,7 @@ class EpochIterator:
 
     def _fill(self, row_buffer: RowBuffer) -> None:
         """Selects from candidate batches until there is a full batch, or no candidate is left."""
-        # A stream is read to its end: it may have more samples than its length.
+        # A stream is read to its end, because it may have more samples than its length says.
         while not (row_buffer.full or self._exhausted or (not self._loader.streams and self._leaves_nothing(row_buffer))):
             try:
                 batch, ids = self._next_candidate()
@@ -440,7 +447,7 @@ class EpochIterator:
 
     def _end(self) -> None:
         self._done = True
-        # Workers that are not persistent end here, and not when the loop lets go of its iterator.
+        # Ends workers that are not persistent now, rather than when the loop deletes its iterator.
         self._candidates = StreamBatches(iter(()))
         self._loader.last_yielded(self._place.consumed)
         self._loader.prepared.end(whole=True)
@@ -448,14 +455,14 @@ class EpochIterator:
 
 
 def _gone(control: EpochControl | None) -> None:
-    """Notes that the iterator of a pass is gone."""
-    # None if the run was collected together with its loader.
+    """Reports to the run that an iterator was deleted."""
+    # None if the run was deleted together with its loader.
     if control is not None:
         control.on_loop_exit(exhausted=False)
 
 
 def _rows_of(candidates: int, size: int, control: EpochControl) -> int | None:
-    """Returns how many rows are chosen of so many candidates, in batches of a size and a rest; None if it is not known."""
+    """Returns how many of `candidates` rows are chosen, in batches of `size` rows and a smaller last one; None if unknown."""
     full, rest = divmod(candidates, size)
     of_full, of_rest = control.count(size), control.count(rest) if rest else 0
     return None if of_full is None or of_rest is None else full * of_full + of_rest

@@ -29,31 +29,36 @@ def rows_of(batch: Any) -> int:
 def is_per_sample(tree: Any, n: int) -> bool:
     """Whether a part of a batch has one entry for each of its n samples: a tensor, an array, or a list, for example of texts.
 
-    A list of n things is a list of samples unless all its tensors have n rows, as in `[x, y]` if n is 2.
+    A list of n entries has one entry per sample, unless its tensors have n rows each: with n = 2, `[x, y]` may be a pair of
+    inputs and labels.
     """
     if isinstance(tree, Tensor | np.ndarray):
         return tree.ndim > 0 and len(tree) == n
     # Exactly these types: a named tuple is a batch of fields, however many there are.
     if type(tree) not in (list, tuple) or len(tree) != n:
         return False
-    # A pair [x, y] of a batch of two samples is a list of two things, and no list of two samples.
+    # With two samples, the pair [x, y] has two entries, but they are not the samples.
     whole = [leaf.dim() > 0 and len(leaf) == n for leaf in leaves(tree)]
     alike = len({(item.dtype, item.dim()) if isinstance(item, Tensor) else type(item) for item in tree}) == 1
     return not any(whole) or (alike and not all(whole))
 
 
 HOLE = object()
-"""Marks the place in a batch from which a part with one entry per sample was removed."""
+"""Placeholder in a batch for a part with one entry per sample that was taken out."""
 
 
 def select(batch: Any, rows: Tensor, n: int) -> Any:
-    """Returns some rows of every part of a batch that has one entry for each of n samples; the rest is passed through."""
+    """Returns a batch with only some of its rows. Parts without one entry for each of the n samples are passed through."""
     columns, _, rebuild = take_apart(batch, n)
     return rebuild(take_rows(columns, rows))
 
 
 def take_apart(batch: Any, n: int) -> tuple[list[Any], Any, Callable[[list[Any]], Any]]:
-    """Returns the parts of a batch that have one entry per sample, the rest, and a function that puts others in their place."""
+    """Separates the parts of a batch that have one entry per sample, the columns, from the rest.
+
+    Returns:
+        The columns; the batch with `HOLE` in their places; and a function that puts other columns in these places.
+    """
     columns: list[Any] = []
 
     def take_out(column: Any) -> Any:
@@ -77,14 +82,14 @@ def take_rows(columns: list[Any], rows: Tensor) -> list[Any]:
         if isinstance(column, Tensor):
             taken.append(column.index_select(0, rows.to(column.device, non_blocking=True)))
             continue
-        # Only lists and arrays need the numbers on the host; for tensors alone nothing waits for the device.
+        # Only lists and arrays need the row numbers on the host. If all columns are tensors, nothing waits for the device.
         numbers = rows.tolist() if numbers is None else numbers
         taken.append(column[numbers] if isinstance(column, np.ndarray) else type(column)(column[i] for i in numbers))
     return taken
 
 
 def join_columns(parts: Sequence[Any]) -> Any:
-    """Joins columns, one after the other.
+    """Concatenates tensors, arrays or lists along the first dimension.
 
     Raises:
         ValueError: The tensors have different shapes.
@@ -103,13 +108,13 @@ def join_columns(parts: Sequence[Any]) -> Any:
 
 
 class Part(NamedTuple):
-    """Rows of one candidate batch.
+    """Chosen rows of one candidate batch.
 
     Attributes:
-        columns: Parts with one entry per row.
-        rebuild: Function that makes a batch of such columns.
-        ids: Ids of the candidate batch, on the host.
-        rows: Row numbers in it, shape (n,), int64, on the device; None for all of them.
+        columns: Parts of the batch with one entry per row, for the chosen rows.
+        rebuild: Function that makes a batch from such columns.
+        ids: Ids of all samples of the candidate batch, on the host.
+        rows: Numbers of the chosen rows in the candidate batch, shape (n,), int64, on the device; None means all rows.
         weights: Weights of the rows, shape (n,); None if all are 1.
     """
 
@@ -126,7 +131,7 @@ class Part(NamedTuple):
 
     def between(self, start: int, stop: int) -> "Part":
         """Returns the rows from `start` to `stop`."""
-        # Copies: kernels sum the rows of a view, which is aligned otherwise, in another order.
+        # Copies, because a view has another memory alignment, with which kernels add in another order.
         columns = [x[start:stop].clone() if isinstance(x, Tensor) else x[start:stop] for x in self.columns]
         ids, rows = (self.ids[start:stop], None) if self.rows is None else (self.ids, self.rows[start:stop])
         return Part(columns, self.rebuild, ids, rows, None if self.weights is None else self.weights[start:stop])
@@ -135,9 +140,9 @@ class Part(NamedTuple):
 def ids_and_weights(parts: Sequence[Part]) -> tuple[Tensor, Tensor | None]:
     """Returns the ids of all rows, shape (n,), int64, and their weights, on the host; None if all weights are 1.
 
-    Row numbers and weights of all parts come to the host in one copy, as each copy waits for the device.
+    The row numbers and weights of all parts are copied to the host together, because each copy waits for the device.
     """
-    # float64 holds row numbers up to 2**53 and float32 weights exactly, so that one copy can bring both.
+    # float64 represents row numbers up to 2**53 and float32 weights exactly, so one tensor can hold both.
     there = [values.double() for part in parts for values in (part.rows, part.weights) if values is not None]
     if not there:
         return torch.cat([torch.empty(0, dtype=torch.int64), *(part.ids for part in parts)]), None
@@ -151,14 +156,15 @@ def ids_and_weights(parts: Sequence[Part]) -> tuple[Tensor, Tensor | None]:
 
 
 class RowBuffer:
-    """Selected rows of candidate batches, which wait until they make a batch.
+    """Stores the chosen rows of candidate batches until there are enough for a full batch.
 
-    Processes that keep different numbers of rows all add the same candidate batches, and all take equal batches: a process
-    that has a full batch waits until each of the others has one.
+    Several processes may choose different numbers of rows. All of them add the same number of candidate batches and take
+    batches of the same size: a process that has a full batch waits until every other process has one.
 
     Args:
-        size: Number of rows of a batch; None: the rows of each candidate batch make a batch.
-        world: The processes, if they may keep different numbers of rows. Default: this process; also if all keep equally many.
+        size: Number of rows of a full batch; None if the chosen rows of each candidate batch make a batch of their own.
+        world: The processes, if they may choose different numbers of rows. Default: only this process, also right if all
+            processes choose the same number.
     """
 
     def __init__(self, size: int | None, world: World = ALONE) -> None:
@@ -168,20 +174,20 @@ class RowBuffer:
         self._rest: Any = None
         self._varies: str | None = None
         self.rows = 0
-        """Number of rows that each process has; one that keeps more has further rows that wait."""
+        """Number of rows that every process has. If this process has more, the others wait for a later batch."""
 
     @property
     def full(self) -> bool:
-        """Whether there are enough rows for a batch."""
+        """Whether every process has enough rows for a batch."""
         return self.rows >= (self.size or 1)
 
     @property
     def waiting(self) -> tuple[Tensor, Tensor | None]:
-        """Ids of the rows that wait, shape (rows,), int64, and their weights; None if all are 1."""
+        """Ids of the rows in the buffer, shape (k,), int64, and their weights, shape (k,); None if all weights are 1."""
         return ids_and_weights(self._parts)
 
     def add(self, batch: Any, ids: Tensor, plan: BatchPlan) -> None:
-        """Adds the chosen rows of a candidate batch; all processes call it together, also one that chose none.
+        """Adds the chosen rows of a candidate batch. All processes must call it together, even if they chose no rows.
 
         Args:
             batch: Candidate batch, on the device.
@@ -190,7 +196,7 @@ class RowBuffer:
         """
         if len(plan.rows):
             chosen = self._part(batch, ids, plan.weights)
-            # The whole batch goes to the loop as it is, without a copy of its tensors.
+            # If all rows are chosen, the tensors need no copy.
             entire = len(plan.rows) == len(ids) and not plan.drawn
             if not entire:
                 chosen = chosen._replace(columns=take_rows(chosen.columns, plan.rows), rows=plan.rows)
@@ -198,13 +204,13 @@ class RowBuffer:
         self.count()
 
     def put(self, batch: Any, ids: Tensor, weights: Tensor | None) -> None:
-        """Adds all rows of a batch, without counting them: one process alone may have some."""
+        """Adds all rows of a batch without counting them, so one process may call it alone."""
         self._put(self._part(batch, ids, weights), entire=True)
 
     def count(self) -> None:
-        """Counts the rows that each process has; all processes call it together."""
+        """Updates `rows`, the number of rows that every process has. All processes must call it together."""
         rows = sum(part.n for part in self._parts)
-        # All ranks decide by this number alone, so that none asks for a batch that another one cannot make.
+        # All ranks decide by this number alone, so no rank asks for a batch that another rank cannot make.
         self.rows = int(self._world.gather(np.array([rows])).min())
 
     def _part(self, batch: Any, ids: Tensor, weights: Tensor | None) -> Part:
@@ -216,8 +222,8 @@ class RowBuffer:
                 + (f", others before it had {len(self._kinds or ())}" if kinds else "")
                 + ": its rows cannot be chosen. Collate to tensors, arrays or lists with one entry per sample."
             )
-        # A part without an entry per sample, such as a graph or a padding length, can be passed on only while it is the same
-        # for all.
+        # A part without one entry per sample, such as a graph or a padding length, can be passed on only if it is the same in
+        # all batches.
         if not self._kinds:
             self._kinds, self._rest = kinds, rest
         elif self._varies is None and (varies := differing_part(self._rest, rest)):
@@ -235,14 +241,14 @@ class RowBuffer:
         self._parts.append(part)
 
     def take(self) -> tuple[Any, Tensor, Tensor | None]:
-        """Removes the rows that came first, as many as in each process, and returns the batch, its ids and weights."""
+        """Removes the oldest rows from the buffer, the same number in each process. Returns their batch, ids and weights."""
         size = self.rows if self.size is None else min(self.size, self.rows)
         parts: list[Part] = []
         wanted = size
         while wanted:
             part = self._parts.pop(0)
             n = part.n
-            # Rows that do not fit wait for the next batch, in their order.
+            # Rows that do not fit stay in the buffer, in their order.
             if n > wanted:
                 self._parts.insert(0, part.between(wanted, n))
                 part = part.between(0, wanted)
@@ -250,7 +256,7 @@ class RowBuffer:
             parts.append(part)
         self.rows -= size
         columns = [join_columns(column) for column in zip(*(part.columns for part in parts), strict=True)]
-        # `_put` refuses to join batches whose other parts differ, so those of any of them are right for all rows.
+        # `_put` refuses to join batches whose other parts differ, so the other parts of any batch are right for all rows.
         return parts[-1].rebuild(columns), *ids_and_weights(parts)
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""The loaders and samplers that the library can work with, those that accelerate prepared among them."""
+"""Checks which loaders and samplers Thresher can work with, including loaders that accelerate prepared."""
 
 import sys
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ from thresher.samplers.stratified import StratifiedBatchSampler
 
 
 class ShardedSampler(Sampler[int]):
-    """Sampler that yields every W-th id of another sampler, as a DistributedSampler deals out its own order.
+    """Sampler that yields every W-th id of another sampler, as DistributedSampler does with its own order.
 
-    All processes get equally many ids: the order is continued with its beginning, or its end is left out.
+    All W processes get the same number of ids: the first ids are repeated at the end, or the last ids are left out.
 
     Args:
-        whole: Sampler whose order is dealt out; it must have the same order in all processes.
+        whole: Sampler whose order is divided; it must have the same order in all processes.
         num_replicas: Number of processes.
         rank: Number of this process, within [0, num_replicas).
-        drop_last: Whether the last ids are left out if the processes would not all get equally many.
+        drop_last: Whether the last ids are left out if the number of ids is not a multiple of W; else the first are repeated.
 
     Example:
         >>> list(ShardedSampler(range(5), 2, 0, drop_last=False)), list(ShardedSampler(range(5), 2, 1, drop_last=False))
@@ -36,16 +36,16 @@ class ShardedSampler(Sampler[int]):
         return len(self.whole) // self.num_replicas if self.drop_last else -(-len(self.whole) // self.num_replicas)
 
     def __iter__(self) -> Iterator[int]:
-        # Iterated once, because each iteration of a shuffle is another order.
+        # Iterated once, because a shuffle has another order each time.
         ids = list(self.whole)
         return islice(chain(ids, ids), self.rank, len(self) * self.num_replicas, self.num_replicas)
 
 
 class EpochFlags:
-    """What accelerate reads of the loader that a loop iterates.
+    """Stands in for a loader that accelerate prepared: has the attributes that accelerate reads during an epoch.
 
     Args:
-        gradient_state: State of accelerate, in which loaders in use are noted.
+        gradient_state: The `GradientState` of accelerate, which lists the loaders in use.
     """
 
     def __init__(self, gradient_state: Any) -> None:
@@ -53,23 +53,23 @@ class EpochFlags:
         self.end_of_dataloader, self.remainder, self.iteration = False, -1, 0
 
     def begin(self) -> None:
-        """Notes that the loader is in use."""
+        """Adds the loader to accelerate's list of loaders in use."""
         self.end_of_dataloader = False
         self.gradient_state._add_dataloader(self)
 
     def end(self) -> None:
-        """Notes that the loader is not in use any more."""
+        """Removes the loader from accelerate's list of loaders in use."""
         self.gradient_state._remove_dataloader(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Does nothing: the user's loader was not prepared, and counts no epochs."""
+        """Does nothing: the user's loader was not prepared by accelerate, so it does not count epochs."""
 
 
 class PreparedLoader:
-    """Shows accelerate where an epoch begins and ends, as the iteration of a loader that it prepared would have done.
+    """Shows accelerate where an epoch begins and ends, as a loader that accelerate prepared does when it is iterated.
 
-    `Accelerator.accumulate` steps at the last batch of an epoch, whatever the number of accumulated batches. It reads from the
-    loader that was iterated last which batch that is. If accelerate is not in use, nothing is done.
+    `Accelerator.accumulate` makes a step at the last batch of an epoch, even if fewer batches than usual were accumulated. It
+    asks the loader in use whether a batch is the last. If accelerate is not in use, this class does nothing.
 
     Args:
         loader: The user's loader.
@@ -84,92 +84,96 @@ class PreparedLoader:
     def __init__(self, loader: Any) -> None:
         self._loader = loader if is_prepared(loader) else None
         self.in_use = self._loader is not None
-        """Whether accelerate reads where this epoch ends."""
+        """Whether accelerate is in use, and so must learn where this epoch ends."""
         self._begun = False
 
     def begin(self) -> None:
-        """Begins an epoch; one that was left early ends."""
-        # Looked up and not imported: a loop that uses accelerate has imported it.
+        """Begins an epoch. Ends the previous one if the loop left it early."""
+        # Not imported here: a loop that uses accelerate has imported it already.
         accelerate = sys.modules.get("accelerate.state")
         if self._loader is None and accelerate is not None:
-            self._loader = EpochFlags(accelerate.GradientState())  # one for all; a loop may prepare its parts after `attach`
+            # A shared state: it is the right one even if the loop creates its Accelerator after `attach`.
+            self._loader = EpochFlags(accelerate.GradientState())
             self.in_use = True
-        # accelerate keeps a list of loaders in use: one that was left early must leave it before it enters again.
+        # accelerate keeps a list of loaders in use: a loader that was left early must leave it before it enters again.
         if self._loader is not None:
             self.end(whole=False)
             self._loader.begin()
-            # As the iteration of a prepared loader does, so that its sampler and dataset get the next epoch.
+            # A prepared loader does the same when it is iterated, to pass the epoch to its sampler and dataset.
             self._loader.set_epoch(self._loader.iteration)
             self._begun = True
 
     def yielded(self, rows: int, *, last: bool) -> None:
-        """Notes a batch before the loop sees it.
+        """Tells accelerate about a batch before the training loop gets it.
 
         Args:
-            rows: Number of its rows.
-            last: Whether it is the last one of the epoch.
+            rows: Number of rows of the batch.
+            last: Whether it is the last batch of the epoch.
         """
         if self._loader is None:
             return
         self._loader.end_of_dataloader = last
         if last and self._loader.remainder != rows:
-            self._loader.remainder = 0  # `gather_for_metrics` cuts the last batch to this many rows, if it is not 0
+            # `gather_for_metrics` cuts the last batch to `remainder` rows if this is not 0, which would be wrong here.
+            self._loader.remainder = 0
 
     def end(self, *, whole: bool) -> None:
         """Ends the epoch.
 
         Args:
-            whole: Whether every batch was asked for; else it is over where the last one was yielded.
+            whole: Whether the loop asked for every batch. If not, the epoch counts only if its last batch was yielded.
         """
         if self._loader is not None and self._begun:
-            # An epoch that was left at its last batch counts, as with a prepared loader.
+            # As in a prepared loader, an epoch counts even if the loop breaks at its last batch.
             self._loader.iteration += whole or self._loader.end_of_dataloader
             self._loader.end()
             self._begun = False
 
 
 def is_prepared(loader: Any) -> bool:
-    """Whether accelerate prepared a loader, whose own iteration tells accelerate where an epoch begins and ends."""
+    """Whether a loader was prepared by accelerate; such a loader reports to accelerate where an epoch begins and ends."""
     names = ("begin", "end", "end_of_dataloader", "remainder", "gradient_state", "iteration", "set_epoch")
     return all(hasattr(loader, name) for name in names)
 
 
 def is_dealt_by_accelerate(batches: Any) -> bool:
-    """Whether a batch sampler is one by which accelerate deals out the batches of another one."""
+    """Whether a batch sampler is the one with which accelerate divides the batches of another one among processes."""
     loaders = sys.modules.get("accelerate.data_loader")
     return loaders is not None and isinstance(batches, loaders.BatchSamplerShard)
 
 
 def inner_sampler(batches: Any) -> Any:
-    """Returns the sampler of a batch sampler, inside of one of accelerate and of `ShardedSampler`."""
+    """Returns the sampler of a batch sampler, without the wrappers of accelerate and `ShardedSampler`."""
     sampler = (batches.batch_sampler if is_dealt_by_accelerate(batches) else batches).sampler
     return sampler.whole if isinstance(sampler, ShardedSampler) else sampler
 
 
 def is_seeded_by_epoch(sampler: Any) -> bool:
-    """Whether a sampler is the shuffle of accelerate that seeds its generator by the epoch, before each of its orders."""
+    """Whether a sampler is the SeedableRandomSampler of accelerate, which seeds its generator anew for each epoch."""
     loaders = sys.modules.get("accelerate.data_loader")
     return loaders is not None and type(sampler) is loaders.SeedableRandomSampler
 
 
 def is_of_torchdata(thing: Any, name: str) -> bool:
-    """Whether an object is of a class of StatefulDataLoader's package, and of no class derived from it."""
-    # By name, because torchdata need not be installed.
+    """Whether the class of an object is exactly the class `name` of torchdata.stateful_dataloader."""
+    # Compared by name, because torchdata need not be installed.
     return type(thing).__name__ == name and type(thing).__module__.startswith("torchdata.stateful_dataloader")
 
 
 def share_states(loader: Any) -> None:
-    """Gives all processes the random states of the first one, as a loader that accelerate prepared does before each epoch."""
+    """Copies the random states of the first process to all others, as a loader of accelerate does before each epoch."""
     if getattr(loader, "rng_types", None) is not None:
         sys.modules["accelerate.data_loader"].synchronize_rng_states(loader.rng_types, loader.synchronized_generator)
 
 
 WRAPPED = "run = thresher.attach(..., loader=wrapper.loader); wrapper.loader = run.loader"
-"""Lines for an object that iterates a DataLoader, such as the PrefetchLoader of timm."""
+"""Code to write for an object that wraps a DataLoader, such as the PrefetchLoader of timm."""
 
 
 def without_wrapper(loader: Any) -> Any:
-    """Returns the loader inside of a wrapper of Ray Train, which moves batches to the device as a run does.
+    """Returns the loader inside a wrapper of Ray Train; other loaders are returned unchanged.
+
+    The wrapper moves batches to the device, which a run does as well.
 
     Args:
         loader: The user's loader.
@@ -178,16 +182,16 @@ def without_wrapper(loader: Any) -> Any:
 
 
 def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = False) -> None:
-    """Refuses a loader whose rows could not be credited to samples.
+    """Checks that Thresher can choose samples of a loader and assign the loss of each row to its sample.
 
     Args:
         loader: The user's loader.
-        plans_epochs: Whether a method decides before each epoch, which takes samples with ids.
+        plans_epochs: Whether a method chooses samples before each epoch, for which samples need ids.
         several: Whether several processes train together.
 
     Raises:
         TypeError: `loader` is not a DataLoader, or iterates over an IterableDataset although samples need ids.
-        ValueError: `loader` has a setting that cannot be kept.
+        ValueError: `loader` has a setting that a rebuilt loader cannot have, such as a batch sampler of the user.
     """
     if not isinstance(loader, DataLoader):
         name = type(loader).__name__
@@ -210,7 +214,7 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         return
     if loader.batch_sampler is None:
         raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
-    # A batch sampler that buckets by length, say, would have batches of mixed lengths after a plan.
+    # The batch sampler is replaced. One that groups samples by length, for example, would lose its grouping.
     batches = loader.batch_sampler
     known = type(batches) in (BatchSampler, StratifiedBatchSampler) or is_of_torchdata(batches, "BatchSampler")
     if not known and not (several and is_dealt_by_accelerate(loader.batch_sampler)):
@@ -233,14 +237,14 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
 
 
 def check_unchanged(dataset: Any, n: int) -> None:
-    """Refuses a dataset that has another number of samples than when the run was attached.
+    """Checks that a dataset still has as many samples as when the run was attached.
 
     Args:
         dataset: Dataset of the loader.
-        n: Number of samples that it had.
+        n: Number of samples when the run was attached.
 
     Raises:
-        ValueError: It has another number now.
+        ValueError: The dataset has another number of samples now.
     """
     if len(dataset) != n:
         raise ValueError(
@@ -254,13 +258,14 @@ OF_ITERATION = ("__iter__", "__len__", "_get_iterator")
 
 
 def check_iteration(loader: DataLoader[Any]) -> None:
-    """Refuses a subclass of DataLoader that makes its batches itself, because only settings of a loader can be kept.
+    """Checks that a loader does not make its batches itself, as a subclass of DataLoader may do.
 
-    A stream yields the batches of the user's loader. But a class that begins in the middle of the stream, by a state of
-    its own or with one iterator for all epochs, does not begin where a resumed run expects it.
+    For a map-style dataset, a run builds a DataLoader with the same settings, which would not have the code of the subclass.
+    For an IterableDataset, a run reads the batches of the user's loader. But a subclass may begin in the middle of the stream,
+    where a resumed run does not expect it.
 
-    The loaders of accelerate have the class of the loader that they wrap; what they do themselves, which is to move batches
-    to the device, a run does as well.
+    The loaders of accelerate are accepted: they show the class of the loader that they wrap, and only move batches to the
+    device, which a run does as well.
 
     Args:
         loader: The user's loader.
@@ -275,10 +280,10 @@ def check_iteration(loader: DataLoader[Any]) -> None:
                 "`loader` is a StatefulDataLoader that was given a state before attach. The run stores the position: call "
                 "run.loader.load_state_dict(state) after attach, with a state from run.loader.state_dict()."
             )
-        return  # a run keeps the position itself
+        return  # accepted: the run saves the position itself
     for name in OF_ITERATION:
-        # The class that defines the method, wherever it is in the line of its parents.
-        # `__class__` and not type(): loaders of accelerate show the class that they wrap there.
+        # The class or base class that defines the method.
+        # `__class__` rather than type(), because loaders of accelerate show the class of the wrapped loader there.
         kind = next(kind for kind in loader.__class__.__mro__ if name in vars(kind))
         if kind is not DataLoader and not (streams and name == "__len__"):
             why = (
@@ -296,18 +301,18 @@ def check_iteration(loader: DataLoader[Any]) -> None:
 SHARED = (
     "a torch.utils.data.DistributedSampler, a thresher.Shuffle with num_replicas= and rank=, or accelerator.prepare(loader)"
 )
-"""Ways to deal out samples to several processes."""
+"""Ways to divide samples among several processes, for error messages."""
 
 
 def check_shared(loader: DataLoader[Any], world: World) -> None:
-    """Refuses a loader by which several processes would not have equal parts of one order.
+    """Checks that a loader gives each of several processes an equal part of one order.
 
     Args:
         loader: The user's loader of a map-style dataset.
         world: The processes.
 
     Raises:
-        ValueError: The loader does not deal out its samples, deals them out to others, or not equally.
+        ValueError: The loader does not divide its samples among processes, divides them among other processes, or unequally.
     """
     batches: Any = loader.batch_sampler
     by_batches = is_dealt_by_accelerate(batches)
@@ -318,10 +323,13 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
     if by_batches or isinstance(outer, ShardedSampler):
         dealt: Any = (batches.num_processes, batches.process_index) if by_batches else (outer.num_replicas, outer.rank)
         if by_batches and not batches.even_batches and not batches.drop_last:
-            raise ValueError("`loader` was prepared with even_batches=False: processes could have different numbers of batches")
+            raise ValueError(
+                "`loader` was prepared with even_batches=False: processes could have different numbers of batches. Use "
+                "even_batches=True, or drop_last=True."
+            )
         _check_dealt_order(sampler, size)
     else:
-        # Exactly these classes: a subclass may deal out its samples in another way.
+        # Exactly these classes: a subclass may divide its samples in another way.
         if type(sampler) is not DistributedSampler and type(sampler) is not Shuffle:
             raise ValueError(
                 f"`loader` has a {name}, by which each of the {world.size} processes would train on all samples. Use {SHARED}."
@@ -340,7 +348,7 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
 
 
 def _check_dealt_order(sampler: Any, size: int) -> None:
-    """Refuses an order that something else than its sampler deals out, and that has not every sample once."""
+    """Checks that an order that accelerate or `ShardedSampler` divides among processes has every sample once."""
     known: tuple[type, ...] = (RandomSampler, SequentialSampler, Shuffle)
     repeats = isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != size)
     fits = isinstance(sampler, known) and not repeats and getattr(sampler, "num_replicas", None) in (None, 1)
@@ -353,6 +361,9 @@ def _check_dealt_order(sampler: Any, size: int) -> None:
 
 def _check_size(batches: Any, size: int, world: World) -> None:
     if getattr(batches, "split_batches", False) and batches.batch_size % world.size:
-        raise ValueError(f"`loader` has batches of {batches.batch_size} rows, not a multiple of {world.size} processes")
+        raise ValueError(
+            f"`loader` splits batches of {batches.batch_size} rows among {world.size} processes: the batch size must be a "
+            f"multiple of {world.size}"
+        )
     if size < world.size:
         raise ValueError(f"the dataset has {size} samples, but there are {world.size} processes: each needs one or more")

@@ -1,4 +1,4 @@
-"""Settings of the user's DataLoader: those that the rebuilt loader has, and that they stay as they were."""
+"""Settings of the user's DataLoader: which of them the rebuilt loader gets, and a check that the user has not changed them."""
 
 from typing import Any
 
@@ -20,14 +20,14 @@ KEPT_SETTINGS = (
     "persistent_workers",
     "pin_memory_device",
 )
-"""Settings that the rebuilt loader has from the user's."""
+"""Settings that the rebuilt loader gets from the user's loader."""
 
 
 def loader_settings(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Returns the settings of a DataLoader that do not say which samples it reads, as keyword arguments for another loader.
+    """Returns the settings of a DataLoader as keyword arguments for another loader.
 
     Args:
-        loader: The loader, whose dataset, sampler and batch size are not among the settings.
+        loader: The loader. Its dataset, sampler and batch size are not among the settings.
 
     Example:
         >>> loader = DataLoader(range(6), batch_size=2, pin_memory=True)
@@ -38,11 +38,11 @@ def loader_settings(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 OF_THE_USER = {*KEPT_SETTINGS, "dataset", "sampler", "batch_sampler", "batch_size", "drop_last", "in_order"}
-"""Attributes that are set on the user's loader, which takes or refuses them."""
+"""Attributes that, if the user sets them on the run's loader, are set on the user's loader instead."""
 
 
 class OfUser(Uncopied):
-    """Base of a loader that shows the attributes of the user's loader as its own, and sets them there."""
+    """Base class of the run's loader: reads and sets attributes of the user's loader."""
 
     _user: DataLoader[Any]
 
@@ -52,14 +52,13 @@ class OfUser(Uncopied):
         return f"{type(self).__name__}({samples}, {type(user).__name__} with batch_size={user.batch_size})"
 
     def __getattr__(self, name: str) -> Any:
-        # Private names are those of the run's loader. Without this, a look-up of `_user` before it is set would recurse
-        # endlessly.
+        # Private names belong to the run's loader. Without this check, reading `_user` before it is set would recurse forever.
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._user, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A loop that sets batch_size or a sampler on run.loader means its own loader, which takes or refuses that.
+        # A loop that sets, say, batch_size on run.loader means its own loader, which accepts or refuses the value.
         if name in OF_THE_USER:
             setattr(self._user, name, value)
         else:
@@ -67,11 +66,11 @@ class OfUser(Uncopied):
 
 
 class SettingsAtAttach:
-    """The settings of the user's DataLoader when the run was attached, which must stay as they are.
+    """The settings of the user's DataLoader when the run was attached. They must not change afterward.
 
     Args:
         user: The user's DataLoader over a map-style dataset.
-        unknown_rows: Result of the check of its collate function.
+        unknown_rows: Results of comparing batches with their samples.
     """
 
     def __init__(self, user: DataLoader[Any], unknown_rows: UnknownRows) -> None:
@@ -84,19 +83,19 @@ class SettingsAtAttach:
         return loader_settings(user) | {f"batch_sampler.{name}": value for name, value in of_batches.items()}
 
     def rebuilt(self, batch_sampler: Any) -> DataLoader[Any]:
-        """Returns a loader of the same settings with another batch sampler."""
+        """Returns a loader with the same settings and another batch sampler."""
         settings = {name: self._known[name] for name in KEPT_SETTINGS}
         settings["collate_fn"] = checked(self._user, collate_keeps_rows=self._unknown_rows.collate_keeps_rows)
         return DataLoader(self._user.dataset, batch_sampler=batch_sampler, **settings)
 
     def check(self) -> None:
-        """Refuses settings that were changed since, for which neither plans nor loader were made.
+        """Checks that no setting was changed after `attach`, because the plans and the rebuilt loader depend on them.
 
         Raises:
             ValueError: A setting has another value than when the run was attached.
         """
         for name, value in self._now(self._user).items():
-            # By identity, because == of a user's sampler or function can mean anything; equal numbers need not be one object.
+            # By identity, because == of a user's sampler or function can mean anything. Numbers are compared by value.
             if value is not (known := self._known[name]) and not (isinstance(value, int | float) and value == known):
                 said = [type(one).__name__ if hasattr(one, "__dict__") else repr(one) for one in (known, value)]
                 raise ValueError(
@@ -109,10 +108,10 @@ def checked_batch_size(sizes: Any) -> int:
     """Returns the batch size of a batch sampler.
 
     Raises:
-        ValueError: It is not a whole number of at least 1.
+        ValueError: The batch size is not a whole number of at least 1.
     """
     size = sizes.batch_size
-    # True is an integer in Python, and would be a batch size of 1.
+    # In Python, True is an integer and would pass as a batch size of 1.
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ValueError(f"`loader.batch_sampler.batch_size` must be a whole number of at least 1, got {size!r}")
     return size

@@ -1,4 +1,4 @@
-"""Smaller batches: the rows of an epoch, dealt over as many steps as full training has."""
+"""Smaller batches: divides the chosen rows of an epoch among as many steps as full training has."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ class SmallerBatchesError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class StepSizes:
-    """How many rows each step of an epoch has; the numbers differ by one at most.
+    """The number of rows of each step of an epoch; the numbers differ by one at most.
 
     Args:
         steps: Number of steps, 1 or more.
@@ -42,12 +42,12 @@ class StepSizes:
     rows: int
 
     def before(self, step: int) -> int:
-        """Returns the number of rows of the steps before one.
+        """Returns the number of rows of all steps before a step.
 
         Args:
-            step: Number of the step.
+            step: Number of the step, from 0.
         """
-        # Integer arithmetic: every process and every resumed run cuts the same parts.
+        # Integer arithmetic, so every process and every resumed run gets the same sizes.
         return step * self.rows // self.steps
 
     def ends(self) -> NDArray[np.int64]:
@@ -55,7 +55,7 @@ class StepSizes:
         return np.arange(self.steps + 1, dtype=np.int64) * self.rows // self.steps
 
     def parts(self, first: int = 0) -> Iterator[int]:
-        """Returns the number of rows of each step.
+        """Returns the number of rows of each step, from step `first` on.
 
         Args:
             first: Number of the first step. Default: 0.
@@ -63,21 +63,21 @@ class StepSizes:
         return (self.before(step + 1) - self.before(step) for step in range(first, self.steps))
 
     def step_after(self, rows: int) -> int:
-        """Returns the number of the step that follows the first so many rows, the last of which ends a step.
+        """Returns the number of the step that begins after the first `rows` rows of the epoch.
 
         Args:
-            rows: Number of rows.
+            rows: Number of rows; the last of them must be the last row of a step.
         """
         return min(-(-rows * self.steps // self.rows), self.steps + 1)
 
     def step_at(self, rows: int) -> int:
-        """Returns the number of the step that follows the first so many rows.
+        """Returns the number of the step that begins after the first `rows` rows of the epoch.
 
         Args:
             rows: Number of rows.
 
         Raises:
-            ValueError: No step ends with these rows, as with those of another batch size.
+            ValueError: No step ends after this number of rows, for example because the batch size was another one.
         """
         step = self.step_after(rows)
         if self.before(step) != rows:
@@ -89,7 +89,7 @@ class StepSizes:
 
 
 def too_few(least: int) -> str:
-    """Returns the reason why batches are refused, for messages.
+    """Returns text for an error message: why a batch has too few rows.
 
     Args:
         least: Least number of rows of a batch: 1, or 2 if the model has BatchNorm.
@@ -98,7 +98,7 @@ def too_few(least: int) -> str:
 
 
 def rounded_up(share: float) -> float:
-    """Returns a share with three significant digits that is not less.
+    """Rounds a share up to three significant digits.
 
     Args:
         share: The share, above 0.
@@ -108,25 +108,24 @@ def rounded_up(share: float) -> float:
         (0.334, 0.29, 0.000245)
     """
     scale = 10 ** (2 - math.floor(math.log10(share)))
-    # Less a little, because a product can lie just above its value: 0.07 * 10**4 is 700.0000000000001.
+    # 1e-9 is subtracted because a product can be slightly too large: 0.07 * 10**4 is 700.0000000000001.
     return math.ceil(share * scale - 1e-9) / scale
 
 
 def smaller_sizes(
     ids: Callable[[], int], everything: int, batch_size: int, drop_last: bool, *, least: int = 1
 ) -> StepSizes | None:
-    """Returns the numbers of the smaller batches of a plan; None if they are the batches of full training.
+    """Returns the sizes of the smaller batches of a plan; None if they are as large as in full training.
 
     Args:
-        ids: Function that returns how many ids the epoch's order has after the plan; it raises TypeError if that is not
-            known.
+        ids: Function that returns how many ids of the order of the epoch the plan keeps; raises TypeError if that is unknown.
         everything: Number of samples in an epoch of full training.
         batch_size: Number of rows of a batch of full training.
         drop_last: Whether full training drops a last batch that is not full.
         least: Least number of rows of a step: 1, or 2 if the model has BatchNorm.
 
     Raises:
-        SmallerBatchesError: There are too few rows for the steps, or it is not known how many ids the order has.
+        SmallerBatchesError: There are fewer than `least` rows per step, or it is not known how many ids the order has.
     """
     try:
         staying = ids()
@@ -134,9 +133,10 @@ def smaller_sizes(
         raise SmallerBatchesError(f"Smaller batches need the number of samples of an epoch, and {error}.") from None
     steps = everything // batch_size if drop_last else -(-everything // batch_size)
     most = steps * batch_size if drop_last else everything
-    # As large a part of them is dropped as of all samples; rounded, so that the smallest share has a row for every step.
+    # With drop_last, the plan keeps the same fraction of the rows that full training does not drop. Rounded to the nearest
+    # number, so the smallest allowed share has a row for every step.
     rows = min((2 * staying * most + everything) // max(1, 2 * everything), most)
-    # Batches of full training need no cutting, and draw the same random numbers as without a plan.
+    # None, because full batches need no division, and the loader then draws the same random numbers as without a plan.
     if rows == most:
         return None
     if rows < least * steps:

@@ -1,4 +1,4 @@
-"""A loader of tensors that lie on one device whole: a batch is one `index_select` per tensor, and no sample is read alone."""
+"""A loader for tensors that lie entirely on one device. A batch takes one `index_select` per tensor, not a read per sample."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 BatchTransform = Callable[[list[Tensor]], Any]
-"""Function from the tensors of a batch to a batch."""
+"""Function that turns the list of tensors of a batch into the batch to yield, such as a random crop of its images."""
 
 
 class TensorRows(TensorDataset):
@@ -16,7 +16,7 @@ class TensorRows(TensorDataset):
 
     Args:
         tensors: Tensors of shape (N, ...), on one device.
-        transform: Function from the tensors of a batch to a batch. Default: none.
+        transform: Function that turns the list of tensors of a batch into the batch to yield. Default: none.
     """
 
     def __init__(self, tensors: Sequence[Tensor], transform: BatchTransform | None = None) -> None:
@@ -25,7 +25,7 @@ class TensorRows(TensorDataset):
 
     # torch calls this instead of __getitem__ if it exists, once per batch.
     def __getitems__(self, ids: Tensor | list[int]) -> Any:
-        """Returns a batch.
+        """Returns the batch of the given rows: the list of its tensors, or the result of `transform`.
 
         Args:
             ids: Row numbers on the host, shape (n,), int64.
@@ -35,9 +35,9 @@ class TensorRows(TensorDataset):
         return batch if self.transform is None else self.transform(batch)
 
 
-# A function of the module, so that spawned workers can import it and `collate_check.checked` knows it.
+# A function at module level: spawned workers can import it, and `collate_check.checked` can recognize it.
 def as_it_is(batch: Any) -> Any:
-    """Returns a batch that the dataset has made already."""
+    """Returns its argument: a collate function for datasets that return whole batches."""
     return batch
 
 
@@ -45,15 +45,15 @@ class TensorLoader(DataLoader[Any]):
     """A DataLoader over tensors that lie on one device, such as a whole dataset on the GPU.
 
     It yields what `DataLoader(TensorDataset(*tensors), ...)` yields, in the same order, bit for bit. A batch is read by one
-    `index_select` per tensor, on the device of the tensors, and nothing waits for the device.
+    `index_select` per tensor, on the device of the tensors, and the CPU does not wait for the device.
 
     Args:
-        tensors: Tensors of shape (N, ...), on one device; for training, inputs and then targets.
+        tensors: Tensors of shape (N, ...), on one device; for training, first inputs, then targets.
         batch_size: Number of rows of a batch, 1 or more.
         shuffle: Whether each epoch has a new random order. Default: True.
-        transform: Function from the list of tensors of a batch to a batch, such as a random crop of the inputs on the device.
-            Row i of its batch must be row i of what it gets. Default: none.
-        drop_last: Whether a last batch of fewer rows is left out. Default: False.
+        transform: Function that turns the list of tensors of a batch into the batch to yield, for example by a random crop of
+            the inputs on the device. Row i of the result must come from row i of the tensors. Default: none.
+        drop_last: Whether a last batch with fewer rows is left out. Default: False.
         generator: Random generator of the order. Default: the global one.
 
     Raises:

@@ -1,10 +1,10 @@
-"""What neither `copy` nor `pickle` can take along: a run belongs to one loop, and its weak references to one process."""
+"""Base class of objects that cannot be copied or pickled: a run belongs to one loop, its weak references to one process."""
 
 from typing import Any, NoReturn
 
 
 class Uncopied:
-    """Base of the parts of a run that cannot be copied or pickled; both are refused before anything is copied."""
+    """Base class of the parts of a run. Copying or pickling such an object raises TypeError before anything is copied."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

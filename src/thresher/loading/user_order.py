@@ -38,13 +38,13 @@ from thresher.samplers.weighted import WeightedSampler
 KNOWN = (RandomSampler, SequentialSampler, Shuffle)
 """Samplers whose order can be reproduced with tensors."""
 
-# By name, because the library need not be installed.
+# Compared by name, because the library need not be installed.
 ONCE = ("LengthGroupedSampler",)
-"""Classes of samplers of other libraries, by name, that yield each id once: that of Transformers' group_by_length."""
+"""Names of sampler classes of other libraries that yield each id once: the one of `group_by_length` of Transformers."""
 
 
 class ShufflePasses:
-    """The passes of a run over a `Shuffle` or `WeightedSampler`: the epoch of each, and where an interrupted one goes on.
+    """Chooses the epoch of a `Shuffle` or `WeightedSampler` for each pass, and the position at which a resumed pass begins.
 
     Args:
         shuffle: The sampler of the user's loader.
@@ -60,8 +60,8 @@ class ShufflePasses:
             consumed: Number of ids of the order that an interrupted epoch has consumed already; 0 for a new epoch.
 
         Raises:
-            RuntimeError: `set_epoch` was called with another epoch than the interrupted one.
-            ValueError: The loop called `set_epoch` with `consumed`, which is for loaders without a run.
+            RuntimeError: The user called `set_epoch` with another epoch than the interrupted one.
+            ValueError: The user called `sampler.set_epoch(epoch, consumed)`, which is for loaders without a run.
         """
         if self._shuffle.consumed:
             raise ValueError(
@@ -73,16 +73,17 @@ class ShufflePasses:
             return self._ids
         if self._shuffle.epoch not in (self._ids.epoch, self._next):
             raise RuntimeError(
-                f"The run continues in the middle of an epoch in the order of epoch {self._ids.epoch} of its sampler, but "
-                f"set_epoch({self._shuffle.epoch}) was called. Load the state again, and call set_epoch({self._ids.epoch}) (on "
-                "the loader, if accelerate prepared it), or do not call it before the end of this epoch."
+                f"The run resumes in the middle of an epoch, in the order of epoch {self._ids.epoch} of its sampler, but "
+                f"set_epoch({self._shuffle.epoch}) was called. Load the state again. Then call "
+                f"set_epoch({self._ids.epoch}) (on the loader, if accelerate prepared it), or do not call set_epoch before the "
+                "end of this epoch."
             )
         self._shuffle.set_epoch(self._next, consumed=0)
         self._ids = EpochIds(self._shuffle, self._ids.epoch, consumed)
         return self._ids
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what the order of the pass in progress and those of later ones depend on, as plain values."""
+        """Returns the values that determine the orders of this pass and of later ones, as plain values."""
         shuffle = self._shuffle
         return {**shuffle.state_at(shuffle.epoch, 0), "sampler": type(shuffle).__name__, "begun": self._ids.epoch}
 
@@ -98,14 +99,14 @@ class ShufflePasses:
             self._shuffle.restore_weights(state)
         begun, self._next = state["begun"], state["epoch"]
         self._ids = EpochIds(self._shuffle, begun)
-        # Workers may have begun an epoch of which the loop has had no batch: it begins again.
+        # If the loop has not got a batch of the epoch yet, the epoch begins again.
         if begun is None or consumed or not active:
             begun = self._next
         self._shuffle.set_epoch(begun, consumed=0)
 
 
 class UserOrder:
-    """The user's sampler, and what is known of the order that it yields.
+    """The order of the user's sampler, as far as Thresher knows it.
 
     Args:
         loader: The user's loader.
@@ -117,9 +118,9 @@ class UserOrder:
         self.n = 0 if self.streams else len(self.dataset)  # pyright: ignore[reportArgumentType]
         self.sampler: Any = None if self.streams else loader.batch_sampler.sampler  # pyright: ignore
         self.some_ids = None if self.streams else self._find_some_ids()
-        """Ids that the sampler can yield, shape (K,), int64, ascending; None if it yields all, or if that is not known."""
+        """Ids that the sampler can yield, shape (K,), int64, ascending; None if these are all ids, or are not known."""
         self.passes = ShufflePasses(self.sampler) if type(self.sampler) in (Shuffle, WeightedSampler) else None
-        """Which epoch each pass over a `Shuffle` or `WeightedSampler` has; None for other samplers."""
+        """Chooses the epoch of each pass over a `Shuffle` or `WeightedSampler`; None for other samplers."""
 
     @property
     def is_known(self) -> bool:
@@ -129,7 +130,7 @@ class UserOrder:
 
     def _has_all_once(self) -> bool:
         draws = hasattr(self.sampler, "replacement")
-        # A RandomSampler with replacement, or with num_samples, has draws that tensors do not repeat.
+        # The draws of a RandomSampler with replacement or num_samples are not reproduced with tensors.
         once = not draws or (not self.sampler.replacement and self.sampler.num_samples == self.n)
         return once and len(self.sampler.data_source) == self.n
 
@@ -141,7 +142,7 @@ class UserOrder:
 
     def _find_some_ids(self) -> Tensor | None:
         sampler, kind = self.sampler, type(self.sampler)
-        # Shares are planned of the samples that the sampler has: a plan of others would keep too few.
+        # Plans must choose among the samples that the sampler yields: of a plan for all samples, too few would be kept.
         if kind is SubsetRandomSampler:
             ids = as_ids(sampler.indices, sampler, self.n)
         elif kind is WeightedRandomSampler:
@@ -150,7 +151,7 @@ class UserOrder:
         elif kind is WeightedSampler:
             ids = torch.from_numpy(sampler.weights.nonzero()[0])
         elif kind in KNOWN:
-            # A sampler over another source of fewer samples yields the positions 0, 1, ... of these.
+            # A sampler over a smaller data source than the dataset yields the positions 0, 1, ... of this source.
             size = len(sampler.data_source)
             return None if size >= self.n else torch.arange(size)
         elif isinstance(sampler, list | tuple | range | Tensor):
@@ -166,8 +167,9 @@ class UserOrder:
         Raises:
             ValueError: The sampler yields fewer ids than the dataset has, and Thresher cannot find out which.
         """
-        # A sampler that is shorter than the dataset may have a part of it (which one?), or draw fewer samples of all.
-        draws = (RandomSampler, WeightedRandomSampler, WeightedSampler)  # these draw from all ids that they have
+        # A sampler that is shorter than the dataset may yield a fixed part of it, which is not known, or may draw from all ids
+        # each time, as these three do.
+        draws = (RandomSampler, WeightedRandomSampler, WeightedSampler)
         if not self.streams and self.some_ids is None and type(self.sampler) not in draws and self.candidates(0) < self.n:
             raise ValueError(
                 f"`loader` has a sampler, {type(self.sampler).__name__}, that yields {len(self.sampler)} of the {self.n} "
@@ -194,7 +196,7 @@ class UserOrder:
         return self._loader.batch_sampler
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Returns what the orders of `passes` depend on, as plain values and tensors; None for another sampler."""
+        """Returns the values that determine the orders of `passes`, as plain values and tensors; None for other samplers."""
         return None if self.passes is None else self.passes.state_dict()
 
     def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
@@ -209,10 +211,10 @@ class UserOrder:
             self.passes.load_state_dict(state, active=active, consumed=consumed)
 
     def check_unchanged(self, *, ids: bool) -> None:
-        """Refuses a dataset or, if the plans depend on it, a sampler that has other samples than when the run was attached.
+        """Checks that the dataset and, if `ids` is True, the sampler have the same samples as when the run was attached.
 
         Args:
-            ids: Whether plans are made for the ids that the sampler yields.
+            ids: Whether the plans depend on the ids that the sampler yields.
 
         Raises:
             ValueError: The number of samples, or the ids of the sampler, have changed.
@@ -228,7 +230,7 @@ class UserOrder:
 
     @property
     def is_free(self) -> bool:
-        """Whether the order is a plain shuffle, which a plan with an order of its own may replace."""
+        """Whether the order is a plain shuffle, which a method may replace by another order."""
         return self._shuffles_itself or (self.is_known and isinstance(self.sampler, RandomSampler | Shuffle))
 
     def generators(self) -> list[torch.Generator]:
@@ -245,7 +247,7 @@ class UserOrder:
             seen: Number of samples in the previous epoch of an IterableDataset.
 
         Raises:
-            ValueError: There are too few rows for the steps, or the number of ids that the sampler yields is unknown.
+            ValueError: There are fewer rows than the steps need, or the number of ids that the sampler yields is unknown.
         """
         if not plan.smaller_batches:
             return None
@@ -254,12 +256,12 @@ class UserOrder:
         return smaller_sizes(ids, everything, size, drop_last, least=sizes.least)
 
     def cursor(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochCursor:
-        """Returns the rows of an epoch: the order of the sampler, and what its plan leaves of it.
+        """Returns the rows of an epoch: the order of the sampler, and which of its ids the plan keeps.
 
         Args:
             plan: The plan of the epoch.
-            place: Where in its order an interrupted epoch goes on.
-            sizes: Batch size, and whether a last batch that is not full is dropped.
+            place: Position that an interrupted epoch has reached.
+            sizes: Batch size, and whether an incomplete last batch is dropped.
             everything: Number of samples in an epoch of full training; None for the number of ids that the sampler yields.
         """
         order, stayed = self._order_of(plan, place)
@@ -277,10 +279,10 @@ class UserOrder:
         )
 
     def _order_of(self, plan: HeldPlan, place: OrderPlace) -> tuple[Order, int | None]:
-        """Returns the ids of an epoch before its plan leaves samples out, and `EpochCursor.stayed`."""
-        # Asked in each epoch: an active-learning loop may have added samples since.
+        """Returns the ids of an epoch before its plan leaves samples out, and the value for `EpochCursor.stayed`."""
+        # Checked in each epoch, because an active-learning loop may have added samples.
         self.check_unchanged(ids=plan.rows != self.n)
-        # A Shuffle begins anywhere; of other orders the first ids must be drawn again to reach a place.
+        # A Shuffle can begin at any position. Other orders reach a position only by drawing the ids before it again.
         if self.passes is None:
             return self._from_start(plan), None
         if self.sampler.samples > self.n:
@@ -294,31 +296,39 @@ class UserOrder:
     def _from_start(self, plan: HeldPlan) -> Order:
         if plan.drawn:
             return TensorOrder(lambda: plan.ids)
-        # The ids of a sampler of the user are taken one by one, when the plain loader would.
+        # The ids of other samplers are taken one by one, when the plain loader would take them.
         if not self.is_known:
             if is_of_torchdata(self.sampler, "RandomSampler") and self._loader.num_workers:
-                iter(self.sampler)  # StatefulDataLoader with workers begins two orders an epoch, and reads the second
+                iter(self.sampler)  # StatefulDataLoader with workers calls iter twice per epoch, and uses the second order
             return SamplerOrder(self.sampler, self.n)
         if isinstance(self.sampler, SequentialSampler):
             return sequential(self.n)
         return shuffled(self.n, self.sampler.generator)
 
     def candidates(self, seen: int) -> int:
-        """Returns the number of ids per epoch; for a stream `seen`, the number in its last epoch, or its length."""
+        """Returns the number of ids per epoch of full training.
+
+        Args:
+            seen: Number of samples in the previous epoch of an IterableDataset; 0 for the length that it states, if any.
+        """
         if not self.streams:
             return len(self.sampler) if hasattr(self.sampler, "__len__") else self.n
         return seen or self.length_of_stream(0) or 0
 
     def length_of_stream(self, seen: int) -> int | None:
-        """Returns the number of samples that a stream with a length is expected to have: `seen`, if its last epoch had any."""
+        """Returns the expected number of samples of an IterableDataset; None if it states no length.
+
+        Args:
+            seen: Number of samples in its previous epoch; 0 if there was none, for the length that it states.
+        """
         length = _known(lambda: len(self.dataset))  # pyright: ignore[reportArgumentType]
         return length and (seen or length)
 
     def samples_of(self, plan: HeldPlan) -> int:
-        """Returns the number of samples in an epoch that follows a plan.
+        """Returns the number of samples in an epoch with this plan.
 
         Raises:
-            TypeError: The plan leaves samples out of an order that is not known.
+            TypeError: The plan leaves out samples, but the sampler may repeat or skip ids, or has no length.
         """
         if plan.everything:
             return len(self.sampler)
@@ -331,9 +341,9 @@ class UserOrder:
 
 
 def _known(number: Callable[[], int]) -> int | None:
-    """Returns a number of samples; None if a sampler or a stream does not know it."""
+    """Returns `number()`; None if it raises an error because a sampler or dataset does not know its length."""
     try:
         return number()
-    # A class without __len__ raises TypeError; one that declares it without knowing a length may raise NotImplementedError.
+    # len() raises TypeError without __len__; a class with a __len__ that knows no length may raise NotImplementedError.
     except (TypeError, NotImplementedError):
         return None

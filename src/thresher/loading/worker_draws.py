@@ -1,4 +1,4 @@
-"""Whether workers draw random numbers, which a run that was interrupted cannot repeat."""
+"""Detects whether workers draw random numbers. A resumed run cannot repeat these."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -10,11 +10,11 @@ from thresher.trees import differing_part
 from thresher.warning import warn
 
 NOTED = 3
-"""Number of batches of a worker that are looked at."""
+"""Number of batches per worker that are checked."""
 
 
 class NotedBatch(NamedTuple):
-    """A batch on its way from a worker.
+    """A batch of a worker, with the result of the check.
 
     Attributes:
         batch: The batch, as the collate function returned it.
@@ -30,7 +30,7 @@ class ResumedDraws:
 
     Args:
         workers: Number of worker processes.
-        stay: Whether these are persistent: their random numbers go on from epoch to epoch, and no state has them.
+        stay: Whether the workers are persistent. Their random states continue from epoch to epoch, and cannot be saved.
     """
 
     def __init__(self, workers: int, *, stay: bool = False) -> None:
@@ -39,7 +39,7 @@ class ResumedDraws:
         self._warned = False
 
     def open(self, batch: NotedBatch) -> Any:
-        """Returns the batch that the collate function returned."""
+        """Returns the batch of the user's collate function; warns at the first one with random numbers."""
         if batch.drew and not self._warned:
             self._warned = True
             warn(
@@ -52,10 +52,10 @@ class ResumedDraws:
 
 
 class NotedCollate:
-    """A collate function that notes, for the first batches of a worker, whether random numbers were drawn.
+    """A collate function that reports, for the first batches of a worker, whether random numbers were drawn.
 
     Args:
-        collate: Collate function.
+        collate: Collate function of the user.
     """
 
     def __init__(self, collate: Any) -> None:
@@ -64,18 +64,18 @@ class NotedCollate:
         self._last: rng.RandomStates | None = None
 
     def start(self) -> None:
-        """Compares the first samples with the random states as they are now."""
+        """Stores the current random states, with which those at the first batch are compared."""
         self._last = rng.capture(torch.device("cpu"))
 
     def __call__(self, samples: Any) -> Any:
-        """Returns the batch, as a `NotedBatch` while batches are looked at."""
+        """Returns the batch of the user's collate function, as a `NotedBatch` if it was checked."""
         self.calls += 1
         if self.calls > NOTED:
             return self.collate(samples)
         before, last = rng.capture(torch.device("cpu")), self._last
-        # The seed of a worker is known for torch alone: the first samples are compared with what follows from it.
+        # For the first batch there is no earlier state, but torch knows the seed of the worker, and so its first state.
         fresh = torch.Generator().manual_seed(torch.initial_seed()).get_state()
-        # Between two batches of a worker nothing else draws: a difference is of reading the samples.
+        # Between two batches of a worker only the dataset draws, so a difference comes from reading the samples.
         drew = differing_part(before, last) is not None if last is not None else not torch.equal(before["torch"], fresh)
         batch = self.collate(samples)
         self._last = rng.capture(torch.device("cpu"))
@@ -83,12 +83,12 @@ class NotedCollate:
 
 
 def begin_noted(loader: Any) -> Iterator[Any]:
-    """Begins a pass over a loader whose workers are new, and note whether they draw random numbers.
+    """Begins a pass over a loader and starts its workers, which check whether they draw random numbers.
 
     Args:
-        loader: DataLoader with workers; persistent ones go on to note it in later passes.
+        loader: DataLoader with workers. Persistent workers also check in later passes.
     """
-    # The workers get a copy of the collate function when they start; the loader has its own back at once.
+    # Workers get a copy of the collate function when they start, so the loader can have its own back at once.
     collate = loader.collate_fn
     loader.collate_fn = NotedCollate(collate)
     try:

@@ -83,7 +83,8 @@ def test_another_epoch_than_the_interrupted_one():
         order.cursor(plan, OrderPlace(7, 7), IdBatchSampler(order.sizes), None)
 
     with pytest.raises(
-        RuntimeError, match=r"in the order of epoch 2 of its DistributedSampler, which is now set to epoch 3.*set_epoch\(2\)"
+        RuntimeError,
+        match=r"in the order of epoch 2 of its DistributedSampler, but the sampler is now set to epoch 3.*set_epoch\(2\)",
     ):
         on_ranks(2, begin)
 
