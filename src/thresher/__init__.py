@@ -14,7 +14,7 @@ _HOME = {
 """Public names and their modules. A name is imported when it is first used: `thresher --help` must not import torch."""
 
 _NEED_EXTRAS = {"lightning", "transformers"}
-"""Names that need packages beside torch and NumPy, and are not part of `from thresher import *`."""
+"""Names that need packages other than torch and NumPy, and are not part of `from thresher import *`."""
 
 __all__ = sorted({*_HOME, "__version__"} - _NEED_EXTRAS)  # pyright: ignore[reportUnsupportedDunderAll]
 

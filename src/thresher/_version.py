@@ -1,4 +1,4 @@
-"""The version of the package, and those of other packages that it follows."""
+"""The version of Thresher, and a warning if another package is newer than the versions that Thresher is tested with."""
 
 import re
 from importlib.metadata import version
@@ -9,12 +9,12 @@ __version__ = "0.2.0"
 
 
 def warn_if_newer(package: str, tested: tuple[int, int], module: str) -> None:
-    """Warns where a package is newer than the versions that a module of ours is tested with.
+    """Warns if the installed version of a package is newer than the versions that a module of Thresher is tested with.
 
     Args:
-        package: Name of the package.
+        package: Name of the package, such as "transformers".
         tested: Major and minor number of the newest version that the module is tested with.
-        module: Name of the module.
+        module: Name of the module of Thresher.
     """
     here = version(package)
     if tuple(map(int, re.findall(r"\d+", here)[:2])) > tested:

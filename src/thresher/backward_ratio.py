@@ -13,7 +13,7 @@ from thresher.cost import Cost
 class Stopwatch:
     """Measures the ratio of backward time to forward time in the first steps, without waiting for the device.
 
-    On the CPU it reads the process time; on CUDA it records events, which are read when the ratio is asked for.
+    On the CPU it reads the process time. On CUDA it records events, and reads their times only in `ratio`.
 
     Args:
         device: Device of the model.
@@ -37,7 +37,7 @@ class Stopwatch:
         return event
 
     def forward(self, call: Callable[[], Any]) -> Any:
-        """Runs a forward pass of the loop, notes when it began and ended, and returns its outputs."""
+        """Runs a forward pass of the training loop, stores when it began and ended, and returns its outputs."""
         begin = self._now()
         result = call()
         self._pairs.append([begin, self._now()])
@@ -45,7 +45,12 @@ class Stopwatch:
         return result
 
     def watch(self, loss: torch.Tensor, share: float = 1.0) -> None:
-        """Notes when the backward pass of `loss` begins and ends; it runs on a `share` of the rows."""
+        """Stores when the backward pass of `loss` will begin and end.
+
+        Args:
+            loss: Loss of the last forward pass.
+            share: Share of the rows of this forward pass that the backward pass runs on. Default: 1.
+        """
         if not self._pairs or len(self._pairs[-1]) != 2 or not loss.requires_grad:
             return
         pair = self._pairs[-1]
@@ -76,5 +81,5 @@ class Stopwatch:
         return statistics.median(ratios) if len(ratios) >= 3 else None
 
     def update(self, cost: Cost) -> None:
-        """Writes the measured ratio to a cost; an earlier ratio stays while none is measured."""
+        """Stores the measured ratio in `cost.backward_to_forward`; keeps the earlier value as long as none is measured."""
         cost.backward_to_forward = self.ratio() or cost.backward_to_forward

@@ -9,23 +9,23 @@ UNSEEN = "the loop called neither run.model nor run.criterion, so its passes can
 
 @dataclass
 class Cost:
-    """Numbers of samples that went through the model; a sample counts once per forward or backward pass.
+    """Counts how many samples went through the model; a sample counts once per forward or backward pass.
 
     Attributes:
         forward: Samples that went through a forward pass, including `refresh` and `scoring`.
         backward: Samples that went through a backward pass.
-        refresh: Samples of the forward-only passes at the end of an epoch, part of `forward`.
-        scoring: Samples of the forward passes that only decided what to train on, part of `forward`.
+        refresh: Samples that went through the forward passes without training at the end of epochs, part of `forward`.
+        scoring: Samples that went through forward passes only to decide what to train on, part of `forward`.
         steps: Number of optimizer steps; without `attach(optimizer=...)`, number of batches with a loss.
         full_forward: Samples that full training would have put through a forward pass by now.
         full_backward: Samples that full training would have put through a backward pass by now.
         backward_to_forward: Time of a backward pass divided by the time of a forward pass, measured in the first steps;
             None before it is known.
-        unknown: Reason why the samples that the loop put through the model are not known, a sentence without its full stop;
-            None if they are known.
+        unknown: Reason why it is not known how many samples the loop put through the model, a sentence without its period;
+            None if it is known.
 
     Example:
-        Every sample went through a forward pass, a third of them through a backward pass, which costs as much as two:
+        1000 samples went through a forward pass, and 330 of them through a backward pass, which costs twice as much:
 
         >>> cost = Cost(forward=1000, backward=330, steps=10, full_forward=1000, full_backward=1000)
         >>> round(cost.ratio(), 3)
@@ -77,9 +77,9 @@ class Cost:
         """Returns the counts and the cost, as plain values for a log or a JSON file.
 
         Returns:
-            The fields of the class by name; `ratio`, the cost with 2 forwards a backward; and `measured_ratio`, the cost with
-            the measured `backward_to_forward`. Unknown values are None. These counts do not tell the time saved, because small
-            batches take more time per sample; `thresher compare` measures time.
+            The fields of the class by name; `ratio`, the cost if a backward pass costs as much as two forward passes; and
+            `measured_ratio`, the cost with the measured `backward_to_forward`. Unknown values are None. The counts do not tell
+            the time saved, because small batches take more time per sample; `thresher compare` measures time.
 
         Example:
             >>> cost = Cost(forward=100, backward=50, steps=10, full_forward=100, full_backward=100, backward_to_forward=1.0)
@@ -98,9 +98,9 @@ class Cost:
 
     def __str__(self) -> str:
         if not (self.forward or self.full_forward or self.steps):
-            return "no steps yet, so that there is no cost yet"
+            return "no steps yet, so there is no cost yet"
         if (reason := self._why_unknown) is not None:
-            full = f", by which full training would have put {self.full_forward:,} samples through the model"
+            full = f", in which full training would have put {self.full_forward:,} samples through the model"
             return f"unknown after {self.steps:,} steps{full if self.full_forward else ''}: {reason}"
         ratio = self.backward_to_forward
         measured = "" if ratio is None else f", {self.ratio(ratio):.3f} with the measured ratio {ratio:.2f}"

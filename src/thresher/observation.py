@@ -1,4 +1,4 @@
-"""What a run observes of each sample, and the data map: a table of these observations.
+"""What a run stores about each sample with `attach(observe=True)`, and the data map: a table computed from it.
 
 Swayamdipta et al., "Dataset Cartography", EMNLP 2020, arXiv:2009.10795: confidence, variability. Pleiss et al., "Identifying
 Mislabeled Data using the Area Under the Margin Ranking", NeurIPS 2020, arXiv:2001.10528: AUM. Toneva et al., "An Empirical
@@ -25,11 +25,11 @@ from thresher.score_table import Scores
 
 MOST_SEEN = torch.iinfo(torch.int16).max
 OPTIONAL = frozenset({"label_probability", "logit_margin", "correct", "predicted"})
-"""Signals without which a run observes losses alone, as it does for a regression."""
+"""Signals that only a classification loss defines. Without them, as for a regression, a run stores only losses."""
 
 
 def added(old: Tensor, new: Tensor) -> Tensor:
-    """Returns a sum, to which a sample without a value, -inf, adds nothing.
+    """Adds new values to the sum of each sample; -inf means no value, and adds nothing.
 
     Args:
         old: Sums so far, shape (n,).
@@ -39,7 +39,7 @@ def added(old: Tensor, new: Tensor) -> Tensor:
 
 
 def added_square(old: Tensor, new: Tensor) -> Tensor:
-    """Returns a sum of squares, to which a sample without a value, -inf, adds nothing.
+    """Adds the squares of new values to the sum of each sample; -inf means no value, and adds nothing.
 
     Args:
         old: Sums so far, shape (n,).
@@ -49,7 +49,7 @@ def added_square(old: Tensor, new: Tensor) -> Tensor:
 
 
 def times_counted(old: Tensor, new: Tensor) -> Tensor:
-    """Returns how many values a sample has had, 32,767 at most; -inf is none.
+    """Counts how many values each sample has had, at most 32,767; -inf means no value.
 
     Args:
         old: Numbers so far, shape (n,), int16.
@@ -59,30 +59,30 @@ def times_counted(old: Tensor, new: Tensor) -> Tensor:
 
 
 def turned(old: Tensor, new: Tensor) -> Tensor:
-    """Returns how often a prediction has turned from wrong to right or back, as `thresher.Forgetting` counts.
+    """Counts how often the prediction for each sample has changed from wrong to right or back, as `thresher.Forgetting` does.
 
     Args:
-        old: Turns so far, shape (n,), int16.
-        new: Whether the prediction is right; -inf where that is not known.
+        old: Numbers so far, shape (n,), int16.
+        new: Whether the prediction is right, shape (n,); -inf if that is not known.
     """
     return turns(old, new) if new.dtype is torch.bool else torch.where(new == NEVER_SEEN, old, turns(old, new))
 
 
 def streak(old: Tensor, new: Tensor) -> Tensor:
-    """Returns how many times in a row the prediction was right by now, 32,767 at most.
+    """Counts how many of the last predictions for each sample were right without a break, at most 32,767.
 
     Args:
         old: Numbers so far, shape (n,), int16.
-        new: Whether the prediction is right; -inf where that is not known.
+        new: Whether the prediction is right, shape (n,); -inf if that is not known.
     """
     return torch.where(new > 0, (old.int() + 1).clamp(max=MOST_SEEN), 0)
 
 
 def last_class(old: Tensor, new: Tensor) -> Tensor:
-    """Returns the class that was predicted last; a value below 0, such as -inf, is none.
+    """Returns the class that was predicted last; a new value below 0, such as -inf, means no prediction.
 
     Args:
-        old: Classes so far, shape (n,), int32; -1 is none.
+        old: Classes so far, shape (n,), int32; -1 means none.
         new: New classes, shape (n,).
     """
     return torch.where(new < 0, old, new).int()
@@ -100,13 +100,14 @@ OBSERVED: Mapping[str, Column] = {
     "loss_sum": Column(torch.float32, signal="loss", merge=added),
     "loss_squares": Column(torch.float32, signal="loss", merge=added_square),
 }
-"""The columns: 32 bytes a sample; 24 where the criterion is known to be of classes, 12 where it is not; and 4 for labels."""
+"""Columns that a run stores: 32 bytes per sample; 24 if the criterion is known to be a classification loss, 12 if it is known
+not to be one. Labels take 4 more."""
 
 HARDER = {"suspicion": 1, "loss": 1, "loss_mean": 1, "variability": 1, "forgetting": 1, "confidence": -1, "aum": -1}
-"""Columns that say how hard a sample is, with the sign that makes the harder one the larger."""
+"""Columns that measure how hard a sample is; times this sign, they are larger for harder samples."""
 
 OF_ANY_LOSS = ("loss_sum", "loss_squares")
-"""Columns that say something where nothing is known of classes."""
+"""Columns that are only needed if the criterion may be something other than a classification loss."""
 
 
 class DataMap(Mapping[str, NDArray[Any]]):
@@ -115,14 +116,14 @@ class DataMap(Mapping[str, NDArray[Any]]):
     Every loss has these columns:
 
     - `id`: position in the dataset, int64.
-    - `times_seen`: number of batches in which the sample had a loss; two places in one batch count once.
+    - `times_seen`: number of batches in which the sample had a loss; a sample that is twice in one batch counts once.
     - `loss`: last loss.
     - `suspicion`: larger means that the label is more likely wrong, [0, 1]. It is 1 - `confidence` or, without that column,
       the share of samples with a smaller `loss_mean`.
     - `label`: class, if it is known.
     - `file`: name of the file, if the dataset lists one per sample.
 
-    A criterion of classes or labels adds these columns, computed over all visits of the sample:
+    A classification loss adds these columns, computed over all batches with the sample (its visits):
 
     - `confidence`, `variability`: mean and standard deviation of the probability of its label, [0, 1].
     - `aum`: mean of the logit of its label minus the largest other logit.
@@ -164,8 +165,8 @@ class DataMap(Mapping[str, NDArray[Any]]):
 
         Args:
             count: Number of ids. Default: all.
-            by_class: Whether samples are compared only within their class, so that a hard class does not fill the list: the
-                worst sample of each class comes first, then the second of each, and so on. Default: False.
+            by_class: Whether samples are compared only within their class, to keep a hard class from filling the list: samples
+                are sorted by their rank in the class divided by the size of the class. Default: False.
 
         Raises:
             ValueError: The classes are not known.
@@ -178,7 +179,7 @@ class DataMap(Mapping[str, NDArray[Any]]):
         """
         seen = np.flatnonzero(self["times_seen"] > 0)
         suspicion = self["suspicion"][seen]
-        # What is not finite trained on nothing but noise: it is looked at first.
+        # Samples without a finite suspicion had no finite loss, so they come first.
         order = np.argsort(-np.nan_to_num(suspicion, nan=np.inf, posinf=np.inf), kind="stable")
         if by_class:
             if "label" not in self:
@@ -213,7 +214,7 @@ class DataMap(Mapping[str, NDArray[Any]]):
         return Scores(torch.from_numpy(self["id"].astype(np.int64)), torch.from_numpy(values), name, classes)
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """Returns the table as an Arrow stream, so that pandas, polars and others take it; needs pyarrow."""
+        """Returns the table as an Arrow stream, which pandas, polars and others read; needs pyarrow."""
         return self._table().__arrow_c_stream__(requested_schema)
 
     def to_parquet(self, path: str | Path) -> None:
@@ -291,7 +292,8 @@ def data_map(records: Mapping[str, Tensor], labels: Any = None) -> DataMap:
         columns["label"] = np.asarray(labels)
     columns["times_seen"] = seen.astype(np.int64)
     columns["loss"] = np.where(seen > 0, known["last_loss"], np.nan)
-    # A function of the user's own may turn out to be of no classes: nothing was ever added to these.
+    # If it was not known before training whether the criterion is a classification loss, the turns show it: only a
+    # classification loss counts them.
     of_classes = "loss_sum" not in known or known.get("turns", seen[:0]).max(initial=UNSEEN_TURNS) > UNSEEN_TURNS
     if of_classes:
         columns["confidence"] = mean = known["probability_sum"] / times
@@ -310,7 +312,7 @@ def data_map(records: Mapping[str, Tensor], labels: Any = None) -> DataMap:
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns for each value the share of the known values that are smaller; NaN where a value is NaN."""
+    """Returns for each value the share of the known values that are smaller; NaN for NaN."""
     known = np.sort(values[~np.isnan(values)])
     ranks = np.searchsorted(known, values) / max(1, len(known))
     return np.where(np.isnan(values), np.nan, ranks)
@@ -331,7 +333,7 @@ def map_of(records: Records, dataset: Any, labels: Any = None, on_mismatch: Call
         with suppress(ValueError):
             labels = labels_of(dataset)
         held = np.asarray(seen if labels is None else labels)
-        # Words stand for the numbers that the criterion gets.
+        # Labels that are not numbers, such as strings, only need to form the same classes as the numbers of the criterion.
         alike = ((held == seen) | (seen < 0)).all() if held.dtype.kind in "biuf" else same_classes(codes_of(held), seen)
         if not alike and on_mismatch is not None:
             on_mismatch()
@@ -363,8 +365,8 @@ def files_of(dataset: Any) -> list[str] | None:
         rows = getattr(dataset, name, None)
         if isinstance(rows, list | tuple) and rows and len(rows) == len(dataset):
             files = [row[0] if isinstance(row, tuple) else row for row in rows]
-            # Datasets of texts have lists of strings with these names, too: the first one must be a file. The same
-            # question to pathlib raises an error for a long text.
+            # Datasets of texts have lists of strings with these names, too, so the first entry must be an existing file. The
+            # function of pathlib for this check raises an error for a long text.
             if all(isinstance(file, str | PathLike) for file in files) and isfile(files[0]):  # noqa: PTH113
                 return [*map(str, files)]
     return None

@@ -1,7 +1,7 @@
-"""A shuffle that is computed and not stored: any piece of it, at any time, and the place of any id.
+"""A shuffle that is computed instead of stored: it returns any part of the order, and the position of any id.
 
-A place is mixed by multiplications with odd numbers and by shifts ("multiply-xorshift"), modulo a power of two: that maps the
-numbers below this power one to one. What falls outside of the ids is mixed again until it falls inside ("cycle walking"), which
+A position is mixed by multiplications with odd numbers and by shifts ("multiply-xorshift"), modulo a power of two. This maps
+the numbers below this power one to one. A result that is not an id is mixed again until it is one ("cycle walking"), which
 keeps the map one to one (Black & Rogaway, 2002, "Ciphers with Arbitrary Finite Domains").
 """
 
@@ -19,7 +19,7 @@ ROUNDS = 6
 """Number of rounds. Three fail the tests of tests/library/test_permutation.py."""
 
 ROUNDS_OF_FEW = 16
-"""Number of rounds for `FEW` ids or less: numbers of few bits mix slowly."""
+"""Number of rounds for `FEW` ids or fewer: small numbers need more rounds to mix well."""
 
 FEW = 2**12
 
@@ -27,22 +27,22 @@ MOST = 2**62
 """Largest number of ids."""
 
 PIECE = 2**16
-"""Number of ids that are computed at once: as many as stay in the cache."""
+"""Number of ids that are computed at once; they fit in the cache."""
 
 OWN_KEYS = 0x5E1EC7
-"""Part of the keys that keeps them apart from other draws with the same seed and epoch."""
+"""Number that makes the keys differ from other random numbers with the same seed and epoch."""
 
 
 class Permutation:
-    """The ids 0, 1, ..., n - 1 in random order, of which nothing is held in memory.
+    """The ids 0, 1, ..., n - 1 in random order. The order takes no memory, because ids are computed when they are needed.
 
-    It depends on the arguments alone, and takes a few nanoseconds an id. It is a shuffle for training and no cryptography.
+    It depends on the arguments alone. An id takes a few nanoseconds. It is made for training, not for cryptography.
 
     Args:
         n: Number of ids, 0 to 2^62.
-        seed: Random seed, a whole number, of which the last 64 bits count.
-        epoch: Number of the epoch: each has another order.
-        rounds: Number of rounds. Default: 6, and 16 for 4,096 ids or less.
+        seed: Random seed, a whole number; only its last 64 bits are used.
+        epoch: Number of the epoch; each epoch has another order.
+        rounds: Number of times that the bits are mixed. Default: 6, or 16 for 4,096 ids or fewer.
 
     Raises:
         ValueError: `n` is out of its range.
@@ -69,15 +69,15 @@ class Permutation:
         self._rounds_back = inverse[::-1]
 
     def piece(self, begin: int, end: int, step: int = 1) -> NDArray[np.int64]:
-        """Returns the ids at places begin, begin + step, ... below `end`, shape (k,), int64.
+        """Returns the ids at positions begin, begin + step, ... below `end` of the order, shape (k,), int64.
 
         Args:
-            begin: First place, 0 or more.
-            end: End of the piece, exclusive, at most n.
-            step: Number of places from one id to the next, 1 or more.
+            begin: First position, 0 or more.
+            end: Position after the last one, at most n.
+            step: Number of positions from one id to the next, 1 or more. Default: 1.
 
         Raises:
-            ValueError: The piece is not within the places 0 to n.
+            ValueError: A position is outside the order, or `step` is below 1.
         """
         if not 0 <= begin <= end <= self.n or step < 1:
             raise ValueError(f"Permutation.piece: need 0 <= begin <= end <= {self.n}, step >= 1; got {begin}, {end}, {step}")
@@ -89,13 +89,13 @@ class Permutation:
         return ids
 
     def places_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the places of ids, shape (k,), int64.
+        """Returns the positions of ids in the order, shape (k,), int64.
 
         Args:
             ids: Ids, shape (k,), int64, each within [0, n).
 
         Raises:
-            ValueError: One of the ids is outside.
+            ValueError: An id is outside [0, n).
         """
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.n):
             raise ValueError(f"Permutation.places_of: ids must be within [0, {self.n}), got {ids.min()} to {ids.max()}")
@@ -105,7 +105,7 @@ class Permutation:
         return places
 
     def _inside(self, numbers: NDArray[np.int64], mix: Callable[[Words], None]) -> Words:
-        """Returns numbers mixed until all of them are below n."""
+        """Mixes each number, again and again until it is below n."""
         words = numbers.astype(self._kind)
         mix(words)
         outside = np.flatnonzero(words > self._last)
@@ -126,7 +126,7 @@ class Permutation:
 
     def _mix_back(self, words: Words) -> None:
         for key, factor in self._rounds_back:
-            words ^= words >> self._shift  # its own inverse: it moves at least half of the bits out
+            words ^= words >> self._shift  # this shift is its own inverse, because it moves by at least half of the bits
             words *= factor
             words &= self._mask
             words ^= key

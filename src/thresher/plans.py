@@ -1,4 +1,4 @@
-"""The answers of a method: the samples to train on, and the corrections for leaving the others out."""
+"""The results of a method: the samples or rows to train on, and corrections for leaving out the others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def _plain(value: Any) -> float:
-    """Returns a Python number from a NumPy or torch scalar, so that histories save as plain values."""
+    """Converts a NumPy or torch scalar to a Python number, so that saved histories have plain values only."""
     return value.item() if hasattr(value, "item") else value
 
 
 def _check_numbers(name: str, tensor: Tensor, hint: str) -> None:
-    """Checks that ids or row numbers have one dimension of int64. Reads no value, so that nothing waits for the device."""
+    """Checks that ids or row numbers have one dimension and dtype int64. Reads no values, which would wait for the device."""
     if tensor.dtype != torch.int64:
         raise TypeError(f"{name} must be int64, got {tensor.dtype}: {hint}")
     if tensor.dim() != 1:
@@ -23,7 +23,7 @@ def _check_numbers(name: str, tensor: Tensor, hint: str) -> None:
 
 
 def _check_weights(plan: str, weights: Tensor, name: str, numbers: Tensor) -> None:
-    """Checks that there is one float32 factor for each number. Reads no value, so that nothing waits for the device."""
+    """Checks that there is one float32 weight per id or row number. Reads no values, which would wait for the device."""
     if weights.dtype != torch.float32:
         raise TypeError(f"{plan}: `weights` must be float32, got {weights.dtype}")
     if weights.shape != numbers.shape:
@@ -42,7 +42,7 @@ class EpochPlan:
         refresh: Ids of the samples that get one forward pass without gradients at the end of the epoch, shape (R,), int64,
             ascending; None means no sample.
         lr_scale: Factor on the learning rate of each step of the epoch, > 0.
-        drawn: Whether `ids` was drawn at random, so that it is the order of training and may repeat samples.
+        drawn: Whether `ids` is an order of training, drawn at random, which may repeat samples.
         facts: Scalars for the history by name, such as the scheduled and the actual fraction.
         remember: Values to store for each sample, shape (N,), by the name of a column with merge="plan".
         smaller_batches: Whether the epoch has as many steps as full training, each with a smaller batch, rather than fewer
@@ -94,7 +94,7 @@ class EpochPlan:
             n: Number of samples of the dataset.
 
         Raises:
-            ValueError: The plan is empty, an id is outside the dataset, or ids that must ascend do not.
+            ValueError: The plan is empty, an id is outside the dataset, or ids that must be ascending are not.
         """
         if not len(self.ids):
             raise ValueError("EpochPlan: `ids` is empty; an epoch needs at least one sample")
@@ -111,7 +111,9 @@ class EpochPlan:
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """The plan of a batch: the rows to train on, and their weights. Made within a step, so it must not wait for the device.
+    """The plan of a batch: the rows to train on, and their weights in the loss.
+
+    A method creates it within a training step, so creating it must not wait for the device.
 
     Args:
         rows: Row numbers in the batch, shape (K,), int64, ascending, on the device of the signals; K may be 0.
@@ -130,7 +132,7 @@ class BatchPlan:
         [1, 3]
         >>> BatchPlan(losses > 0.5)
         Traceback (most recent call last):
-        TypeError: BatchPlan: `rows` must be int64, got torch.bool: a mask has its row numbers in mask.nonzero().flatten()
+        TypeError: BatchPlan: `rows` must be int64, got torch.bool: for a mask, pass mask.nonzero().flatten()
     """
 
     rows: Tensor
@@ -145,6 +147,6 @@ class BatchPlan:
                     f"BatchPlan: `facts` must be plain numbers, got a tensor for {name!r}: reading it would wait for the device"
                 )
         object.__setattr__(self, "facts", {name: _plain(value) for name, value in self.facts.items()})
-        _check_numbers("BatchPlan: `rows`", self.rows, "a mask has its row numbers in mask.nonzero().flatten()")
+        _check_numbers("BatchPlan: `rows`", self.rows, "for a mask, pass mask.nonzero().flatten()")
         if self.weights is not None:
             _check_weights("BatchPlan", self.weights, "rows", self.rows)

@@ -1,4 +1,4 @@
-"""The memory of a run between epochs: one column per signal with a value per sample, on the device of the model."""
+"""The values that a run stores from epoch to epoch: columns with one value per sample, on the device of the model."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 NEVER_SEEN = float("-inf")
-"""Value of the `loss` column before a sample is first seen: not finite, so that the sample is never hidden or scored."""
+"""Value of the `loss` column before a sample is first seen. It is not finite, so the sample is never hidden or scored."""
 
 Merge = Callable[[Tensor, Tensor], Tensor]
 """Function of the stored values and the new values, both of shape (n,), that returns the values to store."""
@@ -121,10 +121,10 @@ class Records(Mapping[str, Tensor]):
         Args:
             ids: Sample ids, shape (B,), int64, on the device of the records.
             values: Signals by name, each of shape (B,).
-            before: Signals of the last write of the same rows, where they are written again with another value, so that
-                columns with merge="sum" count only the difference; None for a first write.
-            first: Whether columns whose `merge` is a function are written: for all rows, for no row, or for the rows where a
-                mask of shape (B,) is True.
+            before: If the same rows are written a second time in a step, the values of the first time; columns with merge="sum"
+                then add only the difference. None for a first write.
+            first: For which rows to write columns whose `merge` is a function: True for all, False for none, or a mask of shape
+                (B,).
             certain: Mask of the rows that are written at all, shape (B,) or (), bool, on the device. Default: all rows.
         """
         if certain is not None:
@@ -146,7 +146,7 @@ class Records(Mapping[str, Tensor]):
         if signal == EPOCH and signal not in values:
             return torch.full_like(ids, self.epoch)
         read = values[signal]
-        # The losses of a model whose device `attach` did not know are on another one than the records.
+        # If `attach` did not know the device of the model, the losses may be on another device than the records.
         return read if read.device == ids.device else read.to(ids.device)
 
     @staticmethod
@@ -180,10 +180,10 @@ class Records(Mapping[str, Tensor]):
             self._data[name].copy_(values)
 
     def sync(self) -> None:
-        """Stores what was written of samples whose records another process holds; with all records here, there is none."""
+        """Sends written values to the process that stores the records. Does nothing if this process stores them itself."""
 
     def start_epoch(self) -> None:
-        """Sets the columns that add up within an epoch to zero."""
+        """Sets columns with merge="sum" to zero: they add up values within one epoch."""
         for name, column in self.columns.items():
             if column.merge == "sum":
                 self._data[name].zero_()

@@ -4,10 +4,10 @@ The functions compute from rewards alone, and work with any trainer. Policies st
 next prompts. `thresher.trl` connects both to TRL's GRPOTrainer.
 
 - GRESO (arXiv:2506.02177, github.com/Infini-AI-Lab/GRESO) skips prompts whose recent rollouts all had the same reward, because
-such groups have no gradient: the longer this lasts, the more likely. The probability adapts to the number of such prompts that
-come nevertheless.
+  such groups have no gradient. The longer this lasts, the more likely it skips the prompt. The probabilities adapt to how many
+  such prompts still come.
 - PODS (arXiv:2504.13818, github.com/YixuanEvenXu/pods) samples many rollouts of a prompt, which is cheap, and trains on the few
-whose rewards vary most.
+  whose rewards vary most.
 """
 
 import math
@@ -19,15 +19,17 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 EASY_REWARD, HARD_REWARD = 0.98, 0.11
-"""Mean reward from which on a prompt is too easy, and up to which it is too hard, as published."""
+"""A prompt is too easy at a mean reward of 0.98 or more, and too hard at 0.11 or less, as published."""
 LEAST_CHANCE = 0.01
-"""Least chance of a prompt to get rollouts."""
+"""Least probability with which a prompt gets rollouts."""
 STEP, LOWEST, HIGHEST = 0.01, 0.05, 0.95
-"""How much the bases of the chances change after a step of training, and their bounds."""
+"""By how much the factors in `Exploration` change after a training step, and their least and largest value."""
 
 
 class Exploration(NamedTuple):
-    """Probabilities of prompts: a prompt that was too easy c times in succession gets rollouts with probability easy^c.
+    """Factors from which the probabilities of prompts are computed.
+
+    A prompt that was too easy at its last c visits gets rollouts with probability easy^c (hard^c if it was too hard).
 
     Attributes:
         easy: Factor for each visit at which a prompt was too easy, in [0.05, 0.95].
@@ -44,7 +46,7 @@ class Exploration(NamedTuple):
     def adjusted(
         self, easy_share: float, hard_share: float, *, easy_target: float = 0.25 / 3, hard_target: float = 0.5 / 3
     ) -> "Exploration":
-        """Returns the factors after a step: lower if too many prompts were too easy or too hard, higher if few were.
+        """Returns the factors after a step: each is lowered by 0.01 if its share reached the target, else raised by 0.01.
 
         Args:
             easy_share: Share of the step's prompts that were too easy, [0, 1].
@@ -67,11 +69,11 @@ class Exploration(NamedTuple):
 
 
 def trailing_visits(rewards: Tensor, *, easy: float = EASY_REWARD, hard: float = HARD_REWARD) -> tuple[Tensor, Tensor]:
-    """Counts for each prompt how many of its last visits in succession were too easy, or too hard.
+    """Counts for each prompt at how many of its last visits without a break it was too easy, or too hard.
 
     Args:
         rewards: Mean reward of the rollouts of each prompt at each visit, the latest last, shape (V, P); NaN if a prompt was
-            not visited, which neither counts nor ends a succession.
+            not visited, which neither counts nor is a break.
         easy: Mean reward at or above which a prompt is too easy. Default and published: 0.98.
         hard: Mean reward at or below which a prompt is too hard. Default and published: 0.11.
 
@@ -273,14 +275,15 @@ def preflight(rewards: ArrayLike | Tensor, *, middle: float = 0.5) -> Preflight:
 
 
 def _dead_with(rewards: Tensor, size: int) -> float:
-    """Returns the mean chance that so many rollouts of a prompt, drawn without replacement, have no two different rewards."""
+    """Returns the mean probability that `size` of the rollouts of a prompt, drawn at random, have no two different rewards."""
     group, none = rewards.shape[1], rewards.isnan().sum(1)
 
     def all_among(count: Tensor) -> Tensor:
         places = torch.arange(size, dtype=torch.float64)
         return ((count.unsqueeze(-1) - places).clamp(min=0) / (group - places)).prod(-1)
 
-    # A draw is dead if all of it has one value or no reward. Draws without any reward would count once for each value.
+    # A draw is dead if its rollouts have one reward or none. Draws without any reward would be counted once for each value, so
+    # they are subtracted there and added once.
     equal = (rewards.unsqueeze(2) == rewards.unsqueeze(1)).sum(2)
     nothing = all_among(none).unsqueeze(1)
     of_values = torch.where(equal > 0, (all_among(equal + none.unsqueeze(1)) - nothing) / equal.clamp(min=1), 0.0)
@@ -379,7 +382,7 @@ class Greso(Uniform):
         return prompts.tolist()
 
     def observe(self, ids: list[int], rewards: Tensor) -> None:
-        """Counts how often in succession all answers to a prompt had equal rewards, and adapts the chances of prompts."""
+        """Counts at how many of the last visits all rollouts of a prompt had equal rewards, and adapts the factors."""
         scored = ~rewards.isnan().all(1)
         if not scored.any():
             return
@@ -437,7 +440,7 @@ class Thompson(Uniform):
         gamma: Any = torch._standard_gamma  # pyright: ignore[reportPrivateImportUsage]
         passed, failed = (gamma(one[pool], generator=self.generator) for one in (self.passed, self.failed))
         nearest = pool[(passed / (passed + failed) - self.target).abs().argsort(stable=True)[:k]]
-        # Of fewer prompts than places, some come again.
+        # If there are fewer prompts than k, some are repeated.
         return nearest.repeat(-(-k // len(nearest)))[:k].tolist()
 
     def observe(self, ids: list[int], rewards: Tensor) -> None:

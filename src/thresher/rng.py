@@ -17,11 +17,11 @@ def capture(device: torch.device, generators: Iterable[torch.Generator] = ()) ->
     """Returns the global random states (torch, the device, Python, NumPy) and those of generators.
 
     Args:
-        device: Device whose random state is part of the answer, where it is a CUDA device.
-        generators: Generators whose states are part of the answer.
+        device: Device whose random state is included if it is a CUDA device.
+        generators: Generators whose states are included. Default: none.
 
     Returns:
-        Tensors and plain values only, so that the states load with `weights_only=True`.
+        Tensors and plain values only, which torch.load reads with `weights_only=True`.
 
     Example:
         >>> cpu = torch.device("cpu")
@@ -65,7 +65,7 @@ def restore(state: RandomStates, device: torch.device, generators: Iterable[torc
 
     Args:
         state: Result of `capture`.
-        device: Device whose random state is restored, where it is a CUDA device.
+        device: Device whose random state is restored if it is a CUDA device.
         generators: Generators to restore, as many as `capture` was given and in the same order.
 
     Raises:
@@ -91,11 +91,11 @@ def restore(state: RandomStates, device: torch.device, generators: Iterable[torc
 
 
 def check_states(state: RandomStates, device: torch.device, generators: Iterable[torch.Generator] = ()) -> None:
-    """Checks that `restore` will take random states, on generators that nothing else draws from.
+    """Checks that `restore` will accept random states, without changing any random state.
 
     Args:
         state: Result of `capture`.
-        device: Device whose random state would be restored, where it is a CUDA device.
+        device: Device whose random state would be restored if it is a CUDA device.
         generators: Generators that would be restored.
 
     Raises:
@@ -125,11 +125,11 @@ def check_states(state: RandomStates, device: torch.device, generators: Iterable
 
 @contextmanager
 def undisturbed(device: torch.device, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
-    """Restores all random states when the block ends, so that draws inside it have no effect outside, errors or not.
+    """Restores all random states when the block ends, even by an error. Draws inside the block have no effect outside.
 
     Args:
-        device: Device whose random state is restored, where it is a CUDA device.
-        generators: Generators to restore beside the global random states.
+        device: Device whose random state is restored if it is a CUDA device.
+        generators: Generators to restore in addition to the global random states. Default: none.
 
     Example:
         >>> before = torch.get_rng_state()
@@ -147,7 +147,7 @@ def undisturbed(device: torch.device, generators: Iterable[torch.Generator] = ()
 
 
 def seeds(count: int, *key: int) -> list[int]:
-    """Returns seeds that depend on a key alone, independent for different keys.
+    """Returns seeds that depend on a key alone. Different keys give independent seeds.
 
     Args:
         count: Number of seeds.
@@ -178,14 +178,14 @@ def seeded(*key: int) -> torch.Generator:
 
 
 CHUNK = 2**16
-"""Number of lots that are computed at once, so that the numbers stay in the cache."""
+"""Number of random numbers that are computed at once; they fit in the cache."""
 
 
 def lots(base: int, ids: range | NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Returns one random number per id, which depends on nothing but `base` and the id.
+    """Returns one random number per id, its lot, which depends on nothing but `base` and the id.
 
     Args:
-        base: Number that differs from draw to draw, within [0, 2**63).
+        base: Number within [0, 2**63), another one for each draw.
         ids: Ids, 0 or more: an array of shape (n,), or a range with step 1.
 
     Returns:
@@ -215,7 +215,7 @@ def uniform(base: int, ids: range) -> NDArray[np.float32]:
     """Returns one random number in (0, 1) for each id, which depends on nothing but `base` and the id.
 
     Args:
-        base: Number that differs from epoch to epoch, within [0, 2**63).
+        base: Number within [0, 2**63), another one for each epoch.
         ids: Ids.
 
     Returns:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 Milestones = Sequence[tuple[float, float]]
-"""Pairs (boundary, value), ascending: the value holds from the boundary on, until the next one.
+"""Pairs (boundary, value) with ascending boundaries. A value applies from its boundary on, until the next boundary.
 
 A boundary between 0 and 1 is a share of all epochs; 0, and any boundary of 1 or more, is an epoch number.
 """
 
 
 def check_milestones(name: str, milestones: Milestones) -> None:
-    """Checks that milestones are a schedule from epoch 0 on.
+    """Checks that milestones are a valid schedule that begins at epoch 0.
 
     Args:
         name: Name of the setting, used in error messages.

@@ -51,7 +51,7 @@ class Scores:
 
     def __post_init__(self) -> None:
         ids, values = _on_host(self.ids), _on_host(self.values).float()
-        # -0.0 becomes 0.0 and every NaN the same NaN, so that equal content has equal bits.
+        # -0.0 becomes 0.0, and every NaN the same NaN: tables with equal values then have equal bits.
         values = torch.where(values.isnan(), torch.nan, values + 0.0)
         labels = None if self.labels is None else _on_host(self.labels)
         for name, column in (("ids", ids), ("labels", labels)):
@@ -100,7 +100,7 @@ class Scores:
         return int(self.ids[-1]) + 1 if len(self.ids) else 0
 
     def without_cost(self) -> "Scores":
-        """Returns the same scores with a cost of 0, if they were computed for another purpose or are counted elsewhere."""
+        """Returns the same scores with a cost of 0, for scores that are computed anyway or whose cost is counted elsewhere."""
         return replace(self, forward=0, backward=0)
 
     @staticmethod

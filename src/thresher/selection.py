@@ -1,7 +1,7 @@
 """Selection of samples by value: counts, smallest, largest, thresholds, and random choice.
 
-These are pure functions; ties are broken by index, and values that are not finite are never selected. They work on the host,
-once per epoch: the answer is then the same for every device, and NumPy's vectorised partition is several times as fast as a
+These are pure functions; ties are broken by index, and values that are not finite are never selected. They run on the host,
+once per epoch: the result is then the same for every device, and NumPy's vectorized partition is several times as fast as a
 sort.
 """
 
@@ -17,13 +17,13 @@ from torch import Tensor
 from thresher import rng
 
 Mask = NDArray[np.bool_]
-"""Marks of samples: shape (N,), bool."""
+"""Mask of samples: shape (N,), bool."""
 
 Values = NDArray[Any]
 """Numbers of samples, such as losses: shape (N,), floating point."""
 
 CHUNK = 2**16
-"""Number of values that are looked at at once, so that they stay in the cache."""
+"""Number of values that are processed at once; they fit in the cache."""
 
 
 def chunks(n: int) -> Iterator[slice]:
@@ -41,7 +41,7 @@ def chunks(n: int) -> Iterator[slice]:
 
 
 def share(fraction: float, n: int) -> int:
-    """Returns how many samples a fraction of `n` samples is: floor(fraction * n), exact for fractions such as 0.29.
+    """Returns floor(fraction * n), without rounding errors for fractions such as 0.29.
 
     Args:
         fraction: Fraction of the samples, in [0, 1].
@@ -55,7 +55,7 @@ def share(fraction: float, n: int) -> int:
 
 
 def on_host(column: Tensor) -> Values:
-    """Returns a column of the records as a NumPy array, without a copy where the column is on the CPU.
+    """Returns a column of the records as a NumPy array, without a copy if the column is on the CPU.
 
     Args:
         column: A tensor on any device.
@@ -68,11 +68,11 @@ def on_host(column: Tensor) -> Values:
 
 
 def kth_smallest(values: NDArray[Any], k: int) -> Any:
-    """Returns the value that has `k` of the values before it in ascending order.
+    """Returns the value at position `k` in ascending order, counted from 0.
 
     Args:
         values: Values, shape (n,), of any integer or floating dtype, without NaN.
-        k: Place in the order, [0, n).
+        k: Position in the order, [0, n).
 
     Returns:
         A NumPy scalar of the dtype of the values.
@@ -89,8 +89,8 @@ def smallest(values: Values, k: int, *, usable: Mask | None = None) -> Mask:
 
     Args:
         values: Values of the samples, shape (N,), floating point; NaN and infinities are never marked.
-        k: Number of values to mark; where fewer are finite, all finite values are marked.
-        usable: Result of `np.isfinite(values)`, where the caller has it already.
+        k: Number of values to mark; if fewer are finite, all finite values are marked.
+        usable: Result of `np.isfinite(values)`, if the caller has computed it already. Default: computed here.
 
     Returns:
         Marks, shape (N,), bool; of equal values the one with the lower index is marked first.
@@ -108,11 +108,11 @@ def largest(values: Values, k: int) -> Mask:
 
     Args:
         values: Values of the samples, shape (N,), floating point; NaN and infinities are never marked.
-        k: Number of values to mark; where fewer are finite, all finite values are marked.
+        k: Number of values to mark; if fewer are finite, all finite values are marked.
 
     Returns:
-        Marks, shape (N,), bool; of equal values the one with the higher index is marked first, so that `smallest` and
-        `largest` are the two ends of one order by (value, index).
+        Marks, shape (N,), bool; of equal values the one with the higher index is marked first. `smallest` and `largest` are
+        thus the two ends of one order by (value, index).
 
     Example:
         >>> np.flatnonzero(largest(np.array([0.5, np.nan, 0.1, 0.5, 2.0]), 2))
@@ -126,7 +126,7 @@ def largest(values: Values, k: int) -> Mask:
 
 
 def _with_others_last(values: Values, usable: Mask) -> Values:
-    """Returns the values, and infinity where they are not usable."""
+    """Returns the values, with infinity in place of values that are not usable."""
     return values if usable.all() else np.where(usable, values, np.inf)
 
 
@@ -134,7 +134,7 @@ def _least(values: Values, k: int, usable: Mask | None, *, highest_first: bool =
     """Marks the `k` smallest usable values; of equal ones those with the lowest, or with the highest, indices first.
 
     Args:
-        values: Values of the samples, shape (N,); the largest of their dtype where they are not usable.
+        values: Values of the samples, shape (N,); values that are not usable must be the largest of their dtype.
         k: Number of values to mark.
         usable: Marks of the values that may be marked, shape (N,); None for all.
         highest_first: Whether the highest indices come first.
@@ -157,11 +157,11 @@ def _least(values: Values, k: int, usable: Mask | None, *, highest_first: bool =
 
 
 def quantile_cut(finite: Values, q: float) -> float:
-    """Returns the value that has floor(q * n) of the n values before it in ascending order.
+    """Returns the q-quantile of n values: the value at position floor(q * n) in ascending order, counted from 0.
 
     Args:
         finite: Finite values, shape (n,); n is 1 or more.
-        q: Share of the values, in [0, 1].
+        q: Share of the values, in [0, 1]; 1 gives the largest value.
 
     Example:
         >>> quantile_cut(np.array([5.0, 1.0, 4.0, 2.0, 3.0]), 0.6)
@@ -175,13 +175,14 @@ def draw_lots(k: int, generator: torch.Generator, n: int, among: Mask | None = N
     """Chooses `k` samples uniformly at random, without replacement.
 
     Args:
-        k: Number of samples to choose, at most as many as there are.
+        k: Number of samples to choose, at most the number of samples to choose from.
         generator: Source of the random numbers, on the CPU.
         n: Number of samples.
         among: Marks of the samples to choose from, shape (n,). Default: all.
 
     Returns:
-        Marks of the chosen samples, shape (n,), bool. What a sample draws depends on its id alone.
+        Marks of the chosen samples, shape (n,), bool. Each sample draws a random number that depends only on the draw and its
+        id, and the k lowest numbers win.
 
     Example:
         >>> int(draw_lots(2, torch.Generator().manual_seed(0), 5).sum())
@@ -190,7 +191,7 @@ def draw_lots(k: int, generator: torch.Generator, n: int, among: Mask | None = N
     base = int(torch.randint(2**62, (), generator=generator))
     drawn = rng.lots(base, range(n))
     if among is not None:
-        drawn |= (among.view(np.int8) - np.int8(1)).astype(np.int32).view(np.uint32)  # all bits, where a sample is not among
+        drawn |= (among.view(np.int8) - np.int8(1)).astype(np.int32).view(np.uint32)  # all bits set for other samples
     return _least(drawn, k, among)
 
 

@@ -1,7 +1,7 @@
-"""Where the time of a training run goes.
+"""Measures what the time of a training run is spent on.
 
-All time is booked on one part: on the loop's own work (loading, steps) or on Thresher's own. The clock is the clock of the CPU,
-which does not wait for the work that it queues on an accelerator.
+At any moment, the time counts for one part: loading or a step, which full training has, too, or a part of Thresher, such as
+planning. It is the time of the host, which does not wait for the work that it queues on an accelerator.
 """
 
 import time
@@ -9,16 +9,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 OUTSIDE, LOADING, STEPS = "outside", "loading", "steps"
-"""What the loop does: nothing of the training, waiting for a batch, or a step."""
+"""Parts of the training loop: work outside training, waiting for a batch, and training steps."""
 
 PLANNING, REFRESH, SCORING_PASS, TRACING, ATTRIBUTION = "planning", "refresh", "scoring", "tracing", "attribution"
-"""Thresher's own parts, which full training does not have."""
+"""Parts of Thresher, which full training does not have."""
 
 PARTS = (LOADING, STEPS, PLANNING, REFRESH, SCORING_PASS, TRACING, ATTRIBUTION)
 
 
 class Timing:
-    """Divides the time of a training run among its parts.
+    """Divides the time of a training run among the parts in `PARTS`.
 
     Example:
         >>> timing = Timing()
@@ -29,17 +29,18 @@ class Timing:
 
     def __init__(self) -> None:
         self.attribution_s = 0.0
-        """Seconds of the loop's steps in which samples were attributed, summed where that is done: calls would cost more."""
+        """Seconds within steps that were spent on assigning losses to samples. Added up by that code itself, because calls of
+        `switch` would cost more."""
         self.entries: list[dict[str, Any]] = []
-        """The time of each epoch that this process has ended."""
+        """The time of each epoch that this process has finished, as `close` returns it."""
         self._part, self._since = OUTSIDE, time.perf_counter()
         self._spent: dict[str, float] = dict.fromkeys((OUTSIDE, *PARTS), 0.0)
 
     def switch(self, to: str) -> str:
-        """Books the time since the last call on the part that was set then, and returns that part.
+        """Ends the current part: adds the time since the last call to it. Begins the part `to`, and returns the ended part.
 
         Args:
-            to: Part on which the time from now on is booked.
+            to: Part that the time from now on counts for.
         """
         now, before = time.perf_counter(), self._part
         self._spent[before] += now - self._since
@@ -51,7 +52,7 @@ class Timing:
 
         Args:
             epoch: Number of the epoch.
-            tracing_s: Seconds of the loop's steps that tracing the model took.
+            tracing_s: Seconds within steps that were spent on tracing the model.
         """
         self.switch(self._part)
         spent = self._spent
@@ -65,12 +66,12 @@ class Timing:
         return entry
 
     def drop(self) -> None:
-        """Forgets what was booked since the last epoch was closed: it was not training."""
+        """Discards the time since the end of the last epoch, because it was not training."""
         self.switch(OUTSIDE)
         self._restart()
 
     def forget(self) -> None:
-        """Forgets all epochs: a saved run goes on, which another machine may have begun."""
+        """Discards the time of all epochs, when a saved run is loaded: its first epochs may have run on another machine."""
         self.entries.clear()
         self.drop()
 

@@ -1,4 +1,4 @@
-"""Nested batches: tensors in tuples, lists, mappings, dataclasses and other objects, as collate functions return them."""
+"""Functions for nested batches: tensors in tuples, lists, mappings, dataclasses and other objects."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -35,15 +35,15 @@ def leaves(tree: Any, *, objects: bool = True) -> list[Tensor]:
 
     Args:
         tree: Nested structure.
-        objects: Whether objects that are not dataclasses are looked into. Objects inside such an object never are, because they
-            may refer to each other.
+        objects: Whether to search the attributes of objects that are not dataclasses. Objects inside such an object are never
+            searched, because they may refer to each other. Default: True.
 
     Example:
         >>> [leaf.item() for leaf in leaves({"x": torch.tensor(1), "y": [torch.tensor(2), "text"]})]
         [1, 2]
     """
     tensors: list[Tensor] = []
-    todo = [(tree, objects)]  # a stack rather than recursion: every step flattens its batch, its inputs and its outputs
+    todo = [(tree, objects)]  # a stack is faster than recursion, and every step calls this several times
     while todo:
         part, inside = todo.pop()
         if isinstance(part, Tensor):
@@ -65,10 +65,10 @@ def map_leaves(function: Callable[[Any], Any], tree: Any, kind: type = Tensor, *
     """Rebuilds a nested structure with `function` applied to each leaf of a type; everything else is passed through.
 
     Args:
-        function: Function of a leaf that returns what takes its place.
+        function: Function from a leaf to its replacement.
         tree: Nested structure.
         kind: Type of the leaves. Default: tensors.
-        objects: Whether objects that are not dataclasses are looked into, as in `leaves`.
+        objects: Whether to search objects that are not dataclasses, as in `leaves`. Default: True.
     """
     return map_where(function, tree, lambda part: isinstance(part, kind), objects=objects)
 
@@ -77,10 +77,10 @@ def map_where(function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any]
     """Rebuilds a nested structure with `function` applied to the outermost parts for which `is_leaf` is true.
 
     Args:
-        function: Function of a part that returns what takes its place.
+        function: Function from a part to its replacement.
         tree: Nested structure.
-        is_leaf: Function that says of a part whether `function` is applied to it.
-        objects: Whether objects that are not dataclasses are looked into, as in `leaves`.
+        is_leaf: Function of a part that returns whether `function` is applied to it.
+        objects: Whether to search objects that are not dataclasses, as in `leaves`. Default: True.
     """
     if is_leaf(tree):
         return function(tree)
@@ -107,7 +107,7 @@ def map_where(function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any]
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """Moves the tensors of a batch; a batch that is on the device already is returned as it is, as the same object.
+    """Moves the tensors of a batch to a device. Returns the same object if they are on the device already.
 
     Args:
         tree: Batch of tensors in tuples, lists, mappings, dataclasses and other objects.
@@ -126,15 +126,15 @@ def to_device(tree: Any, device: torch.device) -> Any:
 
 
 def differing_part(one: Any, other: Any, path: str = "batch") -> str | None:
-    """Names the first part in which two nested structures differ.
+    """Returns the name of the first part in which two nested structures differ.
 
     Args:
         one: First structure.
         other: Second structure.
-        path: Expression for the structures, which the name begins with.
+        path: Start of the name: an expression for the whole structure. Default: "batch".
 
     Returns:
-        Name and shape or type of the part, such as "`batch[0]`, of shape (7, 8),"; None where the two are the same.
+        Name and shape or type of the part, such as "`batch[0]`, of shape (7, 8),"; None if the two are the same.
     """
     if one is other:
         return None
@@ -159,7 +159,7 @@ def differing_part(one: Any, other: Any, path: str = "batch") -> str | None:
 
 
 def _same_values(one: Any, other: Any) -> bool:
-    """Whether two tensors or two arrays have the same dtype, shape and values; not-a-number equals itself."""
+    """Whether two tensors or two arrays have the same dtype, shape and values; NaN equals NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     same = one == other

@@ -25,15 +25,15 @@ RIGHT_PADDED = frozenset(
         "importance_sampling_ratio",
     }
 )
-"""Entries of a batch of the loss with a column per token of the completion."""
+"""Entries of TRL's loss batch with a column per token of the completion."""
 BY_ROW = RIGHT_PADDED | {"prompt_ids", "prompt_mask", "advantages"}
-"""Entries of a batch of the loss with a row per rollout."""
+"""Entries of TRL's loss batch with a row per rollout."""
 MEAN_OVER_ROWS = frozenset({"grpo", "sapo", "dr_grpo", "luspo"})
 MEAN_OVER_TOKENS = "bnpo"
-"""Losses that divide by the rows, or the tokens, of the micro-batch; the others divide by the tokens of the whole step."""
+"""Loss types whose divisor is the number of rows, or of tokens, of the micro-batch; others use the tokens of the whole step."""
 EXACT_LOSSES = MEAN_OVER_ROWS | {MEAN_OVER_TOKENS, "dapo", "cispo", "vespo"}
 SUM_FIRST = "sum_then_normalize"
-"""Aggregation of several rewards with which advantages are those of a group."""
+"""Setting `multi_objective_aggregation` with which advantages are computed within each group."""
 STATE = "thresher_prompts.pt"
 
 
@@ -42,9 +42,9 @@ class Picks:
 
     Attributes:
         groups: Number of groups of rollouts (a group has the rollouts of one prompt).
-        groups_with_signal: Number of groups whose rewards differ, so that there is a gradient.
+        groups_with_signal: Number of groups whose rewards differ; only these have a gradient.
         tokens_generated: Number of generated tokens on this rank.
-        rows: Number of rows in batches of the loss, on this rank; with several iterations, each counts.
+        rows: Number of rows in batches of the loss, on this rank; with several iterations over a batch, each iteration counts.
         rows_trained: Number of rows that were trained on.
         tokens_trained: Number of completion tokens in the rows that were trained on.
 
@@ -103,7 +103,7 @@ def attach(trainer: Any, policy: Any = None, *, rollouts: int | None = None, ref
 
     Raises:
         TypeError: `trainer` is not a GRPOTrainer, or the policy is a class or lacks a method.
-        ValueError: With a setting of the trainer, rows without an advantage have a gradient, or rows depend on each other; or
+        ValueError: A setting of the trainer gives rows with an advantage of 0 a gradient or makes rows depend on each other,
             the policy has another number of prompts than the dataset, or `rollouts` or `cap` is out of its range.
         RuntimeError: Raised in training: a group has different prompts, or a batch has unknown entries.
     """
@@ -129,7 +129,7 @@ def _check_trainer(trainer: Any) -> None:
     acting = ("rollout_func", "tools", "environment_factories", "environment_factory")
     reasons = {
         "beta != 0: rows without an advantage have a gradient of the KL term": trainer.beta != 0,
-        f"loss_type={trainer.loss_type!r}: how it divides is not known": trainer.loss_type not in EXACT_LOSSES,
+        f"loss_type={trainer.loss_type!r}: its divisor is not known": trainer.loss_type not in EXACT_LOSSES,
         "an entropy bonus acts on all rows": has("_entropy_bonus_enabled"),
         "top_entropy_quantile < 1: its threshold is that of all rows": has("top_entropy_quantile", 1.0) < 1,
         "the load-balancing loss of a mixture of experts acts on all rows": has("aux_loss_enabled"),
@@ -146,7 +146,8 @@ def _check_trainer(trainer: Any) -> None:
     if args.save_strategy == "steps" and args.save_steps * args.gradient_accumulation_steps % batches:
         warn(
             f"TRL resumes exactly only from a checkpoint between two generations: save_steps={args.save_steps} x "
-            f"gradient_accumulation_steps={args.gradient_accumulation_steps} is not a multiple of the {batches} batches of one."
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps} is not a multiple of the {batches} batches of a "
+            "generation. Change save_steps."
         )
 
 
@@ -212,7 +213,7 @@ class Selection:
         return inputs
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """Makes rollouts of the prompts of the policy, keeps some of each group, and refills the batch."""
+        """Generates rollouts of the prompts of the policy, keeps some of each group, and refills the batch."""
         trainer: Any = self
         make = super()._generate_and_score_completions  # pyright: ignore[reportAttributeAccessIssue]
         if not trainer.model.training:
@@ -222,12 +223,12 @@ class Selection:
         return made if self._cap is None else self._refilled(make, made, signal, wanted, self._cap)
 
     def _made(self, make: Any, inputs: Any, count: int) -> tuple[dict[str, Any], Tensor]:
-        """Returns rollouts of so many prompts, those of this rank, and which groups of all ranks have a signal."""
+        """Generates rollouts of `count` prompts. Returns those of this rank, and which groups of all ranks have a signal."""
         trainer: Any = self
         world, rank, group = trainer.accelerator.num_processes, trainer.accelerator.process_index, trainer.num_generations
         ids: list[int] = []
         if self._policy is not None:
-            # Every rank draws the same prompts and takes its part: what the loader has read ahead is not used.
+            # Every rank draws the same prompts and takes its part of them. The prompts that the loader has read are not used.
             ids = list(self._policy.propose(count))
             rows = [trainer.train_dataset[number] for number in ids for _ in range(group)]
             inputs = rows[rank * len(rows) // world : (rank + 1) * len(rows) // world]
@@ -241,7 +242,10 @@ class Selection:
         return (generated if self._rollouts is None else self._of_some_rollouts(generated, rewards, self._rollouts)), signal
 
     def _refilled(self, make: Any, made: dict[str, Any], signal: Tensor, wanted: int, cap: float) -> dict[str, Any]:
-        """Returns as many rows as `made` has, of groups with a signal as far as there are; further prompts are asked for."""
+        """Generates rollouts of further prompts until enough groups have a signal. Returns a batch of as many rows as `made`.
+
+        If `cap` is reached first, groups without a signal fill up the batch.
+        """
         trainer: Any = self
         world, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
         size, most, asked = self._rollouts or trainer.num_generations, int(cap * wanted) // world * world, wanted
@@ -251,11 +255,11 @@ class Selection:
             with_signal.append(_rows(made, here))
             without.append(_rows(made, ~here))
             held = sum(len(part["advantages"]) for part in with_signal) // size
-            # The rank that has found least decides, so that all generate equally often.
+            # The rank with the fewest groups with a signal decides, because all ranks must generate equally often.
             least = int(trainer.accelerator.gather(torch.tensor([held], device=trainer.accelerator.device)).min()) * world
             if least >= wanted or asked >= most:
                 break
-            # As many as fill the batch at the share of groups that had a signal by now, a multiple of the ranks.
+            # Enough to fill the batch if the share of groups with a signal stays the same; a multiple of the number of ranks.
             further = -(-(wanted - least) * asked // max(least, 1))
             further = min(-(-further // world) * world, wanted, most - asked)
             asked += further
@@ -266,7 +270,7 @@ class Selection:
         return batch
 
     def _of_some_rollouts(self, made: Any, rewards: Tensor, count: int) -> Any:
-        """Returns the rollouts of each group whose rewards vary most, with the advantages among them."""
+        """Keeps the rollouts of each group whose rewards vary most, and computes their advantages relative to each other."""
         trainer: Any = self
         world, rank, group = trainer.accelerator.num_processes, trainer.accelerator.process_index, trainer.num_generations
         chosen = choose_rollouts(rewards.nan_to_num(nan=0.0), count)
@@ -280,14 +284,14 @@ class Selection:
         return batch
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        """Returns the rewards, and looks at those of all ranks; a group must be of one prompt."""
+        """Returns the rewards. Stores them, and checks that the rollouts of each group have the same prompt."""
         trainer: Any = self
         score = super()._calculate_rewards  # pyright: ignore[reportAttributeAccessIssue]
         by_function = score(inputs, prompts, completions, completion_ids_list)
         if trainer.model.training:
-            # Before completions that were cut off are masked.
+            # Counted here, before TRL masks completions that were cut off.
             self._picks.tokens_generated += sum(map(len, completion_ids_list))
-            # A group may lie on two ranks; a hash of Python's own would be another one on each.
+            # A group may be on two ranks, and the hash function of Python differs between processes.
             marks = torch.tensor([zlib.crc32(repr(prompt).encode()) for prompt in prompts], device=trainer.accelerator.device)
             self._check_groups(trainer.accelerator.gather(marks).tolist())
             total = (by_function * trainer.reward_weights.to(by_function.device)).nansum(1)
@@ -302,12 +306,12 @@ class Selection:
                 sampler = type(trainer._get_train_sampler()).__name__
                 raise RuntimeError(
                     f"thresher.trl: rows {start} to {start + group - 1} are a group of {group} rollouts but have different "
-                    f"prompts: their advantages mix prompts. The sampler is {sampler}: leave it to TRL, and choose prompts by "
-                    "a policy."
+                    f"prompts, so their advantages mix prompts. The sampler is {sampler}: use the sampler of TRL, and choose "
+                    "prompts with `policy`."
                 )
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Saves the state of the policy beside the trainer's."""
+        """Saves the state of the policy into the checkpoint of the trainer."""
         trainer: Any = self
         super()._save_checkpoint(model, trial)  # pyright: ignore[reportAttributeAccessIssue]
         folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
@@ -315,7 +319,7 @@ class Selection:
             torch.save(self._policy.state_dict(), folder / STATE)
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
-        """Goes on with the policy that a checkpoint has."""
+        """Loads the state of the policy from a checkpoint."""
         super()._load_optimizer_and_scheduler(checkpoint)  # pyright: ignore[reportAttributeAccessIssue]
         if checkpoint is None or self._policy is None:
             return
@@ -326,20 +330,23 @@ class Selection:
 
 
 def _rows_to_keep(inputs: Mapping[str, Tensor], accelerator: Any) -> Tensor:
-    """Returns the rows with an advantage, as many on every rank: TRL gathers a metric of each row, and DDP waits for all."""
+    """Returns the rows with an advantage other than 0, filled up to the same number on every rank, at least one.
+
+    TRL gathers a metric of each row from all ranks, and DDP waits for all ranks.
+    """
     signal = inputs["advantages"] != 0
     count = max(1, int(accelerator.gather(signal.sum().unsqueeze(0)).max()))
-    others = _counted(inputs).sum(1).argsort(stable=True)  # those without an advantage that are needed: the shortest
+    others = _counted(inputs).sum(1).argsort(stable=True)  # the shortest rows fill up
     return torch.cat((signal.nonzero().flatten(), others[~signal[others]]))[:count].sort().values
 
 
 def _rows(batch: Mapping[str, Any], which: Tensor) -> dict[str, Any]:
-    """Returns rows of a batch of the loss, by number or by mask."""
+    """Returns some rows of a batch, given by their numbers or by a mask."""
     return {name: value[which] if isinstance(value, Tensor) and value.dim() else value for name, value in batch.items()}
 
 
 def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns one batch of several: prompts are padded at their left, completions at their right, and masks with 0."""
+    """Joins several batches: pads prompts on the left and completions on the right, with 0."""
     joined = dict(parts[0])
     for name, value in parts[0].items():
         if isinstance(value, Tensor) and value.dim():
@@ -363,7 +370,7 @@ def without_other_rows(inputs: Mapping[str, Any], keep: Tensor, loss_type: str) 
     """Keeps some rows of a batch, scaled such that their gradient equals the gradient of the whole batch.
 
     Args:
-        inputs: Batch of the loss of TRL: tensors with a row per rollout, and the number of tokens of the step.
+        inputs: Batch for the loss of TRL: tensors with a row per rollout, and the number of tokens of the step.
         keep: Rows to keep, ascending, shape (K,), int64; all other rows must have advantages of 0.
         loss_type: Setting `loss_type` of the trainer, which determines the divisor of the loss.
 

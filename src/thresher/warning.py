@@ -1,4 +1,4 @@
-"""A warning that names the line of the user's code, however deep it arises."""
+"""Warnings that point to a line of the user's code."""
 
 import os
 import sys
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def warn(message: str) -> None:
-    """Warns, at the innermost line outside of this library and of torch.
+    """Issues a warning at the innermost line of code outside this library and torch, usually a line of the user.
 
     Args:
-        message: The warning, whole sentences.
+        message: Text of the warning, in whole sentences.
 
     Example:
         >>> with warnings.catch_warnings(record=True) as said:
@@ -19,7 +19,8 @@ def warn(message: str) -> None:
         >>> str(said[0].message)
         'Keep less than 0.57.'
     """
-    # Torch calls modules and hooks of this library. It is not imported here: a list of the methods does without.
+    # torch is skipped, too, because it calls modules and hooks of this library. It is not imported here, because listing the
+    # methods must not import it.
     packages = [sys.modules[name] for name in ("thresher", "torch") if name in sys.modules]
     inside = tuple(str(Path(str(package.__file__)).parent) + os.sep for package in packages)
     # Python has `skip_file_prefixes` for this from 3.12 on.

@@ -345,7 +345,7 @@ def test_an_unknown_cost_is_saved():
 
 
 def test_before_the_first_step():
-    assert str(Sample(FullData()).run.cost) == "no steps yet, so that there is no cost yet"
+    assert str(Sample(FullData()).run.cost) == "no steps yet, so there is no cost yet"
 
 
 def test_a_call_of_the_wrapped_model_itself_does_not_hide_the_next_backward_pass():

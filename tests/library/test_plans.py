@@ -114,7 +114,7 @@ def test_a_batch_plan_is_made_without_a_look_at_its_values() -> None:
 @pytest.mark.parametrize(
     ("error", "message", "arguments"),
     [
-        (TypeError, r"`rows` must be int64, got torch.bool: a mask has its row numbers in mask", {"rows": ROWS > 1}),
+        (TypeError, r"`rows` must be int64, got torch.bool: for a mask, pass mask", {"rows": ROWS > 1}),
         (TypeError, r"`rows` must be int64, got torch.int32", {"rows": ROWS.int()}),
         (ValueError, r"`rows` must have one dimension, got shape \(3, 1\)", {"rows": ROWS[:, None]}),
         (TypeError, r"`weights` must be float32, got torch.float64", {"rows": ROWS, "weights": torch.ones(3).double()}),

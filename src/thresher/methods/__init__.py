@@ -1,4 +1,4 @@
-"""The methods, one per file. Listing them imports neither a method nor torch; `built_in` has one line per method."""
+"""The methods, one per file. `built_in` has one line per method, so methods can be listed without importing them or torch."""
 
 from thresher.methods.contract import BatchMethod as BatchMethod
 from thresher.methods.contract import BeforeMethod as BeforeMethod

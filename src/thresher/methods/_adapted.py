@@ -19,7 +19,7 @@ class OnSubset:
         method: Epoch method that makes the plans.
         kept: Ids of the samples in the subset, shape (K,), int64, ascending.
         n: Number of samples of the dataset.
-        of: Number of samples that fractions refer to. Default: `n`, as after pruning.
+        of: Number of samples that the fractions in the history are shares of. Default: `n`, which includes pruned samples.
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
@@ -37,9 +37,9 @@ class OnSubset:
         return self.method.columns()
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns the plan of the method with ids of the whole dataset; its fractions include the pruned samples."""
+        """Returns the plan of the method, with ids of the whole dataset and with fractions of `of` samples."""
         columns, kept = self.columns(), len(self.kept)
-        # Results of a full pass are of the subset already.
+        # A full pass runs over the subset only, so its results need no selection.
         inside = {
             name: values.index_select(0, self.kept.to(values.device)) if len(values) == self.n else values
             for name, values in records.items()

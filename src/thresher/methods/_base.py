@@ -1,8 +1,8 @@
-"""What several methods share: draws with replacement, rows by rank, scores as a setting, and the history of values.
+"""Common parts of methods: draws with replacement, choice by rank, scores as a setting, and histories of losses.
 
-A sample whose importance is not known is never drawn but kept once. The draws invert the cumulative distribution in double
-precision, because torch.multinomial accepts at most 2^24 categories. Everything is computed in pieces: beside the importances
-and the plan there is one number of 8 bytes for each draw.
+Draws with replacement use an importance for each sample, such as its loss. A sample with an unknown importance is not drawn,
+but kept once. The draws invert the cumulative distribution in double precision, because torch.multinomial accepts at most 2^24
+categories. To save memory, everything is computed in pieces: besides the importances and the plan, a draw takes 8 bytes.
 """
 
 import math
@@ -26,13 +26,13 @@ from thresher.selection import Values, chunks, share
 
 
 class Chances:
-    """Probabilities of the samples in one draw, in proportion to their importances.
+    """Probability with which a single draw takes each sample, in proportion to the importance of the sample.
 
     The probabilities are computed when they are needed, and take no memory besides the importances.
 
     Args:
-        importance: Importances, shape (N,), floating point; one that is not finite or is below zero counts as not known. If all
-            known importances are zero, all samples with a known importance have the same chance.
+        importance: Importances, such as losses, shape (N,), floating point. One that is negative or not finite counts as
+            unknown. If all known importances are 0, all samples with a known importance have the same probability.
 
     Attributes:
         n: Number of samples.
@@ -57,7 +57,7 @@ class Chances:
             self._total = float(edges[-1])
 
     def of(self, samples: slice | NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns the probabilities of some samples, shape (n,); NaN where the importance is not known.
+        """Returns the probabilities of some samples, shape (n,); NaN for samples with an unknown importance.
 
         Args:
             samples: Ids of the samples.
@@ -67,13 +67,13 @@ class Chances:
         return mass
 
     def unknown(self) -> Iterator[NDArray[np.int64]]:
-        """Yields the samples whose importance is not known, in ascending order, in pieces."""
+        """Yields the ids of the samples with an unknown importance, in ascending order, in pieces."""
         if self.known < self.n:
             for part in chunks(self.n):
                 yield np.flatnonzero(np.isnan(self._mass(part))) + part.start
 
     def at(self, points: NDArray[np.float64]) -> Iterator[NDArray[np.int64]]:
-        """Yields the samples at points of the cumulative distribution, in ascending order, in pieces.
+        """Looks up points in the cumulative distribution, and yields the ids of the samples there, ascending, in pieces.
 
         Args:
             points: Points within [0, 1), shape (k,), ascending. They are overwritten.
@@ -88,14 +88,14 @@ class Chances:
             done += len(inside)
 
     def _mass(self, samples: slice | NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns importances divided by the largest one, so that sums stay finite; NaN where not known."""
+        """Returns importances divided by the largest one, which keeps sums finite; NaN for unknown importances."""
         mass = self._importance[samples].astype(np.float64)
         mass[~(np.isfinite(mass) & (mass >= 0))] = np.nan
         mass /= self._largest or 1.0
         return mass if self._largest else mass + 1
 
     def _edges(self) -> Iterator[tuple[int, NDArray[np.float64]]]:
-        """Yields the first sample of a piece, and the sums of the masses up to each sample of the piece."""
+        """Yields for each piece its first id, and the sums of the masses of all samples up to each of its samples."""
         reached = 0.0
         for part in chunks(self.n):
             edges = np.nan_to_num(self._mass(part), copy=False)
@@ -106,13 +106,13 @@ class Chances:
 
 
 def drawn_ids(chances: Chances, k: int, generator: torch.Generator) -> tuple[NDArray[np.int64], int]:
-    """Draws `k` samples with replacement, and adds once each sample whose chance is not known.
+    """Draws `k` samples with replacement, and adds each sample with an unknown probability once.
 
-    The points that are looked up in the cumulative distribution are sorted first: one pass over the samples finds them all,
-    several times as fast as looking them up in the order of the draws.
+    The random points are sorted before they are looked up in the cumulative distribution. Then one pass over the samples finds
+    all of them, several times as fast as in the order of the draws.
 
     Args:
-        chances: Chances of the samples; some may be unknown, not all.
+        chances: Probabilities of the samples; not all of them may be unknown.
         k: Number of draws, 1 or more.
         generator: Random generator on the CPU.
 
@@ -150,7 +150,7 @@ def unbiased_weights(chances: Values, n: int, *, draws: int, size: int) -> NDArr
 
 
 def samples_of(records: Mapping[str, Tensor]) -> int:
-    """Returns the number of samples in stored columns, for a method that does not read their values.
+    """Returns the number of samples, which is the length of every stored column.
 
     Args:
         records: Columns by name, one or more.
@@ -183,9 +183,9 @@ def drawn_plan(
     """Returns a plan whose samples are drawn with replacement.
 
     Args:
-        chances: Chances of the samples; a sample whose chance is not known is kept without a draw.
-        keep: Number of samples of the plan as a share of all, > 0. Samples that are kept without a draw count as draws, but for
-            half of them at most, because few draws need large weights.
+        chances: Probabilities of the samples in a single draw; a sample with an unknown probability is kept without a draw.
+        keep: Number of samples of the plan as a share of all, > 0. Each sample that is kept without a draw saves a draw. But at
+            least keep / 2 draws are made per sample with a known probability, because few draws need large weights.
         generator: Random generator on the CPU.
         weighted: Whether the samples have the weights that make the plan unbiased.
         remember: Values to store for each sample by column name, as in `EpochPlan`. Default None: no columns.
@@ -193,7 +193,7 @@ def drawn_plan(
             least once. Default None: no numbers.
 
     Returns:
-        Plan with the samples in random order; all samples in order if no chance is known.
+        Plan with the samples in random order; all samples in order if no probability is known.
     """
     n = chances.n
     draws = max(1, share(keep, n) - (n - chances.known), share(keep, chances.known) // 2)
@@ -243,7 +243,7 @@ def running_sum(values: Tensor) -> Tensor:
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a setting is a number; True and False are none."""
+    """Returns whether a setting is a number; True and False do not count as numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -269,7 +269,7 @@ def check_choices(method: Any, *switches: str) -> None:
         *switches: Names of settings that must be True or False.
 
     Raises:
-        ValueError: A setting has none of its values.
+        ValueError: A setting has a value that is not allowed.
     """
     for one in fields(method):
         allowed = get_args(one.type) if get_origin(one.type) is Literal else (True, False) if one.name in switches else None
@@ -286,7 +286,7 @@ def check_whole(method: object, name: str, *, least: int = 1) -> None:
         least: Smallest number that is allowed. Default 1.
 
     Raises:
-        ValueError: It is not an integer, or below `least`.
+        ValueError: The setting is not an integer, or is below `least`.
     """
     value = getattr(method, name)
     # True is an integer in Python.
@@ -295,7 +295,7 @@ def check_whole(method: object, name: str, *, least: int = 1) -> None:
 
 
 def in_id_order(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Sorts the rows of a batch by id, so that a choice among them does not depend on the order of the rows.
+    """Sorts the rows of a batch by id. A choice among the sorted rows does not depend on their order in the batch.
 
     Args:
         signals: Signals by name, each of shape (n,); "id" is among them.
@@ -315,16 +315,16 @@ def plan_of(rows: Tensor, n: int, keep: float, weights: Tensor | None = None, *,
         n: Number of rows of the batch.
         keep: Scheduled share kept, (0, 1].
         weights: Factors on the losses, shape (k,), float32. Default None: 1 for all.
-        drawn: Whether the rows were drawn, so that a row may appear several times.
+        drawn: Whether the rows were drawn at random and may repeat.
     """
     facts = {"scheduled_fraction": 1 - keep, "actual_fraction": 1 - len(rows) / max(1, n)}
     return BatchPlan(rows, weights=weights, facts=facts, drawn=drawn)
 
 
 class KeepShare:
-    """Base of methods that keep floor(keep * n) rows of each batch, at least one; subclasses choose the rows in `picked`.
+    """Base class of methods that keep floor(keep * n) rows of each batch, at least one. Subclasses choose the rows in `picked`.
 
-    Nothing is remembered from step to step.
+    By default, a method has no state.
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
@@ -334,7 +334,7 @@ class KeepShare:
         check_keep(self, self.keep)
 
     def init_state(self) -> State:
-        """Returns an empty state: nothing is remembered from step to step."""
+        """Returns an empty state."""
         return {}
 
     def count(self, n: int) -> int | None:
@@ -354,7 +354,7 @@ class KeepShare:
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """Returns the rows that are kept; the choice is made in the order of the ids."""
+        """Returns the rows that `picked` chooses among the rows sorted by id."""
         by_id, ordered = in_id_order(signals)
         n = len(by_id)
         rows = by_id
@@ -365,10 +365,10 @@ class KeepShare:
 
 @dataclass(frozen=True)
 class KeepLargest(KeepShare):
-    """Base of methods that keep the floor(keep * n) rows with the largest scores, at least one; ties go to higher ids.
+    """Base class of methods that keep the floor(keep * n) rows with the largest scores, at least one; ties go to higher ids.
 
-    The score is the first signal, unless a subclass defines another one in `scores`. A sample without a finite score is kept
-    before all others.
+    The score is the first signal, unless a subclass overrides `scores`. A sample without a finite score is kept before all
+    others.
 
     Args:
         keep: Share kept of each batch, (0, 1]. Default 0.5.
@@ -395,7 +395,7 @@ class KeepLargest(KeepShare):
 
 @dataclass(frozen=True)
 class KeepSmallest(KeepLargest):
-    """Base of methods that keep the rows with the smallest values; ties go to lower ids. `scores` returns negated values."""
+    """Base class of methods that keep the rows with the smallest values; ties go to lower ids. `scores` negates the values."""
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
@@ -405,7 +405,7 @@ class KeepSmallest(KeepLargest):
 
 
 def checked_scores(method: object, name: str, value: Any) -> Scores | str:
-    """Checks a setting that must be scores or the path of their file, and returns it.
+    """Checks that a setting is scores or the path of a file of scores, and returns it.
 
     Args:
         method: Method whose setting it is; its class name starts the error message.
@@ -425,12 +425,12 @@ def checked_scores(method: object, name: str, value: Any) -> Scores | str:
 
 
 def loaded(scores: Scores | str) -> Scores:
-    """Returns scores; if they are a path, reads the file."""
+    """Returns the scores; reads them from the file if `scores` is a path."""
     return Scores.load(scores) if isinstance(scores, str) else scores
 
 
 def table_of(method: object, irreducible: Scores | str) -> Tensor:
-    """Returns the irreducible losses by id, shape (largest id + 1,), float32, NaN where unknown.
+    """Returns the irreducible losses as a table: entry i belongs to id i; shape (largest id + 1,), float32, NaN if unknown.
 
     Args:
         method: Method that was given the losses; its class name starts the error message.
@@ -465,32 +465,32 @@ def check_known(method: object, irreducible: Scores | str, ids: Tensor) -> None:
 
 
 def with_irreducible(signals: Mapping[str, Tensor], state: State) -> tuple[dict[str, Tensor], State]:
-    """Returns the signals of a batch with `irreducible` among them, and the state with its table on their device.
+    """Adds the irreducible losses of a batch to its signals. Returns the signals, and the state with the table on their device.
 
     Args:
         signals: Signals by name; "id" is among them.
-        state: State with the irreducible losses by id as "irreducible", as `table_of` returns them.
+        state: State whose entry "irreducible" is the table that `table_of` returns.
     """
     table = state["irreducible"].to(signals["id"].device, non_blocking=True)
     return {**signals, "irreducible": table_entries(table, signals["id"])}, {**state, "irreducible": table}
 
 
 def table_entries(table: Tensor, ids: Tensor) -> Tensor:
-    """Returns the entries of a table at some ids, without waiting for the device.
+    """Looks up ids in a table, without waiting for the device.
 
     Args:
         table: Table by id, shape (m,), m >= 1, floating point.
         ids: Ids, shape (n,), int64, 0 or more.
 
     Returns:
-        Entries, shape (n,), of the dtype of the table; NaN for ids beyond its end.
+        Entries of the ids, shape (n,), of the dtype of the table; NaN for ids beyond its end.
     """
     last = len(table) - 1
     return torch.where(ids <= last, table.index_select(0, ids.clamp(max=last)), torch.nan)
 
 
 def extended_history(history: Tensor, loss: Tensor, size: int) -> Tensor:
-    """Returns the last `size` losses after new ones were added; losses that are not finite become NaN.
+    """Appends new losses to a history, and returns its last `size` losses. New losses that are not finite become NaN.
 
     Args:
         history: Losses so far, oldest first, shape (h,), float32.

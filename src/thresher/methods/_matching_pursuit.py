@@ -1,6 +1,6 @@
-"""Orthogonal matching pursuit with weights above zero: find a few vectors whose weighted sum is close to a target.
+"""Orthogonal matching pursuit with positive weights: finds a few vectors whose weighted sum is close to a target.
 
-Vectors ("atoms") are represented by their inner products only, so that the gradient of a whole layer is never stored. The
+Vectors ("atoms") are represented by their inner products only, so the gradient of a whole layer is never stored. The
 gradient of a sample is the outer product of its error e (the gradient at the outputs of the layer) and its feature h (the input
 of the layer), and <e_i x h_i, e_j x h_j> = <e_i, e_j> <h_i, h_j>. All arithmetic is in double precision.
 """
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from thresher.selection import Values
 
 ROUNDING = 1e-12
-"""Residual, as a share of the squared norm of the target, that is only the rounding of float32 gradients."""
+"""Residuals up to this share of the squared norm of the target count as rounding errors of float32 gradients."""
 DEPENDENT = 1e-9
-"""Squared sine of the angle to the chosen atoms below which another atom adds nothing."""
+"""An atom counts as a linear combination of the chosen atoms if the squared sine of its angle to their span is below this."""
 RUN_BLOCK = 2**24
-"""Number of values of run gradients that are in memory at a time: 128 MiB."""
+"""Number of values of mini-batch gradients that are in memory at a time: 128 MiB."""
 
 
 class Atoms(NamedTuple):
@@ -89,17 +89,18 @@ class _Basis:
         del self.chosen[i]
 
     def solve(self) -> Values:
-        """Returns the best weights of any sign, refined once."""
+        """Returns the least-squares weights of the chosen atoms, of any sign, after one step of iterative refinement."""
         wanted = self.atoms.correlation[self.chosen]
         weights = self._inverse @ wanted
         return weights + self._inverse @ (wanted - self.rows[:, self.chosen] @ weights - self.penalty * weights)
 
 
 def match(atoms: Atoms, budget: int, *, penalty: float = 0.0, tolerance: float = 0.0) -> Match:
-    """Finds atoms whose weighted sum is close to the target. Each step adds the atom that points most along the rest.
+    """Finds atoms whose weighted sum is close to the target.
 
-    Atoms whose weight is not above zero are removed, the lowest weight first; no atom is chosen twice. The search ends when the
-    budget is used up, when the residual is small enough, or when no atom has a positive inner product with it.
+    The residual is the target minus the weighted sum so far. Each step adds the atom with the largest inner product with the
+    residual. Atoms whose weight is not above 0 are removed, the lowest weight first; no atom is chosen twice. The search ends
+    when the budget is used up, when the residual is small enough, or when no atom has a positive inner product with it.
 
     Args:
         atoms: Atoms and the target.
@@ -148,9 +149,10 @@ def sample_atoms(error: Values, feature: Values) -> Atoms:
 
 
 def run_atoms(error: Values, feature: Values, size: int) -> Atoms:
-    """Returns atoms that are the mean gradients of runs of `size` samples; the target is their sum.
+    """Returns the mean gradients of mini-batches as atoms, and their sum as the target.
 
-    The last run may be shorter. The inner products of R runs are a matrix of R^2 numbers, summed over blocks of the features.
+    A mini-batch (run) is `size` consecutive samples; the last one may be smaller. The inner products of R runs are a matrix of
+    R^2 numbers, summed over blocks of the features.
 
     Args:
         error: Gradient of each sample's loss at the outputs, shape (n, C).
@@ -175,7 +177,7 @@ def run_atoms(error: Values, feature: Values, size: int) -> Atoms:
 
 
 def with_bias(feature: Values) -> Values:
-    """Returns the features with a leading one, so that the gradient of the weights includes the gradient of the bias."""
+    """Prepends a 1 to each feature vector. The gradient of the weights then includes the gradient of the bias."""
     return np.hstack([np.ones((len(feature), 1), feature.dtype), feature])
 
 
@@ -221,7 +223,7 @@ def match_classes(
         feature: Input of the last layer, shape (n, D), finite; D may be 0, for the bias alone.
         labels: Class of each sample, which is the number of an output, shape (n,), int64.
         budget: Number of samples wanted; the numbers of the classes add up to this or a few more.
-        own_row: Whether only the gradient of the output of the class is matched.
+        own_row: Whether to match only the gradient of the weights of the output that belongs to the class.
         penalty: Factor on the squared norm of the weights. Default 0.
         tolerance: Relative distance to a target at which the search ends. Default 0.
 

@@ -1,8 +1,8 @@
 """The share of the samples that a whole training run leaves out: the setting `target=` of methods with a threshold.
 
-A threshold says which samples may be left out, and not how many: InfoBatch with a prune fraction of one half leaves out about a
-fifth. With a target, each epoch leaves out its part of what is still due. What earlier epochs left out is stored for each
-sample and saved with the run, and a resumed run leaves out the same samples.
+A threshold determines which samples may be left out, but not how many: InfoBatch with a prune fraction of one half leaves out
+about a fifth. With a target, each epoch leaves out an equal part of the number that is still missing. How often each sample was
+left out is stored and saved with the run, so a resumed run leaves out the same samples.
 """
 
 from collections.abc import Mapping
@@ -27,10 +27,10 @@ MOST = 0.9
 """Largest share of the samples that one epoch leaves out for a target."""
 
 CANDIDATES = 0.95
-"""Largest share of the samples that may be left out by chance: the others are certain to be kept."""
+"""Largest share of the samples that are candidates for being left out; the others are always kept."""
 
 CLOSE = 0.01
-"""Distance from the target at the end of a training that needs no mention."""
+"""Largest difference between the target and the share really left out for which there is no warning."""
 
 
 def check_target(method: object, target: float | None) -> None:
@@ -128,7 +128,7 @@ class Target:
         return int(on_host(records["left_out"]).sum(dtype=np.int64))
 
     def counted(self, plan: EpochPlan, kept: Mask, records: Mapping[str, Tensor], epoch: int) -> EpochPlan:
-        """Returns a plan that also stores what it leaves out, and reports the share left out so far.
+        """Returns the plan, extended to store how often each sample was left out and to report the share left out so far.
 
         Args:
             plan: Plan of the epoch.
@@ -141,7 +141,7 @@ class Target:
         if epoch == self.stop - 1 and abs(realised - self.share) > CLOSE:
             note = (
                 f"{type(self.method).__name__}(target={self.share:g}) leaves out {realised:.3f} of the samples over the whole "
-                "training: samples without a finite loss are always kept, and so is one sample at least."
+                "training: samples without a finite loss are always kept, and at least one sample is."
             )
         return replace(
             plan,
@@ -152,7 +152,7 @@ class Target:
 
 
 def counted(records: Mapping[str, Tensor], kept: Mask) -> dict[str, Tensor]:
-    """Returns the numbers of epochs that left out each sample, after an epoch; shape (n,).
+    """Returns the column `LEFT_OUT` after an epoch: for each sample, the number of epochs that left it out; shape (n,).
 
     Args:
         records: Columns of the method, `LEFT_OUT` among them.

@@ -5,9 +5,9 @@ official code. Nothing is re-weighted.
 
 The logarithm needs losses below 1. By default, the losses count as they are, and the absolute value of the ratio is taken: the
 weight falls again for losses above 1. The results of the paper suggest this: its AdaBoost is as bad as Small Loss on text, and
-far from Big Loss. `weights="scaled"` divides the losses by a little more than the largest loss of the batch. Its weights order
-the samples as their losses do. It then keeps exactly the samples of `BigLoss`, and differs only inside AdaSelection, where the
-size of a weight counts.
+far from Big Loss. `weights="scaled"` divides the losses by a little more than the largest loss of the batch. Then larger losses
+always have larger weights, and the method keeps exactly the samples of `BigLoss`. It differs only inside AdaSelection, which
+uses the sizes of the weights.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from thresher.methods._base import KeepLargest, check_choices
 from thresher.methods.contract import Card
 
 HEADROOM = 1e-4
-"""Relative distance of the divisor above the largest loss: it keeps the largest weight finite, at 4.95."""
+"""How much larger than the largest loss the divisor is, as a share. It keeps the largest weight finite, at 4.95."""
 
 BoostFormula = Literal["scaled", "paper_abs"]
 
@@ -55,9 +55,9 @@ class AdaBoost(KeepLargest):
 
     Args:
         keep: Share kept of each batch, (0, 1]. Default 0.5; published: 0.1 to 0.5.
-        weights: Formula of the weights. "paper_abs" (default) is the paper's formula with the losses as they are and the
-            absolute value of the ratio; "scaled" divides the losses by a little more than the largest of the batch, and keeps
-            the samples that `BigLoss` keeps.
+        weights: Formula of the weight of a loss l. "paper_abs" (default) is the formula of the paper with the absolute value of
+            the ratio, 1/2 ln|(1 + l) / (1 - l)|. "scaled" first divides the losses by a little more than the largest of the
+            batch, and keeps the samples that `BigLoss` keeps.
 
     Raises:
         ValueError: A setting is out of its range.

@@ -12,30 +12,31 @@ In step t, from 1, with losses l_i whose mean in the batch is lbar, and k of n s
 - L is the average loss of a selector across all samples, sum a_i l_i. Its weight becomes w * exp(beta * (L_t - L_{t-1}) /
   L_{t-1}), and all weights are scaled to a sum of 1 (3).
 - The score of i is exp(-u_i / t ** gamma) times the sum of w * a_i over the selectors, with u_i = l_i / lbar (4, 5), and the k
-  largest scores are kept (6). The first factor is a curriculum: it favours small losses at the beginning, and is 1 for all
+  largest scores are kept (6). The first factor is a curriculum: it favors small losses at the beginning, and is 1 for all
   samples later.
 
-The prose asks for a "majority vote", so that every selector needs the same voice: here all of them give the same importances,
-each in its own order. With softmaxes of the losses, those of Big Loss and Small Loss are nearly flat beside that of random
-draws, and up to 95 % of the rows that are kept are the random ones (`random_share` in the history). The prose also asks for
-"the average loss across all the samples in the mini-batch". It does not say what importances are made of. The readings that
-were tried are in docs/evidence/results.md. This one was chosen by a look at seven tasks, before its results were held against
-those of the paper. Losses count in units of their mean in the curriculum, so that losses times 100 choose the same samples. Of
-losses that can be below 0, lbar is the mean size, without which the order would turn round.
+The prose asks for a "majority vote", in which all selectors must count the same. Here all of them assign the same set of
+importances, each in its own order. With softmaxes of the losses, the importances of Big Loss and Small Loss are nearly equal
+for all samples, those of random draws are not, and up to 95 % of the kept rows are the random ones (`random_share` in the
+history). The prose also asks for "the average loss across all the samples in the mini-batch". It does not say how importances
+are computed. The readings that were tried are in docs/evidence/results.md. This one was chosen by a look at seven tasks, before
+its results were compared with those of the paper. In the curriculum, losses are divided by their mean, so multiplying all
+losses by 100 does not change the choice. If losses can be negative, lbar is the mean of their absolute values; otherwise the
+order would be reversed.
 
-Equation (3) drifts in every reading: a relative change that goes up and down at random is above 0 on average, so that the
-selector whose average is noisiest for its size takes the weight in the end, independently of how well it selects.
+Equation (3) drifts in every reading: a relative change that goes up and down at random is above 0 on average. In the end, the
+selector whose average loss is noisiest for its size has the weight, no matter how well it selects.
 
-Other readings are settings. `importance="softmax"` takes softmaxes of scores that are made of u. `importance="votes"` gives 1/k
-to the k samples that a selector alone would keep, and nothing to the others. `importance="spread"` takes softmaxes of scores
-that are scaled to mean 0 and standard deviation 1. `AdaSelection.variant("literal")` is the first reading that was tried:
-softmaxes of losses as they are, L is the mean loss of the samples that the selector alone would keep, and the uniform selector
-scores all samples alike, which never changes their order. It learns next to nothing where few samples are kept, because the
-weight drifts to small loss.
+Other readings are settings. `importance="softmax"` takes softmaxes of scores of the divided losses u. `importance="votes"`
+gives 1/k to the k samples that a selector alone would keep, and 0 to the others. `importance="spread"` takes softmaxes of
+scores that are scaled to mean 0 and standard deviation 1. `AdaSelection.variant("literal")` is the first reading that was
+tried: softmaxes of the undivided losses, L is the mean loss of the samples that the selector alone would keep, and the uniform
+selector gives all samples the same score, which never changes their order. It learns next to nothing if few samples are kept,
+because the weight drifts to small loss.
 
 Scores are computed as logarithms, which have the same order and do not underflow. The selectors are the methods of the same
-names; "uniform" stands for `RandomBackprop`. Any other batch method can be a selector, too: it votes for the rows that it would
-keep, in random order among themselves.
+names; "uniform" is `RandomBackprop`. Any other batch method can be a selector, too: the rows that it would keep rank above the
+others, in random order among themselves.
 """
 
 import math
@@ -84,7 +85,7 @@ LITERAL: dict[str, Any] = {
 """Settings of the variant "literal"."""
 
 HUGE = 1e33
-"""Bound on losses and norms: larger ones count as this, so that sums over a batch stay finite in single precision."""
+"""Largest loss or norm: larger ones are cut to this number, which keeps sums over a batch finite in single precision."""
 
 
 Selector = str | BatchMethod
@@ -108,7 +109,7 @@ def name_in_pool(selector: Selector) -> str:
 
 
 def usable_signals(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns which samples can be scored, and their signals.
+    """Returns which samples can be scored (all their signals are finite), and the signals.
 
     Args:
         signals: Signals by name, each of shape (n,), floating point.
@@ -122,14 +123,14 @@ def usable_signals(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Ten
 
 
 def over_mean(values: Tensor, usable: Tensor) -> Tensor:
-    """Returns values divided by their mean size in the batch (u in the paper).
+    """Returns values divided by the mean of their absolute values in the batch (u in the paper).
 
     Args:
         values: Losses or norms, shape (n,), NaN where not usable.
         usable: Mask of the samples that can be scored, bool, shape (n,).
 
     Returns:
-        The values divided by the mean of their absolute values, shape (n,); unchanged if all are 0.
+        The divided values, shape (n,); unchanged if all are 0.
     """
     size = torch.where(usable, values.abs(), 0.0).sum() / usable.sum()
     return values / torch.where(size > 0, size, 1.0)
@@ -151,7 +152,7 @@ def drawn(draws: Tensor, usable: Tensor, k: int) -> Tensor:
 
 
 def in_ranks(scores: Tensor, usable: Tensor) -> Tensor:
-    """Returns quantiles of the normal distribution in the order of scores: the same values in each column.
+    """Replaces the scores of each selector by quantiles of the normal distribution in the same order.
 
     Args:
         scores: Scores, one column per selector, shape (n, M); ties are ordered by position.
@@ -177,7 +178,7 @@ def as_votes(scores: Tensor, usable: Tensor, k: int) -> Tensor:
 
 
 def in_equal_spread(scores: Tensor, usable: Tensor) -> Tensor:
-    """Returns the scores of each column with mean 0 and standard deviation 1 over the usable samples, shape (n, M)."""
+    """Scales the scores of each column to mean 0 and standard deviation 1 over the usable samples, shape (n, M)."""
     count = usable.sum()
     away = torch.where(usable[:, None], scores - torch.where(usable[:, None], scores, 0.0).sum(0) / count, 0.0)
     spread = (away.square().sum(0) / count).sqrt()
@@ -185,7 +186,7 @@ def in_equal_spread(scores: Tensor, usable: Tensor) -> Tensor:
 
 
 def log_importance(scores: Tensor, usable: Tensor) -> Tensor:
-    """Returns the logarithm of equation (2).
+    """Returns the logarithms of the importances, equation (2) of the paper.
 
     Args:
         scores: Scores, one column per selector, shape (n, M).
@@ -215,7 +216,7 @@ def mean_of_kept(scores: Tensor, loss: Tensor, usable: Tensor, k: int) -> Tensor
 
 
 def reweighted(log_weights: Tensor, before: Tensor, average: Tensor, beta: float) -> Tensor:
-    """Returns the logarithm of equation (3), scaled to a sum of 1.
+    """Returns the logarithms of the new weights of the selectors, equation (3) of the paper, scaled to a sum of 1.
 
     Args:
         log_weights: Logarithms of the weights of the selectors, shape (M,).
@@ -224,7 +225,7 @@ def reweighted(log_weights: Tensor, before: Tensor, average: Tensor, beta: float
         beta: Factor on the relative change.
 
     Returns:
-        Logarithms of the new weights, shape (M,). The weight of a selector stays the same, up to the scale, where an average is
+        Logarithms of the new weights, shape (M,). The weight of a selector stays the same, up to the scale, if an average is
         not finite or was 0.
     """
     moved = (average - before) / before
@@ -232,12 +233,12 @@ def reweighted(log_weights: Tensor, before: Tensor, average: Tensor, beta: float
 
 
 def log_scores(importance: Tensor, log_weights: Tensor, loss: Tensor, fade: float) -> Tensor:
-    """Returns the logarithm of equation (5).
+    """Returns the logarithms of the scores of the samples, equation (5) of the paper.
 
     Args:
-        importance: Logarithm of equation (2), shape (n, M).
-        log_weights: Logarithm of equation (3), shape (M,).
-        loss: Losses, in the units of the curriculum, shape (n,).
+        importance: Logarithms of the importances, shape (n, M).
+        log_weights: Logarithms of the weights of the selectors, shape (M,).
+        loss: Losses divided by their mean size, u in the curriculum, shape (n,); with `normalise=False`, the losses.
         fade: Factor of the curriculum, 1 / t ** gamma; 0 for no curriculum.
 
     Returns:
@@ -266,20 +267,19 @@ class AdaSelection(KeepLargest):
             weights stay equal. Default 0.5; not published. Within [-1, 1] with `normalise=False`; with other settings, values
             below 0 are refused, because the weight goes to the selector whose losses are learned already.
         gamma: Speed at which the curriculum ends, above 0: losses count as u / t ** gamma in it. Default 1; not published.
-        importance: Source of the importances of a selector: "ranks" (default) are softmaxes of normal quantiles in its
-            order, "votes" 1/k on the rows that it alone would keep, "spread" softmaxes of its scores with standard deviation 1,
-            "softmax" softmaxes of its scores as they are.
-        average: Average loss L of a selector: "weighted" (default) is the mean over all samples, weighted by its importance;
+        importance: How a selector assigns importances to the samples. "ranks" (default): the softmax of normal quantiles in the
+            order of its scores. "votes": 1/k for each of the k rows that it alone would keep. "spread": the softmax of its
+            scores, scaled to a standard deviation of 1. "softmax": the softmax of its scores as they are.
+        average: Average loss L of a selector: "weighted" (default) is the mean over all samples, weighted by its importances;
             "picked" is the mean over the samples that it alone would keep.
-        curriculum: Whether small losses are favoured at the beginning. Default True.
+        curriculum: Whether small losses are favored at the beginning. Default True.
         adaboost: Formula of the selector "ada_boost": "paper_abs" (default) or "scaled", as in `AdaBoost`.
-        uniform: Scores of the selector "uniform": "drawn" (default) are random, anew in each step; with importance="softmax"
-            they are those of a random subset of the size that is kept. "flat", with importance="softmax" alone, gives all
-            samples the same, which never changes their order.
+        uniform: Scores of the selector "uniform". "drawn" (default): new random scores in each step; with importance="softmax",
+            a random subset of the size that is kept has one score, and the others a lower one. "flat", only with
+            importance="softmax": all samples have the same score, so the selector never changes their order.
         stop_after: Number of consecutive steps without a change after which the weights are fixed, 1 or more. The history then
-            has `weights_fixed`, which can serve as the sign to stop training that the paper leaves to future work. Default
-            None: never.
-        stop_below: Largest change of a weight in a step that counts as one without a change, above 0. Default 0.001.
+            has `weights_fixed`, a possible sign to stop training, which the paper leaves to future work. Default None: never.
+        stop_below: A step counts as one without a change if every weight changes by less than this, above 0. Default 0.001.
         normalise: Whether losses and gradient norms are divided by their mean in the batch before they are compared. Default
             True; with False the choice depends on the unit of the loss.
 
@@ -318,11 +318,11 @@ class AdaSelection(KeepLargest):
         "so its selector takes the weight. The choice takes about 75 small tensor operations per step, seven times those of "
         "Big Loss",
         differences=(
-            "The formulas are printed in the paper and lost in the text that we have. Its prose can be read in many ways. The "
-            "default is the reading in which every selector has the same voice: all give the same importances, each in its own "
-            "order. Of three such readings it is the best in the mean of eight small tasks at keep=0.1 "
+            "The formulas are printed in the paper and lost in the text that we have. Its prose can be read in many ways. In "
+            "the default reading all selectors count the same: all assign the same importances, each in its own order. "
+            "Of three such readings it is the best in the mean of eight small tasks at keep=0.1 "
             '(docs/evidence/results.md). With softmaxes of losses (importance="softmax"), nearly all rows that are kept are '
-            "the random ones of the uniform selector, which is better where labels are wrong.",
+            "the random ones of the uniform selector, which is better if labels are wrong.",
             'AdaSelection.variant("literal") is the first reading, which learns next to nothing with a small `keep`.',
         ),
         missing=(
@@ -388,11 +388,11 @@ class AdaSelection(KeepLargest):
 
     @classmethod
     def variant(cls, name: Literal["literal"], **settings: Any) -> "AdaSelection":
-        """Returns another reading of the paper.
+        """Returns the method in another reading of the paper.
 
         Args:
-            name: Name of the reading: "literal" takes losses as they are, averages of the samples that a selector alone would
-                keep, and a uniform selector that scores all samples alike. It learns next to nothing where few are kept.
+            name: Name of the reading. "literal" uses losses as they are, averages over the samples that a selector alone would
+                keep, and a uniform selector that gives all samples the same score. It learns next to nothing if few are kept.
             **settings: Further settings.
 
         Raises:
@@ -408,7 +408,7 @@ class AdaSelection(KeepLargest):
 
     @property
     def _members(self) -> dict[str, BatchMethod]:
-        """The batch methods of the pool that are given as such, by name."""
+        """The selectors of the pool that are batch methods rather than names, by name."""
         return {name_in_pool(one): one for one in self.pool if not isinstance(one, str)}
 
     @property
@@ -521,7 +521,7 @@ class AdaSelection(KeepLargest):
         return torch.rand(len(like), generator=generator, dtype=torch.float32).to(like.device, non_blocking=True)
 
     def _voiced(self, scores: Tensor, usable: Tensor, k: int) -> Tensor:
-        """Returns the scores of which importances are the softmax, shape (n, M)."""
+        """Returns the numbers whose softmax gives the importances, according to the setting `importance`, shape (n, M)."""
         if self.importance == "ranks":
             return in_ranks(scores, usable)
         if self.importance == "votes":

@@ -5,10 +5,10 @@ arXiv:1803.00942. Original code: github.com/idiap/importance-sampling.
 
 Where paper and code differ from this method:
 - They draw a new pool of B samples for every step. Here the batch of the loader is the pool, and b rows of it are trained on.
-- Until importance sampling is expected to pay, they draw b samples and score only these. Here the pool is always scored, so
-  that its scores show the gain of importance sampling; until it pays, b rows of the pool are drawn without replacement.
-- The code uses the gradient at the output of a layer. Where the softmax is part of that layer, this is the gradient with
-  respect to probabilities, which is not the published bound. Here it is the gradient at the model's outputs.
+- Until importance sampling is expected to pay off, they draw b samples and score only these. Here the whole pool is always
+  scored, to measure the gain of importance sampling. Until it pays off, b rows of the pool are drawn without replacement.
+- The code uses the gradient at the output of a layer. If the softmax is part of that layer, this is the gradient with respect
+  to probabilities, which is not the published bound. Here it is the gradient at the model's outputs.
 """
 
 import math
@@ -44,7 +44,9 @@ def masses(scores: Tensor) -> Tensor:
 
 
 def variance_gain(mass: Tensor, n: Tensor) -> Tensor:
-    """Returns tau, a scalar: how much larger a uniform batch must be for the same variance, 1 (equal masses) to sqrt(n).
+    """Returns the gain tau, a scalar: how much larger a uniform batch must be for the same variance, 1 to sqrt(n).
+
+    It is 1 if all masses are equal.
 
     Args:
         mass: Unnormalized probabilities of the rows, shape (m,), 0 for rows that do not count.
@@ -61,7 +63,7 @@ def with_replacement(mass: Tensor, draws: Tensor) -> Tensor:
         draws: Random numbers, uniform on [0, 1), shape (b,), on the same device and of the same dtype.
     """
     total = running_sum(mass)
-    # 1 - draws lies in (0, 1], so that the position found always has a mass above 0.
+    # 1 - draws lies in (0, 1], so every position that is found has a mass above 0.
     return torch.searchsorted(total, (1 - draws) * total[-1]).clamp(max=len(mass) - 1)
 
 
@@ -91,17 +93,18 @@ class BatchImportance:
     Row i is drawn with replacement with probability g_i = s_i / sum(s), where s_i is its gradient norm, and has weight
     1 / (B g_i): the expected mean of the b weighted losses is the mean of the batch. This begins when a moving average of the
     gain tau = sqrt(B sum(g_i^2)) is above `threshold`; before that, b rows are drawn uniformly without replacement, with weight
-    1. The average starts at 0, so that the first steps are uniform.
+    1. The average starts at 0, so the first steps are uniform.
 
-    Rows whose score is not finite are kept once each, before all others, with weight b / B; the rest of the b rows are drawn
-    among the other rows and represent their part of the mean. If there are more than b such rows, b of them represent all.
+    Rows whose score is not finite are kept once each, before all others, with weight b / B. The rest of the b rows are drawn
+    among the other rows, with weights that give these rows their part of the mean. If more than b rows have no finite score, b
+    of them are kept, and their weights make up for the others.
 
     Args:
         keep: Share kept of each batch, b / B, (0, 1]: floor(keep * n) rows, at least one. Default 1/3, as in the official code;
             published: 0.2.
-        smoothing: Share of the moving average that remains after one step, [0, 1). Default and published: 0.9.
-        threshold: Least gain at which importance sampling pays, 0 or more; a gain is never above sqrt(B). Default None:
-            (B + 3b) / (3b), by the cost of forward and backward passes, which is 2 for keep=1/3.
+        smoothing: Weight of the old value in the moving average, [0, 1). Default and published: 0.9.
+        threshold: Least gain at which importance sampling pays off, 0 or more; a gain is never above sqrt(B). Default None:
+            (B + 3b) / (3b), from the cost of forward and backward passes, which is 2 for keep=1/3.
         exponent: Exponent k of the weights, 1 or less; below 1, large weights are reduced and the gradient is biased. Default
             and published: 1.
 
@@ -125,7 +128,7 @@ class BatchImportance:
         summary="draw rows by gradient norm, weigh them without bias",
         paper="arXiv:1803.00942",
         rule="not drawn in its batch, by its gradient norm",
-        biased="no with exponent=1 where all samples count the same: the expected weighted mean is the mean of the batch; with "
+        biased="no with exponent=1 if all samples count the same: the expected weighted mean is the mean of the batch; with "
         "class weights or ignored positions the divisor is that of the rows drawn. Yes with an exponent below 1",
         forwards="every sample of a batch, to choose by; none if the loop's own forward pass is enough",
         claim="training loss up to ten times lower and test error 5 to 17 % lower (relative) in equal time",
@@ -135,10 +138,10 @@ class BatchImportance:
             "Uniform rows are drawn without replacement.",
             "The gradient is always that at the model's outputs, for any last layer.",
         ),
-        caveat="less variance helps only if variance slows training down and tau is above the threshold: where the "
+        caveat="less variance helps only if variance slows training down and tau is above the threshold: if the "
         "scores of a batch are nearly equal, it trains on random rows and still pays for scoring all of them. The choice takes "
-        "about four times as long as that of Big Loss, because both kinds of draws are made so that nothing waits for the "
-        "device",
+        "about four times as long as that of Big Loss, because it makes both kinds of draws in each step, to avoid waiting for "
+        "the device",
         missing=("Cached scores, and a model that predicts them.", "The norm of the full gradient as a score."),
     )
     keep: float = 1 / 3
@@ -149,7 +152,7 @@ class BatchImportance:
     def __post_init__(self) -> None:
         check_keep(self, self.keep)
         if not 0 <= self.smoothing < 1:
-            raise ValueError(f"BatchImportance: `smoothing` is the share an average keeps, within [0, 1), got {self.smoothing}")
+            raise ValueError(f"BatchImportance: `smoothing` is the weight of the old mean, within [0, 1), got {self.smoothing}")
         if self.threshold is not None and not 0 <= self.threshold < math.inf:
             raise ValueError(f"BatchImportance: `threshold` must be a finite number >= 0, or None, got {self.threshold}")
         if not -math.inf < self.exponent <= 1:

@@ -1,14 +1,14 @@
 """BLS: InfoBatch with a score that needs no losses of single samples, a moving mean of the losses of whole batches.
 
 "Batch Loss Score", CVPR 2026, arXiv:2604.04681. Original code: github.com/mrazhou/BLS. The score of a sample is an exponential
-mean of the mean losses of the batches that it was in. It says almost nothing about the sample itself, so that this method is a
-control, too: what InfoBatch gains over it comes from the losses of single samples.
+mean of the mean losses of the batches that it was in. It contains almost no information about the sample itself. So this method
+is a control, too: what InfoBatch gains over it comes from the losses of single samples.
 
-Where a criterion gives one number per batch, `run.reduce(loss.expand(len(batch)), ids=run.ids)` gives it to all samples of the
-batch; the scalar is then multiplied by the mean of their weights, as in the code.
+If a criterion returns one number per batch, `run.reduce(loss.expand(len(batch)), ids=run.ids)` assigns it to all samples of the
+batch. The number is then multiplied by the mean of their weights, as in the code.
 
-Where the code differs: a score starts with the first batch of a sample, not at 0; and where the losses of single samples are
-known, each is multiplied by its own weight.
+Differences from the code: a score starts with the first batch of a sample, not at 0. If the losses of single samples are known,
+each is multiplied by its own weight.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from thresher.records import NEVER_SEEN, Column
 
 
 def moving_mean(old: Tensor, new: Tensor, alpha: float) -> Tensor:
-    """Returns the exponential means after new values.
+    """Updates exponential moving means with new values.
 
     Args:
         old: Means so far, shape (n,); not finite if there is no value yet.
@@ -71,13 +71,13 @@ class Bls(InfoBatch):
         claim="Works without losses of single samples; its numbers are not known: read in the code only.",
         differences=(
             "A score starts with the mean loss of the first batch that a sample was in; in the code it starts at 0.",
-            "Where the losses of single samples are known, each of them is multiplied by its own weight; the code multiplies "
+            "If the losses of single samples are known, each of them is multiplied by its own weight; the code multiplies "
             "the scalar of a batch by the mean of its weights.",
             "The weight is the number of samples below the threshold divided by the number of them kept, as in InfoBatch.",
             "Samples that were not seen yet are kept.",
         ),
         bytes_per_sample=4,
-        caveat="The score holds little about a single sample, because all samples of a batch share its loss. It is meant for "
+        caveat="The score tells little about a single sample, because all samples of a batch share its loss. It is meant for "
         "training without losses of single samples, and as a control.",
         missing=("SeTa by these scores.",),
     )

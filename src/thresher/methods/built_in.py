@@ -1,7 +1,7 @@
 """The methods of this package, one line per method: this list is the registry.
 
 The name of a method is the name of its module. `thresher.methods.registry` and `thresher` read these lines without running
-them, so that listing the methods does not import torch; type checkers read them, too.
+them, so listing the methods does not import torch. Type checkers read them, too.
 """
 
 from thresher.methods.ada_boost import AdaBoost as AdaBoost

@@ -1,16 +1,17 @@
-"""CCS: prune before training, with a share of every stratum of a score kept, so that the kept samples cover the dataset.
+"""CCS: prune before training, but keep samples from every stratum of a score. The kept samples then cover the dataset.
 
 Zheng et al., "Coverage-centric Coreset Selection for High Pruning Rates", ICLR 2023, arXiv:2210.15809. Official code:
 github.com/haizhongzheng/Coverage-centric-coreset-selection. The hardest samples, which may have wrong labels, are dropped
-first. The range of the remaining scores is cut into strata of equal width, and the budget is shared out among these from the
-smallest stratum up: each gets an equal part of what is left, or all of its samples where it has fewer. Within a stratum,
-samples are drawn uniformly. It is biased: nothing is re-weighted.
+first. The range of the remaining scores is cut into strata (intervals) of equal width. The number of samples to keep is divided
+among the strata, beginning with the stratum that has the fewest samples: each gets an equal part of what is left, but at most
+its own samples. Within a stratum, samples are drawn uniformly. It is biased: nothing is re-weighted.
 
 The paper's score is the area under the margin (`thresher.scores.aum`), of which the hardest samples have the least; here, as
 everywhere, larger is harder. Where the code differs:
 - The upper end of its range is the largest score times 1.0001, which is below the largest score if that is negative. Here the
   largest score belongs to the last stratum.
-- It drops the samples with the smallest area under the margin, whatever score makes the strata. Here one score does both.
+- It drops the samples with the smallest area under the margin, even if another score defines the strata. Here one score does
+  both.
 """
 
 from dataclasses import dataclass
@@ -43,12 +44,12 @@ def strata_of(values: Values, strata: int) -> NDArray[np.int64]:
         return np.zeros(len(values), dtype=np.int64)
     place = (values.astype(np.float64) / 2 - low / 2) / (
         high / 2 - low / 2
-    )  # halves: a difference may exceed the range of floats
+    )  # halves, because the difference of two floats may overflow
     return np.minimum((place * strata).astype(np.int64), strata - 1)
 
 
 def stratum_budgets(sizes: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
-    """Shares a budget among strata: from the smallest up, each gets an equal part of what is left, or all its samples.
+    """Divides a budget among strata: from the smallest stratum up, each gets an equal part of what is left, or all its samples.
 
     Args:
         sizes: Numbers of samples of the strata, shape (s,).
@@ -103,7 +104,8 @@ class Ccs:
         "the hardest samples",
         differences=(
             "The code's last stratum ends at 1.0001 times the largest score; here it ends at the largest score.",
-            "The code drops the hardest samples by the area under the margin, whatever the score; here by the score itself.",
+            "The code drops the hardest samples by the area under the margin, even with another score; here by the score "
+            "itself.",
             "Samples without a finite score are kept first.",
         ),
         caveat="scores that need a whole training run cost more than pruning saves, unless several runs use them",

@@ -77,9 +77,9 @@ class Requirements:
             (`EpochPlan(smaller_batches=True)`). `attach` then checks that there is a row for each step. Default False.
         divide: Divisor of the sum of the kept losses in a batch: "kept", the number of kept rows (their mean); or "batch", the
             number of all rows. Default "kept".
-        switches: Settings of the method that remove a need, by the name of the need, such as {"optimizer":
-            "adjust_lr=False"}; messages quote them. Needs are "optimizer", "refresh", "feature", "sum" (a column whose values
-            are added up) and the names of signals. Default {}.
+        switches: Settings with which the method can do without something that it needs, by the name of what it needs, such as
+            {"optimizer": "adjust_lr=False"}; error messages quote them. Names are "optimizer", "refresh", "feature", "sum" (a
+            column whose values are added up) and the names of signals. Default {}.
 
     Example:
         >>> Requirements(signals=("loss", "confidence")).order
@@ -163,7 +163,7 @@ class BatchMethod(Protocol):
     It may define these functions, which are called if they are there:
 
     - `active(progress, step)` returns whether the method chooses in this batch. If False, the whole batch is trained on and
-    `plan_batch` is not called. `progress` is the share of training that is done, [0, 1].
+      `plan_batch` is not called. `progress` is the share of training that is done, [0, 1].
     - `report(state)` returns numbers by name for the history; it is called once per epoch.
     - `check(ids)` raises ValueError if the method cannot choose among the samples with these ids.
     - The property `cost`, as for `BeforeMethod`.
@@ -222,7 +222,7 @@ def defines(method: Any, function: str) -> bool:
         >>> defines(Kakurenbo(), "full_pass")
         False
     """
-    # A setting may have that name, too; and a method on a part of the samples passes on what it does not define itself.
+    # A setting may have that name, too. `OnSubset`, which wraps a method, passes on attributes that it does not define itself.
     attribute = getattr(type(method), function, None) or getattr(method, function, None)
     return callable(attribute) or isinstance(attribute, property)
 
@@ -272,7 +272,7 @@ def requirements_of(method: Any) -> Requirements:
 
 
 def way_around(method: Any, *needs: str) -> str:
-    """Returns the end of an error message: the settings with which a method does not need something; "" for none.
+    """Returns the end of an error message: the settings with which a method can do without something; "" if there are none.
 
     Args:
         method: Instance of a method.
@@ -289,7 +289,7 @@ def way_around(method: Any, *needs: str) -> str:
 
 
 def check_declaration(method: Any) -> None:
-    """Checks the declaration of a method, and that its public attributes have a meaning.
+    """Checks `requires` of a method, and that each of its public attributes is a setting or part of the interface.
 
     Args:
         method: Instance of a method, with a valid `stage`.
@@ -324,7 +324,7 @@ def check_declaration(method: Any) -> None:
 
 
 def _check_attribute(kind: type, name: str, value: Any, known: set[str]) -> None:
-    """Refuses a public attribute that looks like a misspelt part of the contract."""
+    """Raises TypeError for a public attribute whose name looks like a misspelled part of the contract."""
     known = known | {one.name for one in fields(Requirements)}
     helper = callable(value) or isinstance(value, property)
     nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8 if helper else 0.0)
@@ -336,7 +336,7 @@ def _check_attribute(kind: type, name: str, value: Any, known: set[str]) -> None
 
 
 def _public(kind: type) -> dict[str, Any]:
-    """Returns the public attributes of a class by name, without other ways to construct an instance."""
+    """Returns the public attributes of a class by name, without class methods and static methods."""
     attrs = {name: value for base in reversed(kind.__mro__[:-1]) if base is not Protocol for name, value in vars(base).items()}
     return {k: v for k, v in attrs.items() if not k.startswith("_") and not isinstance(v, classmethod | staticmethod)}
 

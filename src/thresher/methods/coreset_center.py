@@ -26,7 +26,7 @@ def closeness(loss: Tensor) -> Tensor:
         Negative distances, shape (n,), at most 0; NaN for losses that are not finite.
     """
     finite = loss.isfinite()
-    # The scale is a power of two: the sum of large losses does not overflow, and no loss is rounded.
+    # Scaled by a power of two, which prevents an overflow of the sum and rounds no loss.
     scale = 0.5 ** len(loss).bit_length()
     mean = torch.where(finite, loss * scale, 0).sum() / (finite.sum() * scale)
     return torch.where(finite, (loss - mean).abs().neg().clamp(min=torch.finfo(loss.dtype).min), math.nan)

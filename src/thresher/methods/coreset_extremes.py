@@ -1,8 +1,8 @@
 """Coreset approximation 1: train on the largest and the smallest losses of each batch, half and half.
 
 It is a base selector of AdaSelection, arXiv:2306.10728, section 3.1: the mean loss of both ends together is close to that of
-the batch. There is no official code. It is biased against middling losses: nothing is re-weighted. The paper leaves open what
-happens with an odd number; here the additional sample is one with a large loss.
+the batch. There is no official code. It is biased against medium losses: nothing is re-weighted. The paper does not say what
+happens with an odd number of samples; here the additional sample is one with a large loss.
 """
 
 import math
@@ -63,7 +63,7 @@ class CoresetExtremes(KeepLargest):
         summary="train on the batch's largest and smallest losses",
         paper="arXiv:2306.10728",
         rule="its loss was in the middle of its batch",
-        biased="against samples of middling loss; nothing is re-weighted",
+        biased="against samples of medium loss; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none if the loop's own forward pass is enough",
         claim="CIFAR-100 69.33 % where full training has 70.47 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",
         caveat="it is behind random selection in all six tasks of that table (CIFAR-100 71.05 %, SVHN 67.89 % against 93.32 "

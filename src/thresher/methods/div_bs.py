@@ -1,14 +1,14 @@
-"""DivBS: train on rows of a batch whose gradients, made orthogonal to one another, hold most of the batch's mean gradient.
+"""DivBS: train on rows of a batch whose gradients, made orthogonal to one another, contain most of the batch's mean gradient.
 
 Hong et al., "Diversified Batch Selection for Training Acceleration", ICML 2024, arXiv:2406.04872. Official code:
 github.com/Feng-Hong/DivBS. It is biased towards rows that are typical of the batch and unlike the rows already chosen: nothing
 is re-weighted.
 
 The gradient of a row is that of the last layer, the outer product e x h of its error e (p - y for cross-entropy) and the input
-h of the layer. Rows are chosen one after another: the one whose gradient has the largest inner product with what is left of the
-mean gradient, which then loses its component along this gradient, made orthogonal to the gradients of earlier rows. Only inner
-products are computed, <e_i x h_i, e_j x h_j> = <e_i, e_j> <h_i, h_j>. Where nothing is left of the mean gradient, random rows
-fill up.
+h of the layer. Rows are chosen one after another. Each time, the row is chosen whose gradient has the largest inner product
+with what is left of the mean gradient. This gradient is made orthogonal to the gradients of earlier rows, and the component
+along it is removed from the mean gradient. Only inner products are computed, <e_i x h_i, e_j x h_j> = <e_i, e_j> <h_i, h_j>. If
+nothing is left of the mean gradient, the remaining rows are drawn at random.
 
 Where the official code differs:
 - It draws each row with probability proportional to the absolute inner product. The paper describes a greedy choice, which
@@ -28,7 +28,7 @@ from thresher.methods._base import KeepShare
 from thresher.methods.contract import Card, Requirements
 
 NOTHING = 1e-9
-"""Share of the largest inner product that there was at first, up to which an inner product is rounding."""
+"""Inner products up to this share of the largest one at the beginning count as rounding errors."""
 
 
 def gradient_products(error: Tensor, feature: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -39,8 +39,8 @@ def gradient_products(error: Tensor, feature: Tensor | None) -> tuple[Tensor, Te
         feature: Input of the last layer, shape (n, D); None for the gradient with respect to the outputs alone.
 
     Returns:
-        Inner products, shape (n, n), float64 (float32 on devices without it), 0 for gradients that are not finite, in units of
-        the largest of each factor; and a mask, shape (n,), bool.
+        Inner products, shape (n, n), float64 (float32 on devices without it), 0 for gradients that are not finite; errors and
+        features are first divided by their largest absolute values. And the mask of the finite gradients, shape (n,), bool.
 
     Example:
         >>> gradient_products(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([[2.0], [1.0]]))[0]
@@ -83,7 +83,7 @@ def pursued(products: Tensor, finite: Tensor, k: int, lots: Tensor, waits: Tenso
         pick = torch.where(worth == worth.amax(), place, -1).amax(0, keepdim=True)
         row = (products.index_select(0, pick) - basis.index_select(0, pick) @ basis.T).squeeze(0)
         own, size = row.index_select(0, pick), products.diagonal().index_select(0, pick)
-        length = torch.where(own > NOTHING * size, own.sqrt(), torch.inf)  # of a gradient that the rows before make up, 1 / 0
+        length = torch.where(own > NOTHING * size, own.sqrt(), torch.inf)  # inf if earlier rows span the gradient
         along = row / length
         left = left - along * left.index_select(0, pick) / length
         basis[:, slot] = along
@@ -94,9 +94,10 @@ def pursued(products: Tensor, finite: Tensor, k: int, lots: Tensor, waits: Tenso
 
 @dataclass(frozen=True)
 class DivBS(KeepShare):
-    """Trains on floor(keep * n) rows of each batch, at least one, whose orthogonal gradients hold most of the mean gradient.
+    """Trains on floor(keep * n) rows of each batch, at least one, whose gradients together contain most of the mean gradient.
 
-    Rows whose gradient is not finite are kept before all others. If nothing is left of the mean gradient, rows are drawn.
+    Each chosen gradient is made orthogonal to the earlier ones, so similar rows are not chosen twice. Rows whose gradient is
+    not finite are kept before all others. If nothing is left of the mean gradient, the remaining rows are drawn at random.
 
     Args:
         keep: Share kept of each batch, (0, 1]. Default and published: 0.1, with batches of 320 samples.
@@ -123,7 +124,7 @@ class DivBS(KeepShare):
         rule="its gradient added little to those of the chosen rows of its batch",
         biased="yes, by design: towards rows that are typical of the batch and unlike one another; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none with gradient='outputs', for which the loop's own forward pass "
-        "serves",
+        "is enough",
         claim="a better trade-off between accuracy and time than other selections within the batch, in classification, "
         "segmentation, cross-modal retrieval and fine-tuning of language models (the abstract has no number)",
         differences=(

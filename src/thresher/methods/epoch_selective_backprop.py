@@ -5,8 +5,8 @@ NeurIPS 2023, arXiv:2310.10102. Original code: github.com/TruongThaoNguyen/kakur
 hard samples by design: nothing is re-weighted. The method of the paper on Selective-Backprop, which works batch by batch, is
 `thresher.SelectiveBackprop`.
 
-As in the code, percentiles come from a histogram of all losses between the smallest and the largest, and include the bin of the
-sample itself, so that the largest loss is always kept. One outlier puts all other losses into a few bins, which raises their
+As in the code, percentiles come from a histogram of all losses between the smallest and the largest. They include the bin of
+the sample itself, so the largest loss is always kept. One outlier puts all other losses into a few bins, which raises their
 probabilities; `percentile="rank"` counts the losses instead.
 Where the code differs:
 - It draws from the global generator of each process; these agree only while all have drawn the same number of times.
@@ -118,7 +118,7 @@ class EpochSelectiveBackprop:
     card: ClassVar[Card] = Card(
         summary="Selective-Backprop once an epoch, by last losses",
         paper="arXiv:2310.10102",
-        rule="hidden by chance of the percentile of its last loss",
+        rule="hidden by chance: the lower the percentile of its last loss, the more often",
         biased="Yes, towards samples of large loss: nothing is re-weighted.",
         forwards="Every hidden sample once per epoch.",
         claim="None: the paper only compares with it. On Fractal-3K with beta = 1 its epochs took 306 s; hiding by forgetting "
@@ -170,7 +170,7 @@ class EpochSelectiveBackprop:
         return chance
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan with the samples that chance kept."""
+        """Returns a plan with the samples that were drawn to be kept."""
         loss = on_host(records["loss"])
         if epoch == 0:
             return full_plan(len(loss))

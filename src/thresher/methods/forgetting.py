@@ -12,7 +12,7 @@ method or from each other:
 - A sample that was never right counts as forgotten most often in Toneva's code. In KAKURENBO's code it counts as never
   forgotten and is hidden first. The settings are `never_learned="keep"` and `"cut"`.
 - `hide="once"` hides the same samples for the rest of training, by the counts at the end of the first epochs. Toneva's code
-does so after a whole training run, and KAKURENBO's `_forget_original` after 20 epochs; both then start with a new model.
+  does so after a whole training run, and KAKURENBO's `_forget_original` after 20 epochs; both then start with a new model.
 - Very many counts are equal. The codes order them by an unstable sort; here they are drawn at random, anew in each epoch.
 - KAKURENBO's code counts a sample twice that a distributed sampler repeats, and forwards hidden samples in train mode.
 """
@@ -32,21 +32,22 @@ from thresher.records import Column
 from thresher.selection import Mask, Values, draw_lots, ids_of, kth_smallest, on_host, share
 
 UNSEEN_TURNS = -1
-"""Number of turns that stands for a sample that was never seen."""
+"""Value of the column `forgetting` for a sample that was never seen."""
 
 
 def turns(old: Tensor, new: Tensor) -> Tensor:
-    """Updates the counts of how often a prediction changed from wrong to right or from right to wrong.
+    """Updates the numbers of turns: how often a prediction changed from wrong to right or from right to wrong.
 
-    The number is odd while the prediction is right, and 0 as long as it never was right.
+    The number is odd while the prediction is right, and 0 as long as it never was right. Half of it, rounded down, is the
+    number of times that the sample was forgotten.
 
     Args:
         old: Turns so far, shape (n,), a signed integer dtype; `UNSEEN_TURNS` for a sample that was never seen.
         new: Whether the prediction is right now, shape (n,).
 
     Returns:
-        Turns, shape (n,), of the dtype of `old`. At the limit of the dtype the last bit, which is the state of the prediction,
-        stays correct, and the number of forgetting events stays at the largest possible: 16,383 in int16, 63 in int8.
+        Turns, shape (n,), of the dtype of `old`. At the limit of the dtype, the last bit (whether the prediction is right)
+        stays correct, and the number of times forgotten stays at its maximum: 16,383 in int16, 63 in int8.
     """
     most = torch.iinfo(old.dtype).max
     known = old.clamp(min=0).int()
@@ -80,10 +81,10 @@ class Forgetting:
 
     Args:
         fraction: Share of the N samples to hide, F, [0, 1). Default and published: 0.1 (KAKURENBO's comparison on CIFAR-100).
-        start: First epoch that hides: a whole number, 0 or more, or a share of the epochs below 1. A run that ends before hides
-            nothing. Default 20, as in KAKURENBO's `_forget_original`; its `_forget_lag` starts at 2.
-        hide: Time of the choice. "each_epoch" (default): by the counts so far; hidden samples get a forward pass at the end of
-            the epoch and can return. "once": by the counts at `start`, for the rest of training.
+        start: First epoch that hides samples: a whole number, 0 or more, or a share of the epochs below 1. A run that ends
+            before this epoch hides nothing. Default 20, as in KAKURENBO's `_forget_original`; its `_forget_lag` starts at 2.
+        hide: When samples are chosen. "each_epoch" (default): in each epoch by the counts so far; hidden samples get a forward
+            pass at the end of the epoch and can return. "once": by the counts at `start`, for the rest of training.
         never_learned: Handling of samples that were never right: "keep" (default) never hides them; "cut" counts them as never
             forgotten.
 
@@ -146,7 +147,7 @@ class Forgetting:
         return Requirements(refresh="eval" if self.hide == "each_epoch" else None)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns, 2 bytes per sample: how often it was forgotten, and with `hide="once"` whether it was hidden."""
+        """Returns the columns, 2 bytes per sample: its number of turns, and with `hide="once"` whether it was hidden."""
         dtype = torch.int16 if self.hide == "each_epoch" else torch.int8
         columns = {"forgetting": Column(dtype, fill=UNSEEN_TURNS, signal="correct", merge=turns)}
         if self.hide == "once":
@@ -174,5 +175,5 @@ class Forgetting:
         )
 
     def _counts(self, recorded: Values) -> Values:
-        """Returns the numbers of forgetting events, -1 for samples that must not be hidden."""
+        """Returns how often each sample was forgotten; -1 for samples that must not be hidden."""
         return np.where(recorded < (1 if self.never_learned == "keep" else 0), recorded.dtype.type(-1), recorded >> 1)

@@ -8,19 +8,19 @@ of the layer for its weights.
 As in the code, the weight of a sample is relative to training on every sample (weights of 1 for all of them match exactly), all
 mini-batches count the same independently of their sizes, and the rest of the budget is filled up with random samples of weight
 1. The code divides the weighted loss of a batch by the sum of its weights. Here the weights are scaled to a mean of 1 over the
-subset, so that a batch with larger weights counts more. In both cases the gradient of the subset has the direction of that of
-all data, but is longer, as with a higher learning rate (1.5 to 2.3 times in `benchmarks/grad_match.py`);
+subset, so a batch with larger weights counts more. In both cases the gradient of the subset has the direction of the gradient
+of all data, but is longer (1.5 to 2.3 times in `benchmarks/grad_match.py`), which has the effect of a higher learning rate;
 `weights_divisor="samples"` keeps its length.
 
 Where the code differs from the paper or goes beyond it:
 - Until the first selection it trains on a random subset (for 20 epochs). Here those epochs train on every sample. By default
-  this is epoch 0 only, because the gradients of a random initialisation carry little information.
+  this is epoch 0 only, because the gradients of a random initialization carry little information.
 - It leaves out the epochs between the warm start and the first selection. Here they train on subsets.
 - Its mini-batches are runs of consecutive samples, the same at each selection (`runs="consecutive"`).
 - A vector that is chosen again enters its equations twice, while its list of samples stays the same. A vector that was dropped
   for a negative weight can return and uses the budget each time. Here each vector is chosen at most once, and the budget counts
   the vectors that are kept.
-- It penalises weights from the second vector on; here the penalty acts from the first.
+- It penalizes weights from the second vector on; here the penalty acts from the first.
 """
 
 import math
@@ -45,9 +45,9 @@ class GradMatch:
     """Chooses a weighted subset by matching gradients every few epochs, and trains on it until the next selection.
 
     A selection makes a forward pass over all samples. Its errors (gradients at the outputs, shape (N, C)) and features (inputs
-    of the last layer, shape (N, D)) stay in memory during the selection. With few classes and `gradient="bias"`, as many
-    vectors as classes match exactly, and the rest of the subset is random; a `penalty` then spreads the weights. Samples whose
-    errors or features are not finite are kept with weight 1, before all others.
+    of the last layer, shape (N, D)) stay in memory during the selection. With C classes and `gradient="bias"`, about C vectors
+    are enough for an exact match. If C is small, the rest of the subset is random; a `penalty` then spreads the weights over
+    more samples. Samples whose errors or features are not finite are kept with weight 1, before all others.
 
     Args:
         keep: Share kept, (0, 1]: floor(keep * N) samples, at least one, rounded up to whole mini-batches, or for each class. 1
@@ -75,8 +75,8 @@ class GradMatch:
         weights_divisor: Divisor of the sum of the weighted losses over the subset: "weights" (default and published) is the sum
             of the weights, so that their mean is 1; "samples" is the number of all samples, so that the gradient is about as
             long as the gradient of all data.
-        memory: Largest memory of the inner products of a selection, in GiB, > 0: R * R numbers of 8 bytes for R mini-batches,
-            and the rows of the chosen mini-batches again; for "class", the products of the chosen samples of a class with all
+        memory: Largest memory of the inner products of a selection, in GiB, > 0. M mini-batches, of which m are chosen, take
+            M * (M + m) numbers of 8 bytes. With "class", it is the inner products of the chosen samples of a class with all
             its samples. If a selection needs more, `attach` (mini-batches) or the first selection (classes) raises an error.
             Default 4.
 
@@ -202,7 +202,7 @@ class GradMatch:
         )
 
     def _check_held(self, numbers: int, of: str, way_out: str) -> None:
-        """Refuses inner products that take more than `memory`."""
+        """Raises ValueError if inner products take more than `memory`."""
         held = numbers / 2**27
         if held > self.memory:
             raise ValueError(
@@ -222,7 +222,7 @@ class GradMatch:
     def _selected(
         self, error: Values, feature: Values, labels: Values, generator: torch.Generator
     ) -> tuple[Values, dict[str, float]]:
-        """Returns the weight of every sample, shape (N,), float32, 0 where it is left out, and facts for the history."""
+        """Returns the weight of every sample, shape (N,), float32, 0 for samples left out, and facts for the history."""
         n = len(error)
         weight = np.ones(n)
         usable = np.flatnonzero(np.isfinite(error).all(1) & np.isfinite(feature).all(1))

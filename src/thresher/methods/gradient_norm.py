@@ -3,9 +3,9 @@
 It is a base selector of AdaSelection, arXiv:2306.10728. The score is the importance of arXiv:1803.00942, but rows are not drawn
 at random and have no weights. It is biased towards the samples that move the model most: nothing is re-weighted.
 
-The norm is that of the gradient of a sample's loss with respect to the model's outputs, ||p - y|| for cross-entropy. It bounds
-the norm of the gradient of all parameters up to a constant and needs no backward pass. Therefore it also works for language
-models, where the paper could not use this selector.
+The score is the norm of the gradient of a sample's loss with respect to the model's outputs, ||p - y|| for cross-entropy. Times
+a constant, it is an upper bound of the norm of the gradient of all parameters. It needs no backward pass. Therefore it also
+works for language models, for which the paper could not use this selector.
 """
 
 from dataclasses import dataclass

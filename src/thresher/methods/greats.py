@@ -3,9 +3,9 @@
 Wang et al., "GREATS: Online Selection of High-Quality Data for LLM Training in Every Iteration", NeurIPS 2024. Official code:
 github.com/Jiachen-T-Wang/GREATS. It is biased towards the validation data by design: nothing is re-weighted.
 
-A step on row i lowers the loss of the validation batch by about lr <g_i, g_val>; where row j is stepped on, too, by
-lr^2 <g_i, g_j> less, if the Hessian of that loss is taken for the identity. Rows are chosen one after another, each with the
-largest sum of both. Where the official code differs:
+A step on row i lowers the loss of the validation batch by about lr <g_i, g_val>. If the step also includes row j, it lowers it
+by lr^2 <g_i, g_j> less (with the identity matrix in place of the Hessian of that loss). Rows are chosen one after another, each
+time the row that lowers the loss most. Where the official code differs:
 - Its inner products are over the layers that are fine-tuned, by "ghost" products in a backward pass. Here they are over the
   last layer, whose gradients a forward pass gives: <e_i, e_j> <h_i, h_j> for errors e and inputs h of the layer.
 - It takes the learning rate of the optimizer; here it is a setting.
@@ -64,8 +64,8 @@ class Greats(KeepShare):
 
     Args:
         keep: Share kept of each batch, (0, 1]. Default and published: 0.5.
-        lr: Factor by which rows similar to chosen rows count less, the learning rate in the paper, 0 or more; 0 chooses by the
-            alignment with the validation gradient alone. Default 0.1.
+        lr: Factor on the penalty for rows that are similar to rows chosen earlier, 0 or more; the learning rate in the paper. 0
+            chooses by the inner product with the validation gradient alone. Default 0.1.
 
     Raises:
         ValueError: A setting is out of its range.

@@ -1,14 +1,14 @@
 """IES: leave out samples whose loss curve has become straight, by the second differences of their losses over the epochs.
 
 "Instance-dependent Early Stopping", ICLR 2025, arXiv:2502.07547. Read in the code and the abstract. A sample is mastered while
-the mean of the last three |l_t - 2 l_{t-1} + l_{t-2}| is below a threshold. It is then left out of the backward pass, its loss
-is still computed once an epoch, in eval mode, and the sample can return. It is biased towards samples whose losses still
-change: nothing is re-weighted. The first six epochs keep every sample.
+the mean of the last three |l_t - 2 l_{t-1} + l_{t-2}| is below a threshold. It is then left out of the backward pass. Its loss
+is still computed once an epoch, in eval mode, so the sample can return. It is biased towards samples whose losses still change:
+nothing is re-weighted. The first six epochs keep every sample.
 
-The published thresholds are 0.001 for CIFAR-10 and 0.002 for CIFAR-100. A right threshold differs by a factor of sixty between
-optimizers (github.com/ShoebAhad/TG_IES_Results, EXPERIMENT_LOG.md), so that the default here, `threshold="noise"`, takes it
-from the second differences of the run itself: it is set once, at 15 % of the epochs (epoch 31 of 200 in that log), to half of
-the median over the samples. The log does not give its formula: this is a reading, and `noise` is its factor.
+The published thresholds are 0.001 for CIFAR-10 and 0.002 for CIFAR-100. The right threshold differs by a factor of sixty
+between optimizers (github.com/ShoebAhad/TG_IES_Results, EXPERIMENT_LOG.md). So the default here, `threshold="noise"`, computes
+it from the second differences of the run itself: it is set once, at 15 % of the epochs (epoch 31 of 200 in that log), to half
+of the median over the samples. The log does not give its formula: this is a reading, and `noise` is its factor.
 
 With a target there is no threshold: each epoch leaves out the samples with the smallest means, as many as the target needs.
 """
@@ -34,7 +34,7 @@ START = 6
 CALIBRATED = 0.15
 """Share of the epochs after which the threshold is set."""
 HISTORY = {"last": torch.float32, "slope": torch.float32, "bend": torch.bfloat16, "bend_before": torch.bfloat16}
-"""Columns with the loss one epoch ago, its difference to the one before, and the last two absolute second differences."""
+"""Columns with the loss one epoch ago, its difference from the loss before it, and the last two absolute second differences."""
 
 
 def bends(loss: Tensor, history: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -71,11 +71,12 @@ def bends(loss: Tensor, history: Mapping[str, Tensor]) -> tuple[Tensor, dict[str
 class Ies:
     """Leaves out samples whose losses change by nearly the same amount from epoch to epoch.
 
-    They get a forward pass at the end of each epoch, which updates their losses, and can return.
+    The samples left out get a forward pass at the end of each epoch, which updates their losses. So they can return.
 
     Args:
-        threshold: Mean of the last three absolute second differences of the losses below which a sample is left out, > 0; or
-            "noise" (default), which sets the threshold from the differences of all samples. Published: 0.001 and 0.002.
+        threshold: A sample is left out while the mean of the last three absolute second differences of its losses is below this
+            number, > 0. "noise" (default) computes the threshold from the differences of all samples. Published: 0.001 and
+            0.002.
         noise: With "noise", the threshold as a multiple of the median over the samples, > 0. Default 0.5, which is not taken
             from a paper.
         target: Share of the samples that the whole training run leaves out of the backward pass, [0, 0.9]; there is then no
@@ -106,7 +107,7 @@ class Ies:
         differences=(
             "The default threshold comes from the noise of the run, by a formula of this library; the published ones are "
             "numbers.",
-            "The second differences of the two epochs before are stored with 8 bits of precision.",
+            "The second differences of the two previous epochs are stored with 8 bits of precision.",
             "A sample that was not seen in an epoch counts as one whose loss did not change.",
             "Samples without a finite loss in the last five epochs are kept.",
             "The size of the last batch follows the loader; the code changes it after the first exclusion.",
@@ -161,7 +162,7 @@ class Ies:
         return mean.numpy(), history
 
     def _mastered(self, mean: Values, records: Mapping[str, Tensor], epoch: int, epochs: int) -> tuple[Mask, dict[str, Tensor]]:
-        """Returns who is below the threshold, but never all samples; and the column of a threshold that is new."""
+        """Returns the mask of the samples below the threshold (never all), and in the epoch that sets it, its column."""
         level, new = self._level(mean, records, epoch, epochs)
         out = mean < np.float32(level) if epoch >= START else np.zeros(len(mean), dtype=np.bool_)
         if out.all():

@@ -36,8 +36,8 @@ class ImportanceSampling:
 
     Args:
         weights: Weights of the losses: "none" (default and published), no weights; "unbiased", 1 / (N p).
-        losses: Losses to draw by. "fresh" (default and published): from a forward pass over all samples after each epoch.
-            "last": from the last training step of each sample, at no cost.
+        losses: Losses that the probabilities are computed from. "fresh" (default and published): losses of a forward pass over
+            all samples after each epoch. "last": losses of the last training step of each sample, at no cost.
         keep: Number of draws as a share of the samples, (0, 1]. Default and published: 1, an epoch is as long as without the
             method.
         first_epoch: Samples of epoch 0: "all" (default) is every sample once; "uniform" draws them with equal probabilities,
@@ -60,7 +60,7 @@ class ImportanceSampling:
     card: ClassVar[Card] = Card(
         summary="draw samples by loss, with replacement",
         paper="arXiv:2310.10102",
-        rule="not drawn, by its loss",
+        rule="not drawn: the smaller its loss, the more often",
         biased="Yes, towards samples of large loss: nothing is re-weighted. No with "
         'weights="unbiased": the expected mean loss is that of all data, as long as no loss is zero.',
         forwards='Every sample once per epoch except the last; none with losses="last".',

@@ -3,10 +3,10 @@
 Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Pruning", ICLR 2024, arXiv:2303.04947. Original
 code: github.com/NUS-HPC-AI-Lab/InfoBatch. It is unbiased: the expected weighted loss is the loss over the full data.
 
-The code keeps int((1 - r) * n) of the n samples below the mean with a weight of 1 / (1 - r), so that up to one sample's weight
-is lost. Here their weight is n divided by the number kept, which is at least one (`rescale="ratio"` restores the weight of the
-code). Two habits of the code are left out: old weights in the annealing epochs, and a loss of 3 for samples that were not seen
-yet.
+The code keeps int((1 - r) * n) of the n samples below the mean with a weight of 1 / (1 - r), which can lose up to the weight of
+one sample. Here their weight is n divided by the number kept, which is at least one (`rescale="ratio"` restores the weight of
+the code). Two details of the code are left out: weights of the last pruned epoch in the annealing epochs, and a loss of 3 for
+samples that were not seen yet.
 
 A prune fraction of 0.3, 0.5 or 0.7 leaves out 12, 20 or 28 % of CIFAR-10, because it is a share of the samples below the mean,
 in the epochs that prune. `target` is the share of all samples over the whole training run, which is not part of the paper: the
@@ -152,7 +152,7 @@ class InfoBatch:
         return plan if target is None else target.counted(plan, mask, records, epoch)
 
     def _for_target(self, loss: Values, due: int) -> tuple[Mask, int, int]:
-        """Returns who may be pruned so that `due` samples are, how many that are, and how many of them are kept."""
+        """Returns the mask of the candidates for pruning, their number, and how many of them to keep to prune `due` samples."""
         usable = np.isfinite(loss)
         known = int(np.count_nonzero(usable))
         due = min(due, share(CANDIDATES, known))

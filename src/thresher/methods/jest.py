@@ -1,15 +1,15 @@
-"""JEST: draw a part of the batch chunk by chunk, by how learnable rows are together with the rows drawn before.
+"""JEST: draw a part of the batch in chunks; each chunk prefers rows that are learnable together with the rows drawn before.
 
 Evans et al., "Data curation via joint example selection further accelerates multimodal learning", NeurIPS 2024,
 arXiv:2406.17711. It is biased by design: nothing is re-weighted.
 
-The learnability of a pair of samples is the learner's loss minus that of a reference model. In a contrastive loss it is a
-matrix, because the loss depends on which samples are in the batch together: s_ij for the image of i and the text of j. The
-first chunk is drawn uniformly. Each later one is drawn without replacement with probability proportional to
-exp((s_jj + sum_k s_kj + sum_k s_jk) / (2 m + 1)) over the rows j that are left, where k goes over the m rows drawn so far.
+The learnability of a pair of samples is the loss of the trained model minus the loss of a reference model. In a contrastive
+loss it is a matrix, because the loss depends on which samples are in the batch together: s_ij for the image of i and the text
+of j. The first chunk is drawn uniformly. Each later one is drawn without replacement from the rows j that are left, with
+probability proportional to exp((s_jj + sum_k s_kj + sum_k s_jk) / (2 m + 1)), with sums over the m rows k drawn so far.
 
-For losses of single samples there are no pairs: s_jj is the loss minus the irreducible loss, and the others are 0. That is a
-reading: the paper is about contrastive losses only.
+For losses of single samples there are no pairs: s_jj is the loss minus the irreducible loss, and the others are 0. This is our
+own extension: the paper is about contrastive losses only.
 """
 
 import math
@@ -42,7 +42,8 @@ def drawn_in_chunks(own: Tensor, pairs: Tensor | None, sizes: list[int], lots: T
         own: Learnability of each row by itself, s_jj, shape (n,); a row whose value is not finite is drawn before all others.
         pairs: Learnability of pairs, s_ij, shape (n, n), where values that are not finite count as 0; None if all are 0.
         sizes: Sizes of the chunks, 1 or more each, n together or less.
-        lots: Random numbers, exponential, shape (number of chunks, n); in each chunk the smallest, relative to chance, win.
+        lots: Random numbers, exponential, shape (number of chunks, n); each chunk takes the rows with the smallest number
+            divided by the probability of the row.
 
     Returns:
         Positions in the order of the draw, shape (sum(sizes),), int64.
@@ -73,7 +74,7 @@ class Jest(KeepShare):
 
     Args:
         irreducible: Losses of a reference model: a `thresher.scores.Scores`, or the path of its Parquet file; not with `pairs`.
-            Default None: 0, so that the learnability is the loss.
+            Default None: they count as 0, and the learnability is the loss.
         keep: Share kept of each batch, (0, 1]. Default and published: 0.2.
         chunks: Number of chunks, 1 or more; fewer if fewer rows are kept. With 1 all rows are drawn uniformly. Default and
             published: 16.
@@ -101,8 +102,9 @@ class Jest(KeepShare):
         "one over every batch inside the function of `pairs`",
         claim="13 times fewer iterations and 10 times less computation for contrastive learning of images and texts",
         differences=(
-            "For losses of single samples there are no pairs; there, the rule is a reading.",
-            "A chunk has a row more where the rows do not divide by the number of chunks; the code leaves the rest out.",
+            "For losses of single samples there are no pairs; the rule for them is our own extension of the paper.",
+            "If the number of rows is not a multiple of the number of chunks, some chunks have one row more; the code leaves "
+            "the remaining rows out.",
         ),
         caveat="made for contrastive losses, where rows teach together. For losses of single samples the logits are divided by "
         "2 m + 1, so that after the first rows the draw is nearly uniform: on the planted problem `redundant` it gains a few "

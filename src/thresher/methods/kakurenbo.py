@@ -4,7 +4,7 @@ Nguyen et al., "KAKURENBO: Adaptively Hiding Samples in Deep Neural Network Trai
 Original code: github.com/TruongThaoNguyen/kakurenbo. It is biased towards hard samples by design: nothing is re-weighted.
 
 The learning rate grows as samples are hidden. Where code and paper differ, the intent of the paper is the default and a setting
-restores the behaviour of the code:
+restores the behavior of the code:
 - `confidence="batch"`: the softmax runs over the batch axis instead of the class axis.
 - `lr_fraction="scheduled"`: the learning rate follows 1 / (1 - F_e) instead of the number of samples really hidden.
 - `refresh="train"`: hidden samples are forwarded in train mode.
@@ -91,8 +91,8 @@ class Kakurenbo:
             epochs. Default and published: 1, 0.8, 0.6, 0.4 from epochs 0, 30, 60, 80 of 100.
         move_back: Whether candidates that are predicted wrong or without confidence are trained on (MB). Default True.
         reduce_fraction: Whether F follows `schedule` (RF). Default True; with False, F stays the same.
-        adjust_lr: Whether the learning rate is scaled up for the samples that are left out (LR). Default True.
-        warmup_epochs: Number of epochs without that scaling, 0 or more. Default 0; published: 1 or 5.
+        adjust_lr: Whether the learning rate is raised to make up for the hidden samples (LR). Default True.
+        warmup_epochs: Number of first epochs in which the learning rate is not raised, 0 or more. Default 0; published: 1 or 5.
         drop_top: Share of the N samples with the largest losses that are left out, too, [0, 1). They get the forward pass and
             are never moved back. They count neither in F_e nor in the scaling of the learning rate, because they are left out
             as noise, not as learned. The history has their share as `dropped_fraction`. Default 0; published: 0.02 for DeepCAM,
@@ -142,9 +142,9 @@ class Kakurenbo:
             'The statistics of a sample that appears twice in an epoch are replaced; the code adds them up (merge="sum").',
             "Of equal losses at the cut, those with the lower ids are hidden, up to the count; one of the scripts hides all of "
             'them (candidates="threshold").',
-            "DropTop is not in the code. The paper cuts samples of largest loss and speaks of the learning rate for hidden "
-            "samples alone, so that those dropped do not raise it.",
-            "Epoch 0 hides nothing; the code hides by its initial losses where samples are not moved back "
+            "DropTop is not in the code. The paper cuts the samples of largest loss, and raises the learning rate for hidden "
+            "samples only; here, too, dropped samples do not raise it.",
+            "Epoch 0 hides nothing; the code hides by its initial losses if samples are not moved back "
             "(first_epoch_hides=True).",
         ),
         bytes_per_sample=9,

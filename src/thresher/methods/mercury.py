@@ -1,11 +1,11 @@
-"""Mercury: draw samples by their losses, which are updated one group at a time, with weights that remove the bias.
+"""Mercury: draw samples in proportion to their losses, which are updated one group at a time; weights remove the bias.
 
 Zeng et al., "Mercury: Efficient On-Device Distributed DNN Training via Stochastic Importance Sampling", SenSys 2021. It is
 unbiased: the expected weighted loss is the loss over all samples, as long as no loss is zero.
 
 In the paper each device refreshes a group of its part of the data in every iteration and then draws the next mini-batch. Here
-a group is refreshed at the end of every epoch, and the next epoch is drawn at once. Training on a sample refreshes its loss,
-too. A sample whose loss is not finite or is below zero is kept once, without a draw.
+the losses of a group are updated at the end of every epoch, and the whole next epoch is drawn at once. Training on a sample
+updates its loss, too. A sample whose loss is not finite or is below zero is kept once, without a draw.
 """
 
 from collections.abc import Mapping

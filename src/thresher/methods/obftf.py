@@ -2,7 +2,7 @@
 
 "One Backward from Ten Forward, Subsampling for Large-Scale Deep Learning", arXiv:2104.13114.
 
-The paper states the choice as a 0/1 program: choose b of n losses so that the difference of the means is least. An exact
+The paper states the choice as a 0/1 program: choose b of n losses with the least difference of the means. An exact
 solution for each batch costs more than it saves. Here the choice starts from evenly spaced quantiles of the losses, and each
 of a few rounds makes the one swap of a chosen row and another row that brings the means closest. A round is a few operations
 on the device, and the number of rounds is fixed.
@@ -87,7 +87,7 @@ class Obftf(KeepShare):
     card: ClassVar[Card] = Card(
         summary="train on the part of a batch with the batch's mean loss",
         paper="arXiv:2104.13114",
-        rule="not in the part of its batch whose mean loss is the batch's",
+        rule="not in the chosen part of its batch, whose mean loss is close to that of the batch",
         biased="yes, but little: the mean loss is close to that of the batch, the mean gradient need not be; nothing is "
         "re-weighted",
         forwards="every sample of a batch, to choose by; none if the loop's own forward pass is enough; the paper "

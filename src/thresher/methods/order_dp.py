@@ -1,11 +1,11 @@
 """OrderDP: draw a pool of samples at random, and train on the samples of the pool with the largest last losses.
 
 "OrderDP", ICLR 2026, arXiv:2606.08574. Original code: github.com/shengze-xu/OrderDP (cifar/orderDP/orderDP.py). It is biased
-towards large losses by design, and less so than the largest losses of all samples: a sample of rank j is kept with the chance
-that fewer than q larger ones are in its pool. The share that is trained on is exact in every epoch.
+towards large losses by design, but less than a choice of the largest losses of all samples: a sample in the pool is kept if
+fewer than q larger losses are in it, where q is the number of samples to keep. Every epoch keeps exactly this number.
 
 Where the code differs:
-- All losses start at 3, so that what happens to samples that were not trained on yet depends on the scale of the losses. Here
+- All losses start at 3, so it depends on the scale of the losses what happens to samples that were not trained on yet. Here
   they come before all others, in random order.
 - A sample whose loss is not finite is dropped or kept by the order of a sort; here it is kept.
 - In several processes each one draws the same samples and trains on all of them; here each has its part.
@@ -27,7 +27,7 @@ from thresher.records import Column
 from thresher.selection import Mask, Values, draw_lots, ids_of, largest, on_host, share
 
 NEW_SAMPLE = float(torch.finfo(torch.float32).max)
-"""Loss of a sample that was never seen: finite, and as large as can be, so that it comes first and the share stays exact."""
+"""Loss of a sample that was never seen: the largest finite number, so the sample comes first and the share stays exact."""
 
 
 def best_of_pool(loss: Values, k: int, pool: float, generator: torch.Generator) -> Mask:
@@ -36,7 +36,7 @@ def best_of_pool(loss: Values, k: int, pool: float, generator: torch.Generator) 
     Args:
         loss: Last loss of each sample, shape (N,), float32; `NEW_SAMPLE` if it has none.
         k: Number of samples to mark; samples without a finite loss are marked first, and all of them.
-        pool: Share of the samples with a finite loss that are in the pool, which has `k` samples at least.
+        pool: Size of the pool as a share of the samples with a finite loss; the pool has at least `k` samples.
         generator: Random generator on the CPU.
 
     Returns:
@@ -93,7 +93,7 @@ class OrderDp:
         bytes_per_sample=4,
         missing=(
             "The weights 1 / gamma of the ranks, which are in the paper and commented out in the code: the smallest losses "
-            "are kept with a chance of zero where the pool is larger than what is kept, so that no weight makes it unbiased.",
+            "are never kept if the pool is larger than what is kept, so no weights can make it unbiased.",
         ),
     )
     keep: float = 0.3

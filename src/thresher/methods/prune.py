@@ -1,15 +1,15 @@
 """Pruning: before training, keep a part of the dataset by a score of each sample, and train on that part only.
 
 Paul et al., "Deep Learning on a Data Diet", NeurIPS 2021, arXiv:2107.07075, keep the hardest samples by EL2N or GraNd; Sorscher
-et al., arXiv:2206.14486, keep the easiest where data is scarce. Scores are in `thresher.scores`. Original code:
+et al., arXiv:2206.14486, keep the easiest if data is scarce. Scores are in `thresher.scores`. Original code:
 github.com/mansheej/data_diet. The method is biased by design: nothing is re-weighted.
 
 With a batch method after it, this is Diet Selective-Backprop: `attach([Prune(scores), SelectiveBackprop(keep=2 / 3)], ...)`
 trains on half of the data at a time; see `keep_in_batch` for the shares. Where the code differs:
 - It sorts without a rule for ties; here the order is by (score, id), as everywhere in Thresher.
 - Its window begins a number of samples above the smallest score; here it ends a share of the samples below the largest.
-- It trains for the same number of steps for every `keep`, so that no time is saved; here the number of epochs stays the same,
-  with fewer steps.
+- It trains for the same number of steps for every `keep`, which saves no time; here the number of epochs stays the same, with
+  fewer steps.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def ranked(values: Values, which: Which, *, drop: int = 0) -> Ids:
 
 
 def floors(order: Ids, labels: NDArray[np.int64], floor: float) -> Ids:
-    """Returns the samples that must be kept so that each class keeps at least a share `floor` of its samples.
+    """Returns the samples that must be kept because each class keeps at least a share `floor` of its samples.
 
     Args:
         order: Ids in the order in which they are kept, shape (n,).
@@ -107,10 +107,11 @@ class Prune:
         scores: Scores of the samples, larger for harder samples: a `thresher.scores.Scores`, or the path of its Parquet file.
         keep: Share kept, (0, 1]. Default 0.75, as published before Selective-Backprop; published alone: 0.5 on CIFAR-10.
         which: Samples that are kept: "hard" (default and published) for the largest scores, "easy" for the smallest, "window"
-            for the largest after the `offset` largest, which may be mislabelled.
-        offset: Share of the samples that are too hard, [0, 1 - keep]; with "window" only. Default 0.
-        per_class_floor: Least share of each class that is kept, [0, 1], in the same order within the class. More samples than
-            `keep` are kept where the classes require it. The scores must have labels. Default 0.
+            for the largest after the `offset` largest, which may be mislabeled.
+        offset: Share of the samples that are left out as too hard, those with the largest scores, [0, 1 - keep]; with "window"
+            only. Default 0.
+        per_class_floor: Least share of each class that is kept, [0, 1], in the same order within the class. If the classes
+            require it, more samples than `keep` are kept. The scores must have labels. Default 0.
 
     Raises:
         ValueError: A setting is out of its range.

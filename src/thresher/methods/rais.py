@@ -6,8 +6,8 @@ the expected weighted loss is the loss over all samples, as long as `uniform` is
 The variance of a step is least if sample i is drawn in proportion to its gradient norm g_i, which is too expensive to compute
 for every sample. Its square is therefore estimated by c.x_i, and the error of this estimate by d.x_i. The features x_i are the
 square of the last known norm, the number of epochs since then, and a constant. Samples are drawn in proportion to sqrt(c.x_i +
-k d.x_i): the less is known about a sample, the higher its probability. c and d are fitted to the samples of the last epoch,
-whose norms are known now and whose features were known before.
+k d.x_i): the less certain the estimate for a sample, the higher its probability. c and d are fitted to the samples of the last
+epoch: their features were known before this epoch, and their norms are known since.
 
 The norm is that of the gradient with respect to the model's outputs. A sample whose norm is not finite is kept once, without a
 draw.
@@ -85,8 +85,8 @@ def normal_equations(pieces: Iterable[tuple[Values, Values]]) -> NormalEquations
 def nonnegative_least_squares(problem: NormalEquations) -> Values:
     """Returns the c >= 0 with the least sum of squares of y - x c, for few columns.
 
-    Without its zeros, the solution solves the problem without a bound; therefore every set of zeros is tried. Of two columns
-    that are proportional, only one is used.
+    The entries of the solution that are not 0 solve the problem without the bound c >= 0. So every set of zeros is tried, and
+    the best result is returned. Of two columns that are proportional, only one is used.
 
     Args:
         problem: The problem, with a small number m of columns.
@@ -134,12 +134,12 @@ def gain(squared: Values, chances: Chances) -> float:
     """Returns the second moment of the gradient of a uniform draw, divided by that of a weighted draw.
 
     Args:
-        squared: Squared gradient norms g^2, shape (N,); NaN where the chance is not known.
-        chances: Chances p in one draw, above 0 where the norm is above 0.
+        squared: Squared gradient norms g^2, shape (N,); NaN if the probability is unknown.
+        chances: Probabilities p in one draw, above 0 if the norm is above 0.
 
     Returns:
-        n sum(g^2) / sum(g^2 / p) over the n samples whose chance is known, which is n sum(g^2) / sum(g)^2 where p is
-        proportional to g; 1 where all norms are zero.
+        n sum(g^2) / sum(g^2 / p) over the n samples with a known probability; this is n sum(g^2) / sum(g)^2 if p is
+        proportional to g. 1 if all norms are zero.
     """
     total = spent = 0.0
     for part in chunks(len(squared)):
@@ -157,8 +157,8 @@ class Rais:
     Args:
         robustness: Factor with which the error of the estimate is added to the estimate, k, 0 or more; 0 trusts the estimate.
             Default 1; the paper solves for it instead.
-        uniform: Share of the draws that is uniform, [0, 1]. It keeps the weights below 1 / uniform where all norms are known,
-            and lets samples return whose norm was zero once. Default 0.01; not in the paper.
+        uniform: Share of the draws that is uniform, [0, 1]. If all norms are known, it keeps the weights below 1 / uniform. It
+            also lets samples with a norm of zero return. Default 0.01; not in the paper.
         keep: Number of draws as a share of the samples, (0, 1]. Default 1: an epoch is as long as without the method.
 
     Raises:
@@ -180,7 +180,7 @@ class Rais:
         summary="draw samples by robust estimates of gradient norm, weigh them",
         paper="Johnson & Guestrin, NeurIPS 2018",
         rule="not drawn, by its last gradient norm and how old that is",
-        biased="No: the expected weighted mean loss is that of all data where all samples count the same (with class weights "
+        biased="No: the expected weighted mean loss is that of all data if all samples count the same (with class weights "
         "or ignored positions the divisor is that of the samples drawn).",
         forwards="None.",
         claim="Speed-ups of at least 20 % and sometimes much more, with learning curves like those of plain training.",
@@ -231,7 +231,7 @@ class Rais:
         )
 
     def _estimated(self, norm: Values, age: Values, scale: float, fit: tuple[Values, Values]) -> tuple[Values, Values]:
-        """Returns the estimates of the squared norms, and the importances with the uniform share; NaN where not known."""
+        """Returns the estimates of the squared norms, and the importances with the uniform share; NaN if not known."""
         squared, importance, (c, d) = np.empty(len(norm)), np.empty(len(norm)), fit
         total, known = 0.0, 0
         for part in chunks(len(norm)):
@@ -264,7 +264,7 @@ class Rais:
 
 
 def _mean_square(pieces: Iterable[Values]) -> float | None:
-    """Returns the mean of the squares of some norms, 1 where all norms are zero; None where there are no norms."""
+    """Returns the mean of the squares of some norms, 1 if all norms are zero; None if there are no norms."""
     total, count = 0.0, 0
     for norm in pieces:
         total += float(np.sum(norm.astype(np.float64) ** 2))

@@ -1,7 +1,7 @@
 """Random-Backprop: train on a random part of every batch, the baseline of Selective-Backprop with the same number of rows.
 
 It has no paper of its own: it is the ablation "Random" of arXiv:1910.00762 and a baseline of Diet Selective-Backprop. It needs
-no losses, so that the rows that are left out go through neither the forward nor the backward pass.
+no losses, so rows that are left out go through neither the forward nor the backward pass.
 """
 
 from collections.abc import Mapping

@@ -2,17 +2,17 @@
 
 "RCAP", UAI 2025, arXiv:2606.11761. Original code: github.com/atif-hassan/RCAP-dynamic-dataset-pruning
 (datacull/methods/RCAP.py). Losses are cut off at log C, with C classes: a wrong label cannot count for more than a guess.
-Within a class, p is the softmax of loss / beta. With L the sum of p over the samples of the class that the last epoch kept, a
-class gets a part of the budget in proportion to sqrt(L * share of the class), but no more than its samples, and no class is
-left without any as long as the budget has one for each. Its samples are drawn without replacement with chances p. It is biased
-towards large losses: nothing is re-weighted.
+Within a class, p is the softmax of loss / beta. L is the sum of p over the samples of the class that the last epoch kept. Each
+class gets a part of the budget (the number of samples to keep) in proportion to sqrt(L * share of the class), but at most its
+own samples and, if the budget is large enough, at least one. Its samples are drawn without replacement with probabilities p. It
+is biased towards large losses: nothing is re-weighted.
 
 Where the code differs:
-- It rounds the number of each class up, so that up to C samples too many are kept. Here they add up to the budget exactly:
-  each is rounded down, and the largest remainders get one more.
-- Losses that were never seen are log C, so that the first epoch has a budget, too. Here it keeps every sample, because labels
-are only known from training.
-- Samples without a finite loss are kept, and so are those without a label.
+- It rounds the number of each class up, and keeps up to C samples too many. Here the numbers add up to the budget exactly: each
+  is rounded down, and the classes with the largest remainders get one more.
+- Samples that were not seen yet have a loss of log C, so the first epoch prunes, too. Here it keeps every sample, because
+  labels are only known from training.
+- Here, samples without a finite loss or without a label are kept.
 """
 
 import math
@@ -33,14 +33,14 @@ from thresher.records import NEVER_SEEN, Column
 from thresher.selection import Mask, Values, chunks, ids_of, on_host, share
 
 TABLE = 2**20
-"""Largest label for which classes are numbered by a table."""
+"""If all labels are below this number, a table maps them to class numbers; otherwise, a binary search does."""
 
 
 def budgets(wanted: Values, sizes: NDArray[np.int64], total: int) -> NDArray[np.int64]:
-    """Divides a budget among classes in proportion to numbers, within their sizes; at least 1 each if there are enough.
+    """Divides a budget among classes in proportion to `wanted`; none gets more than its size or, if possible, less than 1.
 
     Args:
-        wanted: Numbers of the classes, shape (C,), 0 or more, not all 0.
+        wanted: Number for each class, 0 or more, shape (C,), not all 0.
         sizes: Numbers of samples of the classes, shape (C,), 1 or more.
         total: Budget, at most the sum of the sizes.
 
@@ -106,7 +106,7 @@ class Classified:
         return lambda label: np.searchsorted(there, label), sizes
 
     def part(self, part: slice) -> tuple[NDArray[np.int64], Values]:
-        """Returns the classes of some samples, -1 for none, and their losses, limited to [0, log C], divided by beta."""
+        """Returns the classes of some samples, -1 for none, and their scores: losses cut to [0, log C], divided by beta."""
         loss, label = self._loss[part], self._label[part]
         inside = np.isfinite(loss) & (label >= 0)
         of_class = np.where(inside, self._number(np.maximum(label, 0)), -1)
@@ -115,7 +115,7 @@ class Classified:
         return of_class, np.where(inside, cut, 0) / self._beta
 
     def lasting(self, before: Mask) -> Values:
-        """Returns for each class the sum of the chances of its marked samples, shape (C,).
+        """Returns, for each class, the sum of the probabilities of its marked samples, shape (C,).
 
         Args:
             before: Mask of the marked samples, shape (N,), bool.
@@ -131,7 +131,7 @@ class Classified:
         return marked / total
 
     def keys(self, part: slice, base: int) -> NDArray[np.uint64]:
-        """Returns numbers with the class in the upper 32 bits, and in the lower ones the lot, weighed by exp(score)."""
+        """Returns sort keys: the class in the upper 32 bits, and below it a random number, weighted by exp(score)."""
         of_class, score = self.part(part)
         u = (rng.lots(base, range(part.start, part.stop)) + 0.5) * 2.0**-32
         bits = (np.log(-np.log(u)) - score).astype(np.float32).view(np.uint32)
@@ -152,7 +152,7 @@ def drawn_by_class(samples: Classified, counts: NDArray[np.int64], base: int) ->
     """
     keys, mask = np.empty(samples.n, dtype=np.uint64), np.zeros(samples.n, dtype=np.bool_)
     for part in chunks(samples.n):
-        keys[part] = samples.keys(part, base)  # those that take no part are the largest
+        keys[part] = samples.keys(part, base)  # samples without a class have the largest keys
     ascending = np.sort(keys)
     first, drawing = np.cumsum(samples.sizes) - samples.sizes, counts > 0
     last = np.where(drawing, ascending[np.maximum(first + counts - 1, 0)], np.uint64(0))

@@ -1,7 +1,7 @@
 """Methods by name: those of this package from `built_in.py`, those of other packages from entry points.
 
-The facts about a method stand in its class. For the methods of this package they are read from the source files, so that a
-list of the methods needs neither a method nor torch to be imported.
+The facts about a method are in its class. For the methods of this package they are read from the source files, so methods can
+be listed without importing them or torch.
 """
 
 import ast
@@ -68,7 +68,7 @@ BUILT_IN = {module.rpartition(".")[2]: f"{module}:{kind}" for kind, module in re
 """Methods of this package: name -> "package.module:Class"."""
 
 FOR_POSITIONS = {"token_selection": "thresher.methods.token_selection:TokenSelection"}
-"""Methods of this package that choose among the positions of a loss, beside those that `attach` takes."""
+"""Methods of this package that choose among the positions (tokens) of a loss; `attach` does not take them."""
 
 
 @cache
@@ -103,7 +103,7 @@ def _read_info(name: str) -> MethodInfo:
 
 
 def _targets() -> dict[str, str]:
-    """Returns the place of every registered class by name; a name of this package cannot be taken by another package."""
+    """Returns the import path of every registered class by name; another package cannot replace a name of this package."""
     return {**{point.name: point.value for point in entry_points(group=GROUP)}, **BUILT_IN}
 
 

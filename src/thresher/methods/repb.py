@@ -1,14 +1,14 @@
 """RePB: prune a part of the samples below the mean loss of their batch, weigh samples by how often they were trained on.
 
 "RePB", ICLR 2026, openreview Zw1Uw7u6Su; code: github.com/mrazhou/RePB, which was not read. This is a reading of the paper's
-text and of its reviews. Each sample whose loss was below the mean of its batch is left out of the next epoch with chance rho;
-one that was left out has the same chance again. The weight of a sample that is kept is e / N: the number of epochs so far
-divided by the number of those that trained on it. The chance rho is not in the weights; they are right on average in the long
-run only, because the mean of 1 / N is not 1 / mean of N, and they grow without a limit in the paper. Here they are at most 1 /
-(1 - rho), the weight that is expected.
+text and of its reviews. Each sample whose loss was below the mean of its batch is left out of the next epoch with probability
+rho; a sample that was left out has the same probability again. The weight of a kept sample is e / N: the number e of epochs so
+far divided by the number N of epochs that trained on the sample. The weights do not use rho. They are right on average in the
+long run only, because the mean of 1 / N is not 1 / mean of N. In the paper they grow without a limit; here they are at most 1 /
+(1 - rho), the expected weight.
 
-With a target, rho follows from it in each epoch, and where more than the samples below the mean must be left out, those that
-were least above it may be left out, too.
+With a target, each epoch computes rho from it. If more samples must be left out than are below the mean, samples that were
+least above it may be left out, too.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def cumulative_weights(left_out: Values, epochs: int, most: float) -> Values:
 
     Args:
         left_out: Number of epochs that left a sample out, shape (k,), integers below `epochs`.
-        epochs: Number of epochs so far, with the one in progress.
+        epochs: Number of epochs so far, including the one in progress.
         most: Largest weight.
 
     Returns:
@@ -134,7 +134,7 @@ class RePb:
         return target.counted(plan, kept, records, epoch)
 
     def _for_target(self, above: Values, due: int) -> tuple[Mask, int, int]:
-        """Returns who may be pruned so that `due` samples are, how many that are, and how many of them are pruned."""
+        """Returns the mask of the candidates for pruning, their number, and how many of them are pruned: `due` if possible."""
         usable = np.isfinite(above)
         below = int(np.count_nonzero(above < 0))
         wanted = max(due + 1, min(max(below, round(due / CANDIDATES)), share(CANDIDATES, len(above))))
@@ -143,7 +143,7 @@ class RePb:
 
 
 def _above_the_mean(loss: Values, batch_loss: Values) -> Values:
-    """Returns by how much losses are above the means of their batches, NaN where one of them is not finite."""
+    """Returns by how much losses are above the means of their batches, NaN if one of the two is not finite."""
     above = np.empty(len(loss), dtype=np.float32)
     for part in chunks(len(loss)):
         with np.errstate(invalid="ignore", over="ignore"):

@@ -6,8 +6,8 @@ arXiv:2206.07137. Original code: github.com/OATML/RHO-Loss. It is biased by desi
 Such samples are learnable and not yet learned. The irreducible loss of a sample is its loss under a model that was trained on
 other data: on a holdout set, or on the other half of the data. It is computed once, before training. Where the code differs:
 - It sorts without a rule for ties; here those with the higher ids are kept.
-- It scores in train mode, so that dropout is active and batch statistics also follow rows that are not trained on. Here a
-  separate scoring pass runs in eval mode, and the forward pass of the loop in the mode of the loop.
+- It scores in train mode: dropout is active, and batch statistics also include rows that are not trained on. Here a separate
+  scoring pass runs in eval mode, and the forward pass of the loop in the mode of the loop.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ from thresher.score_table import Scores
 class RhoLoss(KeepLargest):
     """Trains on the samples of each batch whose losses are furthest above their losses under a reference model.
 
-    The loss under a model that never trained on the sample is its irreducible loss, and the difference its reducible loss. A
-    sample whose reducible loss is not finite is kept before all others. `attach` raises an error if the irreducible loss of a
-    sample is unknown.
+    The loss of a sample under a model that never trained on it is its irreducible loss. Its loss minus its irreducible loss is
+    its reducible loss. A sample whose reducible loss is not finite is kept before all others. `attach` raises an error if the
+    irreducible loss of a sample is unknown.
 
     Args:
         irreducible: Irreducible losses: a `thresher.scores.Scores`, or the path of its Parquet file.
@@ -65,7 +65,7 @@ class RhoLoss(KeepLargest):
         ),
         bytes_per_sample=4,
         caveat="with keep=0.1 a step costs as much as about 4.3 steps on random rows, because every row of the candidate "
-        "batch is forwarded: at equal cost it wins only where it needs fewer than a quarter of the steps. Of the planted "
+        "batch is forwarded: at equal cost it wins only if it needs fewer than a quarter of the steps. Of the planted "
         "problems (`thresher.testing`) it wins the one without noise; with wrong labels it is no better than random rows",
         missing=("Training the irreducible-loss model at the same time (`update_irreducible`), off by default in the code.",),
     )

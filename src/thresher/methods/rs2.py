@@ -1,12 +1,12 @@
-"""RS2: a random subset in each epoch, drawn anew or cut from one order, so that all samples have a turn before any has two.
+"""RS2: a random subset in each epoch. By default, every sample is trained on once before any sample is trained on twice.
 
 Okanovic et al., "Repeated Random Sampling for Minimizing the Time-to-Accuracy of Learning", ICLR 2024, arXiv:2305.18424.
 Official code: github.com/PatrikOkanovic/RS2. It is unbiased in both modes.
 
-With replacement, each epoch draws its subset from all samples, as `thresher.UniformSubset` does. Without, the code cuts one
-random order of the samples into consecutive slices. Here each epoch draws from the samples that had no turn in this order,
-which has the same distribution and needs one mark per sample. If fewer are left than an epoch takes, the epoch trains on all of
-them and on random other samples, which are the first of the next order.
+With replacement, each epoch draws its subset from all samples, as `thresher.UniformSubset` does. Without replacement, the code
+cuts one random order of the samples into consecutive slices. Here each epoch draws from the samples that were not used yet in
+this round, which has the same distribution and needs one bool per sample. If fewer are left than an epoch takes, the epoch
+trains on all of them and on random other samples, which are the first of the next round.
 """
 
 from collections.abc import Mapping

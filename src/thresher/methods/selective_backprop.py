@@ -3,12 +3,12 @@
 Jiang et al., "Accelerating Deep Learning by Focusing on the Biggest Losers", arXiv:1910.00762.
 Original code: github.com/angelajiang/SelectiveBackprop. It is biased towards hard samples by design: nothing is re-weighted.
 
-As in the code, the percentile is strict and the history includes the losses of the batch itself, so that the smallest loss of
-the history is never chosen. Where the code differs from the paper or goes beyond it:
+As in the code, a percentile counts only losses that are strictly smaller, and the history includes the losses of the batch
+itself. So the smallest loss of the history is never chosen. Where the code differs from the paper or goes beyond it:
 - It trains on every sample in epoch 0 and does not fill the history there. The setting is `warmup_steps`, the steps of an
   epoch.
 - Its `topk` keeps every sample (its sample size is fixed to 0), and `lowk` and `randomk` do the same as `topk`. `keep` does
-  what the name `topk` promises: it keeps a fixed number of the largest losses, so that every batch has the same size.
+  what the name `topk` promises: it keeps a fixed number of the largest losses, so all batches have the same size.
 - Its beta is 3 on the command line and 1 in the research scripts.
 - Its least probability is a setting, 0 by default: `min_probability`.
 - It gives a percentile to a loss that is NaN or infinite; here such a sample is kept and never counted.
@@ -42,8 +42,8 @@ def percentile(loss: Tensor, history: Tensor) -> Tensor:
         history: Recent losses, shape (h,), float32.
 
     Returns:
-        Shares, shape (n,), float32, within [0, 1]; 1 for a loss that is not finite, and for all where no loss of the history
-        is finite.
+        Shares, shape (n,), float32, within [0, 1]; 1 for a loss that is not finite, and for all if no loss of the history is
+        finite.
     """
     finite = history.isfinite()
     ascending = torch.where(finite, history, math.inf).sort().values
@@ -234,7 +234,7 @@ class SelectiveBackprop:
         return ascending[top_positions(torch.where(loss[ascending].isfinite(), places, math.inf), k)]
 
     def _drawn(self, loss: Tensor, history: Tensor, generator: torch.Generator) -> Tensor:
-        """Returns positions drawn by the percentiles; only the device knows their number, so that this waits for it."""
+        """Returns positions drawn by the percentiles. This waits for the device, because only the device knows their number."""
         chance = percentile(loss, history).pow(self.beta or 0.0).clamp(min=self.min_probability)
         draws = torch.rand(len(loss), generator=generator, dtype=torch.float32)
         return (draws.to(loss.device, non_blocking=True) < chance).nonzero().flatten()

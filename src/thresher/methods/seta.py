@@ -1,17 +1,17 @@
 """SeTa: a random part of the samples whose losses are in a window of groups, which moves from easy to hard and begins again.
 
 "SeTa", CVPR 2025, arXiv:2503.13385. Read in the code and the abstract, not in the paper. The losses of all samples
-are cut into G groups by k-means. A window of round(w * G) groups starts one group higher in each epoch, and at the lowest
-group again after the highest; samples outside the window are left out, and of those inside a random share r. Nothing is
-re-weighted. In the last epochs there is no window ("partial annealing"): each of them leaves out a random share r of all
-samples.
+are cut into G groups by k-means. A window of round(w * G) groups starts one group higher in each epoch; after the highest
+group it starts at the lowest again. Samples outside the window are left out, and so is a random share r of those inside.
+Nothing is re-weighted. In the last epochs there is no window ("partial annealing"): each of them leaves out a random share r of
+all samples.
 
 Where the code differs:
-- It runs k-means on all losses, which takes longer than the rest of the choice. Here the losses are counted in bins of at most
-  0.8 % of their size, and k-means runs on the bins, from groups of equal numbers. Equal losses are in one group, and there are
-  fewer groups where there are fewer different losses.
+- It runs k-means on all losses, which takes longer than the rest of the choice. Here the losses are counted in bins whose width
+  is at most 0.8 % of the loss. k-means runs on the bins, starting from groups with equal numbers of samples. Equal losses are
+  in one group, and there are fewer groups if there are fewer different losses.
 - It begins with equal scores. Here the first epoch keeps every sample, and later epochs keep every sample without a finite
-loss.
+  loss.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from thresher.records import NEVER_SEEN, Column
 from thresher.selection import Mask, Values, chunks, draw_lots, ids_of, on_host, share
 
 BINS = 2**16
-"""Number of bins of a loss: the values of the upper half of a float32."""
+"""Number of bins of losses: one for each value of the upper 16 bits of a float32."""
 ROUNDS = 100
 """Largest number of rounds of k-means."""
 
@@ -140,19 +140,19 @@ class SeTa:
         summary="a random part of a sliding window of losses",
         paper="arXiv:2503.13385",
         rule="its last loss was outside the window of this epoch, or it was drawn with chance {prune_fraction}",
-        biased="Yes, from epoch to epoch: towards small or large losses by the place of the window. Over all places of a wide "
-        "window samples of medium losses come most often. Nothing is re-weighted.",
+        biased="Yes, from epoch to epoch: towards small or large losses, depending on the position of the window. Over all "
+        "positions of a wide window, samples of medium losses come most often. Nothing is re-weighted.",
         forwards="None.",
         claim="Up to 50 % less cost, and little loss of accuracy at 70 %.",
         differences=(
-            "k-means runs on bins of the losses, which are at most 0.8 % wide, from groups of equal numbers; the code runs it "
-            "on all losses, from random ones.",
+            "k-means runs on bins of the losses, whose width is at most 0.8 % of the loss, and starts from groups with equal "
+            "numbers of samples; the code runs it on all losses, and starts from random groups.",
             "The first epoch keeps every sample.",
             "Samples without a finite loss are kept.",
         ),
         bytes_per_sample=4,
         caveat="With the published settings it leaves out the group of the largest losses every second "
-        "epoch, and does not beat random samples where the few samples of large loss are those that must be learnt.",
+        "epoch, and does not beat random samples if the few samples of large loss are those that must be learned.",
     )
     prune_fraction: float = 0.1
     groups: int = 5

@@ -1,4 +1,4 @@
-"""Small Loss: train on the samples of each batch with the smallest losses, so that outliers do not matter.
+"""Small Loss: train on the samples of each batch with the smallest losses, which leaves out outliers.
 
 Shah, Wu and Sanghavi, "Choosing the Sample with Lowest Loss makes SGD Robust", arXiv:2001.03316 (MKL-SGD). In this form it is
 a base selector of AdaSelection, arXiv:2306.10728. It is biased towards easy samples by design: nothing is re-weighted.

@@ -11,10 +11,11 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     """Splits the text form of a method, and returns its name and its settings by name.
 
     Args:
-        text: Name, and settings as `:setting=value`. A value is a number, True, False, None, a list or tuple, or else a text.
+        text: Name, and settings as `:setting=value`. A value that is not a number, True, False, None, a list or a tuple is a
+            string.
 
     Raises:
-        ValueError: A setting has another form, or is given twice.
+        ValueError: A setting does not have the form `setting=value`, or is given twice.
 
     Example:
         >>> parse("kakurenbo:max_fraction=0.4:refresh=eval")

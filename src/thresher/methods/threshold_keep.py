@@ -1,14 +1,14 @@
-"""Threshold keep: each row of a batch is kept in proportion to its gradient, up to a threshold that makes the cost worth most.
+"""Threshold keep: keep each row of a batch with a probability in proportion to its gradient norm, up to the best threshold.
 
-Row i is kept with probability p_i = min(1, s_i / tau) and has weight 1 / p_i in a sum that is divided by the rows of the batch,
-so that the expected gradient is that of the whole batch. It is two-phase sampling as in surveys: the forward pass of all rows
-is the cheap first phase, the backward pass of the kept ones the expensive second. There is no paper that uses it for training;
-the threshold was derived for this library. With V(tau) = mean(s_i^2 / p_i), which is proportional to the variance of the sum,
-and the cost K(tau) = 1 + ratio * mean(p_i) of a row in forward passes, V K is least when tau^2 = ratio V / K. If all s_i are
-equal, every row is kept, because leaving out rows would cost more in variance than it saves.
+Row i is kept with probability p_i = min(1, s_i / tau) and weight 1 / p_i. The weighted sum is divided by the number of rows of
+the batch, so the expected gradient is that of the whole batch. It is two-phase sampling as in surveys: the forward pass of all
+rows is the cheap first phase, the backward pass of the kept rows the expensive second. There is no paper that uses it for
+training; the threshold was derived for this library. V(tau) = mean(s_i^2 / p_i) is proportional to the variance of the sum, and
+K(tau) = 1 + ratio * mean(p_i) is the cost of a row in forward passes. The product V K is least when tau^2 = ratio V / K. If all
+s_i are equal, every row is kept, because leaving out rows would cost more in variance than it saves.
 
-s_i is the norm of the gradient of the sample's loss with respect to the model's outputs, |p - y| for cross-entropy. That it
-stands for the norm of the whole gradient is a reading: it bounds it up to a constant (arXiv:1803.00942).
+s_i is the norm of the gradient of the sample's loss with respect to the model's outputs, |p - y| for cross-entropy. It takes
+the place of the norm of the whole gradient, because times a constant it is an upper bound of it (arXiv:1803.00942).
 """
 
 import math
@@ -24,11 +24,11 @@ from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 
 LEAST = 1e-6
-"""Least score, as a share of the largest one, where a share is prescribed, which zeros could not fill."""
+"""With `keep`, lower scores are raised to this share of the largest one: rows with a score of 0 could never be kept."""
 
 
 def _ascending(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the scores divided by the largest one, ascending; which of them are known; and the largest one, or else 1."""
+    """Returns the scores divided by the largest one, ascending; which of them are known; and the divisor (1 if all are 0)."""
     wide = torch.float32 if scores.device.type == "mps" else torch.float64
     known = scores.isfinite()
     values = torch.where(known, scores, 0).to(wide).clamp(min=0)
@@ -64,10 +64,10 @@ def best_threshold(scores: Tensor, ratio: float) -> Tensor:
 
 
 def threshold_of_share(scores: Tensor, keep: float) -> tuple[Tensor, Tensor]:
-    """Returns the threshold at which rows are kept with a given mean probability, and the least score that counts.
+    """Returns the threshold at which rows are kept with the mean probability `keep`, and the least score that counts.
 
-    The least score is a small share of the largest score. Lower scores count as the least score, because zeros could not fill a
-    share.
+    The least score is a small share of the largest score. Lower scores are raised to it, because rows with a score of 0 could
+    never be kept.
 
     Args:
         scores: Scores, shape (m,), m >= 1, 0 or more; one that is not finite does not count.
@@ -93,16 +93,17 @@ def threshold_of_share(scores: Tensor, keep: float) -> tuple[Tensor, Tensor]:
 class ThresholdKeep:
     """Keeps row i of a batch with probability p_i = min(1, s_i / tau) and weight 1 / p_i, where s_i is its gradient norm.
 
-    The kept losses, times their weights, are divided by the rows of the batch, which makes their gradient unbiased. tau is
-    found anew in each step, from the gradient norms of the last rows. A row without a finite norm is always kept, with weight
-    1, and does not count for tau.
+    The sum of the kept losses times their weights is divided by the number of rows of the batch, which makes its gradient
+    unbiased. tau is computed anew in each step, from the gradient norms of the last rows. A row without a finite norm is always
+    kept, with weight 1, and does not count for tau.
 
     Args:
-        keep: Share of the rows to keep on average, (0, 1]; chance keeps more or less of a batch, and later batches make up for
-            it. Default None: the share at which variance times cost is least, which is 1 if all gradient norms are equal.
+        keep: Share of the rows to keep on average, (0, 1]. Chance keeps more or fewer rows of a batch, and later batches make
+            up for it. Default None: the share at which variance times cost is least, which is 1 if all norms are equal.
         ratio: Cost of a backward pass in forward passes, > 0; without `keep` only. Default 2, for losses of the loop's own
-            forward pass; use 3 with `forward_passes="twice"`, where a kept row costs one more forward pass.
-        history: Number of last rows whose gradient norms set tau, 1 or more. Default 1024; with 8 to 32 batches tau is steady.
+            forward pass; use 3 with `forward_passes="twice"`, with which a kept row costs one more forward pass.
+        history: Number of last rows from whose gradient norms tau is computed, 1 or more. Default 1024; the rows of 8 to 32
+            batches make tau steady.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -121,8 +122,8 @@ class ThresholdKeep:
     card: ClassVar[Card] = Card(
         summary="keep rows by gradient norm at the cost-optimal threshold",
         rule="not drawn in its batch, by its gradient norm",
-        biased="no with one forward pass, where the expected weighted sum is that of the batch, over its rows; with two, whose "
-        "batches are filled up with rows of several, losses come out too large by about 1/k for k kept rows of a batch",
+        biased="no with one forward pass: the expected weighted sum over the kept rows is the sum over the batch. With two, "
+        "batches are filled up with rows of several batches, and losses are too large by about 1/k for k kept rows of a batch",
         forwards="every sample of a batch, to choose by; none if the loop's own forward pass is enough",
         differences=(
             "There is no code and no paper: the rule and its threshold were derived here, from two-phase sampling.",
@@ -169,7 +170,7 @@ class ThresholdKeep:
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """Returns the drawn rows with their weights; this waits for the device, which alone knows their number."""
+        """Returns the drawn rows with their weights. This waits for the device, because only the device knows their number."""
         by_id, ordered = in_id_order(signals)
         n, scores = len(by_id), ordered["grad_norm"].float()
         history = extended_history(state["history"], scores, self.history)
@@ -184,9 +185,10 @@ class ThresholdKeep:
         return BatchPlan(rows, weights=weights, facts=facts), {"history": history, **seen}
 
     def _share_now(self, state: State) -> float | None:
-        """Returns the share of the next batch: `keep`, and what is missing or too much by now, spread over as many rows.
+        """Returns the share to keep of the next batch: `keep`, corrected for having kept too few or too many rows so far.
 
-        Without it, gradient norms that fall during training would always be below the norms of the last rows.
+        The correction is spread over the next `history` rows. Without it, too few rows would be kept: gradient norms fall
+        during training, so they are mostly below the norms of the last rows.
         """
         if self.keep is None:
             return None
@@ -194,7 +196,7 @@ class ThresholdKeep:
         return min(max(self.keep + missing, self.keep / 2), (1 + self.keep) / 2)
 
     def _probabilities(self, scores: Tensor, history: Tensor, keep: float | None) -> tuple[Tensor, Tensor]:
-        """Returns the probability of each score, 1 where it is not finite or the threshold is 0, and the threshold."""
+        """Returns the probability for each score, 1 if it is not finite or the threshold is 0, and the threshold."""
         if keep is None:
             tau = best_threshold(history, self.ratio)
             values = scores.to(tau.dtype).clamp(min=0)

@@ -80,11 +80,12 @@ class TokenSelection:
         claim="few-shot accuracy on mathematics up to 16 % higher after continued pretraining of models with 1 and 7 billion "
         "parameters, and the accuracy of the baseline with 5 to 10 times fewer tokens",
         caveat="it saves no work: every sample goes forward and backward through the whole model, since the tokens that are "
-        "kept attend to the others. Only the gradient of the logits has zeros, and nothing below the head gets cheaper, so "
-        "that run.cost counts full forward and backward passes, and those of the reference model beside them. It can give "
-        "a better model after equally many steps: on planted sequences of which half the tokens are random, the loss on the "
-        "others is 0.08 where all tokens give 0.73 and a random half gives 0.82, and without random tokens it is 0.033 where "
-        "all give 0.037 (tests/reference/test_token_selection.py, seed 0). Language models were not measured here",
+        "kept attend to the others. Only the gradient of the logits has zeros, and nothing below the head gets cheaper. So "
+        "run.cost counts full forward and backward passes, plus the forward passes of the reference model. It can give a "
+        "better model after the same number of steps. On planted sequences in which half of the tokens are random, the loss on "
+        "the other tokens is 0.08; training on all tokens gives 0.73, and on a random half 0.82. Without random tokens it is "
+        "0.033; all tokens give 0.037 (tests/reference/test_token_selection.py, seed 0). Language models were not measured "
+        "here",
         missing=("Training of the reference model, which is ordinary training on data of high quality.",),
     )
     keep: float = 0.6
@@ -104,8 +105,8 @@ class TokenSelection:
         Args:
             losses: Loss at each position, any shape, such as (rows, tokens), floating point.
             valid: Mask of the positions that count, same shape, bool. Default: all.
-            reference: Losses of the same positions under the reference model, same shape. Default: none, so that the positions
-                with the largest losses are trained on.
+            reference: Losses of the same positions under the reference model, same shape. Default: none; the positions with the
+                largest losses are trained on.
 
         Returns:
             Mask for `run.reduce(keep=)`, shape of `losses`, bool. Positions whose excess loss is not finite are chosen before

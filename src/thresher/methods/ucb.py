@@ -6,10 +6,11 @@ timm by other authors. The moving mean and variance of the losses of a sample ar
     v <- (1 - a) v + a (l - m)^2,    m <- (1 - a) m + a l
 
 in this order, after each epoch that trained on it. "ucb" keeps the largest m + c v; "epsilon" keeps the largest m, except that
-a share epsilon of the kept samples is drawn from all others. The choice holds for `every` epochs. It is biased towards large
+a share epsilon of the kept samples is drawn from all others. A choice is used for `every` epochs. It is biased towards large
 losses: nothing is re-weighted.
 
-The first epoch keeps every sample, so that each has a mean. Where the port computes with double precision, this is float32.
+The first epoch keeps every sample, so each has a mean. The port computes in double precision; here means and variances are
+float32.
 """
 
 import math
@@ -28,7 +29,7 @@ from thresher.records import EPOCH, NEVER_SEEN, Column
 from thresher.selection import Mask, Values, chunks, draw_lots, ids_of, largest, on_host, share
 
 LARGEST = np.finfo(np.float32).max
-"""Largest variance and score, so that scores of samples with a mean are finite."""
+"""Largest variance and score. The limit keeps the scores of samples with a mean finite."""
 
 
 def moments(loss: Values, mean: Values, variance: Values, seen: Mask, alpha: float) -> tuple[Values, Values]:
@@ -68,7 +69,7 @@ class Ucb:
         c: Factor on the variance, 0 or more. Default 1, which is not taken from the paper.
         epsilon: Share of the kept samples that is drawn, [0, 1]. Default 0.1, which is not taken from the paper.
         alpha: Weight of a new loss in the moving mean and variance, (0, 1]. Default 0.2, which is not taken from the paper.
-        every: Number of epochs for which a choice holds, 1 or more. Default 1.
+        every: Number of epochs for which a choice is used, 1 or more. Default 1.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -98,7 +99,7 @@ class Ucb:
             "Samples without a finite loss are kept, before all others.",
         ),
         bytes_per_sample=17,
-        missing=("Samples that are left out long ago keep their last mean: the paper has no rule for them, either.",),
+        missing=("A rule for samples that were left out long ago: they keep their last mean. The paper has no rule, either.",),
     )
     keep: float = 0.5
     explore: Literal["ucb", "epsilon"] = "ucb"
@@ -148,7 +149,7 @@ class Ucb:
         )
 
     def _scores(self, mean: Values, variance: Values, known: Mask) -> Values:
-        """Returns the scores, shape (N,), float32; NaN where they are not known."""
+        """Returns the scores, shape (N,), float32; NaN if they are not known."""
         score = np.empty_like(mean)
         c = np.float32(self.c if self.explore == "ucb" else 0)
         for part in chunks(len(mean)):
@@ -158,7 +159,7 @@ class Ucb:
         return score
 
     def _chosen(self, score: Values, known: Mask, generator: torch.Generator) -> Mask:
-        """Marks the samples of the largest scores, so many that those without a score fill up the share."""
+        """Marks the samples with the largest scores, as many as the share leaves after the samples without a score."""
         k = max(0, max(1, share(self.keep, len(known))) - int(np.count_nonzero(~known)))
         drawn = share(self.epsilon, k) if self.explore == "epsilon" else 0
         best = largest(score, k - drawn)

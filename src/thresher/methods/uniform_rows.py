@@ -1,4 +1,4 @@
-"""Uniform rows: every step has a smaller batch, drawn uniformly from a batch of the loader; also with an IterableDataset.
+"""Uniform rows: every step trains on a uniformly drawn part of a batch of the loader. It also works with an IterableDataset.
 
 Developed for this library. `attach(0.5, ...)` uses it with an IterableDataset, from which no samples can be chosen in advance.
 """
@@ -20,13 +20,13 @@ from thresher.selection import chosen, ids_of, share
 class UniformRows:
     """Trains on the same uniformly drawn share of every batch, with as many steps as full training.
 
-    If the share of a batch is not a whole number of rows, later batches make up for the difference. The rows that are left out
-    are loaded nevertheless.
+    If the share of a batch is not a whole number of rows, later batches make up for the difference. Rows that are left out are
+    loaded, too.
 
     Args:
         keep: Share kept of each batch, (0, 1]. Default 0.5.
-        least: Least number of rows of a batch, 1 or more; a batch that has fewer is kept. Default 1, which `attach` raises to 2
-            if the model has BatchNorm.
+        least: Least number of rows to keep of a batch, 1 or more; a batch with fewer rows is kept whole. Default 1, which
+            `attach` raises to 2 if the model has BatchNorm.
 
     Raises:
         ValueError: `keep` is outside (0, 1], or `least` is below 1.

@@ -33,23 +33,23 @@ MOST_MEASURED = 2**16
 LEAST_SPREAD = 0.14
 """Standard deviation of the uncertainties, as a share of their mean, below which the agreement is not judged.
 
-Where all samples are nearly as uncertain as each other, the draw is nearly uniform whatever the labels are, and ranks of such
-uncertainties say little: sequences of text without a wrong label had a correlation of 0.3."""
+If all samples are nearly equally uncertain, the choice is nearly uniform even with wrong labels, and the ranks of the
+uncertainties mean little: sequences of text without a wrong label had a correlation of 0.3."""
 
 WELL_AGREED = 0.85
 """Rank correlation of loss and uncertainty below which large losses are likely to be wrong labels."""
 
 
 LARGEST_FACTOR = 1e6
-"""Largest lambda: where nearly all scores are 0, fewer visits are due than rows are trained on."""
+"""Largest lambda. If nearly all scores are 0, the sum of min(1, lambda * score) stays below the number of rows of the epoch."""
 
 
 def visits_per_score(score: Values, k: int) -> float:
     """Returns the factor lambda for which the sum of min(1, lambda * score) over all samples is `k`.
 
     Args:
-        score: Scores of the samples, shape (N,), float32 that bfloat16 can hold, 0 or more.
-        k: Number of visits.
+        score: Scores of the samples, shape (N,), 0 or more, float32 with values that bfloat16 can represent.
+        k: Number of visits: samples to choose for an epoch.
 
     Returns:
         The factor, at most `LARGEST_FACTOR`.
@@ -58,7 +58,7 @@ def visits_per_score(score: Values, k: int) -> float:
         >>> visits_per_score(np.array([0.5, 0.25, 0.25, 0.0], dtype=np.float32), 2)
         2.0
     """
-    # A positive bfloat16 has one of 2^15 values, whose counts take the place of a sort of all scores.
+    # A bfloat16 of 0 or more has one of 2^15 values. Counting them is faster than sorting all scores.
     counts = np.zeros(2**15, dtype=np.int64)
     for part in chunks(len(score)):
         counts += np.bincount(score[part].view(np.uint32) >> 16, minlength=2**15)
@@ -76,10 +76,10 @@ def most_overdue(score: Values | Tensor | None, credit: Values, k: int) -> tuple
     """Chooses the samples with the largest credits for an epoch, and returns their mask and the credits after the epoch.
 
     Args:
-        score: Scores, shape (n,), which bfloat16 can hold; negative or NaN for samples without a score. None: no sample has a
-            score.
-        credit: Credits before the epoch, shape (n,), float32.
-        k: Number of visits.
+        score: Scores, shape (n,), with values that bfloat16 can represent; negative or NaN for samples without a score. None if
+            no sample has a score.
+        credit: Credits before the epoch (see `Winnow`), shape (n,), float32.
+        k: Number of samples to choose.
 
     Returns:
         Mask of the chosen samples, shape (n,), bool, and the credits, shape (n,), float32.
@@ -93,7 +93,7 @@ def most_overdue(score: Values | Tensor | None, credit: Values, k: int) -> tuple
     if score is not None:
         for part in chunks(len(due)):
             values = on_host(torch.as_tensor(score[part]).float())
-            # Without the sign of -0.0: scores are counted by their bits.
+            # abs removes the sign of -0.0, because scores are counted by their bits.
             np.copyto(due[part], np.abs(values), where=np.isfinite(values) & (values >= 0))
     due[due < 0] = due.max(initial=1)
     factor = np.float32(visits_per_score(due, k))
@@ -106,7 +106,7 @@ def most_overdue(score: Values | Tensor | None, credit: Values, k: int) -> tuple
 
 
 def sampled(columns: Sequence[Tensor]) -> Values:
-    """Returns the values of evenly spaced samples, shape (columns, k), where k is below twice `MOST_MEASURED`.
+    """Returns the values of evenly spaced samples, shape (columns, k), with k below twice `MOST_MEASURED`.
 
     Args:
         columns: Values of the samples, one or more of shape (N,).
@@ -193,7 +193,7 @@ class Winnow:
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
         summary="smaller, stratified batches of the samples whose last predictions were most unsure",
-        rule="not drawn in its epoch, where samples with a larger {score}, if it is known, are drawn more often",
+        rule="not chosen for its epoch, for which samples with a larger {score}, if it is known, are chosen more often",
         biased="Yes, towards samples that the network was unsure of; weights that remove it cost accuracy.",
         forwards="None.",
         bytes_per_sample=8,
@@ -264,7 +264,7 @@ class Winnow:
         )
 
     def _measured(self, known: Mapping[str, Tensor]) -> tuple[float | None, float]:
-        """Returns the agreement of loss and uncertainty, None where it is not known, and the spread of the uncertainties."""
+        """Returns the agreement of loss and uncertainty, None if it is not known, and the spread of the uncertainties."""
         if "uncertainty" not in known:
             return None, 0.0
         loss, uncertainty = sampled([known["loss"], known["uncertainty"]])

@@ -490,7 +490,7 @@ class Run(Uncopied):
             method   InfoBatch(prune_fraction=0.5)
             epochs   0 of 9 are over
             samples  4
-            cost     no steps yet, so that there is no cost yet
+            cost     no steps yet, so there is no cost yet
         """
         return as_text(self._facts())
 

@@ -38,7 +38,7 @@ def test_published_defaults() -> None:
     [
         ({"keep": 0}, r"`keep` is the share kept, within \(0, 1\], got 0"),
         ({"keep": 1.1}, r"`keep` is the share kept, within \(0, 1\], got 1.1"),
-        ({"smoothing": 1}, r"`smoothing` is the share an average keeps, within \[0, 1\), got 1"),
+        ({"smoothing": 1}, r"`smoothing` is the weight of the old mean, within \[0, 1\), got 1"),
         ({"smoothing": -0.1}, r"`smoothing` .* got -0.1"),
         ({"smoothing": NAN}, r"`smoothing` .* got nan"),
         ({"threshold": -1}, "`threshold` must be a finite number >= 0, or None, got -1"),

@@ -71,7 +71,7 @@ def test_before_anything_was_trained():
         "method": "Kakurenbo(max_fraction=0.4)",
         "epochs": "0 of 4 are over",
         "samples": "40",
-        "cost": "no steps yet, so that there is no cost yet",
+        "cost": "no steps yet, so there is no cost yet",
     }
 
 
