@@ -78,7 +78,8 @@ def trailing_visits(rewards: Tensor, *, easy: float = EASY_REWARD, hard: float =
         hard: Mean reward at or below which a prompt is too hard. Default and published: 0.11.
 
     Returns:
-        Numbers of too easy and of too hard visits, each of shape (P,), int64; for each prompt one of them is 0.
+        The number of last visits at which each prompt was too easy, and the number at which it was too hard, each of shape
+        (P,), int64. At least one of the two is 0.
 
     Raises:
         ValueError: `rewards` do not have two dimensions, or `hard` is not below `easy`.

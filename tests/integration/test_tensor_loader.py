@@ -138,7 +138,7 @@ def test_a_loader_written_by_hand_is_refused_and_the_error_names_it():
         def __len__(self):
             return 1
 
-    with pytest.raises(TypeError, match="got ByHand. For tensors that lie on the device whole, use thresher.TensorLoader"):
+    with pytest.raises(TypeError, match="got ByHand. For tensors that lie entirely on the device, use thresher.TensorLoader"):
         thresher.attach(FullData(), loader=ByHand(), criterion=nn.CrossEntropyLoss(), epochs=1)
 
 

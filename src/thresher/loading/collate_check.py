@@ -22,7 +22,7 @@ from thresher.warning import warn
 # `attribution.resolve` looks for this text in the reason: it refuses even `run.ids` if rows are known to have moved.
 MOVED = "sorts or mixes the samples of a batch"
 CHANGED = (
-    "changes every value of its samples, so that it may sort or mix them. If row i of each batch is sample i, declare it: "
+    "changes every value of its samples, so it may sort or mix them. If row i of each batch is sample i, declare it: "
     "thresher.attach(collate_keeps_rows=True)"
 )
 

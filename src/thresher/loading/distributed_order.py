@@ -95,7 +95,7 @@ class SharedSampler:
         return {"sampler": name, "seed": seed, "samples": self.n, "epoch": epoch, "begun": self._epoch}
 
     def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
-        """Restores the sample order of a saved run, so that the next epochs continue from it.
+        """Restores the sample order of a saved run. The next epochs continue from it.
 
         Args:
             state: State that `state_dict` returned.
@@ -113,7 +113,7 @@ class SharedSampler:
 
         Args:
             place: Position that an interrupted epoch has reached.
-            drawn: Whether the method drew the order, so that the order of the sampler is not used. Default: False.
+            drawn: Whether the method drew the order; the order of the sampler is then not used. Default: False.
 
         Raises:
             RuntimeError: An interrupted epoch continues, but the sampler was set to another epoch.

@@ -27,7 +27,7 @@ class HeldPlan:
         weights: Factors on the losses of the kept samples in the order of their ids, shape (K,), float32; None means 1 for all.
         refresh: Bitmask of the samples that get one forward pass without gradients at the end of the epoch; None means none.
         lr_scale: Factor on the learning rate of each step of the epoch.
-        drawn: Whether `ids` was drawn at random, so that it is the order of training and may repeat samples.
+        drawn: Whether `ids` is an order of training, drawn at random, which may repeat samples.
         facts: Scalars for the history by name.
         smaller_batches: Whether the epoch has as many steps as full training, each with a smaller batch.
         note: Warning for the user, a whole sentence.

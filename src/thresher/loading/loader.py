@@ -284,7 +284,7 @@ class SelectedLoader(OfUser):
         self.row_buffer = None if fills is None else RowBuffer(self.ids.batch_size if fills else None, world)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns `run.state_dict()`, so that scripts that save the state of their loader save the run."""
+        """Returns `run.state_dict()`: a script that saves the state of its loader then saves the run."""
         return self.saved.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

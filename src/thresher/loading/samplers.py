@@ -196,7 +196,7 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
     if not isinstance(loader, DataLoader):
         name = type(loader).__name__
         inside = isinstance(getattr(loader, "loader", None), DataLoader)
-        of_tensors = ". For tensors that lie on the device whole, use thresher.TensorLoader(x, y, batch_size=...)"
+        of_tensors = ". For tensors that lie entirely on the device, use thresher.TensorLoader(x, y, batch_size=...)"
         wraps = f", which wraps one. Pass its `loader`, and let it yield what the run chooses: {WRAPPED}"
         advice = wraps if inside else of_tensors
         raise TypeError(f"`loader` must be a torch.utils.data.DataLoader, got {name}{advice}")

@@ -88,7 +88,7 @@ class ShufflePasses:
         return {**shuffle.state_at(shuffle.epoch, 0), "sampler": type(shuffle).__name__, "begun": self._ids.epoch}
 
     def load_state_dict(self, state: Mapping[str, Any], *, active: bool, consumed: int) -> None:
-        """Restores the sample order of a saved run, so that the next epochs continue from it.
+        """Restores the sample order of a saved run. The next epochs continue from it.
 
         Args:
             state: State that `state_dict` returned.
@@ -200,7 +200,7 @@ class UserOrder:
         return None if self.passes is None else self.passes.state_dict()
 
     def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
-        """Restores the sample order of a saved run, so that the next epochs continue from it.
+        """Restores the sample order of a saved run. The next epochs continue from it.
 
         Args:
             state: State that `state_dict` returned.

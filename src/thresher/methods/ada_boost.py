@@ -35,7 +35,7 @@ def boost_weights(loss: Tensor, weights: BoostFormula = "paper_abs") -> Tensor:
             the finite losses; "paper_abs" is 1/2 ln|(1 + l) / (1 - l)|, about 44 for a loss of 1.
 
     Returns:
-        Weights, shape (n,), finite where the loss is finite.
+        Weights, shape (n,), finite for each finite loss.
     """
     tiny = torch.finfo(loss.dtype).tiny
     if weights == "paper_abs":

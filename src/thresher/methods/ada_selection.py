@@ -208,7 +208,7 @@ def mean_of_kept(scores: Tensor, loss: Tensor, usable: Tensor, k: int) -> Tensor
         k: Number of samples that each selector keeps, at most n; ties are ordered by position.
 
     Returns:
-        Mean losses, shape (M,); NaN where no usable sample is kept.
+        Mean losses, shape (M,); NaN if no usable sample is kept.
     """
     left_out = len(loss) - k
     kept = torch.where(usable[:, None], scores, math.inf).argsort(dim=0, stable=True)[left_out:]

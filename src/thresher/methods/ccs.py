@@ -6,8 +6,8 @@ first. The range of the remaining scores is cut into strata (intervals) of equal
 among the strata, beginning with the stratum that has the fewest samples: each gets an equal part of what is left, but at most
 its own samples. Within a stratum, samples are drawn uniformly. It is biased: nothing is re-weighted.
 
-The paper's score is the area under the margin (`thresher.scores.aum`), of which the hardest samples have the least; here, as
-everywhere, larger is harder. Where the code differs:
+The score of the paper is the area under the margin, which is smallest for the hardest samples. Scores in Thresher, among them
+`thresher.scores.aum`, are larger for harder samples. Where the code differs:
 - The upper end of its range is the largest score times 1.0001, which is below the largest score if that is negative. Here the
   largest score belongs to the last stratum.
 - It drops the samples with the smallest area under the margin, even if another score defines the strata. Here one score does

@@ -1,6 +1,6 @@
 """The interface of methods: protocols of methods that choose before training, before each epoch or in each batch.
 
-Nothing here imports torch, so that the methods can be listed without it.
+Nothing here imports torch, so methods can be listed without it.
 """
 
 import difflib
@@ -66,7 +66,7 @@ class Requirements:
     Args:
         signals: Names of the signals (numbers per sample) by which a batch method chooses, such as `("loss",)`. Default (): no
             signals, and the choice comes before any forward pass. Epoch methods name signals in `columns()` instead.
-        optimizer: Whether plans scale the learning rate, so that `attach` must be given the optimizer. Default False.
+        optimizer: Whether plans scale the learning rate; `attach` then needs the optimizer. Default False.
         refresh: Mode of the model, "eval" or "train", in the forward pass over the samples in `EpochPlan.refresh`. Default
             None: plans never refresh samples.
         order: Order of training on the chosen samples. "loader" (default): the order of the loader. "plan": plans may set the

@@ -7,7 +7,7 @@ wrong now. The method is biased towards samples that are often forgotten: nothin
 The paper counts during one whole training run and prunes before a second one: `thresher.Prune` with
 `thresher.scores.forgetting`. This is the online form with which KAKURENBO is compared (`_forget_lag` of
 github.com/TruongThaoNguyen/kakurenbo): the first 2 epochs hide nothing, later epochs hide a fixed share. Hidden samples get a
-forward pass at the end of the epoch, so that their counts continue and they can return. Where the two codes differ from this
+forward pass at the end of the epoch: their counts continue, and they can return. Where the two codes differ from this
 method or from each other:
 - A sample that was never right counts as forgotten most often in Toneva's code. In KAKURENBO's code it counts as never
   forgotten and is hidden first. The settings are `never_learned="keep"` and `"cut"`.

@@ -72,9 +72,9 @@ class GradMatch:
             official code.
         fill: Whether random samples of weight 1 fill up the subset if the search ends before the budget, as in the official
             code. Default True.
-        weights_divisor: Divisor of the sum of the weighted losses over the subset: "weights" (default and published) is the sum
-            of the weights, so that their mean is 1; "samples" is the number of all samples, so that the gradient is about as
-            long as the gradient of all data.
+        weights_divisor: Divisor of the sum of the weighted losses over the subset. "weights" (default and published): the sum
+            of the weights, which gives them a mean of 1. "samples": the number of all samples, which makes the gradient about
+            as long as the gradient of all data.
         memory: Largest memory of the inner products of a selection, in GiB, > 0. M mini-batches, of which m are chosen, take
             M * (M + m) numbers of 8 bytes. With "class", it is the inner products of the chosen samples of a class with all
             its samples. If a selection needs more, `attach` (mini-batches) or the first selection (classes) raises an error.

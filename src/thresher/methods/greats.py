@@ -83,9 +83,9 @@ class Greats(KeepShare):
     card: ClassVar[Card] = Card(
         summary="rows whose gradients help a validation batch, and differ",
         paper="NeurIPS 2024: GREATS",
-        rule="its gradient did little for the validation batch, beside those of the chosen rows",
+        rule="its gradient added little for the validation batch to those of the chosen rows",
         biased="yes, by design: towards what lowers the loss of the validation batch; nothing is re-weighted",
-        forwards="every sample of a batch, and the validation batch beside each, to choose by",
+        forwards="every sample of a batch and, for each batch, the validation batch, to choose by",
         claim="faster convergence and better generalization in the training of language models (the abstract has no number)",
         differences=(
             "Inner products are over the last layer; in the code they are over all layers that are fine-tuned.",

@@ -53,8 +53,8 @@ class InfoBatch:
     """Skips a random part of the samples below the mean loss, and raises the weights of the other samples below it.
 
     The sum of the weighted losses over an epoch has the same expectation as with all data. The sum over a batch is divided
-    by the size of the batch, as in the official code: an epoch with K instead of N samples takes fewer steps, which are N / K
-    times as large, so that their total stays the same. The last epochs train on all samples.
+    by the size of the batch, as in the official code: an epoch with K instead of N samples takes fewer steps, but each is N / K
+    times as large, and their total stays the same. The last epochs train on all samples.
 
     Args:
         prune_fraction: Share pruned of the samples below the threshold, r, [0, 1). Default and published: 0.5.

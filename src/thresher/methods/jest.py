@@ -107,7 +107,7 @@ class Jest(KeepShare):
             "the remaining rows out.",
         ),
         caveat="made for contrastive losses, where rows teach together. For losses of single samples the logits are divided by "
-        "2 m + 1, so that after the first rows the draw is nearly uniform: on the planted problem `redundant` it gains a few "
+        "2 m + 1, so after the first rows the draw is nearly uniform: on the planted problem `redundant` it gains a few "
         "points on random rows of the same cost, on `noisy` none. The choice takes about four times as long as that of Big "
         "Loss, because the chunks are drawn one after another",
         missing=("Scores of smaller inputs as in Flexi-JEST, except by `Scoring(input_scale=...)`.",),

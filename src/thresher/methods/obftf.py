@@ -43,7 +43,7 @@ def best_swap(loss: Tensor, finite: Tensor, chosen: Tensor) -> Tensor:
     Of equally good swaps, the one with the lowest chosen position, then with the lowest new position, is made.
 
     Args:
-        loss: Losses, ascending, shape (n,), 0 where a loss is not finite.
+        loss: Losses, ascending, shape (n,), with 0 in place of losses that are not finite.
         finite: Mask of the finite losses, bool, shape (n,); the others neither count nor move.
         chosen: Chosen positions, ascending, shape (k,), int64.
 

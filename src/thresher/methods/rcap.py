@@ -202,7 +202,7 @@ class Rcap:
         differences=(
             "The numbers of the classes add up to the budget; the code rounds each of them up.",
             "The first epoch keeps every sample, because labels are only known from training.",
-            "A class whose last losses are all drawn away keeps one sample, so that it can return.",
+            "A class of which the last epoch kept no sample keeps one (if `keep` allows one per class), so it can return.",
             "Samples without a finite loss or without a label are kept.",
         ),
         bytes_per_sample=9,

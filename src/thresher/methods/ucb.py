@@ -159,7 +159,7 @@ class Ucb:
         return score
 
     def _chosen(self, score: Values, known: Mask, generator: torch.Generator) -> Mask:
-        """Marks the samples with the largest scores, as many as the share leaves after the samples without a score."""
+        """Marks the samples with the largest scores: the share to keep, minus the samples without a score, which are kept."""
         k = max(0, max(1, share(self.keep, len(known))) - int(np.count_nonzero(~known)))
         drawn = share(self.epsilon, k) if self.explore == "epsilon" else 0
         best = largest(score, k - drawn)
