@@ -16,12 +16,10 @@ import gzip
 import io
 import os
 import pickle
-import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -234,21 +232,6 @@ CIFAR100_CLASSES = (
 PIXELS = 3 * 32 * 32
 """Bytes of an image: 32 x 32 of red, then of green, then of blue."""
 
-DAMAGE = (
-    pickle.UnpicklingError,
-    struct.error,
-    EOFError,
-    AssertionError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    OverflowError,
-    MemoryError,
-)
-"""Errors that reading a damaged pickle may raise; the documentation of Python does not limit them."""
-
 LabelledImages = tuple[NDArray[np.uint8], NDArray[np.generic]]
 """Images of shape (N, 3, 32, 32) and labels of shape (N,)."""
 
@@ -306,11 +289,17 @@ class Cifar:
         return [name + suffix for name in (*self.train, self.test)]
 
     def _read_pickle(self, path: Path) -> LabelledImages:
-        batch = _unpickle(path)
+        try:
+            batch = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        except Exception as error:  # a damaged pickle may raise anything
+            raise ValueError(f"{path}: truncated, damaged, or not a pickle of CIFAR: {error!r}") from error
         if not isinstance(batch, dict) or not {b"data", self.labels} <= batch.keys():
             got = [*batch] if isinstance(batch, dict) else type(batch).__name__
             raise ValueError(f"{path}: no batch of {self.name}: a dict with b'data' and {self.labels} is wanted, got {got}")
-        return self._checked(path, _pixels(path, batch[b"data"]), batch[self.labels])
+        match pixels := batch[b"data"]:
+            case np.ndarray(dtype=np.uint8, shape=(_, width)) if width == PIXELS:
+                return self._checked(path, pixels, batch[self.labels])
+        raise ValueError(f"{path}: damaged: the pixels are not an array of bytes of shape (images, {PIXELS})")
 
     def _read_binary(self, path: Path) -> LabelledImages:
         content = np.fromfile(path, np.uint8)
@@ -350,78 +339,27 @@ CIFAR100 = Cifar(
 )
 
 
-def _unpickle(path: Path) -> Any:
-    stream = io.BytesIO(path.read_bytes())
-    try:
-        content = _Unpickler(stream, encoding="bytes").load()
-    except DAMAGE as error:
-        raise ValueError(f"{path}: truncated, damaged, or not a pickle of CIFAR: {error!r}") from error
-    if stream.read(1):
-        raise ValueError(f"{path}: damaged: the file goes on behind the end of the pickle")
-    return content
-
-
-class _Placeholder:
-    """Stands for an object in a pickle: stores its arguments and its state, and does nothing with them."""
-
-    arguments: tuple[Any, ...] = ()
-    state: Any = None
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-def _encode(text: str, _: str) -> bytes:
-    """Returns the bytes that Python 3 writes as text into a pickle for Python 2."""
-    return text.encode("latin1")
-
-
-NAMES = {
-    "numpy.core.multiarray._reconstruct": _Placeholder,
-    "numpy._core.multiarray._reconstruct": _Placeholder,
-    "numpy.ndarray": _Placeholder,
-    "numpy.dtype": _Placeholder,
-    "_codecs.encode": _encode,
+NUMPY_NAMES = {
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+    "numpy.ndarray",
+    "numpy.dtype",
+    "_codecs.encode",
 }
-"""Names that a pickle of CIFAR may contain, and their substitutes: numpy is never called with arguments from a file."""
+"""Names that a pickle of arrays contains."""
 
 
-class _Unpickler(pickle._Unpickler):
-    """Unpickles arrays without running code that the file names.
-
-    Each allowed name stands for a placeholder that only stores its arguments; other names are refused. This is the unpickler in
-    Python, because the one in C would allocate as much memory as a damaged file asks for.
-    """
+class _Unpickler(pickle.Unpickler):
+    """Unpickles arrays and refuses all other names, because a pickle could run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        wanted = f"{module}.{name}"
-        if wanted not in NAMES:
-            raise pickle.UnpicklingError(f"it asks for {wanted}, and may ask for {', '.join(NAMES)} only")
-        return NAMES[wanted]
+        if f"{module}.{name}" not in NUMPY_NAMES:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and may ask for numpy's arrays only")
+        return super().find_class(module, name)
 
 
-def _pixels(path: Path, stored: Any) -> NDArray[np.uint8]:
-    """Returns the array that numpy would have built from the arguments and the state of a placeholder."""
-    match stored:
-        case _Placeholder(state=(*_, (int(count), width), _Placeholder(arguments=(b"u1" | "u1", *_)), by_column, bytes(raw))):
-            if width == PIXELS and len(raw) == count * PIXELS:
-                return np.frombuffer(raw, np.uint8).reshape((count, PIXELS), order="F" if by_column else "C")
-    raise ValueError(f"{path}: damaged: the pixels are not an array of bytes of shape (images, {PIXELS})")
-
-
-# The part of MATLAB's format that arrays of numbers need; the reader of scipy may end the process at a damaged tag. A file is a
-# header of 128 bytes and elements. An element is a tag with type and size, and content. A variable is an element that contains
-# elements, compressed or not: flags, shape, name, numbers.
 FILES = ("train_32x32.mat", "test_32x32.mat")
-
-BYTE_ORDERS = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}
-"""Byte orders by the last bytes of the header, which are version 1 of the format and the byte order."""
-VARIABLE, COMPRESSED = 14, 15
-NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
-"""Types of numpy by the other types of elements."""
+"""Names of the files of SVHN."""
 
 
 def find_svhn(folder: Path | None = None) -> Path:
@@ -451,8 +389,13 @@ def svhn(folder: Path | None = None) -> Data:
 
 def _read_svhn(path: Path) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
     """Returns images of shape (N, 3, 32, 32), uint8, and labels of shape (N,); a zero has the label 10 in the file."""
-    variables = _variables(path)
-    images, labels = variables.get(b"X"), variables.get(b"y")
+    from scipy.io import loadmat
+
+    try:
+        variables = loadmat(path, variable_names=["X", "y"])
+    except Exception as error:  # a damaged file may raise anything
+        raise ValueError(f"{path}: truncated, damaged, or not a MATLAB file of version 5 to 7.2: {error!r}") from error
+    images, labels = variables.get("X"), variables.get("y")
     match images, labels:
         case np.ndarray(dtype=np.uint8, shape=(32, 32, 3, count)), np.ndarray(shape=(rows, 1)) if rows == count:
             pass
@@ -466,50 +409,6 @@ def _read_svhn(path: Path) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
 
 def _dtype_and_shape(values: NDArray[np.generic] | None) -> str:
     return "none" if values is None else f"{values.dtype} of shape {values.shape}"
-
-
-def _variables(path: Path) -> dict[bytes, NDArray[np.generic]]:
-    """Returns the variables X and y of a file, by name."""
-    content = path.read_bytes()
-    order = BYTE_ORDERS.get(content[124:128])
-    if order is None:
-        raise ValueError(f"{path}: truncated, damaged, or not a MATLAB file of version 5 to 7.2")
-    try:
-        variables = [_variable(*element, order) for element in _elements(memoryview(content)[128:], order)]
-    except (ValueError, struct.error, zlib.error) as error:
-        raise ValueError(f"{path}: truncated or damaged: {error}") from error
-    return {name: values for name, values in variables if values is not None}
-
-
-def _variable(kind: int, content: memoryview, order: str) -> tuple[bytes, NDArray[np.generic] | None]:
-    """Returns the name and the values of a variable; the values are None unless the name is X or y."""
-    if kind == COMPRESSED:
-        # Not every version of MATLAB ends the stream, which `zlib.decompress` would refuse.
-        [(kind, content)] = _elements(memoryview(zlib.decompressobj().decompress(content)), order)
-    if kind != VARIABLE:
-        raise ValueError(f"an element of type {kind} instead of a variable")
-    parts = _elements(content, order)
-    _, (_, shape), (_, name) = islice(parts, 3)
-    if name not in (b"X", b"y"):
-        return bytes(name), None
-    (kind, numbers), *_ = parts
-    if kind not in NUMBERS:
-        raise ValueError(f"{bytes(name).decode()} is not of numbers: it has elements of type {kind}")
-    values = np.frombuffer(numbers, order + NUMBERS[kind])
-    return bytes(name), values.reshape(np.frombuffer(shape, order + "i4").tolist(), order="F")
-
-
-def _elements(content: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
-    """Yields the type and the content of each element."""
-    while content:
-        kind, size = struct.unpack_from(order + "II", content)
-        begin, end = 8, 8 + size
-        if kind >> 16:
-            kind, begin, end = kind & 0xFFFF, 4, 4 + (kind >> 16)
-        if end > len(content):
-            raise ValueError(f"an element of {end} bytes, and {len(content)} are left")
-        yield kind, content[begin:end]
-        content = content[end if kind == COMPRESSED else end + -end % 8 :]
 
 
 def _cnn_of_turned() -> nn.Module:
