@@ -217,10 +217,11 @@ class RowBuffer:
         columns, rest, rebuild = take_apart(batch, len(ids))
         kinds = [type(column) for column in columns]
         if not kinds or kinds != (self._kinds or kinds):
+            now, before = (", ".join(kind.__name__ for kind in some) or "none" for some in (kinds, self._kinds or ()))
             raise ValueError(
-                f"a batch of {len(ids)} samples has {len(kinds)} parts with one entry for each sample"
-                + (f", others before it had {len(self._kinds or ())}" if kinds else "")
-                + ": its rows cannot be chosen. Collate to tensors, arrays or lists with one entry per sample."
+                f"a batch of {len(ids)} samples has these parts with one entry for each sample: {now}"
+                + (f"; others before it had {before}" if kinds else "")
+                + ". Rows cannot be chosen from it: collate to tensors, arrays or lists with one entry per sample."
             )
         # A part without one entry per sample, such as a graph or a padding length, can be passed on only if it is the same in
         # all batches.

@@ -293,9 +293,10 @@ def test_padded_to_different_widths():
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ([{"count": 3}], "a batch of 4 samples has 0 parts with one entry for each sample: its rows"),
-        ([torch.zeros(3)], "has 0 parts"),
-        ([(torch.zeros(4), torch.zeros(4)), (torch.zeros(4), None)], "has 1 parts.*others before it had 2"),
+        ([{"count": 3}], "a batch of 4 samples has these parts with one entry for each sample: none. Rows cannot be chosen"),
+        ([torch.zeros(3)], "for each sample: none"),
+        ([(torch.zeros(4), torch.zeros(4)), (torch.zeros(4), None)], "sample: Tensor; others before it had Tensor, Tensor"),
+        ([torch.zeros(4), [0, 1, 2, 3]], "for each sample: list; others before it had Tensor"),
     ],
 )
 def test_batches_whose_rows_cannot_be_told(batches, message):
