@@ -14,15 +14,16 @@ class Cost:
     Attributes:
         forward: Samples that went through a forward pass, including `refresh` and `scoring`.
         backward: Samples that went through a backward pass.
-        refresh: Samples that went through the forward passes without training at the end of epochs, part of `forward`.
+        refresh: Samples that went through the extra forward passes at the end of epochs, which do not train; part of
+            `forward`.
         scoring: Samples that went through forward passes only to decide what to train on, part of `forward`.
         steps: Number of optimizer steps; without `attach(optimizer=...)`, number of batches with a loss.
         full_forward: Samples that full training would have put through a forward pass by now.
         full_backward: Samples that full training would have put through a backward pass by now.
         backward_to_forward: Time of a backward pass divided by the time of a forward pass, measured in the first steps;
             None before it is known.
-        unknown: Reason why it is not known how many samples the loop put through the model, a sentence without its period;
-            None if it is known.
+        unknown: Why the number of samples that went through the model is not known, as a sentence without its period; None if
+            it is known.
 
     Example:
         1000 samples went through a forward pass, and 330 of them through a backward pass, which costs twice as much:

@@ -170,8 +170,9 @@ def _check_choice(trainer: Any, policy: Any, rollouts: int | None) -> None:
         raise ValueError("thresher.trl.attach: `rollouts` does not support scale_rewards='batch'; use scale_rewards='group'")
     if trainer.args.per_device_train_batch_size * rollouts % trainer.num_generations:
         raise ValueError(
-            f"thresher.trl.attach: {rollouts} of {trainer.num_generations} rollouts do not divide the "
-            f"{trainer.args.per_device_train_batch_size} rows of a batch"
+            f"thresher.trl.attach: `rollouts`={rollouts} of {trainer.num_generations} leaves a fraction of the "
+            f"{trainer.args.per_device_train_batch_size} rows of a batch; use a batch size that is a multiple of "
+            f"{trainer.num_generations}"
         )
 
 

@@ -104,9 +104,9 @@ def test_the_realized_share(keep: float) -> None:
         ({"keep": 0}, r"`keep` is the share kept, within \(0, 1\], got 0"),
         (
             {"keep": 0.5, "drop_hardest": 0.6},
-            r"`drop_hardest` is a share removed, .* got 0.6 with keep=0.5",
+            r"`drop_hardest` is the share to remove, .* got 0.6 with keep=0.5",
         ),
-        ({"drop_hardest": -0.1}, "`drop_hardest` is a share removed"),
+        ({"drop_hardest": -0.1}, "`drop_hardest` is the share to remove"),
         ({"strata": 0}, "`strata` must be a whole number of 1 or more, got 0"),
         ({"seed": -1}, r"`seed` must be a whole number within \[0, 2\*\*63\), got -1"),
     ],

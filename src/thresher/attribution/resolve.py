@@ -409,10 +409,11 @@ def attribute(tracker: RowTracker, outputs: Any, targets: Any, stated: StatedIds
         stated: Sample ids that the caller gives; None to find the samples from the tensors.
 
     Returns:
-        The samples, and flags of comparisons that are still on a device.
+        The samples, and the results of comparisons that were not read from the device yet.
 
     Raises:
-        AttributionError: No tensor has known rows, two tensors contradict each other or the ids, or values differ.
+        AttributionError: No tensor has known rows, two tensors belong to different samples, a tensor contradicts `stated`, or
+            targets do not have the values that the loader yielded.
     """
     at_once = tracker.untouched(outputs, targets) if stated is None else None
     if at_once is not None:

@@ -116,9 +116,9 @@ class RowLayout(NamedTuple):
             if leading and leading % self.n == 0:
                 raise AttributionError(
                     f"Losses of shape {tuple(positions.shape)} for {self.n} samples: cannot tell which losses belong to which "
-                    f"sample. Give one id per row; or, if each sample has {leading // self.n} consecutive rows, pass ids= and "
-                    f"repeat={leading // self.n} to run.criterion or run.reduce. A function given as attach(forward=) must "
-                    "return outputs with the samples in dimension 0. Nothing was recorded."
+                    "sample. Pass ids= with one id per row to run.criterion or run.reduce; or, if each sample has consecutive "
+                    f"rows, ids= with one id per sample, and repeat={leading // self.n}. A function given as attach(forward=) "
+                    "must return outputs with the samples in dimension 0. Nothing was recorded."
                 )
             raise ValueError(
                 f"Losses of shape {tuple(positions.shape)} for {self.n} samples: the first dimension must be the samples'. "
@@ -150,7 +150,10 @@ class Attribution(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows start, start + step, ... of a batch, each with `repeat` consecutive entries in the tensor that shows them."""
+    """The rows `start`, `start + step`, ... of a batch, `n` in all, of which a tensor was found to be a part.
+
+    In this tensor, each row has `repeat` consecutive entries.
+    """
 
     batch: YieldedBatch
     start: int

@@ -76,7 +76,7 @@ class KeptOrder:
         return ids[self._keeps(ids)][begin - before : end - before]
 
     def place_after(self, kept: int) -> int:
-        """Returns how many ids of the order before the plan it takes to reach `kept` kept samples.
+        """Returns the length of the shortest beginning of the whole order (kept and omitted ids) that has `kept` kept samples.
 
         Args:
             kept: Number of kept samples, 0 or more.

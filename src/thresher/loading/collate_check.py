@@ -80,8 +80,7 @@ def checked(loader: DataLoader[Any], *, collate_keeps_rows: bool | None = None) 
 
     Args:
         loader: The user's loader.
-        collate_keeps_rows: Whether the user has declared that row i of each batch is sample i; None if there is no such
-            argument.
+        collate_keeps_rows: Whether the user has declared that row i of each batch is sample i. Default None: not declared.
     """
     # The functions of torch stack samples in order: a check would cost time and never find anything.
     if collate_keeps_rows or loader.collate_fn in (default_collate, default_convert, as_it_is):

@@ -292,7 +292,7 @@ class SelectedLoader(OfUser):
         self.saved.load_state_dict(state_dict, restore_rng=True)
 
     def state_of_pass(self) -> dict[str, Any]:
-        """Returns the chosen rows that were not yielded yet, and how the epoch began, as tensors and plain values."""
+        """Returns the chosen rows not yielded yet, and the random and sampler states at the start of the epoch."""
         # Rows that came with a loaded state and were not read again yet are in `_waiting`.
         unbuffered = self.row_buffer is None or len(self._waiting[0])
         ids, weights = self._waiting if unbuffered or self.row_buffer is None else self.row_buffer.waiting

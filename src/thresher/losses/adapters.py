@@ -243,7 +243,8 @@ class ElementCriterion(ReducedCriterion):
 class Divergence(ElementCriterion):
     """Adapter for KLDiv: outputs are log-probabilities, targets a distribution.
 
-    With reduction="batchmean" the loss of a sample is the sum of its entries, divided by its number of rows if it has several.
+    With reduction="batchmean", the loss of a sample is the sum over its entries. If it has several distributions, such as one
+    per token, the sum is divided by their number.
     """
 
     def __init__(self, original: Any) -> None:

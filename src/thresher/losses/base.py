@@ -50,7 +50,8 @@ class Criterion:
         ignore_index: Target value of the positions that the criterion ignores; None if all count.
         smoothing: Label smoothing, in [0, 1).
         keeps_positions: Whether the loop gets the losses by position, which it reduces itself, rather than a scalar.
-        over_classes: Whether a position covers all classes of one label, rather than one number of the outputs.
+        over_classes: Whether the loss at a position depends on the outputs of all classes, as in cross-entropy, rather than on
+            a single output, as in a squared error.
     """
 
     kind: reading.OutputKind = "unknown"

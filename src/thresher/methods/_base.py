@@ -465,7 +465,7 @@ def check_known(method: object, irreducible: Scores | str, ids: Tensor) -> None:
 
 
 def with_irreducible(signals: Mapping[str, Tensor], state: State) -> tuple[dict[str, Tensor], State]:
-    """Adds the irreducible losses of a batch to its signals. Returns the signals, and the state with the table on their device.
+    """Adds irreducible losses to the signals of a batch; also returns the state, with its table on the device of the signals.
 
     Args:
         signals: Signals by name; "id" is among them.

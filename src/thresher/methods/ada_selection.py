@@ -249,9 +249,9 @@ def log_scores(importance: Tensor, log_weights: Tensor, loss: Tensor, fade: floa
 
 @dataclass(frozen=True)
 class AdaSelection(KeepLargest):
-    """Trains on the floor(keep * n) samples of each batch that several selectors together score highest, at least one.
+    """Trains on the samples of each batch that several selectors together score highest: floor(keep * n) of n, at least one.
 
-    Late in training its choices are mostly random: on four of five tasks here, the uniform selector ends with 88 to 100 % of
+    Late in training its choices are mostly random: on four of five tasks here, the uniform selector ends with 72 to 100 % of
     the weight.
 
     The weights of the selectors adapt from step to step. Ties go to higher ids. A sample without a finite loss is kept before
@@ -261,12 +261,14 @@ class AdaSelection(KeepLargest):
         keep: Share kept of each batch, (0, 1]. Default 0.5; published: 0.1 to 0.5.
         pool: The selectors, each once: names out of "big_loss", "small_loss", "uniform", "gradient_norm", "ada_boost",
             "coreset_extremes", "coreset_center"; or batch methods, such as `Obftf(keep=0.3)`, which vote for the rows that they
-            would keep. Default: the first three names. Published: big and small loss; these with uniform; these three with
-            gradient norm or coreset extremes. Without "uniform" a warning is given, see Warns.
+            would keep. Default: the first three names. Published: "big_loss" and "small_loss", alone, with "uniform", or with
+            "uniform" and either "gradient_norm" or "coreset_extremes".
         beta: Speed at which weights adapt, [0, 1]: a selector gains weight when the average loss of its samples grows; at 0 all
-            weights stay equal. Default 0.5; not published. Within [-1, 1] with `normalise=False`; with other settings, values
-            below 0 are refused, because the weight goes to the selector whose losses are learned already.
-        gamma: Speed at which the curriculum ends, above 0: losses count as u / t ** gamma in it. Default 1; not published.
+            weights stay equal. Default 0.5; not published. With `normalise=False`, [-1, 1]: below 0, a selector gains weight
+            when this average falls. With `normalise=True`, values below 0 raise an error, because the selector whose samples
+            are learned already would get the weight.
+        gamma: Speed at which the curriculum ends, above 0: in step t, normalized losses are divided by t ** gamma in it.
+            Default 1; not published.
         importance: How a selector assigns importances to the samples. "ranks" (default): the softmax of normal quantiles in the
             order of its scores. "votes": 1/k for each of the k rows that it alone would keep. "spread": the softmax of its
             scores, scaled to a standard deviation of 1. "softmax": the softmax of its scores as they are.
@@ -275,7 +277,7 @@ class AdaSelection(KeepLargest):
         curriculum: Whether small losses are favored at the beginning. Default True.
         adaboost: Formula of the selector "ada_boost": "paper_abs" (default) or "scaled", as in `AdaBoost`.
         uniform: Scores of the selector "uniform". "drawn" (default): new random scores in each step; with importance="softmax",
-            a random subset of the size that is kept has one score, and the others a lower one. "flat", only with
+            floor(keep * n) random samples get the same high score, and all others the same low one. "flat", only with
             importance="softmax": all samples have the same score, so the selector never changes their order.
         stop_after: Number of consecutive steps without a change after which the weights are fixed, 1 or more. The history then
             has `weights_fixed`, a possible sign to stop training, which the paper leaves to future work. Default None: never.
@@ -287,8 +289,8 @@ class AdaSelection(KeepLargest):
         ValueError: A setting is out of its range.
 
     Warns:
-        UserWarning: The pool has a selector that keeps large losses, but not "uniform". If large losses are wrong labels or
-            outliers, no other selector can then outweigh it.
+        UserWarning: The pool contains a selector that keeps large losses, and does not contain "uniform". If large losses come
+            from wrong labels or outliers, only "uniform" can outweigh this selector.
 
     Example:
         >>> import torch

@@ -124,7 +124,7 @@ class Ccs:
         dropped = self.drop_hardest
         if not (is_number(dropped) and 0 <= dropped <= 1 - self.keep + 1e-9):
             raise ValueError(
-                f"Ccs: `drop_hardest` is a share removed, within [0, 1 - keep], got {dropped!r} with keep={self.keep}"
+                f"Ccs: `drop_hardest` is the share to remove, within [0, 1 - keep], got {dropped!r} with keep={self.keep}"
             )
         check_whole(self, "strata")
         if not (isinstance(self.seed, int) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**63):

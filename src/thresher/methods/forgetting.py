@@ -133,7 +133,7 @@ class Forgetting:
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction < 1:
-            raise ValueError(f"Forgetting: `fraction` is a share removed, within [0, 1), got {self.fraction}")
+            raise ValueError(f"Forgetting: `fraction` is the share to remove, within [0, 1), got {self.fraction}")
         if not (0 <= self.start < 1 or (self.start >= 1 and self.start % 1 == 0)):
             raise ValueError(
                 f"Forgetting: `start` must be an epoch, a whole number of 0 or more, or a share of the epochs below 1, "

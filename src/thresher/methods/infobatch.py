@@ -106,7 +106,7 @@ class InfoBatch:
     def __post_init__(self) -> None:
         name = type(self).__name__
         if not 0 <= self.prune_fraction < 1:
-            raise ValueError(f"{name}: `prune_fraction` is a share removed, within [0, 1), got {self.prune_fraction}")
+            raise ValueError(f"{name}: `prune_fraction` is the share to remove, within [0, 1), got {self.prune_fraction}")
         if not 0 <= self.delta <= 1:
             raise ValueError(f"{name}: `delta` is a share of the epochs, within [0, 1], got {self.delta}")
         if self.threshold != "mean" and not (isinstance(self.threshold, float) and 0 < self.threshold < 1):

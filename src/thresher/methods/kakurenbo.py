@@ -169,7 +169,7 @@ class Kakurenbo:
         check_milestones("Kakurenbo: `schedule`", self.schedule)
         for name in ("max_fraction", "drop_top"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"Kakurenbo: `{name}` is a share removed, within [0, 1), got {getattr(self, name)}")
+                raise ValueError(f"Kakurenbo: `{name}` is the share to remove, within [0, 1), got {getattr(self, name)}")
         if self.max_fraction + self.drop_top >= 1:
             raise ValueError(
                 f"Kakurenbo: `max_fraction` + `drop_top` must stay below 1, got {self.max_fraction} + {self.drop_top}"

@@ -43,7 +43,7 @@ def kept_batches(batches: int, drop_fraction: float, generator: torch.Generator)
 
 @dataclass(frozen=True)
 class MinibatchDropping:
-    """Trains each epoch without a random part of its mini-batches; the learning rate does not change.
+    """Leaves out randomly chosen mini-batches in each epoch; the learning rate does not change.
 
     Args:
         drop_fraction: Probability that a mini-batch is dropped, p, [0, 1). Default and published: 0.5.
@@ -84,7 +84,9 @@ class MinibatchDropping:
 
     def __post_init__(self) -> None:
         if not 0 <= self.drop_fraction < 1:
-            raise ValueError(f"MinibatchDropping: `drop_fraction` is a share removed, within [0, 1), got {self.drop_fraction}")
+            raise ValueError(
+                f"MinibatchDropping: `drop_fraction` must be a probability, within [0, 1), got {self.drop_fraction}"
+            )
         check_whole(self, "batch_size")
 
     def columns(self) -> dict[str, Column]:

@@ -89,7 +89,7 @@ def keep_in_batch(before_fraction: float = 0.25, total_fraction: float = 0.5) ->
         0.667
     """
     if not 0 <= before_fraction < 1:
-        raise ValueError(f"keep_in_batch: `before_fraction` is a share removed, within [0, 1), got {before_fraction}")
+        raise ValueError(f"keep_in_batch: `before_fraction` is the share to remove, within [0, 1), got {before_fraction}")
     if not before_fraction <= total_fraction < 1:
         raise ValueError(
             f"keep_in_batch: `total_fraction` includes `before_fraction`, within [{before_fraction}, 1), got {total_fraction}"
@@ -157,7 +157,7 @@ class Prune:
         check_choices(self)
         if not (is_number(self.offset) and 0 <= self.offset <= 1 - self.keep + 1e-9):
             raise ValueError(
-                f"Prune: `offset` is a share removed, within [0, 1 - keep], got {self.offset!r} with keep={self.keep}"
+                f"Prune: `offset` is the share to remove, within [0, 1 - keep], got {self.offset!r} with keep={self.keep}"
             )
         if self.offset and self.which != "window":
             raise ValueError(f"Prune: `offset` is for which='window' only, got {self.offset} with which={self.which!r}")

@@ -95,7 +95,7 @@ class RePb:
 
     def __post_init__(self) -> None:
         if not 0 < self.prune_fraction < 1:
-            raise ValueError(f"RePb: `prune_fraction` is a share removed, within (0, 1), got {self.prune_fraction}")
+            raise ValueError(f"RePb: `prune_fraction` is the share to remove, within (0, 1), got {self.prune_fraction}")
         check_target(self, self.target)
 
     def columns(self) -> dict[str, Column]:

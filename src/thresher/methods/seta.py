@@ -162,7 +162,7 @@ class SeTa:
 
     def __post_init__(self) -> None:
         if not 0 <= self.prune_fraction < 1:
-            raise ValueError(f"SeTa: `prune_fraction` is a share removed, within [0, 1), got {self.prune_fraction}")
+            raise ValueError(f"SeTa: `prune_fraction` is the share to remove, within [0, 1), got {self.prune_fraction}")
         if not (isinstance(self.groups, int) and not isinstance(self.groups, bool) and 1 <= self.groups <= 1000):
             raise ValueError(f"SeTa: `groups` must be a whole number of 1 to 1000, got {self.groups!r}")
         if not 0 < self.window <= 1:

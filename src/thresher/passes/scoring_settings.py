@@ -23,7 +23,7 @@ class Scoring:
     Args:
         dtype: Dtype of autocast: `torch.float32`, `torch.float16` or `torch.bfloat16`. Default None: as in training.
         every_epochs: Number of epochs from one scoring to the next, 1 or more. In the epochs between, rows are chosen by stored
-            losses, as in stale Selective-Backprop (3 in its code). Default: 1.
+            losses, as in stale Selective-Backprop, whose code scores every 3 epochs. Default: 1.
         model: Model that scores instead of the trained one. Default None: the trained model itself.
         input_scale: Factor that scales the sizes of the inputs, in (0, 1]; see `shrink`. Default: 1.
         losses: Losses of all samples that were computed elsewhere, shape (N,), floating point, used instead of a scoring pass.

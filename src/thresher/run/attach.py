@@ -297,8 +297,8 @@ def _check_batches(parts: Parts, timeline: Timeline) -> None:
     long = not loader.streams and loader.n is not None and loader.candidates > LONG_EPOCH * loader.n
     if long and not isinstance(method, FullData):
         warn(
-            f"An epoch of the loader has {loader.candidates:,} samples, drawn from {loader.n:,}, and {name} chooses once an "
-            "epoch: it may never choose again in this run. Use shuffle=True, whose epochs have each sample once."
+            f"An epoch of the loader draws {loader.candidates:,} samples from {loader.n:,}. {name} chooses once per epoch, so "
+            "training may end before it chooses again. Use shuffle=True: an epoch then has each sample once."
         )
     if loader.streams or (config.spend != "batches" and not requires.smaller_batches):
         return

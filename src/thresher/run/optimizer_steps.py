@@ -238,7 +238,7 @@ CHANGES = 2
 
 
 class StepChecks:
-    """Warns, once for each cause, if steps were not noticed, not scaled, or fewer than a schedule expects.
+    """Warns, once for each cause, if steps went unnoticed, kept an unscaled rate, or are fewer than a schedule expects.
 
     Args:
         hooks: Hooks of the optimizer.

@@ -47,7 +47,7 @@ class Position:
 
         Args:
             place: Position after the batch.
-            samples: Number of samples that full training would have consumed in the epoch by then.
+            samples: Number of samples of the epoch that full training would have consumed by the end of the batch.
         """
         # Only the difference: earlier samples are counted already, perhaps by the run that was saved.
         self._count(samples - self._samples)
@@ -76,7 +76,7 @@ class Position:
         """Moves back to where the loop began, because nothing was trained.
 
         Args:
-            samples: Number of samples that full training would have consumed in the epoch by then.
+            samples: Number of samples of the epoch that full training would have consumed before the loop began.
         """
         self._count(samples - self._samples)
         self.active, self.place = self._at_begin
@@ -92,7 +92,7 @@ class Position:
 
         Args:
             state: State of the run.
-            samples: Number of samples that full training would have consumed in the epoch by then.
+            samples: Number of samples of the epoch that full training would have consumed by the saved position.
         """
         names = ("seed", "epoch", "active", "ran_out", "left")
         self.seed, self.epoch, self.active, self.ran_out, self.saved_left = (state[name] for name in names)

@@ -30,8 +30,8 @@ def _passes_for_signals(config: RunConfig) -> str:
         )
     if scoring is not None and (scoring.every_epochs > 1 or scoring.losses is not None):
         raise ValueError(
-            f"`forward_passes`: {name} chooses by {', '.join(sorted(wide))}. Each sample has several of these numbers, and "
-            "they are not stored between epochs: use every_epochs=1 and no `losses`"
+            f"`forward_passes`: {name} chooses by {', '.join(sorted(wide))}, which has several numbers per sample and is not "
+            "stored between epochs: use every_epochs=1, and do not pass `losses`"
         )
     if "feature" not in wide:
         return forward_passes

@@ -68,7 +68,7 @@ class Grouped(EpochSampler):
             raise ValueError(f"Grouped: give either `batch_size` or `max_tokens`, got {batch_size} and {max_tokens}")
         values = torch.as_tensor(lengths).detach().cpu().numpy()
         if values.ndim != 1 or not len(values) or not values.min() > 0:
-            raise ValueError(f"Grouped: `lengths` must have shape (N,) and be above 0, got shape {values.shape}")
+            raise ValueError(f"Grouped: `lengths` must have shape (N,), and each must be above 0, got {values!r:.60}")
         if max_tokens is not None and values.max() > max_tokens:
             raise ValueError(f"Grouped: sample {values.argmax()} has length {values.max()}, above max_tokens={max_tokens}")
         self._settings = {"batch_size": batch_size, "max_tokens": max_tokens, "window": window}

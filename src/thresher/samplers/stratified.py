@@ -76,9 +76,10 @@ def arranged(rows: NDArray[Any], sizes: NDArray[np.int64], generator: np.random.
 
     Args:
         rows: Rows, shape (k,), sorted by stratum.
-        sizes: Number of rows of each batch, shape (batches,), 1 or more; they add up to k. If sizes differ, the batches of each
-            size together get a systematic sample, rows at equal distances.
-        generator: Random generator. It decides in which batch each group begins, and the order within batches.
+        sizes: Number of rows of each batch, shape (batches,), 1 or more; they add up to k. If sizes differ, rows are first
+            divided among the sizes: all batches of one size together get rows at equal distances in `rows`.
+        generator: Random generator. It decides in which batch each group of neighboring rows begins, and the order within
+            batches.
 
     Returns:
         The rows, batch after batch, shape (k,); their order within a batch is random.

@@ -76,9 +76,10 @@ def total_of(weights: Weights, below: float = np.inf) -> float:
 def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, scale: float, base: int) -> NDArray[Any]:
     """Returns the samples of a paced epoch: those that are due, chosen by the earliest deadline.
 
-    Each sample has a random phase. A sample does not come while it is ahead of its weight, and it comes first if it would
-    otherwise fall a whole visit behind: the bounds of a "Pfair" schedule (Baruah et al., 1996, "Proportionate Progress"). With
-    few samples these bounds may be impossible; then samples come in the order of their deadlines, large weights first.
+    Each sample has a random phase. A sample that has had more visits than its weight asks for is not visited, and one that
+    would otherwise be a whole visit late is visited first: the bounds of a "Pfair" schedule (Baruah et al., 1996,
+    "Proportionate Progress"). With few samples these bounds may be impossible; then samples are visited in the order of their
+    deadlines, large weights first.
 
     Args:
         weights: Weights, shape (n,).

@@ -46,7 +46,7 @@ def tdds(
     Args:
         probabilities: Probabilities of all classes after each epoch, shape (T, N, C), T > `window`.
         window: Number of movements, each from one epoch to the next, in a window, 2 or more. Default and published: 10.
-        decay: Share of the newest window in the moving average, (0, 1]. Default and published: 0.9.
+        decay: Weight of the newest window in the moving average, (0, 1]. Default and published: 0.9.
         labels: Classes, shape (N,), int64. Default: None, there are no classes.
         trained: Cost of the scores, `(forward, backward)`: numbers of samples that went through forward and backward passes, to
             train and to compute the probabilities. Default: (0, 0).
@@ -68,7 +68,7 @@ def tdds(
     history = checked_history("tdds", "probabilities", probabilities, 3)
     checked_window("tdds", window, len(history) - 1)
     if not 0 < decay <= 1:
-        raise ValueError(f"tdds: `decay` is the share of the newest window, within (0, 1], got {decay!r}")
+        raise ValueError(f"tdds: `decay`, the weight of the newest window, must be within (0, 1], got {decay!r}")
     windows = movements(history).unfold(0, window, 1)
     average = windows.new_zeros(windows.shape[1])
     for deviations in (windows - windows.mean(-1, keepdim=True)).norm(dim=-1):

@@ -327,7 +327,7 @@ class Graphs:
         return self._valid[n, lengths]
 
     def lengths_of(self, tensors: list[Tensor]) -> tuple[int, ...]:
-        """Returns the sizes of a call that may differ from call to call, in the order of `free`."""
+        """Returns the sizes of the input tensors that may differ between calls, in the order of `free`."""
         return tuple(tensors[places[0][0]].shape[places[0][1]] for places in self.free.values())
 
     def fits(self, tensors: list[Tensor]) -> bool:

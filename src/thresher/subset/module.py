@@ -68,20 +68,22 @@ def subset_backward(
     of the batch: gradients pass through it as if the kept rows were the whole batch (see `mixes_samples`).
 
     Calls are of the same kind if they agree in shapes (except the batch size), dtypes, constants among the arguments, and
-    settings (attributes of the modules, and the globals and closures that the forward reads). Each kind needs a trace, but all
-    shapes after the first share one if the model allows it, so sequences may have any length. The first 8 traces are made at
-    once. A further one, or one for a single length, is made when its kind has come up 32 times. So pass a number that changes
-    in every step as a tensor. When the plain model is used, a warning gives the reason once, and `fallback` holds it.
+    settings (attributes of the modules, and the globals and closures that the forward reads). Each kind needs a trace of its
+    own, with one exception: if the model allows it, the second shape gets a trace with symbolic sizes that serves all later
+    shapes, so sequences may have any length. The first 8 kinds are traced at their first call, others at their 32nd, as are
+    lengths that cannot share a trace. So pass a number that changes in every step as a tensor. When the plain model is used, a
+    warning gives the reason once, and `fallback` holds it.
 
-    A trace does not notice changes in variables that libraries read, values deep inside objects (numbers directly in an object
-    that is an attribute are noticed), long lists, large arrays, files and clocks. Therefore outputs and buffers are compared
-    with those of the model in calls 1, 2, 4, 8 and so on, and then in every 256th call of each trace. If they differ, a warning
-    is given and the plain model is used from then on; up to 255 earlier calls may have used the old value.
+    A trace does not notice changes in files and clocks, long lists and large arrays, variables that only library code reads,
+    and values deep inside objects (but it notices a number directly in an object that is an attribute of a module). Therefore
+    outputs and buffers are compared with those of the model in calls 1, 2, 4, 8 and so on, and then in every 256th call of each
+    trace. If they differ, a warning is given and the plain model is used from then on; up to 255 earlier calls may have used
+    the old value.
 
     Tracing and comparing run the forward of the model an extra time, and calls of a traced model do not run its Python code. So
     a forward that changes Python objects, such as a counter, is not traced: a warning names the changed object, and the change
-    by the extra run is undone. Changes that go unnoticed: of globals that the forward does not name, of objects of libraries
-    such as iterators, of more than 64 MiB of arrays, and of the world outside, as by printing.
+    by the extra run is undone. These changes go unnoticed: to globals that the forward does not name, to objects of libraries
+    such as iterators, to arrays of more than 64 MiB in total, and outside Python, such as printed text.
 
     Args:
         model: Any module. Its arguments may hold tensors in nested structures; it returns a tensor, tuple, dict or dataclass.
@@ -99,9 +101,9 @@ def subset_backward(
         TypeError: `model` is not a module.
         ValueError: `model` is, or contains, a wrapper for several processes, such as DistributedDataParallel, which must go
             around the result instead. Raised on a call if the wrapper was added later.
-        RuntimeError: torch is older than 2.11; or `compile` or `strict` is True, and the graphs are to be compiled but cannot
-            be, for example without a C++ compiler. On a call: under a `torch.func` transform; on double backward; with
-            `strict`, if the model cannot be traced or compiled.
+        RuntimeError: torch is older than 2.11. Or the graphs cannot be compiled, for example without a C++ compiler, with
+            `compile=True`, or with `strict=True` and a compiled model. On a call: under a `torch.func` transform; on double
+            backward; with `strict`, if the model cannot be traced or compiled.
 
     Example:
         >>> import torch

@@ -220,7 +220,7 @@ class Variables:
         )
 
     def changed(self) -> str | None:
-        """Returns the name of a variable that has changed since the snapshot, or None; runs in every call."""
+        """Returns the name of a variable that has changed since the snapshot, or None. It runs in every call of the model."""
         for space, name, value in self._fixed:
             if _read(space, name) is not value:
                 return name
@@ -429,7 +429,9 @@ def check_traceable(module: nn.Module) -> None:
             raise Unsupported(f"module {name or 'model'!r} has hooks, which a traced graph does not call")
         # A process that keeps no row runs no backward graph, and the others would wait for its part of the statistics.
         if isinstance(part, nn.SyncBatchNorm) and part.training and in_several_processes():
-            raise Unsupported(f"module {name or 'model'!r} is a SyncBatchNorm, which processes share; use BatchNorm")
+            raise Unsupported(
+                f"module {name or 'model'!r} is a SyncBatchNorm, whose statistics all processes share; use BatchNorm"
+            )
 
 
 def has_hooks(part: nn.Module) -> bool:

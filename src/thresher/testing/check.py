@@ -296,7 +296,7 @@ class Subject:
 
     @contextmanager
     def asked(self, question: str) -> Iterator[None]:
-        """Turns an exception in the block into a `ContractError` that names the call in `question`."""
+        """Turns an exception in the block into a `ContractError`; `question` describes the call, for the message."""
         try:
             yield
         except ContractError:
@@ -368,7 +368,7 @@ class EpochSubject(Subject):
         return table
 
     def full_pass(self, epoch: int, n: int, kind: str = "tied", *, seed: int = 0) -> dict[str, Tensor]:
-        """Returns the columns of the full pass that the method asks for before the plan of an epoch.
+        """Returns generated results of the forward pass over all samples that the method asks for before it plans an epoch.
 
         Args:
             epoch: Number of the epoch.
@@ -634,7 +634,7 @@ def promise(*stage_names: str) -> Callable[[Callable[[Any], None]], Check]:
     """Returns a decorator that turns a function of a `Subject` into a `Check`.
 
     Args:
-        *stage_names: Stages whose methods make the promise: "before", "epoch" or "batch".
+        *stage_names: Stages whose methods must pass the check: "before", "epoch" or "batch".
 
     Example:
         >>> @promise("batch", "epoch")

@@ -104,7 +104,7 @@ def test_what_it_remembers() -> None:
     ("settings", "message"),
     [
         *(
-            ({"fraction": value}, rf"`fraction` is a share removed, within \[0, 1\), got {value}")
+            ({"fraction": value}, rf"`fraction` is the share to remove, within \[0, 1\), got {value}")
             for value in (-0.1, 1.0, math.nan)
         ),
         *(

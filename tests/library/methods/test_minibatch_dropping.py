@@ -19,7 +19,7 @@ def test_published_defaults() -> None:
     ("settings", "message"),
     [
         *(
-            ({"drop_fraction": value}, rf"`drop_fraction` is a share removed, within \[0, 1\), got {value}")
+            ({"drop_fraction": value}, rf"`drop_fraction` must be a probability, within \[0, 1\), got {value}")
             for value in (-0.1, 1.0, math.nan)
         ),
         *(

@@ -32,8 +32,11 @@ def test_defaults():
         ({"keep": True}, "`keep` is the share kept"),
         ({"keep": math.nan}, "`keep` is the share kept"),
         ({"which": "middle"}, "Prune: `which` must be one of .*'window'.*, got 'middle'"),
-        ({"which": "window", "offset": 0.3}, r"`offset` is a share removed, within \[0, 1 - keep\], got 0.3 with keep=0.75"),
-        ({"which": "window", "offset": -0.1}, "`offset` is a share removed"),
+        (
+            {"which": "window", "offset": 0.3},
+            r"`offset` is the share to remove, within \[0, 1 - keep\], got 0.3 with keep=0.75",
+        ),
+        ({"which": "window", "offset": -0.1}, "`offset` is the share to remove"),
         ({"offset": 0.1}, "`offset` is for which='window' only, got 0.1 with which='hard'"),
         ({"per_class_floor": 1.5}, r"`per_class_floor` is a share kept, within \[0, 1\], got 1.5"),
         ({"per_class_floor": 0.5}, "`per_class_floor` needs the classes of the samples, and the scores have no labels"),
@@ -130,11 +133,11 @@ def test_it_is_a_value():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((1.0, 1.0), r"keep_in_batch: `before_fraction` is a share removed, within \[0, 1\), got 1.0"),
-        ((-0.1, 0.5), "`before_fraction` is a share removed"),
+        ((1.0, 1.0), r"keep_in_batch: `before_fraction` is the share to remove, within \[0, 1\), got 1.0"),
+        ((-0.1, 0.5), "`before_fraction` is the share to remove"),
         ((0.5, 0.25), r"`total_fraction` includes `before_fraction`, within \[0.5, 1\), got 0.25"),
         ((0.5, 1.0), "`total_fraction` includes"),
-        ((math.nan, 0.5), "`before_fraction` is a share removed"),
+        ((math.nan, 0.5), "`before_fraction` is the share to remove"),
     ],
 )
 def test_shares_that_cannot_be(arguments, message):

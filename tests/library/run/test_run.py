@@ -430,7 +430,7 @@ def test_an_epoch_that_draws_each_sample_many_times_is_told():
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             make(thresher.InfoBatch(), loader=loader)
-        assert any("has 404 samples, drawn from 4, and InfoBatch chooses once" in str(one.message) for one in said) == told
+        assert any("draws 404 samples from 4. InfoBatch chooses once" in str(one.message) for one in said) == told
 
 
 # Non-finite losses

@@ -92,7 +92,7 @@ def test_what_it_cannot_be_had_from():
     with pytest.raises(ValueError, match=r"DivBS needs the input of the last nn.Linear, but Identity has none, or use DivBS\("):
         made(DivBS(), nn.Identity())
     for scoring in (Scoring(every_epochs=2), Scoring(losses=torch.zeros(N))):
-        with pytest.raises(ValueError, match="`forward_passes`: DivBS chooses by error, feature. Each sample has several"):
+        with pytest.raises(ValueError, match="`forward_passes`: DivBS chooses by error, feature, which has several"):
             made(DivBS(), forward_passes=scoring)
     assert made(DivBS(gradient="outputs"), forward_passes="once") is not None
 
