@@ -360,5 +360,5 @@ def test_signals_of_outputs_that_were_not_passed_say_what_to_pass():
                           signals=lambda outputs, targets: {"uncertainty": 1 - outputs.softmax(1).square().sum(1)})  # fmt: skip
     inputs, targets = next(iter(run.loader))
     losses = F.cross_entropy(run.model(inputs), targets, reduction="none")
-    with pytest.raises(ValueError, match=r"got outputs=None and targets=None, as passed to run.reduce.*Pass outputs= and targets= to run.reduce"):
+    with pytest.raises(ValueError, match=r"got outputs=None and targets=None.*Pass outputs= and targets= to run.reduce"):
         run.reduce(losses, ids=run.ids)
