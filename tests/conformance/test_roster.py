@@ -89,7 +89,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"beta": 3.0, "history": 7, "min_probability": 0.1, "warmup_steps": 2},
     ],
     "random_backprop": [{}, {"keep": 0.01}, {"keep": 1.0}],
-    "uniform_rows": [{}, {"keep": 0.01, "least": 2}, {"keep": 1.0}],
+    "uniform_rows": [{}, {"keep": 0.25, "least": 2}, {"keep": 1.0}],
     "big_loss": [{}, {"keep": 0.1}, {"keep": 1.0}],
     "small_loss": [{}, {"keep": 0.1}],
     "gradient_norm": [{}, {"keep": 0.1}],

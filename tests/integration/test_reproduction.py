@@ -30,7 +30,7 @@ def shortened(part: ArtefactPart) -> ArtefactPart:
 
 def short(artefact: Artefact) -> Artefact:
     """Returns a table or figure with short parts."""
-    return replace(artefact, parts=[shortened(part) for part in artefact.parts], seeds=(0, 1, 2))
+    return replace(artefact, parts=[shortened(part) for part in artefact.parts], seeds=(0, 1))
 
 
 @pytest.mark.filterwarnings("ignore:AdaSelection. `pool` is")
@@ -84,4 +84,5 @@ def test_a_recipe_at_smoke_size(name: str, tmp_path: Path, monkeypatch: pytest.M
     assert f"the recipe `{recipe}`" in " ".join(done.output.split()) and "is not read" in done.output
     found = json.loads((tmp_path / "work" / "results" / f"{name}@{recipe}-smoke.json").read_text())
     assert all(claim["mean"] is not None for claim in found["claims"])
-    assert f"smoke:{recipe}, 8 epochs" in (tmp_path / "work" / f"{name}@{recipe}-smoke.md").read_text() or "weights" in name
+    page = (tmp_path / "work" / f"{name}@{recipe}-smoke.md").read_text()
+    assert f"smoke:{recipe}, 8 epochs" in page or name in ("adaselection-weights", "diet-sb-d")  # they have tables of their own

@@ -326,6 +326,7 @@ def test_hugging_face(kind, attention, dropout) -> None:
             max_position_embeddings=16,
             hidden_dropout_prob=dropout,
             attention_probs_dropout_prob=dropout,
+            problem_type="single_label_classification",  # else the first call with labels sets it, which a trace does not
         )
         model = transformers.BertForSequenceClassification(config)
     else:

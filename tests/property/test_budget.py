@@ -111,7 +111,8 @@ def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(size, ep
 def test_too_few_rows_a_batch_are_refused_with_the_smallest_share(size, hundredths, normalized):
     n, batch_size, drop_last = size
     training = Training(n, batch_size, drop_last=drop_last, features=lambda: nn.BatchNorm1d(6) if normalized else nn.ReLU())
-    rows, least = max(1, round(hundredths / 100 * training.samples)), 2 if normalized else 1
+    kept, least = max(1, round(hundredths / 100 * n)), 2 if normalized else 1
+    rows = (2 * kept * training.samples + n) // (2 * n)  # with drop_last, the same share of the samples that are not dropped
     if rows == training.samples or rows >= least * training.steps:
         training.attach(hundredths / 100, 2)
         return

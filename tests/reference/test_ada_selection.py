@@ -408,7 +408,7 @@ def test_most_instances_are_decided_and_they_are_hard() -> None:
             met["tied"] += len(set(losses)) < len(losses)
             met["lost"] += not any(map(math.isfinite, losses))
             met["spoilt"] += any(map(math.isfinite, losses)) and not all(map(math.isfinite, losses))
-    assert met.pop("decided") > 0.7 * met.pop("steps")
+    assert met.pop("decided") > 0.65 * met.pop("steps")
     assert len(met) == 7 + 14 + 4 and min(met.values()) >= depth(4, 20), met
 
 

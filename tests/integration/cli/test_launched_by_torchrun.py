@@ -104,7 +104,7 @@ def test_a_table_with_a_recipe(tmp_path, name, recipe, claims):
     assert code == 0, err
     found = json.loads((tmp_path / "w" / "results" / f"{name}@{recipe}-smoke.json").read_text())
     assert len(found["claims"]) == claims and all(claim["mean"] is not None for claim in found["claims"])
-    assert found["device"].startswith("2 x") and out.count(f'<a id="{name}"') == 1
+    assert found["device"].startswith("2 x") and out.count(f'<a id="{name}@{recipe}-smoke"') == 1
     for file in (tmp_path / "w").glob("scores/*"):
         scores = Scores.load(file)
         models = len(scores.provenance["seeds"])
