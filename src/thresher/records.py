@@ -26,11 +26,11 @@ class Column:
         fill: Value before the sample is first seen; default 0.
         signal: Name of the signal that is written to the column; default: the name of the column. With "epoch" the column
             stores the epoch in which the sample was last seen.
-        merge: Rule for a new value. "last": it replaces the old one. "sum": a second value in the same epoch (a padded
-            duplicate, the same sample on another rank) is added to the first, and every epoch starts from zero, as in codes
-            that all-reduce their losses. "plan": no signal is written; `EpochPlan.remember` gives the values. A function of the
-            stored and the new values, both of shape (n,): it returns the values to store, and is called once per step for each
-            sample.
+        merge: Rule for a new value. "last": it replaces the old one. "sum": every epoch starts from zero, and a second value in
+            the same epoch (from a padded duplicate, or the same sample on another rank) is added to the first, as in official
+            code that all-reduces losses. "plan": no signal is written; `EpochPlan.remember` gives the values. A function: it
+            gets the stored and the new values of the n samples of a step, both of shape (n,), and returns the values to store.
+            Each sample is passed to it at most once per step.
         optional: Text that says what the method does without the signal, as the end of a sentence, such as "draws uniformly";
             `attach` warns with it if the criterion does not define the signal. Default None: the method needs the signal.
 
@@ -63,7 +63,7 @@ class Records(Mapping[str, Tensor]):
     Attributes:
         columns: Declarations of the columns by name.
         n: Number of samples N; 0 if another process stores the records.
-        epoch: Number of the epoch in progress, which the signal "epoch" writes.
+        epoch: Number of the epoch in progress, which columns with the signal "epoch" store.
         written: Names of the columns that a signal is written to, each with the name of the signal.
 
     Example:

@@ -66,4 +66,4 @@ def test_all_processes_go_on_alike_where_one_could_not_trace_the_model(results):
 
 def test_statistics_that_processes_exchange_are_left_to_the_plain_model(results):
     for rank in RANKS:
-        assert "module '1' is a SyncBatchNorm, which processes share" in results[rank]["synchronized"]
+        assert "module '1' is a SyncBatchNorm, whose statistics all processes share" in results[rank]["synchronized"]

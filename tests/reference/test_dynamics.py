@@ -209,7 +209,7 @@ def test_histories_of_another_form_are_refused(score: Callable[..., Scores]) -> 
         (lambda: dual(torch.rand(5, 2), window=1), r"dual: `window` must be .* within \[2, 5\], got 1"),
         (lambda: tdds(torch.rand(5, 2, 2), window=5), r"tdds: `window` must be .* within \[2, 4\], got 5"),
         (lambda: tdds(torch.rand(5, 2, 2), window=2.0), r"tdds: `window` must be .*, got 2.0"),
-        (lambda: tdds(torch.rand(5, 2, 2), window=2, decay=0.0), r"tdds: `decay` is the share .* within \(0, 1\], got 0.0"),
+        (lambda: tdds(torch.rand(5, 2, 2), window=2, decay=0.0), r"tdds: `decay`, the weight .* within \(0, 1\], got 0.0"),
         (lambda: dual(torch.rand(5, 2), window=2, pruned=1.0), r"dual: `pruned` must be a share within \(0, 1\), got 1.0"),
         (lambda: dual(torch.rand(5, 2), window=2, exponent=0.0), "dual: `exponent` must be a finite number above 0, got 0.0"),
     ],

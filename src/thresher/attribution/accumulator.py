@@ -464,7 +464,7 @@ class StepAccumulator:
             self._write_waiting()
 
     def next_batch(self, alive: Collection[YieldedBatch]) -> None:
-        """Closes the entries of batches that are no longer in use when the next batch is yielded."""
+        """Closes the entries of earlier batches that are no longer in use. Called when the next batch is yielded."""
         if self._open:
             self.end_step(alive)
 

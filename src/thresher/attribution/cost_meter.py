@@ -176,7 +176,8 @@ class Meter:
         Args:
             outputs: Outputs that the loss was computed from.
             origin: Forward pass of the outputs; None if unknown.
-            new: Number of samples without an earlier loss of this forward pass; a tensor of shape () if it is on a device.
+            new: Number of samples for which no earlier loss of this forward pass was computed; as a tensor of shape () if the
+                number is on an accelerator.
         """
         if origin is not None and origin.rows:
             origin.name_by_rows()

@@ -354,7 +354,7 @@ def _list_ranks(ranks: Sequence[int]) -> str:
 
 
 def describe_setting(value: Any) -> str:
-    """Returns a text about a setting, which is the same on all ranks if the values are equal.
+    """Describes a setting in a text that is the same on all ranks if the values are equal.
 
     Args:
         value: A plain value, a tensor, an array, a generator, a sequence or mapping of these, or any object; an object with

@@ -42,7 +42,7 @@ class CheckedBatch(NamedTuple):
 
 
 class UnknownRows:
-    """Collects the results of the checks of all batches: whether row i of a batch is sample i.
+    """Collects the results of the checks of all batches: whether row i is the i-th sample passed to the collate function.
 
     Args:
         collate_keeps_rows: Whether the user has declared that row i is sample i; None if the caller has no such argument, as

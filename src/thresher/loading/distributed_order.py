@@ -80,9 +80,9 @@ class SharedSampler:
         """Returns the part of an order that this process gets.
 
         Args:
-            piece: The whole order, as a function from two positions to the ids between them.
+            piece: Function of two positions that returns the ids of the whole order between them.
             total: Number of ids of the order.
-            by_rows: Whether a process gets every W-th row even if the loader gives it every W-th batch.
+            by_rows: Whether each of W processes gets every W-th row, even if the loader divides whole batches.
         """
         if self.by_batches and not by_rows:
             return RankBatches(piece, total, *self._place, batch=self.batch_size, drop_last=self._drops)

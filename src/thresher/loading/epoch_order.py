@@ -91,7 +91,7 @@ class EpochScale(NamedTuple):
 
 
 class EpochControl(Protocol):
-    """The methods of a run that its loader calls.
+    """Interface of a run for its loader: the functions that the loader calls.
 
     A candidate batch is a batch of the user's loader before a batch method chooses some of its rows.
     """

@@ -231,8 +231,8 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
     if not several and isinstance(sampler, DistributedSampler | Shuffle | ShardedSampler) and replicas not in (1, None):
         raise ValueError(
             f"`loader` has a {type(sampler).__name__} for {replicas} processes, but there is no process group of several "
-            "processes: call torch.distributed.init_process_group before attach. In one process use num_replicas=1, or "
-            "shuffle=True."
+            "processes: call torch.distributed.init_process_group before attach. In one process, create it with "
+            "num_replicas=1, or create the DataLoader with shuffle=True and no sampler."
         )
 
 
@@ -262,7 +262,7 @@ def check_iteration(loader: DataLoader[Any]) -> None:
 
     For a map-style dataset, a run builds a DataLoader with the same settings, which would not have the code of the subclass.
     For an IterableDataset, a run reads the batches of the user's loader. But a subclass may begin in the middle of the stream,
-    where a resumed run does not expect it.
+    whereas a resumed run expects its beginning.
 
     The loaders of accelerate are accepted: they show the class of the loader that they wrap, and only move batches to the
     device, which a run does as well.

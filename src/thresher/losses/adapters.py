@@ -321,8 +321,7 @@ class CallableCriterion(Criterion):
             # by itself, because each comparison with it is false: a standard deviation of a single row is NaN, for example.
             if losses.dim() != 1 or (mean.detach() - found).abs() > rounding * size or bool(found.isnan() & ~mean.isnan()):
                 raise self._refusal(
-                    f"returned one number, {float(mean):.4g}, which is not the mean of its values for single rows, "
-                    f"{float(found):.4g}"
+                    f"returned one number, {float(mean):.4g}, but the mean of its values for single rows is {float(found):.4g}"
                 )
             self._compared = True
         return losses

@@ -384,8 +384,8 @@ class AdaSelection(KeepLargest):
         large = [name for name in map(name_in_pool, self.pool) if name in BY_LARGE_LOSSES]
         if self.normalise and large and UNIFORM not in self.pool:
             warn(
-                f"AdaSelection: `pool` is {self.pool!r}, which has {large[0]!r} and not {UNIFORM!r}. If large losses are wrong "
-                f"labels or outliers, no selector can outweigh it, and training may fail. Add {UNIFORM!r} to `pool`."
+                f"AdaSelection: `pool` is {self.pool!r}, which has {large[0]!r} and not {UNIFORM!r}. If large losses come from "
+                f"wrong labels or outliers, no other selector can outweigh {large[0]!r}, and training may fail. Add it."
             )
 
     @classmethod

@@ -136,7 +136,7 @@ class Forgetting:
             raise ValueError(f"Forgetting: `fraction` is the share to remove, within [0, 1), got {self.fraction}")
         if not (0 <= self.start < 1 or (self.start >= 1 and self.start % 1 == 0)):
             raise ValueError(
-                f"Forgetting: `start` must be an epoch, a whole number of 0 or more, or a share of the epochs below 1, "
+                "Forgetting: `start` must be the number of an epoch (0, 1, ...) or a share of all epochs (below 1), "
                 f"got {self.start}"
             )
         check_choices(self)

@@ -153,7 +153,7 @@ class GradMatch:
             check_whole(self, name, least=least)
         check_choices(self, "fill")
         if self.per == "class_gradient" and self.gradient == "bias":
-            raise ValueError("GradMatch: `per`='class_gradient' matches one row of weights, got `gradient`='bias'; use 'full'")
+            raise ValueError("GradMatch: `per`='class_gradient' needs `gradient`='full', got 'bias'")
         if not 0 <= self.penalty < math.inf:
             raise ValueError(f"GradMatch: `penalty` must be a finite number >= 0, got {self.penalty}")
         if not 0 <= self.tolerance < 1:

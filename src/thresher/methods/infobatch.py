@@ -121,7 +121,7 @@ class InfoBatch:
             )
 
     def columns(self) -> dict[str, Column]:
-        """Returns what is stored for each sample: the last loss, 4 bytes, and 2 bytes more with a target."""
+        """Returns what is stored for each sample: the last loss, 4 bytes; with `target` also how often it was left out, 2."""
         return {self._column: Column(torch.float32, fill=NEVER_SEEN), **({} if self.target is None else LEFT_OUT)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:

@@ -38,11 +38,13 @@ def group_of(epoch: int, groups: int, n: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Mercury:
-    """Draws each epoch with replacement, with probabilities p proportional to the last losses and weights 1 / (N p).
+    """Draws the samples of each epoch with replacement, with probabilities p proportional to their last losses.
+
+    The loss of a drawn sample gets the weight 1 / (N p).
 
     Args:
         groups: Number of groups of samples, 1 or more. After each epoch, one group in turn gets a forward pass that updates its
-            losses. Default 10, a tenth of the forward passes of an epoch; not from the paper.
+            losses. Default 10, so an update takes a tenth of the forward passes of an epoch; not from the paper.
         keep: Number of draws as a share of the samples, (0, 1]. Default 1: an epoch is as long as without the method.
 
     Raises:

@@ -158,12 +158,13 @@ class Winnow:
     An epoch has as many steps as full training, of share * B rows each, for a batch size B. The samples are chosen before the
     epoch, and `attach` puts them into stratified batches. Each sample has a credit, at first a random number in [0, 1). Each
     epoch adds min(1, lambda * score) to the credit, with lambda such that these numbers add up to the number of samples to
-    choose. The samples with the largest credits are chosen, and their credit drops by 1. So each sample is trained on in
-    proportion to its score, evenly over the epochs. The score is stored whenever a sample is trained on; a sample without a
-    score counts as the least certain. Samples that are not chosen are not loaded. The loss is the plain mean over the rows.
+    choose. The samples with the largest credits are chosen, and their credit drops by 1. So a sample is used in proportion to
+    its score, and its uses are spread evenly over the epochs. The score is stored whenever a sample is trained on; a sample
+    without a score counts as the least certain. Samples that are not chosen are not loaded. The loss is the plain mean over
+    the rows.
 
-    Stratified batches set the order of the samples, so the loader needs shuffle=True. With `attach(stratify=None)`, the samples
-    keep the order of any sampler that yields each sample once.
+    Stratified batches replace the order of the loader, so that order must be random: shuffle=True. With
+    `attach(stratify=None)`, the samples keep the order of any sampler that yields each sample once.
 
     If the model has BatchNorm, it learns with the statistics of the chosen samples, which differ from the statistics of all
     samples. Do not recompute them on all samples after training (`torch.optim.swa_utils.update_bn`): this costs accuracy.

@@ -463,8 +463,8 @@ def check_further_settings(settings: Mapping[str, Any], title: str = "", *, give
 
     Args:
         settings: Settings by name.
-        title: Beginning of the message after "Selection: ". Default: empty.
-        given: Names of arguments of `attach` that are not settings.
+        title: Text of the error message directly after "Selection: ". Default: empty.
+        given: Names of arguments of `attach` that the framework provides itself, and that are no settings.
 
     Raises:
         TypeError: A name is not a setting.

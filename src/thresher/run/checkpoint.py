@@ -470,8 +470,8 @@ class SavedState:
         if state["left"]:
             warn(
                 f"load_state_dict: the state was saved after the loop had left epoch {state['epoch']} by break, return or an "
-                f"exception. The run now finishes epoch {state['epoch']}; without the interruption, the loop would have "
-                "begun the next."
+                f"exception. The resumed run finishes epoch {state['epoch']}; without the resume, the next epoch would have "
+                "begun."
             )
         if not state["ran_out"]:
             warn(

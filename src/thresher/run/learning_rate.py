@@ -134,8 +134,8 @@ def pace(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
         raise ValueError(f"run.pace: `total` must be the number of steps of full training, 1 or more, got {total!r}")
     if declared is not None and total != declared:
         raise ValueError(
-            f"run.pace: {name} was created for {declared} steps, but total={total}. Give both the number of steps of full "
-            "training, such as epochs * len(loader) of your own loader."
+            f"run.pace: {name} was created for {declared} steps, but total={total}. Both must be the number of steps of full "
+            "training, such as epochs * len(loader) with your own loader."
         )
     if getattr(scheduler, "last_epoch", 0) > 0:
         raise ValueError(

@@ -278,7 +278,7 @@ class Run(Uncopied):
 
     @property
     def ids(self) -> Tensor:
-        """Positions in the dataset of the samples in the last batch, shape (B,), int64, for the argument `ids`."""
+        """Positions in the dataset of the samples in the last batch, shape (B,), int64, to pass as `ids` to the criterion."""
         ids = self._parts.attributor.ids
         if ids is None:
             raise ValueError("run.ids: no batch was yielded yet; iterate run.loader")
@@ -307,7 +307,7 @@ class Run(Uncopied):
         return self._parts.attributor.ids_of(tensor)
 
     def pace(self, scheduler: LRScheduler, total: int | None = None) -> PacedLR:
-        """Returns a scheduler that advances yours by the samples consumed, so that both end as in full training.
+        """Returns a scheduler that steps yours in proportion to the samples consumed, so that it ends as in full training.
 
         A method makes epochs shorter, so a scheduler that counts steps would not reach its end. Call `step()` of the returned
         scheduler wherever your loop steps your scheduler, save and load its state instead of the state of yours, and pass it to
@@ -315,11 +315,11 @@ class Run(Uncopied):
         bit.
 
         Args:
-            scheduler: Scheduler that counts steps, such as OneCycleLR, CosineAnnealingLR, LambdaLR or SequentialLR, before
-                its first step; also as accelerate prepared it.
-            total: Number of steps of the scheduler in full training: of all batches, of all optimizer steps if gradients
-                are accumulated, or of all epochs, 1 or more. Default: the scheduler's own number if it has `total_steps`, else
-                one step per batch of full training.
+            scheduler: Scheduler that counts steps, such as OneCycleLR, CosineAnnealingLR, LambdaLR or SequentialLR. It must not
+                have stepped yet. It may be the one that `accelerator.prepare` returned.
+            total: Number of steps, 1 or more, that the scheduler makes in full training: the number of batches, of optimizer
+                steps (if gradients are accumulated) or of epochs, depending on where your loop steps it. Default: the
+                scheduler's own number if it has `total_steps`, else one step per batch of full training.
 
         Raises:
             TypeError: `scheduler` does not count steps, such as ReduceLROnPlateau.

@@ -402,7 +402,7 @@ class WeightedSampler(EpochSampler):
         if len(wrong):
             raise ValueError(
                 f"WeightedSampler: `weights` must be finite and 0 or more, got {weights[wrong[0]]} for sample {wrong[0]} (and "
-                f"{len(wrong) - 1} more). Give a sample that should not come the weight 0."
+                f"{len(wrong) - 1} more). If a sample should never be drawn, give it the weight 0."
             )
         positive = int(np.count_nonzero(weights))
         if not positive:

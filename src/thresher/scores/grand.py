@@ -149,7 +149,8 @@ def _head_norms(criterion: Criterion, answer: Answer) -> Tensor:
     if not isinstance(answer.outputs, Tensor) or answer.outputs.shape != (n, head.out_features):
         got = tuple(answer.outputs.shape) if isinstance(answer.outputs, Tensor) else type(answer.outputs).__name__
         raise ValueError(
-            f"grand: the model's outputs {got} must be those of its last nn.Linear, {(n, head.out_features)}; use layer='all'"
+            f"grand: the model must return the outputs of its last nn.Linear, of shape {(n, head.out_features)}, got {got}. "
+            "For other models, use layer='all'."
         )
     loss = criterion.signals(answer.outputs, answer.targets, answer.layout, set())["loss"]
     errors = criterion.errors(answer.outputs, answer.targets, answer.layout)

@@ -70,7 +70,7 @@ def irreducible(
         member = membership("irreducible", trained_on, len(models), n)
     if len(known := member.all(0).nonzero()):
         raise ValueError(
-            f"irreducible: every sample needs a model that did not train on it; {len(known)} lack one, such as {int(known[0])}"
+            f"irreducible: every sample needs a model that did not train on it; {len(known)} have none, such as {int(known[0])}"
         )
 
     def read(answers: list[Answer]) -> Tensor:

@@ -87,8 +87,9 @@ def forgotten_in(run: FinishedRun, *, never_learned: NeverLearned = "presentatio
 def from_run(path: str | os.PathLike[str]) -> Scores:
     """Scores each sample by how often a run of `thresher compare` trained on it.
 
-    The cost of the scores is the cost of the run, from the JSON file next to the samples; without that file, each time a sample
-    was trained on counts as one forward and one backward pass. Use `Scores.without_cost` if the run had another purpose.
+    The cost of the scores is the cost of the run, from the JSON file next to the samples. Without that file, the cost is one
+    forward and one backward pass for each use of a sample in training. If the run was not made only for the scores, use
+    `Scores.without_cost`, so that its cost is not counted.
 
     Args:
         path: File with the samples of the run, DIR/runs/NAME with or without .parquet.

@@ -196,8 +196,8 @@ def check_same(own: Tensor, other: Tensor) -> None:
     """
     if not _same(own, other):
         raise ValueError(
-            f"thresher.transformers.Selection: the loss of the trainer is {own.item():.6g} on a batch, and that of its "
-            f"fused head's log-probabilities is {other.item():.6g}: the selection would train another loss. {_OTHER_LOSSES}"
+            f"thresher.transformers.Selection: on a batch, the trainer's loss is {own.item():.6g}, but the loss computed from "
+            f"its fused head is {other.item():.6g}: the selection would train another loss. {_OTHER_LOSSES}"
         )
 
 

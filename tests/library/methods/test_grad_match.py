@@ -369,7 +369,7 @@ def test_one_sample(per: str) -> None:
         ({"runs": "sorted"}, r"`runs` must be one of \('shuffled', 'consecutive'\), got 'sorted'"),
         ({"weights_divisor": "losses"}, r"`weights_divisor` must be one of \('weights', 'samples'\), got 'losses'"),
         ({"fill": "random"}, r"`fill` must be one of \(True, False\), got 'random'"),
-        ({"per": "class_gradient", "gradient": "bias"}, "`per`='class_gradient' matches one row of weights, got `gradient`"),
+        ({"per": "class_gradient", "gradient": "bias"}, "`per`='class_gradient' needs `gradient`='full', got 'bias'"),
         ({"penalty": -1}, "`penalty` must be a finite number >= 0, got -1"),
         ({"penalty": math.inf}, "`penalty` must be a finite number >= 0, got inf"),
         ({"penalty": math.nan}, "`penalty` must be a finite number >= 0, got nan"),
