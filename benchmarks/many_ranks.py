@@ -53,17 +53,18 @@ def largest(found: dict[str, int]) -> Iterator[None]:
         looking.join()
 
 
-def epoch(rank: int, n: int, folder: str) -> None:
+def epoch(rank: int, n: int, folder: str, ranks: int) -> None:
     """Runs an epoch of one process, and writes the numbers of bytes and seconds of its parts.
 
     Args:
         rank: Number of the process.
         n: Number of samples of all processes.
         folder: Where the processes meet and write.
+        ranks: Number of processes.
     """
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, timeout=datetime.timedelta(minutes=30)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=datetime.timedelta(minutes=30)
     )
     world = ProcessWorld()
     rehearse(world)
@@ -98,11 +99,12 @@ def epoch(rank: int, n: int, folder: str) -> None:
 
 def rehearse(world: ProcessWorld) -> None:
     """Loads what an epoch needs, so that it does not count."""
-    records = GatheredRecords(Kakurenbo().columns(), BATCH * RANKS, world, CPU)
+    n = BATCH * world.size
+    records = GatheredRecords(Kakurenbo().columns(), n, world, CPU)
     fill(records)
-    record(records, GatheredRecords(COUNT_OF_TRAINED, BATCH * RANKS, world, CPU), Permutation(BATCH * RANKS, 0, 0), world)
+    record(records, GatheredRecords(COUNT_OF_TRAINED, n, world, CPU), Permutation(n, 0, 0), world)
     records.sync()
-    planned(records, BATCH * RANKS, world)
+    planned(records, n, world)
 
 
 def record(records: GatheredRecords, counts: GatheredRecords, order: Permutation, world: ProcessWorld) -> None:
@@ -128,18 +130,19 @@ def planned(records: GatheredRecords, n: int, world: ProcessWorld) -> HeldPlan:
     return HeldPlan(**world.from_first(plan))
 
 
-def measure(n: int) -> dict[str, Any]:
+def measure(n: int, ranks: int = RANKS) -> dict[str, Any]:
     """Returns the bytes per sample and the seconds of the parts of an epoch, of process 0 and the largest of the others.
 
     Args:
         n: Number of samples.
+        ranks: Number of processes. Default: 8.
     """
     with tempfile.TemporaryDirectory() as folder:
-        spawn(epoch, (n, folder), nprocs=RANKS)
-        first, *others = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(RANKS)]
+        spawn(epoch, (n, folder, ranks), nprocs=ranks)
+        first, *others = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
     return {
         "n": n,
-        "ranks": RANKS,
+        "ranks": ranks,
         "seconds": first["seconds"],
         "first": {part: size / n for part, size in first["held"].items()},
         "others": {part: max(one["held"][part] for one in others) / n for part in first["held"]},

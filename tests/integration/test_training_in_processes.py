@@ -206,7 +206,7 @@ def test_methods_that_choose_in_the_batch(results, case):
     assert torch.isfinite(losses).float().mean() > (0.99 if "beside a plan" in case else 0.9999)
     if "by chance" in case:
         smaller = [rows for epoch in own for rows in epoch if rows < cases.BATCH]
-        assert min(map(len, own)) >= 4
+        assert min(map(len, own)) >= 2
         assert all(entry["complete"] for one in found for entry in one["history"])
         assert (0 < len(smaller) <= cases.EPOCHS) if "smaller" in case else not smaller
 
@@ -221,7 +221,7 @@ REFUSED = {
     "shuffle=True": "RandomSampler, by which each of the 2 processes would train on all.*DistributedSampler.*thresher.Shuffle",
     "another rank": "loads the samples for process [01] of 2, but this is process [01] of 2",
     "another group": "loads the samples for process [01] of 3",
-    "over other samples": "DistributedSampler over 9 samples, but its dataset has 2561",
+    "over other samples": "DistributedSampler over 9 samples, but its dataset has 1281",
     "a stream": "Stream, an IterableDataset.*Use a map-style dataset",
     "own order": "ImportanceSampling draws the order of training, but .* use shuffle=True",
     "stale losses": "Use every_epochs=1",
@@ -269,7 +269,7 @@ def test_attached_too_early(monkeypatch):
 
 
 @two
-@pytest.mark.parametrize(("name", "kept"), [("accumulated", 20), ("islice", 20), ("break", 7)])
+@pytest.mark.parametrize(("name", "kept"), [("accumulated", 10), ("islice", 10), ("break", 7)])
 def test_the_last_epoch_ends_with_detach(results, name, kept):
     """The losses of its last steps come home, also where the loop left it without a step or a question."""
     warned, trained, entries = zip(*(one["left_open"][name] for one in results), strict=True)

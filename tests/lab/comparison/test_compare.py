@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from depth import DEEP
+from depth import DEEP, depth
 from thresher_lab.comparison import compare as comparison
 from thresher_lab.comparison.compare import Watcher, compare
 from thresher_lab.comparison.controls import SAME_TIME, Job, parse_controls
@@ -407,10 +407,15 @@ def build(seed):
 @pytest.mark.parametrize(
     ("seed", "distinct", "said"),
     [
-        ("42", [1], ["Seeds 1, 2, 3, 4 are the same training"]),
         ("seed % 2", [1, 2], ["Seeds 1, 3 are the same training", "Seeds 2, 4 are the same training"]),
-        ("max(seed, 2)", [1, 3, 4], ["Seeds 1, 2 are the same training"]),
         ("seed", [1, 2, 3, 4], []),
+        *depth(
+            [],
+            [
+                ("42", [1], ["Seeds 1, 2, 3, 4 are the same training"]),
+                ("max(seed, 2)", [1, 3, 4], ["Seeds 1, 2 are the same training"]),
+            ],
+        ),
     ],
 )
 def test_seeds_that_are_one_training_count_once(tmp_path, monkeypatch, seed, distinct, said):

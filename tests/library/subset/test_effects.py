@@ -4,12 +4,14 @@ import argparse
 import collections
 import types
 import warnings
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from depth import depth
 from subset_cases import numbers, wrap
 from thresher.subset import subset_backward
 
@@ -93,8 +95,9 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("hidden", [False, True], ids=["", "hidden from the trace"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "hidden"), [*product(PLACES, [False]), *product(depth(["model.plain", "model.tensor"], [*PLACES]), [True])]
+)
 def test_calls_are_counted_once_wherever_they_are_counted(place, hidden) -> None:
     add, calls = PLACES[place]
     Counting.kinds = 0
