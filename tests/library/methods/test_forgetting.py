@@ -108,7 +108,7 @@ def test_what_it_remembers() -> None:
             for value in (-0.1, 1.0, math.nan)
         ),
         *(
-            ({"start": value}, rf"`start` must be an epoch, .* or a share of the epochs below 1, got {value}")
+            ({"start": value}, rf"`start` must be the number of an epoch .* or a share of all epochs .*, got {value}")
             for value in (-1, -0.5, 1.5, math.nan, math.inf)
         ),
         ({"hide": "never"}, r"`hide` must be one of \('each_epoch', 'once'\), got 'never'"),
