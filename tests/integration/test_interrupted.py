@@ -101,7 +101,7 @@ def test_break(saved):
         second.run.load_state_dict(state)
     else:
         state = first.run.state_dict()
-        with pytest.warns(UserWarning, match="had left epoch 0 by break, return or an exception. The resumed run finishes epoch 0"):
+        with pytest.warns(UserWarning, match="left epoch 0 by break, return or an exception. The resumed run finishes epoch 0"):
             second.run.load_state_dict(state)
     second.train()
     assert second.steps == N // B - 4
