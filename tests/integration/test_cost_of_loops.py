@@ -246,3 +246,35 @@ def test_parts_of_samples_that_go_backward_add_up():
     for x, _ in run.loader:
         run.model(x.flatten(0, 1))[:3].square().sum().backward()
     assert run.cost.backward == 6
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"), [(SelectiveBackprop(keep=0.5), {"forward_passes": "twice"}), (thresher.Kakurenbo(0.4), {})]
+)
+def test_extra_passes_count_a_sample_as_often_as_the_loop(method, settings):
+    """Two calls of the model per sample, such as both images of a pair: all passes are counted in the same unit."""
+    calls = []
+
+    def both(model, batch):
+        calls.append(2 * len(batch[1]))
+        return model(batch[0][:, 0]) + model(batch[0][:, 1]), batch[1]
+
+    epochs = 3
+    run, _, optimizer = attached(method, crops=True, epochs=epochs, forward=both, **settings)
+    for _ in range(epochs):
+        compared = []
+        for x, y in run.loader:
+            optimizer.zero_grad()
+            run.criterion(run.model(x[:, 0]) + run.model(x[:, 1]), y).backward()
+            optimizer.step()
+            compared.append(run.cost.scoring + run.cost.refresh)  # reading the cost changes nothing
+    run.detach()
+    cost = run.cost
+    extra, loop = cost.scoring + cost.refresh, cost.forward - cost.scoring - cost.refresh
+    checks = sum(calls) - extra  # two comparisons with the loop's passes are not counted
+    assert 0 < extra <= sum(calls) and checks in range(0, 2 * 2 * 16 + 1)
+    assert (cost.full_forward, cost.full_backward) == (2 * 64 * epochs, 2 * 64 * epochs) and loop == cost.backward
+    if cost.scoring:
+        assert cost.scoring == 2 * 64 * epochs and compared == sorted(compared)
+    else:
+        assert extra + loop == 2 * 64 * epochs
