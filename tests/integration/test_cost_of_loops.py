@@ -272,7 +272,7 @@ def test_extra_passes_count_a_sample_as_often_as_the_loop(method, settings):
     cost = run.cost
     extra, loop = cost.scoring + cost.refresh, cost.forward - cost.scoring - cost.refresh
     checks = sum(calls) - extra  # two comparisons with the loop's passes are not counted
-    assert 0 < extra <= sum(calls) and checks in range(0, 2 * 2 * 16 + 1)
+    assert 0 < extra <= sum(calls) and checks in range(2 * 2 * 16 + 1)
     assert (cost.full_forward, cost.full_backward) == (2 * 64 * epochs, 2 * 64 * epochs) and loop == cost.backward
     if cost.scoring:
         assert cost.scoring == 2 * 64 * epochs and compared == sorted(compared)

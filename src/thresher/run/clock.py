@@ -101,6 +101,11 @@ class RunClock:
         return min((epoch * of + done) * total // (self._epochs * of), total)
 
     @property
+    def batch(self) -> int:
+        """Number of the batch that was trained on last, counted from the start of the run; -1 before the first."""
+        return self._reached().number
+
+    @property
     def progress(self) -> float:
         """Share of full training that is done after the last step, [0, 1]."""
         epoch, done, of = self._reached()[1:]

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from thresher.run.clock import RunClock
+from thresher.warning import warn
 
 
 def follow_clock(timeline: Any) -> RunClock:
@@ -23,6 +24,10 @@ def follow_clock(timeline: Any) -> RunClock:
     return timeline.clock
 
 
+FIRST_CALLS = 3
+"""Number of calls of `step` that show whether the loop steps a scheduler once per batch."""
+
+
 class PacedLR(LRScheduler):
     """A scheduler that advances the user's scheduler by the samples consumed since the last step. See `Run.pace`.
 
@@ -30,12 +35,14 @@ class PacedLR(LRScheduler):
         scheduler: The user's scheduler, before its first step.
         clock: Clock of the run.
         total: Number of steps of the scheduler in full training.
+        by_batches: Whether `total` is the default, the number of batches.
     """
 
-    def __init__(self, scheduler: LRScheduler, clock: RunClock, total: int) -> None:
+    def __init__(self, scheduler: LRScheduler, clock: RunClock, total: int, *, by_batches: bool = False) -> None:
         # The user's scheduler has set the learning rates already; a second initialization would set them again.
         self.scheduler, self.total, self.stepped = scheduler, total, 0
         self._clock, self._was_loaded = clock, False
+        self._first_calls: list[int] | None = [] if by_batches else None
 
     @property
     def optimizer(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -61,11 +68,26 @@ class PacedLR(LRScheduler):
                 f"{self.total}. Load the state of the run saved with it: run.load_state_dict(state)."
             )
         self._was_loaded = False
+        if self._first_calls is not None:
+            self._check_calls(self._first_calls)
         # One by one, because a scheduler may compute a rate from the one before. No step if the clock went back, as after a
         # loop without training, which does not count as an epoch.
         for _ in range(now - self.stepped):
             self.scheduler.step()
             self.stepped += 1
+
+    def _check_calls(self, batches: list[int]) -> None:
+        """Warns if the loop does not step once per batch; `batches` has the last batch at each earlier call."""
+        batches.append(self._clock.batch)
+        if len(batches) < FIRST_CALLS:
+            return
+        self._first_calls = None
+        if batches[-1] - batches[0] >= 2 * (FIRST_CALLS - 1):  # a loop that skips a batch is not meant
+            warn(
+                f"run.pace: the scheduler has no number of steps, so it is paced for one step per batch ({self.total} in full "
+                "training), but the loop steps it once for several batches, as with accumulated gradients. Its learning rates "
+                "are wrong. Pass total=, the number of steps that it makes in full training: run.pace(scheduler, total=...)."
+            )
 
     def get_last_lr(self) -> list[float | Tensor]:
         """Returns the learning rates that the user's scheduler set last."""
@@ -129,6 +151,7 @@ def pace(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
             "run.pace: the dataset is an IterableDataset without a length, so progress is unknown. Give the IterableDataset a "
             "__len__, or call the scheduler once per epoch without run.pace."
         )
+    by_batches = declared is None and total is None
     total = declared or clock.full_steps if total is None else total
     if isinstance(total, bool) or not isinstance(total, int) or total < 1:
         raise ValueError(f"run.pace: `total` must be the number of steps of full training, 1 or more, got {total!r}")
@@ -142,7 +165,7 @@ def pace(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
             f"run.pace: {name} has made {scheduler.last_epoch} steps already. Call run.pace before its first step, and load a "
             "saved state into the scheduler that run.pace returns."
         )
-    return PacedLR(scheduler, clock, total)
+    return PacedLR(scheduler, clock, total, by_batches=by_batches)
 
 
 def _of_accelerate(scheduler: Any, total: Any) -> Any:

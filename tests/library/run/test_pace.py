@@ -1,4 +1,5 @@
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -308,3 +309,29 @@ def test_a_schedule_whose_run_was_not_resumed_is_refused():
     second.schedule.load_state_dict(first.schedule.state_dict())
     with pytest.raises(RuntimeError, match="made 6 steps, but the run is only at step 1 of 30"):
         second.epoch()
+
+
+@pytest.mark.parametrize(("every", "total", "warns"), [(1, None, False), (3, None, True), (3, 10, False)])
+def test_a_schedule_that_steps_once_for_several_batches_needs_total(every, total, warns):
+    loader, model, optimizer = setting()
+    run = thresher.attach(
+        thresher.FullData(),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=EPOCHS,
+    )
+    scheduler = run.pace(lambda_lr(optimizer, total or total_of(loader, every)), total)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(EPOCHS):
+            for number, (x, y) in enumerate(run.loader, 1):
+                if number == 2:
+                    continue  # a loop that skips a batch
+                run.criterion(run.model(x), y).backward()
+                if number % every == 0 or number == len(run.loader):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    scheduler.step()
+    assert sum("Pass total=, the number of steps" in str(one.message) for one in said) == warns
