@@ -255,8 +255,8 @@ class SelectedLoader(OfUser):
         elif (cursor is None or cursor.stayed is None) and checksum != place.checksum:
             raise RuntimeError(
                 f"{type(self.order.sampler).__name__} did not repeat the order of the interrupted epoch. The order must "
-                "depend only on the global random states and the `generator` of the sampler. Pass it a generator, or resume "
-                "from a state that was saved between epochs."
+                "depend only on the global random states and the `generator` of the sampler. Pass it a generator (to "
+                "Trainer: TrainingArguments(data_seed=...)), or resume from a state that was saved between epochs."
             )
         if self.row_buffer is not None:
             if cursor is not None and len(waiting[0]):  # rows that were selected and not trained on are read again

@@ -14,6 +14,7 @@ from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, defines
 from thresher.plans import EpochPlan
 from thresher.run.parts import Parts
+from thresher.run.strata import NO_CLASSES
 from thresher.warning import warn
 
 
@@ -48,9 +49,8 @@ class Planner:
         # One process plans, and the others receive the plan: means can differ in the last bit between kinds of CPUs, and
         # processes with different plans would wait for each other.
         held = HeldPlan(**self._config.world.from_first(lambda: self._make_plan(known, epoch, seed).state_dict()))
-        if held.note and held.note not in self._warned_of:
-            self._warned_of.add(held.note)
-            warn(held.note)
+        if held.note:
+            self._warn(held.note)
         return held
 
     def _make_plan(self, known: Mapping[str, Tensor], epoch: int, seed: int) -> HeldPlan:
@@ -62,9 +62,16 @@ class Planner:
         if self._config.strata is not None:
             layout = lambda one: self._loader.rows_of_steps(HeldPlan.of(one, n))  # noqa: E731
             plan = self._config.strata.in_order(plan, self._records, layout, self._config.world.size, generator)
+            if epoch and self._config.stratify == "class" and not self._config.strata.has_classes(self._records):
+                self._warn(NO_CLASSES)
         # After all checks: a refused plan leaves no trace in the records.
         self._records.remember(plan.remember)
         return HeldPlan.of(plan, n)
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned_of:
+            self._warned_of.add(message)
+            warn(message)
 
     def _inputs(self, epoch: int) -> Mapping[str, Tensor]:
         """Returns the data for a plan: the records and, if the method requests one, the results of a full pass."""

@@ -24,6 +24,11 @@ OTHER_LABELS = (
     "and run.data_map() use the labels of the criterion, except with attach(stratify=labels) and data_map(labels=...). This "
     "warning is given once."
 )
+NO_CLASSES = (
+    "stratify='class': the dataset stores no classes, and losses come with no class per sample, as in regression, with several "
+    "labels per sample, or from run.reduce without targets=. So batches are not stratified by class. Pass stratify=labels, the "
+    "class of each sample, shape (N,)."
+)
 SCORES = ("uncertainty", "loss")
 """Columns by which the rows of a class are spread over the batches: the first of these that is recorded counts."""
 
@@ -83,6 +88,10 @@ class Strata:
 
     codes: NDArray[Any] | None = None
     on_mismatch: Callable[[], None] | None = None
+
+    def has_classes(self, records: Mapping[str, Tensor]) -> bool:
+        """Returns whether the class of a sample is known: in advance, or from the losses recorded so far."""
+        return self.codes is not None or (STRATUM in records and bool((records[STRATUM] >= 0).any()))
 
     def in_order(
         self, plan: EpochPlan, records: Mapping[str, Tensor], layout: StepLayout, ranks: int, generator: torch.Generator

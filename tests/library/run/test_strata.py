@@ -79,6 +79,12 @@ def test_classes_are_recorded_where_the_dataset_holds_none():
     assert [np.bincount(np.array(batch) % 5, minlength=5).tolist() for batch in first] != [[2] * 5] * 10
 
 
+def test_several_labels_per_sample_are_no_class():
+    dataset = TensorDataset(data().tensors[0], torch.eye(5)[data().tensors[1]])
+    with pytest.warns(UserWarning, match="stratify='class': the dataset stores no classes.*Pass stratify=labels"):
+        epochs_of(thresher.FullData(), 2, dataset=dataset, stratify="class", criterion=nn.BCEWithLogitsLoss())
+
+
 def test_labels_may_be_given_and_a_sampler_of_batches_is_recognized():
     labels = [number // 50 for number in range(100)]
     for settings in ({"stratify": labels}, {}):
@@ -234,6 +240,7 @@ def test_a_stream_has_no_order():
     attach(0.5, DataLoader(Stream(), 10))
 
 
+@pytest.mark.filterwarnings("ignore:stratify='class'. the dataset stores no classes")
 @pytest.mark.parametrize("method", [thresher.FullData(), thresher.Winnow(0.5)])
 def test_samples_without_one_class_each_are_trained_on(method):
     """Many classes a sample, numbers, and losses that the loop computes: rows are stratified by what is known."""
@@ -253,6 +260,7 @@ def test_samples_without_one_class_each_are_trained_on(method):
         assert (run.records["stratum"] == -1).all()
 
 
+@pytest.mark.filterwarnings("ignore:stratify='class'. the dataset stores no classes")
 def test_losses_of_the_loop_show_no_class():
     torch.manual_seed(0)
     model = nn.Linear(4, 5)
