@@ -33,7 +33,9 @@ from thresher.methods.contract import Requirements
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.records import Column
 
-N, BATCH, EPOCHS = 1281, 64, 4
+N, BATCH, EPOCHS = depth(1281, 2561), 64, 4
+STEPS = N // (2 * BATCH)
+"""Number of steps of an epoch of two processes."""
 SEED = 3
 
 
@@ -596,12 +598,12 @@ LOOPS: list[dict[str, Any]] = depth(
 def left_open(rank: int, size: int) -> dict[str, Any]:
     """Loops whose last epoch is not ended by a step, and what `detach` makes of it; what one process alone may do."""
     found: dict[str, Any] = {}
-    for name, every, stop in (("accumulated", 3, None), ("islice", 1, 10), ("break", 1, 7)):
+    for name, every, stop in (("accumulated", 3, None), ("islice", 1, STEPS), ("break", 1, 7)):
         training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, thresher.InfoBatch())
         for number in range(EPOCHS - 1):
             training.epoch(number)
         run, batches = training.run, training.run.loader
-        for step, (x, y) in enumerate(itertools.islice(batches, 10) if name == "islice" else batches):
+        for step, (x, y) in enumerate(itertools.islice(batches, STEPS) if name == "islice" else batches):
             run.criterion(run.model(x), y).backward()
             if (step + 1) % every == 0:
                 training.optimizer.step()

@@ -221,7 +221,7 @@ REFUSED = {
     "shuffle=True": "RandomSampler, by which each of the 2 processes would train on all.*DistributedSampler.*thresher.Shuffle",
     "another rank": "loads the samples for process [01] of 2, but this is process [01] of 2",
     "another group": "loads the samples for process [01] of 3",
-    "over other samples": "DistributedSampler over 9 samples, but its dataset has 1281",
+    "over other samples": f"DistributedSampler over 9 samples, but its dataset has {cases.N}",
     "a stream": "Stream, an IterableDataset.*Use a map-style dataset",
     "own order": "ImportanceSampling draws the order of training, but .* use shuffle=True",
     "stale losses": "Use every_epochs=1",
@@ -269,7 +269,7 @@ def test_attached_too_early(monkeypatch):
 
 
 @two
-@pytest.mark.parametrize(("name", "kept"), [("accumulated", 10), ("islice", 10), ("break", 7)])
+@pytest.mark.parametrize(("name", "kept"), [("accumulated", cases.STEPS), ("islice", cases.STEPS), ("break", 7)])
 def test_the_last_epoch_ends_with_detach(results, name, kept):
     """The losses of its last steps come home, also where the loop left it without a step or a question."""
     warned, trained, entries = zip(*(one["left_open"][name] for one in results), strict=True)
