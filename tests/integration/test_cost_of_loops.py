@@ -278,3 +278,15 @@ def test_extra_passes_count_a_sample_as_often_as_the_loop(method, settings):
         assert cost.scoring == 2 * 64 * epochs and compared == sorted(compared)
     else:
         assert extra + loop == 2 * 64 * epochs
+
+
+def test_extra_passes_are_counted_as_they_run_beside_a_loop_with_two_passes_per_step():
+    """SAM makes two forward passes per step; `forward=` makes one per sample, and counts as one."""
+    forward = lambda model, batch: (model(batch[0]), batch[1])  # noqa: E731
+    run, _, optimizer = attached(SelectiveBackprop(keep=0.5), forward=forward, forward_passes="twice")
+    for x, y in run.loader:
+        for _ in range(2):
+            optimizer.zero_grad()
+            run.criterion(run.model(x), y).backward()
+        optimizer.step()
+    assert (run.cost.scoring, run.cost.full_forward) == (64, 128) and run.cost.forward == 64 + 2 * 32

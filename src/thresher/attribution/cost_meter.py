@@ -40,8 +40,6 @@ class LoaderPass:
         more_forward: Samples added to the forward count of full training, because the loop passes samples through the model
             more than once.
         more_backward: Samples added to its backward count for the same reason.
-        extra: Samples in refresh and in scoring passes when the pass began.
-        more_extra: Samples added to these two counts for the same reason.
     """
 
     start: tuple[int, int, int, int]
@@ -52,8 +50,6 @@ class LoaderPass:
     yielded: int = 0
     more_forward: int = 0
     more_backward: int = 0
-    extra: tuple[int, int] = (0, 0)
-    more_extra: tuple[int, int] = (0, 0)
 
 
 class Meter:
@@ -65,14 +61,10 @@ class Meter:
     Args:
         cost: Counters of the run, to which this class adds.
         parameters: Function that returns the parameters of `run.model`. Default: attach got no model.
-        extra_as_loop: Whether extra passes call the user's `forward`, which passes a sample through the model as often as the
-            loop does, such as both images of a pair. Default: they call `model(batch[0])` once.
     """
 
-    def __init__(
-        self, cost: Cost, parameters: Callable[[], Iterable[Tensor]] | None = None, *, extra_as_loop: bool = False
-    ) -> None:
-        self.cost, self._extra_as_loop = cost, extra_as_loop
+    def __init__(self, cost: Cost, parameters: Callable[[], Iterable[Tensor]] | None = None) -> None:
+        self.cost = cost
         self.passes = ForwardPasses(parameters, self._forgotten)
         """The latest forward passes."""
         self.reached = 0
@@ -123,8 +115,7 @@ class Meter:
     def _begin_window(self) -> None:
         cost, passed = self.cost, self.of_loop()
         self.reached = 0
-        start, extra = (passed, cost.full_forward, cost.full_backward, cost.steps), (cost.refresh, cost.scoring)
-        self._counts = LoaderPass(start, self.evaluated, (passed, 0), extra=extra)
+        self._counts = LoaderPass((passed, cost.full_forward, cost.full_backward, cost.steps), self.evaluated, (passed, 0))
 
     # Counts from calls of the model
 
@@ -251,23 +242,10 @@ class Meter:
             cost.full_forward += more_forward - counts.more_forward
             cost.full_backward += more_backward - counts.more_backward
             counts.more_forward, counts.more_backward = more_forward, more_backward
-            if self._extra_as_loop:
-                self._settle_extra(max(1, round(passed / counts.yielded)))
             uncertain = passed % counts.yielded or self.reached % counts.yielded
             in_parts = bool(uncertain and counts.in_parts and (forward != counts.yielded or backward != counts.yielded))
         uncredited = any(one.uncredited for one in self.passes.latest)
         cost.unknown = self._unknown or (UNCREDITED if uncredited else PARTS if in_parts else None)
-
-    def _settle_extra(self, passes: int) -> None:
-        """Counts each sample of an extra pass as often as the loop passes it through the model."""
-        cost, counts = self.cost, self._counts
-        now = cost.refresh, cost.scoring
-        ran = [one - more - before for one, more, before in zip(now, counts.more_extra, counts.extra, strict=True)]
-        refresh, scoring = more = ran[0] * (passes - 1), ran[1] * (passes - 1)
-        cost.forward += sum(more) - sum(counts.more_extra)
-        cost.refresh += refresh - counts.more_extra[0]
-        cost.scoring += scoring - counts.more_extra[1]
-        counts.more_extra = more
 
     def _forgotten(self, one: ForwardPass) -> None:
         # `settle` looks at remembered passes only, so this is the last chance to notice.

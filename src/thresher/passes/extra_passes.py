@@ -155,6 +155,11 @@ class Beginning(NamedTuple):
     autocast: torch.dtype | None
 
 
+def first_size(tree: Any) -> int:
+    """Returns the first size of the first tensor of a nested structure; 0 without one."""
+    return next((len(leaf) for leaf in leaves(tree) if leaf.dim()), 0)
+
+
 class ExtraPasses:
     """Makes the run's own forward passes, which the training loop does not notice.
 
@@ -184,6 +189,7 @@ class ExtraPasses:
     ) -> None:
         self._model, self._loader, self._reader, self._records, self._cost = model, loader, reader, records, cost
         self._forward, self.device, self._unknown_rows, self._who = forward, device, unknown_rows, who
+        self._per_sample = 1
         self._buffers = WrittenBuffers()
 
     @property
@@ -239,8 +245,9 @@ class ExtraPasses:
                 self._check_rows("refresh losses")
                 signals = self._signals(module, batch, len(batch_ids), wanted)
                 self._records.write(batch_ids.to(self.device), signals)
-                self._cost.refresh += len(batch_ids)
-                self._cost.forward += len(batch_ids)
+                rows = len(batch_ids) * self._per_sample
+                self._cost.refresh += rows
+                self._cost.forward += rows
 
     def full_pass(self, ids: Order, names: Sequence[str]) -> dict[str, Tensor]:
         """Computes signals that are too large to record, in one forward-only pass.
@@ -261,7 +268,7 @@ class ExtraPasses:
         parts_of: dict[str, list[Tensor]] = {name: [] for name in names}
         self._share_buffers()
         with self._pass(module):
-            forward = self._forward or plain_forward
+            forward = plain_forward if self._forward is None else self._call
             for (answer,) in answers([module], self._with_counts(ids), forward, features="feature" in parts_of):
                 n = answer.layout.n
                 if "error" in parts_of:
@@ -270,8 +277,8 @@ class ExtraPasses:
                     parts_of["label"].append(as_classes(answer.targets, n))
                 if answer.feature is not None:
                     parts_of["feature"].append(answer.feature.reshape(n, -1).float())
-                self._cost.scoring += n
-                self._cost.forward += n
+                self._cost.scoring += n * self._per_sample
+                self._cost.forward += n * self._per_sample
         return {name: torch.cat(parts) for name, parts in parts_of.items()}
 
     def score(self, batch: Any, ids: Tensor, scoring: Scoring) -> dict[str, Tensor]:
@@ -302,8 +309,8 @@ class ExtraPasses:
                 answers_of.append(self._signals(module, one, n, wanted - {"feature", "alignment"}))
                 if last is not None:
                     answers_of[-1]["feature"] = feature_rows(last.take()[1], n)
-            self._cost.scoring += n
-            self._cost.forward += n
+            self._cost.scoring += n * self._per_sample
+            self._cost.forward += n * self._per_sample
         signals = answers_of[0]
         if len(answers_of) > 1:
             error, feature = (answers_of[1][name] for name in ("error", "feature"))
@@ -436,9 +443,20 @@ class ExtraPasses:
     def _answer(self, module: nn.Module, batch: Any, n: int) -> tuple[Any, Any, RowLayout]:
         """Returns the outputs of a batch, its targets, and their layout."""
         if self._forward is not None:
-            outputs, targets = self._forward(module, batch)
+            outputs, targets = self._call(module, batch, n)
             return outputs, targets, layout_of(batch, n, targets)
         return *plain_forward(module, batch), RowLayout(n, None)
+
+    def _call(self, module: nn.Module, batch: Any, n: int | None = None) -> tuple[Any, Any]:
+        """Calls the user's `forward`, and notes how often it passes a sample through the model: twice for an image pair."""
+        assert self._forward is not None
+        calls: list[int] = []
+        with module.register_forward_pre_hook(lambda _, *inputs: calls.append(first_size(inputs)), with_kwargs=True):
+            answer = self._forward(module, batch)
+        # Both images of a pair may go through the model in two calls, or in one call with twice the rows, if rows come first.
+        rows = first_size(batch) if n in (None, first_size(batch)) else 0
+        self._per_sample = max(1, sum(size // rows if rows and size % rows == 0 else 1 for size in calls))
+        return answer
 
     @contextmanager
     def _explain_errors(self, batch: Any) -> Iterator[None]:

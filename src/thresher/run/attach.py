@@ -162,8 +162,7 @@ def _attribution(
     columns = {} if loader.streams else COUNT_OF_TRAINED
     counts = _records(columns, loader.n, device, config.world, sent={TRAINED: torch.bool})
     cost, module = _cost_of_scores(config), trained.module
-    parameters = None if module is None else module.parameters
-    meter, stopwatch = Meter(cost, parameters, extra_as_loop=config.forward is not None), Stopwatch(device)
+    meter, stopwatch = Meter(cost, None if module is None else module.parameters), Stopwatch(device)
     trained.report_to(meter)
     # If a function of the user's makes the batches, the samples may be along another dimension than the first.
     own_collate = config.loader.collate_fn is not default_collate and not config.collate_keeps_rows
