@@ -252,7 +252,8 @@ def codes_of(labels: Any) -> NDArray[Any]:
         Numbers, shape (N,), in the smallest unsigned dtype that is enough.
 
     Raises:
-        ValueError: There are no labels, they have more than two dimensions, or they are neither numbers nor strings.
+        ValueError: There are no labels, they have more than two dimensions, or they are neither numbers nor strings; or most
+            of them are different fractions.
 
     Example:
         >>> codes_of(["b", "a", "b"]), codes_of([[0, 1], [0, 2], [0, 1]])
@@ -264,6 +265,12 @@ def codes_of(labels: Any) -> NDArray[Any]:
     if values.ndim == 1 and values.dtype.kind in "iu" and int(values.max()) - int(values.min()) < LARGEST_KEY:
         return (values - values.min()).astype(np.min_scalar_type(int(values.max()) - int(values.min())))  # without a sort
     kinds, codes = np.unique(values, return_inverse=True, axis=0 if values.ndim == 2 else None)
+    # As the targets of a regression: each sample would be a class of its own.
+    if values.dtype.kind == "f" and len(values) < 2 * len(kinds) and (values != values.round()).any():
+        raise ValueError(
+            f"labels must be classes, got {len(kinds):,} different numbers for {len(values):,} samples. Group them, as with "
+            "labels = np.digitize(values, np.quantile(values, [0.25, 0.5, 0.75]))"
+        )
     return codes.reshape(-1).astype(np.min_scalar_type(len(kinds) - 1))
 
 

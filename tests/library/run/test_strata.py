@@ -240,6 +240,23 @@ def test_a_stream_has_no_order():
     attach(0.5, DataLoader(Stream(), 10))
 
 
+@pytest.mark.parametrize("kind", [torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.clone])
+@pytest.mark.parametrize("method", [thresher.FullData(), 0.5])
+def test_targets_of_a_regression_are_no_classes(method, kind):
+    values = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="labels must be classes, got 100 different numbers for 100 samples. Group them"):
+        attach(method, stratify=kind(values))
+    with pytest.raises(ValueError, match="labels must be classes"):
+        thresher.StratifiedBatchSampler(kind(values), 10)
+
+
+def test_numbers_of_a_few_values_are_classes():
+    """Ratings in half steps, and classes as whole floats, of which each sample may have its own."""
+    for values in (torch.arange(100) % 5 / 2, torch.arange(100).float()):
+        run = attach(thresher.FullData(), stratify=values)
+        assert run.plan.ids.sort().values.tolist() == list(range(100))
+
+
 @pytest.mark.filterwarnings("ignore:stratify='class'. the dataset stores no classes")
 @pytest.mark.parametrize("method", [thresher.FullData(), thresher.Winnow(0.5)])
 def test_samples_without_one_class_each_are_trained_on(method):
