@@ -102,7 +102,7 @@ def join_columns(parts: Sequence[Any]) -> Any:
     if len({part.shape[1:] for part in parts}) > 1:
         raise ValueError(
             f"Selected rows of several batches cannot be joined: shapes {[tuple(part.shape) for part in parts]}. Pad all "
-            "batches to one shape, or use forward_passes='once' or spend='batches'."
+            "batches to one shape, or use spend='batches' or, except in SFTTrainer, forward_passes='once'."
         )
     return torch.cat(list(parts)) if isinstance(first, Tensor) else np.concatenate(parts)
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from thresher.loading.loader import SelectedLoader
@@ -37,7 +38,8 @@ def check_settings_of(trainer: Any) -> None:
         raise unsupported(
             f"TrainingArguments(max_steps={args.max_steps})",
             "How many steps an epoch has depends on the method: give num_train_epochs alone, or "
-            "selection_settings={'spend': 'batches'}, which has as many steps as full training.",
+            "selection_settings={'spend': 'batches'}, which has as many steps as full training. So has {'forward_passes': "
+            "'once'}, for a method that chooses within a batch.",
         )
     if args.max_steps <= 0 and (args.num_train_epochs != int(args.num_train_epochs) or args.num_train_epochs < 1):
         raise unsupported(
@@ -101,12 +103,38 @@ def passes_beside_head(trainer: Any) -> dict[str, Any]:
     return {"forward_passes": "twice"}
 
 
+def check_labels_of_rows(trainer: Any, valid: Tensor) -> None:
+    """Checks that the share of kept labels is that of kept rows if several batches share the divisor `num_items_in_batch`.
+
+    Args:
+        trainer: Trainer with a selection, in a training step whose loss is divided by `num_items_in_batch`.
+        valid: Mask or weights of the positions that count in a batch, shape (rows, ...).
+
+    Raises:
+        ValueError: Rows are chosen after their labels were counted, and have different numbers of labels.
+    """
+    args, config = trainer.args, trainer.run._parts.config
+    shared = args.gradient_accumulation_steps > 1 or (args.world_size > 1 and args.average_tokens_across_devices)
+    if not (shared and config.mode.is_in_forward) or config.by_batch:
+        return
+    labels = valid.reshape(len(valid), -1).sum(1)
+    if (labels != labels[0]).any():
+        raise unsupported(
+            f"{type(config.batch_method).__name__} in one pass, with gradient_accumulation_steps="
+            f"{args.gradient_accumulation_steps}, {args.world_size} processes and rows of different numbers of labels,",
+            "The batches of a step would weigh by all of their labels, not by those of the chosen rows. Use "
+            "selection_settings={'forward_passes': 'twice'}, or one batch per step.",
+        )
+
+
 def _keeps_steps(trainer: Any) -> bool:
     """Whether an epoch has as many steps as full training."""
     _, epoch_method, batch_method = split_by_stage(method_of(trainer.selection))
     spend = trainer.selection_settings.get("spend")
     smaller = spend != "steps" and (spend == "batches" or requirements_of(epoch_method).smaller_batches)
-    return batch_method is None and (smaller or isinstance(epoch_method, FullData))
+    # "auto" may gather rows into fewer batches from the second epoch on.
+    one_pass = trainer.selection_settings.get("forward_passes") == "once"
+    return (batch_method is None or spend == "batches" or one_pass) and (smaller or isinstance(epoch_method, FullData))
 
 
 _WHY = {

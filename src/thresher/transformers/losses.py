@@ -1,6 +1,7 @@
 """The loss at each position of a model's outputs, and its comparison with the loss that the model computes itself."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -111,17 +112,40 @@ def losses_of(model: Any, per_position: PerPosition | None, *, smoothing: float 
     """
     if per_position is not None:
         return UsersLosses(per_position)
-    decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    return ClassLosses(
-        shifts=type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) and not decodes, smoothing=smoothing
-    )
+    causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    return ClassLosses(shifts=causal and not _decodes(model), smoothing=smoothing)
 
 
 _OTHER_LOSSES = (
     "Return losses and valid so that sum(valid * losses) / sum(valid), or / num_items_in_batch, is the loss of the trainer. "
     "With class weights, valid=class_weights[labels]. Or give the trainer this loss, by compute_loss_func= or its compute_loss."
 )
-_DECODER = "For an encoder with a decoder, the batch must have decoder_input_ids: use DataCollatorForSeq2Seq(tokenizer, model)."
+_DECODER = (
+    "For an encoder with a decoder, the batch must have decoder_input_ids: use DataCollatorForSeq2Seq(tokenizer, model=model)."
+)
+
+
+@contextmanager
+def naming_collator(model: Any) -> Iterator[None]:
+    """Names the collator to use if an encoder with a decoder does not run without labels, from which some make their inputs.
+
+    Args:
+        model: Model of the package transformers.
+
+    Raises:
+        ValueError: The block raised one, and the model has a decoder.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not _decodes(model):
+            raise
+        raise ValueError(f"thresher.transformers.Selection: without labels, the model raises: {error}. {_DECODER}") from error
+
+
+def _decodes(model: Any) -> bool:
+    return getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+
 
 TrainerLoss = Callable[[Any, Any], Tensor]
 """`(compute_loss_func, num_items_in_batch) -> loss` of a trainer for one batch; its own loss if the function is None."""

@@ -27,6 +27,7 @@ from thresher.transformers.checks import (
     batches_in_epoch,
     check_has_ids,
     check_known_length,
+    check_labels_of_rows,
     check_rows_joined,
     check_settings_of,
     passes_beside_head,
@@ -38,6 +39,7 @@ from thresher.transformers.losses import (
     check_same,
     divides_by_total,
     losses_of,
+    naming_collator,
     without_loss,
 )
 from thresher.trees import leaves
@@ -521,7 +523,8 @@ class Selection(Base):
             with checked, Attributes(self.model).in_place(), self.compute_loss_context_manager():
                 self._direct = False
                 if "labels" in inputs:  # elsewhere Trainer would call the function without labels
-                    loss(lambda *_, **__: called.append(True) or labels.new_zeros((), dtype=torch.float32), None)
+                    with naming_collator(self._users_model()):
+                        loss(lambda *_, **__: called.append(True) or labels.new_zeros((), dtype=torch.float32), None)
                 self._direct = not called
                 if self._direct and self.per_position is None:
                     raise ValueError(
@@ -542,6 +545,8 @@ class Selection(Base):
         losses, valid = self._losses.by_position(outputs, labels)
         made, targets = self._losses.pair(outputs, labels)
         total = None if self._divides is False else num_items_in_batch
+        if total is not None and self._is_compared():
+            check_labels_of_rows(self, valid)
         keep = None
         if self._tokens is not None:
             of_reference = partial(self._losses_of_reference, inputs, labels)

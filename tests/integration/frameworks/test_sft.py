@@ -93,6 +93,10 @@ def test_a_batch_method_scores_first_and_says_why(tmp_path):
     with pytest.warns(UserWarning, match=r"SelectiveBackprop chooses by a scoring pass .*pad_to_multiple_of"):
         made.train()
     assert made.run.cost.backward < made.run.cost.full_backward * 0.7
+    made = cases.trainer(tmp_path, thresher.SelectiveBackprop(keep=0.5), "defaults")
+    match = "cannot be joined.* Pad all batches to one shape, or use spend='batches' or, except in SFTTrainer, forward_passes"
+    with pytest.warns(UserWarning, match="pad_to_multiple_of"), pytest.raises(ValueError, match=match):
+        made.train()
     settings = {"with_selection_settings": {"forward_passes": "once"}}
     made = cases.trainer(tmp_path, thresher.SelectiveBackprop(keep=0.5), "defaults", **settings)
     with pytest.raises(ValueError, match=r"forward_passes='once' with SFTTrainer is not supported.*'twice'"):

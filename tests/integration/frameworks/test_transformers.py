@@ -1,5 +1,6 @@
 """Trainer trains on a choice of samples, as a plain loop with `thresher.attach` does."""
 
+import copy
 import functools
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import BatchEncoding, default_data_collator
 import thresher
 from depth import depth, in_verify
 from helpers import assert_same
-from transformers_cases import BATCH, EPOCHS, FULL, METHODS, N, Sentences, model, outcome, trainer
+from transformers_cases import BATCH, EPOCHS, FULL, METHODS, WORDS, N, Sentences, model, outcome, trainer
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
 
@@ -104,7 +105,8 @@ def test_equals_a_plain_loop(method, accumulate, tmp_path):
 
 @pytest.mark.parametrize("method", depth(["selective_backprop"], list(METHODS)))
 def test_a_causal_model(method, tmp_path):
-    made = trainer(tmp_path, METHODS[method], causal=True, gradient_accumulation_steps=3, eval_strategy="epoch")
+    accumulate = 1 if method == "selective_backprop" else 3  # in one pass, rows of different lengths share no divisor
+    made = trainer(tmp_path, METHODS[method], causal=True, gradient_accumulation_steps=accumulate, eval_strategy="epoch")
     made.train()
     assert made.lr_scheduler.get_last_lr() == [0, 0]
     assert len(made.evaluated) == EPOCHS
@@ -113,6 +115,33 @@ def test_a_causal_model(method, tmp_path):
     kept = sum(entry["kept"] for entry in made.run.history)
     of_batches = EPOCHS * FULL  # SelectiveBackprop keeps one of four rows, and of the one row of the last batch
     assert made.run.cost.backward == (of_batches if method == "selective_backprop" else kept if method != "winnow" else 3 * 22)
+
+
+class OneStep(Sentences):
+    """Two batches with as many words in each row of a batch, but not in each batch: 3 words, then 6."""
+
+    def __init__(self):
+        super().__init__(causal=True, n=2 * BATCH)
+        self.words = torch.randint(3, WORDS, self.words.shape, generator=torch.Generator().manual_seed(5))
+        self.mask = torch.ones_like(self.words)
+        self.labels = self.words.clone()
+        self.labels[:BATCH, 3:], self.labels[BATCH:, 6:] = -100, -100
+
+
+def test_in_one_pass_a_step_is_the_mean_over_the_labels_that_were_kept(tmp_path):
+    data, net = OneStep(), model(causal=True, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
+    before = copy.deepcopy(net)
+    made = trainer(tmp_path, thresher.BigLoss(keep=0.5), net=net, optim="sgd", learning_rate=1.0, max_grad_norm=0.0,
+                   num_train_epochs=1, lr_scheduler_type="constant", gradient_accumulation_steps=2, with_train_dataset=data,
+                   train_sampling_strategy="sequential")  # fmt: skip
+    made.train()
+    losses = F.cross_entropy(before(data.words).logits[:, :-1].mT, data.labels[:, 1:], reduction="none")
+    valid = data.labels[:, 1:] != -100
+    means = (losses.sum(1) / valid.sum(1)).view(2, BATCH)
+    kept = (means.topk(2, dim=1).indices + torch.tensor([[0], [BATCH]])).flatten()
+    (losses[kept].sum() / (data.labels[kept] != -100).sum()).backward()  # Trainer counts the first words, too
+    for old, new in zip(before.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(new, old - old.grad, rtol=1e-5, atol=1e-6)
 
 
 def test_the_loss_of_a_sample_is_the_mean_over_its_words(tmp_path):

@@ -40,6 +40,12 @@ def test_arguments_of_the_trainer(settings, match, tmp_path):
         trainer(tmp_path, thresher.InfoBatch(), **settings)
 
 
+@pytest.mark.parametrize("settings", [{}, {"forward_passes": "twice"}])
+def test_a_number_of_steps_with_rows_that_may_be_gathered(settings, tmp_path):
+    with pytest.raises(ValueError, match=r"max_steps=5\) is not supported.*'forward_passes': 'once'}, for a method that"):
+        trainer(tmp_path, thresher.SelectiveBackprop(keep=0.5), max_steps=5, with_selection_settings=settings)
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "value", "match"),
     [
@@ -115,6 +121,24 @@ class Answers(Sentences):
     def __init__(self, causal):
         super().__init__(causal)
         self.labels = self.labels.where(self.mask == 0, WORDS - self.words)
+
+
+def test_rows_of_other_lengths_with_one_divisor_in_one_pass(tmp_path):
+    match = "SelectiveBackprop in one pass, .* rows of different numbers of labels, .*'forward_passes': 'twice'"
+    half = thresher.SelectiveBackprop(keep=0.5)
+    refused(match, tmp_path, half, causal=True, gradient_accumulation_steps=2)
+    settings = {"with_selection_settings": {"forward_passes": "twice"}, "num_train_epochs": 1}
+    made = trainer(tmp_path, half, causal=True, gradient_accumulation_steps=2, **settings)
+    made.train()
+    assert made.run.cost.scoring == N
+
+
+def test_a_decoder_without_inputs(tmp_path):
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    net = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=WORDS, decoder_start_token_id=0, **sizes))
+    match = r"DataCollatorForSeq2Seq\(tokenizer, model=model\)"
+    for method in (thresher.FullData(), thresher.InfoBatch(), thresher.SelectiveBackprop(keep=0.5)):
+        refused(match, tmp_path, method, causal=True, net=net)
 
 
 @in_verify

@@ -53,6 +53,18 @@ def test_a_plan_of_smaller_batches_has_a_number_of_steps(tmp_path):
     assert made.state.global_step == STEPS + 2 and made.run.epochs == 2
 
 
+@pytest.mark.parametrize("settings", [{"forward_passes": "once"}, {"forward_passes": "twice", "spend": "batches"}])
+def test_selection_within_a_batch_has_a_number_of_steps(settings, tmp_path):
+    method = thresher.SelectiveBackprop(keep=0.5)
+    full = trainer(tmp_path, max_steps=STEPS + 2)
+    made = trainer(tmp_path, method, max_steps=STEPS + 2, with_selection_settings=settings)
+    full.train()
+    made.train()
+    assert made.state.global_step == made.run.cost.steps == STEPS + 2 and made.run.epochs == 2
+    assert made.lr_scheduler.get_last_lr() == full.lr_scheduler.get_last_lr()
+    assert made.run.cost.backward == 11 * 2 + 1 + 2 * 2  # two of four rows, and the one row of the last batch
+
+
 def test_smoothed_losses_are_recorded(tmp_path):
     found = []
     for smoothing in (0.0, 0.5):

@@ -286,7 +286,7 @@ def test_padded_to_different_widths():
     row_buffer = RowBuffer(4)
     for width in (5, 7):
         row_buffer.add((torch.zeros(4, width), torch.zeros(4)), torch.arange(4), BatchPlan(torch.tensor([0, 2])))
-    with pytest.raises(ValueError, match=r"shapes \[\(2, 5\), \(2, 7\)\].*one shape, or use forward_passes='once'"):
+    with pytest.raises(ValueError, match=r"shapes \[\(2, 5\), \(2, 7\)\].*one shape, or use spend='batches'"):
         row_buffer.take()
 
 
