@@ -1,14 +1,17 @@
 """Trainings with Lightning and Transformers in two processes; one start of them is enough for all cases."""
 
 import importlib.util
+import itertools
 import os
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.state import AcceleratorState
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +27,7 @@ from lightning_cases import BATCH, Classifier, Saves, dataset, fit, last_rate_of
 from subset_cases import trace_once_per_architecture
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.run.history import COUNTED
+from thresher.samplers import BalancedBatchSampler, Grouped, Shuffle, StratifiedBatchSampler, WeightedSampler
 from thresher.subset import SubsetBackward
 
 WORLD, EPOCHS = 2, 3
@@ -188,7 +192,120 @@ def fused_head_changes_nothing(rank: int, folder: str) -> None:
         assert weights[0] == weights[1]
 
 
+LENGTHS = torch.arange(1, 46)
+BATCH_SAMPLERS = {
+    "Grouped": lambda **settings: Grouped(LENGTHS, max_tokens=90, **settings),
+    "Balanced": lambda **settings: BalancedBatchSampler(LENGTHS % 5, 4, **settings),
+    "P x K": lambda **settings: BalancedBatchSampler(LENGTHS % 5, classes_per_batch=2, samples_per_class=2, **settings),
+    "Stratified": lambda **settings: StratifiedBatchSampler(LENGTHS % 5, 4, **settings),
+}
+NUMBERS = [{"x": torch.tensor([float(i)])} for i in range(len(LENGTHS))]
+
+
+def count_of_ranks(ids: Any) -> Counter[int]:
+    """How often each sample came in all processes together."""
+    gathered: list[Any] = [None] * WORLD
+    distributed.all_gather_object(gathered, [int(i) for i in ids])
+    return Counter(i for rank_ids in gathered for i in rank_ids)
+
+
+def assert_as_in_one_process(found: Counter[int], make: Any, *, even: bool) -> None:
+    """The batches of one process; of an odd number of them, the beginning may come again."""
+    batches = list(make(num_replicas=1, rank=0))
+    once = Counter(i for batch in batches for i in batch)
+    assert once == found or (even and once <= found and (found - once).total() <= max(map(len, batches)))
+
+
+class Records(nn.Module):
+    """A model that records the samples that it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.ids = nn.Linear(1, 1), []
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.ids += x.flatten().tolist()
+        return {"loss": self.net(x).mean()}
+
+
+def batch_samplers_with_accelerate(rank: int, folder: str) -> None:
+    for name, make in BATCH_SAMPLERS.items():
+        for split, even in itertools.product([False, True], repeat=2):
+            options = DataLoaderConfiguration(split_batches=split, even_batches=even)
+            AcceleratorState._reset_state(reset_partial_state=True)
+            accelerator = Accelerator(cpu=True, dataloader_config=options)
+            loader = DataLoader(NUMBERS, batch_sampler=make(num_replicas=1, rank=0))
+            if split and name == "Grouped":
+                with pytest.raises(ValueError, match="batch_size"):
+                    accelerator.prepare(loader)
+                continue
+            found = count_of_ranks(i for batch in accelerator.prepare(loader) for i in batch["x"])
+            assert_as_in_one_process(found, make, even=even)
+            with pytest.raises(RuntimeError, match="a part of a part"):
+                list(accelerator.prepare(DataLoader(NUMBERS, batch_sampler=make())))
+            other = accelerator.prepare(DataLoader(NUMBERS, batch_sampler=make(num_replicas=1, rank=0, seed=rank)))
+            with pytest.raises(RuntimeError, match="rank 1 differs from rank 0 in seed"):
+                list(other)
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def batch_samplers_with_transformers(rank: int, folder: str) -> None:
+    for make in BATCH_SAMPLERS.values():
+
+        class WithBatches(transformers_cases.transformers.Trainer):
+            def get_train_dataloader(self, make: Any = make) -> Any:
+                return self.accelerator.prepare(DataLoader(self.train_dataset, batch_sampler=make(num_replicas=1, rank=0)))
+
+        settings = {"num_train_epochs": 1, "with_train_dataset": NUMBERS, "with_eval_dataset": None}
+        trained = transformers_cases.trainer(f"{folder}/batches", of=WithBatches, net=Records(), **settings)
+        trained.train()
+        assert_as_in_one_process(count_of_ranks(trained.model.ids), make, even=True)
+
+
+class NumbersModule(lightning_cases.lightning.LightningModule):
+    """A module that records the samples that it trains on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Records()
+
+    def training_step(self, batch: Any) -> Any:
+        return self.net(batch["x"])["loss"]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+
+def batch_samplers_with_lightning(rank: int, folder: str) -> None:
+    for make in BATCH_SAMPLERS.values():
+        for settings in ({}, {"num_replicas": 1, "rank": 0}):
+            with pytest.raises(TypeError, match="use_distributed_sampler=False"):
+                trainer(**ON_TWO).fit(NumbersModule(), DataLoader(NUMBERS, batch_sampler=make(**settings)))
+        module, options = NumbersModule(), ON_TWO | {"max_epochs": 1, "use_distributed_sampler": False}
+        trainer(**options).fit(module, DataLoader(NUMBERS, batch_sampler=make()))
+        assert_as_in_one_process(count_of_ranks(module.net.ids), make, even=True)
+
+
+def samplers_in_a_plain_loop(rank: int, folder: str) -> None:
+    """Each process loads its part, and a process with another sampler is named in all of them."""
+    for make in BATCH_SAMPLERS.values():
+        ids = count_of_ranks(i for batch in DataLoader(NUMBERS, batch_sampler=make()) for i in batch["x"])
+        assert_as_in_one_process(ids, make, even=True)
+    differing = (
+        ("weights", WeightedSampler(1 + LENGTHS * rank)),
+        ("samples", Shuffle(45 + rank)),
+        ("lengths", Grouped(1 + LENGTHS * rank, 8)),
+    )
+    for name, sampler in differing:
+        with pytest.raises(RuntimeError, match=f"rank 1 differs from rank 0 in (.*, )?{name}"):
+            next(iter(sampler))
+
+
 QUICK = (
+    batch_samplers_with_accelerate,
+    batch_samplers_with_transformers,
+    batch_samplers_with_lightning,
+    samplers_in_a_plain_loop,
     lightning_changes_nothing,
     lightning_equals_a_plain_loop,
     lightning_goes_on,

@@ -99,7 +99,8 @@ def test_another_number_of_processes_goes_on(after, drop_last):
     passes = [iter(part) for part in two]
     seen = [next(batches) for _ in range(3) for batches in passes]
     state = json.loads(json.dumps(two[1].state_dict()))
-    assert state == two[0].state_dict() == {"seed": 0, "samples": 150, "epoch": 0, "consumed": 6, "batch_size": 8}
+    assert state == two[0].state_dict()
+    assert {"seed": 0, "samples": 150, "epoch": 0, "consumed": 6, "batch_size": 8}.items() <= state.items()
     rest = shares(after)
     for part in rest:
         part.load_state_dict(state)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +16,10 @@ from thresher.samplers import Grouped
 LENGTHS = np.random.default_rng(0).integers(1, 500, 1000)
 
 
-def padding(batches):
+def padding(batches, lengths=LENGTHS):
     """Share of padding among the tokens of batches."""
-    padded = sum(len(batch) * LENGTHS[batch].max() for batch in batches)
-    return 1 - LENGTHS.sum() / padded
+    padded = sum(len(batch) * lengths[batch].max() for batch in batches)
+    return 1 - lengths.sum() / padded
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=50), st.integers(60, 200), st.integers(1, 9), st.integers(0, 9))
@@ -76,4 +77,49 @@ def test_what_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Grouped(**{"lengths": [1, 2, 8], **settings})
     with pytest.raises(ValueError, match="the state has window=50, but this sampler has 2"):
-        Grouped([1], 1, window=2).load_state_dict(Grouped([1], 1).state_dict())
+        Grouped([1], 1, window=2).load_state_dict(Grouped([1], 1, window=50).state_dict())
+    with pytest.raises(ValueError, match="the state has lengths="):
+        Grouped([1, 2], 1).load_state_dict(Grouped([2, 1], 1).state_dict())
+
+
+def by_length(lengths, rows, generator):
+    """The batches of `group_by_length` of Transformers."""
+    ids = generator.permutation(len(lengths))
+    together = rows * min(50, max(1, len(lengths) // (rows * 4)))
+    parts = np.split(ids, range(together, len(ids), together))
+    whole = np.concatenate([part[np.argsort(-lengths[part], kind="stable")] for part in parts])
+    return np.split(whole, range(rows, len(whole), rows))
+
+
+def sentences(n):
+    """Lengths of sentences, 3 to 256, and the generator that drew them."""
+    generator = np.random.default_rng(n)
+    return np.minimum(generator.lognormal(3.3, 0.6, n).astype(int) + 3, 256), generator
+
+
+@pytest.mark.parametrize("n", [200, 500, 1000, 2000, 5000])
+@pytest.mark.parametrize("tokens", [False, True])
+def test_small_data_is_grouped_as_well(n, tokens):
+    lengths, generator = sentences(n)
+    sampler = Grouped(lengths, max_tokens=600) if tokens else Grouped(lengths, 16)
+    first, second = list(sampler), list(sampler)
+    assert padding(first, lengths) <= 1.3 * padding(by_length(lengths, 16, generator), lengths)
+    assert len({*map(frozenset, first)} & {*map(frozenset, second)}) <= 2  # such as the one of a last, smaller window
+
+
+def row(n):
+    """The row of the table of padding in docs/samplers.md for `n` samples."""
+    lengths, generator = sentences(n)
+    batches = {
+        "random": np.split(generator.permutation(n), range(16, n, 16)),
+        "group_by_length": by_length(lengths, 16, generator),
+        "rows": list(Grouped(lengths, 16)),
+        "tokens": list(Grouped(lengths, max_tokens=600)),
+    }
+    return f"| {n:,} | " + " | ".join(f"{100 * padding(batches[name], lengths):.0f} %" for name in batches) + " |"
+
+
+def test_the_table_of_padding():
+    page = Path(__file__).resolve().parents[2] / "docs" / "samplers.md"
+    rows = [row(n) for n in (200, 1000, 5000, 50_000)]
+    assert "\n".join(rows) in page.read_text(encoding="utf-8"), rows

@@ -1,5 +1,8 @@
 """`BalancedBatchSampler`: batches with equal shares of all classes, or with K samples of each of P classes."""
 
+import zlib
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
@@ -102,6 +105,7 @@ class BalancedBatchSampler(EpochSampler):
         super().__init__(seed, num_replicas, rank, drop_last, **settings)
         _, codes = np.unique(codes_of(labels), return_inverse=True)
         self._sizes = np.bincount(codes)
+        self._checksum = zlib.crc32(codes.data)
         self._mixed = classes_per_batch is None and samples_per_class is None
         if sum(value is not None for value in settings.values()) < (1 if self._mixed else 2):
             raise ValueError(
@@ -109,7 +113,7 @@ class BalancedBatchSampler(EpochSampler):
             )
         self._rows = samples_per_class or (1 if self._mixed or not batch_size else batch_size // (classes_per_batch or 1))
         self._classes = classes_per_batch or (batch_size or 0) // self._rows
-        self.batch_size = self._rows * self._classes
+        self.batch_size = self._rows_per_item = self._rows * self._classes
         if batch_size not in (None, self.batch_size) or not self.batch_size:
             raise ValueError(
                 f"BalancedBatchSampler: `batch_size` must be classes_per_batch * samples_per_class, got {batch_size}, "
@@ -166,3 +170,8 @@ class BalancedBatchSampler(EpochSampler):
         if self._mixed:
             ids = generator.permuted(ids.reshape(self.total, self.batch_size), axis=1).ravel()
         return BatchOrder(ids, np.full(self.total, self.batch_size))
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings that determine the order, as plain values; for the labels a checksum."""
+        settings = {"labels": self._checksum, "classes_per_batch": self._classes, "mixed": self._mixed}
+        return super().settings() | settings

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from thresher.permutation import PIECE, Permutation
 
@@ -64,6 +65,8 @@ class BatchOrder:
 
 DEALERS = ("BatchSamplerShard", "_DatasetSamplerWrapper")
 """Classes of accelerate and Lightning, by name, that divide the order of a sampler among the processes."""
+DISPATCHER = "DataLoaderDispatcher"
+"""Class of accelerate that reads all batches in the first process, and sends them to the others (dispatch_batches=True)."""
 
 
 class EpochSampler(Sampler[Any]):
@@ -107,13 +110,13 @@ class EpochSampler(Sampler[Any]):
         self.epoch = self.consumed = 0
         self._begun: EpochIds | None = None
 
-    batch_size = 1
-    """Number of rows of an item that is a batch."""
+    # Not `batch_size`: accelerate leaves out batches of another size than the batch_size of their sampler.
+    _rows_per_item = 1
 
     @property
     def total(self) -> int:
         """Number of items (ids or batches) of an epoch in all processes together."""
-        return self.samples // self.batch_size if self.drop_last else -(-self.samples // self.batch_size)
+        return self.samples // self._rows_per_item if self.drop_last else -(-self.samples // self._rows_per_item)
 
     @property
     def samples(self) -> int:
@@ -189,17 +192,58 @@ class EpochSampler(Sampler[Any]):
         return items // replicas if self.drop_last else -(-items // replicas)
 
     def __iter__(self) -> "SamplerPass":
-        shared = self.num_replicas is None and self.dealing()[0] > 1
-        frame = sys._getframe(1) if shared else None
+        replicas = self.dealing()[0]
+        dealer = self._check_loop()
+        if dealer and replicas > 1:
+            raise RuntimeError(
+                f"{type(self).__name__} divides its order among {replicas} processes, and so does the loader that accelerate "
+                "or Lightning prepared: each process would get a part of a part. Pass num_replicas=1, rank=0 to the sampler; "
+                "or, with Lightning, use_distributed_sampler=False to the Trainer."
+            )
+        divided = replicas > 1 or dealer in DEALERS
+        by_world = divided and distributed.is_available() and distributed.is_initialized()
+        return SamplerPass(self, compares=by_world and replicas in (1, distributed.get_world_size()))
+
+    def _check_loop(self) -> str | None:
+        """Checks the dataset of the loader that loops over the sampler; returns the class that divides the order, if any."""
+        # A sampler is not told who loops over it: only the calls that lead here know the dataset and other divisions.
+        frame = sys._getframe(2)
+        dealer: str | None = None
+        dataset: Any = None
         while frame is not None:
-            if type(frame.f_locals.get("self")).__name__ in DEALERS:
-                raise RuntimeError(
-                    f"{type(self).__name__} divides its order among {self.dealing()[0]} processes, and so does the loader that "
-                    "accelerate or Lightning prepared: each process would get a part of a part. Pass num_replicas=1, rank=0 to "
-                    "the sampler; or, with Lightning, use_distributed_sampler=False to the Trainer."
-                )
+            caller = frame.f_locals.get("self")
+            name = type(caller).__name__
+            if name in (*DEALERS, DISPATCHER):
+                dealer = name
+            elif isinstance(caller, Dataset):  # a dataset with a loop of its own; the loaders further up load something else
+                break
+            elif isinstance(caller, _BaseDataLoaderIter) and dataset is None:
+                dataset = caller._dataset
             frame = frame.f_back
-        return SamplerPass(self)
+        size = len(dataset) if hasattr(dataset, "__len__") else self.samples
+        if size != self.samples:
+            raise ValueError(
+                f"{type(self).__name__} is made for {self.samples} samples, but the dataset of the loader has {size}. Give a "
+                "weight, label or length for each of them, or the loader a torch.utils.data.Subset."
+            )
+        return dealer
+
+    def check_alike(self, **position: int | None) -> None:
+        """Refuses settings that differ between the processes; all of them call it together.
+
+        Args:
+            **position: Epoch and number of consumed items at which the loop begins.
+        """
+        facts = self.settings() | {"drop_last": self.drop_last} | position
+        gathered: list[Any] = [facts] * distributed.get_world_size()
+        distributed.all_gather_object(gathered, facts)
+        for rank, others in enumerate(gathered):
+            names = [name for name, value in gathered[0].items() if others.get(name) != value]
+            if names:
+                raise RuntimeError(
+                    f"{type(self).__name__}: rank {rank} differs from rank 0 in {', '.join(names)}, so samples would be lost. "
+                    "Use the same in all processes: compute it in one and send it with torch.distributed.broadcast_object_list."
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the current epoch, or the start of the next epoch; the same in all processes.
@@ -226,8 +270,8 @@ class EpochSampler(Sampler[Any]):
         return {**self.settings(), "epoch": epoch, "consumed": min(consumed, self.total)}
 
     def settings(self) -> dict[str, Any]:
-        """Returns the settings that determine the order, as plain values."""
-        batch = {} if self.batch_size == 1 else {"batch_size": self.batch_size}
+        """Returns the settings that determine the order, as plain values; for arrays a checksum."""
+        batch = {} if self._rows_per_item == 1 else {"batch_size": self._rows_per_item}
         return {"seed": self.seed, "samples": self.samples, **batch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -324,10 +368,12 @@ class SamplerPass(Iterator[Any]):
 
     Args:
         sampler: The sampler.
+        compares: Whether to compare the settings of all processes at the first item.
     """
 
-    def __init__(self, sampler: EpochSampler) -> None:
+    def __init__(self, sampler: EpochSampler, *, compares: bool) -> None:
         self._sampler, self._ids = sampler, EpochIds(sampler)
+        self._compares = compares
         self._rest: Iterator[int] = iter(())
         self._item_of: Any = None
 
@@ -335,6 +381,9 @@ class SamplerPass(Iterator[Any]):
         item = next(self._rest, None)
         if item is None:
             self._rest = iter(self._ids.take(PIECE).tolist())
+            if self._compares:
+                self._compares = False
+                self._sampler.check_alike(epoch=self._ids.epoch, consumed=self._ids._first)
             self._ids.unused, self._item_of = operator.length_hint(self._rest), self._ids.item_of()
             item = next(self._rest)
         self._ids.unused -= 1

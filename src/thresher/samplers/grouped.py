@@ -1,5 +1,7 @@
 """`Grouped`: batches of samples of similar lengths, with a fixed number of rows or a maximum number of tokens."""
 
+import math
+import zlib
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,8 @@ class Grouped(EpochSampler):
         batch_size: Number of rows of a batch, 1 or more. Pass either this or `max_tokens`.
         max_tokens: Largest number of tokens of a batch with padding, computed as its rows times the largest length in its
             window.
-        window: Number of batches over which samples of similar lengths are distributed at random, 1 or more. Default: 50.
+        window: Number of batches over which samples of similar lengths are distributed at random, 1 or more. Default: a third
+            of the square root of the number of batches, but at least 2 and at most 50.
         seed: Random seed. Default: 0.
         num_replicas: Number of processes that share the batches. Default: the world size of torch.distributed if it is
             initialized, else 1. Pass num_replicas=1, rank=0 if other code divides the data among processes, such as
@@ -57,7 +60,7 @@ class Grouped(EpochSampler):
         batch_size: int | None = None,
         *,
         max_tokens: int | None = None,
-        window: int = 50,
+        window: int | None = None,
         seed: int = 0,
         num_replicas: int | None = None,
         rank: int | None = None,
@@ -71,7 +74,11 @@ class Grouped(EpochSampler):
             raise ValueError(f"Grouped: `lengths` must have shape (N,), and each must be above 0, got {values!r:.60}")
         if max_tokens is not None and values.max() > max_tokens:
             raise ValueError(f"Grouped: sample {values.argmax()} has length {values.max()}, above max_tokens={max_tokens}")
+        if window is None:
+            batches = len(values) / batch_size if batch_size else values.sum(dtype=np.float64) / (max_tokens or 1)
+            window = min(max(2, int(math.sqrt(batches) / 3)), 50)
         self._settings = {"batch_size": batch_size, "max_tokens": max_tokens, "window": window}
+        self._settings["lengths"] = zlib.crc32(values.astype(np.float64).data)
         self._sorted = np.argsort(-values.astype(np.float64), kind="stable").astype(np.min_scalar_type(len(values)))
         ends, sizes = [0], []
         while ends[-1] < len(values):
@@ -101,5 +108,5 @@ class Grouped(EpochSampler):
         return BatchOrder(rows, self._sizes, Permutation(self.total, self.seed, epoch))
 
     def settings(self) -> dict[str, Any]:
-        """Returns the settings that determine the order, as plain values."""
+        """Returns the settings that determine the order, as plain values; for the lengths a checksum."""
         return super().settings() | self._settings

@@ -7,6 +7,7 @@ consecutive batches together are even closer to the shares. The gradient of such
 """
 
 import reprlib
+import zlib
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Sampler, Subset, TensorDataset
 
 from thresher.samplers.epochs import BatchOrder, EpochSampler
 from thresher.samplers.shuffle import Shuffle
@@ -195,7 +196,8 @@ class StratifiedBatchSampler(EpochSampler):
         rank: int | None = None,
     ) -> None:
         super().__init__(seed, num_replicas, rank, drop_last, batch_size=batch_size)
-        self.codes, self.batch_size = codes_of(labels), batch_size
+        self.codes = codes_of(labels)
+        self.batch_size = self._rows_per_item = batch_size
         n = len(self.codes)
         values = None if scores is None else np.asarray(scores, dtype=np.float32)
         if values is not None and values.shape != (n,):
@@ -206,6 +208,7 @@ class StratifiedBatchSampler(EpochSampler):
         self._sorted = np.argsort(keys, kind="stable").astype(np.int32 if n < 2**31 else np.int64)  # pyright: ignore
         of_sorted = keys[self._sorted]  # pyright: ignore[reportOptionalSubscript]
         self._ends = np.concatenate([[0], np.flatnonzero(of_sorted[1:] != of_sorted[:-1]) + 1, [n]])
+        self._checksum = zlib.crc32(self._ends.data, zlib.crc32(self._sorted.data))
 
     @property
     def samples(self) -> int:
@@ -226,6 +229,10 @@ class StratifiedBatchSampler(EpochSampler):
             sizes[-1] -= sizes.sum() - len(rows)
             rows = arranged(rows, sizes, generator)
         return BatchOrder(rows, sizes)
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings that determine the order, as plain values; for the labels and scores a checksum."""
+        return super().settings() | {"labels": self._checksum}
 
 
 def shuffled_within(rows: NDArray[Any], ends: NDArray[np.int64], generator: np.random.Generator) -> NDArray[Any]:
@@ -280,6 +287,12 @@ def _values_of(labels: Any) -> NDArray[Any]:
     Raises:
         ValueError: The labels are something else, such as dicts or lists of different lengths.
     """
+    if isinstance(labels, Sampler):
+        # Trainer(devices=2) of Lightning creates the batch sampler anew, with a DistributedSampler in the place of the labels.
+        raise TypeError(
+            f"labels must be numbers or strings, got {type(labels).__name__}. With Lightning, pass "
+            "use_distributed_sampler=False to the Trainer: the batch sampler divides its batches among the processes itself."
+        )
     try:
         values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     except (TypeError, ValueError, RuntimeError):

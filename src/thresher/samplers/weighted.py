@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, distributed
+from torch import Tensor
 
 from thresher import rng
 from thresher.permutation import Permutation
@@ -192,8 +192,7 @@ class WeightedSampler(EpochSampler):
     yields epoch `e`. The order depends only on the seed, the epoch and the weights. Global random states are not used.
 
     With W processes, process r gets the ids at positions r, r + W, r + 2W, ... of the order, as from a DistributedSampler; if
-    the number is not divisible by W, the first ids come again. Processes of torch.distributed check that their weights are
-    equal, before the first epoch and after each `set_weights`.
+    the number is not divisible by W, the first ids come again.
 
     Args:
         weights: Weight of each sample, shape (N,): list, array or tensor of finite numbers, 0 or more, at least one above 0.
@@ -296,12 +295,11 @@ class WeightedSampler(EpochSampler):
             epoch: Number of the epoch, 0 or more.
 
         Raises:
-            RuntimeError: The weights of an earlier epoch are no longer stored, or the processes have different weights.
+            RuntimeError: The weights of an earlier epoch are no longer stored.
         """
         if self._later is not None and epoch >= self._later[0]:
             later, self._later = self._later, None
             self._take_over(*later)
-        self._check_agreed()
         if epoch < self._since:
             raise RuntimeError(
                 f"WeightedSampler: the weights were changed at epoch {self._since}, and the weights of epoch {epoch} are no "
@@ -390,8 +388,6 @@ class WeightedSampler(EpochSampler):
         self._checksum = zlib.crc32(weights.data)
         self._drawn: tuple[int, NDArray[Any]] | None = None
         """Paced epoch that was drawn last, and its ids; `_lag` has the visits that samples are behind after it."""
-        self._agreed = False
-        """Whether the processes have compared these weights."""
 
     def _checked(self, weights: Weights, n: int) -> Weights:
         if weights.shape != (n,) or not n:
@@ -413,21 +409,6 @@ class WeightedSampler(EpochSampler):
                 "may repeat. Pass a smaller num_samples=, or replacement='paced'."
             )
         return weights
-
-    def _check_agreed(self) -> None:
-        """Refuses weights that differ between the processes; all of them call it together."""
-        shared = self.dealing()[0] > 1 and distributed.is_available() and distributed.is_initialized()
-        if self._agreed or not shared or distributed.get_world_size() != self.dealing()[0]:
-            return
-        gathered: list[Any] = [None] * distributed.get_world_size()
-        distributed.all_gather_object(gathered, (self._checksum, zlib.crc32(self._begin_lag.data), self._since))
-        others = [rank for rank, value in enumerate(gathered) if value != gathered[0]]
-        if others:
-            raise RuntimeError(
-                f"WeightedSampler: rank {', '.join(map(str, others))} has other weights than rank 0, or set them in another "
-                "epoch. Compute the weights in one process, and send them to all with torch.distributed.broadcast."
-            )
-        self._agreed = True
 
 
 def _as_weights(weights: Any) -> Weights:
