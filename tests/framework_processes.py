@@ -241,6 +241,9 @@ def batch_samplers_with_accelerate(rank: int, folder: str) -> None:
                 continue
             found = count_of_ranks(i for batch in accelerator.prepare(loader) for i in batch["x"])
             assert_as_in_one_process(found, make, even=even)
+            if name != "Stratified":  # a run stratifies its own batches instead
+                with pytest.raises(ValueError, match="a batch_sampler, [GB].*: leaving out samples would break"):
+                    thresher.attach(thresher.FullData(), loader=accelerator.prepare(loader), criterion=None, epochs=1)
             with pytest.raises(RuntimeError, match="a part of a part"):
                 list(accelerator.prepare(DataLoader(NUMBERS, batch_sampler=make())))
             other = accelerator.prepare(DataLoader(NUMBERS, batch_sampler=make(num_replicas=1, rank=0, seed=rank)))

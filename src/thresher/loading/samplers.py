@@ -142,6 +142,13 @@ def is_dealt_by_accelerate(batches: Any) -> bool:
     return loaders is not None and isinstance(batches, loaders.BatchSamplerShard)
 
 
+def foreign_batches(batches: Any) -> str | None:
+    """Returns the class of a batch sampler that a run cannot replace, such as one that groups by length; None for others."""
+    inner = batches.batch_sampler if is_dealt_by_accelerate(batches) else batches
+    known = type(inner) in (BatchSampler, StratifiedBatchSampler) or is_of_torchdata(inner, "BatchSampler")
+    return None if known else type(inner).__name__
+
+
 def inner_sampler(batches: Any) -> Any:
     """Returns the sampler of a batch sampler, without the wrappers of accelerate and `ShardedSampler`."""
     sampler = (batches.batch_sampler if is_dealt_by_accelerate(batches) else batches).sampler
@@ -214,13 +221,11 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         return
     if loader.batch_sampler is None:
         raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
-    # The batch sampler is replaced. One that groups samples by length, for example, would lose its grouping.
-    batches = loader.batch_sampler
-    known = type(batches) in (BatchSampler, StratifiedBatchSampler) or is_of_torchdata(batches, "BatchSampler")
-    if not known and not (several and is_dealt_by_accelerate(loader.batch_sampler)):
+    foreign = foreign_batches(loader.batch_sampler)
+    if foreign or (is_dealt_by_accelerate(loader.batch_sampler) and not several):
+        name = foreign or type(loader.batch_sampler).__name__
         raise ValueError(
-            f"`loader` has a batch_sampler, {type(loader.batch_sampler).__name__}: leaving out samples would break its "
-            "batches. Use sampler= and batch_size=."
+            f"`loader` has a batch_sampler, {name}: leaving out samples would break its batches. Use sampler= and batch_size=."
         )
     if not loader.in_order:
         raise ValueError(

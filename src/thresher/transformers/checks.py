@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from thresher.loading.loader import SelectedLoader
-from thresher.loading.samplers import inner_sampler
+from thresher.loading.samplers import foreign_batches, inner_sampler
 from thresher.methods.contract import calls_model, requirements_of
 from thresher.methods.full import FullData
 from thresher.methods.stages import split_by_stage
@@ -176,6 +176,31 @@ def check_has_ids(loader: Any) -> None:
             f"A training loader over {dataset}",
             "Give a train_dataset with __getitem__ and __len__. A loop with thresher.attach also takes an IterableDataset.",
         )
+
+
+def keeps_own_batches(trainer: Any, loader: DataLoader[Any]) -> bool:
+    """Whether a trainer with batches of its own, such as that of sentence-transformers, trains without a run.
+
+    Args:
+        trainer: Trainer with a selection.
+        loader: Its training loader.
+
+    Raises:
+        ValueError: The loader has batches of its own, and the method would change or observe them.
+    """
+    batches = foreign_batches(loader.batch_sampler)
+    if batches is None:
+        return False
+    observes = trainer.selection_settings.get("observe")
+    if observes or trainer._tokens is not None or not isinstance(trainer.selection, FullData):
+        raise unsupported(
+            f"{type(method_of(trainer.selection)).__name__}{' with observe' if observes else ''} with the batches of {batches}",
+            "A selection would change these batches; and if the loss compares the rows of a batch (in-batch negatives), no "
+            "sample has a loss of its own. Use selection=thresher.FullData() without observe, which trains as without a "
+            "selection, or a Trainer with a shuffled loader and a loss per sample.",
+        )
+    warn(f"FullData keeps the batches of {batches}, and records nothing: training is as without a selection.")
+    return True
 
 
 def check_known_length(loader: SelectedLoader, method: Any, *, processes: int) -> None:

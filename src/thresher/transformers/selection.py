@@ -30,6 +30,7 @@ from thresher.transformers.checks import (
     check_labels_of_rows,
     check_rows_joined,
     check_settings_of,
+    keeps_own_batches,
     passes_beside_head,
 )
 from thresher.transformers.fused_head import ROWS, HeadLosses, NotingLengths, aux_loss, module_of_head, squares_in_head
@@ -240,10 +241,13 @@ class Selection(Base):
         """The `thresher.Run` of the current or last call of `train`, with its cost, history and stored losses.
 
         Raises:
-            ValueError: `train` was not called yet.
+            ValueError: `train` was not called yet, or the trainer makes its own batches and trains without a run.
         """
         if self._run is None:
-            raise ValueError("thresher.transformers.Selection.run: no training has begun; call train() first")
+            raise ValueError(
+                "thresher.transformers.Selection.run: no training has begun; call train() first. A trainer that makes its own "
+                "batches has no run."
+            )
         return self._run
 
     # What Trainer calls, in the order in which it does
@@ -286,6 +290,8 @@ class Selection(Base):
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> tuple[Any, Any]:
         """Attaches the run, and continues from the position of the checkpoint."""
         check_has_ids(train_dataloader)
+        if keeps_own_batches(self, train_dataloader):
+            return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         smoothing = self.args.label_smoothing_factor
         self._losses = losses = self._fused_head() or losses_of(self._users_model(), self.per_position, smoothing=smoothing)
         if self._head is not None and self.padding_free:
@@ -322,6 +328,10 @@ class Selection(Base):
 
     def _run_epoch(self, *args: Any, steps_in_epoch: int, num_update_steps_per_epoch: int, **kwargs: Any) -> None:
         """Runs an epoch with as many batches as its plan has, or the rest of the batches of an interrupted epoch."""
+        if not self._trains:
+            own = {"steps_in_epoch": steps_in_epoch, "num_update_steps_per_epoch": num_update_steps_per_epoch}
+            super()._run_epoch(*args, **own, **kwargs)
+            return
         self._length = batches_in_epoch(self.run.loader)
         steps = self._length - self._done
         updates = math.ceil(steps / self.args.gradient_accumulation_steps)
@@ -338,6 +348,8 @@ class Selection(Base):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Trains on one batch, and returns its loss."""
+        if not self._trains:
+            return super().training_step(model, inputs, num_items_in_batch)
         rows = inputs.pop(ROWS, None)
         try:
             self._rows, self._done = rows or (ids_of_batch(self.run, inputs), None), self._done + 1
@@ -563,6 +575,8 @@ class Selection(Base):
 
     def _step_is_over(self, control: Any) -> None:
         """Ends the epoch after its last step: before evaluation and before checkpoints."""
+        if not self._trains:
+            return
         args, state, run = self.args, self.state, self.run
         state.epoch = run.epoch + self._done / self._length if self._done < self._length else state.epoch
         if self._done < self._length:
