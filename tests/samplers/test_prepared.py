@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
+import thresher
 from depth import depth
 from thresher.samplers import BalancedBatchSampler, Grouped, Shuffle, StratifiedBatchSampler, WeightedSampler
 
@@ -90,6 +91,14 @@ def test_the_number_of_samples_is_that_of_the_dataset(kind, n, workers):
     loader = DataLoader(range(30), num_workers=workers, **SHORT[kind](n))
     with pytest.raises(ValueError, match=rf"is made for {n} samples, but the dataset of the loader has 30\. .*Subset"):
         list(loader)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SHORT if "sampler" in SHORT[kind](9)] + ["Stratified"])
+@pytest.mark.parametrize("n", [10, 31])
+def test_a_run_checks_the_number_when_it_is_attached(kind, n):
+    loader = DataLoader(range(30), **SHORT[kind](n))
+    with pytest.raises(ValueError, match=rf"is made for {n} samples, but the dataset of the loader has 30\."):
+        thresher.attach(thresher.FullData(), loader=loader, criterion=None, epochs=1)
 
 
 def test_a_subset_and_a_dataset_with_a_loop_of_its_own_are_loaded():

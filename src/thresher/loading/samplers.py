@@ -9,6 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.distributed import DistributedSampler
 
 from thresher.distributed.world import World
+from thresher.samplers.epochs import EpochSampler
 from thresher.samplers.shuffle import Shuffle
 from thresher.samplers.stratified import StratifiedBatchSampler
 
@@ -232,6 +233,8 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
             "`loader` has in_order=False: batches may come back in another order than their ids were drawn. Use in_order=True."
         )
     sampler = loader.sampler if isinstance(loader.sampler, ShardedSampler) else inner_sampler(loader.batch_sampler)
+    if isinstance(sampler, EpochSampler):
+        sampler.check_size(len(loader.dataset))  # pyright: ignore[reportArgumentType]
     replicas = getattr(loader.batch_sampler, "num_processes", getattr(sampler, "num_replicas", None))
     if not several and isinstance(sampler, DistributedSampler | Shuffle | ShardedSampler) and replicas not in (1, None):
         raise ValueError(

@@ -285,11 +285,7 @@ class UserOrder:
         # A Shuffle can begin at any position. Other orders reach a position only by drawing the ids before it again.
         if self.passes is None:
             return self._from_start(plan), None
-        if self.sampler.samples > self.n:
-            raise IndexError(
-                f"`loader` has a {type(self.sampler).__name__} over {self.sampler.samples} samples, but its dataset has "
-                f"{self.n}: give the sampler this dataset"
-            )
+        self.sampler.check_size(self.n)
         ids = self.passes.order(0 if plan.drawn else place.consumed)
         return (self._from_start(plan), None) if plan.drawn else (ids, place.stayed)
 

@@ -220,13 +220,24 @@ class EpochSampler(Sampler[Any]):
             elif isinstance(caller, _BaseDataLoaderIter) and dataset is None:
                 dataset = caller._dataset
             frame = frame.f_back
-        size = len(dataset) if hasattr(dataset, "__len__") else self.samples
+        if hasattr(dataset, "__len__"):
+            self.check_size(len(dataset))
+        return dealer
+
+    def check_size(self, size: int) -> None:
+        """Checks that a dataset has as many samples as the sampler.
+
+        Args:
+            size: Number of samples of the dataset.
+
+        Raises:
+            ValueError: It has more or fewer.
+        """
         if size != self.samples:
             raise ValueError(
                 f"{type(self).__name__} is made for {self.samples} samples, but the dataset of the loader has {size}. Give a "
                 "weight, label or length for each of them, or the loader a torch.utils.data.Subset."
             )
-        return dealer
 
     def check_alike(self, **position: int | None) -> None:
         """Refuses settings that differ between the processes; all of them call it together.
