@@ -87,10 +87,10 @@ def time_by_part(entries: Iterable[Mapping[str, float]]) -> str:
 
     Example:
         >>> time_by_part([{"seconds": 3.0, "steps_s": 2.0, "refresh_s": 1.0}, {"seconds": 2.25, "steps_s": 2.25}])
-        '5.25 s (steps 4.25 s, refresh 1 s)'
+        '5.25 s of wall time (steps 4.25 s, refresh 1 s)'
     """
     entries = [*entries]
     seconds = sum(entry["seconds"] for entry in entries)
     parts = {part: sum(entry.get(f"{part}_s", 0.0) for entry in entries) for part in PARTS}
     text = ", ".join(f"{part} {value:.3g} s" for part, value in parts.items() if value >= 0.01 * seconds)
-    return f"{seconds:.3g} s ({text})"
+    return f"{seconds:.3g} s of wall time ({text})"

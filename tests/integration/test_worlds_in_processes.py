@@ -41,12 +41,11 @@ def test_an_error_of_rank_0_is_raised_in_all(results):
 
 
 def test_a_rank_with_other_settings_is_told_on_all_ranks_at_once(results):
-    told = [result["disagreement"][0] for result in results]
+    told = [result["disagreement"] for result in results]
     assert told[0] == told[1] == told[2]
     assert told[0][0] == "seed is 0 on ranks 0, 2, and 1 on rank 1."
     assert told[0][1].startswith("method is Kakurenbo(") and told[0][2] == f"n is {N} on ranks 0, 2, and {N + 1} on rank 1."
     assert told[0][3] == "sampler.seed is 0 on ranks 0, 2, and 2 on rank 1." and told[0][4] == ""
-    assert max(result["disagreement"][1] for result in results) < 60
 
 
 def test_a_group_of_some_processes(results):

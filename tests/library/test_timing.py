@@ -78,7 +78,7 @@ def test_a_pass_that_was_no_training_is_dropped(clock):
 
 def test_parts_that_took_nearly_nothing_are_not_printed():
     assert time_by_part([{"seconds": 3.2, "steps_s": 1.88, "tracing_s": 1.3, "planning_s": 0.02}]) == (
-        "3.2 s (steps 1.88 s, tracing 1.3 s)"
+        "3.2 s of wall time (steps 1.88 s, tracing 1.3 s)"
     )
 
 

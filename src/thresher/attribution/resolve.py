@@ -327,8 +327,9 @@ GIVE_IDS = (
     "the number of rows per sample."
 )
 ITERATE = (
-    "No batch of run.loader was yielded yet: iterate over run.loader instead of your own DataLoader. For other data, such as "
-    "validation data, call it under torch.no_grad()."
+    "No batch of run.loader was yielded yet: iterate over run.loader instead of your own DataLoader. To continue within an "
+    "epoch, use run.load_state_dict, not accelerate.skip_first_batches(run.loader). For other data, such as validation data, "
+    "call it under torch.no_grad()."
 )
 NO_GRAD = "For other data, such as validation data, call it under torch.no_grad()."
 RETURN_INDEX = "Let the dataset return the index of each sample, and pass the indices of the rows as ids=."

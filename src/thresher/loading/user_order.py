@@ -325,9 +325,12 @@ class UserOrder:
 
         Raises:
             TypeError: The plan leaves out samples, but the sampler may repeat or skip ids, or has no length.
+            ValueError: The plan leaves out samples, and the dataset has another number of samples than at `attach`.
         """
         if plan.everything:
             return len(self.sampler)
+        # A sampler of a dataset that has grown yields more ids than it did, which looks like repeated ids.
+        check_unchanged(self.dataset, self.n)
         if plan.drawn or self.yields_once:
             return plan.rows
         raise TypeError(

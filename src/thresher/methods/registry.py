@@ -135,7 +135,7 @@ def load(name: str) -> type:
     """Imports a method, and returns its class.
 
     Args:
-        name: Name of the method, one of `names()` or of `FOR_POSITIONS`.
+        name: Name of the method, one of `names()` or of `FOR_POSITIONS`; hyphens count as underscores.
 
     Raises:
         ValueError: No method has this name.
@@ -145,7 +145,8 @@ def load(name: str) -> type:
         'Kakurenbo'
     """
     # Other packages come last: finding them reads the metadata of everything that is installed.
-    target = FOR_POSITIONS.get(name) or BUILT_IN.get(name) or _targets().get(name)
+    spelled = name.replace("-", "_")
+    target = FOR_POSITIONS.get(spelled) or BUILT_IN.get(spelled) or _targets().get(name)
     if target is None:
         raise ValueError(no_such("method", name, names(), also_near=FOR_POSITIONS))
     module, _, attribute = target.partition(":")

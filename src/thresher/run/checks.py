@@ -34,7 +34,7 @@ from thresher.methods.stages import split_by_stage
 from thresher.methods.uniform_rows import UniformRows
 from thresher.passes.scoring_settings import Scoring
 from thresher.plans import EpochPlan
-from thresher.run.divisor import check_divisor, divides_by_batch
+from thresher.run.divisor import check_divisor, divides_by_batch, warn_of_sum
 from thresher.run.optimizer_steps import parts_of
 from thresher.run.ownership import check_free
 from thresher.run.parts import RunConfig, SelectionMode
@@ -91,6 +91,7 @@ def check(config: RunConfig, process_group: Any) -> RunConfig:
     config = replace(config, mode=selection_mode(config), by_batch=divides_by_batch(batch_method))
     check_counted_once(config)
     check_divisor(config)
+    warn_of_sum(config)
     if config.model is not None:
         check_wrappers(config.model, config.mode, _who_calls_it(config))
     check_several(config)

@@ -7,14 +7,29 @@ from torch import Tensor
 
 from thresher.losses.base import Criterion
 from thresher.methods.contract import BatchMethod, requirements_of
+from thresher.methods.full import FullData
 from thresher.plans import BatchPlan
-from thresher.run.parts import RunConfig
+from thresher.run.parts import RunConfig, SelectionMode
 from thresher.warning import warn
 
 
 def divides_by_batch(method: BatchMethod | None) -> bool:
     """Returns whether a batch method declares that kept losses are divided by the number of all rows of the batch."""
     return method is not None and requirements_of(method).divide == "batch"
+
+
+def warn_of_sum(config: RunConfig) -> None:
+    """Warns if the criterion returns a sum, which the loop may divide by a constant, and batches become smaller."""
+    if config.adapter is None or config.adapter.reduction != "sum" or config.by_batch:
+        return
+    plans_smaller = config.spend != "steps" and requirements_of(config.epoch_method).smaller_batches
+    selects = config.batch_method is not None or not isinstance(config.epoch_method, FullData)
+    chooses_in_batch = config.mode.is_in_forward or config.mode is SelectionMode.WITHOUT_LOSSES
+    if plans_smaller or chooses_in_batch or (config.spend == "batches" and selects):
+        warn(
+            f"`criterion` has reduction='sum', and {type(config.methods[-1]).__name__} trains on fewer rows per step. If the "
+            "loop divides the sum by a constant, such as the batch size, its steps become smaller: use reduction='mean'."
+        )
 
 
 def divisible_before(criterion: Criterion | None) -> bool:

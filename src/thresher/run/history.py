@@ -1,6 +1,6 @@
 """Writes the entries of `run.history`: facts about the chosen samples of each epoch, counts and losses."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher.attribution.rows import AttributionError
+from thresher.methods.contract import requirements_of
+from thresher.methods.full import FullData
 from thresher.records import NEVER_SEEN
 from thresher.run.parts import Parts
 from thresher.warning import warn
@@ -62,8 +64,21 @@ def mean_loss(losses: Tensor) -> float | None:
     return float(f"{total / count:.4g}") if count else None
 
 
+def _is_to_save(method: Any) -> bool:
+    """Returns whether a method is there to leave samples out: its settings do not keep all of them."""
+    # A method that draws the order of training, as in importance sampling, may draw as many samples as there are.
+    draws = requirements_of(method).order == "plan"
+    return not (draws or isinstance(method, FullData) or 1 in (getattr(method, "keep", 0), getattr(method, "share", 0)))
+
+
 COUNTED = ("forward", "backward", "refresh", "scoring", "steps", "full_forward", "full_backward")
 """Fields of `Cost` whose values per epoch are in the history."""
+
+
+def _left_out(entry: Mapping[str, Any]) -> bool:
+    """Returns whether the method of a run left a sample out of an epoch, by the entry of the epoch."""
+    counts = (("backward", "full_backward"), ("selected", "candidates"), ("batch_selected", "batch_candidates"))
+    return any(entry.get(some, 0) < entry.get(every, 0) for some, every in counts)
 
 
 class History:
@@ -81,6 +96,8 @@ class History:
         self._booked = dict.fromkeys(COUNTED, 0)
         self._traced_s = 0.0
         self._warned = False
+        self.nothing_saved = ""
+        """Text of the warning that no sample was left out of any epoch; "" if there was none."""
 
     def close(self, tracing_s: float) -> dict[str, Any] | None:
         """Adds the counts of the last epoch to its entry, and returns the entry; None if this was already done.
@@ -135,6 +152,19 @@ class History:
         if not self._warned:
             self._warned = True
             warn(f"{message}; they are kept for training and not scored. This warning is given once.")
+
+    def warn_if_nothing_saved(self) -> None:
+        """Warns if the method left no sample out of any epoch, after a last epoch whose plan has every sample."""
+        names = " and ".join(type(one).__name__ for one in self._config.methods if _is_to_save(one))
+        if not names or self._cost.unknown is not None or any(map(_left_out, self.entries)):
+            return
+        back = sum(entry.get("moved_back", 0) for entry in self.entries)
+        moved = f", because {back:,} easy samples were moved back by `tau`: lower it" if back else ""
+        self.nothing_saved = (
+            f"{names} kept every sample in every epoch, so nothing was saved{moved}. Train for more epochs, or use "
+            "thresher.FullData()."
+        )
+        warn(self.nothing_saved)
 
     def load(self, entries: Sequence[dict[str, Any]], tracing_s: float) -> None:
         """Loads the entries of a saved run.

@@ -39,6 +39,7 @@ def facts(
     cost: Cost,
     why_plain: str = "",
     *,
+    nothing_saved: str = "",
     scored: bool = False,
     on_device: bool = False,
 ) -> Facts:
@@ -52,6 +53,7 @@ def facts(
         times: Entries of `run.times`.
         cost: Cost of the run by now.
         why_plain: Why the model could not be traced, if rows are chosen in the batch. Default: it was.
+        nothing_saved: Why nothing was saved. Default: something was, or epochs are to come.
         scored: Whether the method got scores, which took time before the run. Default: False.
         on_device: Whether the model is on an accelerator, whose work the measured times do not wait for. Default: False.
     """
@@ -68,7 +70,8 @@ def facts(
         rows.append(("time", time_by_part(times) + notes))
     # Full training saves nothing that could be measured.
     if times and not isinstance(method, FullData):
-        rows.append(("saving", "thresher compare measures it: it trains with this method and in full"))
+        measures = "thresher compare measures it: it trains with this method and in full"
+        rows.append(("saving", nothing_saved or measures))
     rows += [("not traced", f"a backward pass costs all rows that are put forward: {why_plain}")] if why_plain else []
     return [*rows, *_costs(cost)]
 
@@ -508,6 +511,7 @@ class Run(Uncopied):
             self.times,
             cost,
             self._parts.why_plain(),
+            nothing_saved=self._timeline.nothing_saved,
             scored=any(defines(one, "cost") and any(one.cost or ()) for one in self._parts.config.methods),
             on_device=self._parts.device.type != "cpu",
         )

@@ -239,6 +239,7 @@ class Timeline:
         """Undoes a pass over the loader without training: the next pass begins the same epoch again."""
         plan, stage, exhausted = self.planner.current, self.selection.stage, self.end.state is Pass.OVER
         self.end.forget()
+        rows = self._rows_of_batch(plan) if exhausted else 0
         self.clock.take_back_pass()
         scale, place = self._parts.loader.scale_of(plan), self.position.before_pass
         self.position.take_back(scale.samples_at(place, scale.at(place)))
@@ -248,13 +249,26 @@ class Timeline:
         selects = self.selection.fills is not None or (plan is not None and not plan.everything)
         if exhausted and selects:
             who = title_of(self._method if stage is None else stage.method)
+            # A loop that skips smaller batches trains on none of them.
+            size = self._parts.loader.batch_sampler.batch_size
+            smaller = (
+                "" if rows == size else f", in batches of about {rows} rows instead of {size}; skip none because of its size"
+            )
             self._warn_once(
                 "A loop over run.loader without training, as for evaluation or torch.optim.swa_utils.update_bn, had only the "
-                f"samples that {who} keeps for training, not all. It does not count as an epoch. Use another DataLoader for "
-                "evaluation. If the loop trains, call run.model and run.criterion; with forward passes only, call "
-                "run.criterion under torch.enable_grad() once per batch. This warning is given once.",
+                f"samples that {who} keeps for training, not all{smaller}. It does not count as an epoch. Use another "
+                "DataLoader for evaluation. If the loop trains, call run.model and run.criterion; with forward passes only, "
+                "call run.criterion under torch.enable_grad() once per batch. This warning is given once.",
                 "evaluation",
             )
+
+    def _rows_of_batch(self, plan: HeldPlan | None) -> int:
+        """Returns the mean number of rows of the batches of a pass that had at least one."""
+        size, stage = self._parts.loader.batch_sampler.batch_size, self.selection.stage
+        sizes = None if plan is None else self._parts.loader.step_sizes(plan)
+        if sizes is not None:
+            return round(sizes.rows / sizes.steps)
+        return round(size * stage.kept / stage.candidates) if self.selection.fills is False and stage is not None else size
 
     def _end_epoch(self, complete: bool) -> None:
         """Ends the epoch: refreshes, and checks what the device has computed."""
@@ -274,6 +288,8 @@ class Timeline:
         # From here on no read ends this epoch a second time.
         self.end.forget()
         self._history.entries.append(self._entry(plan, complete=complete))
+        if position.epoch + 1 >= parts.config.epochs and (plan is None or (plan.everything and plan.weights is None)):
+            self._history.warn_if_nothing_saved()
         if complete and self.step_checks is not None:
             full = -(-parts.loader.candidates // parts.loader.batch_sampler.batch_size)
             self.step_checks.end_epoch(position.epoch, parts.attributor.batches, full)
@@ -360,6 +376,11 @@ class Timeline:
         self.end.read()
         self.close_books()
         return self._history.entries
+
+    @property
+    def nothing_saved(self) -> str:
+        """Text of the warning that no sample was left out of any epoch; "" if there was none."""
+        return self._history.nothing_saved
 
     def close_books(self) -> None:
         """Adds the counts of the last epoch to its entry, because its last step may come after the end of the loop."""

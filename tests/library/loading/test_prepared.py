@@ -22,6 +22,15 @@ def own_state():
     GradientState._reset_state()
 
 
+def test_batches_that_accelerate_skips_are_refused_with_the_way_to_go_on():
+    model = nn.Linear(6, 4)
+    loader = DataLoader(TensorDataset(torch.randn(N, 6), torch.arange(N) % 4), B, shuffle=True)
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=EPOCHS)
+    x, y = next(iter(accelerate.skip_first_batches(run.loader, 2)))
+    with pytest.raises(thresher.AttributionError, match=r"use run.load_state_dict, not accelerate.skip_first_batches"):
+        run.criterion(run.model(x), y)
+
+
 class Counted(TensorDataset):
     """Knows the epoch, as datasets with a `set_epoch` do."""
 

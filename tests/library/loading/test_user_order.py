@@ -159,6 +159,18 @@ def test_a_dataset_that_grows_is_named(method, sampler):
         epoch(run)
 
 
+@pytest.mark.parametrize("method", [thresher.InfoBatch(), thresher.UniformSubset(keep=0.5), thresher.Winnow(0.5)])
+def test_the_length_over_a_dataset_that_has_grown(method):
+    data = Grows()
+    run, optimizer = attach(None, method, data=data, shuffle=True, with_optimizer=True)
+    for x, y in run.loader:
+        run.criterion(run.model(x), y).backward()
+        optimizer.step()
+    data.n += 10
+    with pytest.raises(ValueError, match="had 40 samples when `attach` was called, but now has 50"):
+        len(run.loader)
+
+
 class Sized(Sampler):
     """Yields the size of an image beside its id, as samplers for training at several sizes do."""
 

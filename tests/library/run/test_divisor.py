@@ -266,3 +266,37 @@ def test_long_half_precision_sequences_do_not_lose_their_divisor():
     x, y = next(iter(run.loader))
     value = run.criterion(run.model(x).transpose(1, 2), y).item()
     assert len(x) == 16 and 0.4 < value / F.cross_entropy(model(x).transpose(1, 2).float(), y).item() < 0.6
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (0.5, {}),
+        (thresher.BigLoss(keep=0.5), {}),
+        (thresher.RandomBackprop(keep=0.5), {}),
+        (thresher.InfoBatch(), {"spend": "batches"}),
+    ],
+)
+def test_a_sum_that_the_loop_may_divide_by_a_constant_warns_where_batches_become_smaller(method, settings):
+    with pytest.warns(UserWarning, match=r"has reduction='sum', and .* trains on fewer rows per step.*reduction='mean'"):
+        attached_with_shuffle(method, nn.CrossEntropyLoss(reduction="sum"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (thresher.FullData(), {"spend": "batches"}),
+        (thresher.InfoBatch(), {}),
+        (0.5, {"spend": "steps"}),
+        (thresher.BigLoss(keep=0.5), {"forward_passes": "twice"}),
+        (LargestByBatch(keep=0.5), {}),
+    ],
+)
+def test_a_sum_of_full_batches_does_not_warn(method, settings):
+    attached_with_shuffle(method, nn.CrossEntropyLoss(reduction="sum"), **settings)
+    attached_with_shuffle(0.5, nn.CrossEntropyLoss())
+
+
+def attached_with_shuffle(method: Any, criterion: Any, **settings: Any) -> Any:
+    loader = DataLoader(TensorDataset(torch.randn(N, 4), torch.arange(N) % C), B, shuffle=True)
+    return thresher.attach(method, loader=loader, criterion=criterion, model=nn.Linear(4, C), epochs=2, **settings)

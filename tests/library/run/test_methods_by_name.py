@@ -31,6 +31,8 @@ def attach(method, dataset=DATA):
         ("75 %", thresher.Winnow(0.75)),
         ("kakurenbo", thresher.Kakurenbo()),
         ("full", thresher.FullData()),
+        ("selective-backprop", thresher.SelectiveBackprop()),
+        ("random-backprop:keep=0.3", thresher.RandomBackprop(keep=0.3)),
         (thresher.InfoBatch(), thresher.InfoBatch()),
     ],
 )

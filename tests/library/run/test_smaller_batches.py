@@ -276,6 +276,19 @@ def test_a_pass_for_evaluation_is_told_to_have_some_samples():
             run.model(x)
 
 
+@pytest.mark.parametrize("method", [0.5, thresher.UniformRows(0.5)])
+def test_a_loop_that_skips_batches_of_another_size_is_told_their_size(method):
+    run, optimizer = attached(method)
+    size = run.loader.batch_sampler.batch_size
+    with pytest.warns(UserWarning, match=f"in batches of about {size // 2} rows instead of {size}; skip none because of"):
+        for _ in range(2):
+            for x, y in run.loader:
+                if len(x) == size:
+                    run.criterion(run.model(x), y).backward()
+                    optimizer.step()
+    assert run.cost.steps == 0
+
+
 def test_records_take_a_few_bytes():
     run, optimizer = attached(thresher.Winnow(0.5))
     assert run.records.bytes_per_sample == 12

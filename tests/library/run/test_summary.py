@@ -80,11 +80,40 @@ def test_after_epochs():
     found = {name.strip(): value.strip() for name, value in lines_of(run).items()}
     assert found["epochs"] == "2 of 4 are over"
     assert found["last epoch"] == "planned 20 samples, 50.0%; 20 went backward in 4 steps"
-    assert re.fullmatch(r"\S+ s \(.*steps \S+ s, .*\)", found["time"])
+    assert re.fullmatch(r"\S+ s of wall time \(.*steps \S+ s, .*\)", found["time"])
     assert found["saving"] == "thresher compare measures it: it trains with this method and in full"
     assert found["sample passes"] == (
         "50.0% fewer, if a backward pass counts as 2 forward passes: forward 40 of 80 samples, backward 40 of 80, 8 steps"
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "epochs", "why"),
+    [
+        ("infobatch", 2, "InfoBatch kept every sample in every epoch, so nothing was saved. Train for more epochs, or use"),
+        (thresher.Kakurenbo(tau=1.0), 3, "easy samples were moved back by `tau`: lower it. Train for more epochs"),
+        (
+            [thresher.FullData(), thresher.SelectiveBackprop(warmup_steps=100)],
+            2,
+            "SelectiveBackprop kept every sample in every epoch",
+        ),
+    ],
+)
+def test_a_run_that_left_out_no_sample_warns_after_its_last_epoch(method, epochs, why):
+    run, optimizer = attached(method, epochs=epochs)
+    trained(run, optimizer, epochs - 1)
+    assert "thresher compare measures it" in run.summary()
+    with pytest.warns(UserWarning, match=re.escape(why)):
+        trained(run, optimizer)
+    assert why in run.summary() and "thresher compare" not in run.summary()
+
+
+@pytest.mark.parametrize(
+    "method", [thresher.FullData(), thresher.SelectiveBackprop(keep=1.0), thresher.InfoBatch(), thresher.ImportanceSampling()]
+)
+def test_a_run_that_saves_or_was_to_save_nothing_does_not_warn(method):
+    run = trained(*attached(method, epochs=4), epochs=4)
+    assert "nothing was saved" not in run.summary()
 
 
 def test_a_last_epoch_that_is_unlike_the_others_has_their_mean_beside_it():
@@ -97,7 +126,7 @@ def test_nothing_is_saved_by_full_training_and_a_device_is_not_waited_for(monkey
     assert "saving" not in run.summary() and "time of the host" not in run.summary()
     monkeypatch.setitem(vars(run._parts), "device", torch.device("cuda"))
     (time,) = [line for line in run.summary().splitlines() if line.startswith("time ")]
-    assert re.fullmatch(r"time +\S+ s \(.* s\); time of the host", time)
+    assert re.fullmatch(r"time +\S+ s of wall time \(.* s\); time of the host", time)
 
 
 def test_the_time_of_scores_is_said_to_be_left_out():
