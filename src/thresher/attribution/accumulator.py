@@ -3,7 +3,7 @@
 Signals of finished steps wait in a buffer. Those of many steps are then computed and written together.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -14,7 +14,7 @@ from thresher.attribution.cost_meter import Meter
 from thresher.attribution.forward_passes import ForwardPass, next_node
 from thresher.attribution.resolve import ROW_MAJOR
 from thresher.attribution.rows import Attribution, YieldedBatch
-from thresher.records import Column, Records
+from thresher.records import NEVER_SEEN, Column, Records
 from thresher.trees import leaves
 
 CallIdentity = int | tuple[Any, ...]
@@ -59,6 +59,22 @@ def same_samples(one: Attribution, other: Attribution) -> bool:
     if one.key is not None and one.key == other.key:
         return True
     return one.ids is other.ids or (one.ids.is_cpu and other.ids.is_cpu and torch.equal(one.ids, other.ids))
+
+
+def add_up(first: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Adds the losses of two calls for the same samples; other signals are those of the first call that has a loss.
+
+    A decoder that computes a loss per time step has no valid label for the short sequences in its last steps: the loss of such
+    a sample is `NEVER_SEEN` in these calls, which are left out of its sum.
+
+    Args:
+        first: Signals of the earlier call, each of shape (n,).
+        more: Signals of the later call.
+    """
+    empty = first["loss"] == NEVER_SEEN
+    either = {name: torch.where(empty, more.get(name, value), value) for name, value in first.items()}
+    both = ~empty & (more["loss"] != NEVER_SEEN)
+    return {**either, "loss": torch.where(both, first["loss"] + more["loss"], either["loss"])}
 
 
 class CreditedCall(NamedTuple):
@@ -142,6 +158,9 @@ COUNT_OF_TRAINED = {TRAINED: Column(torch.int32, merge="sum")}
 MOST_UNCOUNTED = 2**16
 """Largest number of buffered ids of samples that were trained on."""
 
+MOST_PENDING = 2**10
+"""Largest number of entries of accumulated batches; older ones count as trained on before their step."""
+
 OF_A_STEP = 2**9
 """Number of values that a step with computed signals counts for in the buffer, so that at most 64 such steps wait."""
 
@@ -168,6 +187,8 @@ class Entry:
     """Mask of the rows without an earlier loss in this step, shape (n,), bool; None for all."""
     confirmed = False
     dirty = True
+    recorded = False
+    """Whether its signals are in the records."""
     counted = False
     """Whether its samples were counted as trained on."""
     written: dict[str, Tensor] | None = None
@@ -189,6 +210,12 @@ class Entry:
     def trained(self) -> Tensor:
         """Ids of the rows that were trained on."""
         return self.attribution.ids if self.rows is None else self.attribution.ids[self.rows]
+
+    @property
+    def trained_once(self) -> Tensor:
+        """1 for each of these rows, 0 if an earlier loss of the step counts the row, int32."""
+        fresh = torch.ones_like(self.attribution.ids) if self.fresh is None else self.fresh
+        return (fresh if self.rows is None else fresh[self.rows]).int()
 
     @property
     def calls(self) -> tuple[CreditedCall, ...]:
@@ -221,6 +248,8 @@ class StepAccumulator:
         self.ids_repeat = True
         """Whether a sample can come twice in an epoch, so that the order of writes matters."""
         self._open: list[Entry] = []
+        self._pending: list[Entry] = []
+        """Closed entries of the step in progress: batches of an accumulated group, whose gradients may still be cleared."""
         self._waiting: list[Entry] = []
         self.over: list[Entry] = []
         """Entries of the last step that had losses."""
@@ -281,6 +310,10 @@ class StepAccumulator:
         new: int | Tensor = attribution.layout.n
         others = [other for other in self._open if _may_overlap(other.attribution, attribution)]
         if others:
+            # After an error in a backward pass, a loop clears its gradients and repeats the batch in parts.
+            self.meter.look_at_gradients()
+            others = [other for other in others if other.recorded or not self._has_cleared(other)]
+        if others:
             origin = origin or self.meter.passes.origin(outputs)
             later = origin is None or all(origin.first >= other.end for other in others)
             again = later and all(entry.backwards > other.backwards for other in others)
@@ -310,7 +343,7 @@ class StepAccumulator:
             if later:
                 earlier = [] if same.instead is None else same.instead[0]
                 same.instead = [*earlier, self._pass_of(same)], more.signals, more.rows
-            same.signals = {**same.values(), "loss": same.values()["loss"] + more.values()["loss"]}
+            same.signals = add_up(same.values(), more.values())
         if later:
             # Before the next line: `calls` is made of the fields that it overwrites.
             same.more = same.calls
@@ -324,29 +357,39 @@ class StepAccumulator:
         batch = entry.attribution.batch
         return entry.origin or (None if batch is None else self.meter.passes.last_pass(batch.number, entry.end))
 
-    def gradients_zeroed(self) -> None:
-        """Notes that gradients were set to zero: backward passes so far have no part in the next step."""
-        self._lost |= {one: one.backwards for one in map(self._pass_of, self._open) if one is not None}
+    def gradients_cleared(self) -> None:
+        """Notes that gradients were cleared: backward passes so far have no part in the next step."""
+        passes = map(self._pass_of, [*self._pending, *self._open])
+        self._lost |= {one: one.backwards for one in passes if one is not None}
 
     def _takes_part(self, one: ForwardPass | None) -> bool:
         return one is None or one.backwards > self._lost.get(one, 0)
 
+    def _has_cleared(self, entry: Entry) -> bool:
+        """Whether the gradients of an entry were cleared; False if no backward pass of it was seen."""
+        one = self._pass_of(entry)
+        return one is not None and 0 < one.backwards <= self._lost.get(one, 0)
+
+    def _unstepped(self) -> list[Entry]:
+        """Returns the entries of the step in progress whose gradients were not cleared."""
+        self.meter.look_at_gradients()
+        return [entry for entry in [*self._pending, *self._open] if not self._has_cleared(entry)]
+
     def _trained_on(self, entries: list[Entry]) -> list[Entry]:
-        """Returns the entries whose gradients are in the step; all of them if backward passes are not seen."""
+        """Returns the entries whose gradients are in the step; also those without a backward pass, if none is seen."""
         for entry in entries:
             # None of the earlier passes of these rows has gradients in the step: zero_grad came after them, or no backward pass
             # reached them. The rows get the signals of the last pass alone, and not the sum.
             if entry.instead is not None and not any(map(self._takes_part, entry.instead[0])):
                 _, entry.signals, entry.rows = entry.instead
                 entry.dirty = True
-        # Entries that are in the records already, as after a read in mid-step, cannot be left out any more.
-        left_out = [e for e in entries if e.written is None and not self._takes_part(self._pass_of(e))]
-        if len(left_out) < len(entries):
-            for entry in left_out:
-                self._take_back(entry)
-            entries = [entry for entry in entries if entry not in left_out]
+        left_out = [entry for entry in entries if not self._takes_part(self._pass_of(entry))]
+        if len(left_out) == len(entries):
+            left_out = [entry for entry in left_out if self._has_cleared(entry)]
+        for entry in left_out:
+            self._take_back(entry)
         self._lost.clear()
-        return entries
+        return [entry for entry in entries if entry not in left_out]
 
     def _has_credited_call(self, call: CallIdentity, attribution: Attribution) -> bool:
         return any(
@@ -365,14 +408,15 @@ class StepAccumulator:
         place = torch.searchsorted(every, ids, right=True) - 1  # the latest of equal ones
         place.clamp_(min=0)
         seen = every.index_select(0, place) == ids
-        entry.written = {}
-        for signal in self._records.signals & values.keys():
-            new = values[signal]
-            old = torch.cat([other.values()[signal].to(new.dtype) for other in others])[order].index_select(0, place)
-            if not again:
-                values[signal] = torch.where(seen, old + new if signal == "loss" else old, new)
-            # The records have the shared rows already: a column that adds up must get the difference to these values.
-            entry.written[signal] = torch.where(seen, old, torch.zeros_like(old))
+        earlier = {
+            signal: torch.cat([other.values()[signal].to(new.dtype) for other in others])[order].index_select(0, place)
+            for signal, new in values.items()
+            if signal == "loss" or signal in self._records.signals
+        }
+        # The records have the shared rows already: a column that adds up must get the difference to these values.
+        entry.written = {signal: torch.where(seen, old, torch.zeros_like(old)) for signal, old in earlier.items()}
+        if not again:
+            values |= {name: torch.where(seen, both, values[name]) for name, both in add_up(earlier, values).items()}
         entry.fresh = ~seen
         # Without keys, a further loss of these rows comes here again; `_credit_again` would change only one of the entries.
         entry.signals, entry.key = values, None
@@ -395,12 +439,6 @@ class StepAccumulator:
             return
         sources = _storages(outputs)
         self._open = [e for e in self._open if e.confirmed or e.sources is None or not e.sources & sources]
-
-    def _confirm(self) -> None:
-        """Counts the open entries, which cannot be withdrawn after this."""
-        for entry in self._open:
-            if not entry.confirmed:
-                self._count(entry)
 
     def _count(self, entry: Entry) -> None:
         entry.confirmed = True
@@ -433,7 +471,8 @@ class StepAccumulator:
     @property
     def waits_for_step(self) -> bool:
         """Whether losses are recorded whose gradients are, or will be, part of an optimizer step that is still to come."""
-        passes = map(self._pass_of, self._open)
+        self.meter.look_at_gradients()
+        passes = map(self._pass_of, [*self._pending, *self._open])
         return any(one is None or one not in self._lost or self._takes_part(one) for one in passes)
 
     def has_open(self, batch: YieldedBatch) -> bool:
@@ -446,20 +485,31 @@ class StepAccumulator:
         Args:
             alive: Batches that are still in use: their entries stay open for later losses.
         """
-        entries, self._open = self._open, []
+        entries = self._open
         # A step without losses keeps the entries of the step before it, so that a log after it is still recognized.
         self.over = entries or self.over
-        if entries and not alive:
-            entries = self._trained_on(entries)
-        for entry in entries:
+        # A prefetcher asks for the next batch while further losses of this one can still come.
+        self._open = [entry for entry in entries if entry.attribution.batch in alive]
+        self._pending += [entry for entry in entries if entry.attribution.batch not in alive]
+        if not alive:
+            self.meter.stepped_backwards = self.meter.backwards
+            self._pending = self._trained_on(self._pending)
+        for entry in [*self._pending, *self._open]:
             if not entry.confirmed:
                 self._count(entry)
-            # A prefetcher asks for the next batch while further losses of this one can still come.
-            if alive and entry.attribution.batch in alive:
-                self._open.append(entry)
-            elif entry.dirty:
-                self._waiting.append(entry)
-                self._size += OF_A_STEP if isinstance(entry.signals, dict) else entry.signals.numel
+        # Without an optimizer, no step shows that a batch was trained on: its loss does.
+        most = MOST_PENDING if alive and not self._count_steps else 0
+        over = max(0, len(self._pending) - most)
+        for entry in self._pending[:over]:
+            self._finish(entry)
+        del self._pending[:over]
+
+    def _finish(self, entry: Entry) -> None:
+        """Counts the samples of an entry as trained on, and has its signals written."""
+        if entry.dirty:
+            self._waiting.append(entry)
+            self._size += OF_A_STEP if isinstance(entry.signals, dict) else entry.signals.numel
+        self._count_trained(entry)
         if self._size > MOST_WAITING:
             self._write_waiting()
 
@@ -474,8 +524,6 @@ class StepAccumulator:
         if waiting and not self.ids_repeat and _alike(waiting):
             ids = torch.cat([entry.attribution.ids for entry in waiting])
             self._records.write(ids, _together([entry.signals for entry in waiting]))
-            some = any(entry.rows is not None for entry in waiting)
-            self._add_trained(torch.cat([entry.trained for entry in waiting]) if some else ids)
             return
         for entry in waiting:
             self._write(entry)
@@ -489,24 +537,25 @@ class StepAccumulator:
             self.doubts.append(certain)
         self._records.write(entry.attribution.ids, values, entry.written, first=self._first(entry), certain=certain)
         # If the user reads the records in mid-step, the entry is written again: columns that add up then get the difference.
-        entry.written, entry.dirty = values, False
-        if not entry.counted:
-            entry.counted = True
-            self._count_trained(entry)
+        entry.written = values
+        entry.dirty = False
+        entry.recorded = True
 
     @staticmethod
     def _first(entry: Entry) -> bool | Tensor:
         """Rows of an entry that were not yet written in this step."""
-        if entry.counted:
+        if entry.recorded:
             return False
         return True if entry.fresh is None else entry.fresh
 
     def _count_trained(self, entry: Entry) -> None:
-        ids, fresh, rows = entry.trained, entry.fresh, entry.rows
-        if fresh is None:
-            self._add_trained(ids)
+        if entry.counted:
+            return
+        entry.counted = True
+        if entry.fresh is None:
+            self._add_trained(entry.trained)
         else:
-            self.counts.write(ids, {TRAINED: fresh if rows is None else fresh[rows]})
+            self.counts.write(entry.trained, {TRAINED: entry.trained_once})
 
     def _add_trained(self, ids: Tensor) -> None:
         """Buffers ids of trained samples, to count many at once: the table of all samples does not fit in a cache."""
@@ -515,23 +564,42 @@ class StepAccumulator:
         if self._uncounted_samples > MOST_UNCOUNTED:
             self.count_trained()
 
-    def count_trained(self) -> Tensor:
-        """Returns how often each sample was trained on, in the steps that were written; shape (N,)."""
+    def count_trained(self) -> None:
+        """Counts the samples of the steps so far in `counts`."""
         if self._trained:
             ids = torch.cat(self._trained)
             self.counts.write(ids, {TRAINED: torch.ones_like(ids, dtype=torch.int32)})
-        self._trained, self._uncounted_samples = [], 0
-        return self.counts[TRAINED] if self.counts else torch.empty(0, dtype=torch.int32)
+        self._trained = []
+        self._uncounted_samples = 0
+
+    def trained(self, *, in_step: bool) -> Tensor:
+        """Returns how often each sample was trained on, shape (N,), int32.
+
+        Args:
+            in_step: Whether the samples of the step in progress count, too, unless the loop has cleared their gradients.
+        """
+        self.count_trained()
+        if not self.counts:
+            return torch.empty(0, dtype=torch.int32)
+        counts = self.counts[TRAINED]
+        unstepped = [entry for entry in self._unstepped() if not entry.counted] if in_step else []
+        for entry in unstepped:
+            counts = counts.index_add(0, entry.trained, entry.trained_once)
+        return counts
 
     def flush(self) -> None:
         """Writes all buffered signals to the records."""
         # Confirmed first, because the records do not forget: a loss that was written cannot be withdrawn. Finished steps come
         # before the open one: if a sample is in both, its later loss must stay.
-        self._confirm()
-        self._write_waiting()
         for entry in self._open:
+            if not entry.confirmed:
+                self._count(entry)
+        self._write_waiting()
+        for entry in self._unstepped():
             if entry.dirty:
                 self._write(entry)
+            if self._count_steps:
+                self._count_trained(entry)
 
     def sync(self) -> None:
         """Writes all buffered signals, and sends recorded rows to the ranks that own them; all ranks call it."""

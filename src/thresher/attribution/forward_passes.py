@@ -68,14 +68,20 @@ class ForwardPass:
         # The hook runs for each output; the number of the autograd task is equal for all outputs of one backward pass.
         task = _task()
         if task != self.task:
+            meter = self.meter
             # A reentrant checkpoint makes the forward pass again, inside of the backward pass: it looks like another pass.
             if self.within != -1:
-                self.meter.make_unknown(RECOMPUTED)
+                meter.make_unknown(RECOMPUTED)
+            # One backward pass may reach several forward passes, and has added gradients when it reaches the second one.
+            if task != meter.task:
+                meter.task = task
+                if meter.accumulates or meter.backwards != meter.stepped_backwards:
+                    meter.begin_backward()
             self.task = task
             self.backwards += 1
-            self.meter.backwards += 1
-            self.meter.cost.backward += self.n
-            self.meter.reached += self.n
+            meter.backwards += 1
+            meter.cost.backward += self.n
+            meter.reached += self.n
 
     def count_backward(self, rows: int) -> None:
         """Counts a backward pass of `subset_backward` on some rows, in the unit of the forward pass: samples, if known.
@@ -86,6 +92,9 @@ class ForwardPass:
         meter = self.meter
         if self.within != -1:
             meter.make_unknown(RECOMPUTED)
+        if (task := _task()) != meter.task:
+            meter.task = task
+            meter.begin_backward()
         self.name_by_rows()
         self.backwards += 1
         meter.backwards += 1

@@ -342,8 +342,9 @@ class SavedState:
         position = self.timeline.state_dict()
         self.parts.accumulator.settle()
         self.parts.stopwatch.update(self.parts.cost)
-        records, trained = self.parts.records.state_dict(), self.parts.accumulator.count_trained()
-        trained = self.parts.accumulator.counts.state_dict().get(TRAINED, trained)
+        records = self.parts.records.state_dict()
+        # Without those of a step in progress, whose gradients are not part of a state.
+        trained = self.parts.accumulator.trained(in_step=False).clone()
         # The plan is an object, too: torch.distributed.checkpoint loads tensors in place, and those of plans differ in size.
         plan, kept = position.pop("plan"), self.parts.config.kept
         books = {

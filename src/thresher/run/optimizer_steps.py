@@ -3,13 +3,13 @@
 import inspect
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import wraps
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thresher.timing import Timing
@@ -63,7 +63,7 @@ class StepHooks:
         stepped: Function that is called after each step without an error.
         trains: Function that returns whether the next step trains on a loss of the run; only then are rates scaled.
         timing: Records how the time of the run is spent.
-        gradients_zeroed: Function that is called before gradients are set to zero. Default: nothing.
+        begins: Function that is called before each step.
     """
 
     def __init__(
@@ -72,9 +72,11 @@ class StepHooks:
         stepped: Callable[[], None],
         trains: Callable[[], bool],
         timing: Timing,
-        gradients_zeroed: Callable[[], None] = lambda: None,
+        begins: Callable[[], None] = lambda: None,
     ) -> None:
-        self._trains, self._timing, self._gradients_zeroed = trains, timing, gradients_zeroed
+        self._trains = trains
+        self._timing = timing
+        self._begins = begins
         self.scale = 1.0
         self.changes = 0
         """Number of steps of this epoch whose learning rate differed from that of the step before."""
@@ -106,6 +108,7 @@ class StepHooks:
         if self._depth > 1:  # a step that calls its parent's, or that of an optimizer inside, runs the hooks twice
             return
         self._updated = False
+        self._begins()
         # A schedule that steps within the epoch shows in the rates of the steps.
         mark = _mark(self._leading.param_groups[0].get("lr"))
         self.changes += mark != self._last and self._last is not None
@@ -133,6 +136,10 @@ class StepHooks:
                 if id(group) not in seen and "lr" in group:
                     seen.add(id(group))
                     yield group
+
+    def parameters(self) -> dict[int, Tensor]:
+        """Returns the parameters that the optimizer, and the optimizers inside it, update now, by their identities."""
+        return {id(one): one for part in self.parts for group in part.param_groups for one in group["params"]}
 
     def _restore(self) -> None:
         saved, self._saved = self._saved, None
@@ -172,11 +179,6 @@ class StepHooks:
             if not depth:
                 self._restore()
 
-    def zero_grad(self, zero: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Notes that gradients are set to zero, so that earlier backward passes are not part of the next step."""
-        self._gradients_zeroed()
-        return zero(*args, **kwargs)
-
     def remove(self) -> None:
         """Removes the hooks from the optimizer."""
         self._unhook()
@@ -196,34 +198,34 @@ def _hook(part: Optimizer, hooks: "weakref.ref[StepHooks]") -> Iterator[Callable
     yield part.register_step_pre_hook(before).remove
     yield part.register_step_post_hook(after).remove
     # A post hook does not run if the step raises: the guard around the step restores the rates in any case.
-    yield _wrap(part, "step", hooks, StepHooks.guard)
-    yield _wrap(part, "zero_grad", hooks, StepHooks.zero_grad)
+    yield _guard_step(part, hooks)
 
 
-def _wrap(part: Any, name: str, hooks: "weakref.ref[StepHooks]", call: Callable[..., Any]) -> Callable[[], None]:
-    """Replaces a method of an optimizer by one that calls it through the hooks; returns a function that undoes this."""
-    method, had_own = getattr(part, name), name in vars(part)
+def _guard_step(part: Any, hooks: "weakref.ref[StepHooks]") -> Callable[[], None]:
+    """Replaces `step` of an optimizer by a function that calls it through the hooks; returns a function that undoes this."""
+    method = part.step
+    had_own = "step" in vars(part)
     holder = weakref.ref(part)
 
     @wraps(method)
     def guarded(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
         alive = hooks()
-        return method(*args, **kwargs) if alive is None else call(alive, method, *args, **kwargs)
+        return method(*args, **kwargs) if alive is None else alive.guard(method, *args, **kwargs)
 
     # GradScaler reads the signature of the bound method, which drops the first parameter; a guard below it has one, too.
     signature, first = inspect.signature(method), inspect.Parameter("_optimizer", inspect.Parameter.POSITIONAL_ONLY)
     others = [parameter for parameter in signature.parameters.values() if parameter.name != first.name]
     vars(guarded)["__signature__"] = signature.replace(parameters=[first, *others])
-    setattr(part, name, MethodType(guarded, part))
+    part.step = MethodType(guarded, part)
     guard = weakref.ref(guarded)
 
     def unguard() -> None:
         optimizer, guarded = holder(), guard()
-        if optimizer is None or guarded is None or getattr(vars(optimizer).get(name), "__func__", None) is not guarded:
+        if optimizer is None or guarded is None or getattr(vars(optimizer).get("step"), "__func__", None) is not guarded:
             return  # a scheduler has wrapped it since: without its run the guard only passes the call on
-        delattr(optimizer, name)
+        del optimizer.step
         if had_own:
-            setattr(optimizer, name, guarded.__wrapped__)  # pyright: ignore[reportFunctionMemberAccess]
+            optimizer.step = guarded.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
 
     return unguard
 
@@ -243,17 +245,21 @@ class StepChecks:
     Args:
         hooks: Hooks of the optimizer.
         optimizer: Name of the type of the optimizer, for error messages.
-        elsewhere: Parameters of the model that need gradients and that the optimizer does not update.
+        model: The user's model; None if there is none.
     """
 
-    def __init__(self, hooks: StepHooks, optimizer: str, elsewhere: Sequence[Tensor]) -> None:
-        self._hooks, self._optimizer, self._elsewhere = hooks, optimizer, elsewhere
+    def __init__(self, hooks: StepHooks, optimizer: str, model: nn.Module | None) -> None:
+        self._hooks = hooks
+        self._optimizer = optimizer
+        self._model = nn.Module() if model is None else model
         self.by_progress = False
         """Whether the loop has read `run.progress` in this epoch: its schedule may follow that."""
         self.paced = False
         """Whether a schedule follows the progress of training, by `run.pace` or as `ProgressLR`."""
         self._whole = False
-        self._versions = self._batches = 0
+        self._batches = 0
+        self._versions: dict[int, int] = {}
+        """Version of each parameter at the beginning of the epoch, by its identity."""
         self._warned_of: set[str] = set()
 
     def begin_epoch(self, batches: int, *, resumed: bool) -> None:
@@ -261,11 +267,15 @@ class StepChecks:
         self._hooks.begin_epoch()
         self._batches = batches
         self._whole, self.by_progress = not resumed, False
-        self._versions = self._version()
+        self._versions = {id(parameter): parameter._version for parameter in self._model.parameters()}
 
-    def _version(self) -> int:
-        # An optimizer updates in place, which raises the versions: this needs no value, and waits for no device.
-        return sum(parameter._version for parameter in self._elsewhere)
+    def _updated_elsewhere(self) -> bool:
+        """Whether a parameter was updated in this epoch that the optimizer does not have now."""
+        # Looked at anew each epoch: a loop that unfreezes a body adds a parameter group, or a second optimizer. An optimizer
+        # updates in place, which raises the versions: this needs no value, and waits for no device.
+        attached = self._hooks.parameters()
+        elsewhere = [one for one in self._model.parameters() if one.requires_grad and id(one) not in attached]
+        return any(one._version != self._versions.get(id(one), one._version) for one in elsewhere)
 
     def end_epoch(self, epoch: int, batches: int, full: int) -> None:
         """Checks a complete epoch.
@@ -306,7 +316,7 @@ class StepChecks:
                 "Give attach the optimizer whose step() the loop calls; after a change of the optimizer call run.detach() and "
                 "attach again.",
             )
-        elif scale != 1 and self._version() != self._versions:
+        elif scale != 1 and self._updated_elsewhere():
             self._warn(
                 "elsewhere",
                 f"In epoch {epoch}, parameters were updated that the attached {self._optimizer} does not have. The method "
@@ -318,9 +328,3 @@ class StepChecks:
         if cause not in self._warned_of:
             self._warned_of.add(cause)
             warn(f"{message} This warning is given once.")
-
-
-def parameters_elsewhere(model: Any, hooks: StepHooks) -> list[Tensor]:
-    """Returns the parameters of a model that need gradients but are not in the optimizer or in optimizers inside it."""
-    stepped = set[int]().union(*map(_parameters, hooks.parts))
-    return [one for one in ([] if model is None else model.parameters()) if one.requires_grad and id(one) not in stepped]

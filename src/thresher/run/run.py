@@ -429,7 +429,7 @@ class Run(Uncopied):
         self._check_keeper("run.trained")
         self._warn_if_open()
         self._parts.accumulator.flush()
-        return self._parts.accumulator.count_trained()
+        return self._parts.accumulator.trained(in_step=self._parts.config.world.size == 1)
 
     @property
     def cost(self) -> Cost:

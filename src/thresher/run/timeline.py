@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from thresher.attribution.pending_gradients import PendingGradients
 from thresher.loading.epoch_order import OrderPlace, PieceOrder, check_begins
 from thresher.loading.held_plan import HeldPlan
 from thresher.methods._adapted import OnSubset
@@ -30,7 +31,7 @@ from thresher.run.before_forward import BeforeForward
 from thresher.run.clock import RunClock
 from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
 from thresher.run.history import History
-from thresher.run.optimizer_steps import StepChecks, StepHooks, parameters_elsewhere
+from thresher.run.optimizer_steps import StepChecks, StepHooks
 from thresher.run.ownership import release
 from thresher.run.parts import Parts
 from thresher.run.planner import Planner, title_of
@@ -79,9 +80,18 @@ class Timeline:
             optimizer: The user's optimizer.
             model: The user's model; None if there is none.
         """
-        zeroed = self._parts.accumulator.gradients_zeroed
-        self.hooks = hooks = StepHooks(optimizer, self.step_over, self.trains, self.timing, zeroed)
-        self.step_checks = StepChecks(hooks, type(optimizer).__name__, parameters_elsewhere(model, hooks))
+        accumulator = self._parts.accumulator
+        meter = accumulator.meter
+        self.hooks = hooks = StepHooks(optimizer, self.step_over, self.trains, self.timing, meter.begin_step)
+        self.step_checks = StepChecks(hooks, type(optimizer).__name__, model)
+
+        def updated() -> list[Tensor]:
+            attached = hooks.parameters()
+            # A head outside of `run.model` has its gradients before the backward pass reaches the outputs of the model.
+            return [*attached.values()] if model is None else [one for one in model.parameters() if id(one) in attached]
+
+        meter.pending = PendingGradients(updated)
+        meter.on_cleared = accumulator.gradients_cleared
 
     # Begin
 

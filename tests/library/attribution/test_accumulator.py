@@ -35,12 +35,13 @@ def test_records_are_what_each_step_saw(method, optimizer, read):
         run.criterion(outputs, y).backward()
         expected[run.ids] = F.cross_entropy(outputs, y, reduction="none").detach()
         confidence[run.ids] = outputs.softmax(1).amax(1).detach()
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter -= 0.1 * parameter.grad
-        net.zero_grad()
-        if sgd is not None:
+        if sgd is None:
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter -= 0.1 * parameter.grad
+        else:
             sgd.step()
+        net.zero_grad()
         y.zero_()  # the loop may reuse its targets once the loss is out
         outputs.detach().zero_()
         if read:

@@ -348,3 +348,31 @@ def test_the_signature_of_step_stays(scheduled):
         del run
         again = attach(optimizer, net, loader=loader)
         assert inspect.signature(optimizer.step) == before and again is not None
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("how", ["second optimizer", "group"])
+def test_parameters_that_are_added_in_mid_training(how, frozen):
+    """Gradual unfreezing: a group of the attached optimizer is scaled; a second optimizer is not, and that is said."""
+    body, head = nn.Linear(3, 8), nn.Linear(8, 2)
+    net = nn.Sequential(body, nn.ReLU(), head)
+    body.requires_grad_(not frozen)
+    optimizers = [torch.optim.SGD(head.parameters(), 0.1)]
+    run = attach(optimizers[0], net)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for epoch in range(8):
+            if epoch == 2:
+                body.requires_grad_(True)
+                if how == "group":
+                    optimizers[0].add_param_group({"params": list(body.parameters()), "lr": 0.1})
+                else:
+                    optimizers.append(torch.optim.SGD(body.parameters(), 0.1))
+            for x, y in run.loader:
+                run.criterion(run.model(x), y).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    elsewhere = [str(one.message) for one in said if "does not have" in str(one.message)]
+    assert any(entry["lr_scale"] != 1 for entry in run.history)
+    assert len(elsewhere) == (how == "second optimizer")
