@@ -344,7 +344,8 @@ class SavedState:
         self.parts.stopwatch.update(self.parts.cost)
         records = self.parts.records.state_dict()
         # Without those of a step in progress, whose gradients are not part of a state.
-        trained = self.parts.accumulator.trained(in_step=False).clone()
+        self.parts.accumulator.count_trained()
+        trained = self.parts.accumulator.counts.state_dict().get(TRAINED, torch.empty(0, dtype=torch.int32))
         # The plan is an object, too: torch.distributed.checkpoint loads tensors in place, and those of plans differ in size.
         plan, kept = position.pop("plan"), self.parts.config.kept
         books = {
