@@ -492,7 +492,7 @@ class StepAccumulator:
         self._open = [entry for entry in entries if entry.attribution.batch in alive]
         self._pending += [entry for entry in entries if entry.attribution.batch not in alive]
         if not alive:
-            self.meter.stepped_backwards = self.meter.backwards
+            self.meter.step_over()
             self._pending = self._trained_on(self._pending)
         for entry in [*self._pending, *self._open]:
             if not entry.confirmed:

@@ -73,16 +73,8 @@ class Meter:
         """Number of samples in forward passes that a backward pass reached, even if it ran on a part of their rows."""
         self.backwards = 0
         """Number of backward passes, counted once per forward pass that they reached."""
-        self.stepped_backwards = 0
-        """Value of `backwards` at the last optimizer step."""
-        self.task = -1
-        """Number of the autograd task that runs, or ran last."""
         self.pending: PendingGradients | None = None
         """Notices cleared gradients; None if attach got no optimizer, so that no steps are seen."""
-        self.on_cleared: Callable[[], None] = lambda: None
-        """Called when the gradients of all backward passes since the last step are known to be cleared."""
-        self.accumulates = True
-        """Whether a step may have several backward passes; True until the first one has ended."""
         self.subset_backwards = self.whole_backwards = 0
         """Numbers of backward passes of `subset_backward`, and of those among them that ran on all rows."""
         self.evaluated = 0
@@ -158,25 +150,15 @@ class Meter:
         one.batch = one.inputs_of = batch
         self.cost.forward += one.n
 
-    def begin_backward(self) -> None:
-        """Looks, before gradients are added up, whether those of earlier backward passes were cleared."""
-        if self.pending is None:
-            return
-        several = self.backwards != self.stepped_backwards
-        self.look_at_gradients()
-        torch.autograd.Variable._execution_engine.queue_callback(self.pending.note)
-        self.accumulates = several
-
     def look_at_gradients(self) -> None:
-        """Looks whether the gradients of backward passes since the last step were cleared."""
-        several = self.backwards != self.stepped_backwards
-        if several and self.pending is not None and self.pending.were_cleared(at_step=False):
-            self.on_cleared()
+        """Looks whether the gradients of the backward passes since the last step were cleared."""
+        if self.pending is not None:
+            self.pending.look(self.backwards)
 
-    def begin_step(self) -> None:
-        """Looks, before an optimizer step, whether it has gradients."""
-        if self.pending is not None and self.pending.were_cleared(at_step=True):
-            self.on_cleared()
+    def step_over(self) -> None:
+        """Notes that a step has used the gradients of all backward passes so far."""
+        if self.pending is not None:
+            self.pending.stepped = self.backwards
 
     def subset_pass(self, rows: int) -> ForwardPass:
         """Registers the forward pass that `subset_backward` makes now, even if the loop calls the model without `run.model`.

@@ -73,10 +73,11 @@ class ForwardPass:
             if self.within != -1:
                 meter.make_unknown(RECOMPUTED)
             # One backward pass may reach several forward passes, and has added gradients when it reaches the second one.
-            if task != meter.task:
-                meter.task = task
-                if meter.accumulates or meter.backwards != meter.stepped_backwards:
-                    meter.begin_backward()
+            pending = meter.pending
+            if pending is not None and task != pending.task:
+                pending.task = task
+                if pending.accumulates or meter.backwards != pending.stepped:
+                    pending.begin_backward(meter.backwards)
             self.task = task
             self.backwards += 1
             meter.backwards += 1
@@ -92,9 +93,10 @@ class ForwardPass:
         meter = self.meter
         if self.within != -1:
             meter.make_unknown(RECOMPUTED)
-        if (task := _task()) != meter.task:
-            meter.task = task
-            meter.begin_backward()
+        pending = meter.pending
+        if pending is not None and (task := _task()) != pending.task:
+            pending.task = task
+            pending.begin_backward(meter.backwards)
         self.name_by_rows()
         self.backwards += 1
         meter.backwards += 1

@@ -80,18 +80,17 @@ class Timeline:
             optimizer: The user's optimizer.
             model: The user's model; None if there is none.
         """
-        accumulator = self._parts.accumulator
-        meter = accumulator.meter
-        self.hooks = hooks = StepHooks(optimizer, self.step_over, self.trains, self.timing, meter.begin_step)
-        self.step_checks = StepChecks(hooks, type(optimizer).__name__, model)
 
         def updated() -> list[Tensor]:
             attached = hooks.parameters()
             # A head outside of `run.model` has its gradients before the backward pass reaches the outputs of the model.
             return [*attached.values()] if model is None else [one for one in model.parameters() if id(one) in attached]
 
-        meter.pending = PendingGradients(updated)
-        meter.on_cleared = accumulator.gradients_cleared
+        accumulator = self._parts.accumulator
+        pending = PendingGradients(updated, accumulator.gradients_cleared)
+        self.hooks = hooks = StepHooks(optimizer, self.step_over, self.trains, self.timing, pending.begin_step)
+        self.step_checks = StepChecks(hooks, type(optimizer).__name__, model)
+        accumulator.meter.pending = pending
 
     # Begin
 
