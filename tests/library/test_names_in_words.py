@@ -55,6 +55,7 @@ PACKAGES = sys.stdlib_module_names | {"accelerate", "lightning", "numpy", "plotl
 FOREIGN = PACKAGES | {"F", "nn", "np", "benchmarks", "tools"}  # aliases of packages, and folders of this repository
 FOREIGN |= {
     "found",
+    "model",
     "logits",
     "outputs",
     "tags",
