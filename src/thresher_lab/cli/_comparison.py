@@ -336,13 +336,18 @@ def run_and_print(
 
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
     before = found_in(out)
-    results = run_with_progress(console, task, methods, seeds, epochs, out, quiet=quiet, **options)
+    data = options.get("data")
+
+    def write_anew(goes_on: bool) -> None:
+        write_report(out, data, refreshes=goes_on)
+
+    results = run_with_progress(console, task, methods, seeds, epochs, out, quiet=quiet, on_results=write_anew, **options)
     if own_rank():
         return None
     print_summary(console, results)
     for sentence in kept_sentences(before, found_in(out)):
         console.print(f"{sentence}\n", markup=False, highlight=False)
-    console.print(f"{write_report(out, options.get('data'))}\n{out / RESULTS}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{write_report(out, data)}\n{out / RESULTS}", markup=False, highlight=False, soft_wrap=True)
     if json is not None:
         write_result(json, {name: results[name] for name in ("task", "epochs", "margin", "summary")})
     return results
@@ -453,7 +458,7 @@ def run_with_progress(
         with progress_on(console, quiet=quiet) as watcher:
             options |= {"watcher": watcher}
             if factors:
-                tries = {name: value for name, value in options.items() if name != "most"}
+                tries = {name: value for name, value in options.items() if name not in ("most", "on_results")}
                 options["rates"] = chosen_rates(task, specs, numbers, epochs, out, factors, **tries)
             return run(task, specs, numbers, epochs, out, **options)
 

@@ -20,6 +20,7 @@ def report(
     ] = False,
 ) -> None:
     """Write DIR/report.html: verdicts, charts and the samples that stand out, in one file that works offline."""
+    from thresher_lab.comparison.summary import unfinished
     from thresher_lab.report.chart_images import write_chart_images
     from thresher_lab.report.loading import load_comparison
     from thresher_lab.report.page import as_markdown, write_report
@@ -28,6 +29,8 @@ def report(
         typer.echo(as_markdown(load_comparison(folder)[0]), nl=False)
         return
     path = write_report(folder, data)
+    for sentence in unfinished(load_comparison(folder)[0]):
+        typer.echo(sentence)
     typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
     if png is not None:
         typer.echo(f"{len(write_chart_images(*load_comparison(folder), png))} images in {png}")

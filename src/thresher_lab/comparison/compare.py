@@ -1,10 +1,9 @@
 """Trains methods, full training and controls of the same cost, with the same seeds, until the verdicts are decided if asked."""
 
 import math
-import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -38,6 +37,10 @@ from thresher_lab.training.store import LOOKS, RUNS, Store, versions
 
 JOBS = 2
 """Number of runs that are trained side by side by default."""
+
+
+SEEDS_OF_LENGTH = 2
+"""Number of seeds, the first ones, whose times set the length of the control in the same time."""
 
 
 class Watcher:
@@ -88,6 +91,7 @@ def compare(
     track: str | None = None,
     cluster: Cluster | None = None,
     watcher: Watcher | None = None,
+    on_results: Callable[[bool], None] | None = None,
 ) -> dict[str, Any]:
     """Trains every method and full training with every seed, and for each run of a method controls of the same cost.
 
@@ -95,9 +99,10 @@ def compare(
     within which the learning rate decays; as many steps as full training, with smaller batches that are drawn uniformly; and a
     placebo: the method with its signals permuted among the samples. Methods whose costs agree in three digits after the point
     share their controls, except for the placebo. On request there is one more: all epochs on one random subset. A further
-    control has the time of the method: full data for as many epochs as fit into it, by the median of all of its runs; that
-    length is kept, also for seeds that are added later. Finished runs are kept in `out`, and the same call goes on where it was
-    stopped. Several processes of torchrun or accelerate launch call it and train each run together.
+    control has the time of the method: full data for as many epochs as fit into it. The times of the first two seeds set that
+    length, which is kept, also for seeds that are added later. Runs go seed by seed, and results.json is written after each of
+    them. Finished runs are kept in `out`, and the same call goes on where it was stopped. Several processes of torchrun or
+    accelerate launch call it and train each run together.
 
     Args:
         task: Name of the task, see `recipes.running.task_of`.
@@ -116,6 +121,8 @@ def compare(
         track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
         cluster: Cluster of Ray that trains the runs. Default: processes of this machine.
         watcher: Object whose functions are called as runs proceed. Default: none.
+        on_results: Function that is called each time results.json was written before the end, with whether training goes on.
+            Default: none.
 
     Returns:
         The content of results.json, with the keys runs and summary among others.
@@ -146,9 +153,20 @@ def compare(
     with sole_use(out):
         comparison = ComparedRuns(Store(out, folder_identity(task, epochs)), methods, seeds, controls, watcher, rates)
         watcher.planned(comparison.expected, epochs, comparison.rates.everywhere)
-        with workers:
-            comparison.work(workers)
-        return of_first(_saved_results(comparison, task, epochs, margin, {len(seeds), *looks}))
+        sizes = {len(seeds), *looks}
+
+        def save(goes_on: bool = True) -> None:
+            written = _save_results(comparison, task, epochs, margin, sizes, running=True)
+            if written and on_results is not None:
+                on_results(goes_on)
+
+        try:
+            with workers:
+                comparison.work(workers, save)
+        except BaseException:
+            save(False)
+            raise
+        return of_first(_save_results(comparison, task, epochs, margin, sizes))
 
 
 def _workers(jobs: int | None, watcher: Watcher, cluster: Cluster | None, out: Path, **where: Any) -> Any:
@@ -172,9 +190,14 @@ def folder_identity(task: str, epochs: int) -> dict[str, Any]:
     return {"task": task, "epochs": epochs, "recipe": recipe, "versions": versions(), "processes": number_of_processes()}
 
 
-def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: float | None, sizes: set[int]) -> dict[str, Any]:
-    """Writes results.json, and returns its content."""
-    runs, looks = comparison.runs(), comparison.store.looks_with(sizes)
+def _save_results(
+    comparison: "ComparedRuns", task: str, epochs: int, margin: float | None, sizes: set[int], *, running: bool = False
+) -> dict[str, Any]:
+    """Writes results.json, and returns its content; empty if no run can be compared yet."""
+    runs = comparison.runs()
+    if not runs:
+        return {}
+    looks = comparison.store.looks_with(sizes)
     alike = equal_seeds(runs)
     runs = [run for run in runs if not any(run["seed"] in seeds[1:] for seeds in alike)]
     margin = margin_of(runs) if margin is None else margin
@@ -197,6 +220,8 @@ def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: f
         "runs": runs,
         "summary": summarize(runs, margin, looks),
     }
+    if running:
+        results["running"] = {"finished": comparison.finished, "runs": comparison.expected}
     comparison.store.save_results(results)
     return results
 
@@ -273,17 +298,28 @@ class ComparedRuns:
         self._queue = [*self._asked]
         self._done: dict[str, dict[str, Any]] = {}
         self._refused: dict[str, str] = {}
+        self._shared = 0
         self._by_name = kinds is not None
         self._kinds = {spec.label: self._kinds_of(spec, kinds) for spec in (FULL_TRAINING, *others)}
         self._controls: dict[str, dict[Control, Job]] = {}
 
     @property
     def expected(self) -> int:
-        """Number of runs, with the controls, if no two methods share a control."""
-        return sum(1 + len(self._kinds[job.label]) for job in self._asked)
+        """Number of runs, with the controls, if no further two methods share a control."""
+        return sum(1 + len(self._kinds[job.label]) for job in self._asked) - self._shared
 
-    def work(self, workers: Workers | RayWorkers | TogetherWorkers) -> None:
-        """Trains until no run is waiting."""
+    @property
+    def finished(self) -> int:
+        """Number of finished runs."""
+        return len(self._done)
+
+    def work(self, workers: Workers | RayWorkers | TogetherWorkers, on_run: Callable[[], None] | None = None) -> None:
+        """Trains until no run is waiting.
+
+        Args:
+            workers: Workers that train.
+            on_run: Function that is called after each run that was trained. Default: none.
+        """
         company = Company()
         while True:
             while workers.free and (job := self._next()) is not None:
@@ -306,13 +342,23 @@ class ComparedRuns:
                 run = event.run | {"other_runs": company.end(event.job.key)}
                 self.store.save_run(event.job.key, run)
                 self._finish(event.job, run, reused=False)
+                if on_run is not None:
+                    on_run()
 
     def runs(self) -> list[dict[str, Any]]:
-        """Returns all runs, with costs that can be compared; the controls of a run follow it."""
+        """Returns the finished runs that full training has finished for, with costs that can be compared.
+
+        The controls of a run follow it. There are none before the cost of a backward pass is known.
+        """
+        if not self._has_costs():
+            return []
+        seeds = {job.seed for job in self._asked if job.spec == FULL_TRAINING and job.key in self._done}
         runs = []
         for asked in self._asked:
+            if asked.seed not in seeds or asked.key not in self._done:
+                continue
             runs.append(self._run(asked))
-            trained = self._controls.get(asked.key, {})
+            trained = {kind: job for kind, job in self._controls.get(asked.key, {}).items() if job.key in self._done}
             for kind in self._kinds[asked.label]:
                 if kind in trained and (asked.label, kind) not in self.left_out:
                     length = {"length": self.store.lengths[asked.label]} if kind == SAME_TIME else {}
@@ -374,7 +420,7 @@ class ComparedRuns:
     def _finish(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
         self._done[job.key] = run
         self.watcher.finished(job, run, reused=reused)
-        if not all(asked.key in self._done for asked in self._asked if asked.spec == FULL_TRAINING):
+        if not self._has_costs():
             return
         for asked in self._asked:
             if has_controls(asked.spec) and asked.key in self._done:
@@ -388,6 +434,7 @@ class ComparedRuns:
                 continue
             job = Job.control(kind, asked.seed, cost, asked.spec, self.rates.of(asked.label, kind))
             if any(job.key == other.key for jobs in self._controls.values() for other in jobs.values()):
+                self._shared += 1
                 self.watcher.shared(job)
             else:
                 self._queue.append(job)
@@ -398,9 +445,14 @@ class ComparedRuns:
         """Returns the share of full training that a control of a run is given; None before it can be known."""
         if kind != SAME_TIME:
             return self._run(asked)["cost"]["ratio"]
-        label, lengths = asked.label, self.store.lengths
-        own, full = ([job.key for job in self._asked if job.label == name] for name in (label, FULL_TRAINING.label))
-        if label not in lengths and all(key in self._done for key in own):
+        label = asked.label
+        lengths = self.store.lengths
+        first = [*self._place][:SEEDS_OF_LENGTH]
+        own, full = (
+            [job.key for seed in first for job in self._asked if (job.label, job.seed) == (name, seed)]
+            for name in (label, FULL_TRAINING.label)
+        )
+        if label not in lengths and all(key in self._done for key in (*own, *full)):
             clock = "cpu_s" if self._done[asked.key].get("device", "cpu") == "cpu" else "wall_s"
             share = same_time_share(*([self._done[key][clock] for key in keys] for keys in (own, full)))
             if share is None:
@@ -410,18 +462,22 @@ class ComparedRuns:
             self.store.remember(lengths=lengths | {label: length})
         return self.store.lengths.get(label, {}).get("share")
 
-    def _run(self, job: Job) -> dict[str, Any]:
-        """Returns a finished run, with its cost by one ratio of backward to forward time for all runs.
+    def _has_costs(self) -> bool:
+        """Returns whether costs can be compared: full training has measured the cost of a backward pass.
 
-        Each run measures its own ratio over a few steps, which is noisy: the cost of a control would depend on what else the
-        machine did. The ratio for all is the median over the runs of full training; the folder keeps it.
+        Each run measures the ratio of backward to forward time over a few steps, which is noisy: the cost of a control would
+        depend on what else the machine did. All runs have the ratio of full training with the first seed; the folder keeps it.
         """
+        full = self._asked[0]
+        if self.store.backward_to_forward is None and full.key in self._done:
+            measured = self._done[full.key]["cost"]["backward_to_forward"]
+            self.store.remember(backward_to_forward=measured or TEXTBOOK)
+        return self.store.backward_to_forward is not None
+
+    def _run(self, job: Job) -> dict[str, Any]:
+        """Returns a finished run, with its cost by the ratio that all runs have."""
         ratio = self.store.backward_to_forward
-        if ratio is None:
-            full = [self._done[job.key] for job in self._asked if job.spec == FULL_TRAINING]
-            measured = [run["cost"]["backward_to_forward"] or TEXTBOOK for run in full]
-            ratio = statistics.median(measured)
-            self.store.remember(backward_to_forward=ratio)
+        assert ratio is not None
         run = with_costs(self._done[job.key], ratio)
         return run | self.store.beside(job.key) | {"cost": run["cost"] | {"backward_to_forward": ratio}}
 

@@ -57,6 +57,19 @@ def sentences_on_times(results: Mapping[str, Any]) -> list[str]:
     return [f"Times, of the CPU too, were measured on a busy machine: {said}."] * (busy > 0) + [WALL_LEFT_BLANK] * blank
 
 
+def unfinished(results: Mapping[str, Any]) -> list[str]:
+    """Returns how far a comparison is, as a sentence; nothing if it is finished.
+
+    Args:
+        results: Content of results.json.
+    """
+    running = results.get("running")
+    if running is None:
+        return []
+    done = f"Not finished: {running['finished']} of at most {running['runs']} runs."
+    return [f"{done} Verdicts may change. Do not stop because one looks good: that finds more by chance."]
+
+
 def left_out_sentence(one: Mapping[str, str]) -> str:
     """Returns an entry of `left_out` in results.json as a sentence.
 
@@ -187,7 +200,8 @@ def _grouped_runs(runs: Sequence[RunDict]) -> dict[Place, list[RunDict]]:
 
 def _paired(runs: Sequence[RunDict], others: Sequence[RunDict]) -> Paired:
     value = {run["seed"]: run["metric"]["value"] for run in others}
-    return Paired.of([run["metric"]["value"] - value[run["seed"]] for run in runs])
+    # While a comparison runs, a method may have seeds that its control does not have yet.
+    return Paired.of([run["metric"]["value"] - value[run["seed"]] for run in runs if run["seed"] in value])
 
 
 def _summary_row(runs: Sequence[RunDict], full: Sequence[RunDict]) -> RowDict:
@@ -500,9 +514,10 @@ def _in_the_same_time(row: RowDict, results: Mapping[str, Any]) -> str:
     gap = _time_gap(own, took)
     said = {"unclear": "not shown to be better or worse", None: "not judged"}.get(found["finding"], found["finding"])
     length = f"{results['epochs'] * control['cost_ratio']:.3g} of {results['epochs']} epochs"
+    set_by = _set_by(row, results)
     sentences = [
         f"Against {words}, {row['method']} is {said}: {_with_interval(found, _whole(results))}.",
-        f"They trained for {length} and took {of_known(took)} of the {time} of full training, and {row['method']} "
+        f"They trained for {length}{set_by} and took {of_known(took)} of the {time} of full training, and {row['method']} "
         f"{of_known(own)}.",
     ]
     if gap is not None and abs(gap) > TIME_TOLERANCE:
@@ -511,6 +526,13 @@ def _in_the_same_time(row: RowDict, results: Mapping[str, Any]) -> str:
     if found["finding"] is None:
         sentences.append(NOT_JUDGED)
     return " ".join(sentences)
+
+
+def _set_by(row: RowDict, results: Mapping[str, Any]) -> str:
+    """Returns which seeds set the length of the control in the same time; "" if all of them did."""
+    runs = [run for run in results["runs"] if run["method"] == SAME_TIME and run["control_of"] == row["method"]]
+    seeds = runs[0].get("length", {}).get("seeds", len(runs))
+    return "" if seeds >= len(runs) else f" (set by the times of the first {seeds} seeds)"
 
 
 def _options(judged: Sequence[RowDict], results: Mapping[str, Any]) -> list[RowDict]:

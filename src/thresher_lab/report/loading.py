@@ -11,7 +11,7 @@ from thresher_lab.comparison.controls import kind_of
 from thresher_lab.comparison.summary import RunDict
 from thresher_lab.training.files import Results, ShownSamples, read_checked
 from thresher_lab.training.samples import RunHistory, read_history
-from thresher_lab.training.store import RESULTS
+from thresher_lab.training.store import RESULTS, RUNS
 
 ResultsDict = dict[str, Any]
 """The content of results.json."""
@@ -40,6 +40,8 @@ def load_comparison(folder: Path) -> tuple[ResultsDict, Samples]:
     """
     path = folder / RESULTS
     if not path.is_file():
+        if any((folder / RUNS).glob("*.json")):
+            raise FileNotFoundError(f"{path} is not there yet: it comes with the first run of full training that finishes")
         raise FileNotFoundError(f"{path} is not there; `thresher compare --out {folder}` makes it")
     results = read_checked(path, Results, f"Delete the file; `thresher compare --out {folder}` makes it again")
     named = {run["samples"]: run for run in results["runs"] if run.get("samples")}

@@ -27,6 +27,7 @@ from thresher_lab.comparison.summary import (
     rates_sentences,
     sentences_on_times,
     time_beside_cost,
+    unfinished,
 )
 from thresher_lab.report import charts, class_charts
 from thresher_lab.report.charts import INK
@@ -44,6 +45,11 @@ from thresher_lab.training.store import whole
 def plotly_js() -> str:
     """Returns the source of plotly.js with the traces that our charts have: scatter, bar and heatmap."""
     return files("thresher_lab.report").joinpath("plotly.js").read_text(encoding="utf-8")
+
+
+@cache
+def _deflated_plotly() -> str:
+    return _deflated(plotly_js())
 
 
 def as_markdown(results: ResultsDict) -> str:
@@ -65,7 +71,7 @@ def as_markdown(results: ResultsDict) -> str:
         "verdict",
     )
     rows = [_cells(row, results) for row in results["summary"]]
-    sentences = closing(results) + time_beside_cost(results) + rates_sentences(results)
+    sentences = unfinished(results) + closing(results) + time_beside_cost(results) + rates_sentences(results)
     return "\n\n".join([title, *sentences, markdown_table(header, rows)]) + "\n"
 
 
@@ -80,6 +86,8 @@ def _cells(row: dict[str, Any], results: ResultsDict) -> tuple[str, ...]:
 
 
 REPORT = "report.html"
+REFRESH_S = 30
+"""Seconds after which an open page loads itself again while the comparison runs."""
 COST_MEASURES = {"cost": "cost as counted", "cpu": "CPU time", "wall": "wall time", "memory": "memory of a step"}
 """Labels of the measures of cost by the first part of their key in `summary`."""
 
@@ -260,13 +268,14 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
 }
 
 
-def write_report(folder: Path, data: Path | None = None) -> Path:
+def write_report(folder: Path, data: Path | None = None, *, refreshes: bool = False) -> Path:
     """Writes the report of a comparison into its folder. An error leaves an existing report as it was.
 
     Args:
         folder: Folder of the comparison.
         data: Folder with the data, for tasks that take one. Without the data, samples are shown as rows of a table instead of
             images.
+        refreshes: Whether an open page loads itself again, because the comparison is still running. Default: False.
 
     Returns:
         Path of the HTML file.
@@ -278,7 +287,7 @@ def write_report(folder: Path, data: Path | None = None) -> Path:
     results, samples = load_comparison(folder)
     with whole(folder / REPORT) as file:
         images = _images_of_samples(results, samples, data)
-        file.write(render_page(results, samples, images, load_shown(folder, results)).encode())
+        file.write(render_page(results, samples, images, load_shown(folder, results), refreshes=refreshes).encode())
     return folder / REPORT
 
 
@@ -294,7 +303,12 @@ def _images_of_samples(results: ResultsDict, samples: Samples, data: Path | None
 
 
 def render_page(
-    results: ResultsDict, samples: Samples, images: ImageArray | None = None, shown: ShownOfRuns | None = None
+    results: ResultsDict,
+    samples: Samples,
+    images: ImageArray | None = None,
+    shown: ShownOfRuns | None = None,
+    *,
+    refreshes: bool = False,
 ) -> str:
     """Returns the report as HTML.
 
@@ -304,11 +318,14 @@ def render_page(
         images: Training images for the sheets, shape (N, H, W) or (N, H, W, 3), uint8. None: samples that the runs have
             not shown themselves are rows of a table.
         shown: Pictures and texts of samples, see `load_shown`. Default: none.
+        refreshes: Whether an open page loads itself again, see `write_report`. Default: False.
     """
     sections = {title: _section_charts(held, results, samples) for title, held in SECTIONS.items()}
     metric = results["runs"][0]["metric"]["name"]
     return template("page.html.jinja").render(
         results=results,
+        refresh_s=REFRESH_S if refreshes else None,
+        unfinished=unfinished(results),
         first=bottom_line(results),
         seeds=sorted({run["seed"] for run in results["runs"]}),
         columns=("method", metric, "difference to full", *COST_MEASURES.values(), "verdict"),
@@ -325,7 +342,7 @@ def render_page(
         most_of_a_class=MOST_OF_A_CLASS,
         settings=_method_settings(results),
         counted=COST_COUNTERS,
-        plotly=_deflated(plotly_js()),
+        plotly=_deflated_plotly(),
         ink=INK,
     )
 

@@ -177,7 +177,7 @@ def test_a_comparison_that_was_stopped_goes_on(tmp_path, interruptible, called, 
     out = tmp_path / "out"
     command = [*PROCESS, *arguments(out, **settings)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    until(lambda: written(out))
+    until(lambda: (out / "report.html").exists())
     workers = psutil.Process(process.pid).children(recursive=True)
     assert workers
     if how is signal.SIGINT:
@@ -193,7 +193,10 @@ def test_a_comparison_that_was_stopped_goes_on(tmp_path, interruptible, called, 
         assert process.returncode == -how
     assert "Traceback" not in stderr
     kept = written(out)
-    assert 0 < len(kept) < 4 and not (out / "results.json").exists()
+    assert 0 < len(kept) < 4
+    report = called("report", str(out))
+    assert report.returncode == 0 and f"Not finished: {len(kept)} of at most 4 runs." in report.stdout
+    assert how is signal.SIGKILL or 'http-equiv="refresh"' not in (out / "report.html").read_text()
     done = called(*arguments(out, **settings))
     assert done.returncode == 0, done.stderr
     assert len(written(out)) == 4 and written(out).items() >= kept.items()

@@ -1,10 +1,12 @@
 import json
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from depth import DEEP, depth
+from in_process import InProcessWorkers
 from thresher_lab.comparison import compare as comparison
 from thresher_lab.comparison.compare import Watcher, compare
 from thresher_lab.comparison.controls import SAME_TIME, Job, parse_controls
@@ -12,6 +14,7 @@ from thresher_lab.comparison.summary import closing
 from thresher_lab.comparison.workers import Finished, RunRefusedError, RunValueError
 from thresher_lab.recipes.running import task_of
 from thresher_lab.report.first_screen import snippet
+from thresher_lab.report.page import write_report
 from thresher_lab.training.folders import sole_use
 from thresher_lab.training.loop import train, with_costs
 from thresher_lab.training.specs import MethodSpec, parse_methods
@@ -38,10 +41,11 @@ class StoppedError(Exception):
 
 
 class InProcess:
-    """Two jobs at a time, the younger one finished first; stops where it is told to, and refuses what it is told to."""
+    """Jobs side by side, the younger one finished first; stops where it is told to, and refuses what it is told to."""
 
     started: list = []
     stop_after = 100
+    at_once = 2
     refuses: Any = staticmethod(lambda job: False)
 
     def __init__(self, *_, **__):
@@ -59,7 +63,7 @@ class InProcess:
 
     @property
     def free(self):
-        return len(self._busy) < 2
+        return len(self._busy) < self.at_once
 
     def start(self, job):
         if len(self.started) >= self.stop_after:
@@ -144,13 +148,18 @@ def test_methods_of_one_cost_share_their_controls_but_for_the_placebo(tmp_path, 
     assert of == {"kakurenbo", "infobatch"} and len(results["runs"]) == 26
 
 
-def test_arms_take_turns_within_a_seed(tmp_path, workers):
-    """The controls of all methods with one seed come before those with the next one; those in the same time come last."""
+def test_runs_go_seed_by_seed(tmp_path, workers, monkeypatch):
+    """Two seeds set the length of the control in the same time, so that of the first seed comes with the second one."""
+    monkeypatch.setattr(workers, "at_once", 1)
     compare("digits", parse_methods("kakurenbo,infobatch"), [3, 1, 2], EPOCHS, tmp_path)
     seeds = [int(name.rpartition(" ")[2]) for name in workers.started if "shorter@time" not in name]
-    methods, controls = seeds[:9], seeds[9:]
-    assert methods == [3, 3, 3, 1, 1, 1, 2, 2, 2] and len(controls) == 15
-    assert controls == sorted(controls, key=[3, 1, 2].index)
+    assert seeds == sorted(seeds, key=[3, 1, 2].index) and len(seeds) == 24
+    of_seed = [name for name in workers.started if name.endswith("seed 1") and "shorter@time" not in name]
+    assert [name.partition(",")[0].partition("@")[0] for name in of_seed] == [
+        "full", "kakurenbo", "infobatch", "uniform", "shorter", "smaller", "placebo", "placebo"
+    ]  # fmt: skip
+    before_the_last_seed = workers.started[: workers.started.index("full, seed 2")]
+    assert {f"shorter@time of kakurenbo, seed {seed}" for seed in (3, 1)} <= {*before_the_last_seed}
 
 
 def test_the_mean_number_of_other_runs(monkeypatch):
@@ -252,7 +261,7 @@ def test_a_comparison_that_was_stopped_anywhere_goes_on_to_the_same_results(tmp_
     with pytest.raises(StoppedError):
         compared(tmp_path / "stopped", "kakurenbo,infobatch", controls=TWO)
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "stopped" / "runs").glob("*")}
-    assert stop - 2 <= len(kept) <= stop and not (tmp_path / "stopped" / "results.json").exists()
+    assert stop - 2 <= len(kept) <= stop
     monkeypatch.setattr(workers, "started", [])
     monkeypatch.setattr(workers, "stop_after", 100)
     notes = Notes()
@@ -265,6 +274,51 @@ def test_a_comparison_that_was_stopped_anywhere_goes_on_to_the_same_results(tmp_
     assert sum(reused for _, reused in notes.over) == len(kept)
     after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "stopped" / "runs").glob("*")}
     assert after.items() >= kept.items()
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_killed_after_every_run_it_has_a_report_each_time_and_the_same_end(tmp_path, workers, monkeypatch, at_once):
+    def older_first(self):
+        job = self._busy.pop(0)
+        return Finished(job, outcome(job) | {"cpu_s": took[job.spec.name], "wall_s": took[job.spec.name]})
+
+    def compared(out):
+        methods = parse_methods("kakurenbo,infobatch")
+        kinds = (SAME_TIME, "uniform")
+        compare("digits", methods, [3, 1, 2], EPOCHS, out, controls=kinds, on_results=lambda _: write_report(out))
+
+    took = {"full": 8.0, "kakurenbo": 6.0, "infobatch": 5.0, "uniform": 7.0}
+    monkeypatch.setattr(workers, "at_once", at_once)
+    monkeypatch.setattr(workers, "next_event", older_first)
+    compared(tmp_path / "whole")
+    finished, over = 0, False
+    while not over:
+        monkeypatch.setattr(workers, "started", [])
+        monkeypatch.setattr(workers, "stop_after", at_once)
+        with suppress(StoppedError):
+            compared(tmp_path / "killed")
+        killed = written(tmp_path / "killed")
+        runs = [*(tmp_path / "killed" / "runs").glob("*.json")]
+        assert len(runs) > finished and killed["summary"][0]["verdict"] == "the baseline"
+        finished, over = len(runs), "running" not in killed
+        assert over or f"Not finished: {finished} of at most " in (tmp_path / "killed" / "report.html").read_text()
+        assert len({(run["method"], run["control_of"], run["seed"]) for run in killed["runs"]}) == len(killed["runs"])
+    ends = [written(tmp_path / name) for name in ("killed", "whole")]
+    for run in [run for end in ends for run in end["runs"]]:
+        run.pop("other_runs")  # which is measured
+    assert ends[0] == ends[1]
+
+
+def test_the_report_is_drawn_after_every_run_of_a_real_comparison(tmp_path, monkeypatch):
+    pages = []
+
+    def draw(goes_on):
+        pages.append(write_report(tmp_path, refreshes=goes_on).read_text())
+
+    monkeypatch.setattr(comparison, "Workers", InProcessWorkers)
+    results = compare("digits@128", parse_methods("infobatch"), [0, 1], 2, tmp_path, jobs=1, on_results=draw)
+    assert len(pages) == len(results["runs"]) and all('http-equiv="refresh"' in page for page in pages)
+    assert 'http-equiv="refresh"' not in write_report(tmp_path).read_text()
 
 
 def test_runs_that_are_kept_are_told_before_others_are_trained(tmp_path, workers):
@@ -283,8 +337,12 @@ def test_fewer_kinds_of_controls(tmp_path, workers):
     assert len(workers.started) == 4 + 6
 
 
-def test_costs_are_held_to_the_median_of_what_full_runs_measured(tmp_path, workers, monkeypatch):
-    monkeypatch.setattr(comparison, "statistics", type("Fixed", (), {"median": staticmethod(lambda _: 3.0)}))
+def test_costs_are_held_to_what_full_training_measured_with_the_first_seed(tmp_path, workers, monkeypatch):
+    def measured(job):
+        run = outcome(job)
+        return run | {"cost": run["cost"] | {"backward_to_forward": 3.0 + job.seed}}
+
+    monkeypatch.setattr(workers, "next_event", lambda self: Finished(job := self._busy.pop(), measured(job)))
     results = compared(tmp_path, "kakurenbo", controls=TWO)
     assert {run["cost"]["backward_to_forward"] for run in results["runs"]} == {3.0}
 

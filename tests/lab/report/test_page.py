@@ -203,7 +203,7 @@ def test_the_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = write_report(folder)
     before = path.read_text()
     assert path == folder / "report.html" and before.count("data:image/png;base64,") > 100
-    monkeypatch.setattr(pages, "render_page", lambda *_: "\ud800")
+    monkeypatch.setattr(pages, "render_page", lambda *_, **__: "\ud800")
     with pytest.raises(UnicodeEncodeError):
         write_report(folder)
     assert path.read_text() == before and {file.name for file in folder.iterdir()} == {"results.json", "runs", "report.html"}
