@@ -7,8 +7,8 @@
 #              bring CUDA, five gigabytes each; before a release
 # make check   style, docstrings and types
 # make docs    the documentation site, into site/; open site/index.html
-# make bench   measures the overhead of selection, the saving and cost of selection in the batch, how right `advise` is, what
-#              Winnow costs beside its rows, and a training on 10^8 samples, which takes 6 GB, into benchmarks/results/
+# make bench   measures the overhead of selection, the saving and cost of selection in the batch, what Winnow costs
+#              beside its rows, and a training on 10^8 samples, which takes 6 GB, into benchmarks/results/
 # make cards   the pages of the methods, into docs/methods/
 # make subset-backward
 #              times steps that leave rows out of the backward pass, into benchmarks/results/ and docs/figures/; 15 minutes
@@ -111,7 +111,6 @@ docs: .venv/for-docs
 bench: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.overhead
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.batch_selection
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.advise
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.selection_cost
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.grad_match
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow_cost --page docs/evidence/winnow-measured.md

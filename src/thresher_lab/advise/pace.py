@@ -259,3 +259,50 @@ def pace_of(seconds: Mapping[str, float]) -> Pace:
     return Pace(
         loader, forward, backward, compute - forward - backward, seconds.get("scoring", forward), overlap, seconds.get("half")
     )
+
+
+def pace_of_rounds(rounds: Sequence[Mapping[str, Spent]], *, by_cpu: bool, accumulate: int = 1) -> Pace:
+    """Returns the pace of a training: medians of the ratios to the time of computing in the same round.
+
+    Args:
+        rounds: Seconds of "forward", "backward", "optimizer", "scoring" and "loader" in each round; of "half" (computing half
+            a batch) if a batch has halves; and of "loop" (loading and computing) if the two can overlap.
+        by_cpu: Whether CPU seconds count for everything but the loader and the loop: other programs disturb them little.
+        accumulate: Number of batches for each step of the optimizer. Default: 1.
+    """
+
+    def ratio(name: str) -> float | None:
+        ratios = []
+        for times in rounds:
+            if name in times:
+                cpu = by_cpu and name not in ("loader", "loop")
+                ratios.append(_seconds(times[name], cpu=cpu) / max(_computing(times, cpu=cpu), 1e-12))
+        return statistics.median(ratios) if ratios else None
+
+    compute = statistics.median(_computing(times, cpu=by_cpu) for times in rounds)
+
+    def seconds(name: str) -> float:
+        return compute * (ratio(name) or 0.0)
+
+    loader = seconds("loader")
+    overlap = 0.0
+    if loop := seconds("loop"):
+        both_at_once = loader + compute - loop
+        overlap = min(1.0, max(0.0, both_at_once / max(min(loader, compute), 1e-12)))
+    return Pace(
+        loader=loader,
+        forward=seconds("forward"),
+        backward=seconds("backward"),
+        optimizer=seconds("optimizer") / accumulate,
+        scoring=seconds("scoring"),
+        overlap=overlap,
+        half=seconds("half") or None,
+    )
+
+
+def _seconds(spent: Spent, *, cpu: bool) -> float:
+    return spent.cpu if cpu else spent.wall
+
+
+def _computing(times: Mapping[str, Spent], *, cpu: bool) -> float:
+    return sum(_seconds(times[name], cpu=cpu) for name in ("forward", "backward", "optimizer"))

@@ -18,7 +18,7 @@ import thresher
 from thresher import EpochPlan, to_device
 from thresher.methods import requirements_of
 from thresher.records import NEVER_SEEN, Column
-from thresher_lab.advise.forecast import GRADIENT_NORM, columns_of, forecast, is_foreseeable
+from thresher_lab.advise.forecast import columns_of, forecast, is_foreseeable
 from thresher_lab.advise.pace import Pace, PreparedBatches, Spent, median_seconds, pace_of, prepared_loader, time_steps
 from thresher_lab.training.loop import Clock, as_number, fresh_accelerator, sizes_of
 from thresher_lab.training.specs import Spec
@@ -149,7 +149,7 @@ class Probe:
         columns: dict[str, Column] = {}
         for spec in specs:
             columns |= {column.signal or name: column for name, column in columns_of(spec).items()}
-        columns |= {name: Column(torch.float32, fill=NEVER_SEEN) for name in ("loss", GRADIENT_NORM)}
+        columns["loss"] = Column(torch.float32, fill=NEVER_SEEN)
         recording = RecordSignals(self._recordable(columns))
         run = self._attach(recording, self._training.loader, self._model)
         schedule = thresher.ProgressLR(self._optimizer, run, self._training.schedule)

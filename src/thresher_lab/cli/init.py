@@ -47,9 +47,9 @@ def init(
 ) -> None:
     """Write a commented file to start from; existing files are never overwritten.
 
-    `thresher init FILE` writes a training of your own. `thresher advise FILE:build --budget 0.5` then says whether selection
-    can help on it, and `thresher compare` measures the methods. `thresher init method NAME` writes a new selection method: its
-    file, its line in the registry and its reference test.
+    `thresher init FILE` writes a training of your own. `thresher advise FILE:build --budget 0.5` then shows how much time
+    selection could save, and `thresher compare` measures the methods. `thresher init method NAME` writes a new selection
+    method: its file, its line in the registry and its reference test.
     """
     if target == "method":
         _init_method(name, stage or "epoch")

@@ -1,527 +1,146 @@
-import itertools
-import textwrap
-import time
-import warnings
+"""The answer of advise: what is printed for planted times."""
+
+import json
+import shlex
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
 
-import thresher
-from depth import in_verify
-from thresher import methods
-from thresher_lab.advise import probe as probing
-from thresher_lab.advise.advise import advise, seconds_of_runs, sentences, warm_up_share
-from thresher_lab.advise.answer import answer_of
-from thresher_lab.advise.findings import Record
-from thresher_lab.advise.forecast import (
-    Outlook,
-    all_learned,
-    forecast,
-    is_foreseeable,
-    loss_summary,
-    planned_shares,
-    saved_by_plans,
-)
-from thresher_lab.advise.pace import Pace, Spent, median_seconds, pace_of, prepared_loader, take_turns, torch_threads
-from thresher_lab.advise.probe import NO_TIME, Probe, RecordSignals
-from thresher_lab.cli.advise import ADVISED_METHODS
-from thresher_lab.recipes.running import task_of
-from thresher_lab.training.specs import MethodSpec, parse_methods
+from thresher_lab.advise.advise import advise, answer, in_words, savings
+from thresher_lab.advise.measurement import Measured, Sizes
+from thresher_lab.advise.pace import Pace
+from thresher_lab.cli.app import app
 
-METHODS = (
-    "kakurenbo,infobatch,uniform:keep=0.7,selective_backprop:keep=0.33:forward_passes=once,"
-    "selective_backprop:keep=0.33:forward_passes=twice,random_backprop:keep=0.33"
-)
-CPU = torch.device("cpu")
-COMPUTING = Pace(loader=0.0, forward=2.0, backward=4.0, optimizer=1.0, scoring=1.75)
-WAITING = Pace(loader=93.0, forward=2.0, backward=4.0, optimizer=1.0, scoring=1.75)
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+COMPUTING = Pace(loader=0.0, forward=0.2, backward=0.4, optimizer=0.2, scoring=0.15, half=0.5)
+SAMPLES = Sizes(8, 64, 0.4, 0.05)
+MEASURED = Measured("cpu", 32, 100, COMPUTING, 0.8, evaluation_s=2.0, sizes=SAMPLES)
+GIVEN = {"task": "my folder/a.py:build", "epochs": 20, "budget": [0.5], "threads": 1}
+ANSWER = """\
+my folder/a.py:build: 20 epochs of 100 steps, 32 samples a step, on 1 CPU thread
 
+A step takes 800 ms: loading 0 %, forward 25 %, backward 50 %, optimizer 25 %.
+The loader is not the bottleneck: a step waits for it 0 % of the time.
+Half a batch takes 62 % of the computing time of a whole one.
+Samples have 8 to 64 values. Random batches are 40 % padding, batches of similar sizes 5 %.
 
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(probing, "TIMED_ROUNDS", 1)
-    monkeypatch.setattr(probing, "TIMED_SECONDS", 0.01)
+Time that each way saves at most, by share of the cost        at 0.5
+  fewer epochs                                                  50 %
+  smaller batches, thresher.attach(share, ...)                  38 %
+  hiding samples each epoch                                     50 %
+  hiding samples, with a forward pass for the hidden ones       41 %
+  selection within the batch, in one forward pass               19 %
+  selection within the batch, in two forward passes             31 %
+
+What it costs in accuracy, only a comparison can measure. A rule of thumb: if training
+for half of the epochs costs you 1.9 points of accuracy or more, train in full.
+
+Next: 21 trainings (full training, Winnow and its controls, 3 seeds each), about 3.1 hours:
+thresher compare 'my folder/a.py:build' --budget 0.5 --epochs 20 --out runs/a"""
 
 
-def signals(loss, correct=True, confidence=1.0):
-    n = len(loss)
-    return {
-        "loss": torch.tensor(loss),
-        "correct": torch.full((n,), correct),
-        "confidence": torch.full((n,), confidence),
-    }
+def said(measured=MEASURED, **given):
+    return "\n".join(answer(measured, GIVEN | given)["lines"])
 
 
-# The model of time
+def test_the_answer_fits_on_one_screen():
+    assert said() == ANSWER and len(ANSWER.splitlines()) <= 24
+    worst = replace(MEASURED, busy=True, fallback="it has hooks")
+    assert len(said(worst, budget=[0.5, 0.35, 0.25]).splitlines()) <= 24
 
 
-def test_loading_and_computing_take_their_sum_or_the_longer_of_the_two():
-    pace = Pace(loader=3.0, forward=1.0, backward=2.0, optimizer=1.0, scoring=0.5)
-    assert (pace.compute, pace.full, pace.waiting) == pytest.approx((4.0, 7.0, 3 / 7))
-    assert pace.step(1.0) == 4.0
-    hidden = Pace(3.0, 1.0, 2.0, 1.0, 0.5, overlap=1.0)
-    assert (hidden.full, hidden.waiting, hidden.step(1.0)) == (4.0, 0.0, 3.0)
-    assert Pace(3.0, 1.0, 2.0, 1.0, 0.5, overlap=0.5).full == 5.5
-    assert Pace(8.0, 1.0, 2.0, 1.0, 0.5, overlap=1.0).waiting == 0.5
+def test_a_loader_that_is_the_bottleneck_decides_what_can_be_saved():
+    waiting = replace(MEASURED, pace=Pace(loader=9.2, forward=0.2, backward=0.4, optimizer=0.2, scoring=0.15, half=0.5))
+    text = said(waiting)
+    assert "A step takes 10000 ms: loading 92 %, forward 2 %, backward 4 %, optimizer 2 %." in text
+    assert "The loader is the bottleneck: a step waits for it 92 % of the time." in text
+    assert "hiding samples, with a forward pass for the hidden ones        3 %" in text
+    assert "selection within the batch, in one forward pass                2 %" in text
+    assert "smaller batches, thresher.attach(share, ...)                  49 %" in text
 
 
-def test_two_passes_break_even_where_scoring_costs_what_leaving_out_saves():
-    keep = COMPUTING.break_even
-    assert keep == pytest.approx(0.75)
-    assert COMPUTING.scoring + keep * COMPUTING.compute == pytest.approx(COMPUTING.compute)
+def test_loading_during_computing_is_not_waited_for():
+    hidden = replace(MEASURED, pace=replace(COMPUTING, loader=0.6, overlap=1.0))
+    assert "The loader is not the bottleneck: a step waits for it 0 % of the time." in said(hidden)
 
 
-def test_parts_are_differences_of_growing_pieces():
-    seconds = {"loader": 3.0, "forward": 1.0, "both": 3.0, "compute": 4.0, "loop": 5.5, "scoring": 0.5}
-    pace = pace_of(seconds)
-    assert (pace.forward, pace.backward, pace.optimizer) == (1.0, 2.0, 1.0)
-    assert pace.overlap == 0.5 and pace.full == seconds.pop("loop")
-    assert pace_of(seconds).overlap == 0.0
+def test_if_half_a_batch_takes_as_long_the_comparison_leaves_out_steps():
+    found = answer(replace(MEASURED, pace=replace(COMPUTING, half=0.76)), GIVEN | {"budget": [0.5, 0.25]})
+    text = "\n".join(found["lines"])
+    assert "Half a batch takes 95 % of the computing time of a whole one: smaller batches save little." in text
+    assert " --methods winnow:share=0.5:spend=steps,winnow:share=0.25:spend=steps --epochs 20 " in text
+    assert "at 0.5   at 0.25" in text and "39 trainings" in text
+    loading = answer(replace(MEASURED, pace=replace(COMPUTING, half=0.76, loader=5.0)), GIVEN)["lines"]
+    assert "save little" not in "\n".join(loading) and " --budget 0.5 " in loading[-1]  # half of the samples are loaded
 
 
-def test_a_smaller_batch_takes_what_the_line_through_half_and_whole_ones_says():
-    pace = Pace(loader=0.0, forward=2.0, backward=6.0, optimizer=0.0, scoring=1.0, half=6.0)
-    assert (pace.half_share, pace.of_smaller(1.0), pace.of_smaller(0.5)) == (0.75, 1.0, 0.75)
-    assert pace.of_smaller(0.25) == pytest.approx(0.625)
-    assert Pace(0.0, 2.0, 6.0, 0.0, 1.0).of_smaller(0.3) == pytest.approx(0.3)
-    assert Pace(0.0, 2.0, 6.0, 0.0, 1.0, half=9.0).half_share == 1.0
-    faster = Pace(0.0, 2.0, 6.0, 0.0, 1.0, half=2.0)
-    assert faster.of_smaller(0.25) == pytest.approx(0.125)
-    seconds = {"loader": 1.0, "forward": 2.0, "both": 8.0, "compute": 8.0, "scoring": 1.0, "half": 6.0}
-    assert pace_of(seconds).half == 6.0
+def test_a_model_that_cannot_be_traced_saves_nothing_in_one_pass():
+    text = said(replace(MEASURED, fallback="it has hooks"))
+    assert "selection within the batch, in one forward pass               none" in text
+    assert "One forward pass saves no part of the backward pass: the model cannot be traced." in text
 
 
-@pytest.mark.parametrize(("loop", "overlap"), [(9.0, 0.0), (7.0, 0.0), (4.0, 1.0), (3.5, 1.0)])
-def test_an_overlap_is_a_share_whatever_was_measured(loop, overlap):
-    seconds = {"loader": 3.0, "forward": 4.5, "both": 4.2, "compute": 4.0, "loop": loop, "scoring": 0.5}
-    pace = pace_of(seconds)
-    assert pace.overlap == overlap
-    assert (pace.forward, pace.backward, pace.optimizer) == (4.0, 0.0, 0.0)
+def test_two_passes_save_nothing_if_scoring_takes_what_is_left_out():
+    pace = Pace(loader=0.0, forward=0.6, backward=0.2, optimizer=0.0, scoring=0.6)
+    assert savings(pace, 0.5)["selection within the batch, in two forward passes"] == pytest.approx(-0.25)
+    assert "in two forward passes             none" in said(replace(MEASURED, pace=pace))
 
 
-def test_what_disturbs_a_whole_round_changes_no_ratio():
-    slow = itertools.chain([1.0] * 2, [1.0, 1.0, 5.0, 5.0, 2.0, 2.0])  # once to warm up, then three rounds
-    sides = {"base": lambda: Spent(10 * next(slow), 8.0), "half": lambda: Spent(5 * next(slow), 2.0)}
-    assert median_seconds(sides, 3, seed=0) == {"base": 20.0, "half": 10.0}
+def test_samples_of_one_size_and_of_unknown_size():
+    assert "All samples have the same size, so none is padded." in said(replace(MEASURED, sizes=Sizes(8, 8, 0.0, 0.0)))
+    assert "padd" not in said(replace(MEASURED, sizes=None))
 
 
-def test_a_side_that_waits_for_nothing_is_held_against_the_first_by_cpu_time():
-    wall = itertools.cycle([10.0, 30.0, 20.0])
-    sides = {"base": lambda: Spent(20.0, 8.0), "half": lambda: Spent(next(wall), 2.0)}
-    assert median_seconds(sides, 3, seed=0, by_cpu={"half"}) == {"base": 20.0, "half": 5.0}
-    assert median_seconds(sides, 3, seed=0, by_cpu={"base", "half"}) == {"base": 8.0, "half": 2.0}
+def test_a_machine_that_is_too_slow_is_named_and_the_comparison_stays():
+    text = said(replace(MEASURED, pace=None, step_s=14.2))
+    assert "One step did not end within 10 s: it took 14 s or more. This machine is too slow for this training." in text
+    assert text.endswith(ANSWER.splitlines()[-1]) and "3 seeds each):\n" in text and "saves" not in text
 
 
-def test_turns_are_taken_in_changing_order():
-    calls = []
-    sides = {name: (lambda name=name: calls.append(name) or Spent(1.0, 1.0)) for name in "abcd"}
-    median_seconds(sides, 6, seed=1)
-    rounds = [tuple(calls[i : i + 4]) for i in range(0, len(calls), 4)]
-    assert rounds[0] == tuple("abcd") and all(sorted(one) == list("abcd") for one in rounds)
-    assert len(set(rounds[1:])) > 1
+def test_a_busy_machine_is_named():
+    assert "The machine was busy, with more work than cores: the times are rough." in said(replace(MEASURED, busy=True))
+    assert "on 4 CPU threads" in said(threads=4) and "on cuda" in said(replace(MEASURED, device="cuda"))
 
 
-def test_what_was_put_off_is_done_once_a_round_and_counts():
-    seen = []
-    sides = [lambda: seen.append("a") or Spent(1.0, 2.0), lambda: seen.append("b") or Spent(3.0, 4.0)]
-    last = [None, lambda: seen.append("rest of b") or Spent(10.0, 20.0)]
-    assert take_turns(sides, rounds=2, seed=0, calls=3, warm_up=0, last=last) == [[(3.0, 6.0)] * 2, [(19.0, 32.0)] * 2]
-    assert [sorted(seen[i : i + 7]) for i in (0, 7)] == [["a"] * 3 + ["b"] * 3 + ["rest of b"]] * 2
-    assert seen[6] == seen[13] == "rest of b"
+def test_the_length_is_that_of_all_trainings_two_side_by_side():
+    found = answer(MEASURED, GIVEN)["comparison"]
+    epochs = 3 * 20 * (1 + 4 * 0.625 + 2 * 0.5)
+    assert found["trainings"] == 21 and found["seconds"] == pytest.approx((epochs * 100 * 0.8 + 21 * 20 * 2.0) / 2)
+    assert in_words(61.0) == "about 2 minutes" and in_words(60.0) == "about 1 minute" and in_words(1e5) == "about 28 hours"
 
 
-def test_threads_are_given_back():
-    before = torch.get_num_threads()
-    with pytest.raises(RuntimeError), torch_threads(before + 1):
-        assert torch.get_num_threads() == before + 1
-        raise RuntimeError
-    assert torch.get_num_threads() == before
+def test_the_command_runs_as_printed(monkeypatch, tmp_path):
+    asked = {}
 
+    def begun(training, methods, seeds, epochs, out, **_):
+        asked.update(training=training, methods=methods, epochs=epochs, seeds=seeds, out=str(out))
+        raise ZeroDivisionError
 
-# What methods would leave out
-
-
-def test_kakurenbo_follows_its_schedule_where_all_is_learnt():
-    known = all_learned(signals([0.5] * 100, correct=False, confidence=0.1))
-    left_out, forwarded = planned_shares(thresher.Kakurenbo(), [known], 10, seed=0)
-    by_epoch = [0, 30, 30, 24, 24, 24, 18, 18, 12, 12]
-    assert left_out == forwarded == pytest.approx(sum(by_epoch) / 1000)
-
-
-def test_kakurenbo_hides_only_what_is_right_and_confident():
-    doubtful = signals([0.01 * i for i in range(100)], confidence=0.5)
-    assert planned_shares(thresher.Kakurenbo(), [doubtful], 10, seed=0) == (0.0, 0.0)
-    doubtful["confidence"][:10] = 0.9
-    assert planned_shares(thresher.Kakurenbo(), [doubtful], 10, seed=0)[0] == pytest.approx(9 * 10 / 1000)
-
-
-def test_infobatch_prunes_half_of_what_is_below_the_mean_in_its_epochs():
-    known = signals([0.0] * 60 + [1.0] * 40)
-    left_out, forwarded = planned_shares(thresher.InfoBatch(), [known], 8, seed=0)
-    assert (left_out, forwarded) == (pytest.approx(6 * 30 / 800), 0.0)
-    assert planned_shares(thresher.InfoBatch(), [all_learned(known)], 8, seed=0)[0] == pytest.approx(6 * 50 / 800)
-
-
-def test_an_epoch_is_planned_by_what_is_known_before_it_and_then_by_the_last():
-    known = [signals([0.0] * learnt + [1.0] * (100 - learnt)) for learnt in (20, 40, 80)]
-    by_epoch = [0, 10, 20, 40, 40, 40, 40, 0]
-    assert planned_shares(thresher.InfoBatch(), known, 8, seed=0)[0] == pytest.approx(sum(by_epoch) / 800)
-
-
-def test_what_is_left_out_is_not_loaded_and_what_is_forwarded_is():
-    assert saved_by_plans(WAITING, WAITING.compute, 0.3, 0.0) == pytest.approx(0.3)
-    assert saved_by_plans(WAITING, WAITING.compute, 0.3, 0.3) == pytest.approx(0.3 * (7 - 1.75) / 100)
-    assert saved_by_plans(COMPUTING, COMPUTING.compute, 0.3, 0.3) == pytest.approx(0.3 * 0.75)
-    assert saved_by_plans(COMPUTING, 7.7, 0.0, 0.0) == pytest.approx(-0.1)
-
-
-def test_smaller_batches_save_what_they_do_not_compute_and_load():
-    pace = Pace(loader=2.0, forward=2.0, backward=6.0, optimizer=0.0, scoring=1.0, half=6.0)
-    assert saved_by_plans(pace, 8.0, 0.5, 0.0) == pytest.approx(0.5)
-    assert saved_by_plans(pace, 8.0, 0.5, 0.0, in_batches=True) == pytest.approx(1 - (6 + 1) / 10)
-    known = signals([0.5] * 10) | {"uncertainty": torch.ones(10)}
-    assert planned_shares(thresher.Winnow(share=0.3), [known], 4, 0)[0] == 0.7
-    for text, saves in (("winnow:share=0.5", 0.3), ("uniform:keep=0.5:spend=batches", 0.3), ("uniform:keep=0.5", 0.5)):
-        [spec] = parse_methods(text)
-        assert forecast(spec, None, pace, {spec.label: 8.0}, [known], 4, 0)["saves"] == pytest.approx(saves)
-
-
-def rows(pace, computes, losses=(0.0, 0.0, 0.0, 0.1)):
-    found = []
-    for text, compute in computes.items():
-        [spec] = parse_methods(text)
-        row = forecast(spec, None, pace, {spec.label: compute}, [signals(list(losses))], 20, 0)
-        found.append(row | {"record": Record([]).as_dict(), "missing": {}})
-    return {row["method"]: row for row in found}
-
-
-def test_batch_methods_save_what_they_do_not_compute():
-    found = rows(COMPUTING, {"random_backprop:keep=0.5": 3.5})["random_backprop:keep=0.5"]
-    assert found["saves"] == found["at_most"] == pytest.approx(0.5)
-    found = rows(WAITING, {"random_backprop:keep=0.5": 3.5})["random_backprop:keep=0.5"]
-    assert found["saves"] == pytest.approx(0.035)
-
-
-def test_a_refused_method_has_a_reason_and_no_figures():
-    row = forecast(MethodSpec("kakurenbo"), "it cannot", COMPUTING, {}, [signals([1.0])], 20, 0)
-    assert row["refused"] == "it cannot" and "saves" not in row
-
-
-def test_losses_in_shares():
-    found = loss_summary(signals([0.0, 0.01, 0.02, 1.0, 2.0]) | {"confidence": torch.tensor([0.9, 0.7, 0.69, 0.9, 0.9])})
-    assert (found["easy_share"], found["below_mean"], found["trusted"]) == pytest.approx((0.6, 0.6, 0.8))
-    assert loss_summary({"loss": torch.tensor([1.0, 2.0])})["trusted"] is None
-
-
-# In words
-
-
-UNLIKE = Outlook(0.3, 0.3, 1.5, 0.5, 0.0)
-
-
-def advice(pace, rows, fallback=None, outlook=UNLIKE):
-    return {
+    monkeypatch.setattr("thresher_lab.cli.compare.run_and_print", begun)
+    command = shlex.split(answer(MEASURED, GIVEN | {"budget": [0.5, 0.35]}, tmp_path)["lines"][-1])
+    assert isinstance(CliRunner().invoke(app, command[1:]).exception, ZeroDivisionError)
+    assert asked == {
+        "training": "my folder/a.py:build",
+        "methods": "winnow:share=0.5,winnow:share=0.35",
         "epochs": 20,
-        "device": "cpu",
-        "threads": 1,
-        "probe": {"epochs": 1.0, "samples": 4},
-        "step": pace.as_dict(),
-        "outlook": outlook.as_dict(),
-        "losses": loss_summary(signals([0.0, 0.0, 0.0, 0.1])),
-        "trace": {"fallback": fallback},
-        "break_even_keep": pace.break_even,
-        "methods": list(rows),
+        "seeds": "0,1,2",
+        "out": "runs/a",
     }
-
-
-def test_words_on_an_input_that_decides():
-    computes = {"kakurenbo": 7.0, "uniform:keep=0.7": 7.0, "infobatch:delta=0.0": 7.0, "random_backprop:keep=0.33": 2.5}
-    said = " ".join(sentences(advice(WAITING, rows(WAITING, computes, [0.1] * 10).values())))
-    assert "Your input pipeline takes 93 % of a step. Methods that select in the batch load every candidate" in said
-    assert "they cannot help." in said and "do not load the samples that they leave out: uniform:keep=0.7 can help." in said
-    assert "This does not hold for kakurenbo: the samples left out are loaded for a forward pass." in said
-    assert "This does not hold for infobatch:delta=0.0: too few samples are left out." in said
-
-
-def test_words_on_an_input_that_takes_much_but_not_all():
-    half = Pace(8.0, 2.0, 4.0, 1.0, 1.75)
-    said = " ".join(sentences(advice(half, rows(half, {"random_backprop:keep=0.33": 2.5}).values())))
-    assert "they can save little, 30 % at most" in said
-
-
-def test_words_on_a_model_that_decides():
-    computes = {"uniform:keep=0.3": 7.0, "selective_backprop:keep=0.33:forward_passes=twice": 4.2, "selective_backprop": 7.7}
-    found = rows(COMPUTING, computes)
-    said = sentences(advice(COMPUTING, found.values(), fallback="it has hooks"))
-    assert (
-        said[0] == "A step takes 7000 ms on 1 CPU thread: waiting for input 0 %, forward 29 %, backward 57 %, optimizer 14 %."
-    )
-    assert not any("input pipeline" in one for one in said)
-    text = " ".join(said)
-    assert "selective_backprop:keep=0.33 twice can save about 40 % of the time." in text
-    assert "selective_backprop saves no time: it takes 10 % longer than full training." in text
-    assert "Two forward passes save time only while less than 75 % of a batch is kept" in text
-    assert "One forward pass saves no part of the backward pass here, because the model cannot be traced: it has hooks." in text
-    assert "After 1 epoch of the probe, 75 % of the samples have a loss below 5 % of the largest" in text
-
-
-def test_words_on_a_method_that_cannot_be_used():
-    refused = forecast(MethodSpec("kakurenbo"), "no classes", COMPUTING, {}, [signals([1.0])], 20, 0)
-    assert "kakurenbo cannot be used here: no classes" in sentences(advice(COMPUTING, [refused]))
-
-
-# The probe
-
-
-def test_held_batches_are_those_of_the_dataset():
-    data = TensorDataset(torch.arange(70.0).unsqueeze(1), torch.arange(70))
-    loader = prepared_loader(DataLoader(data, batch_size=16), 3, CPU, seed=0)
-    batches = list(loader)
-    assert [len(y) for _, y in batches] == [16, 16, 16]
-    assert all(torch.equal(x.squeeze(1), y.float()) for x, y in batches)
-    assert len(torch.cat([y for _, y in batches]).unique()) == 48
-    assert all(again is first for (again, _), (first, _) in zip(loader, batches, strict=True))
-    loader.dataset.times = 2
-    assert all(again is batches[i % 3][1] for i, (_, again) in enumerate(loader)) and len(loader) == 6
-    assert [len(y) for _, y in prepared_loader(DataLoader(data, batch_size=100), 3, CPU, seed=0)] == [70]
-    halves = prepared_loader(DataLoader(data, batch_size=16), 3, CPU, seed=0, halves=True)
-    assert [len(y) for _, y in halves] == [8, 8, 8]
-
-
-def test_held_batches_are_collated_as_the_user_does():
-    data = TensorDataset(torch.arange(8.0).unsqueeze(1), torch.arange(8))
-
-    def collate(samples):
-        return torch.stack([2 * x for x, _ in samples]), torch.stack([y for _, y in samples])
-
-    loader = prepared_loader(DataLoader(data, batch_size=4, collate_fn=collate), 2, CPU, seed=0)
-    assert all(torch.equal(x.squeeze(1), 2.0 * y) for x, y in loader)
-    run = thresher.attach(
-        RecordSignals(thresher.FullData().columns()), loader=loader, criterion=torch.nn.MSELoss(reduction="none"), epochs=1
-    )
-    assert [len(y) for _, y in run.loader] == [4, 4]
-
-
-def probe(epochs=3):
-    task = task_of("digits@200")
-    training = task.training(task.load(None), 0)
-    return Probe(training, epochs=epochs, seed=0), training
-
-
-def test_the_first_epochs_train_and_remember_what_methods_ask_for():
-    one, training = probe(epochs=2)
-    before = [p.clone() for p in training.model.parameters()]
-    found = one.first_epochs(parse_methods("kakurenbo,infobatch,random_backprop"), 60)
-    assert len(found) == 2 and (one.seen, one.trained) == (200, 2.0)
-    for known in found:
-        assert set(known) == {"loss", "correct", "confidence", "grad_norm"} and known["correct"].dtype is torch.bool
-        assert all(len(values) == 200 for values in known.values()) and known["loss"].isfinite().all()
-    assert found[1]["loss"].mean() < found[0]["loss"].mean()
-    assert any(not torch.equal(p, q) for p, q in zip(before, training.model.parameters(), strict=True))
-
-
-def test_the_first_epoch_stops_when_its_time_is_up():
-    one, _ = probe()
-    [found] = one.first_epochs(parse_methods("infobatch"), 1e-9)
-    assert (one.seen, one.trained) == (64, 64 / 200) and len(found["loss"]) == 64
-
-
-def test_a_later_epoch_that_is_not_finished_does_not_count(monkeypatch):
-    seconds = iter([0.0, *[1.0] * 6, 3.0])  # at the beginning, and after each of four steps an epoch
-    monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    one, _ = probe()
-    found = one.first_epochs(parse_methods("infobatch"), 2.0)
-    assert [len(known["loss"]) for known in found] == [200] and one.trained == pytest.approx(1 + 192 / 200)
-
-
-def test_timing_leaves_the_weights_as_they_are(quick):
-    one, training = probe()
-    specs = parse_methods(
-        "kakurenbo,selective_backprop:keep=0.33:forward_passes=once,selective_backprop:keep=0.5:score_every=2"
-    )
-    before = [p.detach().clone() for p in training.model.parameters()]
-    one.hold_still(specs)
-    pace, own = one.pace(specs)
-    assert all(torch.equal(p, q) for p, q in zip(before, training.model.parameters(), strict=True))
-    assert set(own) == {spec.label for spec in specs} and all(seconds > 0 for seconds in own.values())
-    assert pace.compute > pace.forward > 0 and pace.overlap == 0 and one.fallback is None
-
-
-def test_advice_on_a_task(quick):
-    said = []
-    with warnings.catch_warnings(action="error"):  # also those of the machine's speed
-        found = advise("digits@200", parse_methods(ADVISED_METHODS), epochs=6, says=said.append)
-    assert said[0] == "reading the data, and preparing the training" and said[1].startswith("calling `evaluate` once")
-    assert said[2:5] == [f"training epoch {i} of 3 of the probe: all of them take 60 s at most" for i in (1, 2, 3)]
-    assert "kinds of steps in 1 round: about" in said[5]
-    assert said[6:] == []
-    rows = {row["method"]: row for row in found["methods"]}
-    assert found["task"] == "digits@200" and found["probe"]["samples"] == 200 and found["probe"]["epochs"] == 3.0
-    assert 0 < found["break_even_keep"] < 1 and found["trace"] == {"fallback": None}
-    assert {name: row["stage"] for name, row in rows.items()} == {
-        "winnow:share=0.5": "epoch",
-        "kakurenbo": "epoch",
-        "infobatch": "epoch",
-        "uniform:keep=0.7": "epoch",
-        "selective_backprop:keep=0.33 once": "batch",
-        "selective_backprop:keep=0.33 twice": "batch",
-        "random_backprop:keep=0.33": "batch",
-    }
-    assert rows["uniform:keep=0.7"]["left_out"] == pytest.approx(0.3)
-    assert rows["kakurenbo"]["left_out"] == rows["kakurenbo"]["forwarded"]
-    assert all(row["saves"] <= row["at_most"] < 1 for row in rows.values())
-    assert len(found["sentences"]) >= len(rows) + 3
-    assert 0 < found["outlook"]["rho"] <= 1 <= found["outlook"]["gain"] and 0.3 < found["outlook"]["half_share"] <= 1
-    assert rows["selective_backprop:keep=0.33 twice"]["record"]["standing"] == "behind"
-    assert not {"selective_backprop:keep=0.33 twice", "kakurenbo", "uniform:keep=0.7"} & set(found["worth_trying"])
-    assert found["next"].startswith("thresher advise digits@200 --budget 0.5 --epochs ")
-    assert found["compare"].startswith("thresher compare digits@200 --methods ")
-
-
-def test_of_two_methods_only_what_they_need_is_timed(quick):
-    said = []
-    found = advise("digits@200", parse_methods("winnow:share=0.5,infobatch"), epochs=6, parts=False, says=said.append)
-    assert said[5].startswith("timing 5 kinds of steps in 1 round: about")
-    assert found["skipped"] == [] and found["step"]["compute"] > 0 and 0.3 < found["step"]["half_share"] <= 1
-    assert found["probe"]["warm_up"] == pytest.approx(6 * warm_up_share(task_of("digits").lr_factor), abs=0.01)
-
-
-def test_a_time_limit_is_kept_and_what_it_did_not_suffice_for_is_named(monkeypatch):
-    """Each step takes a tenth of a second, so that whole rounds of all methods would take minutes."""
-    step, steps = Probe._step, []
-    monkeypatch.setattr(Probe, "_step", lambda *args: steps.append(time.sleep(0.1)) or step(*args))
-    found = advise("digits@1000", parse_methods(ADVISED_METHODS), epochs=6, seconds=6.0)
-    assert len(steps) < 90  # six seconds have time for 60, and a round that has begun is finished
-    assert found["probe"]["epochs"] < 3
-    refused = [row["method"] for row in found["methods"] if row["refused"] == NO_TIME]
-    assert refused and [f"timing {name}" for name in refused] == found["skipped"]
-    assert answer_of(found) != "no"
-
-
-@pytest.mark.parametrize(
-    ("schedule", "share"),
-    [
-        (lambda _: 1.0, 0.0),
-        (lambda done: 1 - done, 0.0),
-        (lambda done: min(10 * done, 1.0), 0.1),
-        (lambda done: min(5 * done, 1.25 * (1 - done)), 0.2),
-        (lambda done: done, 1.0),
-    ],
-)
-def test_how_long_the_learning_rate_rises(schedule, share):
-    assert warm_up_share(schedule) == pytest.approx(share, abs=0.002)
-
-
-def test_short_runs_that_take_longer_than_the_default_are_given_their_time():
-    taken = {"epochs": 20, "steps": 20 * 100, "step_s": 0.6}
-    assert seconds_of_runs(taken) == 10 * round(4 * 5 * 60 * 1.5 / 10)
-
-
-def test_a_mistake_in_evaluate_is_told_before_the_probe(monkeypatch):
-    task = task_of("digits@200")
-    training = task.training(task.load(None), 0)
-    monkeypatch.setattr(Probe, "forecasts", None)
-    monkeypatch.setattr(type(task), "training", lambda *_: replace(training, evaluate=lambda _: None))
-    with pytest.raises(ValueError, match="evaluate returned None; it must return a number"):
-        advise("digits@200", [])
-
-
-def test_parts_in_evaluation_mode_stay_there(quick):
-    task = task_of("digits@200")
-    training = task.training(task.load(None), 0)
-    training.model.train()[0].eval()
-    modes = [part.training for part in training.model.modules()]
-    probe = Probe(replace(training, evaluate=lambda model: float(model.train().training)), epochs=3, seed=0)
-    probe.try_evaluate()
-    assert [part.training for part in training.model.modules()] == modes and False in modes
-    probe._scoring()
-    assert [part.training for part in training.model.modules()] == modes
-
-
-def test_a_loader_without_a_batch():
-    task = task_of("digits@20")
-    training = task.training(task.load(None), 0)
-    loader = DataLoader(training.loader.dataset, batch_size=64, drop_last=True)
-    with pytest.raises(ValueError, match="the loader of 20 samples has no batch; give it more of them, or drop_last=False"):
-        Probe(replace(training, loader=loader), epochs=3, seed=0)
 
 
 @pytest.mark.parametrize("settings", [{"epochs": 0}, {"threads": 0}, {"seconds": 0.0}])
 def test_settings_that_make_no_sense(settings):
     with pytest.raises(ValueError, match="`epochs` and `threads` must be 1 or more and `seconds` above 0, got"):
-        advise("digits@200", [], **settings)
+        advise("digits@200", **settings)
 
 
-SCRIPT = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 1)
-
-    def forward(self, x):
-        return self.linear(x) if x.sum() > 0 else 2 * self.linear(x)
-
-def build(seed):
-    x = torch.randn(96, 4, generator=torch.Generator().manual_seed(0))
-    model = Model()
-    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=32, shuffle=True)
-    return model, loader, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.01), lambda model: 0.0
-"""
-
-
-def test_a_script_without_classes_whose_model_cannot_be_traced(quick, tmp_path):
-    path = tmp_path / "regression.py"
-    path.write_text(textwrap.dedent(SCRIPT))
-    specs = parse_methods("kakurenbo,infobatch,winnow,selective_backprop:keep=0.33:forward_passes=once")
-    found = advise(f"{path}:build", specs, epochs=4)
-    kakurenbo, infobatch, winnow, _ = found["methods"]
-    assert "needs signals that this criterion does not give" in kakurenbo["refused"]
-    assert winnow["missing"] == {"uncertainty": "draws the rows of its smaller batches uniformly"}
-    assert "winnow draws the rows of its smaller batches uniformly here" in " ".join(found["sentences"])
-    assert winnow["left_out"] == pytest.approx(0.5, abs=0.01) and "winnow" not in found["worth_trying"]
-    assert infobatch["refused"] is None and infobatch["left_out"] > 0
-    assert found["losses"]["trusted"] is None
-    assert found["trace"]["fallback"] in " ".join(found["sentences"])
-    assert any("One forward pass saves no part of the backward pass here" in one for one in found["sentences"])
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "foreseen"),
-    [
-        ("kakurenbo", {}, True),
-        ("importance_sampling", {}, True),
-        ("ada_selection", {}, True),
-        ("forgetting", {}, False),
-        ("rais", {}, False),
-        ("grad_match", {}, False),
-        ("prune", {"scores": "scores.parquet"}, False),
-    ],
-)
-def test_which_plans_can_be_foreseen(name, settings, foreseen):
-    assert is_foreseeable(methods.create(name, **settings)) is foreseen
-
-
-def test_methods_of_several_stages_cannot():
-    assert not is_foreseeable([methods.create("uniform"), methods.create("random_backprop")])
-    [spec] = parse_methods("uniform+random_backprop")
-    refusal = probe()[0].refusal(spec)
-    assert refusal == "advise tries out methods that choose in the batch, or by the last signals of samples, one at a time"
-    row = forecast(spec, refusal, COMPUTING, {}, [signals([1.0])], 20, 0)
-    assert (row["stage"], row["refused"]) == (None, refusal)
-
-
-@in_verify
-def test_batches_of_as_many_samples_as_a_sample_has_rows_are_prepared_and_timed():
-    """A collate function of the probe's own could have put the samples along either dimension; the default one does not."""
-    task = task_of("relief-made@64")
-    training = task.training(task.load(None), 0)
-    assert next(iter(training.loader))[1].shape[:2] == (32, 32)
-    _, times = Probe(training, epochs=2, seed=0).pace(parse_methods("kakurenbo"))
-    assert all(seconds > 0 for seconds in times.values())
+def test_the_rule_of_thumb_is_that_of_the_committed_tasks():
+    """Half of the epochs lost so much where every way to spend half lost more than the margin, and less elsewhere."""
+    tasks = json.loads((RESULTS / "winnow.json").read_text())["shares"]["0.5"]["tasks"]
+    best = {t: max(row["to_full"]["mean"] for arm, row in rows.items() if arm != "full") for t, rows in tasks.items()}
+    epochs = {t: -rows["shorter"]["to_full"]["mean"] for t, rows in tasks.items()}
+    lost = [epochs[task] for task in tasks if best[task] < -0.2]
+    others = [epochs[task] for task in tasks if best[task] >= -0.2]
+    assert (len(lost), round(min(lost), 1)) == (4, 1.9) and (len(others), round(max(others), 1)) == (7, 1.2)

@@ -14,7 +14,6 @@ from thresher_lab.cli import _progress, demo
 from thresher_lab.cli._comparison import after_a_loss, explained_interruptions, print_summary, summary_table
 from thresher_lab.cli._console import open_console, print_table, targets_table
 from thresher_lab.cli._progress import progress_on
-from thresher_lab.cli.advise import advice_table
 from thresher_lab.cli.app import app
 from thresher_lab.cli.methods import _method_card, _methods_table
 from thresher_lab.cli.recipes import _recipe_table
@@ -156,9 +155,7 @@ def test_tables_and_cards_are_whole_at_each_width(width):
         "targets": [{"factor": factor, "error": 0.1 * factor} for factor in (1.4, 1.2, 1.1)],
         "arms": [{"method": NAMES[1], "error": 0.12, "reached": [reached] * 3}],
     }
-    row = {"method": NAMES[1], "refused": None, "left_out": 0.333, "saves": 0.21, "at_most": 0.35}
-    advice = {"task": "digits", "epochs": 3, "device": "cpu", "methods": [row, row | {"refused": "no"}]}
-    for table in (targets_table(measured), advice_table(advice), _methods_table(), _recipe_table(), _artefact_table()):
+    for table in (targets_table(measured), _methods_table(), _recipe_table(), _artefact_table()):
         text = shown(lambda console, table=table: print_table(console, table), width)
         assert max(map(len, text.splitlines())) <= width
         joined = "".join(text.split())
