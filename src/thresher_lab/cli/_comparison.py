@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from thresher_lab.cli._console import STANDARD_OUTPUT, announcer, open_console, write_result
+from thresher_lab.cli._console import STANDARD_OUTPUT, open_console, write_result
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -202,12 +202,10 @@ def print_dry_run(
     out: Path,
     *,
     json: Path | None = None,
-    quiet: bool = False,
     most: int | None = None,
-    factors: Sequence[float] = (),
     **options: Any,
 ) -> None:
-    """Prints what a comparison would train, and about how long.
+    """Prints what a comparison would train, and what is finished.
 
     Args:
         task: Name of a task, or the user's own training as FILE.py:FUNCTION.
@@ -216,84 +214,56 @@ def print_dry_run(
         epochs: Number of epochs of every run.
         out: Folder of the comparison.
         json: File for the result as JSON; "-" for the standard output, and then nothing else is printed there.
-        quiet: Whether to print no progress. Default: False.
         most: Largest number of seeds, where they are added until every verdict is decided. Default: none are added.
-        factors: Factors on the learning rate that every arm is tried with first. Default: none.
         options: Further arguments of `dry_run`.
     """
-    says = announcer("compare --dry-run", quiet=quiet)
-    says("loading torch, for some seconds")
     from thresher_lab.comparison.dry_run import dry_run
     from thresher_lab.training.specs import parse_methods, parse_seeds
 
-    asked = parse_methods(methods), parse_seeds(seeds)
-    estimate = dry_run(task, *asked, epochs, out, says=says, factors=factors, **options)
-    lines = dry_run_lines(estimate)
+    plan = dry_run(task, parse_methods(methods), parse_seeds(seeds), epochs, out, **options)
+    lines = dry_run_lines(plan)
     if most is not None:
-        lines.append(f"With --until-decided, up to {most} seeds: at most {most / len(asked[1]):.2g} times as long.")
+        lines.append(f"With --until-decided, up to {most} seeds.")
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if json is not None:
-        write_result(json, estimate)
+        write_result(json, plan)
 
 
-def dry_run_lines(found: Mapping[str, Any]) -> list[str]:
-    """Returns one line for each method and control, and then what they take together.
+def dry_run_lines(plan: Mapping[str, Any]) -> list[str]:
+    """Returns one line for each method and control, and then what is finished and how long the rest takes.
 
     Args:
-        found: Result of `comparison.dry_run.dry_run`.
+        plan: Result of `comparison.dry_run.dry_run`.
     """
-    by_label: dict[str, list[Mapping[str, Any]]] = {}
-    for run in found["runs"]:
-        by_label.setdefault(run["label"], []).append(run)
-    lines = [_line(label, runs) for label, runs in by_label.items()]
-    waiting = [run for run in found["runs"] if not run["finished"]]
-    lines += found["left_out"]
-    if found["not_estimated"]:
-        lines.append(f"Taken to last as long as full training: {', '.join(found['not_estimated'])}.")
-    looks, finished = found.get("looks"), len(found["runs"]) - len(waiting)
-    if looks is None and not waiting:
-        return [*lines, f"All {finished} runs are finished; the command only writes the report."]
-    said = _how_long(found, found, len(waiting), finished)
-    if looks is not None:
-        first = _how_long(found, looks, looks["runs"] - looks["finished"], looks["finished"])
-        lines.append(f"First, to choose the rates: {first}")
-        said = (
-            f"Then, if all arms keep the rate of the training: {said} An arm that gets another rate is trained with all seeds."
-        )
-    return [
-        *lines,
-        said,
-        "Controls are at the cost or in the time of the finished runs of a method; before there are any, at an estimate of it.",
-    ]
+    by_arm: dict[str, list[Mapping[str, Any]]] = {}
+    for run in plan["runs"]:
+        by_arm.setdefault(run["arm"], []).append(run)
+    lines = []
+    for arm, runs in by_arm.items():
+        lengths = {run["epochs"] for run in runs if run["epochs"] is not None}
+        length = f" of {max(lengths)} epochs" if lengths else ""
+        indent = "  " if runs[0]["control"] else ""
+        lines.append(f"{indent}{arm}: {len(runs)} runs{length}, {_finished(runs)} finished")
+    lines += plan["left_out"]
+    if plan["looks"]:
+        lines.append(f"To choose the rates: {len(plan['looks'])} runs, {_finished(plan['looks'])} finished")
+    runs = [*plan["runs"], *plan["looks"]]
+    lines.append(f"{_finished(runs)} of {len(runs)} runs are finished.")
+    if _finished(runs) < len(runs):
+        lines.append(_time_left(plan["seconds_left"]))
+    return lines
 
 
-def _how_long(found: Mapping[str, Any], times: Mapping[str, Any], waiting: int, finished: int) -> str:
-    return (
-        f"{_counted(waiting, 'run')} to train, {finished} finished: about {_long(times['wall_s'])} with "
-        f"{_counted(found['jobs'], 'process', 'processes')} side by side on a machine of {_counted(found['cores'], 'core')} "
-        f"that does nothing else, {_long(times['cpu_s'])} of CPU time."
-    )
+def _time_left(seconds: float | None) -> str:
+    if seconds is None:
+        return "How long the rest takes is known when a run of each line has finished."
+    return f"By the finished runs, the rest takes about {timedelta(seconds=round(seconds))}."
 
 
-def _line(label: str, runs: list[Mapping[str, Any]]) -> str:
-    finished = sum(run["finished"] for run in runs)
-    done = f", {finished} finished" if finished else ""
-    count, epochs = _counted(len(runs), "run"), _counted(runs[0]["epochs"], "epoch")
-    return f"{'  ' * runs[0]['control']}{label}: {count} of {epochs}{done}; about {_long(runs[0]['seconds'])} each"
-
-
-def _counted(number: int, one: str, several: str = "") -> str:
-    """Returns a number with its noun, whose plural ends with s where no other is given."""
-    return f"{number} {one if number == 1 else several or f'{one}s'}"
-
-
-def _long(seconds: float) -> str:
-    """Returns a time in words: seconds below two minutes, and else hours, minutes and seconds."""
-    return (
-        f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 120 else str(timedelta(seconds=round(seconds)))
-    )
+def _finished(runs: Sequence[Mapping[str, Any]]) -> int:
+    return sum(run["finished"] for run in runs)
 
 
 def run_and_print(

@@ -59,8 +59,8 @@ UNTIL_HELP = (
     "number of looks."
 )
 DRY_RUN_HELP = (
-    "Print what would run, what is finished already, and about how long the rest takes, after a short probe; nothing is "
-    "trained that is kept, and nothing is written."
+    "Print what would run and what is finished already, and how long the rest takes by the finished runs. Nothing is trained "
+    "or written."
 )
 
 
@@ -118,7 +118,7 @@ def compare(
         if restart:
             raise ValueError("compare: --dry-run deletes nothing; leave out --restart, or give an --out that is not there yet")
         given = {"data": data, "jobs": jobs, "controls": kinds, "most": max_seeds if until_decided else None, **factors}
-        print_dry_run(training, asked, seeds, epochs, out, json=json, quiet=quiet, **given)
+        print_dry_run(training, asked, seeds, epochs, out, json=json, **given)
         return
     if restart:
         _begin_anew(out, training, asked, seeds)

@@ -33,12 +33,12 @@ RECIPE_HELP = (
 )
 SMOKE_HELP = "With --recipe: try it out in seconds, with a small network on made-up data."
 DRY_RUN_HELP = (
-    "With --recipe: print what would be trained, its cost and about how long it takes here, and train nothing. With --recipe "
+    "With --recipe: print what would be trained and what is finished, and train nothing. With --recipe "
     "all: print the commands, with data, runs, epochs, and the hours of the recipes."
 )
 PLAN_NOTE = (
     "Hours are as if each run took as long as full training, on the hardware of the recipe. Commands with one recipe and one "
-    "--work share the runs that they have in common. A command with --dry-run measures its time here."
+    "--work share the runs that they have in common."
 )
 
 
@@ -94,7 +94,7 @@ def reproduce(
         for part in at_size.parts:
             print_rate(part.task)
         if dry_run:
-            _dry_run(at_size, work, **options)
+            _dry_run(at_size, work, data=options["data"], jobs=jobs)
         elif found := _reproduced(at_size, work, folder, cluster=cluster, **options):
             with whole(page if page and recipe != "all" else work / f"{at_size.name}.md") as file:
                 file.write(single_page(found).encode())
@@ -132,13 +132,13 @@ def _pairs(asked: list[str], recipe: str | None, *, alone: bool) -> "list[tuple[
 
 
 def _dry_run(artefact: "Artefact", work: Path, **given: Any) -> None:
-    """Prints what a table or figure would train, part by part, and about how long here."""
+    """Prints what a table or figure would train, part by part."""
     from thresher_lab.cli._comparison import print_dry_run
     from thresher_lab.reproduction.artefact import runs_folder
 
     for part in artefact.parts:
         if part.scores is not None:
-            typer.echo("The scores that some rows need are made before, and are not in this estimate.", err=True)
+            typer.echo("The scores that some rows need are made before, and are not listed.", err=True)
         rows, seeds = [text for text in part.rows.values() if "{scores}" not in text] or ["full"], map(str, artefact.seeds)
         own = part.task, ",".join(rows), ",".join(seeds), part.epochs, runs_folder(work, part)
         print_dry_run(*own, controls=part.controls, **given)

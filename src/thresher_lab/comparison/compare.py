@@ -345,6 +345,33 @@ class ComparedRuns:
                 if on_run is not None:
                     on_run()
 
+    def planned(self, epochs: int) -> list[dict[str, Any]]:
+        """Returns all runs, those that are finished and those that are not; nothing is trained.
+
+        Args:
+            epochs: Number of epochs of full training.
+
+        Returns:
+            `name`, `of` (label of the method), `arm` (label and kind of control), `control` (bool), `finished`, `seconds` (of a
+            finished run, else None) and `epochs`; None for a control whose length follows from a run that is not finished.
+        """
+        self._take_finished()
+        runs = []
+        listed = set()
+        for asked in self._asked:
+            arms = {None: asked} | {kind: self._controls.get(asked.key, {}).get(kind) for kind in self._kinds[asked.label]}
+            for kind, job in arms.items():
+                if (asked.label, kind) in self.left_out or (job is not None and job.key in listed):
+                    continue
+                arm = asked.label if kind is None else f"{kind} of {asked.label}"
+                run = {"name": f"{arm}, seed {asked.seed}", "of": asked.label, "arm": arm, "control": kind is not None}
+                done = None if job is None else self._done.get(job.key)
+                run |= {"finished": done is not None, "seconds": None if done is None else done["wall_s"]}
+                runs.append(run | {"epochs": None if job is None else job.epochs(epochs)})
+                if job is not None:
+                    listed.add(job.key)
+        return runs
+
     def runs(self) -> list[dict[str, Any]]:
         """Returns the finished runs that full training has finished for, with costs that can be compared.
 
@@ -408,14 +435,17 @@ class ComparedRuns:
         Those in the store come first, so that the time left counts none of them. Then it goes seed by seed: full training and
         what it is compared with run at about the same time, under the same load.
         """
-        while kept := [(job, run) for job in self._queue if (run := self.store.run(job.key)) is not None]:
-            for job, run in kept:
-                self._queue.remove(job)
-                self._finish(job, run, reused=True)
+        self._take_finished()
         job = min(self._queue, key=lambda job: self._place[job.seed], default=None)
         if job is not None:
             self._queue.remove(job)
         return job
+
+    def _take_finished(self) -> None:
+        while kept := [(job, run) for job in self._queue if (run := self.store.run(job.key)) is not None]:
+            for job, run in kept:
+                self._queue.remove(job)
+                self._finish(job, run, reused=True)
 
     def _finish(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
         self._done[job.key] = run

@@ -125,7 +125,7 @@ class Script:
         if takes_overrides(data):
             raise ValueError(
                 f"{self._line_of(data)}: {self.function}(seed, **overrides) makes a Trainer. Only `thresher compare` takes "
-                "one, without --dry-run and in one process per run; the others take a function "
+                "one, in one process per run; the others take a function "
                 "(seed), as `thresher init` writes it"
             )
         where = f"{self._line_of(data)}: {self.function}(seed) must return"

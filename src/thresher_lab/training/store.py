@@ -150,7 +150,7 @@ class Store:
 
 
 class ReadOnlyStore(Store):
-    """The files of one comparison, which are read and never written; what is saved is held in memory.
+    """The files of one comparison, which are read and never written.
 
     Args:
         folder: Folder of the files; it need not exist, and is not created.
@@ -159,18 +159,6 @@ class ReadOnlyStore(Store):
     Raises:
         ValueError: The folder holds finished runs of another comparison, or is not a folder but a file.
     """
-
-    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
-        self._held: dict[str, dict[str, Any]] = {}
-        super().__init__(folder, identity)
-
-    def run(self, key: str) -> dict[str, Any] | None:
-        """Returns a run that is finished or was saved in memory; None if there is none."""
-        return self._held.get(key) or super().run(key)
-
-    def save_run(self, key: str, run: dict[str, Any]) -> None:
-        """Holds a run in memory."""
-        self._held[key] = run
 
     def _save_manifest(self) -> None:
         """Writes nothing."""
