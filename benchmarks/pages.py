@@ -9,10 +9,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.marks import between_marks
-from thresher_lab.comparison.summary import is_share, left_out_sentence, listed, rates_sentences, time_beside_cost
+from thresher_lab.advise.budget import in_fewer_steps
+from thresher_lab.comparison.summary import is_share, left_out_sentence, listed, rates_sentences
 from thresher_lab.report.cards import result_cells
 from thresher_lab.training.files import markdown_table
 
@@ -111,6 +113,56 @@ def comparison_part(results: Results) -> str:
     without = [left_out_sentence(one) for one in results.get("left_out", ())]
     below = " ".join([*without, *rates_sentences(results), *time_beside_cost(results)])
     return "\n\n".join(filter(None, (sentence, markdown_table(header, cells), below)))
+
+
+APART = 0.1
+"""Difference between counted cost and CPU time, as shares of full training, from which it is said."""
+LEAST_SCORES = 0.005
+"""Cost of scores, as a share of full training, from which it is named."""
+NOT_COUNTED = "Not counted are, for example, steps of the optimizer, loading, and the choice of rows."
+NO_TIME_SAVED = 0.97
+"""Share of full training's CPU time from which on no time is saved, but for noise."""
+
+
+def time_beside_cost(results: Mapping[str, Any]) -> list[str]:
+    """Returns sentences on each method whose CPU time is not what its counted cost says, and what is known about why.
+
+    Args:
+        results: Content of results.json.
+    """
+    said = []
+    for row in results["summary"]:
+        if row["control_of"] is not None or row.get("cpu_ratio") is None:
+            continue
+        runs = [run for run in results["runs"] if run["method"] == row["method"] and run["control_of"] is None]
+        known = [run["cost"].get("scores_ratio") for run in runs]
+        scores = None if None in known else fmean(known)
+        apart = abs(row["cpu_ratio"] - row["cost_ratio"] + (scores or 0.0)) > APART
+        if apart or (scores or 0.0) >= LEAST_SCORES:
+            tried = any(one["method"].startswith("winnow") and "in steps" in one["method"] for one in results["summary"])
+            said.append(f"{row['method']}: {_cost_in_words(row, runs, scores, apart=apart, tried=tried)}")
+    return said
+
+
+def _cost_in_words(
+    row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], scores: float | None, *, apart: bool, tried: bool
+) -> str:
+    traced = [run["tracing_s"] for run in runs if run.get("tracing_s")]
+    tracing = f", of which tracing the model took {max(traced):.1f} s of each run" if traced and apart else ""
+    said = f"the counted cost is {row['cost_ratio']:.2f} of full training"
+    if scores is not None and scores >= LEAST_SCORES:
+        itself = row["cost_ratio"] - scores
+        said += (
+            f": {scores:.2f} for scores that were made before the run, and {itself:.2f} for the run itself. Its CPU time is "
+        )
+    else:
+        said += ", and the CPU time "
+    said += f"{row['cpu_ratio']:.2f}{tracing}."
+    fewer = "" if tried else in_fewer_steps(row["method"], row["cost_ratio"], 1 - row["cpu_ratio"])
+    if row["cost_ratio"] < NO_TIME_SAVED <= row["cpu_ratio"]:
+        busy = " as measured on a busy machine" if any(run.get("busy") for run in runs) else ""
+        said += f" So it saved no time here{busy}."
+    return " ".join([said, *[NOT_COUNTED] * (apart and scores is not None), *[fewer] * bool(fewer)])
 
 
 def marks_of(file: str) -> tuple[str, str]:

@@ -15,21 +15,8 @@ from thresher_lab.cli._console import STANDARD_OUTPUT, open_console, write_resul
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from thresher_lab.comparison.ray_workers import Cluster
-
-
-LEAST_VERDICT = 30
-"""Columns that a verdict needs beside the numbers; where there are fewer, it stands below them."""
-ROOMY = 80
-"""Columns from which numbers stand two apart."""
-GAPS = 2 + 3 * 7
-"""Columns between those of the table, and at its edges."""
-
-
-TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime", "wall\ntime", "step\nmemory")
-"""Headings of the table after that of the metric."""
 
 
 def cluster_of(ray: str | None, gpus: float, cpus: int, *, here: bool) -> "Cluster | None":
@@ -55,143 +42,67 @@ def print_rate(task: str) -> str:
 
 
 def print_summary(console: "Console", results: dict[str, Any]) -> None:
-    """Prints the verdicts of a comparison with their numbers, each in full, and what to do.
+    """Prints the verdicts of a comparison with their numbers, and what they come to.
 
     Args:
         console: Console to print to, 60 columns wide or more.
         results: Content of results.json.
     """
-    from thresher_lab.comparison.summary import (
-        closing,
-        open_beside_intervals,
-        rates_sentences,
-        sentences_on_times,
-        time_beside_cost,
-    )
+    from thresher_lab.comparison.summary import closing, length_sentences, rates_sentences, sentences_on_times
 
-    if _table_width(results) <= console.width:
-        console.print(summary_table(results))
-    else:
-        for line in _blocks(results, console.width):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        console.print()
-    about = open_beside_intervals(results) + time_beside_cost(results) + rates_sentences(results) + sentences_on_times(results)
-    for sentence in closing(results) + about:
+    for line in table_lines(results, console.width):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print()
+    for sentence in closing(results):
         console.print(sentence, markup=False, highlight=False)
-    console.print(f"\n{caption(results)}\n", markup=False, highlight=False)
+    notes = [NOTE, *length_sentences(results), *rates_sentences(results), *sentences_on_times(results)]
+    console.print(f"\n{' '.join(notes)}\n", markup=False, highlight=False)
 
 
-def caption(results: dict[str, Any]) -> str:
-    """Returns the text below the table of a comparison: what its columns and controls mean.
-
-    Args:
-        results: Content of results.json.
-    """
-    from thresher_lab.comparison.controls import CONTROLS, SAME_TIME, kind_of
-
-    kinds = {kind_of(row) for row in results["summary"]} - {None}
-    controls = "; ".join(f"{kind}@ {CONTROLS[kind].does}" for kind in CONTROLS if kind in kinds - {SAME_TIME})
-    said = [
-        "Cost counts the samples in forward and backward passes. Cost, times and the peak memory of a step are shares of full "
-        "training."
-    ]
-    if any("?" in _numbers(row, results) for row in results["summary"]):
-        said.append('"?" is not known.')
-    if SAME_TIME in kinds:
-        said.append(f"{SAME_TIME} {CONTROLS[SAME_TIME].does}; its cost is its share of the epochs.")
-    if controls:
-        others = "Other controls" if SAME_TIME in kinds else "Controls"
-        said.append(f"{others} have the cost of the method above them, but not its time: {controls}.")
-    if through := [f"{kind}@" for kind in ("uniform", "smaller", "fewer") if kind in kinds]:
-        said.append(f"A plain loop of {' or '.join(through)}, without Thresher, takes less time.")
-    said.append('"loses": below full training by more than chance. Intervals are for one comparison, verdicts for all of them.')
-    return " ".join(said)
+NOTE = (
+    "Time, cost (samples in forward and backward passes) and memory of a step are shares of full training. Intervals are for "
+    "one comparison, verdicts for all of them."
+)
 
 
-def summary_table(results: dict[str, Any]) -> "Table":
-    """Returns the table of the summary in results.json.
+def table_lines(results: dict[str, Any], width: int) -> list[str]:
+    """Returns the table of verdicts: for each row its name and verdict, and below them its numbers in fixed columns.
 
     Args:
         results: Content of results.json.
+        width: Number of columns of the terminal.
     """
-    from rich import box
-    from rich.table import Table
+    from thresher_lab.comparison.summary import is_share, time_of
 
-    table = Table(title=_title(results), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("\nmethod", width=_name_width(results))
-    for heading in (f"{_metric(results)},\n%" if _whole(results) else f"\n{_metric(results)}", *TWO_LINES):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("\nverdict", min_width=LEAST_VERDICT)
-    for row in results["summary"]:
-        table.add_row(_name_cell(row), *_numbers(row, results), row["verdict"])
-    return table
-
-
-def _table_width(results: dict[str, Any]) -> int:
-    cells = [_numbers(row, results) for row in results["summary"]]
-    headings = [len(_metric(results)) + 1, 18, 5, 4, 4, 6]
-    widths = [max(wide, *(len(row[place]) for row in cells)) for place, wide in enumerate(headings)]
-    return _name_width(results) + sum(widths) + LEAST_VERDICT + GAPS
-
-
-def _blocks(results: dict[str, Any], width: int) -> Iterator[str]:
-    """Yields lines: for each method its name, its numbers beside or below it, and its verdict, wrapped."""
-    yield from wrap(_title(results), width)
-    metric = f"{_metric(results)}{', %' if _whole(results) else ''}"
-    headings = (metric, "difference [95 %]", "cost", "CPU", "wall", "memory")
+    seeds = len({run["seed"] for run in results["runs"]})
+    metric = results["runs"][0]["metric"]["name"]
+    clock = time_of(results["summary"][0], results)[1].removesuffix(" time")
+    unit = ", %" if is_share(results["runs"]) else ""
+    headings = (clock, "cost", "memory", f"{metric}{unit}", "difference [95 %]")
     table = [_numbers(row, results) for row in results["summary"]]
-    gap, names = 2 if width >= ROOMY else 1, max(len(_name_cell(row)) for row in results["summary"])
-    widths = [gap + max(map(len, column)) for column in zip(headings, *table, strict=True)]
-    beside = names + sum(widths) <= width
-    if beside:
-        yield from ("", " " * names + "".join(word.rjust(wide) for word, wide in zip(headings, widths, strict=True)))
-    else:
-        widths = [gap + max(map(len, column)) for column in zip(*table, strict=True)]
-        yield from wrap(f"{metric}; difference to full [95 % interval]; cost; CPU time; wall time; memory of a step", width)
+    widths = [max(map(len, column)) for column in zip(headings, *table, strict=True)]
+
+    def aligned(cells: Sequence[str]) -> str:
+        line = "  ".join(cell.rjust(wide) for cell, wide in zip(cells, widths, strict=True))
+        return f"    {line}".rstrip()
+
+    plural = "" if seeds == 1 else "s"
+    lines = wrap(f"{results['task']}, {results['epochs']} epochs, {seeds} seed{plural}, {results['device']}", width)
+    lines.append(aligned(headings))
     for row, numbers in zip(results["summary"], table, strict=True):
         indent = "  " if row["control_of"] else ""
-        cells = "".join(cell.rjust(wide) for cell, wide in zip(numbers, widths, strict=True))
-        if beside:
-            yield (_name_cell(row).ljust(names) + cells).rstrip()
-        else:
-            yield ""
-            yield from wrap(row["method"], width, initial_indent=indent, subsequent_indent=indent + "    ")
-            yield (indent + cells).rstrip()
-        yield from wrap(row["verdict"], width, initial_indent=indent + "    ", subsequent_indent=indent + "    ")
-
-
-def _title(results: dict[str, Any]) -> str:
-    seeds = len({run["seed"] for run in results["runs"]})
-    return f"{results['task']}, {results['epochs']} epochs, {seeds} seed{'s' if seeds > 1 else ''}, {results['device']}"
-
-
-def _metric(results: dict[str, Any]) -> str:
-    return results["runs"][0]["metric"]["name"]
-
-
-def _whole(results: dict[str, Any]) -> bool:
-    from thresher_lab.comparison.summary import is_share
-
-    return is_share(results["runs"])
-
-
-def _name_width(results: dict[str, Any]) -> int:
-    named = [(_name_cell(row), word) for row in results["summary"] for word in row["method"].split()]
-    return max(len(word) + len(cell) - len(cell.lstrip()) for cell, word in named)
-
-
-def _name_cell(row: dict[str, Any]) -> str:
-    return f"  {row['method']}" if row["control_of"] else row["method"]
+        lines += wrap(f"{row['method']}: {row['verdict']}", width, initial_indent=indent, subsequent_indent=f"{indent}    ")
+        lines.append(aligned(numbers))
+    return lines
 
 
 def _numbers(row: dict[str, Any], results: dict[str, Any]) -> tuple[str, ...]:
-    from thresher_lab.comparison.summary import difference_text, forms
+    from thresher_lab.comparison.summary import difference_text, forms, time_of
 
     show, signed = forms(results)
     spread = "" if row["std"] is None else f" ± {show(row['std'])}"
-    shares = {name: row.get(f"{name}_ratio") for name in ("cpu", "wall", "memory")}
-    known = ({"wall": ""}.get(name, "?") if share is None else f"{share:.2f}" for name, share in shares.items())
-    return f"{show(row['mean'])}{spread}", difference_text(row, signed), f"{row['cost_ratio']:.3f}", *known
+    time, memory = ("?" if share is None else f"{share:.2f}" for share in (time_of(row, results)[0], row.get("memory_ratio")))
+    return time, f"{row['cost_ratio']:.3f}", memory, f"{show(row['mean'])}{spread}", difference_text(row, signed)
 
 
 def print_dry_run(

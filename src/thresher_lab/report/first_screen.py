@@ -10,7 +10,7 @@ import numpy as np
 
 from thresher import methods
 from thresher_lab.comparison.controls import CONTROLS, SAME_TIME, kind_of
-from thresher_lab.comparison.summary import conclude, difference_text, forms, is_share, time_beside_cost, time_of
+from thresher_lab.comparison.summary import conclude, difference_text, forms, is_share, time_of
 from thresher_lab.report.charts import INK, looks
 from thresher_lab.report.loading import ResultsDict
 from thresher_lab.training.specs import SCORES_SUFFIX
@@ -103,8 +103,7 @@ def bottom_line(results: ResultsDict) -> dict[str, Any]:
     if (pick := conclusion.pick) is not None:
         settings = next((run["settings"] for run in results["runs"] if run["method"] == pick["method"]), {})
         facts, code = _facts(pick, results), snippet(pick, settings, results["epochs"])
-    sentences = [*conclusion.sentences, *time_beside_cost(results)]
-    return {"sentences": sentences, "facts": facts, "code": code, "chart": chart(results)}
+    return {"sentences": conclusion.sentences, "facts": facts, "code": code, "chart": chart(results)}
 
 
 def _facts(row: Mapping[str, Any], results: ResultsDict) -> list[tuple[str, str]]:

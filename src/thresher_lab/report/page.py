@@ -23,10 +23,10 @@ from thresher_lab.comparison.summary import (
     forms,
     is_share,
     left_out_sentence,
+    length_sentences,
     listed,
     rates_sentences,
     sentences_on_times,
-    time_beside_cost,
     unfinished,
 )
 from thresher_lab.report import charts, class_charts
@@ -71,7 +71,7 @@ def as_markdown(results: ResultsDict) -> str:
         "verdict",
     )
     rows = [_cells(row, results) for row in results["summary"]]
-    sentences = unfinished(results) + closing(results) + time_beside_cost(results) + rates_sentences(results)
+    sentences = unfinished(results) + closing(results) + rates_sentences(results)
     return "\n\n".join([title, *sentences, markdown_table(header, rows)]) + "\n"
 
 
@@ -334,7 +334,7 @@ def render_page(
         csv=_csv(results),
         rows=[_verdict_row(row, results) for row in results["summary"]],
         controls=_controls_in_words(results),
-        left_out=[*map(left_out_sentence, results.get("left_out", ())), *rates_sentences(results)],
+        left_out=[*map(left_out_sentence, results.get("left_out", ())), *length_sentences(results), *rates_sentences(results)],
         sections=sections,
         figures=_deflated(json.dumps({chart.key: list(views.values()) for held in sections.values() for chart, views in held})),
         suspects=suspect_sheet(results, samples, images, shown),

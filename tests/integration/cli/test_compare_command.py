@@ -57,7 +57,7 @@ def test_results_have_the_schema(finished):
         assert len(run["history"]) == (3 if not run["method"].startswith("shorter") else math.ceil(run["settings"]["epochs"]))
         assert all({"accuracy", "cost", "cpu_s", "wall_s"} <= set(entry) for entry in run["history"])
         assert run["history"][-1]["cost"] == pytest.approx(run["cost"]["ratio"])
-    columns = {"method", "mean", "std", "difference", "ci95", "cost_ratio", "wall_ratio", "verdict", "sentence"}
+    columns = {"method", "mean", "std", "difference", "ci95", "cost_ratio", "wall_ratio", "verdict"}
     assert all(columns <= set(row) for row in results["summary"])
     assert [row["control_of"] or row["method"] for row in results["summary"]] == [
         "full", *3 * ["kakurenbo:tau=0.0"], *3 * ["infobatch:prune_fraction=0.3"],

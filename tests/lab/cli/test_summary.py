@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from helpers import noted
 from thresher_lab.cli import _progress, demo
-from thresher_lab.cli._comparison import after_a_loss, explained_interruptions, print_summary, summary_table
+from thresher_lab.cli._comparison import after_a_loss, explained_interruptions, print_summary
 from thresher_lab.cli._console import open_console, print_table, targets_table
 from thresher_lab.cli._progress import progress_on
 from thresher_lab.cli.app import app
@@ -74,24 +74,25 @@ def test_the_capture_of_each_width(width):
     assert text == path.read_text(encoding="utf-8"), "if the change is meant, run this test with THRESHER_WRITE_CAPTURES=1"
 
 
-def test_each_verdict_is_whole_in_the_blocks_of_a_narrow_terminal():
+def test_each_verdict_is_whole_on_a_narrow_terminal():
     results = results_of()
     text = words(shown(lambda console: print_summary(console, results), 60))
     for row in results["summary"]:
         assert row["verdict"] in text and row["method"] in text
 
 
-def test_a_table_where_it_fits():
-    results = results_of(controls=False)
-    text = shown(lambda console: print_summary(console, results), 140)
-    assert "fashion-mnist@10000, 20 epochs, 3 seeds, cpu" in text and "[95 % interval]" in text
-    assert "─────" in text and "─────" not in shown(lambda console: print_summary(console, results), 80)
-    assert summary_table(results).row_count == 3
+def test_one_method_with_two_controls_fits_on_25_lines():
+    results = results_of()
+    names = {NAMES[0], "full", "shorter@0.500", "smaller@0.500"}
+    results["summary"] = [row for row in results["summary"] if row["method"] in names]
+    text = shown(lambda console: print_summary(console, results), 80)
+    assert len(results["summary"]) == 4 and len(text.splitlines()) <= 25 - 2  # two lines are the paths of the files
+    assert text.splitlines()[1].split() == ["CPU", "cost", "memory", "accuracy,", "%", "difference", "[95", "%]"]
 
 
 def test_a_metric_that_is_no_share_is_not_in_percent():
     text = shown(lambda console: print_summary(console, results_of(margin=1.0, scale=40, metric="loss")), 60)
-    assert "loss; difference to full" in text and "%;" not in text
+    assert "memory" in text and "loss, %" not in text
     assert "36.04 ± 0.04" in text
 
 

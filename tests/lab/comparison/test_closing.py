@@ -1,10 +1,8 @@
 """What to do after a comparison."""
 
-from statistics import mean
-
 import pytest
 
-from thresher_lab.comparison.summary import closing, conclude, summarize
+from thresher_lab.comparison.summary import NOTHING_JUDGED, closing, conclude, summarize
 
 CPU_TIMES = {"full": 1.0, "m": 0.59, "smaller": 0.55, "shorter": 0.49, "uniform": 0.52, "placebo": 0.6}
 
@@ -31,208 +29,104 @@ SMALL = (0.0002, 0.0001, 0.0003)
 
 
 @pytest.mark.parametrize(
-    ("controls", "expected"),
+    ("controls", "pick", "end"),
     [
-        (
-            {},
-            [
-                "Our pick: m. It loses no more than 0.5 points at 0.500 of the cost of full training.",
-                "No controls were trained",
-            ],
-        ),
-        (
-            {"uniform": 0.05, "smaller": 0.04},
-            ["at 0.500 of the cost of full training, and is better than random and smaller batches of the same cost."],
-        ),
+        ({}, "m", "and has no control with a verdict."),
+        ({"uniform": 0.05, "smaller": 0.04}, "m", "and is better than random and smaller batches of the same cost."),
         (
             {"uniform": 0.05, "smaller": 0.0002},
-            ["Any of these will do: m and smaller batches. The cheapest is smaller batches (smaller@0.500)"],
+            "smaller@0.500",
+            "and is not shown to be better than smaller batches of the same cost; with smaller batches (smaller@0.500) the "
+            "loss is no more than 0.5 points.",
         ),
-        ({"uniform": 0.0002, "smaller": 0.05}, ["Any of these will do: m and random. The cheapest is random (uniform@0.500)"]),
-        ({"smaller": 0.05, "placebo": 0.0002}, ["Our pick: m.", "it is not told apart from permuted signals"]),
-        ({"placebo": 0.0002}, ["Our pick: m.", "It is not shown to be better than permuted signals of the same cost."]),
+        (
+            dict.fromkeys(("uniform", "smaller", "shorter"), 0.0002),
+            "shorter@0.500",
+            "with fewer epochs (shorter@0.500) the loss is no more than 0.5 points.",
+        ),
+        (
+            {"smaller": -0.02},
+            "smaller@0.500",
+            "is worse than smaller batches of the same cost; with smaller batches (smaller@0.500) the loss is no more than 0.5 "
+            "points.",
+        ),
+        ({"smaller": 0.05, "placebo": 0.0002}, "m", "is not shown to be better than permuted signals of the same cost."),
     ],
 )
-def test_a_method_without_loss(controls, expected):
-    text = " ".join(closing(results_of(SMALL, controls)))
-    assert all(part in text for part in expected), text
+def test_a_method_without_loss(controls, pick, end):
+    found = conclude(results_of(SMALL, controls))
+    [said] = found.sentences
+    assert said.startswith("m took 0.59 of the CPU time of full training, loses no more than 0.5 points (-0.02 points [")
+    assert found.pick is not None and found.pick["method"] == pick and said.endswith(end)
 
 
-TIED = {"smaller": 0.0002, "shorter": 0.0002, "uniform": 0.0002, "placebo": 0.0002}
+def test_a_method_that_ties_is_not_picked():
+    """No pick comes before "not shown to be better"."""
+    for controls in ({"smaller": 0.0002}, {"uniform": 0.0002, "shorter": 0.05}):
+        found = conclude(results_of(SMALL, controls))
+        assert "not shown to be better than" in found.sentences[0]
+        assert found.pick is None or found.pick["control_of"] == "m"
 
 
-def test_of_everything_that_ties_the_cheapest_by_cpu_time():
-    results = results_of(SMALL, TIED)
-    assert closing(results) == [
-        "Any of these will do: m, smaller batches, fewer epochs and random. The cheapest is fewer epochs (shorter@0.500), "
-        "which took 0.49 of the CPU time of full training; m took 0.59, smaller batches 0.55 and random 0.52.",
-        "Each of these 4 loses no more than 0.5 points; none of them is shown to be better than another.",
-    ]
-    assert conclude(results).pick["method"] == "shorter@0.500"
-
-
-def test_the_method_is_picked_where_it_is_the_cheapest():
-    results = results_of(SMALL, TIED, times={"m": 0.4})
-    assert "The cheapest is m, which took 0.40 of the CPU time of full training; smaller batches" in closing(results)[0]
-    assert conclude(results).pick["method"] == "m"
-
-
-def test_of_equal_times_the_simplest():
-    said = closing(results_of(SMALL, TIED, times={"m": 0.49, "smaller": 0.492}))
-    assert "The cheapest and simplest is smaller batches (smaller@0.500), which took 0.49" in said[0]
-
-
-def test_controls_that_are_not_decided_count_as_far_as_the_seeds_show():
-    results = results_of(SMALL, TIED, spread=0.004)
-    assert {row["finding"] for row in results["summary"] if row["control_of"]} == {"unclear"}
-    first, second = closing(results)
-    assert first.startswith(
-        "Any of these will do, as far as these 3 seeds show: m, smaller batches, fewer epochs and random. The cheapest is "
-        "fewer epochs (shorter@0.500), which took 0.49 of the CPU time of full training; "
-    )
-    assert second.startswith("It is shown for m only that the loss is no more than 0.5 points. About ")
-    assert "would decide on shorter@0.500 if further ones differ as these 3 do." in second
-
-
-def test_an_undecided_control_that_seems_to_lose_is_not_picked():
-    said = closing(results_of(SMALL, {"shorter": 0.02}, spread=0.02))
-    assert said == [
-        "Our pick: m. It loses no more than 0.5 points at 0.500 of the cost of full training. It is not shown to be better "
-        "than fewer epochs of the same cost."
-    ]
-
-
-def test_controls_that_lose_are_not_named():
-    [first, _] = closing(results_of(SMALL, TIED | {"uniform": 0.03, "shorter": 0.03}))
-    assert first.startswith("Any of these will do: m and smaller batches. The cheapest is smaller batches (smaller@0.500)")
-
-
-def test_a_control_is_the_only_one_without_a_loss():
-    assert closing(results_of((0.03, 0.031, 0.032), {"shorter": 0.0002, "uniform": 0.03})) == [
-        "Our pick: fewer epochs (shorter@0.500). It loses no more than 0.5 points at 0.500 of the cost of full training.",
-        "m loses against full training.",
-    ]
-
-
-def test_a_control_while_the_method_is_not_decided():
-    said = closing(results_of((0.0, 0.01, 0.005), {"shorter": 0.0002}))
-    assert said[0].startswith("Our pick: fewer epochs (shorter@0.500).") and said[1] == "Whether m would do is open."
-    assert said[2].startswith("Cannot tell yet: from seed to seed, the difference of m")
-
-
-def test_a_method_that_is_better_but_slower_than_its_controls():
-    results = results_of(SMALL, {"uniform": 0.05, "shorter": 0.04})
-    assert closing(results) == [
-        "Our pick: m. It loses no more than 0.5 points at 0.500 of the cost of full training, and is better than random "
-        "and fewer epochs of the same cost.",
-        "It is not the cheapest in CPU time: it took 0.59 of that of full training, and fewer epochs took 0.49.",
-    ]
-
-
-def test_what_saves_no_cpu_time_is_said():
-    slow = {"m": 1.2, "smaller": 1.1}
-    assert closing(results_of(SMALL, times=slow))[1:] == [
-        "Yet it saves no CPU time here: it took 1.20 of that of full training."
-    ]
-    assert "None of them saves CPU time here." in closing(results_of(SMALL, {"smaller": 0.0002}, times=slow))
-
-
-def test_without_cpu_times_the_counted_cost_decides():
-    results = results_of(SMALL, TIED)
-    unknown = [run | {"cpu_s": None} for run in results["runs"]]
-    said = closing(results | {"runs": unknown, "summary": summarize(unknown, 0.5)})
-    assert said[0].endswith(
-        "The CPU time of some of them is not known. The cheapest and simplest as counted is smaller batches (smaller@0.500), "
-        "at 0.500 of the cost of full training."
-    )
-
-
-def test_on_another_device_the_wall_time_decides():
-    said = closing(results_of(SMALL, TIED) | {"device": "cuda"})
-    assert "which took 0.49 of the wall time of full training" in said[0]
-
-
-def test_of_several_methods_the_one_that_beats_its_controls():
-    results = results_of(SMALL, {"smaller": 0.04})
-    cheaper = [one | {"method": "n", "cost": {"ratio": 0.3}} for one in results["runs"] if one["method"] == "m"]
-    runs = results["runs"] + [one | {"metric": one["metric"] | {"value": one["metric"]["value"] - 0.0001}} for one in cheaper]
-    assert "Our pick: m." in closing(results | {"runs": runs, "summary": summarize(runs, 0.5)})[0]
-
-
-def test_a_method_that_is_worse_than_a_control_is_no_pick():
-    assert closing(results_of((0.0042, 0.0041, 0.0043), {"smaller": 0.0})) == [
-        "Our pick: smaller batches (smaller@0.500). It loses no more than 0.5 points at 0.500 of the cost of full training.",
-        "m is worse than a control of the same cost.",
-    ]
-    assert "Nothing to pick" in closing(results_of(SMALL, cost=1.0))[0]
-
-
-def test_what_would_decide():
-    [said] = closing(results_of((0.0, 0.01, 0.005)))
-    assert said.startswith("Cannot tell yet: from seed to seed, the difference of m to full training ranges over 1 point. ")
-    needed = results_of((0.0, 0.01, 0.005))["summary"][1]["seeds_needed"]
-    assert needed is None or f"About {needed} seeds" in said
-    assert "It is shown already that m loses no more than 2 points: use --margin 2 if such a loss does not matter." in said
-    of_two = results_of((0.0, 0.01, 0.005), margin=2.0)["summary"]
-    assert of_two[1]["finding"] == "no loss"
-
-
-def test_seeds_are_listed_as_the_option_takes_them():
-    found = closing(results_of((0.004, 0.0001, 0.0035)))[0]
-    assert "(--seeds 0,1,2,3" in found and "Yet it" not in found
-
-
-def test_many_seeds_are_added_by_the_command():
-    results = results_of((0.004, 0.0001, 0.0035))
-    results["summary"][1]["seeds_needed"] = 20
-    assert "About 20 seeds (--until-decided --max-seeds 20) would decide on m" in closing(results)[0]
-    results["summary"][1]["seeds_needed"] = 67
-    assert "differ too much to decide by more of them: about 67 would do, by a rough estimate from 3." in closing(results)[0]
-
-
-def test_a_loss_with_every_seed_is_said_before_it_is_shown():
-    [said] = closing(results_of((0.116, 0.264, 0.134)))
-    assert said.startswith("Cannot tell yet: from seed to seed, the difference of m to full training ranges over 15 points. ")
-    assert "Yet it lost about 12 points or more with every seed. " in said
-
-
-def test_a_loss_with_every_seed_is_said_where_no_number_of_seeds_is_known():
-    results = results_of((0.116, 0.264, 0.134))
-    results["summary"][1]["seeds_needed"] = None
-    assert closing(results)[0].startswith(
-        "Cannot tell yet with 3 seeds. Yet it lost about 12 points or more with every seed. Rep"
-    )
-
-
-def test_a_method_that_is_not_decided_may_be_better_than_its_controls():
-    [said] = closing(results_of((0.0, 0.0105, 0.005), dict.fromkeys(TIED, 0.2)))
-    assert "ranges over 1 point. Yet it is better than all of its controls. About " in said
-
-
-def test_one_seed_cannot_tell():
-    assert closing(results_of((0.001,))) == [
-        "Cannot tell yet with 1 seed. Repeat the command with more seeds, such as --seeds 0,1,2,3,4."
-    ]
-
-
-def test_everything_loses():
-    [said] = closing(results_of((0.03, 0.031, 0.032)))
+def test_a_method_that_loses():
+    found = conclude(results_of((0.03, 0.031, 0.032), {"uniform": 0.05}))
+    assert found.pick is None
+    [said] = found.sentences
     assert said.startswith(
-        "Nothing to pick: every method with a verdict loses. The smallest loss is that of m, 3.1 points at 0.500 of the cost."
+        "m took 0.59 of the CPU time of full training, loses against full training (-3.10 points [-3.35, -2.85])"
     )
 
 
-def test_a_metric_that_is_no_share_has_no_points():
-    results = results_of((0.0, 0.01, 0.005), scale=40, margin=0.1)
-    [said] = closing(results)
-    assert "point" not in said and "use --margin 0." in said
-    [said] = closing(results_of((0.0, 0.01, 0.005), scale=40, margin=0.01))
-    assert "It is shown already" not in said and "--margin" not in said  # 10 times the margin and more
-    assert mean(run["metric"]["value"] for run in results["runs"]) > 1
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ((0.0, 0.01, 0.005), "would decide, by a rough estimate from 3."),
+        ((0.001,), "1 seed cannot tell: repeat the command with more of them."),
+        ((0.0, 0.01), "would decide, by a rough estimate from 2."),
+    ],
+)
+def test_what_would_decide(losses, said):
+    found = conclude(results_of(losses))
+    assert found.pick is None and "may lose more than 0.5 points" in found.sentences[0] and found.sentences[1].endswith(said)
 
 
-def test_full_training_alone():
+def test_a_command_is_named_for_a_sensible_number_of_seeds():
+    results = results_of((0.0, 0.01, 0.005))
+    for needed, command in ((20, " (--until-decided --max-seeds 20)"), (67, "")):
+        results["summary"][1]["seeds_needed"] = needed
+        assert closing(results)[1] == f"About {needed} seeds{command} would decide, by a rough estimate from 3."
+
+
+def several(*losses):
+    """Results of several methods, by their losses."""
+    first, *others = [results_of(of)["runs"] for of in losses]
+    for number, runs in enumerate(others):
+        first += [run | {"method": f"m{number + 2}"} for run in runs if run["method"] == "m"]
+    return {"runs": first, "margin": 0.5, "summary": summarize(first, 0.5)}
+
+
+def test_of_several_methods_the_quickest_without_loss_is_picked():
+    results = several(SMALL, SMALL, (0.03, 0.031, 0.032))
+    results["summary"][2]["cpu_ratio"] = 0.4
+    assert conclude(results).pick["method"] == "m2"
+
+
+def test_of_several_methods_none_of_which_is_shown_to_be_better():
+    [said] = closing(several((0.03, 0.031, 0.032), (0.02, 0.021, 0.022)))
+    assert said.startswith("No method is shown to lose so little and to be better than its controls; the closest: m2 took ")
+
+
+def test_another_device_has_the_time_on_the_clock_and_an_unknown_time_is_said():
+    assert "took 0.59 of the wall time" in closing(results_of(SMALL) | {"device": "cuda"})[0]
+    results = results_of(SMALL)
+    results["summary"][1]["cpu_ratio"] = None
+    assert "took an unknown share of the CPU time" in closing(results)[0]
+
+
+def test_without_verdicts_there_is_nothing_to_pick():
     runs = [run_of("full", seed, 0.9, 1.0) for seed in range(3)]
-    assert closing({"runs": runs, "margin": 0.5, "summary": summarize(runs, 0.5)}) == [
-        "There is nothing to pick from: no method has a verdict."
-    ]
+    assert closing({"runs": runs, "margin": 0.5, "summary": summarize(runs, 0.5)}) == [NOTHING_JUDGED]
+
+
+def test_a_metric_that_is_no_share_is_in_its_own_unit():
+    assert "loses no more than 1 (-0.008 [" in closing(results_of(SMALL, scale=40, margin=1.0))[0]

@@ -8,10 +8,8 @@ import pytest
 from thresher_lab.comparison.summary import (
     WALL_LEFT_BLANK,
     margin_of,
-    open_beside_intervals,
     sentences_on_times,
     summarize,
-    time_beside_cost,
 )
 
 T_2 = 4.302652729911275  # 97.5 % quantile of Student's t with 2 degrees of freedom
@@ -68,22 +66,11 @@ def test_rows_against_an_independent_computation():
     assert (shorter["method"], shorter["control_of"], shorter["finding"]) == ("shorter@0.602", "m", "unclear")
 
 
-def test_the_sentence_names_the_numbers():
-    row = summarize([*FULL, *METHOD, *CONTROL])[1]
-    assert row["sentence"] == (
-        "m reaches accuracy 94.00 % where full training reaches 92.00 %, +2.00 points [-0.48, +4.48] over 3 seeds: no loss "
-        "within the margin of 0.5 points. It costs 0.600 of full training as counted, 0.60 of its CPU time, 1.00 of its "
-        "wall time and an unknown share of the memory of its steps. "
-        "Against random at the same cost +44.00 points [+37.43, +50.57]: better."
-    )
-    assert summarize(FULL)[0]["sentence"] == "Full training reaches accuracy 92.00 % over 3 seeds."
-
-
 def test_the_memory_of_a_step_is_unknown_where_that_of_one_run_is():
     full = [run("full", seed, 0.9, memory=400) for seed in range(3)]
     halves = [run("m", seed, 0.9, memory=memory) for seed, memory in enumerate((100, 200, 240))]
     row = summarize([*full, *halves])[1]
-    assert row["memory_ratio"] == 0.5 and "and 0.50 of the memory of its steps." in row["sentence"]
+    assert row["memory_ratio"] == 0.5
     for unknown in ([*full, *halves[:2], run("m", 2, 0.9)], [*full[:2], run("full", 2, 0.9), *halves]):
         assert summarize(unknown)[1]["memory_ratio"] is None
 
@@ -92,7 +79,6 @@ def test_a_metric_that_is_no_share_is_in_its_own_units():
     full, method = runs("full", [10.0, 12.0, 11.0]), runs("m", [10.1, 12.0, 11.2])
     row = summarize([*full, *method], margin=1.0)[1]
     assert row["verdict"] == "no loss within the margin of 1"
-    assert "reaches accuracy 11.1 where full training reaches 11, +0.1 [-0.1484, +0.3484] over 3 seeds" in row["sentence"]
 
 
 def test_the_easiest_tenth_loses():
@@ -144,8 +130,6 @@ def test_controls_of_a_method_dearer_than_full_training_cost_less_than_it():
         "better than random, fewer epochs and smaller batches at the cost of full training; better than permuted signals at "
         "the same cost"
     )
-    assert "Against random at the cost of full training +4.95" in row["sentence"]
-    assert "Against permuted signals at the same cost +4.95" in row["sentence"]
 
 
 def test_it_says_how_many_seeds_would_do():
@@ -153,20 +137,6 @@ def test_it_says_how_many_seeds_would_do():
     row = summarize([*full, *method])[1]
     assert row["finding"] == "unclear" and row["seeds_needed"] == 10  # by any table of t-test power at d = 1, 0.025, 80 %
     assert row["verdict"] == "not enough seeds to tell (about 10 would do)"
-
-
-def test_an_open_verdict_beside_an_interval_without_zero_is_explained():
-    full, method = runs("full", [0.95, 0.95, 0.95, 0.95]), runs("m", [0.948, 0.946, 0.944, 0.9475])
-    others = [one for k in range(9) for one in runs(f"other{k}", [0.95, 0.91, 0.99, 0.94])]
-    alone, among = ({"summary": summarize([*full, *method, *more])} for more in ([], others))
-    row = among["summary"][1]
-    assert row["finding"] == "unclear" and row["ci95"][1] < 0
-    [said] = open_beside_intervals(among)
-    assert said.startswith("The interval excludes 0 and the verdict is open: m. An interval is for one comparison alone")
-    row["against"] = dict.fromkeys(("uniform", "smaller", "shorter"), row)
-    [said] = open_beside_intervals(among)
-    assert "m, m against random, m against smaller batches and 1 more." in said
-    assert open_beside_intervals({"summary": alone["summary"][:1]}) == []
 
 
 def test_more_methods_need_clearer_differences():
@@ -185,7 +155,7 @@ def test_more_methods_need_more_seeds():
 
 def test_full_training_need_not_come_first():
     rows = summarize([*METHOD, *FULL])
-    assert [row["method"] for row in rows] == ["m", "full"] and "where full training reaches 92.00 %" in rows[0]["sentence"]
+    assert [row["method"] for row in rows] == ["m", "full"]
 
 
 def test_pairs_go_by_seed_not_by_order():
@@ -251,7 +221,6 @@ def test_a_training_that_diverged_gets_no_verdict():
     rows = {row["method"]: row for row in summarize([*FULL, *METHOD, *broken])}
     assert rows["n"]["finding"] is None and rows["n"]["difference"] is None and rows["n"]["against"] == {}
     assert rows["n"]["verdict"] == "no verdict: it diverged with seed 0, half of its losses or more are not finite"
-    assert rows["n"]["sentence"].endswith(f"; {rows['n']['verdict']}.") and rows["n"]["sentence"].startswith("n reaches")
     assert rows["full"]["verdict"] == "the baseline"
     alone = {row["method"]: row for row in summarize([*FULL, *METHOD])}
     assert rows["m"]["finding"] == alone["m"]["finding"]
@@ -312,7 +281,6 @@ def test_wall_times_in_unlike_company_are_left_blank(of_full, of_method, ratio):
     full, method = ([one | more for one, more in zip(*of, strict=True)] for of in ((FULL, of_full), (METHOD, of_method)))
     _, row = rows = summarize([*full, *method])
     assert row["wall_ratio"] == ratio and row["cpu_ratio"] == 0.6
-    assert (" of its wall time" in row["sentence"]) is (ratio is not None)
     said = sentences_on_times({"runs": [], "summary": rows})
     assert said == ([] if ratio is not None else [WALL_LEFT_BLANK])
 
@@ -330,17 +298,3 @@ def test_the_default_margin_is_in_proportion_to_the_metric():
     assert margin_of(runs("-mse", [-0.05, -0.056])) == pytest.approx(0.0027, abs=1e-4)
     assert margin_of(runs("score", [120.0])) == 6.0
     assert margin_of(runs("-mse", [0.0])) == margin_of(runs("-mse", [float("-inf")])) == 0.5
-
-
-@pytest.mark.parametrize(("busy", "tail"), [(False, "here."), (True, "here as measured on a busy machine.")])
-def test_a_saving_that_the_clock_does_not_show_is_said(busy, tail):
-    counted = {"forward": 50, "backward": 50, "full_forward": 100, "full_backward": 100, "ratio": 0.5, "scores_ratio": 0.0}
-    run = {"method": "winnow", "control_of": None, "cost": counted, "busy": busy, "history": [{"steps": 600}] * 4}
-    results = {"runs": [run], "summary": [{"method": "winnow", "control_of": None, "cost_ratio": 0.5, "cpu_ratio": 1.04}]}
-    [said] = time_beside_cost(results)
-    assert said.startswith("winnow: the counted cost is 0.50 of full training, and the CPU time 1.04.")
-    assert f"So it saved no time {tail}" in said
-    assert "--methods winnow:spend=steps. In our trainings of 160 to 1,500 steps that lost" in said
-    steps = {"method": "winnow:share=0.5 in steps", "control_of": None, "cost_ratio": 0.5, "cpu_ratio": 0.52}
-    both = {"runs": [run, run | {"method": steps["method"]}], "summary": [*results["summary"], steps]}
-    assert "spend=steps. In" not in time_beside_cost(both)[0]

@@ -29,7 +29,7 @@ def judged(names=NAMES, margin=2.0, **sizes):
 def test_the_pick_with_its_numbers_and_controls():
     results, _ = judged()
     found, pick = bottom_line(results), conclude(results).pick
-    assert found["sentences"] == conclude(results).sentences and found["sentences"][0].startswith("Our pick: ")
+    assert found["sentences"] == conclude(results).sentences and " of the CPU time of full training, " in found["sentences"][0]
     facts = dict(found["facts"])
     assert facts["accuracy"].startswith(f"{100 * pick['mean']:.2f} %, full training ")
     low, high = pick["ci95"]
