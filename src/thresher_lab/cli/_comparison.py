@@ -220,7 +220,10 @@ def run_and_print(
     data = options.get("data")
 
     def write_anew(goes_on: bool) -> None:
-        write_report(out, data, refreshes=goes_on)
+        try:
+            write_report(out, data, refreshes=goes_on)
+        except Exception as error:
+            typer.echo(f"The report of the runs so far is not written: {type(error).__name__}: {error}", err=True)
 
     results = run_with_progress(console, task, methods, seeds, epochs, out, quiet=quiet, on_results=write_anew, **options)
     if own_rank():

@@ -27,7 +27,7 @@ def change_by_class(results: ResultsDict, _: Samples) -> go.Figure | None:
     if "full" not in confusions or len(confusions) < 2:
         return None
     full = confusions.pop("full")
-    changes = {method: _accuracies(of) - _accuracies(full) for method, of in confusions.items()}
+    changes = {method: _accuracies(of) - _accuracies(_full_beside(results, method)) for method, of in confusions.items()}
     most = np.max([np.abs(np.nan_to_num(change).mean(0)) for change in changes.values()], axis=0)
     shown = np.sort(np.argsort(-most, kind="stable")[:MOST_ROWS])[::-1]
     figure = empty_figure("accuracy less full training's, points", "class", height=max(380, 26 * len(shown) + 120))
@@ -57,10 +57,10 @@ def taken_for(results: ResultsDict, _: Samples, method: str) -> go.Figure | None
         results: Content of results.json.
         method: Name of the method.
     """
-    own, full = _confused(results, method), _confused(results, "full")
-    if own is None or full is None:
+    own = _confused(results, method)
+    if own is None or _confused(results, "full") is None:
         return None
-    shares = _shares(own).mean(0) - (0.0 if method == "full" else _shares(full).mean(0))
+    shares = _shares(own).mean(0) - (0.0 if method == "full" else _shares(_full_beside(results, method)).mean(0))
     names = [escaped(class_name(number, results.get("classes"))) for number in range(len(shares))]
     unit = "%" if method == "full" else "points more than with full training"
     says = f"%{{y}}, taken for %{{x}}: %{{z:.3g}} {unit}<extra></extra>"
@@ -81,6 +81,16 @@ def _confused(results: ResultsDict, method: str) -> NDArray[np.float64] | None:
     classes = max(len(run.get("confusion") or ()) for run in results["runs"])
     counts = [np.pad(one, (0, classes - len(one))) for one in counts]
     return np.array(counts, dtype=np.float64)
+
+
+def _full_beside(results: ResultsDict, method: str) -> NDArray[np.float64]:
+    """Returns the counts of full training with the seeds of a method, which has fewer while a comparison runs."""
+    runs = runs_by_method(results)
+    seeds = {run["seed"] for run in runs[method]}
+    counts = _confused(results, "full")
+    assert counts is not None
+    held = sorted(run["seed"] for run in runs["full"])
+    return counts[[place for place, seed in enumerate(held) if seed in seeds]]
 
 
 def _shares(confused: NDArray[np.float64]) -> NDArray[np.float64]:

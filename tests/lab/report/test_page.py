@@ -9,8 +9,9 @@ import pytest
 
 from lab.report.cases import CLASSES, HOSTILE, comparison, save
 from thresher_lab.cli.report import report
-from thresher_lab.comparison.summary import WALL_LEFT_BLANK, summarize
+from thresher_lab.comparison.summary import WALL_LEFT_BLANK, summarize, unfinished
 from thresher_lab.report import page as pages
+from thresher_lab.report.first_screen import bottom_line
 from thresher_lab.report.page import SECTIONS, plotly_js, render_page, write_report
 from thresher_lab.report.sheets import sheets, suspect_sheet
 
@@ -225,3 +226,27 @@ def test_the_command_says_where_the_page_is(tmp_path, capsys):
     assert capsys.readouterr().out.startswith(f"{folder / 'report.html'} (")
     with pytest.raises(FileNotFoundError, match="thresher compare"):
         report(tmp_path / "nothing")
+
+
+def test_every_chart_is_drawn_after_every_run_of_a_comparison():
+    """Runs end seed by seed, so a method may have fewer seeds than full training, and a control fewer than its method."""
+    results, samples = comparison(NAMES_OF_PARTS, seeds=(0, 1, 2))
+    for run in results["runs"]:
+        run["confusion"] = [[9, 1], [2, 8]]
+    full_first = sorted(results["runs"], key=lambda run: run["method"] != "full")
+    for ordered in (sorted(results["runs"], key=lambda run: run["seed"]), full_first):
+        for finished in range(1, len(ordered)):
+            runs = ordered[:finished]
+            part = results | {"runs": runs, "summary": summarize(runs), "running": {"finished": finished, "runs": len(ordered)}}
+            named = {run["samples"] for run in runs if "samples" in run}
+            held = {name: of for name, of in samples.items() if name in named}
+            for chart in (chart for section in SECTIONS.values() for chart in section):
+                chart.figures(part, held)
+            assert f"Not finished: {finished} of at most {len(ordered)} runs." in bottom_of(part)
+
+
+NAMES_OF_PARTS = {"full": 0.0, "kakurenbo": 0.3}
+
+
+def bottom_of(results):
+    return " ".join([*unfinished(results), *bottom_line(results)["sentences"]])
