@@ -48,14 +48,16 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
         console: Console to print to, 60 columns wide or more.
         results: Content of results.json.
     """
-    from thresher_lab.comparison.summary import closing, length_sentences, rates_sentences, sentences_on_times
+    from thresher_lab.comparison.summary import closing, length_sentences, rates_sentences, time_of, times_of_busy_machine
 
     for line in table_lines(results, console.width):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print()
     for sentence in closing(results):
         console.print(sentence, markup=False, highlight=False)
-    notes = [NOTE, *length_sentences(results), *rates_sentences(results), *sentences_on_times(results)]
+    notes = [NOTE, *length_sentences(results), *rates_sentences(results), *times_of_busy_machine(results)]
+    if any(time_of(row, results)[0] is None for row in results["summary"]):
+        notes.append(TIME_UNKNOWN)
     console.print(f"\n{' '.join(notes)}\n", markup=False, highlight=False)
 
 
@@ -63,6 +65,9 @@ NOTE = (
     "Time, cost (samples in forward and backward passes) and memory of a step are shares of full training. Intervals are for "
     "one comparison, verdicts for all of them."
 )
+
+
+TIME_UNKNOWN = "A time is unknown if the machine was busy, or if other runs were in progress than during full training."
 
 
 def table_lines(results: dict[str, Any], width: int) -> list[str]:

@@ -49,12 +49,24 @@ def sentences_on_times(results: Mapping[str, Any]) -> list[str]:
         >>> sentences_on_times({"runs": [{"busy": True}, {"busy": False}, {}], "summary": []})
         ['Times, of the CPU too, were measured on a busy machine: in 1 of 3 runs, its load was above its cores.']
     """
+    blank = any(row["wall_ratio"] is None for row in results["summary"])
+    return times_of_busy_machine(results) + ([WALL_LEFT_BLANK] if blank else [])
+
+
+def times_of_busy_machine(results: Mapping[str, Any]) -> list[str]:
+    """Returns in how many runs the machine was busy, as a sentence; nothing if it never was.
+
+    Args:
+        results: Content of results.json.
+    """
     runs = results["runs"]
     each = {run.get("samples", number): run.get("busy") is True for number, run in enumerate(runs)}  # methods share controls
     busy = sum(each.values())
-    said = f"in {busy} of {len(each)} runs, its load was above its cores"
-    blank = any(row["wall_ratio"] is None for row in results["summary"])
-    return [f"Times, of the CPU too, were measured on a busy machine: {said}."] * (busy > 0) + [WALL_LEFT_BLANK] * blank
+    if not busy:
+        return []
+    return [
+        f"Times, of the CPU too, were measured on a busy machine: in {busy} of {len(each)} runs, its load was above its cores."
+    ]
 
 
 def unfinished(results: Mapping[str, Any]) -> list[str]:
