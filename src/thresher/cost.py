@@ -12,11 +12,13 @@ class Cost:
     """Counts how many samples went through the model; a sample counts once per forward or backward pass.
 
     Attributes:
-        forward: Samples that went through a forward pass, including `refresh` and `scoring`.
+        forward: Samples that went through a forward pass, including `refresh`, `scoring` and `comparing`.
         backward: Samples that went through a backward pass.
         refresh: Samples that went through the extra forward passes at the end of epochs, which do not train; part of
             `forward`.
         scoring: Samples that went through forward passes only to decide what to train on, part of `forward`.
+        comparing: Samples that went through forward passes, in one step, that compare the run's own losses with those of the
+            loop; part of `forward`.
         steps: Number of optimizer steps; without `attach(optimizer=...)`, number of batches with a loss.
         full_forward: Samples that full training would have put through a forward pass by now.
         full_backward: Samples that full training would have put through a backward pass by now.
@@ -37,6 +39,7 @@ class Cost:
     backward: int = 0
     refresh: int = 0
     scoring: int = 0
+    comparing: int = 0
     steps: int = 0
     full_forward: int = 0
     full_backward: int = 0
@@ -74,6 +77,11 @@ class Cost:
         full = self.full_forward + backward_to_forward * self.full_backward
         return (self.forward + backward_to_forward * self.backward) / full if full else float("nan")
 
+    @property
+    def of_loop(self) -> int:
+        """Samples that went through a forward pass of the training loop itself."""
+        return self.forward - self.refresh - self.scoring - self.comparing
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the counts and the cost, as plain values for a log or a JSON file.
 
@@ -93,7 +101,7 @@ class Cost:
 
     @property
     def _why_unknown(self) -> str | None:
-        if self.unknown is None and (self.full_forward or self.steps) and self.forward <= self.refresh + self.scoring:
+        if self.unknown is None and (self.full_forward or self.steps) and not self.of_loop:
             return UNSEEN
         return self.unknown
 
@@ -105,9 +113,10 @@ class Cost:
             return f"unknown after {self.steps:,} steps{full if self.full_forward else ''}: {reason}"
         ratio = self.backward_to_forward
         measured = "" if ratio is None else f", {self.ratio(ratio):.3f} with the measured ratio {ratio:.2f}"
+        comparing = f", comparing {self.comparing:,}" if self.comparing else ""
         return (
             f"forward {self.forward:,} of {self.full_forward:,} samples (refresh {self.refresh:,}, scoring "
-            f"{self.scoring:,}), backward {self.backward:,} of {self.full_backward:,}, {self.steps:,} steps: "
+            f"{self.scoring:,}{comparing}), backward {self.backward:,} of {self.full_backward:,}, {self.steps:,} steps: "
             f"{self.ratio():.3f} of full training at 2 forwards a backward{measured}"
         )
 

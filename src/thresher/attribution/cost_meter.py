@@ -192,6 +192,14 @@ class Meter:
             new: Number of samples for which no earlier loss of this forward pass was computed; as a tensor of shape () if the
                 number is on an accelerator.
         """
+        self._count_pass(outputs, origin, new)
+        # A loss of pairs has two passes, one for each half.
+        if any(one.uncredited for one in self.passes.latest):
+            for one in self.passes.origins(outputs):
+                if one is not None and one is not origin and one.uncredited:
+                    self._count_pass(outputs, one, new)
+
+    def _count_pass(self, outputs: Any, origin: ForwardPass | None, new: int | Tensor) -> None:
         if origin is not None and origin.rows:
             origin.name_by_rows()
         if origin is not None and origin.named:
@@ -271,7 +279,7 @@ class Meter:
 
     def of_loop(self) -> int:
         """Number of samples in forward passes of the loop, without those of refresh and scoring passes."""
-        return self.cost.forward - self.cost.refresh - self.cost.scoring
+        return self.cost.of_loop
 
 
 def _more(candidates: int, passed: int, yielded: int) -> int:

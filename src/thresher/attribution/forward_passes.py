@@ -199,7 +199,7 @@ class ForwardPasses:
 
     def origin(self, outputs: Any) -> ForwardPass | None:
         """Returns the forward pass of outputs; None if it is not remembered."""
-        return next(self._origins(outputs), None)
+        return next(self.origins(outputs), None)
 
     def batches_of(self, outputs: Any) -> set[int]:
         """Returns the numbers of the batches that outputs were computed for; empty if one of the passes is unknown.
@@ -207,10 +207,10 @@ class ForwardPasses:
         Args:
             outputs: Outputs that a loss was computed from, in any nesting.
         """
-        batches = {None if one is None else one.inputs_of for one in self._origins(outputs)}
+        batches = {None if one is None else one.inputs_of for one in self.origins(outputs)}
         return {number for number in batches if number is not None} if None not in batches else set()
 
-    def _origins(self, outputs: Any) -> Iterator[ForwardPass | None]:
+    def origins(self, outputs: Any) -> Iterator[ForwardPass | None]:
         """Yields the forward passes that computed outputs, and None at the end if the graph is too large to search."""
         if not self.latest:
             return

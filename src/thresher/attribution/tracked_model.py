@@ -190,6 +190,7 @@ for _name in (
     "load_state_dict",
     "_load_from_state_dict",
     "_save_to_state_dict",
+    "_get_name",
     "named_modules",
     "compile",
     "register_forward_hook",

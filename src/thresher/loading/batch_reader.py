@@ -173,7 +173,7 @@ class Reader:
     def passes(self, order: Order) -> Iterator[tuple[Any, Tensor]]:
         """Yields the batches of some samples, in order and on the device, with their ids, for the run's own forward passes."""
         # These passes read every one of the samples, even if the user's loader drops an incomplete last batch.
-        self._ids.serve(EpochCursor(order=order), drop_last=False)
+        self._ids.serve(EpochCursor(order=order))
         for batch in iter(self.loader):
             self._workers_ran = self._user.persistent_workers
             batch_ids, *_ = self._ids.on_the_way.popleft()

@@ -84,9 +84,11 @@ class SharedSampler:
             total: Number of ids of the order.
             by_rows: Whether each of W processes gets every W-th row, even if the loader divides whole batches.
         """
-        if self.by_batches and not by_rows:
+        # A plan of less than one batch for each process is shared by rows: otherwise no process would get any.
+        short = self._drops and total < self._world.size * self.batch_size <= self.n
+        if self.by_batches and not by_rows and not short:
             return RankBatches(piece, total, *self._place, batch=self.batch_size, drop_last=self._drops)
-        return RankOrder(piece, total, *self._place, drop_last=self._drops)
+        return RankOrder(piece, total, *self._place, drop_last=self._drops and not self.by_batches)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the settings that determine the order of this and later epochs, as plain values."""
@@ -304,6 +306,7 @@ class SharedOrder:
             stayed=place.stayed,
             weights=None if plan.weights is None else rows.weights,
             staying=self.samples_of(plan) if smaller is None else smaller.rows,
+            drops_last=smaller is None and sizes.drops(plan, self.samples_of(plan)),
             sizes=smaller,
             least=1 if smaller is not None else sizes.least_of(plan),
         )

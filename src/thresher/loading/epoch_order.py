@@ -297,6 +297,7 @@ class EpochCursor:
         drawn: Number of ids of the whole order; None if unknown.
         sizes: Sizes of smaller batches; None for full batches.
         least: Least number of rows of a last batch; a smaller last batch is left out.
+        drops_last: Whether a last batch that is not full is left out.
     """
 
     order: Order
@@ -307,6 +308,7 @@ class EpochCursor:
     drawn: int | None = None
     sizes: StepSizes | None = None
     least: int = 1
+    drops_last: bool = False
 
     def left(self, stayed: int, position: int) -> int | None:
         """Returns the number of chosen ids still to come; None if unknown.
@@ -381,16 +383,27 @@ class IdBatchSampler(Sampler[list[int]]):
             rows: Number of rows that the plan keeps.
         """
         rest = rows % self.batch_size
-        return rows - rest if self.drop_last or rest < self.least_of(plan) else rows
+        return rows - rest if self.drops(plan, rows) or rest < self.least_of(plan) else rows
 
-    def serve(self, cursor: EpochCursor, *, consumed: int = 0, drop_last: bool | None = None) -> None:
+    def drops(self, plan: HeldPlan, rows: int | None) -> bool:
+        """Returns whether an epoch leaves out a last batch that is not full.
+
+        With `drop_last`, a plan of less than one batch would leave an epoch without a step: such a batch is kept.
+
+        Args:
+            plan: The plan of the epoch.
+            rows: Number of rows that the plan keeps; None if unknown.
+        """
+        short = rows is not None and rows < self.batch_size <= plan.n and not plan.everything
+        return self.drop_last and not short
+
+    def serve(self, cursor: EpochCursor, *, consumed: int = 0) -> None:
         """Sets the epoch that the next iteration yields.
 
         Args:
             cursor: The rows of the epoch.
             consumed: Number of ids of the order that an interrupted epoch has consumed already. If the order begins with its
                 first id, these ids are drawn again.
-            drop_last: Whether an incomplete last batch is dropped. Default: None, the setting of the user's loader.
         """
         # Drops the ids of batches that an earlier pass has asked for and never yielded.
         self.on_the_way.clear()
@@ -398,8 +411,7 @@ class IdBatchSampler(Sampler[list[int]]):
         self._consumed = consumed if cursor.stayed is None else 0
         self.replayed = torch.empty(0, dtype=torch.int64)
         self.size = self.batch_size
-        # Smaller batches have no remainder to drop: every step has its rows.
-        self.drops_last = cursor.sizes is None and (self.drop_last if drop_last is None else drop_last)
+        self.drops_last = cursor.drops_last
         # Generators: no id is drawn before the first batch is asked for, which is when the plain loader draws.
         self._pieces = (
             self._kept_ids(consumed, repeat(self.size)) if cursor.sizes is None else self._of_steps(cursor.sizes, consumed)

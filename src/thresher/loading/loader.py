@@ -149,7 +149,7 @@ class SelectedLoader(OfUser):
         )
         # A batch method also chooses rows of the last batch, which may be smaller.
         full, rest = divmod(samples, self.ids.batch_size)
-        rest = 0 if self.ids.drop_last else rest
+        rest = 0 if self.streams and self.ids.drop_last else rest
         if self.row_buffer is None or (self.row_buffer.size is None and self.control.keeps_a_row):
             return full + bool(rest)
         rows = _rows_of(full * self.ids.batch_size + rest, self.ids.batch_size, self.control)
@@ -159,7 +159,7 @@ class SelectedLoader(OfUser):
                 "method with a fixed `keep`."
             )
         full, rest = divmod(rows, self.ids.batch_size)
-        return full + bool(rest and not self.ids.drop_last)
+        return full + bool(rest and not (self.ids.drop_last and full))
 
     def step_sizes(self, plan: HeldPlan) -> StepSizes | None:
         """Returns the sizes of the smaller batches of a plan; None if an epoch has full batches.
@@ -362,6 +362,8 @@ class EpochIterator:
         self._cursor, self._place, self._sizes = cursor, place, loader.ids
         self._left = self._sizes.left_after(place) if place.consumed else None
         self._exhausted = self._done = False
+        # An epoch of less than one full batch is kept, because otherwise it would have no step.
+        self._keeps_short = not place.consumed
 
     def __iter__(self) -> "EpochIterator":
         return self
@@ -391,10 +393,11 @@ class EpochIterator:
         # From here on rows are chosen before the loop sees a batch.
         self._fill(row_buffer)
         # As in the plain loop, the last rows of an epoch make a smaller batch, or are dropped with drop_last.
-        if not row_buffer.rows or (not row_buffer.full and self._sizes.drop_last):
+        if not row_buffer.rows or (not row_buffer.full and self._drops_rest):
             self._end()
             raise StopIteration
         batch, ids, weights = row_buffer.take()
+        self._keeps_short = False
         self._yield(batch, ids, weights, last=self._leaves_nothing(row_buffer))
         return batch
 
@@ -410,10 +413,14 @@ class EpochIterator:
             weights = weights if planned is None else planned if weights is None else planned * weights
         self._control.on_batch(batch, ids, self._place, weights, last=last)
 
+    @property
+    def _drops_rest(self) -> bool:
+        return self._sizes.drop_last and not self._keeps_short
+
     def _leaves_nothing(self, row_buffer: RowBuffer) -> bool:
         """Whether no further batch follows: neither from rows in the buffer nor from candidates to come, as far as is known."""
         left, size = self._left, row_buffer.size
-        if left is None or size is None or not self._sizes.drop_last:
+        if left is None or size is None or not self._drops_rest:
             return left == 0 and not row_buffer.rows
         chosen = _rows_of(left, self._sizes.batch_size, self._control)
         return row_buffer.rows + chosen < size if chosen is not None else left == 0 and not row_buffer.full

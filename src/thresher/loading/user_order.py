@@ -266,12 +266,14 @@ class UserOrder:
         """
         order, stayed = self._order_of(plan, place)
         smaller = self.step_sizes(plan, sizes, everything, 0)
+        rows = _known(lambda: self.samples_of(plan))
         return EpochCursor(
             order=order,
             keeps=None if plan.drawn or plan.everything else plan.keeps,
             stayed=stayed,
             weights=None if plan.weights is None else plan.weights_of,
-            staying=_known(lambda: self.samples_of(plan)) if smaller is None else smaller.rows,
+            staying=rows if smaller is None else smaller.rows,
+            drops_last=smaller is None and sizes.drops(plan, rows),
             drawn=_known(lambda: len(self.sampler)),
             sizes=smaller,
             # `smaller_sizes` has refused steps with too few rows.

@@ -373,7 +373,7 @@ class ExtraPasses:
         return [leaf._version for leaf in leaves(batch) if not leaf.is_inference()]
 
     def repeat(self, batch: Any, n: int, beginning: Beginning | None) -> tuple[Tensor, bool] | None:
-        """Repeats a forward pass of the loop as an extra pass, in the same modes. Nothing is counted or recorded.
+        """Repeats a forward pass of the loop as an extra pass, in the same modes. Nothing is recorded.
 
         Args:
             batch: The batch as it was yielded.
@@ -402,6 +402,8 @@ class ExtraPasses:
             before = rng.capture(device)
             with self._explain_errors(batch):
                 outputs, targets, layout = self._answer(module, batch, n)
+                self._cost.comparing += n * self._per_sample
+                self._cost.forward += n * self._per_sample
                 # The loop called its model directly, so its random numbers are not known and dropout cannot be repeated.
                 if beginning is None and not rng.equal(before, rng.capture(device)):
                     return None

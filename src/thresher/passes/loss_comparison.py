@@ -204,7 +204,8 @@ class Comparison:
         same = torch.isclose(repeated, loss, rtol=1e-3 if exact else 0.05, atol=1e-4 if exact else 1e-2, equal_nan=True)
         different = int((~same).sum())
         # After a difference there is nothing left to find out. State is settled before the warning, which a filter may raise.
-        trial, self._times = self._trial is not None, 0 if different else self._times - 1
+        trial = self._trial is not None
+        self._times = 0
         self._stop()
         if trial:
             self.can_choose = self._rows_apart and not different

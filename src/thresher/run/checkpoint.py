@@ -221,7 +221,7 @@ def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: t
         )
 
 
-SAMPLES = ("forward", "backward", "refresh", "scoring", "full_forward", "full_backward")
+SAMPLES = ("forward", "backward", "refresh", "scoring", "comparing", "full_forward", "full_backward")
 """Fields of `Cost` that count samples of one process."""
 
 

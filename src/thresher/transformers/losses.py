@@ -147,38 +147,28 @@ def _decodes(model: Any) -> bool:
     return getattr(getattr(model, "config", None), "is_encoder_decoder", False)
 
 
-TrainerLoss = Callable[[Any, Any], Tensor]
-"""`(compute_loss_func, num_items_in_batch) -> loss` of a trainer for one batch; its own loss if the function is None."""
+OwnLoss = Callable[[Any], tuple[Tensor, tuple[Tensor, Tensor]]]
+"""`num_items_in_batch -> (loss, positions)` of a trainer, with the positions of the outputs of the same forward pass."""
 
 
 def divides_by_total(
-    loss: TrainerLoss, losses: Losses, answer: Callable[[], tuple[Any, Tensor]], *, takes_total: bool
+    own: OwnLoss, losses: Losses, positions: tuple[Tensor, Tensor], *, takes_total: bool, scale: Tensor | float = 1.0
 ) -> bool | None:
     """Compares losses with the loss of a trainer, and returns whether the trainer divides by `num_items_in_batch`.
 
     Returns None if no position of the batch counts.
 
     Args:
-        loss: Function that computes the loss of the trainer in evaluation mode, with or without `compute_loss_func`.
+        own: Function that computes the loss of the trainer in evaluation mode.
         losses: Losses to compare.
-        answer: Function that returns two things: the model's outputs for inputs with labels, without the model's loss; and the
-            labels.
+        positions: The losses, and the mask of those that count, from a forward pass without labels.
         takes_total: Whether the trainer counts `num_items_in_batch`; some models accept it but ignore it.
+        scale: Factor of the trainer on the loss of a function, such as the number of processes.
 
     Raises:
         ValueError: The loss of the trainer differs.
     """
-    noted: list[tuple[Tensor, Tensor]] = []
-
-    def mean(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
-        noted.append(losses.by_position(outputs, labels))
-        return GivenLosses(*noted[-1]).plain()
-
-    def divided(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
-        return GivenLosses(*losses.by_position(outputs, labels), num_items_in_batch).plain()
-
-    of_mean = loss(mean, None)
-    of_training, valid = noted[0]
+    of_training, valid = positions
     if not valid.any():
         return None
     kind, way_out = "cross-entropy of its positions without labels", f"{GIVE_LOSSES} {_DECODER}"
@@ -186,19 +176,20 @@ def divides_by_total(
         kind, way_out = "loss of per_position=", _OTHER_LOSSES
     total = 2 * valid.sum() if takes_total else None
     try:
-        trainer_loss = loss(None, total)
+        trainer_loss, with_labels = own(total)
     except (TypeError, ValueError, KeyError) as error:
         raise ValueError(f"thresher.transformers.Selection: the trainer has no loss of its own ({error}). {way_out}") from error
-    by_total, by_mean = loss(divided, total), loss(mean, total)
+    by_mean = GivenLosses(*positions).plain() * scale
+    by_total = GivenLosses(*positions, total).plain() * scale
     divides = takes_total and bool((trainer_loss - by_total).abs() < (trainer_loss - by_mean).abs())
     follows = _same(trainer_loss, by_total if divides else by_mean)
     if not losses.is_given:
-        follows = follows and torch.allclose(of_training, losses.by_position(*answer())[0], rtol=1e-4, atol=1e-5)
+        follows = follows and torch.allclose(of_training, with_labels[0], rtol=1e-4, atol=1e-5)
     if not follows:
-        divisor = f" ({trainer_loss.item():.6g} with num_items_in_batch={total:.6g})" if takes_total else ""
+        divisor = f" with num_items_in_batch={total:.6g}" if takes_total else ""
         raise ValueError(
-            f"thresher.transformers.Selection: the loss of the trainer is {loss(None, None).item():.6g} on a batch{divisor}, "
-            f"but the mean {kind} is {of_mean.item():.6g}: the selection would train another loss. {way_out}"
+            f"thresher.transformers.Selection: the loss of the trainer is {trainer_loss.item():.6g} on a batch{divisor}, "
+            f"but the mean {kind} is {by_mean.item():.6g}: the selection would train another loss. {way_out}"
         )
     return divides
 

@@ -369,7 +369,9 @@ class Selection(Base):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self._head is not None:
             return self._loss_of_head(model, inputs, return_outputs, num_items_in_batch)
-        if self._divides is None or self._is_compared():
+        if self._only_counts:
+            return self._loss_of_trainer(model, inputs, return_outputs, num_items_in_batch)
+        if self._divides is None:
             self._compare(inputs, num_items_in_batch)
         if self._direct:
             outputs, labels = self._forward(model, inputs)
@@ -381,19 +383,38 @@ class Selection(Base):
         finally:
             self.compute_loss_func = own
 
+    @property
+    def _only_counts(self) -> bool:
+        """Whether every sample is trained on and no loss is recorded, so that the loss is the trainer's own."""
+        config = self.run._parts.config
+        whole = all(isinstance(method, FullData) for method in config.methods)
+        return whole and not config.observe and self._tokens is None
+
     def _is_compared(self) -> bool:
-        """Whether the loss of this batch is compared with the trainer's own loss."""
+        """Whether this batch is compared with what the selection assumes of the trainer."""
         return self.run.epoch == 0 and self._done & (self._done - 1) == 0  # batches 1, 2, 4, 8, ...
 
-    def _loss_of_head(self, model: Any, inputs: Any, return_outputs: bool, total: Any) -> Any:
-        """Returns the loss of the selected samples, from the outputs of the forward pass for the loss of the trainer."""
+    def _own_loss(self, model: Any, inputs: Any, total: Any) -> tuple[Tensor, Any]:
+        """Returns the trainer's own loss, and the outputs of its forward pass."""
         noted: list[Any] = []
         hook = model.register_forward_hook(lambda module, args, outputs: noted.append(outputs))
         try:
-            trainer_loss = super().compute_loss(model, inputs, num_items_in_batch=total)
+            return super().compute_loss(model, inputs, num_items_in_batch=total), noted[0]
         finally:
             hook.remove()
-        outputs, more = noted[0], aux_loss(self, noted[0], total)
+
+    def _loss_of_trainer(self, model: Any, inputs: Any, return_outputs: bool, total: Any) -> Any:
+        """Returns the trainer's own loss, because every sample is trained on: the run only counts."""
+        _, labels = self._parted(inputs)
+        loss, outputs = self._own_loss(model, {**inputs}, total)
+        takes_labels = self.label_smoother is None and self.compute_loss_func is None
+        self._reduced(inputs, without_loss(outputs) if takes_labels else outputs, labels)
+        return (loss, outputs) if return_outputs else loss
+
+    def _loss_of_head(self, model: Any, inputs: Any, return_outputs: bool, total: Any) -> Any:
+        """Returns the loss of the selected samples, from the outputs of the forward pass for the loss of the trainer."""
+        trainer_loss, outputs = self._own_loss(model, inputs, total)
+        more = aux_loss(self, outputs, total)
         lengths: Any = self._rows and self._rows[1]
         # The gradients are averaged over the processes, but `total` counts the positions of all processes.
         scale = self.accelerator.num_processes if self.args.average_tokens_across_devices and total is not None else 1
@@ -521,32 +542,41 @@ class Selection(Base):
     def _compare(self, inputs: Mapping[str, Any], total: Any) -> None:
         """Checks that the loss is that of the trainer; finds out whether it is divided by the positions of the whole step."""
         (_, labels), function_of_user = self._parted(inputs), self.compute_loss_func
-        compute, metrics = super().compute_loss, copy.deepcopy(getattr(self, "_metrics", None))
-        called: list[bool] = []
+        metrics = copy.deepcopy(getattr(self, "_metrics", None))
+        found: list[tuple[Tensor, Tensor]] = []
+        scale: Tensor | float = 1.0
 
-        def loss(function: Any, total: Any) -> Tensor:
-            if function is not None and self._direct:
-                return function(*self._forward(self.model, inputs), total)
-            self.compute_loss_func = function or function_of_user
-            return compute(self.model, {**inputs}, num_items_in_batch=total)
+        def note(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
+            found.append(self._losses.by_position(outputs, labels))
+            return torch.ones((), device=self.args.device)
+
+        def own(total: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            self.compute_loss_func = function_of_user
+            loss, outputs = self._own_loss(self.model, {**inputs}, total)
+            # A fused head returns no logits, and losses of the user's function are compared by the loss alone.
+            by_loss = self._losses.is_given or (isinstance(outputs, Mapping) and outputs.get("logits") is None)
+            return loss, found[0] if by_loss else self._losses.by_position(without_loss(outputs), labels)
 
         try:
             checked = isolated_pass([self.model], devices=[self.args.device])
             with checked, Attributes(self.model).in_place(), self.compute_loss_context_manager():
-                self._direct = False
                 if "labels" in inputs:  # elsewhere Trainer would call the function without labels
+                    self.compute_loss_func = note
                     with naming_collator(self._users_model()):
-                        loss(lambda *_, **__: called.append(True) or labels.new_zeros((), dtype=torch.float32), None)
-                self._direct = not called
+                        scale = super().compute_loss(self.model, {**inputs}, num_items_in_batch=total)
+                self._direct = not found
                 if self._direct and self.per_position is None:
                     raise ValueError(
                         f"thresher.transformers.Selection: compute_loss of {type(self).__name__} does not call "
                         f"compute_loss_func, as Trainer does, but computes another loss. {GIVE_LOSSES}"
                     )
-                divides = divides_by_total(
-                    loss, self._losses, lambda: (without_loss(self.model(**inputs)), labels), takes_total=total is not None
-                )
-                self._divides = divides if self._divides is None else self._divides
+                if self._direct:
+                    scale = 1.0
+                    note(*self._forward(self.model, inputs))
+                self._divides = divides_by_total(own, self._losses, found[0], takes_total=total is not None, scale=scale)
+                cost = self.run._parts.cost
+                cost.comparing += 2 * len(found[0][0])
+                cost.forward += 2 * len(found[0][0])
         finally:
             self.compute_loss_func = function_of_user
             if metrics is not None:  # metrics that trl's trainers record in every call

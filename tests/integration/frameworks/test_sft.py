@@ -160,3 +160,13 @@ def test_losses_that_take_logits_are_those_of_before(tmp_path):
     made.train()
     assert all(len(shape) == 3 for shape in shapes)
     assert shapes
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("method", [thresher.FullData(), 0.5, METHODS["infobatch"], METHODS["kakurenbo"]], ids=str)
+def test_a_hook_counts_what_the_cost_says(method, tmp_path):
+    made = cases.trainer(tmp_path, method, "float32", num_train_epochs=3)
+    rows = []
+    made.model.get_input_embeddings().register_forward_hook(lambda module, inputs, outputs: rows.append(len(outputs)))
+    made.train()
+    assert made.run.cost.forward == sum(rows)

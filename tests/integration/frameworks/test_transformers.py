@@ -85,6 +85,11 @@ def by_hand(folder, method, accumulate):
     return net, run, updates
 
 
+def without_forward(entry):
+    """An entry of the history without its forward passes, of which those that compare losses differ."""
+    return {name: value for name, value in entry.items() if name != "forward"}
+
+
 @pytest.mark.parametrize(("method", "accumulate"), depth([("infobatch", 3), ("kakurenbo", 3)],
                                                          [(name, every) for name in METHODS for every in (1, 3)]))  # fmt: skip
 def test_equals_a_plain_loop(method, accumulate, tmp_path):
@@ -94,7 +99,8 @@ def test_equals_a_plain_loop(method, accumulate, tmp_path):
     made.train()
     for name, value in net.state_dict().items():
         assert torch.allclose(made.model.state_dict()[name], value, atol=1e-6), name
-    assert [dict(entry) for entry in made.run.history] == [dict(entry) for entry in run.history]
+    assert [without_forward(entry) for entry in made.run.history] == [without_forward(entry) for entry in run.history]
+    assert made.run.cost.of_loop == run.cost.of_loop
     assert made.state.global_step == sum(updates) == made.run.cost.steps
     assert [step for _, step in made.evaluated] == torch.tensor(updates).cumsum(0).tolist()
     assert [epoch for epoch, _ in made.evaluated] == [1, 2, 3]
@@ -195,7 +201,7 @@ def test_token_selection(tmp_path):
         without_gradient = name.endswith("c_attn.bias")  # that of the keys, whose rounding errors Adam makes large
         assert without_gradient or torch.allclose(made.model.state_dict()[name], value, atol=1e-5), name
     assert torch.allclose(made.run.records["loss"], run.records["loss"], atol=1e-4)
-    counted = ("forward", "backward", "scoring", "steps")
+    counted = ("of_loop", "backward", "scoring", "steps")
     assert [getattr(made.run.cost, one) for one in counted] == [getattr(run.cost, one) for one in counted]
 
 
@@ -313,5 +319,39 @@ def test_bfloat16_has_one_forward_pass_and_no_fall_back(causal, tmp_path):
     trained.train()
     run = trained.run
     assert run.model.module.fallback is None
-    assert run.cost.forward == run.cost.full_forward == EPOCHS * N
+    assert run.cost.forward - run.cost.comparing == run.cost.full_forward == EPOCHS * N
     assert run.cost.backward == EPOCHS * ((N // BATCH) * (BATCH // 2) + N % BATCH)
+
+
+COUNTED = {
+    "full": thresher.FullData(),
+    "half": 0.5,
+    "infobatch": METHODS["infobatch"],
+    "kakurenbo": METHODS["kakurenbo"],
+    "selective_backprop": thresher.SelectiveBackprop(keep=0.5),
+    "uniform rows": thresher.UniformRows(keep=0.5),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("name", "passes"), [*((name, "auto") for name in COUNTED), ("selective_backprop", "twice")])
+def test_a_hook_counts_what_the_cost_says(name, passes, tmp_path):
+    """Each forward pass of the model counts, also those that compare losses; FullData makes none of these."""
+    settings = {} if passes == "auto" else {"with_selection_settings": {"forward_passes": passes}}
+    made = trainer(tmp_path, COUNTED[name], causal=True, **settings)
+    rows = []
+    made.model.get_input_embeddings().register_forward_hook(lambda module, inputs, outputs: rows.append(len(outputs)))
+    made.train()
+    assert made.run.cost.forward == sum(rows)
+    assert made.run.cost.comparing <= 4 * BATCH
+    assert name != "full" or made.run.cost.comparing == 0
+
+
+def test_full_data_is_the_plain_trainer_bit_for_bit_with_label_smoothing(tmp_path):
+    """The loss is the trainer's own, not one that is equal up to rounding."""
+    plain = trainer(tmp_path, causal=True, label_smoothing_factor=0.1)
+    plain.train()
+    made = trainer(tmp_path, thresher.FullData(), causal=True, label_smoothing_factor=0.1)
+    made.train()
+    for name, value in plain.model.state_dict().items():
+        assert torch.equal(made.model.state_dict()[name], value), name

@@ -40,3 +40,26 @@ def test_several_heads_of_new_inputs_are_counted_once():
         outputs = run.model(x * 2)
         (run.criterion(outputs, y) + run.criterion(outputs * 2, y)).backward()
     assert run.cost.forward == run.cost.backward == 64
+
+
+@pytest.mark.parametrize("towers", [2, 3])
+@pytest.mark.parametrize("method", [thresher.FullData(), thresher.InfoBatch()])
+def test_pairs_and_triplets_of_new_inputs_count_each_forward_pass(method, towers):
+    """A loss of pairs comes from several passes, whose inputs the loop has changed."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(48, 4) for _ in range(towers)]
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rows = []
+    model.register_forward_hook(lambda module, args, outputs: rows.append(len(outputs)))
+    loader = DataLoader(TensorDataset(*inputs), 8, shuffle=True)
+    run = thresher.attach(method, loader=loader, criterion=None, model=model, optimizer=optimizer, epochs=3)
+    for _ in range(3):
+        for batch in run.loader:
+            first, *others = [run.model(part * 2) for part in batch]
+            losses = sum((first - other).pow(2).sum(1) for other in others)
+            run.reduce(losses, ids=run.ids).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.cost.forward == run.cost.backward == sum(rows)
+    assert run.cost.full_forward == towers * 48 * 3

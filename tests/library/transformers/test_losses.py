@@ -40,30 +40,29 @@ def test_losses_of_the_user():
     assert losses_of(nn.Linear(1, 1), losses.by_position).is_given
 
 
-def trainer_loss(logits, *, total, scale=1.0):
+def trainer_loss(losses, *, total, scale=1.0):
     """The loss of a trainer, whose logits with labels are LOGITS."""
 
-    def loss(function, num_items):
-        if function is not None:
-            return function({"logits": logits}, LABELS, num_items_in_batch=num_items)
+    def loss(num_items):
         value = nn.functional.cross_entropy(LOGITS.mT, LABELS, reduction="sum") * scale
-        return value / (num_items if total and num_items is not None else (LABELS != -100).sum())
+        value = value / (num_items if total and num_items is not None else (LABELS != -100).sum())
+        return value, losses.by_position({"logits": LOGITS}, LABELS)
 
     return loss
 
 
-def answer():
-    return {"logits": LOGITS}, LABELS
-
-
 @pytest.mark.parametrize(("total", "takes"), [(True, True), (False, True), (False, False)])
 def test_the_loss_of_the_trainer(total, takes):
-    losses, settings = ClassLosses(shifts=False), {"takes_total": takes}
-    assert divides_by_total(trainer_loss(LOGITS, total=total), losses, answer, **settings) == total
+    losses = ClassLosses(shifts=False)
+    positions = losses.by_position({"logits": LOGITS}, LABELS)
+    assert divides_by_total(trainer_loss(losses, total=total), losses, positions, takes_total=takes) == total
+    doubled = trainer_loss(losses, total=total, scale=2.0)  # as of two processes that average tokens
+    assert divides_by_total(doubled, losses, positions, takes_total=takes, scale=2.0) == total
     with pytest.raises(ValueError, match=r"the loss of the trainer is .* but the mean cross-entropy of its positions without"):
-        divides_by_total(trainer_loss(LOGITS, total=total, scale=1.001), losses, answer, **settings)
+        divides_by_total(trainer_loss(losses, total=total, scale=1.001), losses, positions, takes_total=takes)
     others = LOGITS + 1e-3 * torch.tensor([1.0, -1.0, 0.0, 0.0])
     with pytest.raises(ValueError, match="decoder_input_ids"):
-        divides_by_total(trainer_loss(others, total=total), losses, answer, **settings)
+        positions = losses.by_position({"logits": others}, LABELS)
+        divides_by_total(trainer_loss(losses, total=total), losses, positions, takes_total=takes)
     assert without_loss((1, 2)) == (2,)
     assert without_loss({"loss": 1}) == {"loss": 1}
