@@ -84,7 +84,7 @@ def test_the_warm_up_trains_on_every_row_and_scores_none(settings):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert train(run, optimizer, 2) == 2 * [8, 8, 8, 8, 8, 8, 2]
-    assert (run.cost.scoring, run.cost.forward, run.cost.backward) == (0, 2 * N, 2 * N)
+    assert (run.cost.scoring, run.cost.of_loop, run.cost.backward) == (0, 2 * N, 2 * N)
     train(run, optimizer)
     assert run.cost.scoring == N and run.cost.backward < 3 * N
 
@@ -127,7 +127,7 @@ def test_counters(method, passes, keeps, sizes):
         cost, entry = run.cost, run.history[-1]
         scoring = candidates * epoch if passes == "twice" and not isinstance(method, RandomBackprop) else 0
         forward = candidates * epoch if passes != "twice" and not isinstance(method, RandomBackprop) else keeps * epoch
-        assert (cost.scoring, cost.forward) == (scoring, scoring + forward)
+        assert (cost.scoring, cost.of_loop) == (scoring, forward)
         assert cost.backward == keeps * epoch == int(run.trained.sum())
         assert cost.steps == len(sizes) * epoch
         assert cost.full_forward == cost.full_backward == N * epoch
@@ -922,7 +922,7 @@ def test_refreshed_samples_are_scored_by_nobody():
     hidden = sum(entry["refreshed"] for entry in run.history)
     assert hidden == cost.refresh > 0
     assert cost.scoring == 3 * N - hidden
-    assert cost.forward == cost.scoring + cost.refresh + cost.backward
+    assert cost.forward == cost.scoring + cost.refresh + cost.comparing + cost.backward
     assert torch.isfinite(run.records["loss"]).all()
 
 

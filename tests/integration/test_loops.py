@@ -196,9 +196,9 @@ def test_the_step_of_the_last_batch_comes_before_the_plan():
     for _ in range(2):
         for batch in list(run.loader):
             step(run, optimizer, batch)
-    assert seen == [True] * (5 + 4 + 2)  # in each epoch, one more forward pass is compared with the loop's
+    assert seen == [True] * (5 + 4 + 1)  # one more forward pass is compared with the loop's
     assert torch.isfinite(run.records["loss"]).all()
-    assert seen == [True] * 11 + [False, False]
+    assert seen == [True] * 10 + [False, False]
     assert run.history[1]["steps"] == 4
 
 

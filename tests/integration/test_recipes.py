@@ -77,7 +77,7 @@ def crosses(history):
 
 
 def len_of(history):
-    return history[0]["forward"]
+    return history[0]["backward"]
 
 
 def test_another_method_in_fewer_epochs(tmp_path):

@@ -198,6 +198,11 @@ class ExtraPasses:
         return self._model is not None and self._reader.criterion is not None
 
     @property
+    def have_compared(self) -> bool:
+        """Whether a batch was compared, perhaps before the run was saved."""
+        return self._cost.comparing > 0
+
+    @property
     def is_plain(self) -> bool:
         """Whether forward passes of the run call `model(batch[0])`, because `attach` got no `forward`."""
         return self._forward is None

@@ -65,6 +65,7 @@ class Comparison:
         if (
             (use is not None or self._trial is not None)
             and self._times
+            and not self._passes.have_compared
             and self._passes.possible
             and self._passes.repeatable
             and replayed

@@ -71,7 +71,7 @@ def _is_to_save(method: Any) -> bool:
     return not (draws or isinstance(method, FullData) or 1 in (getattr(method, "keep", 0), getattr(method, "share", 0)))
 
 
-COUNTED = ("forward", "backward", "refresh", "scoring", "steps", "full_forward", "full_backward")
+COUNTED = ("forward", "backward", "refresh", "scoring", "comparing", "steps", "full_forward", "full_backward")
 """Fields of `Cost` whose values per epoch are in the history."""
 
 

@@ -264,7 +264,10 @@ class Selection(Base):
             ValueError: A setting is not supported, or the checkpoint has no state of the run.
         """
         check_settings_of(self)
-        self._saved, self._divides = self._state_of(resume_from_checkpoint), None
+        self._saved = self._state_of(resume_from_checkpoint)
+        saved = self._saved or {}
+        self._divides = saved.get("divides")
+        self._direct = saved.get("direct", False)
         try:
             output = super().train(resume_from_checkpoint, *args, **kwargs)
         except BaseException:
@@ -432,6 +435,7 @@ class Selection(Base):
         with self._users_scheduler() as pace:
             super()._save_optimizer_and_scheduler(output_dir)
         state = {"run": self.run.state_dict(), "epoch": self.run.epoch, "batches": self._done, "pace": pace}
+        state |= {"divides": self._divides, "direct": self._direct}
         if self.args.should_save:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             torch.save(state | {"processes": self.args.world_size}, Path(output_dir) / FILE)

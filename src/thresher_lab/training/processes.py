@@ -18,7 +18,18 @@ from thresher import ShardedSampler, Shuffle, loader_settings
 OF_BATCHES = "batch_"
 """Prefix of the entries of a batch method beside a method of another stage."""
 OF_SCORES = ("scores_forward", "scores_backward")
-OF_ROWS = ("forward", "backward", "refresh", "scoring", "full_forward", "full_backward", "candidates", "selected", *OF_SCORES)
+OF_ROWS = (
+    "forward",
+    "backward",
+    "refresh",
+    "scoring",
+    "comparing",
+    "full_forward",
+    "full_backward",
+    "candidates",
+    "selected",
+    *OF_SCORES,
+)
 """Entries of the costs and of the history that each process counts for its own rows."""
 
 

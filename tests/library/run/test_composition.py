@@ -236,7 +236,7 @@ def test_a_survey_tells_of_every_sample_and_is_counted():
     told = shown[0][1]
     assert torch.allclose(told["error"], error, atol=1e-6)
     assert torch.allclose(told["feature"], hidden, atol=1e-6)
-    assert (run.cost.scoring, run.cost.forward) == (N, 2 * N)
+    assert (run.cost.scoring, run.cost.forward - run.cost.comparing) == (N, 2 * N)
     assert set(shown[0][0]) == {"loss", "weight"}
     assert not net[2]._forward_pre_hooks
 

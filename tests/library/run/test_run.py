@@ -185,7 +185,7 @@ def test_compiled_models(inside):
             run.criterion(call(x), y).backward()
             optimizer.step()
     assert torch.isfinite(run.records["loss"]).all()
-    assert run.cost.forward == 2 * N
+    assert run.cost.forward - run.cost.comparing == 2 * N
 
 
 def test_the_watched_model_is_the_users():
@@ -315,7 +315,7 @@ def test_refresh(mode):
     assert net.training
     assert not net.norm.training
     assert run.cost.refresh == 20
-    assert run.cost.forward == 2 * N
+    assert run.cost.forward - run.cost.comparing == 2 * N
     assert run.cost.backward == 2 * N - 20
     if mode == "eval":
         with torch.no_grad():
@@ -478,15 +478,16 @@ def test_cost_and_history():
     assert math.isnan(run.cost.ratio())
     train(run, optimizer, 3)
     cost = run.cost
-    assert (cost.forward, cost.backward, cost.refresh, cost.scoring) == (3 * N, 3 * N - 40, 40, 0)
+    assert (cost.forward - cost.comparing, cost.backward, cost.refresh, cost.scoring) == (3 * N, 3 * N - 40, 40, 0)
+    assert cost.comparing == B
     assert (cost.full_forward, cost.full_backward, cost.steps) == (3 * N, 3 * N, 6 + 4 + 4)
-    assert cost.ratio(2.0) == pytest.approx((3 * N + 2 * (3 * N - 40)) / (9 * N))
+    assert cost.ratio(2.0) == pytest.approx((3 * N + B + 2 * (3 * N - 40)) / (9 * N))
     entry = run.history[1]
     assert entry["kept"] == N - 20
     assert entry["refreshed"] == 20
     assert entry["lr_scale"] == 1.5
     assert entry["note"] == 0.25
-    assert (entry["forward"], entry["backward"], entry["steps"]) == (N, N - 20, 4)
+    assert (entry["forward"], entry["backward"], entry["steps"]) == (N + B, N - 20, 4)
     assert [e["epoch"] for e in run.history] == [0, 1, 2]
     assert "of full training" in str(cost)
     assert "epoch 3 of 4" in repr(run)
