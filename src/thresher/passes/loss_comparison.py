@@ -188,9 +188,11 @@ class Comparison:
                 "loop. Training continues without this comparison."
             )
             return
-        if repeated is not None:
-            self._repeated, self._exact = repeated
-            self._rows_apart = self._passes.can_choose(batch, n)
+        if repeated is None:  # random losses: those of other batches would be, too
+            self._stop()
+            return
+        self._repeated, self._exact = repeated
+        self._rows_apart = self._passes.can_choose(batch, n)
 
     def compare(self) -> None:
         """Compares the losses of a batch that were computed in both ways, and warns if they differ."""
