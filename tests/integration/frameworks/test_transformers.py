@@ -87,7 +87,7 @@ def by_hand(folder, method, accumulate):
 
 def without_forward(entry):
     """An entry of the history without its forward passes, of which those that compare losses differ."""
-    return {name: value for name, value in entry.items() if name != "forward"}
+    return {name: value for name, value in entry.items() if name not in ("forward", "comparing")}
 
 
 @pytest.mark.parametrize(("method", "accumulate"), depth([("infobatch", 3), ("kakurenbo", 3)],
