@@ -8,6 +8,7 @@ the cost of a side.
 """
 
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,9 +18,50 @@ from typing import Any
 
 import torch
 
-from thresher_lab.advise.pace import Spent, take_turns, torch_threads
+from thresher_lab.advise.pace import Spent, torch_threads
 
 AGAIN = "{} again (A/A)"
+
+
+def take_turns(
+    sides: Sequence[Callable[[], Spent]],
+    *,
+    rounds: int,
+    seed: int,
+    calls: int = 1,
+    warm_up: int = 1,
+    last: Sequence[Callable[[], Spent] | None] = (),
+) -> list[list[Spent]]:
+    """Calls functions that time themselves, in turns and in an order that is drawn anew each time.
+
+    Args:
+        sides: The functions to compare.
+        rounds: Number of rounds.
+        seed: Random seed of the order; no global random state is used.
+        calls: Number of calls of each function in a round.
+        warm_up: Number of calls of each function before the first round, which are not counted.
+        last: Functions that are called at the end of each round, one per side; None where a side has none.
+
+    Returns:
+        Seconds of each side in each round, summed over the calls of the round.
+    """
+    draw, order = random.Random(seed), list(range(len(sides)))
+    for _ in range(warm_up):
+        for side in sides:
+            side()
+    times: list[list[Spent]] = [[] for _ in sides]
+    for _ in range(rounds):
+        of_round: list[list[Spent]] = [[] for _ in sides]
+        for _ in range(calls):
+            draw.shuffle(order)
+            for i in order:
+                of_round[i].append(sides[i]())
+        for i, finish in enumerate(last):
+            if finish is not None:
+                of_round[i].append(finish())
+        for of_side, found in zip(times, of_round, strict=True):
+            of_side.append(Spent(sum(spent.wall for spent in found), sum(spent.cpu for spent in found)))
+    return times
 
 
 @dataclass(frozen=True)

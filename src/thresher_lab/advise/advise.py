@@ -18,7 +18,7 @@ from thresher_lab.tasks.script import errors_placed
 from thresher_lab.training.store import versions
 
 PLANNED_EPOCHS = 20
-SECONDS = 30.0
+SECONDS = 20.0
 INPUT_BOUND = 0.5
 """Share of a step spent waiting for the loader from which the loader is the bottleneck."""
 LITTLE = 0.25
@@ -52,7 +52,7 @@ def advise(
         epochs: Number of epochs of the planned training. Default: 20.
         budget: Shares of the cost of full training to pay, each within (0, 1). Default: half.
         data: Folder with the data, for tasks that take one.
-        seconds: Time limit, in seconds, after which no further round of timing begins. Default: 30.
+        seconds: Time limit, in seconds, after which no further round of timing begins. Default: 20.
         seed: Random seed of the training and of the samples that are drawn. Default: 0.
         threads: Number of CPU threads of torch. Default: 1, as in a comparison.
         announce: Function that is called with a line about what is done now. Default: none.

@@ -157,6 +157,8 @@ class TimedTraining:
             as_number(self._training.evaluate(self._model))
         evaluation = self._since(begun)
         samples = self._draw_samples(step["loader"].wall)
+        self._announce("tracing the model")
+        fallback = self._why_not_traced(samples[0])
         rounds = self._measure_rounds(samples, step)
         on_one_thread = self._device.type == "cpu" and torch.get_num_threads() == 1
         return self._result(
@@ -164,7 +166,7 @@ class TimedTraining:
             sum(part.wall for part in step.values()),
             evaluation_s=evaluation.cpu if on_one_thread else evaluation.wall,
             sizes=self._sizes_of(samples),
-            fallback=self._why_not_traced(samples[0]),
+            fallback=fallback,
             busy=bool(was_busy or is_busy()),
         )
 
@@ -176,20 +178,22 @@ class TimedTraining:
         return Spent(end.wall - begun.wall, end.cpu - begun.cpu)
 
     def _typical_step(self) -> dict[str, Spent]:
-        """Returns the times of a step; the first one counts only if it is fast, because much is set up in it."""
-        begun = self._clock()
-        step = self._whole_step(2 * SLOW_STEP)
-        if self._since(begun).wall <= SLOW_STEP:
-            return step
-        return self._whole_step(SLOW_STEP)
+        """Returns the times of a step; a slow first one is repeated, because much is set up in it, such as a compiled model."""
+        first = self._clock()
+        try:
+            return self._whole_step()
+        except _TooSlowError:
+            if self._since(first).wall > 2 * SLOW_STEP:
+                raise
+        return self._whole_step()
 
-    def _whole_step(self, limit: float) -> dict[str, Spent]:
-        """Times a step with loading, and stops between its parts if a time limit is over."""
+    def _whole_step(self) -> dict[str, Spent]:
+        """Times a step with loading, and stops after the part in which it becomes too slow."""
         begun = self._clock()
         self._begun = begun.wall
 
         def check() -> None:
-            if self._since(begun).wall > limit:
+            if self._since(begun).wall > SLOW_STEP:
                 raise _TooSlowError
 
         batch = to_device(next(iter(self._training.loader)), self._device)

@@ -29,7 +29,7 @@ def advise(
     training: Annotated[str, typer.Argument(metavar="TASK|FILE.py:FUNCTION", help=TRAINING_HELP)],
     epochs: Annotated[int, typer.Option(min=1, help="Number of epochs of the training that you plan.")] = 20,
     budget: Annotated[str, typer.Option(help=BUDGET_HELP)] = "0.5",
-    seconds: Annotated[float, typer.Option(help=SECONDS_HELP)] = 30.0,
+    seconds: Annotated[float, typer.Option(help=SECONDS_HELP)] = 20.0,
     json: JsonOption = None,
     threads: Annotated[int, typer.Option(min=1, help=THREADS_HELP)] = 1,
     data: DataOption = None,

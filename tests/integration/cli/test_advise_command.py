@@ -32,7 +32,7 @@ def test_a_task_gives_words_and_figures(tmp_path):
     given = ["--budget", "0.5,25%", "--epochs", "4", "--seconds", "2", "--json", str(out)]
     done = subprocess.run([*PROCESS, "advise", "digits@200", *given], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    stages = ("loading torch", "reading the data", "timing one step", "calling `evaluate` once", "timing the parts of a step")
+    stages = ("loading torch", "reading the data", "timing one step", "calling `evaluate`", "tracing", "timing the parts")
     for line, stage in zip(done.stderr.splitlines(), stages, strict=True):
         assert line.startswith(f"advise: {stage}")
     found = json.loads(out.read_text())

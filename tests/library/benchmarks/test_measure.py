@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import overhead
-from benchmarks.measure import Row, Side, compare, judgment, lines, median_interval
+from benchmarks.measure import Row, Side, compare, judgment, lines, median_interval, take_turns
 
 from depth import depth, in_verify
+from thresher_lab.advise.pace import Spent
 
 
 def test_interval_of_21_values_by_hand() -> None:
@@ -132,3 +133,12 @@ def test_unknown_table_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         overhead.main(["--only", "nothing"])
     assert "invalid choice" in capsys.readouterr().err
+
+
+def test_what_was_put_off_is_done_once_a_round_and_counts() -> None:
+    seen: list[str] = []
+    sides = [lambda: seen.append("a") or Spent(1.0, 2.0), lambda: seen.append("b") or Spent(3.0, 4.0)]
+    last = [None, lambda: seen.append("rest of b") or Spent(10.0, 20.0)]
+    assert take_turns(sides, rounds=2, seed=0, calls=3, warm_up=0, last=last) == [[(3.0, 6.0)] * 2, [(19.0, 32.0)] * 2]
+    assert [sorted(seen[i : i + 7]) for i in (0, 7)] == [["a"] * 3 + ["b"] * 3 + ["rest of b"]] * 2
+    assert seen[6] == seen[13] == "rest of b"
