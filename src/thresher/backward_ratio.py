@@ -72,9 +72,11 @@ class Stopwatch:
             if self._device.type == "cuda":
                 if not pair[3].query():
                     continue
-                forward, backward = pair[0].elapsed_time(pair[1]), pair[2].elapsed_time(pair[3])
+                forward = pair[0].elapsed_time(pair[1])
+                backward = pair[2].elapsed_time(pair[3])
             else:
-                forward, backward = pair[1] - pair[0], pair[3] - pair[2]
+                forward = pair[1] - pair[0]
+                backward = pair[3] - pair[2]
             share = self._shares.get(id(pair), 1.0)
             if forward > 0 and share > 0:
                 ratios.append(backward / forward / share)

@@ -184,7 +184,8 @@ class DataMap(Mapping[str, NDArray[Any]]):
         if by_class:
             if "label" not in self:
                 raise ValueError("suspects: the classes are not known: pass run.data_map(labels=...)")
-            labels, place = self["label"][seen][order], np.empty(len(seen))
+            labels = self["label"][seen][order]
+            place = np.empty(len(seen))
             for one in np.unique(labels):
                 rows = np.flatnonzero(labels == one)
                 place[rows] = np.arange(len(rows)) / len(rows)

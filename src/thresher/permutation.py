@@ -59,9 +59,12 @@ class Permutation:
         if not 0 <= n <= MOST:
             raise ValueError(f"Permutation: `n` must be a number of ids from 0 to 2^62, got {n}")
         self.n = n
-        bits, rounds = max(1, (n - 1).bit_length()), rounds or (ROUNDS_OF_FEW if n <= FEW else ROUNDS)
+        bits = max(1, (n - 1).bit_length())
+        rounds = rounds or (ROUNDS_OF_FEW if n <= FEW else ROUNDS)
         kind = self._kind = np.uint32 if bits <= 32 else np.uint64
-        self._last, self._mask, self._shift = kind(max(0, n - 1)), kind(2**bits - 1), kind((bits + 1) // 2)
+        self._last = kind(max(0, n - 1))
+        self._mask = kind(2**bits - 1)
+        self._shift = kind((bits + 1) // 2)
         keys = [key % 2**bits for key in seeds(2 * rounds, seed, epoch, n, OWN_KEYS)]
         keys, factors = keys[:rounds], [key | 1 for key in keys[rounds:]]
         self._rounds = [(kind(key), kind(factor)) for key, factor in zip(keys, factors, strict=True)]
@@ -114,7 +117,8 @@ class Permutation:
             mix(walking)
             words[outside] = walking
             still = np.flatnonzero(walking > self._last)
-            outside, walking = outside.take(still), walking.take(still)
+            outside = outside.take(still)
+            walking = walking.take(still)
         return words
 
     def _mix(self, words: Words) -> None:

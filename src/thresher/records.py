@@ -77,7 +77,8 @@ class Records(Mapping[str, Tensor]):
 
     def __init__(self, columns: Mapping[str, Column], n: int, device: torch.device) -> None:
         self.columns = dict(columns)
-        self.n, self.epoch = n, 0
+        self.n = n
+        self.epoch = 0
         self._data = {
             name: torch.full((n,), column.fill, dtype=column.dtype, device=device) for name, column in self.columns.items()
         }

@@ -18,11 +18,14 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-EASY_REWARD, HARD_REWARD = 0.98, 0.11
+EASY_REWARD = 0.98
+HARD_REWARD = 0.11
 """A prompt is too easy at a mean reward of 0.98 or more, and too hard at 0.11 or less, as published."""
 LEAST_CHANCE = 0.01
 """Least probability with which a prompt gets rollouts."""
-STEP, LOWEST, HIGHEST = 0.01, 0.05, 0.95
+STEP = 0.01
+LOWEST = 0.05
+HIGHEST = 0.95
 """By how much the factors in `Exploration` change after a training step, and their least and largest value."""
 
 
@@ -268,7 +271,8 @@ def preflight(rewards: ArrayLike | Tensor, *, middle: float = 0.5) -> Preflight:
     values = torch.as_tensor(rewards, dtype=torch.float64, device="cpu")
     if values.dim() != 2 or values.shape[1] < 2 or not len(values):
         raise ValueError(f"preflight: `rewards` must have shape (P, G), P >= 1 and G >= 2, got {tuple(values.shape)}")
-    dead, mean = ~has_signal(values), values.nanmean(1)
+    dead = ~has_signal(values)
+    mean = values.nanmean(1)
     easy = dead & (mean >= middle)
     sizes = [2**power for power in range(1, values.shape[1].bit_length()) if 2**power <= values.shape[1]]
     shares = [float(one.double().mean()) for one in (dead, easy, dead & ~easy)]
@@ -277,7 +281,8 @@ def preflight(rewards: ArrayLike | Tensor, *, middle: float = 0.5) -> Preflight:
 
 def _dead_with(rewards: Tensor, size: int) -> float:
     """Returns the mean probability that `size` of the rollouts of a prompt, drawn at random, have no two different rewards."""
-    group, none = rewards.shape[1], rewards.isnan().sum(1)
+    group = rewards.shape[1]
+    none = rewards.isnan().sum(1)
 
     def all_among(count: Tensor) -> Tensor:
         places = torch.arange(size, dtype=torch.float64)
@@ -312,7 +317,8 @@ class Uniform:
     def __init__(self, prompts: int, *, seed: int = 0) -> None:
         if prompts < 1:
             raise ValueError(f"{type(self).__name__}: `prompts` must be 1 or more, got {prompts}")
-        self.prompts, self.generator = prompts, torch.Generator().manual_seed(seed)
+        self.prompts = prompts
+        self.generator = torch.Generator().manual_seed(seed)
         self.queue = torch.empty(0, dtype=torch.int64)
 
     def propose(self, k: int) -> list[int]:
@@ -350,7 +356,8 @@ class Uniform:
     def _next(self, k: int) -> Tensor:
         while len(self.queue) < k:
             self.queue = torch.cat((self.queue, torch.randperm(self.prompts, generator=self.generator)))
-        ids, self.queue = self.queue[:k], self.queue[k:]
+        ids = self.queue[:k]
+        self.queue = self.queue[k:]
         return ids
 
 
@@ -376,7 +383,8 @@ class Greso(Uniform):
 
     def propose(self, k: int) -> list[int]:
         """Returns the ids of the k prompts to sample rollouts for next."""
-        chances, prompts = rollout_chances(self.easy, self.hard, self.bases), torch.empty(0, dtype=torch.int64)
+        chances = rollout_chances(self.easy, self.hard, self.bases)
+        prompts = torch.empty(0, dtype=torch.int64)
         while len(prompts) < k:
             missing = k - len(prompts)
             prompts = torch.cat((prompts, choose_prompts(self._next(missing), chances, missing, self.generator)))
@@ -387,9 +395,12 @@ class Greso(Uniform):
         scored = ~rewards.isnan().all(1)
         if not scored.any():
             return
-        known, rewards = torch.tensor(ids)[scored.cpu()], rewards[scored].cpu()
-        same, mean = ~has_signal(rewards), rewards.nanmean(1)
-        easy, hard = same & (mean >= 0.5), same & (mean < 0.5)
+        known = torch.tensor(ids)[scored.cpu()]
+        rewards = rewards[scored].cpu()
+        same = ~has_signal(rewards)
+        mean = rewards.nanmean(1)
+        easy = same & (mean >= 0.5)
+        hard = same & (mean < 0.5)
         self.easy[known] = torch.where(easy, self.easy[known] + 1, 0)
         self.hard[known] = torch.where(hard, self.hard[known] + 1, 0)
         self.bases = self.bases.adjusted(float(easy.double().mean()), float(hard.double().mean()))
@@ -433,7 +444,9 @@ class Thompson(Uniform):
             wanted = "`target` must be within (0, 1), `decay` within (0, 1] and `pool` 1 or more"
             raise ValueError(f"Thompson: {wanted}, got {target}, {decay} and {pool}")
         self.passed, self.failed = (torch.ones(prompts, dtype=torch.float64) for _ in range(2))
-        self.target, self.decay, self.pool = target, decay, pool
+        self.target = target
+        self.decay = decay
+        self.pool = pool
 
     def propose(self, k: int) -> list[int]:
         """Returns the ids of the k prompts in a random pool whose draws are nearest to the target."""
@@ -456,6 +469,8 @@ class Thompson(Uniform):
         """
         if bool((rewards < 0).any()) or bool((rewards > 1).any()):
             raise ValueError("Thompson: rewards must be within [0, 1]; scale the rewards, or use Greso or Uniform")
-        known, passed, seen = torch.tensor(ids), rewards.double().nansum(1).cpu(), (~rewards.isnan()).sum(1).double().cpu()
+        known = torch.tensor(ids)
+        passed = rewards.double().nansum(1).cpu()
+        seen = (~rewards.isnan()).sum(1).double().cpu()
         self.passed[known] = self.decay * self.passed[known] + (1 - self.decay) + passed
         self.failed[known] = self.decay * self.failed[known] + (1 - self.decay) + seen - passed

@@ -50,7 +50,8 @@ class Scores:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ids, values = _on_host(self.ids), _on_host(self.values).float()
+        ids = _on_host(self.ids)
+        values = _on_host(self.values).float()
         # -0.0 becomes 0.0, and every NaN the same NaN: tables with equal values then have equal bits.
         values = torch.where(values.isnan(), torch.nan, values + 0.0)
         labels = None if self.labels is None else _on_host(self.labels)

@@ -8,10 +8,16 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-OUTSIDE, LOADING, STEPS = "outside", "loading", "steps"
+OUTSIDE = "outside"
+LOADING = "loading"
+STEPS = "steps"
 """Parts of the training loop: work outside training, waiting for a batch, and training steps."""
 
-PLANNING, REFRESH, SCORING_PASS, TRACING, ATTRIBUTION = "planning", "refresh", "scoring", "tracing", "attribution"
+PLANNING = "planning"
+REFRESH = "refresh"
+SCORING_PASS = "scoring"
+TRACING = "tracing"
+ATTRIBUTION = "attribution"
 """Parts of Thresher, which full training does not have."""
 
 PARTS = (LOADING, STEPS, PLANNING, REFRESH, SCORING_PASS, TRACING, ATTRIBUTION)
@@ -33,7 +39,8 @@ class Timing:
         `switch` would cost more."""
         self.entries: list[dict[str, Any]] = []
         """The time of each epoch that this process has finished, as `close` returns it."""
-        self._part, self._since = OUTSIDE, time.perf_counter()
+        self._part = OUTSIDE
+        self._since = time.perf_counter()
         self._spent: dict[str, float] = dict.fromkeys((OUTSIDE, *PARTS), 0.0)
 
     def switch(self, to: str) -> str:
@@ -42,9 +49,11 @@ class Timing:
         Args:
             to: Part that the time from now on counts for.
         """
-        now, before = time.perf_counter(), self._part
+        now = time.perf_counter()
+        before = self._part
         self._spent[before] += now - self._since
-        self._part, self._since = to, now
+        self._part = to
+        self._since = now
         return before
 
     def close(self, *, epoch: int, tracing_s: float) -> dict[str, Any]:
@@ -76,7 +85,8 @@ class Timing:
         self.drop()
 
     def _restart(self) -> None:
-        self._spent, self.attribution_s = dict.fromkeys(self._spent, 0.0), 0.0
+        self._spent = dict.fromkeys(self._spent, 0.0)
+        self.attribution_s = 0.0
 
 
 def time_by_part(entries: Iterable[Mapping[str, float]]) -> str:

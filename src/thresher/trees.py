@@ -54,7 +54,8 @@ def leaves(tree: Any, *, objects: bool = True) -> list[Tensor]:
         elif isinstance(part, tuple | list):
             parts = part
         elif inside or is_dataclass(part):
-            parts, inside = [getattr(part, name) for name in attributes_of(part)], inside and is_dataclass(part)
+            parts = [getattr(part, name) for name in attributes_of(part)]
+            inside = inside and is_dataclass(part)
         else:
             continue
         todo += [(one, inside) for one in reversed(parts)]

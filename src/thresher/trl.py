@@ -117,7 +117,9 @@ def attach(trainer: Any, policy: Any = None, *, rollouts: int | None = None, ref
         _check_refill(trainer, cap)
         policy = Uniform(len(trainer.train_dataset), seed=trainer.args.seed) if policy is None else policy
     trainer.__class__ = type(f"Selected{type(trainer).__name__}", (Selection, type(trainer)), {})
-    trainer._policy, trainer._rollouts, trainer._picks = policy, rollouts, Picks()
+    trainer._policy = policy
+    trainer._rollouts = rollouts
+    trainer._picks = Picks()
     trainer._cap = cap if refill else None
     return trainer._picks
 
@@ -142,7 +144,8 @@ def _check_trainer(trainer: Any) -> None:
     refused = [reason for reason, holds in reasons.items() if holds]
     if refused:
         raise ValueError(f"thresher.trl.attach: skipping rows would change gradients. Not supported: {'; '.join(refused)}.")
-    args, batches = trainer.args, trainer.args.steps_per_generation * trainer.num_iterations
+    args = trainer.args
+    batches = trainer.args.steps_per_generation * trainer.num_iterations
     if args.save_strategy == "steps" and args.save_steps * args.gradient_accumulation_steps % batches:
         warn(
             f"TRL resumes exactly only from a checkpoint between two generations: save_steps={args.save_steps} x "
@@ -203,7 +206,8 @@ class Selection:
         inputs = super()._prepare_inputs(generation_batch)  # pyright: ignore[reportAttributeAccessIssue]
         if not trainer.model.training:
             return inputs
-        picks, rows = self._picks, len(inputs["advantages"])
+        picks = self._picks
+        rows = len(inputs["advantages"])
         keep = _rows_to_keep(inputs, trainer.accelerator)
         if len(keep) < rows:
             inputs = without_other_rows(inputs, keep, trainer.loss_type)
@@ -226,7 +230,9 @@ class Selection:
     def _made(self, make: Any, inputs: Any, count: int) -> tuple[dict[str, Any], Tensor]:
         """Generates rollouts of `count` prompts. Returns those of this rank, and which groups of all ranks have a signal."""
         trainer: Any = self
-        world, rank, group = trainer.accelerator.num_processes, trainer.accelerator.process_index, trainer.num_generations
+        world = trainer.accelerator.num_processes
+        rank = trainer.accelerator.process_index
+        group = trainer.num_generations
         ids: list[int] = []
         if self._policy is not None:
             # Every rank draws the same prompts and takes its part of them. The prompts that the loader has read are not used.
@@ -248,9 +254,14 @@ class Selection:
         If `cap` is reached first, groups without a signal fill up the batch.
         """
         trainer: Any = self
-        world, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
-        size, most, asked = self._rollouts or trainer.num_generations, int(cap * wanted) // world * world, wanted
-        full, with_signal, without = wanted // world * size, [], []
+        world = trainer.accelerator.num_processes
+        rank = trainer.accelerator.process_index
+        size = self._rollouts or trainer.num_generations
+        most = int(cap * wanted) // world * world
+        asked = wanted
+        full = wanted // world * size
+        with_signal = []
+        without = []
         while True:
             here = signal.view(world, -1)[rank].repeat_interleave(size)
             with_signal.append(_rows(made, here))
@@ -273,7 +284,9 @@ class Selection:
     def _of_some_rollouts(self, made: Any, rewards: Tensor, count: int) -> Any:
         """Keeps the rollouts of each group whose rewards vary most, and computes their advantages relative to each other."""
         trainer: Any = self
-        world, rank, group = trainer.accelerator.num_processes, trainer.accelerator.process_index, trainer.num_generations
+        world = trainer.accelerator.num_processes
+        rank = trainer.accelerator.process_index
+        group = trainer.num_generations
         chosen = choose_rollouts(rewards.nan_to_num(nan=0.0), count)
         kept = rewards.nan_to_num(nan=0.0).gather(1, chosen)
         advantages = group_advantages(kept) if trainer.scale_rewards == "group" else kept - kept.mean(1, keepdim=True)

@@ -24,7 +24,9 @@ def warn(message: str) -> None:
     packages = [sys.modules[name] for name in ("thresher", "torch") if name in sys.modules]
     inside = tuple(str(Path(str(package.__file__)).parent) + os.sep for package in packages)
     # Python has `skip_file_prefixes` for this from 3.12 on.
-    frame, level = sys._getframe(1), 2
+    frame = sys._getframe(1)
+    level = 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
-        frame, level = frame.f_back, level + 1
+        frame = frame.f_back
+        level = level + 1
     warnings.warn(message, stacklevel=level)

@@ -39,7 +39,8 @@ def identity_of(outputs: Any, targets: Any) -> CallIdentity | None:
 def _origin(tensor: Tensor) -> tuple[Any, ...] | None:
     # By autograd node and not by memory: outputs that the loop changed in place keep their memory, but are other outputs.
     # Reshapes are skipped: a loop often reshapes the outputs of the loss for a log, which must not count as a second loss.
-    node, number = tensor.grad_fn, tensor.output_nr
+    node = tensor.grad_fn
+    number = tensor.output_nr
     while node is not None and node.name().split("Backward")[0] in ROW_MAJOR:
         node, number = node.next_functions[0]
     return None if node is None else (node._sequence_nr(), number, tuple(tensor.shape))
@@ -108,7 +109,8 @@ def credited_before(
     """
     if not isinstance(call, tuple) or batch is None:
         return None
-    made, origin = call[0], meter.passes.origin(outputs)
+    made = call[0]
+    origin = meter.passes.origin(outputs)
     returned = meter.passes.pass_with(made[0][0]) is origin
     credit = None
     for one in calls:
@@ -201,8 +203,12 @@ class Entry:
     def __init__(
         self, attribution: Attribution, signals: EntrySignals, call: CallIdentity | None, rows: Tensor | None, backwards: int
     ) -> None:
-        self.attribution, self.key = attribution, attribution.key
-        self.signals, self.call, self.rows, self.backwards = signals, call, rows, backwards
+        self.attribution = attribution
+        self.key = attribution.key
+        self.signals = signals
+        self.call = call
+        self.rows = rows
+        self.backwards = backwards
         self.end = next_node()
         """Sequence number of the first autograd node created after this loss."""
 
@@ -244,7 +250,9 @@ class StepAccumulator:
     """
 
     def __init__(self, records: Records, meter: Meter, trained: Records, *, count_steps: bool) -> None:
-        self._records, self.meter, self._count_steps = records, meter, count_steps
+        self._records = records
+        self.meter = meter
+        self._count_steps = count_steps
         self.ids_repeat = True
         """Whether a sample can come twice in an epoch, so that the order of writes matters."""
         self._open: list[Entry] = []
@@ -256,7 +264,8 @@ class StepAccumulator:
         self._size = 0
         self._lost: dict[ForwardPass, int] = {}
         """For each forward pass, the number of its backward passes that ran before gradients were last set to zero."""
-        self.counts, self._uncounted_samples = trained, 0
+        self.counts = trained
+        self._uncounted_samples = 0
         self._trained: list[Tensor] = []
         self.doubts: list[Tensor] = []
         """Results of comparisons on the device, shape (), bool. They are read at the end of the epoch; all must be true."""
@@ -338,7 +347,9 @@ class StepAccumulator:
         # A new forward pass after a backward pass (SAM, PGD, LBFGS) takes the place of the first one. Without a backward pass
         # in between, both losses are trained on, and add up. Signals such as `correct` are those of the first loss.
         if later and more.backwards > same.backwards:
-            same.signals, same.rows, same.instead = more.signals, more.rows, None
+            same.signals = more.signals
+            same.rows = more.rows
+            same.instead = None
         else:
             if later:
                 earlier = [] if same.instead is None else same.instead[0]
@@ -347,7 +358,10 @@ class StepAccumulator:
         if later:
             # Before the next line: `calls` is made of the fields that it overwrites.
             same.more = same.calls
-            same.call, same.end, same.origin, same.backwards = more.call, more.end, origin, more.backwards
+            same.call = more.call
+            same.end = more.end
+            same.origin = origin
+            same.backwards = more.backwards
         else:
             same.more += (CreditedCall(more.call, more.end, origin),)
         same.dirty = True
@@ -401,7 +415,8 @@ class StepAccumulator:
         """Adds the losses of others to those of an entry for the samples in both; if `again`, keeps the losses of the entry."""
         # The others are written first: written after this entry, their smaller losses would replace the sums.
         self.flush()
-        ids, values = entry.attribution.ids, dict(entry.values())
+        ids = entry.attribution.ids
+        values = dict(entry.values())
         # The sort is stable: the last of equal ids belongs to the latest entry, which has the sum of those before it. Shared
         # rows are marked by a mask, because selecting them would wait for the device.
         every, order = torch.cat([other.attribution.ids for other in others]).sort(stable=True)
@@ -419,7 +434,8 @@ class StepAccumulator:
             values |= {name: torch.where(seen, both, values[name]) for name, both in add_up(earlier, values).items()}
         entry.fresh = ~seen
         # Without keys, a further loss of these rows comes here again; `_credit_again` would change only one of the entries.
-        entry.signals, entry.key = values, None
+        entry.signals = values
+        entry.key = None
         for other in others:
             other.key = None
 
@@ -520,7 +536,9 @@ class StepAccumulator:
 
     def _write_waiting(self) -> None:
         # If an id can come twice, steps are written one by one: in a joint write, an earlier loss could replace a later one.
-        waiting, self._waiting, self._size = self._waiting, [], 0
+        waiting = self._waiting
+        self._waiting = []
+        self._size = 0
         if waiting and not self.ids_repeat and _alike(waiting):
             ids = torch.cat([entry.attribution.ids for entry in waiting])
             self._records.write(ids, _together([entry.signals for entry in waiting]))
@@ -529,7 +547,8 @@ class StepAccumulator:
             self._write(entry)
 
     def _write(self, entry: Entry) -> None:
-        values, certain = entry.values(), None
+        values = entry.values()
+        certain = None
         # The flags are not read here, because that would wait for the device. A false one keeps these rows out of the records,
         # and raises an error at the end of the epoch.
         if entry.attribution.holds:

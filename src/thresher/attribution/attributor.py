@@ -80,7 +80,8 @@ class HeldBatches:
 
     def forget(self) -> None:
         """Releases all batches, because training continues from another point."""
-        self.recent, self._waiting = [], []
+        self.recent = []
+        self._waiting = []
         self._older.clear()
 
     def newest_trained(self, yielded: int) -> int | None:
@@ -102,7 +103,8 @@ class HeldBatches:
             made_for: Numbers of the batches that the model computed the outputs for; empty if unknown.
             first_of_epoch: Number of the first batch of this epoch.
         """
-        known, in_step = self.known, {entry.attribution.batch for entry in self._accumulator.open}
+        known = self.known
+        in_step = {entry.attribution.batch for entry in self._accumulator.open}
         without = [batch for batch in known if not self._accumulator.has_credited(batch)]
         # A released batch can be in `made_for`, but not in `known`. So an empty list means that no held batch can be right.
         origins = [batch for batch in known if batch.number in made_for]
@@ -167,10 +169,14 @@ class Attributor:
         timing: Timing,
     ) -> None:
         self._timing = timing
-        self._tracker, self._accumulator, self._untouched = tracker, accumulator, tracker.untouched
+        self._tracker = tracker
+        self._accumulator = accumulator
+        self._untouched = tracker.untouched
         self.meter = accumulator.meter
         """Counts the samples that go through the model."""
-        self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
+        self._ids_end = samples or ANY_ID
+        self._device = device
+        self.unknown_rows = unknown_rows
         self.trains_model = False
         """Whether a loss of the run's own model was recorded; losses of other models are then ignored."""
         self._batches = HeldBatches(accumulator)
@@ -225,7 +231,8 @@ class Attributor:
         call = identity_of(outputs, targets)
         if self._was_stepped(outputs, call, attribution):
             return None
-        weights, measures = self._weights_of(attribution), perf_counter()
+        weights = self._weights_of(attribution)
+        measures = perf_counter()
         value, found, *rows = measure(outputs, targets, attribution, weights, None)
         measured = perf_counter()
         self._accumulator.credit(attribution, found, outputs, outputs, rows[0] if rows else None, call)
@@ -238,7 +245,8 @@ class Attributor:
 
     def _was_stepped(self, outputs: Any, call: CallIdentity | None, attribution: Attribution) -> bool:
         """Whether an earlier step had a loss of these outputs. Then this loss is only computed, and not recorded."""
-        batch, open_now = attribution.batch, self._accumulator.open
+        batch = attribution.batch
+        open_now = self._accumulator.open
         # An entry of a prefetched batch can be in the last step and in the current one: its further losses still count.
         over = [entry for entry in self._accumulator.over if entry.attribution.batch is batch and entry not in open_now]
         calls = [one for entry in over if same_samples(entry.attribution, attribution) for one in entry.calls]

@@ -101,7 +101,8 @@ class Meter:
     def _judge_rows(self) -> None:
         """Notes whether the loop put only a part of the latest batch through the model."""
         # Micro-batches add up to the whole batch, and a skipped batch adds nothing: only a remainder shows a part.
-        counts, now = self._counts, (self.of_loop(), self.reached)
+        counts = self._counts
+        now = (self.of_loop(), self.reached)
         if (now[0] - counts.at_batch[0]) % counts.size or (now[1] - counts.at_batch[1]) % counts.size:
             counts.in_parts = True
         counts.at_batch = now
@@ -116,7 +117,8 @@ class Meter:
         self._begin_window()
 
     def _begin_window(self) -> None:
-        cost, passed = self.cost, self.of_loop()
+        cost = self.cost
+        passed = self.of_loop()
         self.reached = 0
         self._counts = LoaderPass((passed, cost.full_forward, cost.full_backward, cost.steps), self.evaluated, (passed, 0))
 
@@ -134,7 +136,8 @@ class Meter:
             batch: Number of the batch of the inputs; None if the inputs do not show it.
             shapes: First two dimensions of the inputs, if these do not show the number of samples.
         """
-        one, self.passes.subset = self.passes.subset, None
+        one = self.passes.subset
+        self.passes.subset = None
         if one is None:
             one = ForwardPass(self, first, n)
             one.shapes = shapes
@@ -143,9 +146,11 @@ class Meter:
         else:
             # `subset_backward` registered this pass when it began. Now its inputs and its whole span of nodes are known;
             # the span may enclose passes that were added since, so that the search by number must not stop early.
-            one.first, one.last = first, next_node()
+            one.first = first
+            one.last = next_node()
             self.passes.in_order = self.passes.in_order and self.passes.latest[-1:] == [one]
-            one.n, one.named = n or one.rows, True
+            one.n = n or one.rows
+            one.named = True
         one.batch = one.inputs_of = batch
         self.cost.forward += one.n
 
@@ -247,7 +252,8 @@ class Meter:
         for one, new in self._fresh:
             one.add(int(new))
         self._fresh.clear()
-        cost, counts = self.cost, self._counts
+        cost = self.cost
+        counts = self._counts
         # Computed anew from the start of the pass: the user may read the cost at any time, and must not change it by reading.
         before, full_forward, full_backward, steps = counts.start
         in_parts = False
@@ -262,7 +268,8 @@ class Meter:
             more_backward = 0 if unseen else _more(backward, self.reached, counts.yielded)
             cost.full_forward += more_forward - counts.more_forward
             cost.full_backward += more_backward - counts.more_backward
-            counts.more_forward, counts.more_backward = more_forward, more_backward
+            counts.more_forward = more_forward
+            counts.more_backward = more_backward
             uncertain = passed % counts.yielded or self.reached % counts.yielded
             in_parts = bool(uncertain and counts.in_parts and (forward != counts.yielded or backward != counts.yielded))
         uncredited = any(one.uncredited for one in self.passes.latest)

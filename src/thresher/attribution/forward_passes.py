@@ -56,9 +56,16 @@ class ForwardPass:
     __torch_unserializable__ = True
 
     def __init__(self, meter: Any, first: int, n: int | None, *, by_model: bool = True, rows: int = 0) -> None:
-        self.meter, self.first, self.last, self.by_model = meter, first, next_node(), by_model
-        self.n, self.named = n or 0, n is not None
-        self.task, self.backwards, self.rows, self.within = -1, 0, rows, _task()
+        self.meter = meter
+        self.first = first
+        self.last = next_node()
+        self.by_model = by_model
+        self.n = n or 0
+        self.named = n is not None
+        self.task = -1
+        self.backwards = 0
+        self.rows = rows
+        self.within = _task()
         self.batch: int | None = None
         self.inputs_of: int | None = None
         self.shapes: Sequence[Sequence[int]] = ()
@@ -112,7 +119,8 @@ class ForwardPass:
     def name_by_rows(self) -> None:
         """Counts the forward pass of `subset_backward` once a loss or a backward pass shows that the loop trains on it."""
         if not self.named:
-            self.named, self.n = True, self.rows
+            self.named = True
+            self.n = self.rows
             self.meter.cost.forward += self.rows
 
     @property
@@ -153,7 +161,8 @@ class ForwardPasses:
     """
 
     def __init__(self, parameters: Callable[[], Iterable[Tensor]] | None, forgets: Callable[[ForwardPass], None]) -> None:
-        self.parameters, self._forgets = parameters, forgets
+        self.parameters = parameters
+        self._forgets = forgets
         self.latest: list[ForwardPass] = []
         """The passes, the last one at the end."""
         self.subset: ForwardPass | None = None
@@ -215,11 +224,13 @@ class ForwardPasses:
         if not self.latest:
             return
         # Nodes older than the first remembered pass cannot lead to one: the walk ends there, not at the start of the graph.
-        oldest, left = self.latest[0].first, MOST_OPERATIONS
+        oldest = self.latest[0].first
+        left = MOST_OPERATIONS
         todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
         seen = set(todo)
         while todo and left:
-            node, left = todo.pop(), left - 1
+            node = todo.pop()
+            left = left - 1
             number = node._sequence_nr()
             if (one := self.pass_with(number)) is not None:
                 yield one
@@ -241,10 +252,12 @@ class ForwardPasses:
         if self.parameters is None:
             return True
         trained = {id(parameter) for parameter in self.parameters()}
-        todo, left = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None], MOST_OPERATIONS
+        todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
+        left = MOST_OPERATIONS
         seen = set(todo)
         while todo and left:
-            node, left = todo.pop(), left - 1
+            node = todo.pop()
+            left = left - 1
             # AccumulateGrad, the node at each leaf of the graph, has a `variable`: the parameter itself.
             if id(getattr(node, "variable", None)) in trained:
                 return True
@@ -264,7 +277,8 @@ class ForwardPasses:
         if self.parameters is None:
             return True
         todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
-        seen, variables = set(todo), list[Tensor]()
+        seen = set(todo)
+        variables = list[Tensor]()
         while todo and len(seen) < MOST_NODES:
             node = todo.pop()
             one = self.pass_with(node._sequence_nr())

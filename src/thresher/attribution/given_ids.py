@@ -24,7 +24,8 @@ class Suspicion:
     """
 
     def __init__(self) -> None:
-        self._number, self._log_chance = torch.tensor(-1), torch.tensor(0.0, dtype=torch.float64)
+        self._number = torch.tensor(-1)
+        self._log_chance = torch.tensor(0.0, dtype=torch.float64)
         self._before: Tensor | None = None
 
     def grows(self, moved: Tensor, found: Tensor, number: int, values: Tensor, few: Tensor) -> Tensor:
@@ -38,13 +39,16 @@ class Suspicion:
             few: Whether the values can be labels of a few classes, shape (), bool.
         """
         # Branches would read flags on the device, and so wait for it in each step. Every case is a `where` for this reason.
-        device, before = moved.device, self._before
-        last, total = self._number.to(device), self._log_chance.to(device)
+        device = moved.device
+        before = self._before
+        last = self._number.to(device)
+        total = self._log_chance.to(device)
         both = values if before is None else torch.cat([before.to(device), values], 1)
         more = total + _log_chance(values[0], values[1], few)
         grown = torch.where(last == number, total, torch.where(few & _is_function(both), 0.0, more))
         grown = torch.where(moved, grown, 0.0)
-        self._log_chance, self._number = torch.where(found, grown, total), torch.where(found, number, last)
+        self._log_chance = torch.where(found, grown, total)
+        self._number = torch.where(found, number, last)
         same_size = before is not None and before.shape == values.shape
         self._before = torch.where(found, values, before.to(device)) if before is not None and same_size else values
         return moved & found & (self._log_chance < LOG_CHANCE)
@@ -114,7 +118,8 @@ def moved_among_samples(
             there = values[:, 0].sum(1) == values[:, 1].sum(1)
             # The first tensor that has the values; a branch on the flags would wait for the device.
             origin = there.int().argmax().view(1)
-            values, few = values.index_select(0, origin)[0], few.index_select(0, origin)[0]
+            values = values.index_select(0, origin)[0]
+            few = few.index_select(0, origin)[0]
             flags.append(suspicion.grows(there.any() & ~in_order, missing, batch.number, values, few))
     return flags
 

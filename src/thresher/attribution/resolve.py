@@ -122,7 +122,8 @@ def follow_rows(outputs: Tensor, returned: Mapping[GraphPlace, TrackedTensor]) -
         return None
     start = outputs.grad_fn._sequence_nr(), outputs.output_nr
     # Nodes older than every returned tensor are inside of the model or before it: what happened there does not count.
-    oldest, states = min(returned)[0], dict[GraphPlace, Followed]()
+    oldest = min(returned)[0]
+    states = dict[GraphPlace, Followed]()
     # A stack in place of recursion, which a long chain of operations would drive into Python's limit.
     todo: list[tuple[Any, GraphPlace]] = [(outputs.grad_fn, start)]
     while todo:
@@ -166,7 +167,8 @@ def _after(node: Any, number: int, all_operands: Sequence[_Operand | None]) -> F
     operands = [one for one in all_operands if one is not None]
     if not operands:
         return None
-    name, shape = node.name(), _shape(node, number)
+    name = node.name()
+    shape = _shape(node, number)
     kind = name.split("Backward")[0]
     if kind in ROW_MAJOR:
         return _reshape(operands[0].state, shape, name)
@@ -222,7 +224,8 @@ def _positive(dims: Sequence[int], dimensions: int) -> set[int]:
 def _indexes_in_order(indices: Sequence[Tensor | None], rows: int) -> bool:
     """Whether advanced indexing keeps the order of the rows."""
     # An index on a device is not read, since that would wait for it: it counts as one that may move rows.
-    first, indexed = indices[0], [i for i, index in enumerate(indices) if index is not None]
+    first = indices[0]
+    indexed = [i for i, index in enumerate(indices) if index is not None]
     if first is None:
         return indexed == list(range(indexed[0], indexed[-1] + 1))  # else the indexed dimensions come first
     if first.device.type != "cpu" or first.dtype == torch.bool or first.shape[:1] != (rows,) or first.numel() != rows:
@@ -294,7 +297,8 @@ def layout_of(batch: Any, n: int, targets: Any) -> RowLayout:
         AttributionError: The targets are in another order than the samples, or their rows are unknown.
     """
     # A tracker of its own: `forward` runs in extra passes, whose batches must not count as yielded.
-    tracker, known = RowTracker(), [leaf for leaf in leaves(batch) if leaf.dim() and len(leaf) == n]
+    tracker = RowTracker()
+    known = [leaf for leaf in leaves(batch) if leaf.dim() and len(leaf) == n]
     ids = torch.arange(n, device=known[0].device if known else None)
     record = YieldedBatch(ids, 0)
     tracker.remember_batch(record, known)
@@ -548,7 +552,8 @@ class _Case:
             return same
         for tensor in rows.batch.tensors:
             lookup = self.tracker.look(tensor)
-            per_row, k = tensor.numel() // len(tensor), flat.shape[1]
+            per_row = tensor.numel() // len(tensor)
+            k = flat.shape[1]
             # A tensor that was changed in place since it was yielded has no rows, and is no evidence.
             if lookup.rows is None or not (k == per_row or (tensor.dim() == 2 and 1 < k < per_row)):
                 continue
@@ -565,7 +570,8 @@ def _describe(lookups: list[Lookup]) -> str:
 
 
 def _description(lookup: Lookup) -> str:
-    rows, note = lookup.rows, lookup.description
+    rows = lookup.rows
+    note = lookup.description
     if rows is None:
         return note
     place = f"rows {rows.start}:{rows.start + rows.step * rows.n}:{rows.step} of batch {rows.batch.number}"
@@ -626,7 +632,8 @@ def _batch_of(stated: StatedIds, shown: Sequence[YieldedBatch]) -> YieldedBatch 
 
 def _check_rows(stated: StatedIds, own: Rows | None, rows: Rows, case: _Case) -> tuple[Tensor, ...]:
     """Compares ids with the rows that a tensor names; returns the flags that are still on a device."""
-    ids, repeat = stated.ids, stated.repeat
+    ids = stated.ids
+    repeat = stated.repeat
     if repeat is not None and rows.repeat not in (1, repeat):
         raise case.refusal(f"`repeat` is {repeat}, but tensors have {rows.repeat} rows per sample", REPEAT_OF_TENSORS)
     if own is not None and own.key == rows.key:

@@ -73,7 +73,8 @@ class YieldedBatch:
 
     def forget(self) -> None:
         """Releases the tensors."""
-        self.tensors, self.marked = (), ()
+        self.tensors = ()
+        self.marked = ()
 
     def forget_all_but_labels(self) -> None:
         """Releases all tensors but small ones that can be labels."""

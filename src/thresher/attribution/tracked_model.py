@@ -63,7 +63,9 @@ class TrackedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; with gradients enabled, remembers the rows of its outputs."""
         members = self.__dict__
-        module, tracker, timer = members["module"], members["_tracked_by"], members["_timed_by"]
+        module = members["module"]
+        tracker = members["_tracked_by"]
+        timer = members["_timed_by"]
         if torch.compiler.is_compiling():  # before the clock, which a compiler refuses
             return module(*args, **kwargs)
         begin = perf_counter()
@@ -79,9 +81,11 @@ class TrackedModel(nn.Module):
         if members["on_forward"] is not None:
             members["on_forward"](members["autocast"])
         # Before the call: a model may change its inputs in place, and the nodes of the pass are those made after this number.
-        inputs, first = tracker.look_inputs((args, kwargs)), next_node()
+        inputs = tracker.look_inputs((args, kwargs))
+        first = next_node()
         # An earlier subset may be left over from a call of the model itself, or from one that failed.
-        call, members["_counted_by"].passes.subset = members["_called"], None
+        call = members["_called"]
+        members["_counted_by"].passes.subset = None
         measures = timer.running and module.training
         calls = perf_counter()
         outputs = timer.forward(lambda: call(*args, **kwargs)) if measures else call(*args, **kwargs)

@@ -37,12 +37,15 @@ class SampleDimension:
             tensors: All tensors of a batch, in the order of the batch.
             n: Number of samples in the batch.
         """
-        self.unclear, kept = None, []
+        self.unclear = None
+        kept = []
         for place, tensor in enumerate(tensors):
             # Learned by the place in the batch, because inputs can have the time first and labels the samples. A batch of one
             # sample shows nothing.
-            known, shape = (len(tensors), place, tensor.dim()), tensor.shape
-            first, second = tensor.dim() > 0 and shape[0] == n, tensor.dim() > 1 and shape[1] == n
+            known = (len(tensors), place, tensor.dim())
+            shape = tensor.shape
+            first = tensor.dim() > 0 and shape[0] == n
+            second = tensor.dim() > 1 and shape[1] == n
             if tensor.dim() > 1 and first != second and n > 1:
                 self._is_first[known] = first
             if first and (n == 1 or not second or self._is_first.get(known, False)):
@@ -128,7 +131,8 @@ class RowTracker(Uncopied):
             batch: The batch, with its ids.
             tensors: All tensors of the batch; tensors without a certain dimension of the samples are left out.
         """
-        n, self.latest = len(batch.ids), batch
+        n = len(batch.ids)
+        self.latest = batch
         rows = Rows(batch, 0, 1, n, 1)
         if self.sample_dimension is None:
             batch.tensors = tuple([tensor for tensor in tensors if tensor.dim() and tensor.shape[0] == n])
@@ -197,7 +201,8 @@ class RowTracker(Uncopied):
             return NOT_YIELDED
         # Several batches lie in one storage if a collate_fn returns views of one big tensor. If two of them can be meant,
         # nothing is certain; a batch that has its loss, as one of the epoch before, does not count.
-        lookup, changed = None, None
+        lookup = None
+        changed = None
         for tracked in reversed(known):
             rows = tracked.locate(*layout)
             if rows is None:

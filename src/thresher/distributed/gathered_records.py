@@ -39,7 +39,8 @@ class WriteBuffer:
             rows: Values by field, each of shape (n,); the fields and data types must be the same in every call.
         """
         # Copied, because the loop may write into its tensors before the rows are sent.
-        n, done = len(next(iter(rows.values()))), 0
+        n = len(next(iter(rows.values())))
+        done = 0
         while done < n:
             if not self._left:
                 # The memory of large blocks is returned to the system when they are cleared; the memory of many small ones is
@@ -50,7 +51,9 @@ class WriteBuffer:
             for name, block in self._blocks[-1].items():
                 place = len(block) - self._left
                 block[place : place + part] = rows[name][done : done + part]
-            done, self._rows, self._left = done + part, self._rows + part, self._left - part
+            done = done + part
+            self._rows = self._rows + part
+            self._left = self._left - part
 
     def pieces(self) -> Iterator[dict[str, Tensor]]:
         """Yields the rows in the order of `add`, up to `BLOCK` at a time."""
@@ -61,10 +64,13 @@ class WriteBuffer:
 
     def clear(self) -> None:
         """Removes all rows."""
-        self._blocks, self._rows, self._left = [], 0, 0
+        self._blocks = []
+        self._rows = 0
+        self._left = 0
 
 
-ID, FIRST = "#id", "#first"
+ID = "#id"
+FIRST = "#first"
 """Fields of buffered rows in addition to the fields of the columns."""
 
 
@@ -100,7 +106,9 @@ class GatheredRecords(Records):
         sent: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         super().__init__(columns, n if world.is_first else 0, device)
-        self._world, self._device, self._write_buffer = world, device, WriteBuffer()
+        self._world = world
+        self._device = device
+        self._write_buffer = WriteBuffer()
         # A rank buffers its rows of a whole epoch, so the size of an id matters.
         self._id_dtype = torch.int32 if n < 2**31 else torch.int64
         self._fields = [name for name, signal in self.written.items() if signal != EPOCH]
@@ -122,7 +130,8 @@ class GatheredRecords(Records):
         if self._by_function:
             rows[FIRST] = torch.as_tensor(first, device=ids.device).expand(len(ids))
         for name in self._fields:
-            signal, column = self.written[name], self.columns[name]
+            signal = self.written[name]
+            column = self.columns[name]
             new = values[signal] if callable(column.merge) else values[signal].to(self._sent.get(name, column.dtype))
             # Rank 0 adds up what it receives, so if rows are written again with another value, the difference is sent.
             rows[name] = new - before[signal].to(column.dtype) if before is not None and column.merge == "sum" else new
@@ -147,7 +156,8 @@ class GatheredRecords(Records):
         """Writes rows to columns; no two rows may have the same sample."""
         ids = rows[ID].long()
         for name, signal in self.written.items():
-            merge, column = self.columns[name].merge, columns[name]
+            merge = self.columns[name].merge
+            column = columns[name]
             new = torch.full_like(ids, self.epoch) if signal == EPOCH else rows[name]
             if callable(merge):
                 self._merge(column, ids, new, merge, rows.get(FIRST, True))

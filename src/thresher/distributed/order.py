@@ -40,13 +40,17 @@ class KeptOrder:
     """
 
     def __init__(self, piece: Piece, n: int, keeps: Keeps, world: World, unit: int = UNIT) -> None:
-        self._piece, self._n, self._keeps, self._unit = piece, n, keeps, unit
+        self._piece = piece
+        self._n = n
+        self._keeps = keeps
+        self._unit = unit
         units = -(-n // unit)
         # The same number of units for each rank, because `gather` needs arrays of one shape; units after the end are cut off
         # below.
         per = -(-units // world.size)
         # Counts are enough: a rank knows the order and the plan, and computes the ids of a unit again when it needs them.
-        first, last = min(units, world.rank * per), min(units, (world.rank + 1) * per)
+        first = min(units, world.rank * per)
+        last = min(units, (world.rank + 1) * per)
         counts = np.zeros(per, dtype=np.uint16)
         # In pieces, because the ids of all units of a rank at once would take 8 bytes per sample.
         for begin in range(first, last, AT_ONCE):
@@ -103,7 +107,8 @@ def take_cyclic(piece: Piece, total: int, begin: int, end: int) -> NDArray[np.in
         >>> take_cyclic(lambda begin, end: np.arange(10, 13)[begin:end], 3, 1, 8)
         array([11, 12, 10, 11, 12, 10, 11])
     """
-    parts, place = [np.empty(0, dtype=np.int64)], begin
+    parts = [np.empty(0, dtype=np.int64)]
+    place = begin
     while place < end:
         first = place % total
         parts.append(piece(first, min(total, first + end - place)))
@@ -131,7 +136,10 @@ class RankOrder:
     """
 
     def __init__(self, piece: Piece, total: int, rank: int, size: int, *, drop_last: bool = False) -> None:
-        self._piece, self._total, self._rank, self._size = piece, total, rank, size
+        self._piece = piece
+        self._total = total
+        self._rank = rank
+        self._size = size
         # The same number of rows on all ranks: if a rank had one step less, the others would wait for it in their all-reduce.
         self._rows = total // size if drop_last else -(-total // size)
 
@@ -146,7 +154,8 @@ class RankOrder:
             end: Number after the last row.
         """
         # Reads the rows of all ranks and keeps every W-th: ids are small, and `take_cyclic` reads only contiguous positions.
-        begin, end = min(begin, self._rows) * self._size, min(end, self._rows) * self._size
+        begin = min(begin, self._rows) * self._size
+        end = min(end, self._rows) * self._size
         return take_cyclic(self._piece, self._total, begin, end)[self._rank :: self._size]
 
 
@@ -172,7 +181,11 @@ class RankBatches:
     """
 
     def __init__(self, piece: Piece, total: int, rank: int, size: int, *, batch: int, drop_last: bool = False) -> None:
-        self._piece, self._total, self._rank, self._size, self._batch = piece, total, rank, size, batch
+        self._piece = piece
+        self._total = total
+        self._rank = rank
+        self._size = size
+        self._batch = batch
         # Only full batches on all ranks: if a rank had one step less, the others would wait for it in their all-reduce.
         all_ranks = batch * size
         self._rows = (total // all_ranks if drop_last else -(-total // all_ranks)) * batch
@@ -187,7 +200,8 @@ class RankBatches:
             begin: Number of the first row, 0 or more.
             end: Number after the last row.
         """
-        parts, end = [np.empty(0, dtype=np.int64)], min(end, self._rows)
+        parts = [np.empty(0, dtype=np.int64)]
+        end = min(end, self._rows)
         while begin < end:
             # A batch at a time, because the rows of a rank are contiguous within a batch only.
             step, row = divmod(begin, self._batch)

@@ -213,7 +213,9 @@ class ProcessWorld(World):
         rank = dist.get_rank(group)
         if rank < 0:
             raise RuntimeError("`process_group` does not contain this process; pass a group that does")
-        self.rank, self.size, self._group = rank, dist.get_world_size(group), group
+        self.rank = rank
+        self.size = dist.get_world_size(group)
+        self._group = group
         nccl = dist.get_backend(group) == "nccl"
         if not nccl:
             _let_threads_of_gloo_end()
@@ -228,7 +230,8 @@ class ProcessWorld(World):
         # first.
         whole: Any = dist.group.WORLD
         group: Any = self._group or whole
-        store, room = whole.get_group_store(), f"thresher/{group.group_name}/{dist.get_global_rank(group, 0)}"
+        store = whole.get_group_store()
+        room = f"thresher/{group.group_name}/{dist.get_global_rank(group, 0)}"
         place = f"{room}/{store.add(f'{room}/over', 0)}"
         store.set(f"{place}/rank/{self.rank}", "here")
         if store.add(place, 1) == self.size:

@@ -126,7 +126,8 @@ class CallInside:
     """
 
     def __init__(self, model: DistributedDataParallel, module: nn.Module) -> None:
-        self._model, self._module = model, module
+        self._model = model
+        self._module = module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model with the same arguments, and returns its result."""

@@ -34,7 +34,8 @@ class EpochBatches(OfUser):
 
     def __init__(self, loader: SelectedLoader, begins: Callable[[int], None], *, resumes: bool) -> None:
         self._user: Any = loader
-        self._begins, self._resumes = begins, resumes
+        self._begins = begins
+        self._resumes = resumes
         self._current: EpochPass | None = None
         self._length: int | None = None
 
@@ -72,7 +73,9 @@ class EpochPass:
     """
 
     def __init__(self, loader: SelectedLoader, begins: Callable[[int], None]) -> None:
-        self._loader, self._begins, self._batches = loader, begins, None
+        self._loader = loader
+        self._begins = begins
+        self._batches = None
 
     def begin(self) -> None:
         """Begins the epoch, or continues an interrupted epoch."""
@@ -177,7 +180,8 @@ class CriterionInPlace:
     """
 
     def __init__(self, own: Any, run: Run) -> None:
-        self._own, self._run = own, run
+        self._own = own
+        self._run = run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the criterion of the run."""
@@ -198,7 +202,8 @@ def check_processes(state: dict[str, Any]) -> None:
     Raises:
         ValueError: Another number of processes saved the state.
     """
-    before, now = len(state["ranks"]), distributed.get_world_size() if has_group() else 1
+    before = len(state["ranks"])
+    now = distributed.get_world_size() if has_group() else 1
     if before != now:
         raise ValueError(
             f"thresher.lightning.Selection: the checkpoint was saved by {before} processes, but now there are {now}. Use the "
@@ -438,7 +443,10 @@ class Selection(Callback):
         **settings: Any,
     ) -> None:
         check_further_settings(settings)
-        self.method, self.criterion, self.model, self.settings = method, criterion, model, settings
+        self.method = method
+        self.criterion = criterion
+        self.model = model
+        self.settings = settings
         self._run: Run | None = None
         self._saved: dict[str, Any] | None = None
         self._saved_schedulers: list[Any] = []
@@ -477,7 +485,10 @@ class Selection(Callback):
         if stage != "fit":
             return
         check_trainer(trainer)
-        self._run, self._batches, self._saved, self._searches = None, None, None, False
+        self._run = None
+        self._batches = None
+        self._saved = None
+        self._searches = False
         source = trainer.fit_loop._data_source
         make_loader = source.dataloader
 
@@ -515,7 +526,8 @@ class Selection(Callback):
         self._own_loader = loader = check_loader_of(trainer)
         parts = {"criterion": self.criterion, "model": self.model}
         members = {part: getattr(pl_module, name) if isinstance(name, str) else name for part, name in parts.items()}
-        optimizer, epochs = trainer.optimizers[0], trainer.max_epochs
+        optimizer = trainer.optimizers[0]
+        epochs = trainer.max_epochs
         assert epochs is not None
         assert trainer.model is not None
         if members["model"] is not None:
@@ -565,7 +577,8 @@ class Selection(Callback):
                     "After the search, Lightning would begin with the first epoch: resume without this callback.",
                 )
             return
-        schedulers, paces = checkpoint["lr_schedulers"], []
+        schedulers = checkpoint["lr_schedulers"]
+        paces = []
         for number, config in enumerate(trainer.lr_scheduler_configs):
             pace = None
             if isinstance(config.scheduler, PacedLR):
@@ -603,8 +616,11 @@ class Selection(Callback):
 
     def _iterate(self, trainer: Any, run: Run) -> None:
         """Makes Lightning iterate over the loader of the run. Its first pass draws the random numbers of the user's loader."""
-        loop, device, saved = trainer.fit_loop, trainer.strategy.root_device, self._saved
-        combined, fetcher = loop._combined_loader, loop._data_fetcher
+        loop = trainer.fit_loop
+        device = trainer.strategy.root_device
+        saved = self._saved
+        combined = loop._combined_loader
+        fetcher = loop._data_fetcher
         self._own_loader._iterator = None  # pyright: ignore[reportOptionalMemberAccess]  # lets its persistent workers go
         self._batches = EpochBatches(run.loader, lambda length: self._begin_epoch(trainer, length), resumes=saved is not None)
         combined.flattened = [self._batches]
@@ -618,11 +634,13 @@ class Selection(Callback):
         if loop.epoch_loop.restarted_on_train_batch_end and trainer.is_last_batch:
             loop.max_batches = saved["batches"]  # by it Lightning sees, before the next batch, that this epoch was over
         iter(fetcher)
-        self._saved, self._saved_schedulers = None, []
+        self._saved = None
+        self._saved_schedulers = []
 
     def _begin_epoch(self, trainer: Any, length: int) -> None:
         """Tells Lightning after which batches of an epoch of this length it validates."""
-        self._length, trainer.fit_loop.max_batches = length, self._full
+        self._length = length
+        trainer.fit_loop.max_batches = self._full
         every = trainer.val_check_interval
         if trainer._val_check_time_interval is not None or trainer.check_val_every_n_epoch is None:
             return  # by time, or by the number of all batches
@@ -639,7 +657,8 @@ class Selection(Callback):
             together: Whether all processes do so.
         """
         self._stand_ins.take_away()
-        loader, self._own_loader = self._own_loader, None
+        loader = self._own_loader
+        self._own_loader = None
         if loader is None:
             return
         trainer.fit_loop._combined_loader.flattened = [loader]

@@ -46,7 +46,10 @@ class Reader:
         streams: bool,
         collate_keeps_rows: bool,
     ) -> None:
-        self._user, self._ids, self._device, self._generators = loader, ids, device, generators
+        self._user = loader
+        self._ids = ids
+        self._device = device
+        self._generators = generators
         self._draws_on = device or torch.device("cpu")
         self.unknown_rows = UnknownRows(collate_keeps_rows=collate_keeps_rows)
         """Result of comparing batches with their samples: the reason if row i of a batch is not sample i."""
@@ -68,7 +71,8 @@ class Reader:
             self._settings.check()
         self._ids.serve(NO_ROWS)  # frees the last order before the plan is made: at 10^9 samples both would not fit in memory
         # Workers end with their pass, and their counts of compared batches are lost, so the count is set here.
-        collate, workers = self.loader.collate_fn, self._user.num_workers
+        collate = self.loader.collate_fn
+        workers = self._user.num_workers
         if isinstance(collate, CheckedCollate) and workers:
             collate.calls = self._ids.served // workers
 

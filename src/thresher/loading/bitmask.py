@@ -69,7 +69,8 @@ class Bitmask:
     """
 
     def __init__(self, bits: NDArray[np.uint8], n: int) -> None:
-        self.bits, self.n = bits, n
+        self.bits = bits
+        self.n = n
 
     def of(self, ids: NDArray[np.int64]) -> Mask:
         """Returns whether each of the given samples is marked, shape (k,), bool.
@@ -128,6 +129,7 @@ class Bitmask:
             ids: Ids, shape (k,), within [0, n).
         """
         words, counts = self._words
-        word, bit = ids >> 6, (ids & 63).astype(np.uint64)
+        word = ids >> 6
+        bit = (ids & 63).astype(np.uint64)
         lower = words[word] & ((np.uint64(1) << bit) - np.uint64(1))
         return counts[word] + np.bitwise_count(lower)

@@ -100,12 +100,15 @@ class CheckedCollate:
     """
 
     def __init__(self, collate: Any, batch_size: int, *, batched: bool) -> None:
-        self.collate, self.batch_size, self.batched = collate, batch_size, batched
+        self.collate = collate
+        self.batch_size = batch_size
+        self.batched = batched
         self.calls = 0
 
     def __call__(self, samples: Any) -> Any:
         """Returns the batch of the user's collate function, as a `CheckedBatch` if it was checked."""
-        number, self.calls = self.calls, self.calls + 1
+        number = self.calls
+        self.calls = self.calls + 1
         # Comparing takes longer than collating: at batches 0, 1, 2, 4, 8, ... it costs next to nothing over an epoch.
         if number & (number - 1) or (n := self._number_of(samples)) < 2:
             return self.collate(samples)
@@ -140,7 +143,9 @@ def compare(parts: list[list[Any]], columns: list[Any]) -> tuple[str | None, boo
         The reason why the rows are not the samples in order, or None; and whether the batch contains, in order, all parts that
         are arrays (at least one part of any kind).
     """
-    n, found, others = len(parts[0]) if parts else 0, set[int](), []
+    n = len(parts[0]) if parts else 0
+    found = set[int]()
+    others = []
     for column in columns:
         rows = [as_array(column[i]) for i in range(n)]
         in_order = {k for k, part in enumerate(parts) if all(map(_shows, rows, part))}

@@ -35,7 +35,9 @@ class SharedSampler:
     """
 
     def __init__(self, loader: DataLoader[Any], world: World) -> None:
-        self._loader, self._dataset, self._world = loader, loader.dataset, world
+        self._loader = loader
+        self._dataset = loader.dataset
+        self._world = world
         self._place = world.rank, world.size
         self.n = len(self._dataset)  # pyright: ignore[reportArgumentType]
         self._batches: Any = loader.batch_sampler
@@ -125,7 +127,8 @@ class SharedSampler:
         # The loader of accelerate gives all processes the same random states when it is iterated. The run does not iterate it,
         # so this is done here.
         share_states(self._loader)
-        sampler, epoch = self.sampler, int(getattr(self.sampler, "epoch", 0))
+        sampler = self.sampler
+        epoch = int(getattr(self.sampler, "epoch", 0))
         if drawn:
             self._epoch = None
             return epoch
@@ -150,7 +153,8 @@ class SharedSampler:
         Raises:
             DisagreementError: The samplers of the processes do not have the same order; all processes raise it.
         """
-        sampler, known = self.sampler, {"the epoch of the sampler, as `sampler.set_epoch` sets it": epoch}
+        sampler = self.sampler
+        known = {"the epoch of the sampler, as `sampler.set_epoch` sets it": epoch}
         if isinstance(sampler, Shuffle):
             # Its order depends on the seed and epoch only, so no process has to compute all ids for a checksum.
             agree(self._world, known)
@@ -186,7 +190,9 @@ class OwnRows:
     """
 
     def __init__(self, make: Callable[[], RankOrder | RankBatches], place: int, plan: HeldPlan) -> None:
-        self._make, self._place, self._plan = make, place, plan
+        self._make = make
+        self._place = place
+        self._plan = plan
         self._made: RankOrder | RankBatches | None = None
 
     @property
@@ -226,8 +232,12 @@ class SharedOrder:
 
     def __init__(self, loader: DataLoader[Any], world: World) -> None:
         self.sizes = sampler = SharedSampler(loader, world)
-        self.n, self.sampler, self._world = sampler.n, sampler.sampler, world
-        self.generators, self.state_dict, self.load_state_dict = sampler.generators, sampler.state_dict, sampler.load_state_dict
+        self.n = sampler.n
+        self.sampler = sampler.sampler
+        self._world = world
+        self.generators = sampler.generators
+        self.state_dict = sampler.state_dict
+        self.load_state_dict = sampler.load_state_dict
 
     # What does not depend on the plan
 
@@ -274,8 +284,10 @@ class SharedOrder:
         if not plan.smaller_batches:
             return None
         full = self.n if everything is None else everything
-        staying, everything = self.sizes.rows_of(plan.rows), self.sizes.rows_of(full)
-        size, drop_last = sizes.batch_size, sizes.drop_last
+        staying = self.sizes.rows_of(plan.rows)
+        everything = self.sizes.rows_of(full)
+        size = sizes.batch_size
+        drop_last = sizes.drop_last
         return smaller_sizes(lambda: staying, everything, size, drop_last, least=sizes.least)
 
     # An epoch
@@ -295,7 +307,8 @@ class SharedOrder:
             RuntimeError: An interrupted epoch continues, but the sampler was set to another epoch.
             ValueError: The interrupted epoch had steps of other sizes, so its position is not between two steps.
         """
-        epoch, smaller = self.sizes.begin(place, drawn=plan.drawn), self.step_sizes(plan, sizes, everything, 0)
+        epoch = self.sizes.begin(place, drawn=plan.drawn)
+        smaller = self.step_sizes(plan, sizes, everything, 0)
         # An error here comes before any process draws. An epoch can only be resumed between two steps.
         if smaller is not None:
             smaller.step_at(place.stayed)
@@ -315,10 +328,17 @@ class SharedOrder:
         """Returns the rows of this process in an epoch. Every process must call it."""
         if plan.drawn:
             ids = plan.ids.numpy()
-            piece, total = (lambda begin, end: ids[begin:end]), plan.rows
+
+            def between(begin: int, end: int) -> NDArray[np.int64]:
+                return ids[begin:end]
+
+            piece = between
+            total = plan.rows
         elif plan.everything:
-            piece, total = self.sizes.order(epoch), self.n
+            piece = self.sizes.order(epoch)
+            total = self.n
         else:
             kept = KeptOrder(self.sizes.order(epoch), self.n, plan.keeps, self._world)
-            piece, total = kept.take, len(kept)
+            piece = kept.take
+            total = len(kept)
         return self.sizes.dealt(piece, total, by_rows=by_rows)

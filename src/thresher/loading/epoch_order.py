@@ -153,7 +153,8 @@ class TensorOrder:
     """
 
     def __init__(self, make: Callable[[], Tensor], finish: Callable[[], object] = lambda: None) -> None:
-        self._make, self._finish = make, finish
+        self._make = make
+        self._finish = finish
         self._ids: Tensor | None = None
         self._position = 0
 
@@ -182,7 +183,8 @@ class PieceOrder:
     """
 
     def __init__(self, piece: Piece) -> None:
-        self._piece, self._position = piece, 0
+        self._piece = piece
+        self._position = 0
 
     def take(self, k: int) -> Tensor:
         """Returns the next `k` ids, int64; fewer when they run out."""
@@ -227,7 +229,8 @@ class SamplerOrder:
     """The ids of any other sampler. Takes no more ids from it than the user's loader would have taken."""
 
     def __init__(self, sampler: Any, n: int) -> None:
-        self._sampler, self._n = sampler, n
+        self._sampler = sampler
+        self._n = n
         self._ids: Iterator[int] | None = None
 
     def take(self, k: int) -> Tensor:
@@ -337,7 +340,9 @@ class IdBatchSampler(Sampler[list[int]]):
     """
 
     def __init__(self, sizes: Any, least: int = 1, *, as_tensors: bool = False) -> None:
-        self._sizes, self.least, self._as_tensors = sizes, least, as_tensors
+        self._sizes = sizes
+        self.least = least
+        self._as_tensors = as_tensors
         self.size = checked_batch_size(sizes)
         """Batch size when the iteration began."""
         self.on_the_way: deque[tuple[Tensor, int, int, int | None]] = deque()
@@ -346,7 +351,8 @@ class IdBatchSampler(Sampler[list[int]]):
         self.served = 0
         self._batches: Iterator[list[int]] = iter(())
         self._cursor = EpochCursor(order=sequential(0))
-        self._consumed, self._stayed = 0, 0
+        self._consumed = 0
+        self._stayed = 0
         self.drops_last = sizes.drop_last
         """Whether a last batch that is not full is dropped in this iteration."""
         self._pieces: Iterator[tuple[Tensor, int]] = iter(())
@@ -407,7 +413,8 @@ class IdBatchSampler(Sampler[list[int]]):
         """
         # Drops the ids of batches that an earlier pass has asked for and never yielded.
         self.on_the_way.clear()
-        self._cursor, self._stayed = cursor, cursor.stayed or 0
+        self._cursor = cursor
+        self._stayed = cursor.stayed or 0
         self._consumed = consumed if cursor.stayed is None else 0
         self.replayed = torch.empty(0, dtype=torch.int64)
         self.size = self.batch_size
@@ -431,7 +438,9 @@ class IdBatchSampler(Sampler[list[int]]):
 
     def replay(self) -> Tensor:
         """Draws the ids that an interrupted epoch has consumed, at the first call only. Returns the chosen ones among them."""
-        consumed, self._consumed, keeps = self._consumed, 0, self._cursor.keeps
+        consumed = self._consumed
+        self._consumed = 0
+        keeps = self._cursor.keeps
         if consumed:
             ids = self._cursor.order.take(consumed)
             self.replayed = ids if keeps is None else ids[torch.from_numpy(keeps(ids.numpy()))]
@@ -474,7 +483,8 @@ class IdBatchSampler(Sampler[list[int]]):
                 return
 
     def _staying(self, drawn: int, keeps: Keeps, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
-        order, exhausted = self._cursor.order, False
+        order = self._cursor.order
+        exhausted = False
         kept = places = torch.empty(0, dtype=torch.int64)
         for size in sizes:
             while len(kept) < size and not exhausted:
@@ -486,12 +496,15 @@ class IdBatchSampler(Sampler[list[int]]):
                 stays = torch.from_numpy(np.flatnonzero(keeps(piece.numpy())))
                 # Positions of the kept ids in the order: an interrupted epoch continues after the last id that was yielded, not
                 # after the last one that was looked up.
-                kept, places = torch.cat([kept, piece[stays]]), torch.cat([places, stays + drawn])
+                kept = torch.cat([kept, piece[stays]])
+                places = torch.cat([places, stays + drawn])
                 drawn += len(piece)
             if len(kept) < size:
                 break
-            ids, kept = kept[:size], kept[size:]
-            last, places = int(places[size - 1]), places[size:]
+            ids = kept[:size]
+            kept = kept[size:]
+            last = int(places[size - 1])
+            places = places[size:]
             yield ids, last + 1
         if len(kept):
             yield kept, drawn
@@ -510,7 +523,9 @@ class MapStyleBatches:
     """Start value for the checksum of the ids."""
 
     def __init__(self, batches: Iterator[Any], ids: IdBatchSampler, *, ahead: bool) -> None:
-        self._batches, self._ids, self._ahead = batches, ids, ahead
+        self._batches = batches
+        self._ids = ids
+        self._ahead = ahead
 
     def take(self) -> tuple[Any, Tensor, int, int, int | None]:
         """Returns the next batch.
@@ -547,7 +562,9 @@ class StreamBatches:
     """
 
     def __init__(self, batches: Iterator[Any], length: int | None = None) -> None:
-        self._batches, self._place, self._length = batches, 0, length
+        self._batches = batches
+        self._place = 0
+        self._length = length
         self.first = 0
         """Checksum of the first batch, the start value for the checksum of the ids."""
 
@@ -562,7 +579,8 @@ class StreamBatches:
             StopIteration: The dataset has no more samples.
         """
         batch = next(self._batches)
-        begin, self._place = self._place, self._place + rows_of(batch)
+        begin = self._place
+        self._place = self._place + rows_of(batch)
         self.first = self.first if begin else _checksum_of(batch)
         # If a stream has yielded more samples than its length, nobody knows how many follow.
         left = None if self._length is None or self._place > self._length else self._length - self._place

@@ -73,7 +73,9 @@ class SelectedLoader(OfUser):
         least: int = 1,
     ) -> None:
         self.timing = timing or Timing()
-        self._user, self._samples, self._world = loader, None if kept is None else len(kept), world
+        self._user = loader
+        self._samples = None if kept is None else len(kept)
+        self._world = world
         self.row_buffer: RowBuffer | None = None
         """Rows that a batch method chose and that were not yielded yet; None if no rows are chosen before the loop."""
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
@@ -358,8 +360,12 @@ class EpochIterator:
         cursor: EpochCursor,
         place: OrderPlace,
     ) -> None:
-        self._loader, self._control, self._candidates = loader, loader.control, candidates
-        self._cursor, self._place, self._sizes = cursor, place, loader.ids
+        self._loader = loader
+        self._control = loader.control
+        self._candidates = candidates
+        self._cursor = cursor
+        self._place = place
+        self._sizes = loader.ids
         self._left = self._sizes.left_after(place) if place.consumed else None
         self._exhausted = self._done = False
         # An epoch of less than one full batch is kept, because otherwise it would have no step.
@@ -419,14 +425,16 @@ class EpochIterator:
 
     def _leaves_nothing(self, row_buffer: RowBuffer) -> bool:
         """Whether no further batch follows: neither from rows in the buffer nor from candidates to come, as far as is known."""
-        left, size = self._left, row_buffer.size
+        left = self._left
+        size = row_buffer.size
         if left is None or size is None or not self._drops_rest:
             return left == 0 and not row_buffer.rows
         chosen = _rows_of(left, self._sizes.batch_size, self._control)
         return row_buffer.rows + chosen < size if chosen is not None else left == 0 and not row_buffer.full
 
     def _next_candidate(self) -> tuple[Any, Tensor]:
-        timing, on_host = self._loader.timing, self._loader.device.type == "cpu"
+        timing = self._loader.timing
+        on_host = self._loader.device.type == "cpu"
         before = timing.switch(LOADING)
         batch, ids, drawn, stayed, left = self._candidates.take()
         if on_host:
@@ -471,5 +479,6 @@ def _gone(control: EpochControl | None) -> None:
 def _rows_of(candidates: int, size: int, control: EpochControl) -> int | None:
     """Returns how many of `candidates` rows are chosen, in batches of `size` rows and a smaller last one; None if unknown."""
     full, rest = divmod(candidates, size)
-    of_full, of_rest = control.count(size), control.count(rest) if rest else 0
+    of_full = control.count(size)
+    of_rest = control.count(rest) if rest else 0
     return None if of_full is None or of_rest is None else full * of_full + of_rest

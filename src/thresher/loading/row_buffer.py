@@ -148,7 +148,8 @@ def ids_and_weights(parts: Sequence[Part]) -> tuple[Tensor, Tensor | None]:
         return torch.cat([torch.empty(0, dtype=torch.int64), *(part.ids for part in parts)]), None
     joint = torch.cat([values.to(there[0].device, non_blocking=True) for values in there]).cpu()
     here = iter(joint.split([len(values) for values in there]))
-    ids, weights = list[Tensor](), list[Tensor]()
+    ids = list[Tensor]()
+    weights = list[Tensor]()
     for part in parts:
         ids.append(part.ids if part.rows is None else part.ids[next(here).long()])
         weights.append(torch.ones(part.n) if part.weights is None else next(here).float())
@@ -168,7 +169,8 @@ class RowBuffer:
     """
 
     def __init__(self, size: int | None, world: World = ALONE) -> None:
-        self.size, self._world = size, world
+        self.size = size
+        self._world = world
         self._parts: list[Part] = []
         self._kinds: list[type] | None = None
         self._rest: Any = None
@@ -226,9 +228,11 @@ class RowBuffer:
         # A part without one entry per sample, such as a graph or a padding length, can be passed on only if it is the same in
         # all batches.
         if not self._kinds:
-            self._kinds, self._rest = kinds, rest
+            self._kinds = kinds
+            self._rest = rest
         elif self._varies is None and (varies := differing_part(self._rest, rest)):
-            self._rest, self._varies = None, varies
+            self._rest = None
+            self._varies = varies
         return Part(columns, rebuild, ids, None, weights)
 
     def _put(self, part: Part, *, entire: bool) -> None:
@@ -262,4 +266,5 @@ class RowBuffer:
 
     def clear(self) -> None:
         """Removes all rows."""
-        self._parts, self.rows = [], 0
+        self._parts = []
+        self.rows = 0

@@ -31,7 +31,10 @@ class ShardedSampler(Sampler[int]):
     """
 
     def __init__(self, whole: Any, num_replicas: int, rank: int, *, drop_last: bool) -> None:
-        self.whole, self.num_replicas, self.rank, self.drop_last = whole, num_replicas, rank, drop_last
+        self.whole = whole
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.drop_last = drop_last
 
     def __len__(self) -> int:
         return len(self.whole) // self.num_replicas if self.drop_last else -(-len(self.whole) // self.num_replicas)
@@ -51,7 +54,9 @@ class EpochFlags:
 
     def __init__(self, gradient_state: Any) -> None:
         self.gradient_state = gradient_state
-        self.end_of_dataloader, self.remainder, self.iteration = False, -1, 0
+        self.end_of_dataloader = False
+        self.remainder = -1
+        self.iteration = 0
 
     def begin(self) -> None:
         """Adds the loader to accelerate's list of loaders in use."""
@@ -327,7 +332,8 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
     outer: Any = None if by_batches else batches.sampler
     sampler: Any = inner_sampler(batches)
     dataset: Any = loader.dataset
-    name, size = type(sampler).__name__, len(dataset)
+    name = type(sampler).__name__
+    size = len(dataset)
     if by_batches or isinstance(outer, ShardedSampler):
         dealt: Any = (batches.num_processes, batches.process_index) if by_batches else (outer.num_replicas, outer.rank)
         if by_batches and not batches.even_batches and not batches.drop_last:

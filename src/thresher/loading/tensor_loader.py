@@ -21,7 +21,8 @@ class TensorRows(TensorDataset):
 
     def __init__(self, tensors: Sequence[Tensor], transform: BatchTransform | None = None) -> None:
         super().__init__(*tensors)
-        self.transform, self._device = transform, tensors[0].device
+        self.transform = transform
+        self._device = tensors[0].device
 
     # torch calls this instead of __getitem__ if it exists, once per batch.
     def __getitems__(self, ids: Tensor | list[int]) -> Any:

@@ -51,7 +51,9 @@ class ShufflePasses:
     """
 
     def __init__(self, shuffle: Shuffle | WeightedSampler) -> None:
-        self._shuffle, self._ids, self._next = shuffle, EpochIds(shuffle), 0
+        self._shuffle = shuffle
+        self._ids = EpochIds(shuffle)
+        self._next = 0
 
     def order(self, consumed: int) -> EpochIds:
         """Returns the ids of the next pass.
@@ -97,7 +99,8 @@ class ShufflePasses:
         """
         if isinstance(self._shuffle, WeightedSampler):
             self._shuffle.restore_weights(state)
-        begun, self._next = state["begun"], state["epoch"]
+        begun = state["begun"]
+        self._next = state["epoch"]
         self._ids = EpochIds(self._shuffle, begun)
         # If the loop has not got a batch of the epoch yet, the epoch begins again.
         if begun is None or consumed or not active:
@@ -113,7 +116,8 @@ class UserOrder:
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader, self.dataset = loader, loader.dataset
+        self._loader = loader
+        self.dataset = loader.dataset
         self.streams = isinstance(self.dataset, IterableDataset)
         self.n = 0 if self.streams else len(self.dataset)  # pyright: ignore[reportArgumentType]
         self.sampler: Any = None if self.streams else loader.batch_sampler.sampler  # pyright: ignore
@@ -141,7 +145,8 @@ class UserOrder:
         return shuffles and self._has_all_once()
 
     def _find_some_ids(self) -> Tensor | None:
-        sampler, kind = self.sampler, type(self.sampler)
+        sampler = self.sampler
+        kind = type(self.sampler)
         # Plans must choose among the samples that the sampler yields: of a plan for all samples, too few would be kept.
         if kind is SubsetRandomSampler:
             ids = as_ids(sampler.indices, sampler, self.n)
@@ -252,7 +257,9 @@ class UserOrder:
         if not plan.smaller_batches:
             return None
         everything = self.candidates(seen) if everything is None else everything
-        ids, size, drop_last = partial(self.samples_of, plan), sizes.batch_size, sizes.drop_last
+        ids = partial(self.samples_of, plan)
+        size = sizes.batch_size
+        drop_last = sizes.drop_last
         return smaller_sizes(ids, everything, size, drop_last, least=sizes.least)
 
     def cursor(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochCursor:

@@ -72,7 +72,8 @@ class NotedCollate:
         self.calls += 1
         if self.calls > NOTED:
             return self.collate(samples)
-        before, last = rng.capture(torch.device("cpu")), self._last
+        before = rng.capture(torch.device("cpu"))
+        last = self._last
         # For the first batch there is no earlier state, but torch knows the seed of the worker, and so its first state.
         fresh = torch.Generator().manual_seed(torch.initial_seed()).get_state()
         # Between two batches of a worker only the dataset draws, so a difference comes from reading the samples.

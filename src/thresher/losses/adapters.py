@@ -136,7 +136,8 @@ class NegativeLogLikelihood(ClassCriterion):
 
     def value(self, outputs: Any, targets: Any) -> Tensor:
         # Not the original's `forward`: behind the log-softmax of `CrossEntropy` the original is an nn.CrossEntropyLoss.
-        weight, ignore_index = self.original.weight, self.original.ignore_index
+        weight = self.original.weight
+        ignore_index = self.original.ignore_index
         return F.nll_loss(outputs, targets, weight, ignore_index=ignore_index, reduction=self.reduction)
 
     def log_probs(self, outputs: Tensor) -> Tensor:
@@ -153,7 +154,8 @@ class CrossEntropy(ClassCriterion):
         self._after_softmax = NegativeLogLikelihood(original)
         # The dicts of the module itself, so that changed settings count at once. nn.Module finds the buffer `weight` by a
         # `__getattr__` in Python, too slow for `in_step`.
-        self._settings_of_original, self._buffers_of_original = original.__dict__, original._buffers
+        self._settings_of_original = original.__dict__
+        self._buffers_of_original = original._buffers
 
     @property
     def smoothing(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -314,7 +316,8 @@ class CallableCriterion(Criterion):
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise self._refusal(f"returned one number for all rows and fails for single rows ({error})") from error
         if mean.device.type == "cpu" or not self._compared:
-            found, size = losses.detach().mean(), losses.detach().abs().mean()
+            found = losses.detach().mean()
+            size = losses.detach().abs().mean()
             # float32 rounds to 1.2e-7 and sums of a batch to some 1e-6; bfloat16 rounds to 7.8e-3.
             rounding = 1e-4 if mean.dtype in (torch.float32, torch.float64) else 1e-2
             # Rounding grows with the size of the losses, while losses of both signs can cancel to a mean near 0. NaN is tested

@@ -105,7 +105,8 @@ class Criterion:
         # A random criterion gives other losses in a second call, so a comparison would tell nothing about the batch.
         before = torch.get_rng_state()
         self.value(outputs, targets)
-        drawn, _ = not torch.equal(torch.get_rng_state(), before), torch.set_rng_state(before)
+        drawn = not torch.equal(torch.get_rng_state(), before)
+        _ = torch.set_rng_state(before)
         return None if drawn else self.signals(outputs, targets, layout, set())["loss"]
 
     def means(self, rows: Tensor, targets: Any) -> Tensor:
@@ -283,7 +284,8 @@ class Criterion:
                 signals |= reading.of_classes(log_probs, self.class_targets(targets), rest, n=n, valid=valid)
             if rest & reading.PREDICTIONS:
                 # With one position per sample, an ignored target that is no class equals no prediction: nothing to mask.
-                one, index = targets.dim() == 1 and len(targets) == n, self.ignore_index
+                one = targets.dim() == 1 and len(targets) == n
+                index = self.ignore_index
                 ignore = None if one and index is not None and index < 0 else index
                 predictions = reading.classes(log_probs, targets, n=n, ignore_index=ignore)
                 signals |= {name: predictions[name] for name in rest & reading.PREDICTIONS}
@@ -371,7 +373,8 @@ def restore_random_states(outputs: Any) -> Iterator[None]:
     """Restores torch's random states after the block, so that the next call of a criterion draws the same numbers."""
     # A criterion draws on the devices of its arguments. The states of other devices are left alone.
     devices = {leaf.device for leaf in leaves(outputs) if leaf.is_cuda}
-    before, on_devices = torch.get_rng_state(), [(one, torch.cuda.get_rng_state(one)) for one in devices]
+    before = torch.get_rng_state()
+    on_devices = [(one, torch.cuda.get_rng_state(one)) for one in devices]
     try:
         yield
     finally:
@@ -432,7 +435,8 @@ class DeferredSignals(NamedTuple):
     @staticmethod
     def together(several: "Sequence[DeferredSignals]") -> dict[str, Tensor]:
         """Computes the signals of several batches at once, by name, with the samples in the order of the batches."""
-        log_probs, targets = torch.cat([one.log_probs for one in several]), torch.cat([one.targets for one in several])
+        log_probs = torch.cat([one.log_probs for one in several])
+        targets = torch.cat([one.targets for one in several])
         return DeferredSignals(log_probs, targets, several[0].criterion, several[0].wanted).now()
 
 
@@ -468,10 +472,13 @@ class SignalReader:
         without: Mapping[str, str],
         way_around: Callable[..., str],
     ) -> None:
-        self.criterion, self._own = criterion, own
-        self.recorded, self.chosen_by = recorded, chosen_by
+        self.criterion = criterion
+        self._own = own
+        self.recorded = recorded
+        self.chosen_by = chosen_by
         self._way_around = way_around
-        self._without, self._said = {name: words for name, words in without.items() if name in recorded}, False
+        self._without = {name: words for name, words in without.items() if name in recorded}
+        self._said = False
 
     def measuring(self) -> Callable[..., tuple[Tensor, Any]]:
         """Returns the function that attribution calls for the scalar and the recorded signals.

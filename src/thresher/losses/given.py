@@ -55,7 +55,9 @@ class GivenLosses:
             raise TypeError(f"run.reduce: `per_sample_losses` must be a tensor, got {type(losses).__name__}")
         if not losses.dim():
             raise ValueError("run.reduce: `per_sample_losses` is a scalar; pass one loss per sample, before averaging")
-        self.losses, self.by_row, self._on_device = losses, by_row, list[Tensor]()
+        self.losses = losses
+        self.by_row = by_row
+        self._on_device = list[Tensor]()
         self._mask = None if valid is None else self._mask_of(valid, "valid")
         kept = None if keep is None else self._mask_of(keep, "keep")
         self._kept = kept if kept is None or self._mask is None else self._mask * kept
@@ -101,7 +103,8 @@ class GivenLosses:
         return weights.expand(self.losses.shape)
 
     def _check_shape(self, shape: torch.Size, name: str) -> None:
-        known, has = tuple(self.losses.shape), tuple(shape)
+        known = tuple(self.losses.shape)
+        has = tuple(shape)
         missing = len(known) - len(has)
         fits = missing >= 0 and all(one in (1, size) for one, size in zip(has, known[missing:], strict=True))
         if not fits:
@@ -203,7 +206,8 @@ class GivenLosses:
 
     def _divide(self, by_sample: Callable[[Tensor], Tensor], weights: Tensor | None, chosen: Tensor | None) -> Tensor:
         """Returns sum(v s m) / total; `by_sample` gives positions the shape (n, positions)."""
-        rows, trained = by_sample(self.losses), self._mask if self._kept is None else self._kept
+        rows = by_sample(self.losses)
+        trained = self._mask if self._kept is None else self._kept
         mask = None if trained is None else by_sample(trained)
         sums = _sums(rows, mask)
         # In the dtype of the sums: bfloat16 would count 300 positions as 256.
@@ -215,7 +219,8 @@ class GivenLosses:
             # `torch.where`, because a branch on the number of kept positions would wait for the device.
             total = torch.where(batch > 0, total * (batch.to(sums.dtype) / counted), total)  # else the sum is 0
         if chosen is not None:
-            sums, kept = sums.index_select(0, chosen), counts.index_select(0, chosen).sum()
+            sums = sums.index_select(0, chosen)
+            kept = counts.index_select(0, chosen).sum()
             total = torch.where(kept > 0, total * (kept.to(sums.dtype) / batch), total)  # else the sum is 0
         for flag in self._on_device:
             total = torch.where(flag, total, torch.nan)

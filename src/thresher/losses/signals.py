@@ -126,7 +126,8 @@ def labels(probs: Tensor, targets: Tensor, *, n: int, right_share: float = 0.5) 
     right = (probs >= 0.5) == (targets >= 0.5)
     confidence = torch.maximum(probs, 1 - probs)
     if probs.dim() > 1:
-        right, confidence = right.all(1), confidence.mean(1)
+        right = right.all(1)
+        confidence = confidence.mean(1)
     predicted = torch.full((n,), -1, device=probs.device)  # no single class
     return _over_positions(right, confidence, None, n, right_share) | {"predicted": predicted}
 
@@ -136,7 +137,8 @@ def _over_positions(right: Tensor, confidence: Tensor, valid: Tensor | None, n: 
     # One label per sample, the most frequent case, needs no reduction and stays of dtype bool.
     if right.shape[0] == n and right.dim() == 1 and valid is None:
         return {"correct": right, "confidence": confidence}
-    right, confidence = right.reshape(n, -1).float(), confidence.reshape(n, -1)
+    right = right.reshape(n, -1).float()
+    confidence = confidence.reshape(n, -1)
     if valid is None:
         return {"correct": right.mean(1) >= share, "confidence": confidence.mean(1)}
     weight = valid.reshape(n, -1).float()

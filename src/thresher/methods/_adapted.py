@@ -25,7 +25,10 @@ class OnSubset:
     stage: ClassVar[Literal["epoch"]] = "epoch"
 
     def __init__(self, method: EpochMethod, kept: Tensor, n: int, of: int | None = None) -> None:
-        self.method, self.kept, self.n, self.of = method, kept, n, of or n
+        self.method = method
+        self.kept = kept
+        self.n = n
+        self.of = of or n
 
     def __getattr__(self, name: str) -> Any:
         if name == "method" or name.startswith("__"):
@@ -38,7 +41,8 @@ class OnSubset:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns the plan of the method, with ids of the whole dataset and with fractions of `of` samples."""
-        columns, kept = self.columns(), len(self.kept)
+        columns = self.columns()
+        kept = len(self.kept)
         # A full pass runs over the subset only, so its results need no selection.
         inside = {
             name: values.index_select(0, self.kept.to(values.device)) if len(values) == self.n else values

@@ -44,7 +44,9 @@ class Chances:
     """
 
     def __init__(self, importance: Values) -> None:
-        self._importance, self.n, self.known = importance, len(importance), 0
+        self._importance = importance
+        self.n = len(importance)
+        self.known = 0
         largest = 0.0
         for part in chunks(self.n):
             values = importance[part]
@@ -123,11 +125,14 @@ def drawn_ids(chances: Chances, k: int, generator: torch.Generator) -> tuple[NDA
     points.sort()
     ids = np.empty(k + chances.n - chances.known, dtype=np.int64)
     order = Permutation(len(ids), seed=int(torch.randint(2**62, (), generator=generator)), epoch=0)
-    done, distinct, last = 0, 0, -1
+    done = 0
+    distinct = 0
+    last = -1
     for some in chain(chances.at(points), chances.unknown()):
         ids[order.piece(done, done + len(some))] = some
         distinct += int(np.count_nonzero(np.diff(some, prepend=last)))
-        done, last = done + len(some), some[-1] if len(some) else last
+        done = done + len(some)
+        last = some[-1] if len(some) else last
     return ids, distinct
 
 

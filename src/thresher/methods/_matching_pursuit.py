@@ -54,7 +54,8 @@ class _Basis:
     """The atoms chosen so far and the inverse of their Gram matrix, which grows and shrinks by one atom at a time."""
 
     def __init__(self, atoms: Atoms, size: int, penalty: float) -> None:
-        self.atoms, self.penalty = atoms, penalty
+        self.atoms = atoms
+        self.penalty = penalty
         self.chosen: list[int] = []
         self._rows = np.empty((size, len(atoms.correlation)))
         self._inverse = np.empty((0, 0))
@@ -66,8 +67,10 @@ class _Basis:
 
     def add(self, atom: int) -> bool:
         """Adds an atom, unless it is a linear combination of the chosen ones; returns whether it was added."""
-        row, k = self.atoms.row(atom), len(self.chosen)
-        cross, squared_norm = row[self.chosen], row[atom] + self.penalty
+        row = self.atoms.row(atom)
+        k = len(self.chosen)
+        cross = row[self.chosen]
+        squared_norm = row[atom] + self.penalty
         step = self._inverse @ cross
         rest = squared_norm - cross @ step
         if not rest > DEPENDENT * squared_norm:
@@ -83,7 +86,8 @@ class _Basis:
     def drop(self, i: int) -> None:
         """Removes the i-th chosen atom."""
         others = np.arange(len(self.chosen)) != i
-        column, pivot = self._inverse[i, others], self._inverse[i, i]
+        column = self._inverse[i, others]
+        pivot = self._inverse[i, i]
         self._inverse = self._inverse[np.ix_(others, others)] - np.outer(column, column / pivot)
         self._rows[i : len(self.chosen) - 1] = self._rows[i + 1 : len(self.chosen)]
         del self.chosen[i]
@@ -112,10 +116,13 @@ def match(atoms: Atoms, budget: int, *, penalty: float = 0.0, tolerance: float =
         Chosen atoms and their weights. A tie goes to the atom with the lower position.
     """
     n = len(atoms.correlation)
-    basis, weights = _Basis(atoms, min(budget, n), penalty), np.empty(0)
+    basis = _Basis(atoms, min(budget, n), penalty)
+    weights = np.empty(0)
     free = np.ones(n, dtype=np.bool_)
-    left, residual = atoms.correlation, atoms.energy
-    enough, least = max(tolerance**2, ROUNDING) * residual, ROUNDING * left.max(initial=0.0)
+    left = atoms.correlation
+    residual = atoms.energy
+    enough = max(tolerance**2, ROUNDING) * residual
+    least = ROUNDING * left.max(initial=0.0)
     while len(basis.chosen) < min(budget, n) and residual > enough:
         best = int(np.where(free, left, -np.inf).argmax())
         if not (free[best] and left[best] > least):
@@ -139,7 +146,8 @@ def sample_atoms(error: Values, feature: Values) -> Atoms:
         error: Gradient of each sample's loss at the outputs, shape (n, C).
         feature: Input of the last layer, shape (n, D).
     """
-    error, feature = error.astype(np.float64), feature.astype(np.float64)
+    error = error.astype(np.float64)
+    feature = feature.astype(np.float64)
     total = error.T @ feature
 
     def row(i: int) -> Values:
@@ -159,7 +167,8 @@ def run_atoms(error: Values, feature: Values, size: int) -> Atoms:
         feature: Input of the last layer, shape (n, D).
         size: Number of samples per run, 1 or more.
     """
-    n, runs = len(error), -(-len(error) // size)
+    n = len(error)
+    runs = -(-len(error) // size)
     counts = np.full(runs, float(size))
     counts[-1:] = n - (runs - 1) * size
 
@@ -169,7 +178,8 @@ def run_atoms(error: Values, feature: Values, size: int) -> Atoms:
         return padded.reshape(runs, size, -1)
 
     errors = (cut(error) / counts[:, None, None]).transpose(0, 2, 1)
-    gram, width = np.zeros((runs, runs)), max(1, RUN_BLOCK // max(1, runs * error.shape[1]))
+    gram = np.zeros((runs, runs))
+    width = max(1, RUN_BLOCK // max(1, runs * error.shape[1]))
     for start in range(0, feature.shape[1], width):
         means = (errors @ cut(feature[:, start : start + width])).reshape(runs, -1)
         gram += means @ means.T
@@ -200,7 +210,8 @@ def match_runs(
     """
     atoms = run_atoms(error[order], with_bias(feature[order]), size)
     matched = match(atoms, math.ceil(budget / size), penalty=penalty, tolerance=tolerance)
-    of_runs, weight = np.zeros(len(atoms.correlation)), np.zeros(len(error))
+    of_runs = np.zeros(len(atoms.correlation))
+    weight = np.zeros(len(error))
     of_runs[matched.chosen] = matched.weights
     weight[order] = np.repeat(of_runs, size)[: len(error)]
     return weight, _relative(matched.residual, atoms.energy)
@@ -230,14 +241,17 @@ def match_classes(
     Returns:
         Weight of each sample, shape (n,), 0 for samples that are not chosen, and the relative distance to the targets.
     """
-    weight, residual, energy = np.zeros(len(error)), 0.0, 0.0
+    weight = np.zeros(len(error))
+    residual = 0.0
+    energy = 0.0
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
         outputs = slice(label, label + 1) if own_row else slice(None)
         atoms = sample_atoms(error[rows, outputs], with_bias(feature[rows]))
         matched = match(atoms, -(-budget * len(rows) // len(error)), penalty=penalty, tolerance=tolerance)
         weight[rows[matched.chosen]] = matched.weights
-        residual, energy = residual + matched.residual, energy + atoms.energy
+        residual = residual + matched.residual
+        energy = energy + atoms.energy
     return weight, _relative(residual, energy)
 
 

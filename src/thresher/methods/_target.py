@@ -137,7 +137,8 @@ class Target:
             epoch: Number of the epoch.
         """
         so_far = (self.left_out(records) + np.count_nonzero(~kept)) / len(kept)
-        realised, note = so_far / self.epochs, ""
+        realised = so_far / self.epochs
+        note = ""
         if epoch == self.stop - 1 and abs(realised - self.share) > CLOSE:
             note = (
                 f"{type(self.method).__name__}(target={self.share:g}) leaves out {realised:.3f} of the samples over the whole "

@@ -501,7 +501,8 @@ class AdaSelection(KeepLargest):
         generator: torch.Generator,
     ) -> tuple[Tensor, State]:
         """Returns the scores of each selector, shape (n, M), with random ones for the uniform selector, and the state."""
-        columns, loss = [], values["loss"]
+        columns = []
+        loss = values["loss"]
         for one in self.pool:
             if not isinstance(one, str):
                 name = f"{name_in_pool(one)}."

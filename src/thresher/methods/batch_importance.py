@@ -175,7 +175,8 @@ class BatchImportance:
     ) -> tuple[BatchPlan, State]:
         """Returns rows drawn by gradient norm if that pays, else uniformly."""
         by_id, ordered = in_id_order(signals)
-        n, scores = len(by_id), ordered["grad_norm"]
+        n = len(by_id)
+        scores = ordered["grad_norm"]
         if not n:
             return plan_of(by_id, n, self.keep, torch.empty(0, device=by_id.device), drawn=True), dict(state)
         b = max(1, share(self.keep, n))
@@ -192,7 +193,9 @@ class BatchImportance:
 
     def _drawn(self, scores: Tensor, b: int, active: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Returns the positions that are trained on and their weights, both of shape (b,)."""
-        n, finite, by_norm = len(scores), scores.isfinite(), masses(scores)
+        n = len(scores)
+        finite = scores.isfinite()
+        by_norm = masses(scores)
         keys = torch.rand(n, generator=generator).to(scores.device, non_blocking=True)
         draws = torch.rand(b, generator=generator, dtype=by_norm.dtype).to(scores.device, non_blocking=True)
         # Rows without a finite score come first, then the others in random order.

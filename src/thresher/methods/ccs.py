@@ -39,7 +39,8 @@ def strata_of(values: Values, strata: int) -> NDArray[np.int64]:
         >>> strata_of(np.array([0.0, 0.4, 0.6, 1.0]), 2).tolist()
         [0, 0, 1, 1]
     """
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     if not high > low:
         return np.zeros(len(values), dtype=np.int64)
     place = (values.astype(np.float64) / 2 - low / 2) / (
@@ -59,7 +60,8 @@ def stratum_budgets(sizes: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
         >>> stratum_budgets(np.array([10, 1, 10]), 9).tolist()
         [4, 1, 4]
     """
-    found, left = np.zeros_like(sizes), budget
+    found = np.zeros_like(sizes)
+    left = budget
     order = np.argsort(sizes, kind="stable")
     for number, stratum in enumerate(order.tolist()):
         found[stratum] = min(int(sizes[stratum]), left // (len(sizes) - number))
@@ -149,7 +151,8 @@ class Ccs:
             ValueError: The scores belong to another number of samples.
         """
         values = on_host(loaded(self.scores).dense(n))
-        count, mask = max(1, share(self.keep, n)), np.zeros(n, dtype=np.bool_)
+        count = max(1, share(self.keep, n))
+        mask = np.zeros(n, dtype=np.bool_)
         unknown = np.flatnonzero(~np.isfinite(values))[:count]
         mask[unknown] = True
         known = np.flatnonzero(np.isfinite(values))

@@ -309,7 +309,8 @@ def check_declaration(method: Any) -> None:
         Traceback (most recent call last):
         TypeError: Misspelt.colums is neither a setting nor part of the interface of methods; the nearest name is 'columns'. ...
     """
-    kind, requires = type(method), requirements_of(method)
+    kind = type(method)
+    requires = requirements_of(method)
     if not isinstance(requires, Requirements):
         raise TypeError(f"{kind.__name__}.requires must be a thresher.Requirements, got {type(requires).__name__}")
     for name, words in (("divide", ("kept", "batch")), ("order", ("loader", "plan", "class"))):

@@ -75,14 +75,16 @@ def pursued(products: Tensor, finite: Tensor, k: int, lots: Tensor, waits: Tenso
     left = products.sum(1) / finite.sum().clamp(min=1)
     least = NOTHING * left.abs().amax()
     basis = products.new_zeros(n, k)
-    free, chosen = torch.ones_like(finite), []
+    free = torch.ones_like(finite)
+    chosen = []
     for slot in range(k):
         worth = torch.where(left.abs() > least, left.abs(), 0)
         worth = torch.where((worth * free).amax() > 0, worth if waits is None else worth / waits[slot], lots)
         worth = torch.where(finite, worth, torch.inf).masked_fill(~free, -1)
         pick = torch.where(worth == worth.amax(), place, -1).amax(0, keepdim=True)
         row = (products.index_select(0, pick) - basis.index_select(0, pick) @ basis.T).squeeze(0)
-        own, size = row.index_select(0, pick), products.diagonal().index_select(0, pick)
+        own = row.index_select(0, pick)
+        size = products.diagonal().index_select(0, pick)
         length = torch.where(own > NOTHING * size, own.sqrt(), torch.inf)  # inf if earlier rows span the gradient
         along = row / length
         left = left - along * left.index_select(0, pick) / length
@@ -153,7 +155,8 @@ class DivBS(KeepShare):
 
     def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
         """Returns the positions of the chosen rows, shape (k,), int64."""
-        n, device = len(signals["id"]), signals["id"].device
+        n = len(signals["id"])
+        device = signals["id"].device
         lots = torch.rand(n, generator=generator, dtype=torch.float64)
         waits = torch.empty(k, n, dtype=torch.float64).exponential_(generator=generator) if self.sample else None
         products, finite = gradient_products(signals["error"].flatten(1), signals.get("feature"))

@@ -41,7 +41,8 @@ def share_up_to_bin(loss: Values, bins: int) -> Values:
     Returns:
         Shares, shape (n,), float64, within (0, 1]; all 1 if all losses are equal.
     """
-    low, high = np.float64(loss.min()), np.float64(loss.max())
+    low = np.float64(loss.min())
+    high = np.float64(loss.max())
     if low == high:
         return np.ones(len(loss))
     index = np.empty(len(loss), dtype=np.int64)
@@ -62,7 +63,8 @@ def share_up_to(loss: Values) -> Values:
         Shares, shape (n,), float64, within (0, 1].
     """
     order = np.argsort(loss)
-    ordered, shares = loss[order], np.empty(len(loss))
+    ordered = loss[order]
+    shares = np.empty(len(loss))
     for part in chunks(len(loss)):
         shares[order[part]] = np.searchsorted(ordered, ordered[part], side="right")
     shares /= len(loss)
@@ -80,7 +82,8 @@ def kept_by_chance(chance: Values, generator: torch.Generator) -> tuple[Mask, fl
         Mask of the drawn samples, shape (N,), and the mean of the probabilities.
     """
     lots = rng.lots(int(torch.randint(2**62, (), generator=generator)), range(len(chance)))
-    mask, total = np.empty(len(chance), dtype=np.bool_), 0
+    mask = np.empty(len(chance), dtype=np.bool_)
+    total = 0
     for part in chunks(len(chance)):
         limits = np.ceil(chance[part] * 2.0**32).astype(np.int64)
         mask[part] = lots[part] < limits
@@ -162,7 +165,8 @@ class EpochSelectiveBackprop:
         Returns:
             Probabilities, shape (N,), float64; 1 if the loss is not finite.
         """
-        chance, usable = np.ones(len(loss)), np.isfinite(loss)
+        chance = np.ones(len(loss))
+        usable = np.isfinite(loss)
         if usable.any():
             finite = loss[usable]
             q = share_up_to_bin(finite, self.bins) if self.percentile == "histogram" else share_up_to(finite)

@@ -254,7 +254,8 @@ class GradMatch:
         return match_runs(error, feature, order, self.batch_size, budget, **settings)
 
     def _plan(self, weight: Values, facts: Mapping[str, float], *, new: bool = False) -> EpochPlan:
-        n, kept = len(weight), weight > 0
+        n = len(weight)
+        kept = weight > 0
         if not kept.any():
             return EpochPlan(torch.arange(n), facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
         ids = ids_of(kept)

@@ -45,7 +45,8 @@ def picked_by_utility(alignment: Tensor, products: Tensor, k: int, lr: float) ->
         tensor([0, 2])
     """
     place = torch.arange(len(alignment), device=alignment.device)
-    worth, chosen = torch.where(alignment.isfinite(), alignment, torch.inf), []
+    worth = torch.where(alignment.isfinite(), alignment, torch.inf)
+    chosen = []
     for _ in range(k):
         pick = torch.where(worth == worth.amax(), place, -1).amax(0, keepdim=True)
         overlap = products.index_select(0, pick).squeeze(0)

@@ -146,7 +146,8 @@ class Ies:
             out, level = self._mastered(mean, records, epoch, epochs)
             remember |= level
         del mean
-        left_out, kept = np.count_nonzero(out) / n, ~out
+        left_out = np.count_nonzero(out) / n
+        kept = ~out
         plan = EpochPlan(
             ids_of(kept),
             refresh=ids_of(out),

@@ -139,7 +139,8 @@ class InfoBatch:
         else:
             below, learned, kept = self._for_target(loss, target.due(records, epoch))
         if kept >= learned:
-            plan, mask = full_plan(n), np.ones(n, dtype=np.bool_)
+            plan = full_plan(n)
+            mask = np.ones(n, dtype=np.bool_)
         else:
             mask = draw_lots(kept, generator, n, below)
             mask |= ~below

@@ -49,7 +49,9 @@ def drawn_in_chunks(own: Tensor, pairs: Tensor | None, sizes: list[int], lots: T
         Positions in the order of the draw, shape (sum(sizes),), int64.
     """
     known = own.isfinite()
-    own, drawn, chosen = torch.where(known, own, 0), torch.zeros_like(known), []
+    own = torch.where(known, own, 0)
+    drawn = torch.zeros_like(known)
+    chosen = []
     both = None if pairs is None else torch.where(pairs.isfinite(), pairs, 0)
     if both is not None:
         both = (both + both.T).masked_fill(torch.eye(len(own), dtype=torch.bool, device=own.device), 0)
@@ -166,7 +168,8 @@ class Jest(KeepShare):
 
     def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
         """Returns the positions of rows drawn in chunks, shape (k,), int64."""
-        n, device = len(signals["id"]), signals["id"].device
+        n = len(signals["id"])
+        device = signals["id"].device
         chunks = min(self.chunks, k)
         sizes = [k // chunks + (number < k % chunks) for number in range(chunks)]
         lots = torch.empty(chunks, n, dtype=torch.float64).exponential_(generator=generator)

@@ -227,7 +227,8 @@ class Kakurenbo:
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan without the easy samples and the largest losses; both get a forward pass after the epoch."""
         loss = on_host(records["loss"])
-        n, fraction = len(loss), self.fraction(epoch, epochs)
+        n = len(loss)
+        fraction = self.fraction(epoch, epochs)
         if epoch == 0 and not self.first_epoch_hides:
             return EpochPlan(torch.arange(n), facts=self._facts(0.0, 0.0, 0))
         left_out = hiding_candidates(loss, fraction, by_threshold=self.candidates == "threshold")

@@ -50,7 +50,9 @@ def best_swap(loss: Tensor, finite: Tensor, chosen: Tensor) -> Tensor:
     Returns:
         Chosen positions after the swap, ascending, shape (k,), int64.
     """
-    n, here, counts = len(loss), loss[chosen], finite[chosen]
+    n = len(loss)
+    here = loss[chosen]
+    counts = finite[chosen]
     # The gap is the difference of the sums times both numbers, because a division would round.
     gap = counts.sum() * loss.sum() - finite.sum() * here.sum()
     change = finite.sum() * (loss - here[:, None])

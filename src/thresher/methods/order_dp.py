@@ -43,7 +43,8 @@ def best_of_pool(loss: Values, k: int, pool: float, generator: torch.Generator) 
         Bool mask (N,). Ties go to higher ids; among samples without a loss, chance decides.
     """
     usable = np.isfinite(loss)
-    n, known = len(loss), int(np.count_nonzero(usable))
+    n = len(loss)
+    known = int(np.count_nonzero(usable))
     k = min(max(0, k - (n - known)), known)
     inside = draw_lots(max(k, share(pool, known)), generator, n, usable)
     new = inside & (loss == np.float32(NEW_SAMPLE))

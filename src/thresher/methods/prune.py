@@ -41,7 +41,8 @@ def ranked(values: Values, which: Which, *, drop: int = 0) -> Ids:
         Ids, shape (n,), int64.
     """
     known = np.isfinite(values)
-    unknown, ids = np.flatnonzero(~known), np.flatnonzero(known)
+    unknown = np.flatnonzero(~known)
+    ids = np.flatnonzero(known)
     ascending = ids[np.argsort(values[known], kind="stable")]
     if which == "easy":
         return np.concatenate([unknown, ascending])

@@ -73,7 +73,10 @@ def normal_equations(pieces: Iterable[tuple[Values, Values]]) -> NormalEquations
     Args:
         pieces: Rows of the problem, piece by piece: x, shape (n, 3), and y, shape (n,), float64.
     """
-    gram, moment, square, rows = np.zeros((3, 3)), np.zeros(3), 0.0, 0
+    gram = np.zeros((3, 3))
+    moment = np.zeros(3)
+    square = 0.0
+    rows = 0
     for x, y in pieces:
         gram += x.T @ x
         moment += x.T @ y
@@ -94,15 +97,19 @@ def nonnegative_least_squares(problem: NormalEquations) -> Values:
     Returns:
         Coefficients, shape (m,), float64, 0 or more.
     """
-    gram, moment = problem.gram, problem.moment
-    best, least, better = np.zeros(len(moment)), 0.0, 1e-9 * problem.square
+    gram = problem.gram
+    moment = problem.moment
+    best = np.zeros(len(moment))
+    least = 0.0
+    better = 1e-9 * problem.square
     for free in [*product((False, True), repeat=len(moment))][1:]:
         some = np.array(free)
         c = np.zeros(len(moment))
         c[some] = np.linalg.lstsq(gram[np.ix_(some, some)], moment[some], rcond=None)[0]
         value = float(c @ gram @ c - 2 * moment @ c)
         if (c >= 0).all() and value < least - better:
-            best, least = c, value
+            best = c
+            least = value
     return best
 
 
@@ -233,7 +240,8 @@ class Rais:
     def _estimated(self, norm: Values, age: Values, scale: float, fit: tuple[Values, Values]) -> tuple[Values, Values]:
         """Returns the estimates of the squared norms, and the importances with the uniform share; NaN if not known."""
         squared, importance, (c, d) = np.empty(len(norm)), np.empty(len(norm)), fit
-        total, known = 0.0, 0
+        total = 0.0
+        known = 0
         for part in chunks(len(norm)):
             x = features(np.where(np.isfinite(norm[part]), norm[part], np.nan), age[part], scale)
             squared[part] = x @ c
@@ -265,7 +273,8 @@ class Rais:
 
 def _mean_square(pieces: Iterable[Values]) -> float | None:
     """Returns the mean of the squares of some norms, 1 if all norms are zero; None if there are no norms."""
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for norm in pieces:
         total += float(np.sum(norm.astype(np.float64) ** 2))
         count += len(norm)

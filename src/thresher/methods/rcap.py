@@ -55,10 +55,13 @@ def budgets(wanted: Values, sizes: NDArray[np.int64], total: int) -> NDArray[np.
     exact = np.zeros(len(sizes))
     free = np.ones(len(sizes), dtype=np.bool_)
     while free.any():
-        left, sum_of_free = total - exact[~free].sum(), wanted[free].sum()
+        left = total - exact[~free].sum()
+        sum_of_free = wanted[free].sum()
         exact[free] = left * (wanted[free] / sum_of_free if sum_of_free > 0 else sizes[free] / sizes[free].sum())
-        below, above = free & (exact < least), free & (exact > sizes)
-        gained, lost = (least - exact)[below].sum(), (exact - sizes)[above].sum()
+        below = free & (exact < least)
+        above = free & (exact > sizes)
+        gained = (least - exact)[below].sum()
+        lost = (exact - sizes)[above].sum()
         fixed = above if lost >= gained else below
         if not fixed.any():
             break
@@ -89,7 +92,10 @@ class Classified:
     """
 
     def __init__(self, loss: Values, label: NDArray[np.int32], beta: float) -> None:
-        self.n, self._loss, self._label, self._beta = len(loss), loss, label, beta
+        self.n = len(loss)
+        self._loss = loss
+        self._label = label
+        self._beta = beta
         self._number, self.sizes = self._classes()
 
     def _classes(self) -> tuple[Callable[[Any], Any], NDArray[np.int64]]:
@@ -107,7 +113,8 @@ class Classified:
 
     def part(self, part: slice) -> tuple[NDArray[np.int64], Values]:
         """Returns the classes of some samples, -1 for none, and their scores: losses cut to [0, log C], divided by beta."""
-        loss, label = self._loss[part], self._label[part]
+        loss = self._loss[part]
+        label = self._label[part]
         inside = np.isfinite(loss) & (label >= 0)
         of_class = np.where(inside, self._number(np.maximum(label, 0)), -1)
         with np.errstate(invalid="ignore"):
@@ -121,7 +128,8 @@ class Classified:
             before: Mask of the marked samples, shape (N,), bool.
         """
         classes = len(self.sizes)
-        marked, total = np.zeros(classes), np.zeros(classes)
+        marked = np.zeros(classes)
+        total = np.zeros(classes)
         for part in chunks(self.n):
             of_class, score = self.part(part)
             inside = of_class >= 0
@@ -150,11 +158,13 @@ def drawn_by_class(samples: Classified, counts: NDArray[np.int64], base: int) ->
     Returns:
         Bool mask (N,). If not all samples with equal lots fit into the count of a class, the lower ids are drawn.
     """
-    keys, mask = np.empty(samples.n, dtype=np.uint64), np.zeros(samples.n, dtype=np.bool_)
+    keys = np.empty(samples.n, dtype=np.uint64)
+    mask = np.zeros(samples.n, dtype=np.bool_)
     for part in chunks(samples.n):
         keys[part] = samples.keys(part, base)  # samples without a class have the largest keys
     ascending = np.sort(keys)
-    first, drawing = np.cumsum(samples.sizes) - samples.sizes, counts > 0
+    first = np.cumsum(samples.sizes) - samples.sizes
+    drawing = counts > 0
     last = np.where(drawing, ascending[np.maximum(first + counts - 1, 0)], np.uint64(0))
     room = np.where(drawing, first + counts - np.searchsorted(ascending, last), 0)
     for part in chunks(samples.n):
@@ -225,9 +235,11 @@ class Rcap:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with the drawn samples of each class."""
-        loss, n = on_host(records["loss"]), len(records["loss"])
+        loss = on_host(records["loss"])
+        n = len(records["loss"])
         if epoch == 0:
-            plan, kept = full_plan(n), np.ones(n, dtype=np.bool_)
+            plan = full_plan(n)
+            kept = np.ones(n, dtype=np.bool_)
             return EpochPlan(plan.ids, facts=plan.facts, remember={"kept": torch.from_numpy(kept)})
         samples = Classified(loss, on_host(records["label"]), self.beta)
         known = int(samples.sizes.sum())

@@ -96,7 +96,8 @@ def _attribute(target: str, name: str) -> ast.expr | None:
 def _read_info(name: str) -> MethodInfo:
     """Returns the facts of a method of this package, from the literals in its class."""
     target = BUILT_IN[name]
-    stage, card = _attribute(target, "stage"), _attribute(target, "card")
+    stage = _attribute(target, "stage")
+    card = _attribute(target, "card")
     keywords = {keyword.arg: keyword.value for keyword in card.keywords} if isinstance(card, ast.Call) else {}
     known = {field.name: ast.literal_eval(keywords[field.name]) for field in fields(MethodInfo) if field.name in keywords}
     return MethodInfo(target, ast.literal_eval(stage) if stage else "?", **{"summary": "", **known})

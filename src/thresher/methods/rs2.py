@@ -84,11 +84,13 @@ class Rs2:
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with a random subset: of all samples, or of the samples that have not had their turn."""
         fresh = ~on_host(records["used"])
-        n, left = len(fresh), int(np.count_nonzero(fresh))
+        n = len(fresh)
+        left = int(np.count_nonzero(fresh))
         kept = max(1, share(self.keep, n))
         if left < kept:  # the last samples of an order and the first of the next
             drawn = draw_lots(kept - left, generator, n, ~fresh)
-            mask, used = fresh | drawn, drawn
+            mask = fresh | drawn
+            used = drawn
         else:
             mask = draw_lots(kept, generator, n, None if self.replace else fresh)
             used = ~fresh | mask

@@ -217,10 +217,12 @@ class SelectiveBackprop:
         by_id = ids.argsort(stable=True)
         loss = signals["loss"].detach().index_select(0, by_id)
         if self.keep is not None:
-            picked, state = self._fixed(loss, self.keep, generator), dict(state)
+            picked = self._fixed(loss, self.keep, generator)
+            state = dict(state)
         else:
             history = extended_history(state["history"], loss.float(), self.history)
-            picked, state = self._drawn(loss.float(), history, generator), {**state, "history": history}
+            picked = self._drawn(loss.float(), history, generator)
+            state = {**state, "history": history}
         return plan_of(by_id.index_select(0, picked).sort().values, len(ids), self.expected_keep), state
 
     def _fixed(self, loss: Tensor, keep: float, generator: torch.Generator) -> Tensor:

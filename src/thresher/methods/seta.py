@@ -184,12 +184,14 @@ class SeTa:
             return full_plan(n)
         if epoch < share(self.delta, epochs):
             group, groups = loss_groups(loss, self.groups)
-            inside, outside = in_window(group, groups, self.window, epoch), group >= 0
+            inside = in_window(group, groups, self.window, epoch)
+            outside = group >= 0
             outside &= ~inside
         else:
             inside = np.isfinite(loss)
             outside = np.zeros_like(inside)
-        within, beyond = int(np.count_nonzero(inside)), int(np.count_nonzero(outside))
+        within = int(np.count_nonzero(inside))
+        beyond = int(np.count_nonzero(outside))
         if target is None:
             pruned = beyond + within - share(1 - self.prune_fraction, within)
         else:

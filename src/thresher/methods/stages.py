@@ -13,7 +13,8 @@ def split_by_stage(method: Any) -> tuple[Any, EpochMethod, BatchMethod | None]:
     for one in methods:
         if isinstance(one, type):
             raise TypeError(f"`method` must be an instance, got the class {one.__name__}; write {one.__name__}()")
-        stage, name = getattr(one, "stage", None), type(one).__name__
+        stage = getattr(one, "stage", None)
+        name = type(one).__name__
         if stage == "position":
             raise TypeError(
                 f"`method`: {name} chooses among the positions (tokens) of each loss, not among samples. Pass its mask to "

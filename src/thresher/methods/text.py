@@ -40,7 +40,8 @@ def split_outside_brackets(text: str, separator: str) -> Iterator[str]:
         text: The text.
         separator: One character.
     """
-    part, depth = "", 0
+    part = ""
+    depth = 0
     for letter in text:
         depth += (letter in "([{") - (letter in ")]}")
         if letter == separator and depth == 0:

@@ -53,7 +53,9 @@ def best_threshold(scores: Tensor, ratio: float) -> Tensor:
         tensor(5.1962, dtype=torch.float64)
     """
     s, known, top = _ascending(scores)
-    n, below, certain = known.sum(), running_sum(known * s), known.sum() - running_sum(known)
+    n = known.sum()
+    below = running_sum(known * s)
+    certain = known.sum() - running_sum(known)
     squares = running_sum((known * s * s).flip(0)).flip(0) - known * s * s  # of the scores above each
     above = torch.cat((s[1:], s[-1:]))
     tau = (squares * ratio / (n + ratio * certain).clamp(min=1)).sqrt().clamp(min=s, max=above)
@@ -172,7 +174,8 @@ class ThresholdKeep:
     ) -> tuple[BatchPlan, State]:
         """Returns the drawn rows with their weights. This waits for the device, because only the device knows their number."""
         by_id, ordered = in_id_order(signals)
-        n, scores = len(by_id), ordered["grad_norm"].float()
+        n = len(by_id)
+        scores = ordered["grad_norm"].float()
         history = extended_history(state["history"], scores, self.history)
         draws = torch.rand(n, generator=generator, dtype=torch.float64).to(scores.device, non_blocking=True)
         p = self._probabilities(scores, history, self._share_now(state))[0] if n else scores

@@ -47,7 +47,8 @@ def moments(loss: Values, mean: Values, variance: Values, seen: Mask, alpha: flo
         >>> moments(np.float32([3.0, 3.0]), mean, variance, np.array([True, True]), alpha=0.5)
         (array([2., 3.], dtype=float32), array([2., 0.], dtype=float32))
     """
-    mean, variance = mean.copy(), variance.copy()
+    mean = mean.copy()
+    variance = variance.copy()
     for part in chunks(len(loss)):
         new, m, v = (values[part].astype(np.float64) for values in (loss, mean, variance))
         there = seen[part] & np.isfinite(new)

@@ -74,7 +74,8 @@ class UniformRows:
     ) -> tuple[BatchPlan, State]:
         """Returns a random part of the batch, and the next state."""
         by_id, _ = in_id_order(signals)
-        n, seen = len(by_id), state["seen"] + len(by_id)
+        n = len(by_id)
+        seen = state["seen"] + len(by_id)
         k = max(min(self.least, n), share(self.keep, n), share(self.keep, seen) - state["kept"])
         picked = ids_of(chosen(n, k, generator)).to(by_id.device, non_blocking=True)
         return plan_of(by_id.index_select(0, picked).sort().values, n, self.keep), {"seen": seen, "kept": state["kept"] + k}

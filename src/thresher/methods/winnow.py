@@ -63,7 +63,8 @@ def visits_per_score(score: Values, k: int) -> float:
     for part in chunks(len(score)):
         counts += np.bincount(score[part].view(np.uint32) >> 16, minlength=2**15)
     present = np.flatnonzero(counts)[::-1]  # from the largest score
-    counts, values = counts[present], (present.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    counts = counts[present]
+    values = (present.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     before = np.concatenate([[0], np.cumsum(counts)[:-1]])  # samples with larger scores, which are visited once
     rest = np.cumsum((counts * values)[::-1])[::-1]
     with np.errstate(divide="ignore", invalid="ignore"):

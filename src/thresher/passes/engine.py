@@ -44,7 +44,8 @@ class LastLinear:
                 f"features are the input of the last nn.Linear, but {type(self._model).__name__} calls no nn.Linear"
             )
         # Forgotten, so that a pass in which no linear layer runs is an error instead of the features of the batch before.
-        ran, self._ran = self._ran, None
+        ran = self._ran
+        self._ran = None
         return ran
 
 
@@ -185,7 +186,8 @@ def isolated_pass(
     # `modules()` of the wrapper yields the parts of the user's model but not that model. Its mode is restored, too.
     parts += [part.wrapped for part in parts if isinstance(part, SubsetModule)]
     modes = [(part, part.training) for part in parts]
-    generators, devices = list(generators), list(devices)
+    generators = list(generators)
+    devices = list(devices)
     with ExitStack() as stack:
         for device in devices:
             # One context per device: each restores the states of one CUDA device, besides those of the CPU, NumPy and Python.

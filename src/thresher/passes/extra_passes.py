@@ -187,8 +187,15 @@ class ExtraPasses:
         unknown_rows: UnknownRows,
         who: str | None,
     ) -> None:
-        self._model, self._loader, self._reader, self._records, self._cost = model, loader, reader, records, cost
-        self._forward, self.device, self._unknown_rows, self._who = forward, device, unknown_rows, who
+        self._model = model
+        self._loader = loader
+        self._reader = reader
+        self._records = records
+        self._cost = cost
+        self._forward = forward
+        self.device = device
+        self._unknown_rows = unknown_rows
+        self._who = who
         self._per_sample = 1
         self._buffers = WrittenBuffers()
 
@@ -268,7 +275,8 @@ class ExtraPasses:
             AttributionError: The rows of a batch are not its samples in order.
             ValueError: `names` has "label", and the targets are not classes.
         """
-        criterion, module = self._reader.criterion, self._plain_module
+        criterion = self._reader.criterion
+        module = self._plain_module
         assert criterion is not None
         parts_of: dict[str, list[Tensor]] = {name: [] for name in names}
         self._share_buffers()
@@ -302,7 +310,8 @@ class ExtraPasses:
         """
         smaller = self._candidates(batch, scoring)
         module = self.module if scoring.model is None else inside(scoring.model)
-        wanted, several = self._reader.chosen_by, [smaller]
+        wanted = self._reader.chosen_by
+        several = [smaller]
         if scoring.validation is not None and "alignment" in wanted:
             several.append(self._candidates(to_device(scoring.validation(), self.device), scoring))
         answers_of = []
@@ -390,8 +399,10 @@ class ExtraPasses:
             numbers that cannot be repeated.
         """
         assert self._model is not None
-        device, dtype = self.device, self._model.autocast if beginning is None else beginning.autocast
-        module, now = self._plain_module, beginning or self.beginning(dtype)
+        device = self.device
+        dtype = self._model.autocast if beginning is None else beginning.autocast
+        module = self._plain_module
+        now = beginning or self.beginning(dtype)
         # Without the cache of autocast: the loop would get back weights that were cast here under no_grad, without a gradient.
         autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
         with (

@@ -35,10 +35,12 @@ class Comparison:
     """
 
     def __init__(self, passes: ExtraPasses, accumulator: StepAccumulator) -> None:
-        self._passes, self._accumulator = passes, accumulator
+        self._passes = passes
+        self._accumulator = accumulator
         self.pending = False
         """Whether a batch to compare is searched for."""
-        self._times, self._left = TIMES, 0
+        self._times = TIMES
+        self._left = 0
         self._held: dict[int, Any] = {}
         self._began: dict[int, Beginning] = {}
         self._entry: Entry | None = None
@@ -70,15 +72,19 @@ class Comparison:
             and self._passes.repeatable
             and replayed
         ):
-            self.pending, self._left = True, PATIENCE
+            self.pending = True
+            self._left = PATIENCE
             # Only while a batch is searched for: each beginning copies buffers and attributes of the model.
             self._passes.watch_forward(self._forward_begins)
 
     def _stop(self) -> None:
         if self.pending:
             self._passes.watch_forward(None)
-        self.pending, self._entry, self._repeated = False, None, None
-        self._held, self._began = {}, {}
+        self.pending = False
+        self._entry = None
+        self._repeated = None
+        self._held = {}
+        self._began = {}
 
     def _keep_searching(self) -> bool:
         """Counts an attempt, and returns whether the search goes on: it ends after `PATIENCE` attempts."""
@@ -133,8 +139,10 @@ class Comparison:
         else:
             return
         entry = self._entry
-        self._end, self._repeated = entry.end, None
-        end, origin = entry.end, self._accumulator.meter.passes.origin(outputs)
+        self._end = entry.end
+        self._repeated = None
+        end = entry.end
+        origin = self._accumulator.meter.passes.origin(outputs)
         # The state at the beginning of the pass that made these outputs: one step may have several passes.
         beginning = None if origin is None else self._began.get(origin.first)
         assert entry.attribution.batch is not None
@@ -196,7 +204,8 @@ class Comparison:
 
     def compare(self) -> None:
         """Compares the losses of a batch that were computed in both ways, and warns if they differ."""
-        entry, repeated = self._entry, self._repeated
+        entry = self._entry
+        repeated = self._repeated
         self._entry = self._repeated = None
         if entry is None or repeated is None or entry.key is None or entry.end != self._end:
             return

@@ -60,7 +60,8 @@ def scan(
     sequential = in_order(loader)
     # A collate function that leaves samples out or reorders them would silently give scores to the wrong ids.
     sequential.collate_fn = checked(sequential)
-    values, labels = [], []
+    values = []
+    labels = []
     # Each device once, in the order of the models.
     devices = dict.fromkeys(device_of_model(model) or torch.device("cpu") for model in models)
     with isolated_pass(models, devices=devices):

@@ -122,7 +122,8 @@ def build_run(config: RunConfig) -> Run:
             of an epoch would have too few rows.
     """
     device = _device(config)
-    trained, timing = TrainedModel(config.model, subset=config.mode.is_in_forward), Timing()
+    trained = TrainedModel(config.model, subset=config.mode.is_in_forward)
+    timing = Timing()
     loader, method = _data(config, device=device, timing=timing)
     # Without a device, a model and an optimizer, batches stay where they are, and the records are on the CPU.
     parts = _attribution(config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing)
@@ -161,8 +162,10 @@ def _attribution(
     # One write counts a sample at most once, so processes send each other a bool per sample.
     columns = {} if loader.streams else COUNT_OF_TRAINED
     counts = _records(columns, loader.n, device, config.world, sent={TRAINED: torch.bool})
-    cost, module = _cost_of_scores(config), trained.module
-    meter, stopwatch = Meter(cost, None if module is None else module.parameters), Stopwatch(device)
+    cost = _cost_of_scores(config)
+    module = trained.module
+    meter = Meter(cost, None if module is None else module.parameters)
+    stopwatch = Stopwatch(device)
     trained.report_to(meter)
     # If a function of the user's makes the batches, the samples may be along another dimension than the first.
     own_collate = config.loader.collate_fn is not default_collate and not config.collate_keeps_rows
@@ -191,12 +194,14 @@ def _attribution(
 
 def _selection(parts: Parts, *, trained: TrainedModel, progress: Callable[[], float]) -> BatchSelection:
     """Builds the object that chooses the rows of batches."""
-    config, mode = parts.config, parts.config.mode
+    config = parts.config
+    mode = parts.config.mode
     method = config.batch_method
     if method is None:
         return BatchSelection(parts)
     stage = BatchStage(method, seed=config.seed, rank=config.world.rank, progress=progress)
-    scoring, fills = config.scoring or Scoring(), config.spend != "batches"
+    scoring = config.scoring or Scoring()
+    fills = config.spend != "batches"
     if not mode.is_in_forward:
         return BeforeForward(parts, stage, scoring, fills=mode.fills and fills)
     from thresher.run.in_forward import InForward  # loads `thresher.subset`, which no other selection needs
@@ -216,7 +221,8 @@ def _timeline(parts: Parts, *, method: EpochMethod | OnSubset, selection: BatchS
 
 def _cost_of_scores(config: RunConfig) -> Cost:
     """Returns the cost of the scores that were passed to methods, divided among the processes."""
-    cost, world = Cost(), config.world
+    cost = Cost()
+    world = config.world
     for method in config.methods:
         if defines(method, "cost") and method.cost is not None:
             forward, backward = method.cost
@@ -236,7 +242,8 @@ def _records(
 
 def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSubset:
     """Returns the epoch method, restricted to the samples that pruning left or that the user's sampler yields."""
-    method, kept = config.epoch_method, config.kept
+    method = config.epoch_method
+    kept = config.kept
     # Full training needs no ids, so it works with a sampler whose ids are unknown.
     if kept is None and isinstance(method, FullData):
         return method
@@ -265,7 +272,9 @@ def _columns(config: RunConfig) -> dict[str, Column]:
     """Returns the columns that are stored for each sample; none for a stream, whose samples have no ids."""
     if config.samples is None:
         return {}
-    columns, batch, adapter = dict(config.epoch_method.columns()), config.batch_method, config.adapter
+    columns = dict(config.epoch_method.columns())
+    batch = config.batch_method
+    adapter = config.adapter
     # The classes that the criterion gets are recorded if something reads them: the data map, or strata that have no codes or
     # compare their codes with these classes.
     shows_classes = adapter is not None and adapter.kind != "values"
@@ -292,8 +301,11 @@ def _columns(config: RunConfig) -> dict[str, Column]:
 
 def _check_batches(parts: Parts, timeline: Timeline) -> None:
     """Raises an error if batches would have too few rows, and warns if the method cannot do its work in this run."""
-    config, loader, method = parts.config, parts.loader, parts.config.epoch_method
-    requires, name = requirements_of(method), type(method).__name__
+    config = parts.config
+    loader = parts.loader
+    method = parts.config.epoch_method
+    requires = requirements_of(method)
+    name = type(method).__name__
     long = not loader.streams and loader.n is not None and loader.candidates > LONG_EPOCH * loader.n
     if long and not isinstance(method, FullData):
         warn(
@@ -313,7 +325,8 @@ def _check_batches(parts: Parts, timeline: Timeline) -> None:
 
 def _without(config: RunConfig) -> dict[str, str]:
     """Returns, by name of each optional signal of the epoch method, the warning if the criterion does not define it."""
-    method, criterion = config.epoch_method, config.criterion
+    method = config.epoch_method
+    criterion = config.criterion
     of = getattr(criterion, "__name__", criterion)  # a function by its name, without its address
     where = "if the loop computes its losses" if criterion is None else f"of the outputs of {of}"
     return {
@@ -327,7 +340,8 @@ def _without(config: RunConfig) -> dict[str, str]:
 
 
 def _reader(config: RunConfig, records: Records) -> SignalReader:
-    recorded, batch = records.signals - {"loss"}, config.batch_method
+    recorded = records.signals - {"loss"}
+    batch = config.batch_method
     chosen_by = recorded | (set() if batch is None else {*requirements_of(batch).signals} - {"loss"})
     return SignalReader(
         config.adapter,

@@ -56,7 +56,9 @@ class BatchSelection:
     """Function that returns whether `instead` will take over, because the model could not be traced; None without `instead`."""
 
     def __init__(self, parts: Parts, stage: BatchStage | None = None) -> None:
-        self._parts, self.stage, self._world = parts, stage, parts.config.world
+        self._parts = parts
+        self.stage = stage
+        self._world = parts.config.world
         self.by_chance = stage is not None and by_chance(stage.method)
         """Whether processes keep different numbers of rows of equal batches."""
         self.loss: MeasureLoss = parts.reader.measuring()  # the criterion's own function: this is called in every step

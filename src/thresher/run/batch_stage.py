@@ -34,7 +34,10 @@ class BatchStage:
         rank: int = 0,
         progress: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.method, self.seed, self._rank, self._progress = method, seed, rank, progress
+        self.method = method
+        self.seed = seed
+        self._rank = rank
+        self._progress = progress
         self.requires = requirements_of(method)
         self.state = method.init_state()
         self.step = 0
@@ -131,6 +134,10 @@ class BatchStage:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads a saved state."""
-        self.state, self.step, self.seed = dict(state["state"]), state["step"], state["seed"]
-        self.candidates, self.kept = state["candidates"], state["kept"]
-        self._facts, self._batches = dict(state["facts"]), state["batches"]
+        self.state = dict(state["state"])
+        self.step = state["step"]
+        self.seed = state["seed"]
+        self.candidates = state["candidates"]
+        self.kept = state["kept"]
+        self._facts = dict(state["facts"])
+        self._batches = state["batches"]

@@ -29,12 +29,15 @@ class BeforeForward(BatchSelection):
 
     def __init__(self, parts: Parts, stage: BatchStage, scoring: Scoring, *, fills: bool) -> None:
         super().__init__(parts, stage)
-        self._stage, self._scoring, self.fills = stage, scoring, fills
+        self._stage = stage
+        self._scoring = scoring
+        self.fills = fills
         self.forward_passes = "twice" if fills else "once"
         self._known_losses = None if scoring.losses is None else scoring.losses.to(parts.device)
         # Losses from the user or another model are not compared with those of the loop: they are meant to differ.
         self.scores = bool(stage.requires.signals) and scoring.losses is None and scoring.model is None
-        self._warned, self._loss_of_rows = False, self.loss
+        self._warned = False
+        self._loss_of_rows = self.loss
         self._uneven = UnevenLabels(parts.device) if parts.config.by_batch else None
         if self._uneven is not None and parts.reader.criterion is not None:
             self.loss = self._loss_by_rows
@@ -70,7 +73,8 @@ class BeforeForward(BatchSelection):
         return super()._beside(given, layout, outputs, targets, wanted)
 
     def _loss_by_rows(self, outputs: Any, targets: Any, attribution: Attribution, *weights: Any) -> tuple[Any, ...]:
-        criterion, device = self._parts.reader.criterion, self._parts.device
+        criterion = self._parts.reader.criterion
+        device = self._parts.device
         assert self._uneven is not None
         assert criterion is not None
         self._uneven.note(criterion.shares(torch.empty(attribution.layout.n, 1, device=device), targets))
@@ -80,7 +84,8 @@ class BeforeForward(BatchSelection):
         """Warns once if a scoring pass costs more than it saves on this model, as measured."""
         if self._uneven is not None:
             self._uneven.warn()
-        scoring, ratio = self._scoring, self._parts.stopwatch.ratio()
+        scoring = self._scoring
+        ratio = self._parts.stopwatch.ratio()
         # The measured ratio is that of a full pass of the model, and says nothing about a cheaper one.
         cheaper = scoring.losses is not None or scoring.model is not None or scoring.dtype or scoring.input_scale != 1
         if not self._stage.requires.signals or cheaper or self._warned or not (ratio and batches):

@@ -158,9 +158,11 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
     Raises:
         ValueError: An interrupted epoch would continue in another order.
     """
-    saved, current = state["shuffle"], loader.order.state_dict()
+    saved = state["shuffle"]
+    current = loader.order.state_dict()
     unlike = ("weights",) if "changed" in (saved or {}) else ()  # those of the state are taken over
-    was, now = _order_of(saved, unlike), _order_of(current, unlike)
+    was = _order_of(saved, unlike)
+    now = _order_of(current, unlike)
     # A drawn plan brings its own order, which is in the state.
     if state["consumed"] and state["plan"] is not None and not state["plan"]["drawn"]:
         if was != now:
@@ -199,7 +201,8 @@ def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: t
     parts = [("epoch_start", state["epoch_start"])] if replays else []
     way_out = "save between epochs" if replays else "pass restore_rng=False"
     for name, states in [*parts, *([("rng", state["rng"])] if restored else [])]:
-        saved, current = len(states["generators"]), len(loader.generators())
+        saved = len(states["generators"])
+        current = len(loader.generators())
         if saved != current:
             raise ValueError(
                 f"load_state_dict: the state has the random states of {saved} generators, but the loader of this run uses "
@@ -241,10 +244,13 @@ class OtherProcesses:
     def __init__(
         self, states: Sequence[Mapping[str, Any]], plan: Mapping[str, Any] | None, world: World, loader: SelectedLoader
     ) -> None:
-        self._states, self._world, self._loader = states, world, loader
+        self._states = states
+        self._world = world
+        self._loader = loader
         self._plan = None if plan is None else HeldPlan(**plan)
         batch_size = loader.order.sizes.batch_size
-        self._first, self._n = self._states[0], self._states[0]["n"]
+        self._first = self._states[0]
+        self._n = self._states[0]["n"]
         # All processes have trained on equally many rows, which together are the beginning of the common order.
         stayed = len(self._states) * self._first["stayed"]
         self._stayed = stayed // world.size
@@ -278,7 +284,8 @@ class OtherProcesses:
 
     def state(self) -> dict[str, Any]:
         """Returns the state from which this process continues."""
-        world, size = self._world, len(self._states)
+        world = self._world
+        size = len(self._states)
         # What cannot be divided, such as random states, is taken from one of the saved processes.
         like = self._states[world.rank % size]
         state = {
@@ -347,7 +354,8 @@ class SavedState:
         self.parts.accumulator.count_trained()
         trained = self.parts.accumulator.counts.state_dict().get(TRAINED, torch.empty(0, dtype=torch.int32))
         # The plan is an object, too: torch.distributed.checkpoint loads tensors in place, and those of plans differ in size.
-        plan, kept = position.pop("plan"), self.parts.config.kept
+        plan = position.pop("plan")
+        kept = self.parts.config.kept
         books = {
             "kept": None if kept is None else kept.clone(),
             "records": records,
@@ -382,7 +390,8 @@ class SavedState:
         """
         # Everything is checked before anything changes: a refused state leaves the run as it was.
         check_form(state)
-        books, world = state, self.parts.config.world
+        books = state
+        world = self.parts.config.world
         # Processes that load different checkpoints would continue at different places, and wait for each other forever.
         agree(world, {"the digest of the saved state": state["digest"]})
         state = self._of_this_process(state)
@@ -408,7 +417,8 @@ class SavedState:
 
     def _of_this_process(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the state from which this process continues, saved by this or another number of processes."""
-        world, ranks = self.parts.config.world, state["ranks"]
+        world = self.parts.config.world
+        ranks = state["ranks"]
         # First: for a state of another method or dataset, every other error would hide the cause.
         self._check_kind(ranks[0])
         # Only process 0 has the entries to check, and its error is raised in all processes.
@@ -424,7 +434,8 @@ class SavedState:
                 "load_state_dict: process 0 was given the state of another process, which has no stored losses. Load the state "
                 "that process 0 saved, in all processes."
             )
-        kept, saved = self.parts.config.kept, state["kept"]
+        kept = self.parts.config.kept
+        saved = state["kept"]
         for name, digest in state["ranks"][0]["books"].items():
             if digest_of(state[name]) != digest:
                 refuse(f"`{name}` is not as it was saved: values, sizes or dtypes differ")

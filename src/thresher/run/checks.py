@@ -104,7 +104,9 @@ def check(config: RunConfig, process_group: Any) -> RunConfig:
 
 def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None, world: World) -> Strata | None:
     """Returns what batches are stratified by; None if they are not."""
-    batches, requires, wanted = given.loader.batch_sampler, requirements_of(method), given.stratify
+    batches = given.loader.batch_sampler
+    requires = requirements_of(method)
+    wanted = given.stratify
     if wanted == "auto":
         # If the user's loader has stratified batches, the batches of plans are stratified, too.
         by_class = isinstance(batches, StratifiedBatchSampler) and requires.order != "plan"
@@ -201,7 +203,8 @@ def _with_least_rows(method: BatchMethod | None, given: RunConfig) -> BatchMetho
     """Returns a batch method whose batches have enough rows for the model."""
     if not isinstance(method, UniformRows):
         return method
-    size, least = given.loader.batch_size, max(method.least, least_rows(given.model))
+    size = given.loader.batch_size
+    least = max(method.least, least_rows(given.model))
     if size is not None and selection.share(method.keep, size) < least:
         raise ValueError(
             f"A batch has {size} samples, of which a share of {method.keep:g} is {too_few(least)}: the smallest share is "
@@ -278,8 +281,10 @@ def undefined_signals(optional: Mapping[str, str], adapter: Criterion | None, si
 
 def check_needs(given: RunConfig, method: Any, batch: BatchMethod | None, adapter: Criterion | None) -> None:
     """Checks that `attach` got everything that the methods need."""
-    model, optimizer = given.model, given.optimizer
-    name, requires = type(method).__name__, requirements_of(method)
+    model = given.model
+    optimizer = given.optimizer
+    name = type(method).__name__
+    requires = requirements_of(method)
     if requires.optimizer and optimizer is None:
         raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=optimizer){way_around(method, 'optimizer')}")
     for group in optimizer.param_groups if requires.optimizer and optimizer is not None else ():

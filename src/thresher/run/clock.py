@@ -43,14 +43,19 @@ class RunClock:
     """
 
     def __init__(self, loader: SelectedLoader, attributor: Attributor, epochs: int) -> None:
-        self._loader, self._attributor, self._epochs = loader, attributor, epochs
+        self._loader = loader
+        self._attributor = attributor
+        self._epochs = epochs
         self._places: deque[BatchPlace] = deque(maxlen=PLACES)
         self._before = BatchPlace(-1, 0, 0, 1)
-        self._first, self._scale = 0, EpochScale()
+        self._first = 0
+        self._scale = EpochScale()
 
     def begin_pass(self, scale: EpochScale) -> None:
         """Begins an epoch; `scale` is its size."""
-        self._before, self._first, self._scale = self._reached(), self._attributor.batches, scale
+        self._before = self._reached()
+        self._first = self._attributor.batches
+        self._scale = scale
 
     def take_back_pass(self) -> None:
         """Forgets the batches of an epoch in which nothing was trained."""

@@ -45,11 +45,17 @@ class CreditedCriterion(nn.Module):
         stopwatch: Stopwatch,
     ) -> None:
         super().__init__()
-        self._own, self._adapter = (criterion,), adapter  # in a tuple, it is no module of this one
-        self._timeline, self._credit, self._stopwatch = timeline, credit, stopwatch
+        # in a tuple, it is no module of this one
+        self._own = (criterion,)
+        self._adapter = adapter
+        self._timeline = timeline
+        self._credit = credit
+        self._stopwatch = stopwatch
         if isinstance(criterion, nn.Module):
             # The same dictionaries: a task that moves to a device takes class weights along, and checkpoints keep their names.
-            self._parameters, self._buffers, self._modules = criterion._parameters, criterion._buffers, criterion._modules
+            self._parameters = criterion._parameters
+            self._buffers = criterion._buffers
+            self._modules = criterion._modules
             self._non_persistent_buffers_set = criterion._non_persistent_buffers_set
 
     def forward(self, outputs: Any, targets: Any, *others: Any, ids: Tensor | None = None, repeat: int | None = None) -> Tensor:

@@ -34,7 +34,10 @@ class SilentEpochs:
     """
 
     def __init__(self, attributor: Attributor, who: str, needed: Callable[[], bool]) -> None:
-        self._attributor, self._meter, self._who, self._needed = attributor, attributor.meter, who, needed
+        self._attributor = attributor
+        self._meter = attributor.meter
+        self._who = who
+        self._needed = needed
         self._since: tuple[int, ...] | None = None
         self._silent = 0
         self._warned_in_steps = False
@@ -92,12 +95,14 @@ class SilentEpochs:
     def _judge(self) -> None:
         if self._since is None:
             return
-        before, now = self._since, self._seen()
+        before = self._since
+        now = self._seen()
         self._since = None
         batches, credited, passed, steps, evaluated = (new - old for new, old in zip(now, before, strict=True))
         # A pass without a batch, as over an empty shard, says nothing about losses.
         if credited or not batches:
-            self._silent, self._warned_in_steps = 0, False
+            self._silent = 0
+            self._warned_in_steps = False
             return
         self._silent += 1
         # Neither losses nor forward passes of the run were seen: what the loop computes is unknown, and so is its cost.
@@ -161,8 +166,11 @@ class EpochEnd:
     """
 
     def __init__(self, parts: Parts, close: Callable[[bool], None], *, single_process: bool) -> None:
-        self._attributor, self._accumulator, self._cost = parts.attributor, parts.accumulator, parts.cost
-        self._close_epoch, self._single_process = close, single_process
+        self._attributor = parts.attributor
+        self._accumulator = parts.accumulator
+        self._cost = parts.cost
+        self._close_epoch = close
+        self._single_process = single_process
         self._steps_are_seen = parts.config.optimizer is not None
         self.state = Pass.NONE
         self._closing = self._ahead = False

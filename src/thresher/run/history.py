@@ -89,8 +89,11 @@ class History:
     """
 
     def __init__(self, parts: Parts) -> None:
-        self._config, self._cost, self._records = parts.config, parts.cost, parts.records
-        self._accumulator, self._timing = parts.accumulator, parts.timing
+        self._config = parts.config
+        self._cost = parts.cost
+        self._records = parts.records
+        self._accumulator = parts.accumulator
+        self._timing = parts.timing
         self.entries: list[dict[str, Any]] = []
         """One entry per epoch that is over."""
         self._booked = dict.fromkeys(COUNTED, 0)
@@ -109,10 +112,12 @@ class History:
         if not self.entries or "forward" in self.entries[-1]:
             return None
         self._accumulator.settle()
-        entry, counted = self.entries[-1], asdict(self._cost)
+        entry = self.entries[-1]
+        counted = asdict(self._cost)
         entry |= {name: counted[name] - self._booked[name] for name in COUNTED}
         self._booked = {name: counted[name] for name in COUNTED}
-        before, self._traced_s = self._traced_s, tracing_s
+        before = self._traced_s
+        self._traced_s = tracing_s
         self._timing.close(epoch=entry["epoch"], tracing_s=tracing_s - before)
         return entry
 
@@ -125,7 +130,8 @@ class History:
         """
         self._accumulator.settle()
         # Comparisons on a device are read once an epoch: read in the step they would make the host wait.
-        doubts, self._accumulator.doubts = self._accumulator.doubts, []
+        doubts = self._accumulator.doubts
+        self._accumulator.doubts = []
         # Every process takes part, even without doubts, because `total` needs all of them.
         if self._config.world.total(bool(doubts) and not bool(torch.stack(doubts).all())):
             raise AttributionError(

@@ -132,7 +132,9 @@ class InForward(BatchSelection):
 
     def __init__(self, parts: Parts, stage: BatchStage, trained: TrainedModel, instead: BatchSelection | None) -> None:
         super().__init__(parts, stage)
-        self._stage, self._trained, self.instead = stage, trained, instead
+        self._stage = stage
+        self._trained = trained
+        self.instead = instead
         self.loss = self._loss_of_chosen
         self.gives_up = None if instead is None else lambda: trained.is_plain
         self._chosen_in_step: list[tuple[Any, BatchPlan, Tensor | None]] = []
@@ -154,7 +156,8 @@ class InForward(BatchSelection):
     def _loss_of_chosen(
         self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Any
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        reader, layout = self._parts.reader, attribution.layout
+        reader = self._parts.reader
+        layout = attribution.layout
         criterion = reader.criterion
         assert criterion is not None
         # The loop would multiply the losses of the kept rows with weights of all rows.
@@ -169,10 +172,12 @@ class InForward(BatchSelection):
         # Before the rows are taken: the divisor is that of the targets of the whole batch.
         if self._parts.config.by_batch:
             factor = part_of_divisor(criterion, targets, layout, plan.rows, joint_weights(plan, weights), weights)
-        weights, k = joint_weights(plan, weights), len(plan.rows)
+        weights = joint_weights(plan, weights)
+        k = len(plan.rows)
         outputs, targets = (take_samples(tree, plan, layout) for tree in (outputs, targets))
         self._parts.timing.attribution_s += perf_counter() - begin
-        small, alone = RowLayout(k, layout.repeat), None
+        small = RowLayout(k, layout.repeat)
+        alone = None
         # A loss whose value for a row depends on the other rows (contrastive, in-batch negatives) would be another one for the
         # kept rows; the first step shows it.
         to_compare = not self._compared and 0 < k < layout.n
@@ -248,7 +253,8 @@ class InForward(BatchSelection):
         # for these, the method chooses anew.
         chosen = next((one for one in self._chosen_in_step if one[0] is not None and one[0] == attribution.key), None)
         if chosen is None:
-            ids, device = attribution.ids, self._parts.device
+            ids = attribution.ids
+            device = self._parts.device
             # With this copy, `_discard_foreign` can undo what the method learns from the losses of a teacher.
             if not (trains_own or self._chosen_in_step):
                 self._before_step = self._stage.state_dict()
@@ -266,9 +272,11 @@ class InForward(BatchSelection):
 
     def warn_if_in_vain(self, keep: float, batches: int) -> None:
         """Warns once if the backward pass costs the whole batch because of the loop."""
-        meter, before = self._parts.attributor.meter, self._passed_back
+        meter = self._parts.attributor.meter
+        before = self._passed_back
         self._passed_back = now = meter.subset_backwards, meter.whole_backwards
-        passes, whole = now[0] - before[0], now[1] - before[1]
+        passes = now[0] - before[0]
+        whole = now[1] - before[1]
         if self._warned or self._trained.module is None or meter.cost.unknown is not None:
             return
         if meter.elsewhere:

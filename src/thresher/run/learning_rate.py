@@ -40,8 +40,11 @@ class PacedLR(LRScheduler):
 
     def __init__(self, scheduler: LRScheduler, clock: RunClock, total: int, *, by_batches: bool = False) -> None:
         # The user's scheduler has set the learning rates already; a second initialization would set them again.
-        self.scheduler, self.total, self.stepped = scheduler, total, 0
-        self._clock, self._was_loaded = clock, False
+        self.scheduler = scheduler
+        self.total = total
+        self.stepped = 0
+        self._clock = clock
+        self._was_loaded = False
         self._first_calls: list[int] | None = [] if by_batches else None
 
     @property
@@ -120,7 +123,8 @@ class PacedLR(LRScheduler):
             saved = state_dict["total"]
             raise ValueError(f"run.pace: the state was saved with total={saved}, but this scheduler has total={self.total}")
         self.scheduler.load_state_dict(dict(state_dict["scheduler"]))
-        self.stepped, self._was_loaded = state_dict["stepped"], True
+        self.stepped = state_dict["stepped"]
+        self._was_loaded = True
 
     def __getattr__(self, name: str) -> Any:
         # `copy` and `pickle` ask for attributes before there are any: the next line would call this method again, endlessly.
@@ -145,7 +149,8 @@ def pace(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
             "run.pace: `scheduler` must be a torch.optim.lr_scheduler.LRScheduler that counts steps, such as OneCycleLR, got "
             f"{type(scheduler).__name__}"
         )
-    name, declared = type(scheduler).__name__, getattr(scheduler, "total_steps", None)
+    name = type(scheduler).__name__
+    declared = getattr(scheduler, "total_steps", None)
     if not clock.full_steps:
         raise ValueError(
             "run.pace: the dataset is an IterableDataset without a length, so progress is unknown. Give the IterableDataset a "
@@ -170,7 +175,8 @@ def pace(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
 
 def _of_accelerate(scheduler: Any, total: Any) -> Any:
     """Returns the scheduler that accelerate prepared, which steps once per update of all processes."""
-    own, state = scheduler.scheduler, scheduler.gradient_state
+    own = scheduler.scheduler
+    state = scheduler.gradient_state
     several = state.num_steps > 1 or any(one.accelerator_state.num_processes > 1 for one in scheduler.optimizers)
     if several and total is None and not hasattr(own, "total_steps"):
         raise ValueError(
@@ -216,7 +222,8 @@ class ProgressLR(LRScheduler):
         if not callable(fn):
             raise TypeError(f"ProgressLR: `fn` must map progress to a factor, got {type(fn).__name__}")
         # Before the base class, whose constructor makes a first step and so asks for a rate.
-        self.fn, self._clock = fn, follow_clock(run._timeline)
+        self.fn = fn
+        self._clock = follow_clock(run._timeline)
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | torch.Tensor]:

@@ -99,7 +99,8 @@ class StepHooks:
 
     def begin_epoch(self) -> None:
         """Resets the count of changes of the learning rate within an epoch."""
-        self.changes, self._last = 0, None
+        self.changes = 0
+        self._last = None
 
     def before(self) -> None:
         """Scales the learning rates at the start of the outermost step."""
@@ -142,7 +143,8 @@ class StepHooks:
         return {id(one): one for part in self.parts for group in part.param_groups for one in group["params"]}
 
     def _restore(self) -> None:
-        saved, self._saved = self._saved, None
+        saved = self._saved
+        self._saved = None
         for group, lr in saved or ():
             if isinstance(lr, torch.Tensor):
                 group["lr"].copy_(lr)
@@ -213,14 +215,16 @@ def _guard_step(part: Any, hooks: "weakref.ref[StepHooks]") -> Callable[[], None
         return method(*args, **kwargs) if alive is None else alive.guard(method, *args, **kwargs)
 
     # GradScaler reads the signature of the bound method, which drops the first parameter; a guard below it has one, too.
-    signature, first = inspect.signature(method), inspect.Parameter("_optimizer", inspect.Parameter.POSITIONAL_ONLY)
+    signature = inspect.signature(method)
+    first = inspect.Parameter("_optimizer", inspect.Parameter.POSITIONAL_ONLY)
     others = [parameter for parameter in signature.parameters.values() if parameter.name != first.name]
     vars(guarded)["__signature__"] = signature.replace(parameters=[first, *others])
     part.step = MethodType(guarded, part)
     guard = weakref.ref(guarded)
 
     def unguard() -> None:
-        optimizer, guarded = holder(), guard()
+        optimizer = holder()
+        guarded = guard()
         if optimizer is None or guarded is None or getattr(vars(optimizer).get("step"), "__func__", None) is not guarded:
             return  # a scheduler has wrapped it since: without its run the guard only passes the call on
         del optimizer.step
@@ -266,7 +270,8 @@ class StepChecks:
         """Begins an epoch after a number of batches; for a resumed epoch, its earlier batches are unknown."""
         self._hooks.begin_epoch()
         self._batches = batches
-        self._whole, self.by_progress = not resumed, False
+        self._whole = not resumed
+        self.by_progress = False
         self._versions = {id(parameter): parameter._version for parameter in self._model.parameters()}
 
     def _updated_elsewhere(self) -> bool:

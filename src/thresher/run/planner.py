@@ -28,8 +28,12 @@ class Planner:
     """
 
     def __init__(self, parts: Parts, method: EpochMethod | OnSubset, *, fills: Callable[[], bool | None]) -> None:
-        self._config, self._method, self._fills = parts.config, method, fills
-        self._loader, self._records, self._passes = parts.loader, parts.records, parts.passes
+        self._config = parts.config
+        self._method = method
+        self._fills = fills
+        self._loader = parts.loader
+        self._records = parts.records
+        self._passes = parts.passes
         self._warned_of: set[str] = set()
         self.current: HeldPlan | None = None
         """The plan; None if it is not made yet, and for a stream."""
@@ -56,7 +60,8 @@ class Planner:
     def _make_plan(self, known: Mapping[str, Tensor], epoch: int, seed: int) -> HeldPlan:
         """Makes the plan, in the process that has the records."""
         # The draws of an epoch depend on the seed and its number alone, so that a resumed run plans the same.
-        generator, n = rng.seeded(seed, epoch), self._records.n
+        generator = rng.seeded(seed, epoch)
+        n = self._records.n
         plan = self._method.plan_epoch(known, epoch=epoch, epochs=self._config.epochs, generator=generator)
         plan = self._check(plan)
         if self._config.strata is not None:
@@ -75,7 +80,8 @@ class Planner:
 
     def _inputs(self, epoch: int) -> Mapping[str, Tensor]:
         """Returns the data for a plan: the records and, if the method requests one, the results of a full pass."""
-        method, world = self._method, self._config.world
+        method = self._method
+        world = self._config.world
         names = method.full_pass(epoch, self._config.epochs) if defines(method, "full_pass") else ()  # pyright: ignore
         if not names:
             return self._records

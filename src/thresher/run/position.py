@@ -16,7 +16,8 @@ class Position:
     """
 
     def __init__(self, cost: Cost, seed: int) -> None:
-        self._cost, self.seed = cost, seed
+        self._cost = cost
+        self.seed = seed
         self.epoch = 0
         """Number of the epoch in progress or, between epochs, of the one that comes next."""
         self.active = False
@@ -38,8 +39,11 @@ class Position:
         # Kept for a pass without training, which is taken back.
         self._at_begin = resumed, self.place if resumed else OrderPlace()
         if not resumed:
-            self.place, self._samples = OrderPlace(), 0
-        self.active, self.resumed, self.ran_out = True, False, False
+            self.place = OrderPlace()
+            self._samples = 0
+        self.active = True
+        self.resumed = False
+        self.ran_out = False
         return resumed
 
     def move(self, place: OrderPlace, samples: int) -> None:
@@ -51,7 +55,8 @@ class Position:
         """
         # Only the difference: earlier samples are counted already, perhaps by the run that was saved.
         self._count(samples - self._samples)
-        self.place, self._samples = place, samples
+        self.place = place
+        self._samples = samples
 
     def finish(self, samples: int) -> None:
         """Moves to the end of a complete epoch, in which full training would have consumed all samples.
@@ -65,7 +70,9 @@ class Position:
     def end(self) -> None:
         """Moves to the beginning of the next epoch."""
         self.epoch += 1
-        self.active, self.place, self._samples = False, OrderPlace(), 0
+        self.active = False
+        self.place = OrderPlace()
+        self._samples = 0
 
     @property
     def before_pass(self) -> OrderPlace:
@@ -80,7 +87,8 @@ class Position:
         """
         self._count(samples - self._samples)
         self.active, self.place = self._at_begin
-        self.resumed, self._samples = self.active, samples
+        self.resumed = self.active
+        self._samples = samples
 
     def _count(self, samples: int) -> None:
         # Full training makes one pass of each kind for a sample.
@@ -96,7 +104,9 @@ class Position:
         """
         names = ("seed", "epoch", "active", "ran_out", "left")
         self.seed, self.epoch, self.active, self.ran_out, self.saved_left = (state[name] for name in names)
-        self.place, self.resumed, self._samples = place_of(state), self.active, samples
+        self.place = place_of(state)
+        self.resumed = self.active
+        self._samples = samples
 
 
 def place_of(state: Mapping[str, Any]) -> OrderPlace:

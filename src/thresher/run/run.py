@@ -97,7 +97,8 @@ def _cell(value: str) -> str:
 
 
 def _epoch(history: Sequence[Mapping[str, Any]], samples: int | None, *, counted: bool) -> str:
-    entry, parts = history[-1], []
+    entry = history[-1]
+    parts = []
     if samples:
         # The share of the last epoch can be far from the others', as for a method that trains the end in full.
         all_of_them = sum(one["kept"] for one in history) / len(history) / samples
@@ -195,11 +196,16 @@ class Run(Uncopied):
     """
 
     def __init__(self, parts: Parts, timeline: Timeline) -> None:
-        self._parts, self._timeline = parts, timeline
-        self.method, self.loader, self.epochs = parts.config.methods[-1], parts.loader, parts.config.epochs
+        self._parts = parts
+        self._timeline = timeline
+        self.method = parts.config.methods[-1]
+        self.loader = parts.loader
+        self.epochs = parts.config.epochs
         # The loader saves the run, for scripts that save the state of their loader, as they do with a StatefulDataLoader.
-        self._credit, self.loader.saved = parts.attributor.credit, SavedState(parts, timeline)
-        own, adapter = parts.config.criterion, parts.config.adapter
+        self._credit = parts.attributor.credit
+        self.loader.saved = SavedState(parts, timeline)
+        own = parts.config.criterion
+        adapter = parts.config.adapter
         self.criterion = CreditedCriterion(own, adapter, timeline, self._credit, parts.stopwatch)
 
     # What the loop calls
@@ -274,7 +280,8 @@ class Run(Uncopied):
         if not torch.is_grad_enabled():
             return losses.plain()
         # The losses were computed from the outputs, so they show the rows as well.
-        made, selection = (per_sample_losses, outputs), self._timeline.selection
+        made = (per_sample_losses, outputs)
+        selection = self._timeline.selection
         if (value := self._credit(made, targets, ids, partial(selection.reduced, losses), repeat)) is None:
             return losses.plain()
         return self.criterion.watch(value, made)
@@ -501,7 +508,8 @@ class Run(Uncopied):
         return as_html(self._facts())
 
     def _facts(self) -> Facts:
-        cost, history = self.cost, self.history
+        cost = self.cost
+        history = self.history
         samples = None if self.loader.streams else self.loader.n
         return facts(
             self.method,
@@ -544,11 +552,14 @@ class Run(Uncopied):
             >>> run.log(lambda numbers, step: print(step, numbers["thresher/kept"], numbers["thresher/run/ratio"]))
             0 4 1.0
         """
-        log, cost, history = log_of(tracker), self.cost, self.history
+        log = log_of(tracker)
+        cost = self.cost
+        history = self.history
         if not history:
             raise ValueError("run.log: no epoch is over yet; call it after the loop over run.loader has ended")
         # Times are not saved, so that a resumed run may have none of its last epoch.
-        entry, times = history[-1], [one for one in self.times if one["epoch"] == history[-1]["epoch"]]
+        entry = history[-1]
+        times = [one for one in self.times if one["epoch"] == history[-1]["epoch"]]
         numbers = numbers_of([entry, *times, {f"run/{name}": value for name, value in cost.to_dict().items()}])
         log({prefix + name: value for name, value in numbers.items()}, entry["epoch"] if step is None else step)
 

@@ -13,7 +13,9 @@ from thresher.warning import warn
 
 def _passes_for_signals(config: RunConfig) -> str:
     """Returns the `forward_passes` that the signals of the batch method need, after checking that they can be computed."""
-    method, forward_passes, scoring = config.batch_method, config.forward_passes, config.scoring
+    method = config.batch_method
+    forward_passes = config.forward_passes
+    scoring = config.scoring
     wide = set() if method is None else WIDE_SIGNALS & {*requirements_of(method).signals}
     if not wide:
         return forward_passes
@@ -59,13 +61,16 @@ def selection_mode(config: RunConfig) -> SelectionMode:
         ValueError: An argument that the method needs is missing, or options contradict each other.
         RuntimeError: The backward pass of some rows needs a newer torch.
     """
-    method, scoring, n = config.batch_method, config.scoring, config.samples
+    method = config.batch_method
+    scoring = config.scoring
+    n = config.samples
     forward_passes = _passes_for_signals(config)
     if method is None:
         if scoring is not None:
             raise ValueError("`forward_passes`: a Scoring is for methods that choose in each batch; leave it out")
         return SelectionMode.NONE
-    name, signals = type(method).__name__, requirements_of(method).signals
+    name = type(method).__name__
+    signals = requirements_of(method).signals
     if not signals:
         if scoring is not None:
             raise ValueError(f"`forward_passes`: {name} needs no losses to choose by; leave the Scoring out")

@@ -88,7 +88,10 @@ def check_several(config: RunConfig) -> None:
     Raises:
         ValueError: The loader or a method does not work with several processes.
     """
-    loader, scoring, world, batch = config.loader, config.scoring, config.world, config.batch_method
+    loader = config.loader
+    scoring = config.scoring
+    world = config.world
+    batch = config.batch_method
     if world.size == 1:
         return
     # Before `check_shared`, which reads the batch sampler that a stream does not have.

@@ -51,11 +51,15 @@ class Timeline:
     """
 
     def __init__(self, parts: Parts, method: EpochMethod | OnSubset, selection: BatchSelection) -> None:
-        self._parts, self._method, self.timing = parts, method, parts.timing
-        self.selection, self._selection_attached = selection, selection
+        self._parts = parts
+        self._method = method
+        self.timing = parts.timing
+        self.selection = selection
+        self._selection_attached = selection
         self.comparison = Comparison(parts.passes, parts.accumulator)
         """Compares the losses of extra passes with the losses of the loop."""
-        by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
+        by_losses = plans_by_losses(method)
+        who = method if selection.stage is None else selection.stage.method
         needs_losses = lambda: by_losses or self.selection.by_loop  # noqa: E731
         self._silence = SilentEpochs(parts.attributor, title_of(who), needs_losses)
         self.planner = Planner(parts, method, fills=lambda: self.selection.fills)
@@ -65,8 +69,10 @@ class Timeline:
         """Warns if steps are not noticed, not scaled, or fewer than a schedule expects; None if there are no hooks."""
         self.clock = RunClock(parts.loader, parts.attributor, parts.config.epochs)
         """Progress of training."""
-        self.position, self._history = Position(parts.cost, parts.config.seed), History(parts)
-        self._had_group, self._warned_of = has_group(), set[str]()
+        self.position = Position(parts.cost, parts.config.seed)
+        self._history = History(parts)
+        self._had_group = has_group()
+        self._warned_of = set[str]()
         self.end = EpochEnd(parts, self._end_epoch, single_process=self._single_process)
 
     @property
@@ -96,7 +102,8 @@ class Timeline:
 
     def begin(self) -> tuple[HeldPlan | None, OrderPlace]:
         """Begins an epoch, or continues an interrupted epoch."""
-        position, parts = self.position, self._parts
+        position = self.position
+        parts = self._parts
         check_attached_late_enough(self._had_group)
         if position.resumed and position.place.consumed and parts.loader.streams:
             check_begins(parts.loader.dataset)
@@ -186,7 +193,8 @@ class Timeline:
             weights: Weights of the rows, from the plan and a batch method, shape (n,); None if all are 1.
             last: Whether it is the last batch of the epoch.
         """
-        begin, attributor = perf_counter(), self._parts.attributor
+        begin = perf_counter()
+        attributor = self._parts.attributor
         self.end.on_batch(last=last)
         # After that call, which reads whether the batch before has its loss, and before this batch gets its number.
         number = attributor.batches
@@ -246,11 +254,14 @@ class Timeline:
 
     def _take_back(self) -> None:
         """Undoes a pass over the loader without training: the next pass begins the same epoch again."""
-        plan, stage, exhausted = self.planner.current, self.selection.stage, self.end.state is Pass.OVER
+        plan = self.planner.current
+        stage = self.selection.stage
+        exhausted = self.end.state is Pass.OVER
         self.end.forget()
         rows = self._rows_of_batch(plan) if exhausted else 0
         self.clock.take_back_pass()
-        scale, place = self._parts.loader.scale_of(plan), self.position.before_pass
+        scale = self._parts.loader.scale_of(plan)
+        place = self.position.before_pass
         self.position.take_back(scale.samples_at(place, scale.at(place)))
         self.timing.drop()
         if stage is not None:
@@ -273,7 +284,8 @@ class Timeline:
 
     def _rows_of_batch(self, plan: HeldPlan | None) -> int:
         """Returns the mean number of rows of the batches of a pass that had at least one."""
-        size, stage = self._parts.loader.batch_sampler.batch_size, self.selection.stage
+        size = self._parts.loader.batch_sampler.batch_size
+        stage = self.selection.stage
         sizes = None if plan is None else self._parts.loader.step_sizes(plan)
         if sizes is not None:
             return round(sizes.rows / sizes.steps)
@@ -281,7 +293,8 @@ class Timeline:
 
     def _end_epoch(self, complete: bool) -> None:
         """Ends the epoch: refreshes, and checks what the device has computed."""
-        parts, position = self._parts, self.position
+        parts = self._parts
+        position = self.position
         # A process whose loop left the pass early must not send to others that are still exchanging gradients of a step.
         parts.config.world.meet(f"The end of epoch {position.epoch}", patient=True)
         self._silence.end(complete=complete)
@@ -311,14 +324,16 @@ class Timeline:
     def _refresh(self, plan: HeldPlan) -> None:
         # A sample may be trained on in one process and refreshed in another: its loss of the refresh is the later one.
         self._parts.records.sync()
-        before, world = self.timing.switch(REFRESH), self._parts.config.world
+        before = self.timing.switch(REFRESH)
+        world = self._parts.config.world
         part = PieceOrder(plan.refreshing(world.rank, world.size))
         self._parts.passes.refresh(part, training=requirements_of(self._method).refresh == "train")
         self.timing.switch(before)
 
     def _entry(self, plan: HeldPlan | None, *, complete: bool) -> dict[str, Any]:
         """Returns the entry of the history of an epoch that is over."""
-        config, stage = self._parts.config, self.selection.stage
+        config = self._parts.config
+        stage = self.selection.stage
         entry: dict[str, Any] = {"epoch": self.position.epoch, "complete": complete, "lr_scale": 1.0}
         if plan is not None:
             sizes = self._parts.loader.step_sizes(plan)
@@ -419,10 +434,12 @@ class Timeline:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the training run, as tensors and plain values."""
         self.end.finish(leaves=False)
-        position, entries = self.position, self._history.entries
+        position = self.position
+        entries = self._history.entries
         position.saved_left = position.active and (self.end.state is Pass.LEFT or (position.resumed and position.saved_left))
         in_step = self.hooks is not None and self._parts.accumulator.waits_for_step
-        plan, stage = self.plan_if_any(), self.selection.stage
+        plan = self.plan_if_any()
+        stage = self.selection.stage
         self.close_books()
         return {
             "epochs": self._parts.config.epochs,

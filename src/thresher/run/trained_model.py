@@ -32,8 +32,10 @@ class TrainedModel:
         as_given: Any = model
         if subset:
             model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper would compile the backward pass of all rows
-        self.module, self.call = model, None
-        self._parallel, self._averages = data_parallel(model), averages(model)
+        self.module = model
+        self.call = None
+        self._parallel = data_parallel(model)
+        self._averages = averages(model)
         self._parts = [] if model is None else [part for part in model.modules() if isinstance(part, SubsetModule)]
         self._whole = _innermost(model)
         if model is None or not subset:

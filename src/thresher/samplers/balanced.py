@@ -28,7 +28,8 @@ def in_turn(members: IntArray, begin: int, batches: IntArray, generator: np.rand
         >>> in_turn(np.arange(3), 2, np.array([0, 0, 1, 1, 2]), np.random.default_rng(0)).tolist()
         [2, 0, 1, 2, 0]
     """
-    n, k = len(members), len(batches)
+    n = len(members)
+    k = len(batches)
     left = members[begin % n :][:k] if begin % n else members[:0]
     rounds, rest = divmod(k - len(left), n)
     whole = generator.permuted(np.tile(members, (rounds, 1)), axis=1).ravel()
@@ -138,7 +139,8 @@ class BalancedBatchSampler(EpochSampler):
 
     def _further_classes(self, epoch: int) -> IntArray:
         """Returns the classes of each batch of an epoch in addition to those that every batch has, shape (batches, k)."""
-        count, k = len(self._sizes), self._classes % len(self._sizes)
+        count = len(self._sizes)
+        k = self._classes % len(self._sizes)
         if not k:
             return np.empty((self.total, 0), dtype=np.int64)
         # The last round is computed whole, and cut afterwards, so that it can begin with any class.
@@ -152,7 +154,8 @@ class BalancedBatchSampler(EpochSampler):
         Args:
             epoch: Number of the epoch, 0 or more.
         """
-        count, every = len(self._sizes), self._classes // len(self._sizes)
+        count = len(self._sizes)
+        every = self._classes // len(self._sizes)
         first, before = self._before if self._before[0] <= epoch else (0, np.zeros(count, dtype=np.int64))
         for past in range(first, epoch):
             before = before + np.bincount(self._further_classes(past).ravel(), minlength=count)
@@ -162,7 +165,8 @@ class BalancedBatchSampler(EpochSampler):
         places = np.split(
             np.argsort(classes, axis=None, kind="stable"), np.bincount(classes.ravel(), minlength=count).cumsum()[:-1]
         )
-        ids, generator = np.empty(classes.size, dtype=np.int64), np.random.default_rng((self.seed, epoch, 2))
+        ids = np.empty(classes.size, dtype=np.int64)
+        generator = np.random.default_rng((self.seed, epoch, 2))
         begins = self._rows * (every * self.total * epoch + before)
         for members, begin, place in zip(self._members, begins.tolist(), places, strict=True):
             if len(place):

@@ -28,7 +28,8 @@ class PickedOrder:
     """
 
     def __init__(self, ids: NDArray[Any], order: Permutation | None = None) -> None:
-        self._ids, self._order = ids, order
+        self._ids = ids
+        self._order = order
 
     def piece(self, begin: int, end: int, step: int = 1) -> NDArray[np.int64]:
         """Returns the ids at positions begin, begin + step, ... below `end`, int64."""
@@ -51,7 +52,8 @@ class BatchOrder:
     """
 
     def __init__(self, ids: NDArray[Any], sizes: NDArray[np.int64], order: Permutation | None = None) -> None:
-        self._ids, self._ends = ids, np.cumsum(np.append(0, sizes))
+        self._ids = ids
+        self._ends = np.cumsum(np.append(0, sizes))
         self.piece = np.arange if order is None else order.piece
 
     def batch(self, number: int) -> list[int]:
@@ -106,7 +108,10 @@ class EpochSampler(Sampler[Any]):
             raise ValueError(f"{name}: give `num_replicas` and `rank` together, got {num_replicas} and {rank}")
         if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
             raise ValueError(f"{name}: `rank` must be within [0, num_replicas), got {rank} and {num_replicas}")
-        self.seed, self.num_replicas, self.rank, self.drop_last = seed, num_replicas, rank, drop_last
+        self.seed = seed
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.drop_last = drop_last
         self.epoch = self.consumed = 0
         self._begun: EpochIds | None = None
 
@@ -145,7 +150,8 @@ class EpochSampler(Sampler[Any]):
             ValueError: A number is out of its range, or an earlier call set the rest of another epoch and no loop has used it
                 yet.
         """
-        epoch, consumed = operator.index(epoch), None if consumed is None else operator.index(consumed)
+        epoch = operator.index(epoch)
+        consumed = None if consumed is None else operator.index(consumed)
         name = f"{type(self).__name__}.set_epoch"
         if epoch < 0:
             raise ValueError(f"{name}: `epoch` must be 0 or more, got {epoch}")
@@ -162,12 +168,15 @@ class EpochSampler(Sampler[Any]):
             raise ValueError(
                 f"{name}: `consumed` must be a number of items of all processes together, 0 to {most}, got {consumed}"
             )
-        self.epoch, self.consumed, self._begun = epoch, consumed or 0, None
+        self.epoch = epoch
+        self.consumed = consumed or 0
+        self._begun = None
 
     def begin_pass(self) -> tuple[int, int]:
         """Begins a loop over the sampler, and returns its epoch and the items already consumed."""
         begun = self.epoch, self.consumed
-        self.epoch, self.consumed = self.epoch + 1, 0
+        self.epoch = self.epoch + 1
+        self.consumed = 0
         return begun
 
     def dealing(self) -> tuple[int, int]:
@@ -313,7 +322,8 @@ class EpochIds:
     """
 
     def __init__(self, sampler: EpochSampler, epoch: int | None = None, consumed: int = 0) -> None:
-        self._sampler, self._first = sampler, consumed
+        self._sampler = sampler
+        self._first = consumed
         self.epoch = epoch
         """Epoch of the pass; None until it begins."""
         self._place = 0
@@ -341,14 +351,16 @@ class EpochIds:
         """Returns the next `k` items, int64; fewer when they run out."""
         if len(self._ahead) < k:
             self._ahead = torch.cat([self._ahead, self._made(max(PIECE, k - len(self._ahead)))])
-        ids, self._ahead = self._ahead[:k], self._ahead[k:]
+        ids = self._ahead[:k]
+        self._ahead = self._ahead[k:]
         self._place += len(ids)
         return ids
 
     def skip(self, k: int) -> None:
         """Leaves out the next `k` items."""
         self._begin()
-        self._place, self._ahead = min(self._place + k, self._items), self._ahead[k:]
+        self._place = min(self._place + k, self._items)
+        self._ahead = self._ahead[k:]
 
     def _begin(self) -> Any:
         if self._order is None:
@@ -365,7 +377,8 @@ class EpochIds:
     def _made(self, k: int) -> Tensor:
         """Returns up to `k` items after those that were already computed."""
         order, (replicas, rank) = self._begin(), self._sampler.dealing()
-        total, first = self._sampler.total, self._place + len(self._ahead)
+        total = self._sampler.total
+        first = self._place + len(self._ahead)
         places = range(self._first + rank, self._first + rank + self._items * replicas, replicas)[first : first + k]
         end = min(places.stop, total)
         ids = torch.from_numpy(order.piece(min(places.start, end), end, replicas))
@@ -383,7 +396,8 @@ class SamplerPass(Iterator[Any]):
     """
 
     def __init__(self, sampler: EpochSampler, *, compares: bool) -> None:
-        self._sampler, self._ids = sampler, EpochIds(sampler)
+        self._sampler = sampler
+        self._ids = EpochIds(sampler)
         self._compares = compares
         self._rest: Iterator[int] = iter(())
         self._item_of: Any = None
@@ -416,4 +430,5 @@ class SamplerPass(Iterator[Any]):
             ValueError: The state was saved by a sampler with other settings.
         """
         self._sampler.load_state_dict(state)
-        self._ids, self._rest = EpochIds(self._sampler, *self._sampler.begin_pass()), iter(())
+        self._ids = EpochIds(self._sampler, *self._sampler.begin_pass())
+        self._rest = iter(())

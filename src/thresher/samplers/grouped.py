@@ -80,13 +80,15 @@ class Grouped(EpochSampler):
         self._settings = {"batch_size": batch_size, "max_tokens": max_tokens, "window": window}
         self._settings["lengths"] = zlib.crc32(values.astype(np.float64).data)
         self._sorted = np.argsort(-values.astype(np.float64), kind="stable").astype(np.min_scalar_type(len(values)))
-        ends, sizes = [0], []
+        ends = [0]
+        sizes = []
         while ends[-1] < len(values):
             rows = batch_size or int((max_tokens or 0) // values[self._sorted[ends[-1]]])
             count = min(rows * window, len(values) - ends[-1])
             ends.append(ends[-1] + count)
             sizes.append(np.diff(np.append(np.arange(0, count, rows), count)))
-        self._ends, self._sizes = np.array(ends), np.concatenate(sizes)
+        self._ends = np.array(ends)
+        self._sizes = np.concatenate(sizes)
 
     @property
     def samples(self) -> int:

@@ -93,7 +93,8 @@ def arranged(rows: NDArray[Any], sizes: NDArray[np.int64], generator: np.random.
         batches = np.flatnonzero(sizes == size)
         sample, rows = _systematic(rows, size * len(batches), generator)
         _deal(sample, size, begins[batches], order, generator)
-    batches, larger = np.flatnonzero(regular), np.flatnonzero(sizes == common + 1)
+    batches = np.flatnonzero(regular)
+    larger = np.flatnonzero(sizes == common + 1)
     sample, rows = _systematic(rows, len(larger), generator)
     _deal(sample, 1, begins[larger] + common, order, generator)
     _deal(rows, common, begins[batches], order, generator)
@@ -123,7 +124,8 @@ def _deal(
     # The j-th row of a group goes to the batch whose number is the rank of the fraction of j * GOLDEN, shifted by a random
     # start.
     by_batch = np.argsort((np.arange(steps) * GOLDEN) % 1.0)
-    dealt, starts = np.empty((size, steps), dtype=rows.dtype), generator.integers(steps, size=size)
+    dealt = np.empty((size, steps), dtype=rows.dtype)
+    starts = generator.integers(steps, size=size)
     for group, start in zip(range(size), starts.tolist(), strict=True):
         turned = rows[group * steps : (group + 1) * steps][by_batch]
         dealt[group, start:], dealt[group, :start] = turned[: steps - start], turned[steps - start :]
@@ -314,7 +316,8 @@ def same_classes(codes: NDArray[Any], seen: NDArray[Any]) -> bool:
         >>> same_classes(np.array([0, 1, 1]), np.array([7, 5, -1])), same_classes(np.array([0, 1, 1]), np.array([7, 5, 7]))
         (True, False)
     """
-    known, names = seen >= 0, np.full(int(codes.max(initial=0)) + 1, -1, dtype=seen.dtype)
+    known = seen >= 0
+    names = np.full(int(codes.max(initial=0)) + 1, -1, dtype=seen.dtype)
     names[codes[known]] = seen[known]
     used = names[names >= 0]
     return bool((names[codes[known]] == seen[known]).all()) and len(np.unique(used)) == len(used)

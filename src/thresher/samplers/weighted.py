@@ -91,11 +91,13 @@ def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, scale: floa
     Returns:
         Ids, shape (visits,), ascending, with repeats if weights are large.
     """
-    late, certain = np.empty(len(weights), dtype=np.float64 if len(weights) <= FEW else np.float32), 0
+    late = np.empty(len(weights), dtype=np.float64 if len(weights) <= FEW else np.float32)
+    certain = 0
     for part in chunks(len(weights)):
         whole, rate = visits_due(weights[part], scale)
         lag[part] += rate
-        due, phase = lag[part], rng.uniform(base, range(part.start, part.stop))
+        due = lag[part]
+        phase = rng.uniform(base, range(part.start, part.stop))
         turn = -due - phase
         if len(weights) <= FEW:
             turn = -1 / (1 + np.ceil((1 - NEARLY - due) / np.maximum(rate, 1e-9)) - rate + NEARLY * phase)
@@ -105,7 +107,8 @@ def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, scale: floa
     mask = smallest(late, visits - certain)
     del late
     lag -= mask
-    ids, end = np.empty(visits, dtype=np.int32 if len(mask) < 2**31 else np.int64), 0
+    ids = np.empty(visits, dtype=np.int32 if len(mask) < 2**31 else np.int64)
+    end = 0
     for part in chunks(len(mask)):
         visited = np.flatnonzero(mask[part])
         if certain:  # as np.repeat, in a third of the time
@@ -157,7 +160,9 @@ def systematic(weights: Weights, visits: int, seed: int, epoch: int) -> NDArray[
         >>> sorted(systematic(np.array([1.0, 0.0, 9.0]), 2, 0, 0).tolist())
         [0, 2]
     """
-    bound, certain, scale = np.inf, -1, 0.0
+    bound = np.inf
+    certain = -1
+    scale = 0.0
     while certain != (certain := int(np.count_nonzero(weights >= bound))):
         rest = total_of(weights, below=bound)
         scale = (visits - certain) / rest if rest else 0.0
@@ -298,7 +303,8 @@ class WeightedSampler(EpochSampler):
             RuntimeError: The weights of an earlier epoch are no longer stored.
         """
         if self._later is not None and epoch >= self._later[0]:
-            later, self._later = self._later, None
+            later = self._later
+            self._later = None
             self._take_over(*later)
         if epoch < self._since:
             raise RuntimeError(
@@ -322,7 +328,8 @@ class WeightedSampler(EpochSampler):
         """
         state = super().state_at(epoch, consumed)
         if self._since or self._later is not None:
-            weights, lag = torch.from_numpy(self._weights), torch.from_numpy(self._begin_lag)
+            weights = torch.from_numpy(self._weights)
+            lag = torch.from_numpy(self._begin_lag)
             later = None if self._later is None else (self._later[0], torch.from_numpy(self._later[1]))
             state["changed"] = {"since": self._since, "values": weights, "lag": lag, "later": later}
         return state
@@ -382,7 +389,8 @@ class WeightedSampler(EpochSampler):
 
     def _hold(self, since: int, weights: Weights) -> None:
         """Uses these weights from an epoch on."""
-        self._since, self._weights = since, weights
+        self._since = since
+        self._weights = weights
         self._scale = self.num_samples / total_of(weights)
         """Number of visits per epoch for a weight of 1."""
         self._checksum = zlib.crc32(weights.data)

@@ -107,7 +107,8 @@ def scored(
     Raises:
         ValueError: `trained` is not a pair of whole numbers of 0 or more.
     """
-    models, n = as_list(models), len(seen.values)
+    models = as_list(models)
+    n = len(seen.values)
     if len(trained) != 2 or not all(isinstance(count, int) and count >= 0 for count in trained):
         raise ValueError(f"{name}: `trained` must be two whole numbers of 0 or more (forward, backward), got {trained!r}")
     versions = {"thresher": __version__, "torch": str(torch.__version__)}

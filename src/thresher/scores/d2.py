@@ -40,7 +40,8 @@ def nearest(features: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.flo
         array([1, 0, 1])
     """
     features = features.double()
-    ids, distances = [], []
+    ids = []
+    distances = []
     for start in range(0, len(features), BLOCK):
         block = torch.cdist(features[start : start + BLOCK], features, compute_mode="donot_use_mm_for_euclid_dist")
         rows = torch.arange(len(block))
@@ -82,7 +83,8 @@ def pick_order(scores: NDArray[np.float64], ids: NDArray[np.int64], messages: ND
     now = scores.copy()
     heap = [(-score, -i) for i, score in enumerate(now.tolist())]
     heapq.heapify(heap)
-    picked, order = np.zeros(len(now), dtype=np.bool_), []
+    picked = np.zeros(len(now), dtype=np.bool_)
+    order = []
     while len(order) < len(now):
         score, i = heapq.heappop(heap)
         if picked[-i] or -score != now[-i]:  # the score has changed since this entry was made
@@ -157,7 +159,8 @@ def d2(
 def _places(values: Tensor, features: Tensor, neighbours: int, forward: float, reverse: float) -> Tensor:
     """Returns 1 for the last pick, 2 for the one before, and so on, shape (N,); NaN for samples that cannot be picked."""
     known = values.isfinite() & features.isfinite().all(1)
-    places, m = torch.full((len(values),), torch.nan), int(known.sum())
+    places = torch.full((len(values),), torch.nan)
+    m = int(known.sum())
     if m:
         scores = values[known].numpy()
         ids, distances = nearest(features[known], min(neighbours, m - 1))

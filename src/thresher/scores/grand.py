@@ -71,7 +71,9 @@ def whole_model(model: nn.Module, batch: Any, criterion: Criterion, forward: For
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise ValueError(f"grand: no parameter of {type(model).__name__} has requires_grad=True: there is no gradient")
-    n, row_norms, targets = rows_of(batch), [], []
+    n = rows_of(batch)
+    row_norms = []
+    targets = []
     for row in range(n):
         one = map_leaves(lambda leaf, i=row: leaf[i : i + 1] if leaf.dim() and len(leaf) == n else leaf, batch)
         with torch.enable_grad():
@@ -127,7 +129,8 @@ def grand(
     """
     if layer not in ("last", "all"):
         raise ValueError(f"grand: `layer` must be 'last' or 'all', got {layer!r}")
-    adapter, models = adapt(criterion), as_list(models)
+    adapter = adapt(criterion)
+    models = as_list(models)
     if layer == "all":
         run_forward = forward or plain_forward
         norms = lambda model, batch: whole_model(model, batch, adapter, run_forward)  # noqa: E731
@@ -144,7 +147,8 @@ def grand(
 
 
 def _head_norms(criterion: Criterion, answer: Answer) -> Tensor:
-    n, head = answer.layout.n, answer.head
+    n = answer.layout.n
+    head = answer.head
     assert head is not None
     if not isinstance(answer.outputs, Tensor) or answer.outputs.shape != (n, head.out_features):
         got = tuple(answer.outputs.shape) if isinstance(answer.outputs, Tensor) else type(answer.outputs).__name__

@@ -63,7 +63,8 @@ def irreducible(
         >>> irreducible(halves, loader, nn.MSELoss(), trained_on=[torch.tensor([0, 1]), torch.tensor([2, 3])]).values
         tensor([9., 9., 1., 1.])
     """
-    models, adapter = as_list(models), adapt(criterion)
+    models = as_list(models)
+    adapter = adapt(criterion)
     n = len(loader.dataset)  # pyright: ignore[reportArgumentType]
     member = torch.zeros(len(models), n, dtype=torch.bool)
     if trained_on is not None:

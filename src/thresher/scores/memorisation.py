@@ -108,7 +108,8 @@ def memorisation(
         >>> memorisation(models, [torch.tensor([0]), torch.tensor([1])], loader).values
         tensor([1., 1.])
     """
-    models, criterion = as_list(models), adapt(nn.CrossEntropyLoss())
+    models = as_list(models)
+    criterion = adapt(nn.CrossEntropyLoss())
     n = len(loader.dataset)  # pyright: ignore[reportArgumentType]
     member = membership("memorisation", trained_on, len(models), n)
 

@@ -58,7 +58,8 @@ def assemble(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) ->
         Unsupported: The module changes inputs or parameters in place, returns something other than new tensors, or draws
             random numbers in its backward pass.
     """
-    num_forward, symbol = joint.num_forward, joint.sizes.symbol
+    num_forward = joint.num_forward
+    symbol = joint.sizes.symbol
     # Before the check for random draws in the backward pass: a draw that no gradient needs is no reason to refuse the model.
     drop_unused(backward)
     descriptors = output_node(joint.graph).meta["desc"]
@@ -148,7 +149,8 @@ def _mutated_buffers(descriptors: list[Any]) -> list[str]:
     Raises:
         Unsupported: The forward updates something else, or returns something other than new tensors.
     """
-    mutated, outputs = [], {}
+    mutated = []
+    outputs = {}
     for position, descriptor in enumerate(descriptors):
         if isinstance(descriptor, aot.InputMutationAOTOutput) and isinstance(descriptor.mutated_input, aot.BufferAOTInput):
             mutated.append(descriptor.mutated_input.target.removeprefix("inner."))

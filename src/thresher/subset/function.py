@@ -81,7 +81,11 @@ class SubsetFunction(torch.autograd.Function):
                 saved[position] = value.clone()
         for buffer, new in zip(call.buffers, returned[:count], strict=True):
             buffer.copy_(new)
-        ctx.graphs, ctx.n, ctx.lengths, ctx.saved, ctx.meter = graphs, call.n, call.lengths, saved, call.meter
+        ctx.graphs = graphs
+        ctx.n = call.n
+        ctx.lengths = call.lengths
+        ctx.saved = saved
+        ctx.meter = call.meter
         ctx.row_gradients = []
         # An output that shares memory with a saved value has its own version counter. It is checked, too: if the loop changed
         # such an output in place, the backward pass would use the changed numbers.
@@ -107,7 +111,9 @@ class SubsetFunction(torch.autograd.Function):
             raise RuntimeError(
                 "subset_backward: double backward (create_graph=True) is not supported; call the model itself (.wrapped)"
             )
-        graphs, n, saved = ctx.graphs, ctx.n, _saved(ctx)
+        graphs = ctx.graphs
+        n = ctx.n
+        saved = _saved(ctx)
         carrying = {i for i, gradient in enumerate(gradients) if gradient is not None} | {
             position for _, position, *_ in ctx.row_gradients
         }
@@ -225,7 +231,9 @@ class KeptRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, rows: Tensor, node: Any, layout: Layout) -> Tensor:
         """Selects the rows."""
-        ctx.node, ctx.rows, ctx.position = node, rows, outputs.output_nr
+        ctx.node = node
+        ctx.rows = rows
+        ctx.position = outputs.output_nr
         return layout.take(outputs, rows, node.n)
 
     @staticmethod
@@ -262,7 +270,8 @@ def _saved(ctx: Any) -> list[Any]:
 
 def _rows_and_tangents(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor | None, list[Tensor]]:
     """Returns the rows that carry gradient (None for all rows), and the gradients of all outputs for these rows."""
-    graphs, n = ctx.graphs, ctx.n
+    graphs = ctx.graphs
+    n = ctx.n
     # An earlier backward pass that stopped before this node, such as `torch.autograd.grad` with respect to the outputs, may
     # have left gradients here. They are not part of this pass.
     received = [(position, rows, gradient) for task, position, rows, gradient in ctx.row_gradients if task == _task()]

@@ -129,7 +129,8 @@ class Taker:
     """
 
     def __init__(self, rows: Tensor, n: int) -> None:
-        self.rows, self.n = rows, n
+        self.rows = rows
+        self.n = n
         self._selected: dict[tuple[int, torch.dtype, int], Tensor] = {}
 
     def __call__(self, value: Tensor, layout: Layout) -> Tensor:

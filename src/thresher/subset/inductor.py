@@ -109,7 +109,10 @@ class InductorBackward:
         symbols: list[Any],
         lengths: tuple[int, ...] = (),
     ) -> None:
-        self._compiled, self._guards, self._symbols, self._lengths = compiled, guards, symbols, lengths
+        self._compiled = compiled
+        self._guards = guards
+        self._symbols = symbols
+        self._lengths = lengths
         self._strides = [_fixed_strides(fake) for fake in fakes]
         self._orders = [_order(fake) if isinstance(fake, Tensor) else [] for fake in fakes]
         self._dense = [isinstance(fake, Tensor) and _follows_dense(fake) for fake in fakes]
@@ -128,7 +131,8 @@ class InductorBackward:
         """Runs the graph; arguments whose memory is laid out in another way are copied first."""
         for position, wanted in enumerate(self._strides):
             value = arguments[position]
-            order, dense = self._orders[position], self._dense[position]
+            order = self._orders[position]
+            dense = self._dense[position]
             # Compiled kernels have the strides built in, and would read wrong entries of memory with another layout.
             if wanted is not None and not (_has_strides(value, wanted) and (not dense or _is_dense(value, order))):
                 arguments[position] = _lay_out(value, order)
@@ -184,7 +188,8 @@ def compile_graphs(
         # Layouts from the trial run replace those read from shapes, which do not show whether samples or positions come first.
         graphs.layouts |= {node: node.meta[LAYOUTS] for node in graphs.layouts if LAYOUTS in node.meta}
         place_rows(graphs)
-        graphs.examined, graphs.mixing = examined, examined.mixing
+        graphs.examined = examined
+        graphs.mixing = examined.mixing
         with _at_work(joint.mode):
             graphs.compiled_backward = backward_of = _compile(graphs, *copies)
     # Inductor adds guards while it compiles, such as one on 32-bit indices.
@@ -235,7 +240,9 @@ def _mark_saved(joint: Joint, examined: Graphs, state: Any, tensors: list[Tensor
 
 def _without_tangents(joint: Joint) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
     """Returns a graph of all values that need no gradient of an output, and its nodes by those of the joint graph."""
-    made, nodes, dependent = fx.Graph(), dict[fx.Node, fx.Node](), set[fx.Node]()
+    made = fx.Graph()
+    nodes = dict[fx.Node, fx.Node]()
+    dependent = set[fx.Node]()
     for node in joint.graph.graph.nodes:
         if node.op == "output":
             made.output([nodes[value] if isinstance(value, fx.Node) else value for value in node.args[0][: joint.num_forward]])
@@ -278,7 +285,8 @@ def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) 
     env = _environment(forward)
     context = TracingContext.get()
     context.fakify_first_call = True
-    nodes, visible = returned_nodes(forward), range(len(graphs.mutated), graphs.num_forward)
+    nodes = returned_nodes(forward)
+    visible = range(len(graphs.mutated), graphs.num_forward)
     # What the user gets keeps the strides of the module's outputs. For all other values Inductor may choose faster ones.
     forward.graph.output_node().meta["user_visible_output_idxs"] = [i for i in visible if isinstance(nodes[i], fx.Node)]
     with TracingContext.report_output_strides() as strides:
@@ -286,7 +294,8 @@ def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) 
     # Read before the backward is compiled in the same environment: what that assumes of the number of kept rows must not
     # limit the size of the batch.
     graphs.guards = [guard.expr for guard in env.guards]
-    fakes, nodes = _fakes(backward), returned_nodes(graphs.forward_module)
+    fakes = _fakes(backward)
+    nodes = returned_nodes(graphs.forward_module)
     for position, saved in enumerate(graphs.saved):
         if isinstance(fakes[position], Tensor):
             # An input is saved as it is, with its own strides.
@@ -344,7 +353,8 @@ def _has_strides(value: Tensor, wanted: list[int | None]) -> bool:
 
 def _follows_dense(fake: Tensor) -> bool:
     """Checks whether a tensor has symbolic strides and no gaps in memory, which must then hold in each call."""
-    shape, strides = [_number(size) for size in fake.shape], [_number(stride) for stride in fake.stride()]
+    shape = [_number(size) for size in fake.shape]
+    strides = [_number(stride) for stride in fake.stride()]
     # A symbolic stride cannot be compared with a number, so all strides are compared at the sizes of the traced call.
     symbolic = any(not isinstance(stride, int) for stride in fake.stride())
     return symbolic and _steps(shape, _order(fake)) == strides
@@ -352,7 +362,8 @@ def _follows_dense(fake: Tensor) -> bool:
 
 def _steps(shape: Sequence[Any], order: list[int]) -> list[Any]:
     """Returns the strides of memory that is filled without gaps, its dimensions in an order from the slowest to the fastest."""
-    strides, step = list[Any]([1] * len(shape)), 1
+    strides = list[Any]([1] * len(shape))
+    step = 1
     for d in reversed(order):
         strides[d] = step
         step *= shape[d]

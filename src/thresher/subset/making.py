@@ -119,7 +119,8 @@ def make_graphs(
         Unsupported: The module cannot be traced, or its samples affect each other.
     """
     check_traceable(module)
-    state, first_reason = _tensors_by_source(module), None
+    state = _tensors_by_source(module)
+    first_reason = None
     for batched in itertools.islice(_likely_batched(tensors, sizes), ATTEMPTS):
         try:
             graphs = _trace_free(module, rebuild, tensors, batched, [(i, d) for i, d in varying if d or not batched[i]])
@@ -158,7 +159,8 @@ def _shortened(graphs: Graphs, arguments: list[Any]) -> Graphs:
     try:
         simplify(short)
         _reuse_memory_of(short)
-        short.forward, short.backward = bind(forward), bind(backward)
+        short.forward = bind(forward)
+        short.backward = bind(backward)
         same = same_results(short, graphs, arguments)
     except Exception:  # a graph that `simplify` cannot handle: it is right as it is
         same = False
@@ -171,7 +173,8 @@ def _shortened(graphs: Graphs, arguments: list[Any]) -> Graphs:
 def _reuse_memory_of(graphs: Graphs) -> None:
     for module in (graphs.forward_module, graphs.backward_module):
         reuse_memory(module)
-    graphs.forward, graphs.backward = graphs.forward_module.forward, graphs.backward_module.forward
+    graphs.forward = graphs.forward_module.forward
+    graphs.backward = graphs.backward_module.forward
 
 
 def _examine_shorter(graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[bool]) -> None:
@@ -183,7 +186,8 @@ def _examine_shorter(graphs: Graphs, state: Any, tensors: list[Tensor], batched:
     if not graphs.free:
         return
     # About half, and at least 2, because a size of 1 is special to a trace.
-    lengths, narrowed = tuple((length + 2) // 2 for length in graphs.lengths), list(tensors)
+    lengths = tuple((length + 2) // 2 for length in graphs.lengths)
+    narrowed = list(tensors)
     for places, length in zip(graphs.free.values(), lengths, strict=True):
         for i, d in places:
             narrowed[i] = narrowed[i].narrow(d, 0, length).contiguous()

@@ -117,8 +117,11 @@ class InOwnPrecision:
     def __init__(self, node: fx.Node, low: tuple[torch.dtype, ...], high: torch.dtype) -> None:
         self.kernel: Any = node.target
         # Attributes of an operation that `is_random`, `attention_dropout` and fx read.
-        self.tags, self._schema, self.__name__ = self.kernel.tags, self.kernel._schema, "in_own_precision"
-        self._low, self._high = low, high
+        self.tags = self.kernel.tags
+        self._schema = self.kernel._schema
+        self.__name__ = "in_own_precision"
+        self._low = low
+        self._high = high
         self._dtypes = [getattr(_value(given), "dtype", None) for given in tree_leaves((node.args, node.kwargs))]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -152,7 +155,8 @@ def in_precision(graphs: Graphs, low: tuple[torch.dtype, ...], high: torch.dtype
     def precise_dtype(given: Any) -> Any:
         return high if given in low else given
 
-    modules, before = (graphs.forward_module, graphs.backward_module), list[Callable[[], None]]()
+    modules = (graphs.forward_module, graphs.backward_module)
+    before = list[Callable[[], None]]()
     values = [value for module in modules for node in module.graph.nodes for value in tree_leaves(node.meta.get("val"))]
     if not any(isinstance(value, Tensor) and value.dtype in low for value in values):
         yield unchanged
@@ -182,7 +186,8 @@ def in_precision(graphs: Graphs, low: tuple[torch.dtype, ...], high: torch.dtype
 def _recompile(graphs: Graphs) -> None:
     for module in (graphs.forward_module, graphs.backward_module):
         module.recompile()
-    graphs.forward, graphs.backward = graphs.forward_module.forward, graphs.backward_module.forward
+    graphs.forward = graphs.forward_module.forward
+    graphs.backward = graphs.backward_module.forward
 
 
 def _run_all_rows(graphs: Graphs, returned: list[Any]) -> None:
@@ -255,7 +260,8 @@ def trial_arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched: 
 
     Random numbers replace parameters of almost zero, which would hide the effect of everything that they scale.
     """
-    own, other = [], []
+    own = []
+    other = []
     for kind, name in graphs.inputs:
         tensor = tensors[name] if kind == "leaf" else state[kind, name]
         if kind == "leaf" and batched[name]:
@@ -269,7 +275,8 @@ def trial_arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched: 
                 base, changed = (torch.where(rows.isnan(), 0, rows) for rows in (base, changed))
                 # Noise, because rows of real data are often equal or mostly zeros, which would hide an effect.
                 base, noise = base + 0.1 * torch.randn_like(base), 0.1 * torch.randn_like(base[CHANGED])
-                noise, changed = changed[CHANGED] + noise, base.clone()
+                noise = changed[CHANGED] + noise
+                changed = base.clone()
                 changed[CHANGED] = noise
         else:
             base = changed = tensor.detach()
@@ -327,7 +334,8 @@ def _run_node(runner: fx.Interpreter, node: fx.Node, values: dict[fx.Node, Any])
 def _undo_mixing(graphs: Graphs, node: fx.Node, values: dict[fx.Node, Any], other: Any) -> tuple[Any, bool]:
     """Returns the second value of a node without effects of one sample on another, and whether there were any."""
     layouts: Any = graphs.layouts[node]
-    own, n = values[node], graphs.tried
+    own = values[node]
+    n = graphs.tried
     before = [layout for source in node.all_input_nodes for layout in several(graphs.layouts[source])]
     if node.target in (*VIEWS, aten.repeat.default) and isinstance(layouts, Layout) and isinstance(before[0], Layout):
         # A merged size does not show whether samples or positions come first, nor do values that are equal in both orders, such
@@ -467,7 +475,8 @@ def _statistics_constant(graphs: Graphs) -> Graphs:
         if "batch_norm" in str(node.target) and node.op == "call_function":
             arguments = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
             # The kernels of cudnn and miopen have other names for the same arguments.
-            mean, spread = arguments["save_mean"], arguments["save_invstd" if "save_invstd" in arguments else "save_var"]
+            mean = arguments["save_mean"]
+            spread = arguments["save_invstd" if "save_invstd" in arguments else "save_var"]
             gradient, eps = (
                 arguments[a if a in arguments else b] for a, b in (("grad_out", "grad_output"), ("eps", "epsilon"))
             )

@@ -178,7 +178,8 @@ class SubsetBackward(SubsetModule):
         self.strict = strict
         self.fallback: str | None = None
         self.meter: RowMeter | None = None
-        self.compilations, self.tracing_s = 0, 0.0
+        self.compilations = 0
+        self.tracing_s = 0.0
         self._options = options
         self.__dict__["_plain"] = plain  # not a submodule: a parameter has only one name in the state_dict
         self._traces: OrderedDict[Any, list[Graphs]] = OrderedDict()

@@ -50,7 +50,8 @@ def effects_undone(objects: Iterable[tuple[str, Any]]) -> Iterator[list[str]]:
     Raises:
         HasEffects: An object changed, or the block added a name to the list.
     """
-    held, changed = _snapshot(objects), list[str]()
+    held = _snapshot(objects)
+    changed = list[str]()
     try:
         yield changed
     finally:
@@ -66,7 +67,10 @@ def effects_undone(objects: Iterable[tuple[str, Any]]) -> Iterator[list[str]]:
 def _snapshot(objects: Iterable[tuple[str, Any]]) -> list[tuple[str, Any, dict[Any, Any]]]:
     """Returns a label, an object and its contents for each object that can change, beginning with the outermost ones."""
     # Breadth first, so the limits leave out what lies deepest. `found` keeps every object alive, so no `id` is reused.
-    ahead, found, seen, room = deque(objects), [], set[int](), MOST_BYTES
+    ahead = deque(objects)
+    found = []
+    seen = set[int]()
+    room = MOST_BYTES
     while ahead and len(found) < MOST_OBJECTS:
         for label, store in _stores(*ahead.popleft()):
             size = store.nbytes if isinstance(store, ARRAYS) else 0

@@ -124,7 +124,8 @@ def _moves(module: fx.GraphModule) -> None:
             continue
         source: Any = node.args[0]
         root, dims = chains.get(source, (source, list(range(source.meta["val"].dim()))))
-        dims, rest = list(dims), node.args[1:]
+        dims = list(dims)
+        rest = node.args[1:]
         if node.target is aten.t.default:
             dims = dims[::-1]
         elif node.target is aten.transpose.int:
@@ -206,7 +207,9 @@ def _heads(module: fx.GraphModule) -> None:
         if tuple(moved.args[1:]) not in ((0, 1), (1, 0)) or inner.target not in RESHAPES or _is_output(node.args[0]):
             continue
         source: Any = inner.args[0]
-        x, y, z = _sizes(source), _sizes(inner), _sizes(node)
+        x = _sizes(source)
+        y = _sizes(inner)
+        z = _sizes(node)
         # Merging: (n, heads, length, width) by way of (n * heads, length, width) to (length, n, heads * width).
         if len(x) == 4 and len(y) == 3 and len(z) == 3 and y == [x[0] * x[1], x[2], x[3]] and z == [x[2], x[0], x[1] * x[3]]:
             value = source.meta["val"].permute(2, 0, 1, 3)
@@ -249,7 +252,8 @@ def _stacks(module: fx.GraphModule) -> None:
         parts = _parts(node)
         if parts is None:
             continue
-        sizes, dim = parts[0].args[1], parts[0].args[2]
+        sizes = parts[0].args[1]
+        dim = parts[0].args[2]
         count = sizes[dim]
         index = {part.args[3] % count: part.args[0] for part in parts if part.args[1:3] == (sizes, dim)}
         # Each part exactly once: a missing one would have to be zeros, and a repeated one a sum.
@@ -273,8 +277,10 @@ def _move_stacks(module: fx.GraphModule) -> None:
     for node in _nodes(module):
         if node.target is not aten.permute.default or node.args[0].target is not aten.stack.default:
             continue
-        stack, dims = node.args[0], list(node.args[1])
-        parts, dim = stack.args[0], (stack.args[1] if len(stack.args) > 1 else stack.kwargs.get("dim", 0)) % len(dims)
+        stack = node.args[0]
+        dims = list(node.args[1])
+        parts = stack.args[0]
+        dim = (stack.args[1] if len(stack.args) > 1 else stack.kwargs.get("dim", 0)) % len(dims)
         dims = [d % len(dims) for d in dims]
         others = [d for d in dims if d != dim]
         # Only for a permutation that moves nothing but the stacked dimension.
@@ -340,7 +346,8 @@ def _byte_masks(graphs: Graphs) -> None:
             continue
         if any(user.target is not aten.native_dropout_backward.default for one in readers for user in one.users):
             continue
-        node.target, node.args = dropout, node.args[:2]
+        node.target = dropout
+        node.args = node.args[:2]
         for reader in readers:
             for user in list(reader.users):
                 user.target = undropped
@@ -417,7 +424,8 @@ def bind(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
         if node.op != "call_function":
             continue
         if node.target in METHODS:
-            node.op, node.target = "call_method", METHODS[node.target]
+            node.op = "call_method"
+            node.target = METHODS[node.target]
         # `_unsafe_view` hides from autograd that memory is shared. torch.reshape in its place would give the user a view.
         elif not _is_output(node):
             node.target = DIRECT.get(node.target, node.target)

@@ -47,7 +47,9 @@ class Patience:
     """
 
     def __init__(self, free: int) -> None:
-        self.free, self.traces, self.seconds = free, 0, 0.0
+        self.free = free
+        self.traces = 0
+        self.seconds = 0.0
         self._calls: Counter[int] = Counter()
         self._traces: Counter[int] = Counter()
 
@@ -85,7 +87,8 @@ class Patience:
             seconds: Time that the trace took, in seconds.
         """
         place = hash(kind)
-        self.traces, self.seconds = self.traces + 1, self.seconds + seconds
+        self.traces = self.traces + 1
+        self.seconds = self.seconds + seconds
         if self._calls.pop(place, None) is not None:
             self._traces[place] += 1
 
@@ -206,7 +209,8 @@ class Variables:
         # Functions in attributes, such as an activation or a `forward` that was replaced for one module.
         for function in [value for part in parts for value in part.__dict__.values() if type(value) is types.FunctionType]:
             self._follow(function, None)
-        self._fixed, self._open = [], []
+        self._fixed = []
+        self._open = []
         for space, name in self._found.values():
             value = _read(space, name)
             if isinstance(value, (*CONSTANT_TYPES, Tensor)):

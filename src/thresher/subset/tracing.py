@@ -126,7 +126,8 @@ def _sizes_of(fakes: list[Tensor], tensors: list[Tensor], batched: list[bool], r
     Raises:
         Unsupported: The batch size is also another size of this call.
     """
-    first, free = batched.index(True), dict[Any, list[tuple[int, int]]]()
+    first = batched.index(True)
+    free = dict[Any, list[tuple[int, int]]]()
     size: Any = fakes[first].shape[0]
     for i, d in varying:
         other: Any = fakes[i].shape[d]
@@ -214,7 +215,8 @@ def _other_objects(tree: Any) -> Iterator[Any]:
 def _compiling_flag_set() -> Iterator[None]:
     """Makes `torch.compiler.is_compiling()` true: models check it before they take shortcuts that depend on values."""
     # torch.compiler has no function that sets it.
-    before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
     try:
         yield
     finally:

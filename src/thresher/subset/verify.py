@@ -41,8 +41,10 @@ def check_agreement(graphs: Graphs, examined: Graphs, arguments: list[Any]) -> N
         if not graphs.mixing:
             _compare_with_itself(graphs, arguments)
         return
-    n, share = graphs.tried, _allowed(graphs.forward_module)
-    found, expected = graphs.forward(list(arguments)), examined.forward(list(arguments))
+    n = graphs.tried
+    share = _allowed(graphs.forward_module)
+    found = graphs.forward(list(arguments))
+    expected = examined.forward(list(arguments))
     _check_close("outputs", _outputs(graphs, found), _outputs(examined, expected), share)
     drawn = [torch.randn_like(_outputs(examined, expected)[position]) for position in graphs.differentiable]
     for rows in _chosen_rows(graphs, drawn[0].device):
@@ -64,8 +66,10 @@ def same_results(short: Graphs, graphs: Graphs, arguments: list[Any]) -> bool:
         graphs: Graphs that were examined; `tried` is the number of samples in `arguments`.
         arguments: Arguments of the forward graph.
     """
-    n, device = graphs.tried, next(tensor.device for tensor in arguments if isinstance(tensor, Tensor))
-    returned, states = [], []
+    n = graphs.tried
+    device = next(tensor.device for tensor in arguments if isinstance(tensor, Tensor))
+    returned = []
+    states = []
     # The same seed for both, and equal states afterwards: if a rewrite drew more or fewer numbers, the later draws of the loop
     # would change.
     for one in (graphs, short):
@@ -144,7 +148,8 @@ def _compare_with_itself(graphs: Graphs, arguments: list[Any]) -> None:
     Raises:
         Unsupported: The gradients differ.
     """
-    n, values = graphs.tried, graphs.forward(list(arguments))
+    n = graphs.tried
+    values = graphs.forward(list(arguments))
     drawn = [torch.randn_like(_outputs(graphs, values)[position]) for position in graphs.differentiable]
     for rows in _chosen_rows(graphs, drawn[0].device):
         tangents = _tangents(graphs, drawn, rows)
@@ -254,12 +259,14 @@ class _NothingDrawn(TorchDispatchMode):
             return func(*args, **kwargs)
         # Seeded before each operation, so that draws without a constant do not depend on the order of the operations.
         torch.manual_seed(0)
-        name, schema = func.overloadpacket.__name__.removesuffix("_"), func._schema.arguments
+        name = func.overloadpacket.__name__.removesuffix("_")
+        schema = func._schema.arguments
         names = [argument.name for argument in schema]
         arguments = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
         arguments |= {**dict(zip(names, args, strict=False)), **kwargs}
         if name == "bernoulli":
-            drawn, share = func(*args, **kwargs), arguments.get("p", arguments["self"])
+            drawn = func(*args, **kwargs)
+            share = arguments.get("p", arguments["self"])
             return drawn.copy_(share) if isinstance(share, Tensor) else drawn.fill_(share)
         # Other draws, such as a permutation, stay as the seed has them.
         if name in DRAWS:

@@ -253,7 +253,10 @@ class Subject:
     """
 
     def __init__(self, method: Any, signals: Mapping[str, SignalGenerator] | None, epochs: int, samples: int) -> None:
-        self.method, self.signals, self.epochs, self.samples = method, signals, epochs, samples
+        self.method = method
+        self.signals = signals
+        self.epochs = epochs
+        self.samples = samples
         self.name = type(method).__name__
         self.generators: dict[str, SignalGenerator] = {}
         known = {**SIGNAL_GENERATORS, **(signals or {})}
@@ -411,7 +414,8 @@ class EpochSubject(Subject):
 
     def answers(self, kind: str = "tied") -> list[Any]:
         """Returns the plans of a whole training run in which only kept and refreshed samples are seen."""
-        table, plans = self.table(), []
+        table = self.table()
+        plans = []
         for epoch in range(self.epochs):
             plan = self.ask(table, epoch, kind=kind)
             plans.append(comparable_plan(plan))
@@ -567,7 +571,8 @@ def subject_of(method: Any, signals: Mapping[str, SignalGenerator] | None, epoch
         >>> type(subject_of(UniformSubset(keep=0.5), None, epochs=20, samples=50)).__name__
         'EpochSubject'
     """
-    name, stage = type(method).__name__, getattr(method, "stage", None)
+    name = type(method).__name__
+    stage = getattr(method, "stage", None)
     if isinstance(method, type):
         raise ContractError(f"{method.__name__}: is a class; check an instance, {method.__name__}()")
     if stage not in SUBJECTS:
@@ -604,7 +609,8 @@ class Check:
 
     def __init__(self, examine: Callable[[Any], None], stage_names: tuple[str, ...]) -> None:
         update_wrapper(self, examine)
-        self._examine, self.stage_names = examine, stage_names
+        self._examine = examine
+        self.stage_names = stage_names
 
     def __call__(
         self,
@@ -762,7 +768,8 @@ def check_bytes(subject: Subject) -> None:
         f.name: f.default for f in dataclasses.fields(subject.method) if f.init and f.default is not dataclasses.MISSING
     }
     default = subject.of(dataclasses.replace(subject.method, **defaults))
-    declared, used = subject.method.card.bytes_per_sample, _bytes_per_sample(default)
+    declared = subject.method.card.bytes_per_sample
+    used = _bytes_per_sample(default)
     subject.expect(abs(used - declared) < 1e-6, f"its card says {declared:g} bytes per sample, it takes {used:g}")
 
 
@@ -772,7 +779,9 @@ def _bytes_per_sample(subject: Subject) -> float:
     assert isinstance(subject, BatchSubject)
     if any(field.default is field.default_factory is dataclasses.MISSING for field in dataclasses.fields(subject.method)):
         return _bytes_of(subject.method.init_state()) / subject.samples  # a required setting has a value of every sample
-    few, many, size = 64, 1024, 64
+    few = 64
+    many = 1024
+    size = 64
     used = []
     for samples in (few, many):
         state = subject.method.init_state()
@@ -874,7 +883,8 @@ def check_plans(subject: Subject) -> None:
     for kind in VALUE_KINDS:
         subject.answers(kind)
         if isinstance(subject, EpochSubject):
-            many, one = subject.seen(kind), subject.seen(kind, 1)
+            many = subject.seen(kind)
+            one = subject.seen(kind, 1)
             for epoch in range(subject.epochs):
                 subject.ask(many, epoch, kind=kind)
                 plan = subject.ask(one, epoch, n=1, kind=kind)
@@ -1073,7 +1083,8 @@ class AttachedTraining:
         >>> training.run.detach()
     """
 
-    EPOCHS, BATCH = 4, 8
+    EPOCHS = 4
+    BATCH = 8
 
     def __init__(self, subject: Subject, **settings: Any) -> None:
         n = subject.samples
@@ -1216,7 +1227,8 @@ def _check_epoch_inputs(subject: EpochSubject) -> None:
 def _check_batch_inputs(subject: BatchSubject) -> None:
     state = subject.steps()[1]
     signals = subject.batch(16, 9, "spoilt")
-    before, remembered = comparable(signals), comparable(state)
+    before = comparable(signals)
+    remembered = comparable(state)
     plan, after = subject.ask(signals, state, 5)
     subject.expect(comparable(signals) == before, "changes the signals it is given")
     subject.expect(
@@ -1367,9 +1379,11 @@ def _check_learning(subject: Subject, settings: dict[str, Any]) -> AttachedTrain
         start = copy.deepcopy(whole.net)
         whole.train()
     for epoch, plan in whole.planned.items() if not isinstance(subject, BatchSubject) else ():
-        seen, ids = sorted(i for entry in whole.log if entry[0] == epoch for i in entry[1]), plan.ids.tolist()
+        seen = sorted(i for entry in whole.log if entry[0] == epoch for i in entry[1])
+        ids = plan.ids.tolist()
         subject.expect(seen == sorted(ids), f"epoch {epoch} trains on other samples than its plan has")
-    before, after = whole.loss(start), whole.loss()
+    before = whole.loss(start)
+    after = whole.loss()
     subject.expect(after < before, f"training does not lower the loss: {before:.3f} before, {after:.3f} after")
     return whole
 

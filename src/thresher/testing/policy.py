@@ -10,7 +10,8 @@ from torch import Tensor
 from thresher import rng
 from thresher.testing.check import CPU, ContractError
 
-ROUNDS, ROLLOUTS = 8, 4
+ROUNDS = 8
+ROLLOUTS = 4
 """Number of times that a policy proposes prompts, and number of rollouts of each prompt."""
 
 
@@ -44,7 +45,8 @@ def check_policy(make: Callable[[int], Any], *, prompts: int = 12) -> None:
     if hasattr(make, "propose") and not isinstance(make, type):
         raise TypeError(f"check_policy: `make` must create new policies; pass the class {type(make).__name__}, not an instance")
     with rng.undisturbed(CPU):
-        first, other = make(prompts), make(prompts)
+        first = make(prompts)
+        other = make(prompts)
         name = type(first).__name__
         for number in range(ROUNDS):
             torch.manual_seed(number)
@@ -58,7 +60,8 @@ def check_policy(make: Callable[[int], Any], *, prompts: int = 12) -> None:
             for policy in (first, other):
                 policy.observe(list(ids), rewards.clone())
         state = first.state_dict()
-        kept, again = copy.deepcopy(state), make(prompts)
+        kept = copy.deepcopy(state)
+        again = make(prompts)
         expected = [_asked(first, 3, name, prompts) for _ in range(ROUNDS)]
         again.load_state_dict(kept)
         _same(

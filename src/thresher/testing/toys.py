@@ -135,7 +135,9 @@ def _accuracy(x: Tensor, y: Tensor) -> Callable[[nn.Module], float]:
 
 
 def _redundant(r: np.random.Generator) -> dict[str, Any]:
-    d, n, share = 12, 1024, 0.04
+    d = 12
+    n = 1024
+    share = 0.04
     direction = r.normal(size=d) / np.sqrt(d)
 
     def samples(count: int, hard: float) -> tuple[Tensor, ...]:
@@ -158,7 +160,9 @@ def _redundant(r: np.random.Generator) -> dict[str, Any]:
 
 
 def _noisy(r: np.random.Generator) -> dict[str, Any]:
-    d, n, wrong = 40, 256, 0.3
+    d = 40
+    n = 256
+    wrong = 0.3
     direction = r.normal(size=d)
     direction /= np.linalg.norm(direction)
 
@@ -176,7 +180,9 @@ def _noisy(r: np.random.Generator) -> dict[str, Any]:
 
 
 def _outliers(r: np.random.Generator) -> dict[str, Any]:
-    d, n, wrong = 10, 512, 0.15
+    d = 10
+    n = 512
+    wrong = 0.15
     direction = r.normal(size=d) / np.sqrt(d)
 
     def samples(count: int, gross: float) -> tuple[Tensor, ...]:
@@ -198,7 +204,9 @@ def _outliers(r: np.random.Generator) -> dict[str, Any]:
 
 
 def _skewed(r: np.random.Generator) -> dict[str, Any]:
-    d, n, rare = 20, 1024, 0.05
+    d = 20
+    n = 1024
+    rare = 0.05
     direction = r.normal(size=d) / np.sqrt(d)
 
     def samples(count: int) -> tuple[Tensor, ...]:
@@ -220,7 +228,9 @@ def _skewed(r: np.random.Generator) -> dict[str, Any]:
 
 
 def _rare(r: np.random.Generator) -> dict[str, Any]:
-    d, n, rare = 20, 1024, 0.05
+    d = 20
+    n = 1024
+    rare = 0.05
     direction = r.normal(size=d)
     direction /= np.linalg.norm(direction)
 
@@ -368,7 +378,9 @@ def beats_uniform(method: Any, toy: str, seeds: Sequence[int] = (0, 1, 2), **set
         >>> f"gain {contest.gain:.1f} at {contest.cost:.0%} of the cost"
         'gain 0.1 at 44% of the cost'
     """
-    scores, controls, costs = [], [], []
+    scores = []
+    controls = []
+    costs = []
     for seed in seeds:
         problem = planted(toy, seed)
         candidate = method(problem) if callable(method) else method

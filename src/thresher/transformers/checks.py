@@ -113,7 +113,8 @@ def check_labels_of_rows(trainer: Any, valid: Tensor) -> None:
     Raises:
         ValueError: Rows are chosen after their labels were counted, and have different numbers of labels.
     """
-    args, config = trainer.args, trainer.run._parts.config
+    args = trainer.args
+    config = trainer.run._parts.config
     shared = args.gradient_accumulation_steps > 1 or (args.world_size > 1 and args.average_tokens_across_devices)
     if not (shared and config.mode.is_in_forward) or config.by_batch:
         return

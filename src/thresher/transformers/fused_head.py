@@ -72,7 +72,8 @@ class HeadLosses(UsersLosses):
 
     def __init__(self, loss_type: str) -> None:
         super().__init__(self._of_positions)
-        self._dft, self._of_logits = loss_type == "dft", ClassLosses(shifts=True)
+        self._dft = loss_type == "dft"
+        self._of_logits = ClassLosses(shifts=True)
 
     def __repr__(self) -> str:
         return "the loss of SFTTrainer"

@@ -40,7 +40,8 @@ class ClassLosses:
     is_given = False
 
     def __init__(self, *, shifts: bool, smoothing: float = 0.0) -> None:
-        self.criterion, self._shifts = nn.CrossEntropyLoss(ignore_index=IGNORED, label_smoothing=smoothing), shifts
+        self.criterion = nn.CrossEntropyLoss(ignore_index=IGNORED, label_smoothing=smoothing)
+        self._shifts = shifts
 
     def by_position(self, outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the losses in float32, and the mask of the positions that count, both in the shape of the labels.
@@ -83,7 +84,8 @@ class UsersLosses:
     is_given = True
 
     def __init__(self, function: PerPosition) -> None:
-        self.by_position, self.criterion = function, self
+        self.by_position = function
+        self.criterion = self
 
     def __repr__(self) -> str:
         return f"per_position={getattr(self.by_position, '__name__', self.by_position)}"
@@ -171,9 +173,11 @@ def divides_by_total(
     of_training, valid = positions
     if not valid.any():
         return None
-    kind, way_out = "cross-entropy of its positions without labels", f"{GIVE_LOSSES} {_DECODER}"
+    kind = "cross-entropy of its positions without labels"
+    way_out = f"{GIVE_LOSSES} {_DECODER}"
     if losses.is_given:
-        kind, way_out = "loss of per_position=", _OTHER_LOSSES
+        kind = "loss of per_position="
+        way_out = _OTHER_LOSSES
     total = 2 * valid.sum() if takes_total else None
     try:
         trainer_loss, with_labels = own(total)

@@ -59,7 +59,8 @@ class Tokens:
                 "thresher.transformers.Selection: TokenSelection needs a reference model to choose by. Give it a model of "
                 "transformers with the same tokenizer: thresher.TokenSelection(keep, reference=model)."
             )
-        self._method, self._reference = method, method.reference
+        self._method = method
+        self._reference = method.reference
 
     def begin(self, model: Any, device: torch.device) -> None:
         """Prepares the reference model.
@@ -181,7 +182,8 @@ class Selection(Base):
 
     def _prepare(self, per_position: PerPosition | None, settings: dict[str, Any]) -> None:
         """Sets the state before training."""
-        self.per_position, self.selection_settings = per_position, settings
+        self.per_position = per_position
+        self.selection_settings = settings
         self._run: Run | None = None
         self._saved: dict[str, Any] | None = None
         self._scheduler_state: dict[str, Any] = {}
@@ -230,7 +232,8 @@ class Selection(Base):
                 f"thresher.transformers.Selection.add_to: {kind.__name__} sets up its fused head when it is created, "
                 f"before a selection can be added. Write class MyTrainer(thresher.transformers.Selection, {kind.__name__})."
             )
-        settings, parts = _checked(selection_settings), split_tokens(selection)
+        settings = _checked(selection_settings)
+        parts = split_tokens(selection)
         trainer.__class__ = type(f"Selecting{kind.__name__}", (cls, kind), {})
         trainer.selection, trainer._tokens = parts
         trainer._prepare(per_position, settings)
@@ -283,12 +286,14 @@ class Selection(Base):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Keeps the loaded state of the scheduler until the scheduler is paced."""
-        own, held = self.lr_scheduler, HeldState()
+        own = self.lr_scheduler
+        held = HeldState()
         self.lr_scheduler: Any = held
         try:
             super()._load_optimizer_and_scheduler(checkpoint)
         finally:
-            self.lr_scheduler, self._scheduler_state = own, held.state
+            self.lr_scheduler = own
+            self._scheduler_state = held.state
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> tuple[Any, Any]:
         """Attaches the run, and continues from the position of the checkpoint."""
@@ -355,7 +360,8 @@ class Selection(Base):
             return super().training_step(model, inputs, num_items_in_batch)
         rows = inputs.pop(ROWS, None)
         try:
-            self._rows, self._done = rows or (ids_of_batch(self.run, inputs), None), self._done + 1
+            self._rows = rows or (ids_of_batch(self.run, inputs), None)
+            self._done = self._done + 1
         except AttributionError as error:
             raise AttributionError(
                 "thresher.transformers.Selection: the rows of the batch are not samples of the dataset. Use a data_collator "
@@ -380,7 +386,8 @@ class Selection(Base):
             outputs, labels = self._forward(model, inputs)
             loss = self._reduced(inputs, outputs, labels, num_items_in_batch)
             return (loss, outputs) if return_outputs else loss
-        own, self.compute_loss_func = self.compute_loss_func, partial(self._reduced, inputs)
+        own = self.compute_loss_func
+        self.compute_loss_func = partial(self._reduced, inputs)
         try:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         finally:
@@ -468,7 +475,8 @@ class Selection(Base):
             checkpoint = get_last_checkpoint(self.args.output_dir)
         if checkpoint in (None, False):
             return None
-        file, processes = Path(checkpoint) / FILE, self.args.world_size
+        file = Path(checkpoint) / FILE
+        processes = self.args.world_size
         if not file.is_file():
             raise ValueError(
                 f"thresher.transformers.Selection: {checkpoint} has no file {file.name}, the state of the run: it was saved "
@@ -526,7 +534,8 @@ class Selection(Base):
     def _forward(self, module: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         """Returns the arguments of the criterion; for `per_position`, they are the outputs and the labels."""
         if self._head is not None:
-            plain, lengths = {**batch}, batch.get(ROWS)
+            plain = {**batch}
+            lengths = batch.get(ROWS)
             plain.pop(ROWS, None)
             return module(**plain, fused_lm_head=True), lengths
         plain, labels = self._parted(batch)
@@ -611,13 +620,16 @@ class Selection(Base):
         """Ends the epoch after its last step: before evaluation and before checkpoints."""
         if not self._trains:
             return
-        args, state, run = self.args, self.state, self.run
+        args = self.args
+        state = self.state
+        run = self.run
         state.epoch = run.epoch + self._done / self._length if self._done < self._length else state.epoch
         if self._done < self._length:
             return
         if next(self._batches, None) is not None:
             raise RuntimeError(self._wrong_length("more"))
-        self._done, state.epoch = 0, float(run.epoch)
+        self._done = 0
+        state.epoch = float(run.epoch)
         if run.epoch < run.epochs or control.should_training_stop:
             return
         control.should_training_stop = True
@@ -634,7 +646,8 @@ class Selection(Base):
 
     def _leave(self, *, together: bool = True) -> None:
         """Restores the scheduler, and detaches the run; `together`: whether all processes call it."""
-        self._saved, self._batches = None, iter(())
+        self._saved = None
+        self._batches = iter(())
         if isinstance(self.lr_scheduler, PacedLR):
             self.lr_scheduler = self.callback_handler.lr_scheduler = self.lr_scheduler.scheduler
         if self._trains:

@@ -23,13 +23,16 @@ INPUT_BOUND = 0.5
 """Share of a step spent waiting for the loader from which the loader is the bottleneck."""
 LITTLE = 0.25
 """Share of the time that batches of half the size save, below which the comparison leaves out steps instead."""
-SEEDS, CONTROLS, SIDE_BY_SIDE = 3, 5, 2
+SEEDS = 3
+CONTROLS = 5
+SIDE_BY_SIDE = 2
 """Numbers of seeds, of controls of a method, and of trainings side by side, as `thresher compare` has them by default."""
 LOSS_LINES = (
     "What it costs in accuracy, only a comparison can measure. A rule of thumb: if training",
     "for half of the epochs costs you 1.9 points of accuracy or more, train in full.",
 )
-WAY_WIDTH, SHARE_WIDTH = 58, 10
+WAY_WIDTH = 58
+SHARE_WIDTH = 10
 
 Advice = dict[str, Any]
 

@@ -14,7 +14,8 @@ def equal_seeds(runs: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     for run in runs:
         if run.get("method") != "full" or run["history"][-1].get("nonfinite"):
             continue
-        name, history = run["metric"]["name"], run["history"]
+        name = run["metric"]["name"]
+        history = run["history"]
         epochs = [(entry.get(name), entry.get("loss_histogram", entry.get("eval_loss"))) for entry in history]
         if all(loss is not None for _, loss in epochs):
             groups.setdefault(repr((run["metric"]["value"], epochs)), []).append(run["seed"])

@@ -313,16 +313,17 @@ def after_a_loss(results: Mapping[str, Any], methods: str, given: Mapping[str, A
     loses = f"{listed(names)} {'loses' if len(names) == 1 else 'lose'}"
     if not results.get("rates"):
         texts = [spec.text for spec in parse_methods(methods) if spec.label in names]
-        said, arms = (
-            f"{loses} at the learning rate of the training. First see whether another one suits fewer samples:",
-            "--methods",
-        )
-        value, options = ",".join(texts), {"rates": TRIED_RATES, **options}
+        said = f"{loses} at the learning rate of the training. First see whether another one suits fewer samples:"
+        arms = "--methods"
+        value = ",".join(texts)
+        options = {"rates": TRIED_RATES, **options}
     else:
         larger = round((1 + max(row["cost_ratio"] for row in lost)) / 2, 2)
         if larger > LARGEST_SHARE:
             return None
-        said, arms, value = f"{loses} with the best of the learning rates, too. Try a larger share:", "--budget", f"{larger:g}"
+        said = f"{loses} with the best of the learning rates, too. Try a larger share:"
+        arms = "--budget"
+        value = f"{larger:g}"
     parts = [part for name, one in options.items() for part in (f"--{name}", str(one))]
     return said, shlex.join(["thresher", "compare", results["task"], arms, value, *parts])
 
@@ -343,7 +344,9 @@ def run_with_progress(
 
     run = compare_until_decided if "most" in options else compare
     with explained_interruptions(out):
-        specs, numbers, factors = parse_methods(methods), parse_seeds(seeds), options.pop("factors", None)
+        specs = parse_methods(methods)
+        numbers = parse_seeds(seeds)
+        factors = options.pop("factors", None)
         with progress_on(console, quiet=quiet) as watcher:
             options |= {"watcher": watcher}
             if factors:

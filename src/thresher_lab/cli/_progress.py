@@ -135,13 +135,17 @@ class RunProgress(Remarks):
     def __init__(self, console: Console, progress: Progress) -> None:
         super().__init__(console)
         self._progress = progress
-        self._runs, self._done, self._epochs = 0, 0, 0
+        self._runs = 0
+        self._done = 0
+        self._epochs = 0
         self._all = progress.add_task("all runs", total=None, note="")
         self._bars: dict[str, TaskID] = {}
 
     def planned(self, runs: int, epochs: int, look: float | None = None) -> None:
         """Restarts the counts, since several comparisons may follow each other."""
-        self._runs, self._done, self._epochs = runs, 0, epochs
+        self._runs = runs
+        self._done = 0
+        self._epochs = epochs
         tried = "" if look is None else f"learning rate times {look:g}, tried on seeds that do not count: "
         self._print(f"{tried}up to {runs} runs of {epochs} epochs")
         self._progress.reset(self._all, total=runs * epochs)

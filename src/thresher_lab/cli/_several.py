@@ -59,7 +59,8 @@ def as_one_of_several(run: Callable[[], None]) -> None:
     Args:
         run: Function that runs the command line, and raises SystemExit.
     """
-    rank, said = int(os.environ["RANK"]), io.StringIO()
+    rank = int(os.environ["RANK"])
+    said = io.StringIO()
     store = _joined()
     watch = threading.Event()
     threading.Thread(target=_end_with_others, args=(store, watch), daemon=True).start()

@@ -113,7 +113,8 @@ def compare(
         raise ValueError("compare: --quick trains one seed without controls; leave out --until-decided, --controls and --rates")
     factors = {} if rates is None else {"factors": parse_rates(rates)}
     if quick:
-        seeds, kinds = seeds.partition(",")[0], ()
+        seeds = seeds.partition(",")[0]
+        kinds = ()
     if dry_run:
         if restart:
             raise ValueError("compare: --dry-run deletes nothing; leave out --restart, or give an --out that is not there yet")

@@ -7,7 +7,10 @@ from typing import Any
 from thresher_lab.cli._comparison import run_and_print
 from thresher_lab.cli._console import OutOption, QuietOption, open_console
 
-DEMO_TASK, DEMO_METHODS, DEMO_EPOCHS, DEMO_SEEDS = "mnist-5k-hard", "winnow", 8, "0,1,2,3,4,5,6,7,8,9"
+DEMO_TASK = "mnist-5k-hard"
+DEMO_METHODS = "winnow"
+DEMO_EPOCHS = 8
+DEMO_SEEDS = "0,1,2,3,4,5,6,7,8,9"
 DEMO_CONTROLS = ("shorter@time", "smaller")
 NEXT_COMMANDS = """
 Do not use it if fewer epochs do as well, as on an easy task. See it on plain digits:
@@ -50,7 +53,8 @@ def wrong_labels_found(results: Mapping[str, Any], folder: Path) -> str:
         rows = suspects(history)
         assert history.targets is not None  # a task with classes
         counts.append(int((history.targets[rows] != right[history.ids[rows]]).sum()))
-    fewest, most = min(counts), max(counts)
+    fewest = min(counts)
+    most = max(counts)
     number = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     return (
         f"Wrong labels found on the way: of the {MOST_SUSPECTS} samples with the largest mean loss under Winnow, {number} have "

@@ -37,7 +37,8 @@ def observe(
 
     use_device(device)
     training_name = training_of(script, task)
-    page, table = out / "map.html", out / "map.parquet"
+    page = out / "map.html"
+    table = out / "map.parquet"
     for path in (page, table):
         check_new(path, force=force)
     says = announcer("observe", quiet=quiet)

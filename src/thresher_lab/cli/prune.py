@@ -79,7 +79,8 @@ def _of_classes(shares: Mapping[str, float], keep: float) -> Iterator[str]:
     """Yields what is kept of the classes, and which of them nearly vanish."""
     if not shares:
         return
-    least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+    least = min(shares, key=shares.__getitem__)
+    most = max(shares, key=shares.__getitem__)
     yield f"share kept per class: from {shares[least]:.0%} ({least}) to {shares[most]:.0%} ({most})"
     if few := [f"{label} ({share:.0%})" for label, share in shares.items() if share < keep / 4]:
         yield (

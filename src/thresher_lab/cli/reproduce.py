@@ -77,8 +77,10 @@ def reproduce(
     if not names:
         print_table(open_console(), _artefact_table())
         return
-    asked, folder = _asked(names), results or work / "results"
-    batch, options = {"batch_size": batch_size, "accumulate": accumulate}, {"data": data, "jobs": jobs, "quiet": quiet}
+    asked = _asked(names)
+    folder = results or work / "results"
+    batch = {"batch_size": batch_size, "accumulate": accumulate}
+    options = {"data": data, "jobs": jobs, "quiet": quiet}
     cluster = cluster_of(ray, gpus_per_run, cpus_per_run, here=dry_run)
     pairs = _pairs(asked, recipe, alone=dry_run != smoke and not any(batch.values()))
     if recipe is None and (smoke or dry_run or any(batch.values())):
@@ -139,7 +141,8 @@ def _dry_run(artefact: "Artefact", work: Path, **given: Any) -> None:
     for part in artefact.parts:
         if part.scores is not None:
             typer.echo("The scores that some rows need are made before, and are not listed.", err=True)
-        rows, seeds = [text for text in part.rows.values() if "{scores}" not in text] or ["full"], map(str, artefact.seeds)
+        rows = [text for text in part.rows.values() if "{scores}" not in text] or ["full"]
+        seeds = map(str, artefact.seeds)
         own = part.task, ",".join(rows), ",".join(seeds), part.epochs, runs_folder(work, part)
         print_dry_run(*own, controls=part.controls, **given)
 
@@ -178,7 +181,8 @@ def _write_pages(path: Path, folder: Path) -> None:
     for one in found.values():
         if one.get("outdated"):
             one |= {"claims": untested(one["claims"], one["outdated"]), "verdict": "not tested"}
-    charts, results = _charts(found), list(found.values())
+    charts = _charts(found)
+    results = list(found.values())
     pictures = {chart_file(name): content for name, content in charts.items()}
     for one in results:
         pictures |= pictures_of(one)

@@ -69,7 +69,8 @@ def time_to_target(
     from thresher_lab.training.store import write_json
 
     training = training_of(script, task)
-    results, figure = results or out / MEASURED, figure or out / FIGURE
+    results = results or out / MEASURED
+    figure = figure or out / FIGURE
     check_figure_path(figure)
     console = open_console()
     cluster = cluster_of(ray, gpus_per_run, cpus_per_run, here=False)

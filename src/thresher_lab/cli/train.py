@@ -56,7 +56,8 @@ def train(
         says(f"[{done}/{task.epochs}] {task.settings.metric} {metric:.4f}")
 
     results = run(task, spec, out=out, data=data, seed=seed, progress=print_epoch)
-    metric, cost = results["runs"][0]["metric"], results["runs"][0]["cost"]["ratio"]
+    metric = results["runs"][0]["metric"]
+    cost = results["runs"][0]["cost"]["ratio"]
     typer.echo(f"\n{metric['name']} {metric['value']:.4f} at {cost:.3f} of the cost of full training")
     for one in () if smoke else results["published"]:
         typer.echo(f"published: {one['what']} {one['value']} ({one['where']})")

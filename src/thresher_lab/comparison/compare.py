@@ -146,7 +146,8 @@ def compare(
         check_tracker(track)
     for spec in filter(has_controls, methods if "placebo" in (controls or ()) else ()):
         as_placebo(spec)
-    watcher, where = watcher or Watcher(), {"task": task, "epochs": epochs, "folder": task_of(task).find(data)}
+    watcher = watcher or Watcher()
+    where = {"task": task, "epochs": epochs, "folder": task_of(task).find(data)}
     workers = _workers(jobs, watcher, cluster, out, **where, trackers=track)
     if isinstance(workers, TogetherWorkers) and not workers.leads([Job.of(one, seeds[0]) for one in (FULL_TRAINING, *methods)]):
         return of_first(None)
@@ -290,7 +291,8 @@ class ComparedRuns:
         others = [spec for spec in methods if spec.name != FULL_TRAINING.name]
         self.watcher = watcher
         self.left_out: dict[tuple[str, Control], str] = {}
-        self.store, self.rates = store, rates or Rates()
+        self.store = store
+        self.rates = rates or Rates()
         of_full = self.rates.of(FULL_TRAINING.label)
         specs = (FULL_TRAINING, *others)
         self._asked = [Job.of(spec, seed, self.rates.of(spec.label), of_full) for spec in specs for seed in seeds]

@@ -35,7 +35,8 @@ def history_of(run: Path, sample: int) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     run = run_named(run)
-    table, details = run.with_name(f"{run.name}.parquet"), run.with_name(f"{run.name}.json")
+    table = run.with_name(f"{run.name}.parquet")
+    details = run.with_name(f"{run.name}.json")
     for path in (table, details):
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file of a run. {REMEDY}")

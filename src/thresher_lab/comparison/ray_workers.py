@@ -54,7 +54,8 @@ class Cluster:
             >>> Cluster(gpus=0.25).room({"CPU": 6.0, "GPU": 1.0})
             4
         """
-        runs, gpus = int(machine.get("CPU", 0) // self.cpus), machine.get("GPU", 0)
+        runs = int(machine.get("CPU", 0) // self.cpus)
+        gpus = machine.get("GPU", 0)
         return min(runs, int(gpus * int(1 / self.gpus + 1e-9) if self.gpus <= 1 else gpus // self.gpus)) if self.gpus else runs
 
 
@@ -82,8 +83,11 @@ class RayWorkers(Slots):
         super().__init__(min(jobs or room, room))
         takes = {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus, "scheduling_strategy": "SPREAD"}
         self._new_actor = lambda: self._ray.remote(**takes)(Actor).remote(Path.cwd(), bool(cluster.gpus), settings)
-        self._out, self._idle = out, list[Any]()
-        self._actors, self._died, self._reached = dict[Any, Any](), set[str](), dict[str, int]()
+        self._out = out
+        self._idle = list[Any]()
+        self._actors = dict[Any, Any]()
+        self._died = set[str]()
+        self._reached = dict[str, int]()
 
     def __exit__(self, *_: object) -> None:
         """Ends the actors at once: jobs in progress are lost, events that were returned are not."""

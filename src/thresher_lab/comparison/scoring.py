@@ -156,7 +156,9 @@ def _check_has_features(score: str, model: nn.Module) -> None:
 
 def _score_with(score: str, made: Ensemble, provenance: dict[str, Any], **how: Any) -> Scores:
     """Returns the scores that trained models give; `how` has `clusters`, `window`, `seed` and `labels` of `make_scores`."""
-    models, loader, criterion = made.models, made.first.loader, made.first.criterion
+    models = made.models
+    loader = made.first.loader
+    criterion = made.first.criterion
     forward = made.first.forward
     settings: dict[str, Any] = {"trained": made.cost, "provenance": provenance, "forward": forward}
     if score == "el2n":
@@ -174,7 +176,8 @@ def _score_with(score: str, made: Ensemble, provenance: dict[str, Any], **how: A
         found = Scores.mean([score_of(seen, trained=cost, provenance=provenance) for seen, cost in runs])
         return picked_apart(models[0], loader, found, forward) if score == "d2" else found
     if score == "prototypes":
-        pairs, settings = zip(models, made.passes, strict=True), {**settings, "seed": how["seed"]}
+        pairs = zip(models, made.passes, strict=True)
+        settings = {**settings, "seed": how["seed"]}
         found = [scores.prototypes(one, loader, how["clusters"], **{**settings, "trained": cost}) for one, cost in pairs]
         return Scores.mean(found)
     return scores.disagreement(models, loader, kind=score, **settings)  # pyright: ignore[reportArgumentType]
@@ -241,7 +244,8 @@ def _train(
     """Trains one model in a plain loop over all data, calls `done` after each epoch, and adds model and cost to `made`."""
     if training.accumulate > 1 or (watch is not None and number_of_processes() > 1):
         raise ValueError("score: models for this score are trained in one process, and without accumulated gradients")
-    method, seen = FullDataWithCorrect() if watch is was_right else FullData(), list[Tensor]()
+    method = FullDataWithCorrect() if watch is was_right else FullData()
+    seen = list[Tensor]()
 
     def record(run: thresher.Run, model: nn.Module, epoch: int) -> None:
         if watch is not None:
@@ -282,7 +286,8 @@ def label_margins(run: thresher.Run, model: nn.Module, training: Training) -> Te
     Logarithms of probabilities differ as the logits do; probabilities below 1e-38 count as that much.
     """
     found, labels = scores.class_probabilities(model, training.loader, forward=training.forward)
-    logits, label = found.clamp(min=1e-38).log(), labels.unsqueeze(1)
+    logits = found.clamp(min=1e-38).log()
+    label = labels.unsqueeze(1)
     others = logits.scatter(1, label, -torch.inf).amax(1)
     return (logits.gather(1, label).squeeze(1) - others).cpu()
 

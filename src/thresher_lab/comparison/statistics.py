@@ -45,7 +45,8 @@ class Paired:
     @classmethod
     def of(cls, differences: Sequence[float]) -> "Paired":
         """Returns the statistics of differences, of which there is at least one."""
-        n, mean = len(differences), float(np.mean(differences))
+        n = len(differences)
+        mean = float(np.mean(differences))
         if n < 2:
             return cls(n, mean, None, None, None)
         spread = float(np.std(differences, ddof=1))
@@ -104,7 +105,8 @@ def holm(chances: Mapping[Key, float], looks: int = 1) -> dict[Key, float]:
             as well (Bonferroni). Default: 1.
     """
     order = sorted(chances, key=lambda key: chances[key])
-    corrected, largest = {}, 0.0
+    corrected = {}
+    largest = 0.0
     for position, key in enumerate(order):
         largest = max(largest, min(1.0, looks * (len(order) - position) * chances[key]))
         corrected[key] = largest

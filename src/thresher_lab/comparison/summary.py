@@ -21,7 +21,8 @@ from thresher_lab.comparison.statistics import (
 )
 from thresher_lab.training.files import listed
 
-DEFAULT_MARGIN, OF_FULL = 0.5, 0.05
+DEFAULT_MARGIN = 0.5
+OF_FULL = 0.05
 """Loss that does not matter: in points where the metric is a share, else as a share of full training's metric."""
 
 BASELINE = "the baseline"

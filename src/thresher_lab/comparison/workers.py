@@ -55,7 +55,8 @@ class RunRefusedError(RunValueError):
 
     def __init__(self, job: Job, why: str) -> None:
         super().__init__(f"{job.name}: {why}")
-        self.job, self.why = job, why
+        self.job = job
+        self.why = why
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,8 @@ def interrupts_deferred() -> Iterator[None]:
     handler can run and none is installed. Processes that are started inside inherit the mask with SIGINT blocked until they
     ignore the signal themselves (`_work`).
     """
-    before, noted = signal.getsignal(signal.SIGINT), list[int]()
+    before = signal.getsignal(signal.SIGINT)
+    noted = list[int]()
     # A handler that Python did not install (None) cannot be put back.
     handled = threading.current_thread() is threading.main_thread() and before is not None
     masks = hasattr(signal, "pthread_sigmask")
@@ -286,7 +288,9 @@ def _work(connection: Connection, settings: dict[str, Any]) -> None:
     import torch
 
     torch.set_num_threads(1)
-    one_by_one, owner, usual = threading.RLock(), os.getpid(), warnings.showwarning
+    one_by_one = threading.RLock()
+    owner = os.getpid()
+    usual = warnings.showwarning
 
     def send(message: Message) -> None:
         pickled = ForkingPickler.dumps(message)  # outside of the lock: objects that are freed now may warn
@@ -343,8 +347,12 @@ class Trainer:
     ) -> None:
         from thresher_lab.recipes.running import task_of
 
-        self._send, self._task, self._epochs = send, task_of(task), epochs
-        self._folder, self._samples, self._tracking = folder, samples, tracking
+        self._send = send
+        self._task = task_of(task)
+        self._epochs = epochs
+        self._folder = folder
+        self._samples = samples
+        self._tracking = tracking
         self.run = ""
         """Name of the run that is trained, for messages."""
 
@@ -400,7 +408,8 @@ class Trainer:
 
     def _write_shown(self, job: Job, training: Training) -> None:
         """Writes what the samples that stand out in a run look like, where its training can show them; not for controls."""
-        file, shown = self._beside(job, "samples"), self._beside(job, "shown")
+        file = self._beside(job, "samples")
+        shown = self._beside(job, "shown")
         if file is None or shown is None or own_rank():
             return
         shown.unlink(missing_ok=True)  # of a run that did not finish, of a script that has changed since

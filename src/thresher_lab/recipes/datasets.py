@@ -18,7 +18,8 @@ from thresher_lab.tasks.vision import optional
 
 Transform = Callable[[Image.Image], Tensor]
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
 """Mean and standard deviation of the channels of ImageNet."""
 MAX_MAGNITUDE = 9.99
 """Largest magnitude of RandAugment: at 10, timm posterises to 0 bits, which Pillow refuses."""
@@ -101,7 +102,8 @@ class SeededTransform:
     def __call__(self, image: Image.Image) -> Image.Image:
         """Returns the transformed image; draws one random number of torch."""
         seed = int(torch.randint(2**31, ()))
-        of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+        of_python = random.getstate()
+        of_numpy = np.random.get_state()  # noqa: NPY002
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
         try:
@@ -170,13 +172,16 @@ class ImageDataset(Dataset[tuple[Tensor, Any]]):
         soft: Callable[[int], Tensor] | None = None,
     ) -> None:
         self.targets = targets
-        self._images, self._transform, self._soft = images, transform, soft
+        self._images = images
+        self._transform = transform
+        self._soft = soft
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
-        stored, target = self._images[index], self.targets[index]
+        stored = self._images[index]
+        target = self.targets[index]
         image = open_image(stored) if isinstance(stored, Path) else Image.fromarray(stored.permute(1, 2, 0).numpy())
         return self._transform(image), target if self._soft is None else self._soft(target)
 
@@ -191,14 +196,17 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, files: Sequence[tuple[Path, Path]], shape: tuple[int, ...], classes: int) -> None:
-        self._files, self._shape, self._classes = files, shape, classes
+        self._files = files
+        self._shape = shape
+        self._classes = classes
 
     def __len__(self) -> int:
         return len(self._files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         file, labels_file = self._files[index]
-        values, labels = _read_array(file, self._shape), _read_array(labels_file, self._shape[1:])
+        values = _read_array(file, self._shape)
+        labels = _read_array(labels_file, self._shape[1:])
         if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= self._classes:
             raise ValueError(f"{labels_file}: classes are whole numbers from 0 to {self._classes - 1}; it has others")
         return torch.from_numpy(values.astype(np.float32)), torch.from_numpy(labels.astype(np.int64))
@@ -278,7 +286,8 @@ def as_bytes(data: Data) -> tuple[Tensor, Tensor]:
         Training images and test images, shape (N, channels, H, W), uint8.
     """
     pixels = data.train.tensors[0]
-    least, most = pixels.amin((0, 2, 3), keepdim=True), pixels.amax((0, 2, 3), keepdim=True)
+    least = pixels.amin((0, 2, 3), keepdim=True)
+    most = pixels.amax((0, 2, 3), keepdim=True)
     train, test = (((part - least) / (most - least) * 255).round().clamp(0, 255).byte() for part in (pixels, data.test_inputs))
     return train, test
 
@@ -286,11 +295,13 @@ def as_bytes(data: Data) -> tuple[Tensor, Tensor]:
 def image_datasets(recipe: Recipe, train: Any, targets: Iterable[int], test: Any, test_targets: Iterable[int]) -> TrainAndTest:
     """Returns training and test images with the transforms of a recipe."""
     assert recipe.pictures is not None
-    settings, soft = recipe.pictures, _soft(recipe)
+    settings = recipe.pictures
+    soft = _soft(recipe)
     if isinstance(train, Tensor) and settings.mean is None:
         std, mean = torch.std_mean(train.float() / 255, (0, 2, 3))
         settings = settings.model_copy(update={"mean": tuple(mean.tolist()), "std": tuple(std.tolist())})
-    to_train, to_test = train_transform(settings), test_transform(settings)
+    to_train = train_transform(settings)
+    to_test = test_transform(settings)
     return TrainAndTest(ImageDataset(train, [*targets], to_train, soft), ImageDataset(test, [*test_targets], to_test))
 
 
@@ -298,7 +309,8 @@ def _soft(recipe: Recipe) -> Callable[[int], Tensor] | None:
     """Returns the function from a class to smoothed probabilities; None if targets are classes."""
     if not recipe.loss.soft_targets or recipe.data.classes is None:
         return None
-    classes, share = recipe.data.classes, recipe.loss.label_smoothing
+    classes = recipe.data.classes
+    share = recipe.loss.label_smoothing
     rows = torch.eye(classes) * (1 - share) + share / classes
     return rows.__getitem__
 

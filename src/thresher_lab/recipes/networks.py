@@ -40,10 +40,12 @@ class WideBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, *, stride: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.BatchNorm2d(inputs), nn.BatchNorm2d(outputs)
+        self.norm1 = nn.BatchNorm2d(inputs)
+        self.norm2 = nn.BatchNorm2d(outputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.dropout, self.relu = nn.Dropout(dropout), nn.ReLU(inplace=True)
+        self.dropout = nn.Dropout(dropout)
+        self.relu = nn.ReLU(inplace=True)
         self.shortcut = None if inputs == outputs and stride == 1 else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

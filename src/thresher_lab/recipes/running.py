@@ -29,8 +29,13 @@ from thresher_lab.training.specs import Spec
 from thresher_lab.training.store import RESULTS, Checkpoint, versions, whole, write_json
 from thresher_lab.training.trainable import Trainable, Training
 
-EPOCHS, BATCH_SIZE, SAMPLES, TEST_SAMPLES, CLASSES = 8, 16, 128, 32, 3
-LARGE, SMALL = 64, 16
+EPOCHS = 8
+BATCH_SIZE = 16
+SAMPLES = 128
+TEST_SAMPLES = 32
+CLASSES = 3
+LARGE = 64
+SMALL = 16
 """Sides of images in pixels: of images that the recipe crops, and of others."""
 WRONG = 0.1
 """Share of the training images with a wrong label, so that some hidden samples have a low confidence and are moved back."""
@@ -92,7 +97,8 @@ class SmokeTask(RecipeTask):
         if source is None or self.weights is not None:
             return super().build(seed)
         self.folder.mkdir(parents=True, exist_ok=True)
-        file, first = self.folder / "pretrained.pt", SmokeTask.at(source, self.folder).build(seed)
+        file = self.folder / "pretrained.pt"
+        first = SmokeTask.at(source, self.folder).build(seed)
         once_per_machine(lambda: torch.save(first.state_dict(), file))
         return replace(self, weights=file).build(seed)
 
@@ -137,9 +143,11 @@ def reduced(recipe: Recipe, file: Path) -> Recipe:
 
 def synthetic_data(recipe: Recipe) -> Data:
     """Returns samples with the shape in a recipe: images with classes, rows with a value, or tokens with the next tokens."""
-    shape, classes = recipe.data.shape, recipe.data.classes
+    shape = recipe.data.shape
+    classes = recipe.data.classes
     assert shape is not None
-    generator, n = _generator(), recipe.data.samples
+    generator = _generator()
+    n = recipe.data.samples
     if len(shape) == 3:
         assert classes is not None
         train, test = (synthetic_images(count, shape, classes, generator) for count in (n, TEST_SAMPLES))
@@ -150,7 +158,8 @@ def synthetic_data(recipe: Recipe) -> Data:
     else:
         begin = torch.randint(min(classes, 50), (n + TEST_SAMPLES, 1), generator=generator)
         counted = (begin + torch.arange(shape[0] + 1)) % min(classes, 50)
-        x, y = counted[:, :-1], counted[:, 1:]
+        x = counted[:, :-1]
+        y = counted[:, 1:]
     return Data(TensorDataset(x[:n], y[:n]), x[n:], y[n:])
 
 
@@ -177,7 +186,8 @@ def synthetic_images(n: int, shape: tuple[int, ...], classes: int, generator: to
 def _write_images(recipe: Recipe, folder: Path) -> None:
     """Writes image files, one folder per class; the images are higher than wide."""
     assert recipe.data.classes is not None
-    generator, classes = _generator(), recipe.data.classes
+    generator = _generator()
+    classes = recipe.data.classes
     for part, count in (("train", recipe.data.samples), ("val", TEST_SAMPLES)):
         made, labels = synthetic_images(count, (3, LARGE + 8, LARGE), classes, generator)
         labels = _partly_wrong(labels, classes) if part == "train" else labels
@@ -252,7 +262,8 @@ def with_batch_of(name: str, batch_size: int | None, accumulate: int | None, fac
             f"--batch-size and --accumulate are for recipes, such as recipe:wrn-28-10; set the batch of {name} there"
         )
     batch = task.settings.batch
-    size, times = batch_size or batch.size, accumulate or batch.accumulate
+    size = batch_size or batch.size
+    times = accumulate or batch.accumulate
     size, times = (size, times * factor) if asked else (size * factor, times)
     return name if (size, times) == (batch.size, batch.accumulate) else f"{name}@{size}x{times}"
 
@@ -313,7 +324,8 @@ def run(
     """
     loaded = task.load(task.find(data))
     out.mkdir(parents=True, exist_ok=True)
-    checkpoint, trained = Checkpoint(out / CHECKPOINT, identity(task, spec, seed)), list[Training]()
+    checkpoint = Checkpoint(out / CHECKPOINT, identity(task, spec, seed))
+    trained = list[Training]()
     found = train(
         task, loaded, spec, seed=seed, epochs=task.epochs, progress=progress, checkpoint=checkpoint, on_end=trained.append
     )

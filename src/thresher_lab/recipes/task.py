@@ -50,7 +50,10 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, decay: float, every: int, copied: int) -> None:
-        self._own, self._every, self._copied, self._steps = model, every, copied, 0
+        self._own = model
+        self._every = every
+        self._copied = copied
+        self._steps = 0
         self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
         optimizer.register_step_post_hook(lambda *_: self._after_step())
 
@@ -99,7 +102,8 @@ class LearningRateFactor:
 
     def __call__(self, progress: float) -> float:
         """Returns the factor when a share of training, [0, 1], is done."""
-        epoch, warmup = progress * self.epochs, self.schedule.warmup_epochs
+        epoch = progress * self.epochs
+        warmup = self.schedule.warmup_epochs
         if epoch < warmup:
             return self.schedule.warmup_from + (1 - self.schedule.warmup_from) * epoch / warmup
         whole = math.floor(epoch + EPOCH_TOLERANCE)
@@ -117,7 +121,8 @@ class LearningRateFactor:
 
     def _stepped(self, epoch: float) -> float:
         """Returns `rate` to the power of the number of steps so far."""
-        every, rate = self.schedule.every, self.schedule.rate or 1.0
+        every = self.schedule.every
+        rate = self.schedule.rate or 1.0
         if every is not None:
             return rate ** math.floor(epoch / every)
         return rate ** sum(epoch >= boundary for boundary in self.schedule.epochs)

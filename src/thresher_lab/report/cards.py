@@ -52,7 +52,8 @@ def measurements(name: str, folder: Path) -> str:
     Returns:
         Sections in Markdown; one sentence where there are none.
     """
-    sections, shown = [], set[tuple[Any, ...]]()
+    sections = []
+    shown = set[tuple[Any, ...]]()
     for found in (*compared(folder), *(() if name == "full" else reproduced(folder))):
         rows = method_rows(name, found["summary"])
         key = (found["task"], found["epochs"], found["seeds"])
@@ -83,7 +84,8 @@ def compared(folder: Path) -> Iterator[Compared]:
         if "summary" in found:
             runs = found["runs"]
             same = {name: found.get(name) for name in ("task", "epochs", "device", "summary", "rates")}
-            seeds, metric = len({run["seed"] for run in runs}), runs[0]["metric"]["name"]
+            seeds = len({run["seed"] for run in runs})
+            metric = runs[0]["metric"]["name"]
             yield same | {"source": path.name, "seeds": seeds, "metric": metric, "share": is_share(runs)}
 
 
@@ -120,7 +122,8 @@ def labeled_method(label: str) -> str:
 
 
 def _section(found: Compared, rows: Sequence[Row]) -> str:
-    seeds, share = f"{found['seeds']} seed{'s' * (found['seeds'] > 1)}", found["share"]
+    seeds = f"{found['seeds']} seed{'s' * (found['seeds'] > 1)}"
+    share = found["share"]
     header = ("", f"{found['metric']}, %" if share else found["metric"], "difference to full", "cost", "CPU time", "verdict")
     table = markdown_table(header, [result_cells(row, share=share) for row in rows])
     said = " ".join([f"From `{found['source']}`.", *rates_sentences({"rates": found.get("rates"), "summary": rows})])
@@ -139,7 +142,8 @@ def result_cells(row: Row, *, share: bool) -> tuple[str, ...]:
     difference = difference_text(row, lambda value: f"{scale * value:+.{digits}f}")
     cpu = "" if row.get("cpu_ratio") is None else f"{row['cpu_ratio']:.2f}"
     name = f"`{row['method']}`" if row["control_of"] is None else row["method"]
-    mean, cost = f"{scale * row['mean']:.{digits}f}{spread}", f"{row['cost_ratio']:.3f}"
+    mean = f"{scale * row['mean']:.{digits}f}{spread}"
+    cost = f"{row['cost_ratio']:.3f}"
     return name, mean, difference, cost, cpu, row["verdict"]
 
 
@@ -282,7 +286,8 @@ def index_row(name: str) -> tuple[str, ...]:
     """
     kind: Any = methods.load(name)
     card = _card_of(name, kind)
-    paper, signals = _paper_link(card.paper), _as_code(signals_of(kind))
+    paper = _paper_link(card.paper)
+    signals = _as_code(signals_of(kind))
     return f"[{name}]({name}.md)", card.summary, f"`{kind.stage}`", paper, signals, f"{card.bytes_per_sample:g}"
 
 

@@ -21,7 +21,9 @@ BROWSER_FLAGS = (
     "--no-first-run",
     "--disable-background-networking",
 )
-IMAGE_WIDTH, SCALE, BLACK = 900, 2, "#000000"
+IMAGE_WIDTH = 900
+SCALE = 2
+BLACK = "#000000"
 VIRTUAL_TIME_MS = 120_000
 """Budget of the browser's virtual time in milliseconds; that clock jumps ahead whenever there is nothing to do."""
 TIMEOUT_S = 300

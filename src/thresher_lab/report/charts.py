@@ -153,7 +153,9 @@ def line_trace(
 
 def band_trace(name: str, of: Look, x: ArrayLike, low: ArrayLike, high: ArrayLike) -> go.Scatter:
     """Returns the band between two lines, which is shown and hidden together with the series of that name."""
-    across, upper, lower = short(x), short(high), short(low)
+    across = short(x)
+    upper = short(high)
+    lower = short(low)
     return go.Scatter(
         x=across + across[::-1],
         y=upper + lower[::-1],
@@ -417,7 +419,8 @@ def hidden_by_class(results: ResultsDict, samples: Samples, method: str) -> go.F
     lists = _lists_by_epoch(results, method, "hidden_by_class")
     if lists is None or not lists[1].any():
         return None
-    epochs, left_out = lists[0].tolist(), lists[1].mean(axis=0).T
+    epochs = lists[0].tolist()
+    left_out = lists[1].mean(axis=0).T
     sizes = class_sizes(samples, len(left_out))
     if sizes is not None:
         left_out = np.divide(100 * left_out, sizes[:, None], out=np.full_like(left_out, np.nan), where=sizes[:, None] > 0)
@@ -428,7 +431,8 @@ def hidden_by_class(results: ResultsDict, samples: Samples, method: str) -> go.F
     figure = epoch_figure(results, "class").update_layout(height=max(420, 34 * len(left_out) + 140), margin={"t": 32})
     tick = figure.layout.xaxis.dtick
     figure.set_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.09, subplot_titles=(unit, "rank, 1 for the most"))
-    shares, places = _class_heatmap(epochs, left_out, names, unit), _class_heatmap(epochs, ranks, names, "rank")
+    shares = _class_heatmap(epochs, left_out, names, unit)
+    places = _class_heatmap(epochs, ranks, names, "rank")
     places.update(reversescale=True)
     if len(epochs) <= MOST_RANKS:
         places.update(text=[["" if np.isnan(rank) else f"{rank:.0f}" for rank in row] for row in ranks], texttemplate="%{text}")
@@ -527,7 +531,8 @@ def overlap_by_epoch(results: ResultsDict, samples: Samples) -> go.Figure | None
         shares = np.array([overlap_shares(a.dropped[:, :epochs], b.dropped[:, :epochs]) for a, b in pairs])
         known = np.isfinite(shares).all(axis=0)
         if known.any():
-            x, y = np.arange(1, epochs + 1)[known], 100 * np.median(shares[:, known], axis=0)
+            x = np.arange(1, epochs + 1)[known]
+            y = 100 * np.median(shares[:, known], axis=0)
             marker = {"color": of[other].color, "symbol": of[other].symbol, "size": 8}
             figure.add_trace(line_trace(f"{one} and {other}", of[one], x, y, marker=marker))
     return figure.update_yaxes(range=[0, 100]) if figure.data else None
@@ -549,7 +554,8 @@ def overlap_matrix(results: ResultsDict, samples: Samples, of_class: str = "") -
     np.fill_diagonal(shares, 100.0)
     for (one, other), histories_of_seeds in pairs.items():
         share = 100 * np.mean([_overlap_of_class(a, b, of_class) for a, b in histories_of_seeds])
-        row, column = names.index(one), names.index(other)
+        row = names.index(one)
+        column = names.index(other)
         shares[row, column] = shares[column, row] = share
     if not np.isfinite(shares).any():
         return None
@@ -585,7 +591,8 @@ def paired(results: ResultsDict, samples: Samples) -> dict[Pair, list[tuple[RunH
 
 def overlap_shares(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Returns for each column the number of rows set in both masks, divided by the number set in either; NaN for 0 / 0."""
-    both, either = (one & other).sum(axis=0), (one | other).sum(axis=0)
+    both = (one & other).sum(axis=0)
+    either = (one | other).sum(axis=0)
     return np.divide(both, either, out=np.full(len(both), np.nan), where=either > 0)
 
 

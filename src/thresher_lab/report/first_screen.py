@@ -34,15 +34,18 @@ def snippet(row: Mapping[str, Any], settings: Mapping[str, Any], epochs: int) ->
         The call of `attach` and the loop; for the control with fewer epochs, the number of epochs; None where the method is
         not registered here, or has settings that no code can be written for, such as several methods in one.
     """
-    kind, cost = kind_of(row), row["cost_ratio"]
+    kind = kind_of(row)
+    cost = row["cost_ratio"]
     if kind is not None:
         if kind in ("shorter", SAME_TIME):
-            wanted, whole = cost * epochs, max(1, round(cost * epochs))
+            wanted = cost * epochs
+            whole = max(1, round(cost * epochs))
             rounded = f", rounded from {wanted:.3g}" if abs(wanted - whole) > 0.05 else ""
             return f"epochs = {whole}  # instead of {epochs}{rounded}, with the schedule fitted to it"
         if kind not in ("uniform", "smaller", "fewer"):
             return None
-        beside, fixed = {"spend": "batches"} if kind == "smaller" else {}, ", fixed=True" * (kind == "fewer")
+        beside = {"spend": "batches"} if kind == "smaller" else {}
+        fixed = ", fixed=True" * (kind == "fewer")
         return _code(f"thresher.UniformSubset(keep={round(cost, 3):g}{fixed})", beside, epochs)
     name = re.split("[: ]", row["method"])[0]
     if "+" in row["method"] or name not in methods.names():
@@ -80,7 +83,12 @@ def _code(method: str, beside: Mapping[str, Any], epochs: int) -> str:
     return f"run = thresher.attach(\n    {method},\n    {arguments}, epochs={epochs}{more},\n)\n{LOOP}"
 
 
-WIDTH, LEFT, RIGHT, TOP, ROW, BELOW = 460, 14, 14, 18, 38, 50
+WIDTH = 460
+LEFT = 14
+RIGHT = 14
+TOP = 18
+ROW = 38
+BELOW = 50
 """Sizes of the chart: its width, the space beside and above the rows, the height of a row, and the space for the axis."""
 LONGEST_LABEL = 34
 """Number of characters of a method's name that fit into a row of the chart."""
@@ -99,15 +107,19 @@ def bottom_line(results: ResultsDict) -> dict[str, Any]:
         `sentences` (what to do, and why), `facts` (names and values of the numbers of the pick; empty without one), `code`
         (lines that train in this way; None if there are none) and `chart` (metric and cost, as SVG).
     """
-    conclusion, facts, code = conclude(results), list[tuple[str, str]](), None
+    conclusion = conclude(results)
+    facts = list[tuple[str, str]]()
+    code = None
     if (pick := conclusion.pick) is not None:
         settings = next((run["settings"] for run in results["runs"] if run["method"] == pick["method"]), {})
-        facts, code = _facts(pick, results), snippet(pick, settings, results["epochs"])
+        facts = _facts(pick, results)
+        code = snippet(pick, settings, results["epochs"])
     return {"sentences": conclusion.sentences, "facts": facts, "code": code, "chart": chart(results)}
 
 
 def _facts(row: Mapping[str, Any], results: ResultsDict) -> list[tuple[str, str]]:
-    metric, full = results["runs"][0]["metric"]["name"], next(row for row in results["summary"] if row["method"] == "full")
+    metric = results["runs"][0]["metric"]["name"]
+    full = next(row for row in results["summary"] if row["method"] == "full")
     show, signed = forms(results)
     unit = " %" if is_share(results["runs"]) else ""
     facts = [
@@ -138,7 +150,8 @@ def chart(results: ResultsDict) -> str:
     rows = [row for row in results["summary"] if row["method"] != "full" and row.get("difference") is not None]
     if not rows:
         return ""
-    scale, margin = 100.0 if is_share(results["runs"]) else 1.0, results.get("margin") or 0.0
+    scale = 100.0 if is_share(results["runs"]) else 1.0
+    margin = results.get("margin") or 0.0
     low, high = _ends(rows, scale, margin)
     height = TOP + ROW * len(rows) + BELOW
 
@@ -159,7 +172,8 @@ def chart(results: ResultsDict) -> str:
     pick = conclude(results).pick
     for number, row in enumerate(rows):
         parts += _forest_row(row, results, TOP + ROW * number, scale, (low, high), at, picked=row is pick)
-    name, unit = escape(results["runs"][0]["metric"]["name"]), " points" if scale == 100 else ""
+    name = escape(results["runs"][0]["metric"]["name"])
+    unit = " points" if scale == 100 else ""
     legend = (
         f"{name}, difference from full training in{unit or ' its own unit'}; bars are 95 % intervals",
         f"band: at most {margin:g}{unit} below full training" if margin else "",
@@ -173,7 +187,8 @@ def _ends(rows: Sequence[Mapping[str, Any]], scale: float, margin: float) -> tup
     """Returns the ends of the axis: all differences are inside, and intervals that are not far longer."""
     largest = WIDEST * max(margin, *(abs(scale * row["difference"]) for row in rows)) or 1.0
     ends = [scale * end for row in rows for end in (row["difference"], *(row["ci95"] or ()))]
-    low, high = max(min(*ends, -margin, 0.0), -largest), min(max(*ends, 0.0), largest)
+    low = max(min(*ends, -margin, 0.0), -largest)
+    high = min(max(*ends, 0.0), largest)
     space = 0.04 * (high - low) or 0.5
     return low - space, high + space
 
@@ -197,7 +212,8 @@ def _forest_row(
     ratio, time = time_of(row, results)
     cost = f"cost {row['cost_ratio']:.2f}" if ratio is None else f"{ratio:.2f} of the {time}"
     amount = f"{scale * row['difference']:{'+.2f' if scale == 100 else '+.3g'}}"
-    x, y = at(scale * row["difference"]), top + 27
+    x = at(scale * row["difference"])
+    y = top + 27
     parts = [
         f'<text x="{LEFT if control is None else LEFT + 10}" y="{top + 13}" class="{"name" if control is None else "axis"}">'
         f"{escape(shown)}{' · our pick' * picked}<title>{escape(row['method'])}</title></text>",
@@ -208,7 +224,8 @@ def _forest_row(
         (left, right), size = map(at, bounds), 4 if control is None else 3
         parts.append(f'<path d="M{left:.1f} {y}H{right:.1f}" stroke="{color}" stroke-width="2" fill="none"/>')
         for end, bound, way in ((left, bounds[0], 1), (right, bounds[1], -1)):
-            inside, is_beyond = end + way * size, not ends[0] <= bound <= ends[1]
+            inside = end + way * size
+            is_beyond = not ends[0] <= bound <= ends[1]
             arrow = f"M{inside:.1f} {y - size}L{end:.1f} {y}L{inside:.1f} {y + size}"
             tip = arrow if is_beyond else f"M{end:.1f} {y - size}V{y + size}"
             parts.append(f'<path d="{tip}" stroke="{color}" stroke-width="2" fill="none"><title>{bound:+.3g}</title></path>')

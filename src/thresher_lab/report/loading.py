@@ -47,7 +47,8 @@ def load_comparison(folder: Path) -> tuple[ResultsDict, Samples]:
     named = {run["samples"]: run for run in results["runs"] if run.get("samples")}
     samples = {name: read_history(folder / name) for name in sorted(named) if (folder / name).is_file()}
     for name, history in samples.items():
-        own, epochs = len(named[name]["history"]), history.losses.shape[1]
+        own = len(named[name]["history"])
+        epochs = history.losses.shape[1]
         if own != epochs:
             raise ValueError(
                 f"{path}: the `history` of {named[name]['method']}, seed {named[name]['seed']}, has {own} epochs, {name} has "

@@ -59,7 +59,8 @@ def as_markdown(results: ResultsDict) -> str:
         results: Content of results.json.
     """
     seeds = len({run["seed"] for run in results["runs"]})
-    metric, share = results["runs"][0]["metric"]["name"], is_share(results["runs"])
+    metric = results["runs"][0]["metric"]["name"]
+    share = is_share(results["runs"])
     title = f"**{results['task']}**, {results['epochs']} epochs, {seeds} seed{'s' * (seeds > 1)}, {results['device']}"
     header = (
         "method",
@@ -81,7 +82,8 @@ def _cells(row: dict[str, Any], results: ResultsDict) -> tuple[str, ...]:
     name = f"`{row['method']}`" if row["control_of"] is None else f"  `{row['method']}` for `{row['control_of']}`"
     ratios = (row.get("cpu_ratio"), row.get("memory_ratio"))
     shares = ("unknown" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
-    mean, cost = f"{show(row['mean'])}{spread}", f"{row['cost_ratio']:.3f}"
+    mean = f"{show(row['mean'])}{spread}"
+    cost = f"{row['cost_ratio']:.3f}"
     return name, mean, difference_text(row, signed), cost, *shares, row["verdict"]
 
 

@@ -17,7 +17,9 @@ from thresher_lab.report.charts import Look, band_trace, line_trace, look
 
 FIRST_COLOR = "#000000"
 """Color of the first curve of each panel, which is the baseline; the others have those of `charts.look`."""
-PANEL_WIDTH, PANEL_HEIGHT, LEGEND_HEIGHT = 440, 380, 60
+PANEL_WIDTH = 440
+PANEL_HEIGHT = 380
+LEGEND_HEIGHT = 60
 """Sizes in pixels, of which an inch has 96."""
 PICTURE_SUFFIXES = (".svg", ".png")
 MARKERS = {"square": "s", "diamond": "D", "triangle-up": "^", "x": "X", "pentagon": "p", "star": "*", "triangle-down": "v"}
@@ -205,7 +207,8 @@ def _fill(axes: Any, panel: Panel) -> None:
 
 def plot_line(axes: Any, name: str, of: Look, x: Sequence[float], y: Sequence[float]) -> None:
     """Adds a line with markers to a chart of matplotlib."""
-    line, marker = LINES.get(of.dash, "-"), MARKERS.get(of.symbol, "o")
+    line = LINES.get(of.dash, "-")
+    marker = MARKERS.get(of.symbol, "o")
     axes.plot(x, y, color=of.color, linestyle=line, marker=marker, label=name)
 
 

@@ -16,7 +16,8 @@ from thresher_lab.reproduction.artefact import FULL_ROW, TableChart
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 SPREAD = re.compile(r"± (\d+(?:\.\d+)?)")
-PANELS_ACROSS, TITLE_WIDTH = 3, 52
+PANELS_ACROSS = 3
+TITLE_WIDTH = 52
 COST = "cost"
 
 
@@ -112,7 +113,8 @@ def _draw_lines(axes: Any, table: Mapping[str, Any], chart: TableChart) -> None:
 
 def _draw_bars(axes: Any, table: Mapping[str, Any], chart: TableChart) -> None:
     series = _columns(table, chart)
-    places, width = np.arange(len(table["rows"])), 0.8 / len(series)
+    places = np.arange(len(table["rows"]))
+    width = 0.8 / len(series)
     for number, (one, of) in enumerate(_looks(series)):
         axes.bar(places + (number - (len(series) - 1) / 2) * width, one.y, width, color=of.color, label=one.name)
     axes.set_xticks(places, [row[0] for row in table["rows"]])

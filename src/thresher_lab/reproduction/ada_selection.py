@@ -37,7 +37,8 @@ RATE_TASKS = {
     "text": ("text@2000", 8),
 }
 """Task and number of epochs, by the name of the part."""
-ADA_SELECTION, UNIFORM_SELECTION = "AdaSelection", "Uniform"
+ADA_SELECTION = "AdaSelection"
+UNIFORM_SELECTION = "Uniform"
 SELECTOR_NAMES = {
     ADA_SELECTION: "ada_selection",
     UNIFORM_SELECTION: "random_backprop",
@@ -143,9 +144,11 @@ def _table_3(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
 
 
 def _table_4(measured: RunsByPart, results: Mapping[str, Any]) -> list[PageTable]:
-    own, same = [], ""
+    own = []
+    same = ""
     for part in measured:
-        seeds, scale = list(measured[part][FULL_ROW]), units_of(results[part]["metric"])
+        seeds = list(measured[part][FULL_ROW])
+        scale = units_of(results[part]["metric"])
         values = [[over_rates(part, method)(measured, seed) for seed in seeds] for method in TABLE_COLUMNS]
         means = [with_spread(statistics.mean(of), statistics.stdev(of), scale) for of in values]
         own.append([f"{part}, {results[part]['metric']}", *means])

@@ -305,7 +305,8 @@ def _table_of_part(part: ArtefactPart, results: Mapping[str, Any]) -> PageTable:
     labels = {label: row for row, label in results["labels"].items()}
     methods_rows = [row for row in results["summary"] if row["control_of"] is None]
     controls = {row["control_of"]: row for row in results["summary"] if row["control_of"] is not None}
-    batches, scale = results.get("batches", {}), units_of(results["metric"])
+    batches = results.get("batches", {})
+    scale = units_of(results["metric"])
     header = ["", f"{results['metric']} here", "difference to full [95 % interval]", *COST_COLUMNS, "in the paper"]
     rows = []
     for found in methods_rows:
@@ -318,7 +319,9 @@ def _table_of_part(part: ArtefactPart, results: Mapping[str, Any]) -> PageTable:
     return PageTable(f"{title}, {part.epochs} epochs", header, rows)
 
 
-FULL_BATCHES, FILLED_BATCHES, SMALLER_BATCHES = "full", "filled up", "as selected"
+FULL_BATCHES = "full"
+FILLED_BATCHES = "filled up"
+SMALLER_BATCHES = "as selected"
 """Kinds of training batches: of an epoch's samples; of the rows kept of several batches; of the rows kept of one batch, which
 takes as many steps as full training."""
 COST_COLUMNS = ("cost", "CPU time", "steps", "batches")
@@ -349,7 +352,8 @@ def with_spread(mean: float, std: float | None, scale: float) -> str:
 
 def with_interval(mean: float, ci95: Sequence[float] | None, scale: float = 100) -> str:
     """Returns a signed number with its interval, both multiplied by `scale`."""
-    low_and_high, digits = ci95 or (), _digits(mean, scale)
+    low_and_high = ci95 or ()
+    digits = _digits(mean, scale)
     ends = ", ".join(f"{scale * end:+.{digits}f}" for end in low_and_high)
     return f"{scale * mean:+.{digits}f}" + (f" [{ends}]" if ends else "")
 
@@ -423,7 +427,8 @@ def _compared(artefact: Artefact, part: ArtefactPart, work: Path, **options: Any
     labels = {FULL_ROW: FULL_ROW, **{row: spec.label for row, spec in specs.items()}}
     batches = {FULL_ROW: FULL_BATCHES, **{spec.label: batches_of(spec) for spec in specs.values()}}
     first = found["runs"][0]
-    ratio, name = first["cost"]["backward_to_forward"], first["metric"]["name"]
+    ratio = first["cost"]["backward_to_forward"]
+    name = first["metric"]["name"]
     for run in found["runs"]:
         at = artefact.seeds.index(run["seed"]) if part.score_sets else 0
         run |= {"scores": str(sets[at]) if sets else None}

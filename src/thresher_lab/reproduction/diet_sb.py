@@ -35,7 +35,8 @@ PAPER = "Diet Selective-Backprop (poster)"
 MNIST_EPOCHS = 20
 EL2N_MODELS = ("el2n", 3, 2)
 """Scores: EL2N of three models that train for two epochs; with a recipe, see `full_size.EL2N_MODELS`."""
-CNN_TASK, MLP_TASK = "mnist-5k", "mnist-5k-mlp"
+CNN_TASK = "mnist-5k"
+MLP_TASK = "mnist-5k-mlp"
 MNIST_SETUP = (
     "A small CNN on 4,000 digits of MNIST for GoogLeNet and ResNet-18 on CIFAR-100; a perceptron is the second architecture. "
     "Selective-Backprop and Random-Backprop both fill up batches, so that they take as many optimizer steps"

@@ -43,7 +43,8 @@ def at_full_size(
     if recipe not in artefact.recipes:
         raise ValueError(f"--recipe: {artefact.name}: {no_such('recipe', recipe, artefact.recipes)}")
     target = artefact.recipes[recipe]
-    names, every = (target,) if isinstance(target, str) else target, [part.name for part in artefact.parts]
+    names = (target,) if isinstance(target, str) else target
+    every = [part.name for part in artefact.parts]
     named = f"{SMOKE if smoke else PREFIX}{recipe}"
     parts = [
         _at_its_size(part, with_batch_of(named, batch_size, accumulate, part.batch))
@@ -91,7 +92,8 @@ def plan(artefact: Artefact, recipe: str) -> str:
         artefact: The table or figure.
         recipe: Name of one of its recipes.
     """
-    found, settings = at_full_size(artefact, recipe), RecipeTask.of(recipe).settings
+    found = at_full_size(artefact, recipe)
+    settings = RecipeTask.of(recipe).settings
     runs = len(found.seeds) * sum(1 + len(part.rows) * (1 + len(part.controls)) for part in found.parts)
     models = sum(part.scores[1] * (len(found.seeds) if part.score_sets else 1) for part in found.parts if part.scores)
     scores = f", {models} models of {EL2N_MODELS[2]} epochs for scores" if models else ""

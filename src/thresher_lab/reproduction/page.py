@@ -44,7 +44,8 @@ def reason_to_train(found: Mapping[str, Any], artefact: Artefact) -> str:
         found: Content of the result's file.
         artefact: The table or figure as it is declared now.
     """
-    seeds, texts = len(found["seeds"]), {claim["claim"] for claim in found["claims"]}
+    seeds = len(found["seeds"])
+    texts = {claim["claim"] for claim in found["claims"]}
     changed = "@" not in found["name"] and texts != {claim.text for claim in artefact.claims}
     few = f"{seeds} of {len(FIVE_SEEDS)} seeds." if seeds < len(FIVE_SEEDS) else ""
     return " ".join(filter(None, (found.get("outdated"), few, "Its claims have changed." if changed else "")))

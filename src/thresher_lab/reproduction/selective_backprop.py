@@ -20,7 +20,9 @@ from thresher_lab.reproduction.artefact import (
 )
 
 PAPER = "Selective-Backprop (arXiv 1910.00762)"
-ARMS_PART, ARMS_TASK, ARMS_EPOCHS = "arms", "fashion-mnist-steady@10000", 20
+ARMS_PART = "arms"
+ARMS_TASK = "fashion-mnist-steady@10000"
+ARMS_EPOCHS = 20
 ARMS = {
     "Selective-Backprop": "selective_backprop:beta=3:forward_passes=twice",
     "Selective-Backprop, stale losses": "selective_backprop:beta=3:forward_passes=twice:score_every=3",
@@ -61,7 +63,9 @@ def sooner(row: str, than: str, factor: float) -> SeedValue:
 
 
 def _time_tables(measured: RunsByPart, results: Mapping[str, Any]) -> list[PageTable]:
-    rows, labels, batches = [], results[ARMS_PART]["labels"], results[ARMS_PART].get("batches", {})
+    rows = []
+    labels = results[ARMS_PART]["labels"]
+    batches = results[ARMS_PART].get("batches", {})
     for row, runs in measured[ARMS_PART].items():
         times = [[time_until(measured, row, seed, factor) for seed in runs] for factor in TARGET_FACTORS]
         error = statistics.mean(1 - run["metric"]["value"] for run in runs.values())
@@ -75,7 +79,8 @@ def _time_tables(measured: RunsByPart, results: Mapping[str, Any]) -> list[PageT
     return [PageTable(title, header, rows), _error_over_time(measured)]
 
 
-SECONDS, ERROR = "CPU s", "error, %"
+SECONDS = "CPU s"
+ERROR = "error, %"
 SHOWN_EPOCHS = 11
 """Number of epochs that the table of the error over time shows."""
 

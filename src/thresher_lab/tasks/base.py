@@ -66,7 +66,8 @@ def with_wrong_labels(data: Data, share: float) -> Data:
     """
     inputs, labels = data.train.tensors
     generator = torch.Generator().manual_seed(1)
-    classes, wrong = int(labels.max()) + 1, torch.randperm(len(labels), generator=generator)[: int(share * len(labels) + 1e-9)]
+    classes = int(labels.max()) + 1
+    wrong = torch.randperm(len(labels), generator=generator)[: int(share * len(labels) + 1e-9)]
     changed = labels.clone()
     changed[wrong] = (labels[wrong] + torch.randint(1, classes, (len(wrong),), generator=generator)) % classes
     return replace(data, train=TensorDataset(inputs, changed))
@@ -109,7 +110,8 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     if len(content) < begin:
         raise ValueError(f"{path}: truncated: the header has {len(content)} of {begin} bytes")
     shape = struct.unpack(f">{dimensions}I", content[4:begin])
-    expected, got = int(np.prod(shape, dtype=object)), len(content) - begin
+    expected = int(np.prod(shape, dtype=object))
+    got = len(content) - begin
     if got != expected:
         size = " x ".join(map(str, shape))
         raise ValueError(f"{path}: {'truncated' if got < expected else 'damaged'}: {got} bytes of data for {size}")
@@ -239,7 +241,8 @@ class Task:
         """Returns new objects for one run."""
         model = self.build(seed)
         test = evaluation_batches(data)
-        loader, optimizer = self.loader(data, seed), self.optimizer(model)
+        loader = self.loader(data, seed)
+        optimizer = self.optimizer(model)
 
         def evaluate(model: nn.Module) -> float:
             return self.evaluate(model, test)

@@ -27,13 +27,21 @@ from thresher_lab.tasks.base import Data, Task, accuracy, evaluation_batches, tr
 from thresher_lab.tasks.networks import VisionTransformer
 from thresher_lab.training.trainable import Training
 
-CLASSES, TRAIN, TEST = 50, 100, 20
+CLASSES = 50
+TRAIN = 100
+TEST = 20
 """Number of classes, and of images per class for training and for testing."""
-SIDE, POINTS = 32, 200
+SIDE = 32
+POINTS = 200
 """Side of an image in pixels, and number of points of an orbit."""
-FREQUENCIES, ORBITS, AMPLITUDES = range(1, 13), range(1, 7), (0.1, 0.4)
+FREQUENCIES = range(1, 13)
+ORBITS = range(1, 7)
+AMPLITUDES = (0.1, 0.4)
 """Numbers of waves around the circle, numbers of concentric copies, and range of the amplitudes in radii."""
-NOISE, TURN, SHIFT, SQUEEZE = 0.02, np.pi / 6, 1.5, 0.7
+NOISE = 0.02
+TURN = np.pi / 6
+SHIFT = 1.5
+SQUEEZE = 0.7
 """Standard deviation of the radius of a point, in radii; largest rotation, in radians; largest shift, in pixels; smallest ratio
 of the axes."""
 WHITE = 3

@@ -169,7 +169,8 @@ def normalized(parts: Mapping[str, tuple[NDArray[np.generic], NDArray[np.generic
 
 
 def _read_images_and_labels(images_file: Path, labels_file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    images, labels = read_idx(images_file, 3), read_idx(labels_file, 1)
+    images = read_idx(images_file, 3)
+    labels = read_idx(labels_file, 1)
     if len(images) != len(labels):
         raise ValueError(f"{labels_file}: {len(labels)} labels for the {len(images)} images of {images_file.name}")
     if not len(images) or images.shape[1:] != (28, 28):
@@ -395,7 +396,8 @@ def _read_svhn(path: Path) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
         variables = loadmat(path, variable_names=["X", "y"])
     except Exception as error:  # a damaged file may raise anything
         raise ValueError(f"{path}: truncated, damaged, or not a MATLAB file of version 5 to 7.2: {error!r}") from error
-    images, labels = variables.get("X"), variables.get("y")
+    images = variables.get("X")
+    labels = variables.get("y")
     match images, labels:
         case np.ndarray(dtype=np.uint8, shape=(32, 32, 3, count)), np.ndarray(shape=(rows, 1)) if rows == count:
             pass
@@ -464,7 +466,9 @@ SECOND_RECIPE = replace(SMALLEST, name=f"{SMALLEST.name}-b", network=_cnn_of_vie
 
 def with_larger_batches(factor: int) -> Task:
     """Returns the task with `factor` times the batch size and the largest learning rate."""
-    name, lr, batch_size = f"{SMALLEST.name}-x{factor}", factor * SMALLEST.lr, factor * SMALLEST.batch_size
+    name = f"{SMALLEST.name}-x{factor}"
+    lr = factor * SMALLEST.lr
+    batch_size = factor * SMALLEST.batch_size
     return replace(SMALLEST, name=name, lr=lr, batch_size=batch_size)
 
 

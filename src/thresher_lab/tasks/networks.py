@@ -20,7 +20,9 @@ class RandomView(nn.Module):
 
     def __init__(self, shift: int = 2, erase: float = 0.1, side: int = 8) -> None:
         super().__init__()
-        self.shift, self.erase, self.side = shift, erase, side
+        self.shift = shift
+        self.erase = erase
+        self.side = side
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns views of images of shape (N, channels, H, W)."""
@@ -33,7 +35,8 @@ class RandomView(nn.Module):
         columns = (torch.arange(width, device=images.device) + right).clamp(0, width - 1)
         columns = torch.where(draws[2] < 0.5, width - 1 - columns, columns)
         views = images.gather(2, rows[:, None, :, None].expand_as(images)).gather(3, columns[:, None, None].expand_as(images))
-        tops, lefts = (draws[3] * (height - self.side + 1)).floor(), (draws[4] * (width - self.side + 1)).floor()
+        tops = (draws[3] * (height - self.side + 1)).floor()
+        lefts = (draws[4] * (width - self.side + 1)).floor()
         within = self._within(height, tops)[:, :, None] & self._within(width, lefts)[:, None, :]
         return views.masked_fill((within & (draws[5] < self.erase)[:, :, None])[:, None], 0.0)
 
@@ -54,7 +57,8 @@ class RandomTurn(nn.Module):
 
     def __init__(self, degrees: float, shift: float) -> None:
         super().__init__()
-        self.degrees, self.shift = degrees, shift
+        self.degrees = degrees
+        self.shift = shift
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns views of images of shape (N, channels, H, W)."""
@@ -194,9 +198,12 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads = heads
+        self.causal = causal
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.mix = nn.Linear(width, width)
         self.hidden = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -223,10 +230,16 @@ class UNet(nn.Module):
 
     def __init__(self, channels: int, *, width: int = 16, classes: int) -> None:
         super().__init__()
-        one, two, three = width, 2 * width, 4 * width
-        self.down1, self.down2, self.bottom = _double(channels, one), _double(one, two), _double(two, three)
-        self.up2, self.up1 = nn.ConvTranspose2d(three, two, 2, 2), nn.ConvTranspose2d(two, one, 2, 2)
-        self.join2, self.join1 = _double(2 * two, two), _double(2 * one, one)
+        one = width
+        two = 2 * width
+        three = 4 * width
+        self.down1 = _double(channels, one)
+        self.down2 = _double(one, two)
+        self.bottom = _double(two, three)
+        self.up2 = nn.ConvTranspose2d(three, two, 2, 2)
+        self.up1 = nn.ConvTranspose2d(two, one, 2, 2)
+        self.join2 = _double(2 * two, two)
+        self.join1 = _double(2 * one, one)
         self.head = nn.Conv2d(one, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -33,7 +33,8 @@ def training_images(task: str, folder: Path | None = None) -> ImageArray | None:
         return None
     task_of_name = built_in(task)
     inputs = task_of_name.load(task_of_name.find(folder)).train.tensors[0]
-    low, high = inputs.amin((0, 2, 3), keepdim=True), inputs.amax((0, 2, 3), keepdim=True)
+    low = inputs.amin((0, 2, 3), keepdim=True)
+    high = inputs.amax((0, 2, 3), keepdim=True)
     pixels = (255 * (inputs - low) / (high - low)).round().to(torch.uint8).numpy()
     return pixels[:, 0] if pixels.shape[1] == 1 else pixels.transpose(0, 2, 3, 1)
 
@@ -58,10 +59,13 @@ def contact_sheet(images: ImageArray, columns: int = 10, zoom: int = 3, gap: int
         gap: Number of white pixels between images. Default: 4.
     """
     large = images.repeat(zoom, axis=1).repeat(zoom, axis=2)
-    height, width = large.shape[1] + gap, large.shape[2] + gap
-    rows, across = -(-len(large) // columns), min(columns, len(large))
+    height = large.shape[1] + gap
+    width = large.shape[2] + gap
+    rows = -(-len(large) // columns)
+    across = min(columns, len(large))
     sheet = np.full((rows * height - gap, across * width - gap, *large.shape[3:]), 255, dtype=np.uint8)
     for number, image in enumerate(large):
-        top, left = number // columns * height, number % columns * width
+        top = number // columns * height
+        left = number % columns * width
         sheet[top : top + image.shape[0], left : left + image.shape[1]] = image
     return sheet

@@ -43,7 +43,8 @@ CATEGORY_COLUMNS: dict[str, tuple[str, ...]] = {
 """Columns of categories, and the values of each."""
 YES_NO_COLUMNS = ("holiday", "workingday")
 NUMBER_COLUMNS = ("temp", "atemp", "hum", "windspeed")
-DAY, TARGET = "day", "bikers"
+DAY = "day"
+TARGET = "bikers"
 
 
 def noisy_line(_: Path | None = None, *, one_sided: bool = False) -> Data:

@@ -28,14 +28,18 @@ from thresher_lab.tasks.networks import UNet
 CLASSES = ("deep ocean", "shelf", "land", "high land")
 BOUNDS = (-200.0, 0.0, 1000.0)
 """Heights between the classes, in metres; a pixel at a bound belongs to the higher class."""
-PATCH, BLOCK, BOX = 32, 256, 17
+PATCH = 32
+BLOCK = 256
+BOX = 17
 """Sides, in pixels, of a sample, of a square that is for training or for testing as a whole, and of a pixel's surroundings."""
 
 DEBIAN_FILE = Path("/usr/share/ferret-vis/data/etopo5.cdf")
-VARIABLE, SHAPE = "ROSE", (2161, 4320)
+VARIABLE = "ROSE"
+SHAPE = (2161, 4320)
 LATITUDES = slice(120, 2040)
 """Rows from 80 degrees south up to 80 degrees north."""
-LOWEST, HIGHEST = -12_000, 9_000
+LOWEST = -12_000
+HIGHEST = 9_000
 
 MADE_SHAPE = (1024, 2048)
 ROUGHNESS = 1.8
@@ -91,7 +95,8 @@ def read_elevation(path: Path) -> Map:
         raise ValueError(f"{path}: truncated or damaged: {type(error).__name__}: {error}") from error
     if elevation.shape != SHAPE:
         raise ValueError(f"{path}: damaged: {VARIABLE} has {elevation.shape} values instead of {SHAPE}")
-    lowest, highest = elevation.min(), elevation.max()
+    lowest = elevation.min()
+    highest = elevation.max()
     if not LOWEST <= lowest <= highest <= HIGHEST:
         raise ValueError(f"{path}: damaged: heights from {lowest:g} to {highest:g} m, not within {LOWEST} to {HIGHEST}")
     return elevation

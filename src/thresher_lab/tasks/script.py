@@ -197,7 +197,8 @@ def errors_placed(task: Any) -> AbstractContextManager[None]:
 
 def _by_name(made: Any, where: str) -> dict[str, Any]:
     """Returns what a function returned by name; a tuple has no more than a schedule after what is needed."""
-    needed, in_order = [*RETURN_TYPES], [*RETURN_TYPES, "schedule"]
+    needed = [*RETURN_TYPES]
+    in_order = [*RETURN_TYPES, "schedule"]
     if isinstance(made, tuple) and len(cast(tuple[Any, ...], made)) in (len(needed), len(in_order)):
         return dict(zip(in_order, cast(tuple[Any, ...], made), strict=False))
     if not isinstance(made, dict):

@@ -24,7 +24,8 @@ def build(seed: int) -> dict[str, Any]:
     pixels, labels = load_digits(return_X_y=True)
     x = torch.tensor(pixels, dtype=torch.float32) / 16
     y = torch.tensor(labels)
-    train, test = TensorDataset(x[:1400], y[:1400]), (x[1400:], y[1400:])
+    train = TensorDataset(x[:1400], y[:1400])
+    test = (x[1400:], y[1400:])
     data = DataLoader(train, batch_size=64, shuffle=True, generator=torch.Generator().manual_seed(seed))
 
     # Model, loss function and optimizer. The loss function takes outputs and targets and returns the mean over the batch, as

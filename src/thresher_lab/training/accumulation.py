@@ -26,7 +26,9 @@ class Groups:
     """
 
     def __init__(self, batches: Iterator[Any], size: int, total: int | None) -> None:
-        self._batches, self._size, self._left = batches, size, total
+        self._batches = batches
+        self._size = size
+        self._left = total
 
     def next_group(self) -> Iterator[tuple[Any, bool]]:
         """Yields the batches of the next group, each with whether there may be none after it in the group."""
@@ -73,7 +75,10 @@ class GradientSum:
     """
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, criterion: Any, samples: int) -> None:
-        self._accelerator, self._model, self._criterion, self._samples = accelerator, model, criterion, samples
+        self._accelerator = accelerator
+        self._model = model
+        self._criterion = criterion
+        self._samples = samples
         self._seen: Tensor | float = 0.0
 
     def waiting(self, *, last: bool) -> AbstractContextManager[Any]:

@@ -60,7 +60,8 @@ class Length:
         left = wanted - whole * samples
         rest = max(round(left / batch_size), 0 if whole else 1)
         if rest * batch_size >= samples or samples - left < abs(rest * batch_size - left):
-            whole, rest = whole + 1, 0
+            whole = whole + 1
+            rest = 0
         self.steps: list[int | None] = [None] * whole + [rest] * (rest > 0)
         self.samples = whole * samples + rest * batch_size
         self._stretch = len(self.steps) * samples / self.samples
@@ -113,7 +114,8 @@ class StepMemory:
 
     def take(self) -> int | None:
         """Returns the peak of the step that was measured since the last call, in bytes; None where there was none."""
-        peak, self._peak = self._peak, None
+        peak = self._peak
+        self._peak = None
         return peak
 
 
@@ -171,7 +173,8 @@ class Clock:
 
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
         """Restores sums that were saved; later blocks add to them."""
-        self.wall_s, self.cpu_s = state_dict["wall_s"], state_dict["cpu_s"]
+        self.wall_s = state_dict["wall_s"]
+        self.cpu_s = state_dict["cpu_s"]
 
     def take_out(self, spent: Mapping[str, Any]) -> None:
         """Takes Thresher's own work of an epoch out of the sums.
@@ -188,7 +191,8 @@ class Clock:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Measures a block until it ends and the device has finished its work."""
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        cpu = time.process_time()
         yield
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
@@ -224,7 +228,9 @@ class Session:
         rate: float,
         epochs_in: Path | None,
     ) -> None:
-        self.accelerator, self.training, self.epochs = accelerator, training, epochs
+        self.accelerator = accelerator
+        self.training = training
+        self.epochs = epochs
         self._was_busy = is_busy()
         self.loader = dealt(training.loader, seed)
         self.samples, batch_size = sizes_of(self.loader)
@@ -252,7 +258,8 @@ class Session:
         self.scheduler = thresher.ProgressLR(
             self.optimizer, self.run, lambda done: rate * training.schedule(self.length.progress(done))
         )
-        self.clock, self.recording = Clock(), Recording(self.run, training.loader.dataset, epochs_in=epochs_in)
+        self.clock = Clock()
+        self.recording = Recording(self.run, training.loader.dataset, epochs_in=epochs_in)
         self._is_plain = spec.name == "full"  # which needs no Thresher: its times are those of a plain loop
         self.memory = StepMemory(accelerator.device)
         self.entries: list[dict[str, Any]] = []
@@ -261,7 +268,8 @@ class Session:
 
     def train(self, checkpoint: Checkpoint | None, progress: EpochCallback | None) -> None:
         """Trains all epochs that the checkpoint, if there is one, does not contain."""
-        parts, own = self._parts(), {"run": self.run, "clock": self.clock}
+        parts = self._parts()
+        own = {"run": self.run, "clock": self.clock}
         if checkpoint is not None:
             self.entries = checkpoint.load(parts, own).get("entries", [])
         for epoch, steps in islice(enumerate(self.length.steps), len(self.entries), None):
@@ -528,7 +536,8 @@ def with_costs(run: dict[str, Any], backward_to_forward: float) -> dict[str, Any
         counts.forward += entry["forward"]
         counts.backward += entry["backward"]
         history.append(entry | {"cost": counts.ratio(backward_to_forward)})
-    counts.forward, counts.backward = cost["forward"], cost["backward"]
+    counts.forward = cost["forward"]
+    counts.backward = cost["backward"]
     ratios = {"ratio": counts.ratio(backward_to_forward)}
     if "scores_forward" in cost:  # not in the files of earlier versions
         whole = cost["full_forward"] + backward_to_forward * cost["full_backward"]
@@ -552,7 +561,8 @@ def sizes_of(loader: DataLoader[Any]) -> tuple[int, int]:
     A sampler or `drop_last` may make an epoch smaller than the dataset.
     """
     if (processes := number_of_processes()) > 1 and loader.batch_size:  # all samples are dealt out
-        samples, size = len(loader.dataset), processes * loader.batch_size  # pyright: ignore[reportArgumentType]
+        samples = len(loader.dataset)  # pyright: ignore[reportArgumentType]
+        size = processes * loader.batch_size
         return samples - samples % size * loader.drop_last, size
     sampler: Any = loader.sampler if loader.batch_size else loader.batch_sampler
     if not loader.batch_size:  # A batch sampler of the user's own decides about the batches.
@@ -633,7 +643,8 @@ def counts_by_epoch(run: thresher.Run, samples: int) -> list[dict[str, Any]]:
         run: Run, at its end.
         samples: Number of samples in an epoch of full training.
     """
-    counted, entries = asdict(run.cost), list(run.history)
+    counted = asdict(run.cost)
+    entries = list(run.history)
     rest = {name: counted[name] - sum(entry[name] for entry in entries) for name in COST_COUNTERS}
     if rest["forward"]:
         entries.append({"epoch": len(entries), "complete": False, "kept": samples, **rest})

@@ -28,7 +28,8 @@ def why_no_placebo(method: Method) -> str:
         >>> why_no_placebo(RandomBackprop())
         'RandomBackprop chooses without losses or scores: there is nothing to permute'
     """
-    name, needs = type(method).__name__, requirements_of(method)
+    name = type(method).__name__
+    needs = requirements_of(method)
     if method.stage == "batch":
         chooses_by = needs.signals
     elif method.stage == "epoch":
@@ -77,7 +78,8 @@ def _plan_epoch(self: Any, records: Mapping[str, Tensor], *, generator: torch.Ge
     if columns and len(seen := _with_values({**marks, **columns}, declared)):
         other = seen[torch.randperm(len(seen), generator=generator)]
         for name, column in columns.items():
-            here, there = seen.to(column.device), other.to(column.device)
+            here = seen.to(column.device)
+            there = other.to(column.device)
             columns[name] = column.clone().index_copy_(0, here, column.index_select(0, there))
     plain: Any = super(type(self), self)
     return plain.plan_epoch({**records, **columns}, generator=generator, **settings)

@@ -94,7 +94,8 @@ def of_processes(counted: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     total = dict(counted[0])
     for name, first in counted[0].items():
-        values, plain_name = [one[name] for one in counted], name.removeprefix(OF_BATCHES)
+        values = [one[name] for one in counted]
+        plain_name = name.removeprefix(OF_BATCHES)
         if plain_name in OF_ROWS:
             total[name] = sum(values)
         elif isinstance(first, float) and name != "backward_to_forward":
@@ -131,7 +132,9 @@ def dealt(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
     Raises:
         ValueError: The processes cannot have equal parts of a batch.
     """
-    size, rank, sampler = number_of_processes(), own_rank(), loader.sampler
+    size = number_of_processes()
+    rank = own_rank()
+    sampler = loader.sampler
     if size == 1 or isinstance(sampler, DistributedSampler) or getattr(sampler, "num_replicas", None) not in (None, 1):
         return loader
     batch = loader.batch_size
@@ -143,7 +146,8 @@ def dealt(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
         )
     if isinstance(sampler, RandomSampler) and sampler.generator is None:
         sampler.generator = torch.Generator().manual_seed(seed)
-    drop_last, settings = loader.drop_last, loader_settings(loader)
+    drop_last = loader.drop_last
+    settings = loader_settings(loader)
     if isinstance(sampler, Shuffle):
         part: Any = Shuffle(sampler.data_source, sampler.seed, num_replicas=size, rank=rank, drop_last=drop_last)
     else:

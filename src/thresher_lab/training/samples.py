@@ -52,7 +52,9 @@ class EpochFile:
     """
 
     def __init__(self, path: Path, n: int) -> None:
-        self._path, self._n, self._mark = path, n, b""
+        self._path = path
+        self._n = n
+        self._mark = b""
         self._epoch = np.dtype([("losses", np.float32, (n,)), ("trained", np.uint8, (n,))])
         self.epochs = 0
 
@@ -99,7 +101,8 @@ class EpochFile:
         Raises:
             ValueError: The file is not there, is of another training, or has fewer epochs.
         """
-        mark, epochs = bytes.fromhex(state_dict["mark"]), state_dict["epochs"]
+        mark = bytes.fromhex(state_dict["mark"])
+        epochs = state_dict["epochs"]
         read_mark = b""
         if self._path.is_file():
             with self._path.open("rb") as file:
@@ -109,7 +112,8 @@ class EpochFile:
                 f"{self._path} does not hold the {epochs} epochs of every sample that belong to the checkpoint: it was "
                 "deleted, cut short, or written by another training. Delete the checkpoint, and the training starts anew"
             )
-        self._mark, self.epochs = mark, epochs
+        self._mark = mark
+        self.epochs = epochs
 
     def _size(self, epochs: int) -> int:
         return MARK + self._epoch.itemsize * epochs
@@ -137,7 +141,8 @@ class Recording:
     """
 
     def __init__(self, run: thresher.Run, dataset: Any, *, epochs_in: Path | None = None) -> None:
-        self._run, self._elsewhere = run, own_rank() > 0
+        self._run = run
+        self._elsewhere = own_rank() > 0
         self._classes = class_labels(dataset)
         self._before = np.empty(0, dtype=np.int32) if self._elsewhere else _to_numpy(run.trained).copy()
         self._epochs = None if epochs_in is None or self._elsewhere else EpochFile(epochs_in, len(self._before))
@@ -147,7 +152,8 @@ class Recording:
         if self._elsewhere:
             return {}
         trained = _to_numpy(self._run.trained).copy()
-        times, self._before = trained - self._before, trained
+        times = trained - self._before
+        self._before = trained
         losses = self._last_losses()
         if self._epochs is not None:
             self._epochs.append(losses, np.minimum(times, 255).astype(np.uint8))

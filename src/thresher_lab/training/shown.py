@@ -106,7 +106,8 @@ def _pixels(values: NDArray[Any]) -> NDArray[np.uint8]:
     if values.dtype.kind in "iu" and low >= 0 and high <= 255:
         return values.astype(np.uint8)
     if low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
+        low = 0.0
+        high = 1.0
     return np.rint(255 * ((values.astype(np.float64) - low) / ((high - low) or 1.0))).astype(np.uint8)
 
 

@@ -33,16 +33,22 @@ class EpochMeter(TrainerCallback):
     """
 
     def __init__(self, trainer: Any, progress: loop.EpochCallback | None, epochs_in: Path | None) -> None:
-        self._trainer, self._progress, self._epochs_in, self._clock = trainer, progress, epochs_in, loop.Clock()
+        self._trainer = trainer
+        self._progress = progress
+        self._epochs_in = epochs_in
+        self._clock = loop.Clock()
         self.entries: list[dict[str, Any]] = []
         self.recording: Recording | None = None
         self._metrics: dict[str, float] = {}
-        self.samples, self.name, self._steps = 0, "", 0
+        self.samples = 0
+        self.name = ""
+        self._steps = 0
         self.was_busy = loop.is_busy()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Counts the samples of an epoch, and begins to record the run of a selection."""
-        trainer, dataset = self._trainer, kwargs["train_dataloader"].dataset
+        trainer = self._trainer
+        dataset = kwargs["train_dataloader"].dataset
         self.samples = len(dataset) - len(dataset) % args.train_batch_size * args.dataloader_drop_last
         if isinstance(trainer, Selection):
             self.recording = Recording(trainer.run, dataset, epochs_in=self._epochs_in)
@@ -56,7 +62,8 @@ class EpochMeter(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stops the clock, before the evaluation."""
         self._running.__exit__(None, None, None)
-        steps, self._steps = state.global_step - self._steps, state.global_step
+        steps = state.global_step - self._steps
+        self._steps = state.global_step
         trained = min(self.samples, steps * args.train_batch_size * args.gradient_accumulation_steps)
         entry = {"epoch": len(self.entries), "complete": trained == self.samples, "kept": trained, "steps": steps}
         entry |= {"forward": trained, "backward": trained, "refresh": 0, "scoring": 0}
@@ -151,7 +158,8 @@ def train_by_trainer(
     Raises:
         ValueError: The trainer or an option is refused.
     """
-    samples_to, trackers = options.get("samples_to"), options.get("trackers")
+    samples_to = options.get("samples_to")
+    trackers = options.get("trackers")
     if trackers is not None:
         raise ValueError(f"--track {trackers}: a Trainer has trackers of its own, which a comparison leaves out")
     arguments: dict[str, Any] = {"num_train_epochs": share * epochs}
@@ -173,7 +181,8 @@ def train_by_trainer(
     finally:
         if measured.recording is not None:
             measured.recording.discard()
-    history, full = measured.entries, epochs * measured.samples
+    history = measured.entries
+    full = epochs * measured.samples
     if isinstance(trainer, Selection):
         counts = loop.counts_by_epoch(trainer.run, measured.samples)
         history = [entry | counted for entry, counted in zip(history, counts, strict=True)]
@@ -181,7 +190,8 @@ def train_by_trainer(
     else:
         cost = {name: sum(entry[name] for entry in history) for name in loop.COST_COUNTERS} | {"backward_to_forward": None}
     cost |= {"full_forward": full, "full_backward": full}
-    last, settings = history[-1], spec.settings if share == 1 else {"epochs": share * epochs}
+    last = history[-1]
+    settings = spec.settings if share == 1 else {"epochs": share * epochs}
     run = {"method": options.get("label") or spec.label, "settings": settings, "seed": seed, "rate": rate, "control_of": None}
     run |= {"metric": {"name": measured.name, "value": last[measured.name]}, "cost": cost, "device": str(trainer.args.device)}
     run |= {"wall_s": last["wall_s"], "cpu_s": last["cpu_s"], "history": loop.with_step_time(history)}
