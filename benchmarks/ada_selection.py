@@ -60,7 +60,10 @@ EQUAL = ", equal weights"
 RANDOM, OURS = "random", "AdaSelection"
 ARMS = (
     {name: f"ada_selection:keep={{}}{settings}{TWICE}" for name, settings in READINGS.items()}
-    | {f"{name}{EQUAL}": f"ada_selection:keep={{}}{settings}:beta=0{TWICE}" for name, settings in READINGS.items()}
+    | {
+        f"{name}{EQUAL}": f"ada_selection:keep={{}}{settings}:beta=0{TWICE}"
+        for name, settings in READINGS.items()
+    }
     | {RANDOM: f"random_backprop:keep={{}}{TWICE}"}
 )
 """Method by arm, given the rate."""
@@ -73,7 +76,10 @@ MOST_LOSS, MOST_RANDOM = 1.5, 0.5
 """Points that the default may be below random selection, and the share of its rows that may be random draws."""
 DIFFERENT = 0.1
 """Difference of a final weight between two tasks from which their weights differ."""
-BEGIN, END = "<!-- table of benchmarks.ada_selection -->", "<!-- end of the table of benchmarks.ada_selection -->"
+BEGIN, END = (
+    "<!-- table of benchmarks.ada_selection -->",
+    "<!-- end of the table of benchmarks.ada_selection -->",
+)
 
 
 def jobs(_: Done) -> Iterator[Job]:
@@ -81,16 +87,30 @@ def jobs(_: Done) -> Iterator[Job]:
     pair = (OURS, RANDOM)
     equal = [name for name in ARMS if name.endswith(EQUAL)]
     others = [name for name in READINGS if name != OURS]
-    yield from (Job(task, arm, LOWEST, 1.0, seed) for seed in range(MOST_SEEDS) for task in CLOSE for arm in pair)
+    yield from (
+        Job(task, arm, LOWEST, 1.0, seed)
+        for seed in range(MOST_SEEDS)
+        for task in CLOSE
+        for arm in pair
+    )
     for seed in range(SEEDS):
         for task in EPOCHS:
             found = [(arm, rate) for rate in RATES for arm in pair]
-            found += [(arm, rate) for rate in RATES[:2] for arm in others] + [(arm, LOWEST) for arm in equal]
+            found += [(arm, rate) for rate in RATES[:2] for arm in others] + [
+                (arm, LOWEST) for arm in equal
+            ]
             yield from (
-                Job(task, *one, 1.0, seed) for one in found if not (task in CLOSE and one[0] in pair and one[1] == LOWEST)
+                Job(task, *one, 1.0, seed)
+                for one in found
+                if not (task in CLOSE and one[0] in pair and one[1] == LOWEST)
             )
     rest = [task for task in EPOCHS if task not in CLOSE]
-    yield from (Job(task, arm, LOWEST, 1.0, seed) for seed in range(SEEDS, MOST_SEEDS) for task in rest for arm in pair)
+    yield from (
+        Job(task, arm, LOWEST, 1.0, seed)
+        for seed in range(SEEDS, MOST_SEEDS)
+        for task in rest
+        for arm in pair
+    )
 
 
 def task_of(name: str) -> tuple[Task, Data]:
@@ -116,7 +136,9 @@ def run(job: Job) -> dict[str, Any]:
         "metric": 100 * trained["metric"]["value"],
         **{name: trained["cost"][name] for name in ("steps", "forward", "backward")},
         "cpu_s": trained["cpu_s"],
-        "weights": {name.removeprefix("weight_"): last[name] for name in last if name.startswith("weight_")},
+        "weights": {
+            name.removeprefix("weight_"): last[name] for name in last if name.startswith("weight_")
+        },
         "random_share": last.get("random_share"),
     }
 
@@ -133,7 +155,12 @@ def results(done: Done) -> dict[str, Any]:
     shares = {name: _random_share(done, f"{name}{EQUAL}") for name in READINGS}
     return {
         "pairs": rows,
-        "readings": [found for rate in RATES[:2] for arm in (*READINGS, RANDOM) if (found := _reading(done, arm, rate))],
+        "readings": [
+            found
+            for rate in RATES[:2]
+            for arm in (*READINGS, RANDOM)
+            if (found := _reading(done, arm, rate))
+        ],
         "random_share": shares,
         "goals": {
             "random share": None if (share := shares[OURS]) is None else share <= MOST_RANDOM,
@@ -145,14 +172,19 @@ def results(done: Done) -> dict[str, Any]:
 
 def _row(done: Done, task: str, rate: float) -> dict[str, Any] | None:
     """Returns the comparison on a task at a rate, over the seeds of which both arms are there; None for too few."""
-    found = {arm: [done.get(Job(task, arm, rate, 1.0, seed)) for seed in range(MOST_SEEDS)] for arm in (OURS, RANDOM)}
+    found = {
+        arm: [done.get(Job(task, arm, rate, 1.0, seed)) for seed in range(MOST_SEEDS)]
+        for arm in (OURS, RANDOM)
+    }
     pairs = [(one, two) for one, two in zip(*found.values(), strict=True) if one and two]
     if len(pairs) < SEEDS:
         return None
     ours, theirs = zip(*pairs, strict=True)
     steps = {each["steps"] for each in (*ours, *theirs)}
     if len(steps) > 1:
-        raise ValueError(f"{task} at {rate}: the arms must have equal numbers of optimizer steps, got {sorted(steps)}")
+        raise ValueError(
+            f"{task} at {rate}: the arms must have equal numbers of optimizer steps, got {sorted(steps)}"
+        )
     paired = Paired.of([one["metric"] - two["metric"] for one, two in pairs])
     return {
         "task": task,
@@ -165,9 +197,14 @@ def _row(done: Done, task: str, rate: float) -> dict[str, Any] | None:
         "other_mean": fmean(one["metric"] for one in theirs),
         "difference": paired.mean,
         "ci95": [paired.low, paired.high],
-        "weights": {name: fmean(one["weights"][name] for one in ours) for name in ours[0]["weights"]},
+        "weights": {
+            name: fmean(one["weights"][name] for one in ours) for name in ours[0]["weights"]
+        },
         "random_share": fmean(one["random_share"] for one in ours),
-        "cpu_s": {OURS: fmean(one["cpu_s"] for one in ours), RANDOM: fmean(one["cpu_s"] for one in theirs)},
+        "cpu_s": {
+            OURS: fmean(one["cpu_s"] for one in ours),
+            RANDOM: fmean(one["cpu_s"] for one in theirs),
+        },
     }
 
 
@@ -177,7 +214,10 @@ def _label(arm: str, rate: float) -> str:
 
 def _reading(done: Done, arm: str, rate: float) -> dict[str, Any] | None:
     """Returns the mean metric of an arm on each task over the first seeds; None before all runs are there."""
-    found = {task: [done.get(Job(task, arm, rate, 1.0, seed)) for seed in range(SEEDS)] for task in EPOCHS}
+    found = {
+        task: [done.get(Job(task, arm, rate, 1.0, seed)) for seed in range(SEEDS)]
+        for task in EPOCHS
+    }
     if not all(all(runs) for runs in found.values()):
         return None
     return {
@@ -189,25 +229,47 @@ def _reading(done: Done, arm: str, rate: float) -> dict[str, Any] | None:
 
 def _random_share(done: Done, arm: str) -> float | None:
     """Returns the share of random draws among the rows that an arm keeps at the lowest rate, in the mean over the tasks."""
-    found = [done.get(Job(task, arm, LOWEST, 1.0, seed)) for task in EPOCHS for seed in range(SEEDS)]
+    found = [
+        done.get(Job(task, arm, LOWEST, 1.0, seed)) for task in EPOCHS for seed in range(SEEDS)
+    ]
     return fmean(one["random_share"] for one in found if one) if all(found) else None
 
 
 def _close(rows: Sequence[dict[str, Any]]) -> bool | None:
-    wanted = [row for row in rows if row["task"] in CLOSE and row["rate"] == LOWEST and row["seeds"] == MOST_SEEDS]
-    return None if len(wanted) < len(CLOSE) else all(row["difference"] >= -MOST_LOSS for row in wanted)
+    wanted = [
+        row
+        for row in rows
+        if row["task"] in CLOSE and row["rate"] == LOWEST and row["seeds"] == MOST_SEEDS
+    ]
+    return (
+        None if len(wanted) < len(CLOSE) else all(row["difference"] >= -MOST_LOSS for row in wanted)
+    )
 
 
 def _weights_differ(rows: Sequence[dict[str, Any]], rate: float) -> bool | None:
     weights = [row["weights"] for row in rows if row["rate"] == rate]
     if len(weights) < len(EPOCHS):
         return None
-    return any(abs(one[name] - two[name]) > DIFFERENT for one, two in combinations(weights, 2) for name in one)
+    return any(
+        abs(one[name] - two[name]) > DIFFERENT
+        for one, two in combinations(weights, 2)
+        for name in one
+    )
 
 
 def markdown(found: dict[str, Any]) -> str:
     """Returns the table of the pairs, the table of the readings, and a sentence for each goal."""
-    header = ["task", "rate", "steps", "seeds", "AdaSelection", "random", "difference", "random draws", "final weights"]
+    header = [
+        "task",
+        "rate",
+        "steps",
+        "seeds",
+        "AdaSelection",
+        "random",
+        "difference",
+        "random draws",
+        "final weights",
+    ]
     cells = [
         [
             f"`{row['task']}`",
@@ -224,7 +286,11 @@ def markdown(found: dict[str, Any]) -> str:
     ]
     named = {OURS: "ranks, the default"}
     readings = [
-        [named.get(row["reading"], row["reading"]), f"{row['rate']:g}", *(f"{mean:.1f}" for mean in row["means"].values())]
+        [
+            named.get(row["reading"], row["reading"]),
+            f"{row['rate']:g}",
+            *(f"{mean:.1f}" for mean in row["means"].values()),
+        ]
         for row in found["readings"]
     ]
     shares = ", ".join(
@@ -247,7 +313,10 @@ def markdown(found: dict[str, Any]) -> str:
             f"- At {LOWEST:g} on `bike` and `mnist-5k`, at most {MOST_LOSS:g} points below random selection: "
             f"{said[goals['close']]}.",
             "- Final weights differ between tasks: "
-            + "; ".join(f"at a rate of {rate}, {said[differ]}" for rate, differ in goals["weights differ"].items())
+            + "; ".join(
+                f"at a rate of {rate}, {said[differ]}"
+                for rate, differ in goals["weights differ"].items()
+            )
             + ".",
         ]
     )
@@ -256,16 +325,37 @@ def markdown(found: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ada_selection", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2.")
-    parser.add_argument("--minutes", type=float, help="Minutes after which no further training begins. Default: no limit.")
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2."
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="Minutes after which no further training begins. Default: no limit.",
+    )
     folder = Path("benchmarks/results")
-    parser.add_argument("--runs", type=Path, default=folder / "ada_selection-runs.jsonl.gz", help="File of the trainings.")
-    parser.add_argument("--results", type=Path, default=folder / "ada_selection.json", help="File of the results.")
-    parser.add_argument("--page", type=Path, help="Page in Markdown whose table is written anew. Default: none.")
-    parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=folder / "ada_selection-runs.jsonl.gz",
+        help="File of the trainings.",
+    )
+    parser.add_argument(
+        "--results", type=Path, default=folder / "ada_selection.json", help="File of the results."
+    )
+    parser.add_argument(
+        "--page", type=Path, help="Page in Markdown whose table is written anew. Default: none."
+    )
+    parser.add_argument(
+        "--show", action="store_true", help="Run nothing; print and write what there is."
+    )
     given = parser.parse_args(arguments)
     end = time.monotonic() + 60 * (given.minutes or float("inf"))
-    done = load(given.runs) if given.show else run_missing(jobs, run, given.runs, given.jobs, lambda: time.monotonic() > end)
+    done = (
+        load(given.runs)
+        if given.show
+        else run_missing(jobs, run, given.runs, given.jobs, lambda: time.monotonic() > end)
+    )
     found = results(done)
     given.results.write_text(json.dumps(found, indent=1) + "\n")
     text = markdown(found)

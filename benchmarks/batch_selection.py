@@ -37,7 +37,9 @@ WARM_UP = 66
 """Number of steps of each side before the timing starts: a trace is compared with the module in steps 1, 2, 4, ..., 64."""
 
 
-def steps_of(task: Task, data: Any, method: Any, passes: str, epochs: int, *, batches: int = 1) -> Iterator[None]:
+def steps_of(
+    task: Task, data: Any, method: Any, passes: str, epochs: int, *, batches: int = 1
+) -> Iterator[None]:
     """Trains a run of its own, one step per turn: with the loading of the batch and the work at the end of an epoch.
 
     A step that takes its rows from several `batches` of the data is followed by turns in which nothing happens.
@@ -62,7 +64,9 @@ def steps_of(task: Task, data: Any, method: Any, passes: str, epochs: int, *, ba
             yield from repeat(None, batches)
 
 
-def passes_over(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], *, backward: bool) -> Iterator[None]:
+def passes_over(
+    model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], *, backward: bool
+) -> Iterator[None]:
     """Makes forward passes with gradient, and backward passes after them if `backward`, and nothing else."""
     for x, y in cycle(batches):
         loss = F.cross_entropy(model(x), y)
@@ -93,15 +97,22 @@ def seconds_of(name: str, samples: int, rounds: int) -> dict[str, list[float]]:
     task = built_in(f"{name}@{samples}")
     data = task.load(task.find(None))
     batches, model = list(task.loader(data, SEED)), task.build(SEED)
-    chosen, epochs = thresher.SelectiveBackprop(keep=KEEP), rounds + 1 + math.ceil(WARM_UP / len(batches))
+    chosen, epochs = (
+        thresher.SelectiveBackprop(keep=KEEP),
+        rounds + 1 + math.ceil(WARM_UP / len(batches)),
+    )
     steps_of_twice = math.ceil(samples * kept_share(samples, task.batch_size) / task.batch_size)
     if len(batches) % steps_of_twice:
-        raise ValueError(f"{name}@{samples}: the {steps_of_twice} steps of two passes do not divide its {len(batches)} batches")
+        raise ValueError(
+            f"{name}@{samples}: the {steps_of_twice} steps of two passes do not divide its {len(batches)} batches"
+        )
     steps = {
         "full": steps_of(task, data, thresher.FullData(), "auto", epochs),
         "again": steps_of(task, data, thresher.FullData(), "auto", epochs),
         "once": steps_of(task, data, chosen, "once", epochs),
-        "twice": steps_of(task, data, chosen, "twice", epochs, batches=len(batches) // steps_of_twice),
+        "twice": steps_of(
+            task, data, chosen, "twice", epochs, batches=len(batches) // steps_of_twice
+        ),
         "known": known_rows(task, data),
         "forward": passes_over(model, batches, backward=False),
         "both": passes_over(model, batches, backward=True),
@@ -129,14 +140,21 @@ def measure(name: str, samples: int, rounds: int, processes: int) -> dict[str, A
             for side, values in pool.apply(seconds_of, (name, samples, rounds)).items():
                 seconds.setdefault(side, []).append(sum(values) / rounds)
     keep = kept_share(samples, built_in(name).batch_size)
-    each = [dict(zip(seconds, values, strict=True)) for values in zip(*seconds.values(), strict=True)]
+    each = [
+        dict(zip(seconds, values, strict=True)) for values in zip(*seconds.values(), strict=True)
+    ]
     return {
         "task": f"{name}@{samples}",
         "keep": keep,
         "rounds": rounds,
         "processes": processes,
-        "seconds": {side: [round(value, 4) for value in values] for side, values in seconds.items()},
-        **{name: vars(median_interval([figure(one, keep) for one in each])) for name, figure in FIGURES.items()},
+        "seconds": {
+            side: [round(value, 4) for value in values] for side, values in seconds.items()
+        },
+        **{
+            name: vars(median_interval([figure(one, keep) for one in each]))
+            for name, figure in FIGURES.items()
+        },
     }
 
 
@@ -193,30 +211,57 @@ def table(measured: Sequence[dict[str, Any]]) -> str:
 
     ratios = ("backward/forward", "A/A", "once/full", "twice/full", "known rows/full")
     header = ("", *ratios, "seen/possible, once", "seen/counted, once", "seen/counted, twice")
-    return lines(header, [(row["task"], *(interval(row[figure]) for figure in FIGURES)) for row in measured])
+    return lines(
+        header, [(row["task"], *(interval(row[figure]) for figure in FIGURES)) for row in measured]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns 1 where the limit is missed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_selection", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="measure a few batches, rounds and processes only")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.batch_selection", description=__doc__
+    )
     parser.add_argument(
-        "--only", nargs="+", choices=TASKS, default=TASKS, help="tasks to measure; the results of others stay in the file"
+        "--quick", action="store_true", help="measure a few batches, rounds and processes only"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=TASKS,
+        default=TASKS,
+        help="tasks to measure; the results of others stay in the file",
     )
     given = parser.parse_args(arguments)
     size = (768, 2, 2) if given.quick else (1920, 4, 6)
-    before = json.loads(given.out.read_text()) if given.out.exists() else {"measured": [], "quick": given.quick}
+    before = (
+        json.loads(given.out.read_text())
+        if given.out.exists()
+        else {"measured": [], "quick": given.quick}
+    )
     if before["quick"] != given.quick and set(given.only) != set(TASKS):
-        parser.error(f"{given.out} was measured {'with' if before['quick'] else 'without'} --quick: give another --out")
+        parser.error(
+            f"{given.out} was measured {'with' if before['quick'] else 'without'} --quick: give another --out"
+        )
     found = {row["task"].partition("@")[0]: row for row in before["measured"]}
     found |= {name: measure(name, *size) for name in given.only}
     measured = [found[name] for name in TASKS if name in found]
     print(table(measured))
     missed = [row["task"] for row in measured if row["of_possible"]["high"] < LEAST_SEEN]
-    untold = [row["task"] for row in measured if row["of_possible"]["low"] < LEAST_SEEN <= row["of_possible"]["high"]]
+    untold = [
+        row["task"]
+        for row in measured
+        if row["of_possible"]["low"] < LEAST_SEEN <= row["of_possible"]["high"]
+    ]
     judged = {"missed": missed, "cannot_tell": untold}
-    results = {"benchmark": "batch_selection", "quick": given.quick, **about(torch.device("cpu")), **judged}
+    results = {
+        "benchmark": "batch_selection",
+        "quick": given.quick,
+        **about(torch.device("cpu")),
+        **judged,
+    }
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps({**results, "measured": measured}, indent=1) + "\n")
     print(f"{len(missed)} limits missed" + "".join(f"\n  {one}" for one in missed))

@@ -25,7 +25,16 @@ import thresher
 from benchmarks.marks import between_marks
 from benchmarks.measure import Interval, Side, lines, median_interval, seconds_in_turns
 from benchmarks.overhead import ROOT, about
-from benchmarks.subset_backward import BATCH, LM, TASKS, VOCABULARY, Task, keep_memory, losses_of_tokens, rows_of
+from benchmarks.subset_backward import (
+    BATCH,
+    LM,
+    TASKS,
+    VOCABULARY,
+    Task,
+    keep_memory,
+    losses_of_tokens,
+    rows_of,
+)
 from thresher.subset import SubsetBackward, kept_rows
 
 RESULTS = ROOT / "benchmarks" / "results" / "compiled.json"
@@ -69,12 +78,19 @@ class Row:
         """Judgment by the interval: met or missed where all of it is on that side of the limit, else "cannot tell"."""
         if self.limit is None:
             return ""
-        low, high = (self.value, self.value) if self.low is None or self.high is None else (self.low, self.high)
+        low, high = (
+            (self.value, self.value)
+            if self.low is None or self.high is None
+            else (self.low, self.high)
+        )
         return "met" if high <= self.limit else "missed" if low > self.limit else "cannot tell"
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the values by name."""
-        return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "judged": self.judged}
+        return {
+            **{name: getattr(self, name) for name in self.__dataclass_fields__},
+            "judged": self.judged,
+        }
 
 
 def row_of(part: str, name: str, what: str, found: Interval, limit: float | None) -> Row:
@@ -85,7 +101,9 @@ def row_of(part: str, name: str, what: str, found: Interval, limit: float | None
 # Steps
 
 
-def made(task: Task, batch: int, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Tensor, Tensor]:
+def made(
+    task: Task, batch: int, dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, Tensor, Tensor]:
     """Returns a model with inputs and targets, the same each time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -113,7 +131,11 @@ def steps(name: str, rounds: int, batch: int) -> list[Row]:
     began = time.perf_counter()
     kept(third())
     seconds = time.perf_counter() - began
-    sides = [Side("forward", lambda _: compiled(x), every), Side("full", full, every), Side("again", full, every)]
+    sides = [
+        Side("forward", lambda _: compiled(x), every),
+        Side("full", full, every),
+        Side("again", full, every),
+    ]
     sides += [Side("all", kept, every), Side("third", kept, third)]
     (forward, whole, again, all_rows, some), _ = seconds_in_turns(sides, pairs=rounds, warm_up=2)
     share = len(third()) / batch
@@ -154,7 +176,9 @@ def exactness(name: str, batch: int) -> list[Row]:
             task.losses(kept_rows(network(x), rows), y[rows]).mean().backward()
             found.append([p.grad for p in model.parameters()])
         largest = max(float(g.abs().max()) for g in found[1])
-        worst = max(worst, *(float((a - b).abs().max()) / largest for a, b in zip(*found, strict=True)))
+        worst = max(
+            worst, *(float((a - b).abs().max()) / largest for a, b in zip(*found, strict=True))
+        )
     return [Row("exactness", name, "float64 gradient, relative error", worst, EXACT_LIMIT)]
 
 
@@ -167,7 +191,15 @@ def compilations(name: str, count: int, batch: int) -> list[Row]:
         rows = torch.randperm(batch)[: 1 + step * 37 % batch].sort().values
         task.losses(kept_rows(subset(x), rows), y[rows]).mean().backward()
         model.zero_grad(set_to_none=True)
-    return [Row("compilations", name, f"{count} steps of varying rows", subset.compilations, COMPILATIONS_LIMIT)]
+    return [
+        Row(
+            "compilations",
+            name,
+            f"{count} steps of varying rows",
+            subset.compilations,
+            COMPILATIONS_LIMIT,
+        )
+    ]
 
 
 # Sequences of many lengths
@@ -206,7 +238,10 @@ def lengths(name: str, compile_it: bool, count: int, batch: int, most: int) -> l
     model = LongLM()
     plain: Any = torch.compile(model) if compile_it else model
     networks: dict[str, Any] = {"plain": plain} if compile_it else {"plain": plain, "again": plain}
-    networks |= {form: thresher.subset_backward(model, strict=False, compile=compile_it) for form in ("all", "third")}
+    networks |= {
+        form: thresher.subset_backward(model, strict=False, compile=compile_it)
+        for form in ("all", "third")
+    }
     seconds = dict.fromkeys(networks, 0.0)
     for step, length in enumerate(lengths_of(count, most)):
         tokens = torch.randint(VOCABULARY, (batch, length + 1))
@@ -216,12 +251,36 @@ def lengths(name: str, compile_it: bool, count: int, batch: int, most: int) -> l
             began = time.perf_counter()
             _train(networks[form], tokens, rows)
             seconds[form] += time.perf_counter() - began
-    fallen = [form for form, network in networks.items() if isinstance(network, SubsetBackward) and network.fallback]
-    traces = max(network._patience.traces for network in networks.values() if isinstance(network, SubsetBackward))
-    again = [Row("lengths", name, "plain again (A/A)", seconds["again"] / seconds["plain"], None)] if "again" in seconds else []
+    fallen = [
+        form
+        for form, network in networks.items()
+        if isinstance(network, SubsetBackward) and network.fallback
+    ]
+    traces = max(
+        network._patience.traces
+        for network in networks.values()
+        if isinstance(network, SubsetBackward)
+    )
+    again = (
+        [Row("lengths", name, "plain again (A/A)", seconds["again"] / seconds["plain"], None)]
+        if "again" in seconds
+        else []
+    )
     return [
-        Row("lengths", name, "keep 1: total time over plain", seconds["all"] / seconds["plain"], LENGTHS_LIMIT),
-        Row("lengths", name, "keep 1/3: total time over plain", seconds["third"] / seconds["plain"], LENGTHS_LIMIT),
+        Row(
+            "lengths",
+            name,
+            "keep 1: total time over plain",
+            seconds["all"] / seconds["plain"],
+            LENGTHS_LIMIT,
+        ),
+        Row(
+            "lengths",
+            name,
+            "keep 1/3: total time over plain",
+            seconds["third"] / seconds["plain"],
+            LENGTHS_LIMIT,
+        ),
         *again,
         Row("lengths", name, "traces", traces, None),
         Row("lengths", name, "trainings that ended with the plain model", len(fallen), None),
@@ -229,7 +288,11 @@ def lengths(name: str, compile_it: bool, count: int, batch: int, most: int) -> l
 
 
 def _rows(form: str, batch: int) -> Tensor:
-    return torch.arange(batch) if form != "third" else torch.randperm(batch)[: round(THIRD * batch)].sort().values
+    return (
+        torch.arange(batch)
+        if form != "third"
+        else torch.randperm(batch)[: round(THIRD * batch)].sort().values
+    )
 
 
 def _train(network: Any, tokens: Tensor, rows: Tensor) -> None:
@@ -248,8 +311,14 @@ def memory(name: str, compile_it: bool, count: int, batch: int, most: int) -> li
         with get_context("spawn").Pool(1) as pool:
             first, second = pool.apply(growths, (form, compile_it, count, batch, most))
         what = {"plain": "plain model", "all": "keep 1", "third": "keep 1/3"}[form]
-        rows.append(Row("memory", name, f"{what}: growth in steps {count // 5} to {count}, MiB", first, None))
-        rows.append(Row("memory", name, f"{what}: growth in {count} further steps, MiB", second, limit))
+        rows.append(
+            Row(
+                "memory", name, f"{what}: growth in steps {count // 5} to {count}, MiB", first, None
+            )
+        )
+        rows.append(
+            Row("memory", name, f"{what}: growth in {count} further steps, MiB", second, limit)
+        )
     return rows
 
 
@@ -270,7 +339,9 @@ def growths(form: str, compile_it: bool, count: int, batch: int, most: int) -> t
         _train(network, torch.randint(VOCABULARY, (batch, length + 1)), _rows(form, batch))
         found.append(resident())
     window = max(1, count // 10)
-    first, second, third = (median(found[end - window : end]) for end in (2 * window, count, 2 * count))
+    first, second, third = (
+        median(found[end - window : end]) for end in (2 * window, count, 2 * count)
+    )
     return second - first, third - second
 
 
@@ -282,15 +353,24 @@ def parts(quick: bool) -> dict[str, Callable[[], list[list[Row]]]]:
     rounds, batch, names = (3, 16, ["conv-gn"]) if quick else (21, BATCH, list(STEP_LIMITS))
     count, sequences, most = (6, 4, 24) if quick else (500, 32, 160)
     of_memory = {"causal LM": False} if quick else {"causal LM": False, "causal LM, compiled": True}
-    of_lengths: list[Callable[[], list[Row]]] = [lambda: lengths("causal LM", False, count, sequences, most)]
+    of_lengths: list[Callable[[], list[Row]]] = [
+        lambda: lengths("causal LM", False, count, sequences, most)
+    ]
     if not quick:
-        of_lengths.append(lambda: _from_nothing("causal LM, compiled", True, count, sequences, most))
+        of_lengths.append(
+            lambda: _from_nothing("causal LM, compiled", True, count, sequences, most)
+        )
     return {
         "lengths": lambda: [measure() for measure in of_lengths],
-        "memory": lambda: [memory(name, compile_it, count, sequences, most) for name, compile_it in of_memory.items()],
+        "memory": lambda: [
+            memory(name, compile_it, count, sequences, most)
+            for name, compile_it in of_memory.items()
+        ],
         "steps": lambda: [steps(name, rounds, batch) for name in names],
         "exactness": lambda: [exactness(name, 8 if quick else 32) for name in names],
-        "compilations": lambda: [compilations(name, 8 if quick else 200, 12 if quick else 32) for name in names],
+        "compilations": lambda: [
+            compilations(name, 8 if quick else 200, 12 if quick else 32) for name in names
+        ],
     }
 
 
@@ -302,7 +382,9 @@ def _from_nothing(*arguments: Any) -> list[Row]:
 
 def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns rows as text."""
-    body = [(f"{row['part']}: {row['name']}", row["what"], _value(row), _limit(row)) for row in rows]
+    body = [
+        (f"{row['part']}: {row['name']}", row["what"], _value(row), _limit(row)) for row in rows
+    ]
     return lines(("", "", "value", "limit"), body)
 
 
@@ -311,7 +393,8 @@ def page_part(results: Mapping[str, Any]) -> str:
     header = ("part", "model", "value", "measured", "limit")
     body = [header, tuple("---" for _ in header)]
     body += [
-        (row["part"], TITLES.get(row["name"], row["name"]), row["what"], _value(row), _limit(row)) for row in results["rows"]
+        (row["part"], TITLES.get(row["name"], row["name"]), row["what"], _value(row), _limit(row))
+        for row in results["rows"]
     ]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in body)
     versions = results["versions"]
@@ -324,7 +407,13 @@ TITLES = {name: task.title for name, task in TASKS.items()}
 def _value(row: Mapping[str, Any]) -> str:
     interval = "" if row["low"] is None else f" [{row['low']:.3f}, {row['high']:.3f}]"
     value = row["value"]
-    return f"{value:.1e}{interval}" if 0 < value < 1e-3 else f"{value:.3f}{interval}" if value % 1 else f"{value:g}"
+    return (
+        f"{value:.1e}{interval}"
+        if 0 < value < 1e-3
+        else f"{value:.3f}{interval}"
+        if value % 1
+        else f"{value:g}"
+    )
 
 
 def _limit(row: Mapping[str, Any]) -> str:
@@ -346,10 +435,21 @@ def measured_before(path: Path, part: str, *, quick: bool) -> list[dict[str, Any
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns 1 where a limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="measure little: only to see that it runs")
-    parser.add_argument("--only", nargs="+", choices=list(parts(True)), help="parts to measure; others stay (default: all)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
-    parser.add_argument("--page", type=Path, help="page in Markdown whose part is written anew (default: none)")
+    parser.add_argument(
+        "--quick", action="store_true", help="measure little: only to see that it runs"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=list(parts(True)),
+        help="parts to measure; others stay (default: all)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--page", type=Path, help="page in Markdown whose part is written anew (default: none)"
+    )
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
@@ -361,7 +461,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = measured_before(given.out, name, quick=given.quick)
         rows += found
     missed = [f"{row['name']}: {row['what']}" for row in rows if row["judged"] == "missed"]
-    results = {"benchmark": "compiled", "quick": given.quick, **about(torch.device("cpu")), "missed": missed, "rows": rows}
+    results = {
+        "benchmark": "compiled",
+        "quick": given.quick,
+        **about(torch.device("cpu")),
+        "missed": missed,
+        "rows": rows,
+    }
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(results, indent=1) + "\n")
     if given.page is not None:

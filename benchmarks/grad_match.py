@@ -51,7 +51,9 @@ def made_up_layer(n: int, classes: int, width: int) -> dict[str, Tensor]:
     return {"error": error, "feature": feature, "label": labels}
 
 
-def similarity(layer: Mapping[str, Tensor], plan: thresher.EpochPlan, *, full: bool) -> tuple[float, float]:
+def similarity(
+    layer: Mapping[str, Tensor], plan: thresher.EpochPlan, *, full: bool
+) -> tuple[float, float]:
     """Compares the weighted mean gradient of the last layer over a subset with that over all samples.
 
     Args:
@@ -80,14 +82,22 @@ def measure(n: int, classes: int, width: int, rounds: int) -> list[dict[str, Any
 
     def planned(settings: Mapping[str, Any]) -> thresher.EpochPlan:
         method = thresher.GradMatch(KEEP, **settings)
-        return method.plan_epoch(records, epoch=EPOCH, epochs=EPOCHS, generator=rng.seeded(0, EPOCH))
+        return method.plan_epoch(
+            records, epoch=EPOCH, epochs=EPOCHS, generator=rng.seeded(0, EPOCH)
+        )
 
-    cpu, wall = seconds_in_turns([Side(name, lambda _, s=s: planned(s)) for name, s in CASES.items()], pairs=rounds)
+    cpu, wall = seconds_in_turns(
+        [Side(name, lambda _, s=s: planned(s)) for name, s in CASES.items()], pairs=rounds
+    )
     found = []
     for name, settings, cpu_s, wall_s in zip(CASES, CASES.values(), cpu, wall, strict=True):
         plan, full = planned(settings), settings.get("gradient") != "bias"
-        drawn = (torch.randperm(n, generator=rng.seeded(1, seed))[: len(plan.ids)] for seed in range(5))
-        others = [similarity(layer, thresher.EpochPlan(ids.sort().values), full=full) for ids in drawn]
+        drawn = (
+            torch.randperm(n, generator=rng.seeded(1, seed))[: len(plan.ids)] for seed in range(5)
+        )
+        others = [
+            similarity(layer, thresher.EpochPlan(ids.sort().values), full=full) for ids in drawn
+        ]
         (sine, along), (sine_at_random, along_at_random) = (
             similarity(layer, plan, full=full),
             map(statistics.median, zip(*others, strict=True)),
@@ -114,7 +124,18 @@ def measure(n: int, classes: int, width: int, rounds: int) -> list[dict[str, Any
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns the rows as text."""
-    header = ("", "kept", "matched", "CPU s", "wall s", "limit", "sine", "at random", "along", "at random")
+    header = (
+        "",
+        "kept",
+        "matched",
+        "CPU s",
+        "wall s",
+        "limit",
+        "sine",
+        "at random",
+        "along",
+        "at random",
+    )
     return lines(
         header,
         [
@@ -125,7 +146,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"{row['cpu_s']:.3f}",
                 f"{row['wall_s']:.3f}",
                 judgment(row["limit"], row["ok"]),
-                *(f"{row[figure]:.3f}" for figure in ("sine", "sine_at_random", "along", "along_at_random")),
+                *(
+                    f"{row[figure]:.3f}"
+                    for figure in ("sine", "sine_at_random", "along", "along_at_random")
+                ),
             )
             for row in rows
         ],
@@ -136,19 +160,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns 1 where a limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.grad_match", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="time each selection once")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
-    parser.add_argument("--n", type=int, default=10_000, help="number of samples (default: %(default)s)")
-    parser.add_argument("--classes", type=int, default=100, help="number of classes (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=512, help="number of features per sample (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--n", type=int, default=10_000, help="number of samples (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--classes", type=int, default=100, help="number of classes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--width",
+        type=int,
+        default=512,
+        help="number of features per sample (default: %(default)s)",
+    )
     given = parser.parse_args(arguments)
     rounds = 1 if given.quick else 7
     rows = measure(given.n, given.classes, given.width, rounds)
     print(table(rows))
     missed = [row["name"] for row in rows if not row["ok"]]
-    sizes = {"n": given.n, "classes": given.classes, "width": given.width, "keep": KEEP, "rounds": rounds}
+    sizes = {
+        "n": given.n,
+        "classes": given.classes,
+        "width": given.width,
+        "keep": KEEP,
+        "rounds": rounds,
+    }
     about_it = about(torch.device("cpu"))
     write_json(
-        given.out, {"benchmark": "grad_match", "quick": given.quick, **about_it, **sizes, "missed": missed, "rows": rows}
+        given.out,
+        {
+            "benchmark": "grad_match",
+            "quick": given.quick,
+            **about_it,
+            **sizes,
+            "missed": missed,
+            "rows": rows,
+        },
     )
     print(f"{len(missed)} limits missed" + "".join(f"\n  {one}" for one in missed))
     return 1 if missed else 0

@@ -43,7 +43,10 @@ def add_line(path: Path, line: Any) -> None:
 def pack(path: Path) -> None:
     """Packs all lines of a file anew, together, where its name ends in .gz."""
     if path.suffix == ".gz" and path.exists():
-        packed, beside = gzip.compress(gzip.decompress(path.read_bytes()), 9, mtime=0), path.with_suffix(".new")
+        packed, beside = (
+            gzip.compress(gzip.decompress(path.read_bytes()), 9, mtime=0),
+            path.with_suffix(".new"),
+        )
         if len(packed) < path.stat().st_size:
             beside.write_bytes(packed)
             beside.replace(path)
@@ -58,7 +61,15 @@ def without_details(results: Mapping[str, Any]) -> dict[str, Any]:
     runs = []
     for run in results["runs"]:
         kept = (*OF_AN_EPOCH, run["metric"]["name"])
-        runs.append(run | {"history": [{name: epoch[name] for name in kept if name in epoch} for epoch in run["history"]]})
+        runs.append(
+            run
+            | {
+                "history": [
+                    {name: epoch[name] for name in kept if name in epoch}
+                    for epoch in run["history"]
+                ]
+            }
+        )
     return {**results, "runs": runs}
 
 
@@ -71,7 +82,11 @@ def as_text(results: Mapping[str, Any]) -> str:
     parts = []
     for name, value in results.items():
         if name in ("runs", "summary"):
-            text = "[\n" + ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in value) + "\n]"
+            text = (
+                "[\n"
+                + ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in value)
+                + "\n]"
+            )
         else:
             text = json.dumps(value)
         parts.append(f"{json.dumps(name)}: {text}")

@@ -64,7 +64,11 @@ def epoch(rank: int, n: int, folder: str, ranks: int) -> None:
     """
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=datetime.timedelta(minutes=30)
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(minutes=30),
     )
     world = ProcessWorld()
     rehearse(world)
@@ -107,7 +111,9 @@ def rehearse(world: ProcessWorld) -> None:
     planned(records, n, world)
 
 
-def record(records: GatheredRecords, counts: GatheredRecords, order: Permutation, world: ProcessWorld) -> None:
+def record(
+    records: GatheredRecords, counts: GatheredRecords, order: Permutation, world: ProcessWorld
+) -> None:
     """Records what the steps of an epoch give for the samples of this process."""
     n, generator = order.n, torch.Generator().manual_seed(world.rank)
     begin, end = n * world.rank // world.size, n * (world.rank + 1) // world.size
@@ -139,7 +145,9 @@ def measure(n: int, ranks: int = RANKS) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         spawn(epoch, (n, folder, ranks), nprocs=ranks)
-        first, *others = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+        first, *others = [
+            json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)
+        ]
     return {
         "n": n,
         "ranks": ranks,

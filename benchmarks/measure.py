@@ -60,7 +60,9 @@ def take_turns(
             if finish is not None:
                 of_round[i].append(finish())
         for of_side, found in zip(times, of_round, strict=True):
-            of_side.append(Spent(sum(spent.wall for spent in found), sum(spent.cpu for spent in found)))
+            of_side.append(
+                Spent(sum(spent.wall for spent in found), sum(spent.cpu for spent in found))
+            )
     return times
 
 
@@ -168,7 +170,9 @@ class Row:
     @property
     def ok(self) -> bool:
         """Whether the value and the CPU seconds are within their limits, or there are none."""
-        return (self.limit is None or self.value <= self.limit) and (self.limit_s is None or self.cpu_s <= self.limit_s)
+        return (self.limit is None or self.value <= self.limit) and (
+            self.limit_s is None or self.cpu_s <= self.limit_s
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the values by name."""
@@ -192,7 +196,10 @@ def _timed(call: Callable[[], Any], wait: Callable[[], None]) -> Spent:
 def _clock_overhead(wait: Callable[[], None], times: int = 201) -> Spent:
     """Returns the time that timing itself takes, which is subtracted from each measured time."""
     found = [_timed(lambda: None, wait) for _ in range(times)]
-    return Spent(cpu=statistics.median(spent.cpu for spent in found), wall=statistics.median(spent.wall for spent in found))
+    return Spent(
+        cpu=statistics.median(spent.cpu for spent in found),
+        wall=statistics.median(spent.wall for spent in found),
+    )
 
 
 def seconds_in_turns(
@@ -223,7 +230,9 @@ def seconds_in_turns(
 
         def timed(call: Callable[[], Any]) -> Spent:
             spent = _timed(call, wait)
-            return Spent(cpu=max(spent.cpu - overhead.cpu, 1e-9), wall=max(spent.wall - overhead.wall, 1e-9))
+            return Spent(
+                cpu=max(spent.cpu - overhead.cpu, 1e-9), wall=max(spent.wall - overhead.wall, 1e-9)
+            )
 
         times = take_turns(
             [lambda side=side: timed(partial(side.act, side.prepare())) for side in sides],
@@ -233,7 +242,9 @@ def seconds_in_turns(
             warm_up=warm_up,
             last=[None if side.finish is None else partial(timed, side.finish) for side in sides],
         )
-    return [[spent.cpu for spent in of_side] for of_side in times], [[spent.wall for spent in of_side] for of_side in times]
+    return [[spent.cpu for spent in of_side] for of_side in times], [
+        [spent.wall for spent in of_side] for of_side in times
+    ]
 
 
 def compare(
@@ -258,8 +269,14 @@ def compare(
         seed: Random seed of the order of the sides; no global random state is used.
     """
     device = torch.device(device)
-    everyone = [baseline, replace(baseline, name=AGAIN.format(baseline.name), limit=None, limit_s=None), *sides]
-    cpu, wall = seconds_in_turns(everyone, pairs=pairs, calls=calls, warm_up=warm_up, device=device, seed=seed)
+    everyone = [
+        baseline,
+        replace(baseline, name=AGAIN.format(baseline.name), limit=None, limit_s=None),
+        *sides,
+    ]
+    cpu, wall = seconds_in_turns(
+        everyone, pairs=pairs, calls=calls, warm_up=warm_up, device=device, seed=seed
+    )
 
     def over_baseline(times: list[list[float]], i: int) -> Interval:
         return median_interval([mine / base for mine, base in zip(times[i], times[0], strict=True)])
@@ -286,7 +303,8 @@ def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in (header, *rows)
     )
@@ -294,7 +312,10 @@ def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def judgment(limit: float | None, ok: bool, limit_s: float | None = None) -> str:
     """Returns the limits of a value and of its CPU seconds, and whether they were met; "" without a limit."""
-    limits = [*([] if limit is None else [f"<= {limit:g}"]), *([] if limit_s is None else [f"<= {limit_s:.3g} s"])]
+    limits = [
+        *([] if limit is None else [f"<= {limit:g}"]),
+        *([] if limit_s is None else [f"<= {limit_s:.3g} s"]),
+    ]
     return f"{', '.join(limits)} {'ok' if ok else 'MISSED'}" if limits else ""
 
 

@@ -91,10 +91,10 @@ class Trial:
 
     def __str__(self) -> str:
         best = self.strongest
-        between = "" if best.low is None or best.high is None else f" [{best.low:+.2f}, {best.high:+.2f}]"
-        return (
-            f"{best.difference:+.2f}{between} to {best.control} on `{self.task}` at {self.cost:.2f} of the cost ({self.source})"
+        between = (
+            "" if best.low is None or best.high is None else f" [{best.low:+.2f}, {best.high:+.2f}]"
         )
+        return f"{best.difference:+.2f}{between} to {best.control} on `{self.task}` at {self.cost:.2f} of the cost ({self.source})"
 
 
 def _of_comparisons(folder: Path) -> Iterator[Trial]:
@@ -103,12 +103,25 @@ def _of_comparisons(folder: Path) -> Iterator[Trial]:
         scale = 100 if found["share"] else 1
         for row in found["summary"]:
             beside = [
-                Beside(CONTROLS[kind], one["finding"], scale * one["difference"], *_ends(one["ci95"], scale))
+                Beside(
+                    CONTROLS[kind],
+                    one["finding"],
+                    scale * one["difference"],
+                    *_ends(one["ci95"], scale),
+                )
                 for kind, one in row["against"].items()
                 if kind in CONTROLS and one["finding"] is not None
             ]
-            if row["control_of"] is None and beside and "+" not in row["method"]:  # a chain is no trial of its first method
-                yield Trial(found["source"], found["task"], labeled_method(row["method"]), row["cost_ratio"], beside)
+            if (
+                row["control_of"] is None and beside and "+" not in row["method"]
+            ):  # a chain is no trial of its first method
+                yield Trial(
+                    found["source"],
+                    found["task"],
+                    labeled_method(row["method"]),
+                    row["cost_ratio"],
+                    beside,
+                )
 
 
 def _ends(interval: Sequence[float] | None, scale: float) -> tuple[float | None, float | None]:
@@ -119,14 +132,22 @@ def _of_league(found: Mapping[str, Any]) -> Iterator[Trial]:
     """Yields the methods of the league but Winnow, of which it has a version that was removed."""
     for row in found["rows"]:
         if row["method"] != "winnow":
-            against = ((CONTROLS[kind], one) for kind, one in row["against"].items() if kind in CONTROLS)
-            beside = [Beside(name, one["finding"], one["mean"], one["low"], one["high"]) for name, one in against]
+            against = (
+                (CONTROLS[kind], one) for kind, one in row["against"].items() if kind in CONTROLS
+            )
+            beside = [
+                Beside(name, one["finding"], one["mean"], one["low"], one["high"])
+                for name, one in against
+            ]
             yield Trial("league.json", row["task"], row["method"], row["cost"], beside)
 
 
 def _of_winnow(found: Mapping[str, Any]) -> Iterator[Trial]:
     """Yields Winnow at half of the cost; where its file has no list of what it is worse than, an interval below 0 counts."""
-    shown = {"smaller batches": "smaller batches", "fewer epochs, same time": "fewer epochs in the same time"}
+    shown = {
+        "smaller batches": "smaller batches",
+        "fewer epochs, same time": "fewer epochs in the same time",
+    }
     for task in found["verdict"]["tasks"]:
         rows, beside = found["tables"][f"{task} at 0.5"], []
         for arm, name in shown.items():
@@ -143,7 +164,9 @@ def trials(folder: Path = RESULTS) -> dict[str, list[Trial]]:
     Args:
         folder: Folder of the results.
     """
-    league, winnow = (json.loads((folder / name).read_text()) for name in ("league.json", "winnow-second.json"))
+    league, winnow = (
+        json.loads((folder / name).read_text()) for name in ("league.json", "winnow-second.json")
+    )
     found = {name: list[Trial]() for name in documented_methods() if name not in BASELINES}
     for trial in (*_of_comparisons(folder), *_of_league(league), *_of_winnow(winnow)):
         if trial.method in found:
@@ -189,7 +212,10 @@ def page(folder: Path = RESULTS) -> str:
     """
     found = trials(folder)
     untried = {name: measurements(name, folder) for name, of in found.items() if not of}
-    measured = {name: "no" if text == NOT_MEASURED else "without these controls" for name, text in untried.items()}
+    measured = {
+        name: "no" if text == NOT_MEASURED else "without these controls"
+        for name, text in untried.items()
+    }
     stages = ", ".join(f"{title} (`{stage}`)" for stage, title in STAGE_TITLES.items())
     parts = [
         "# The methods",
@@ -206,21 +232,33 @@ def page(folder: Path = RESULTS) -> str:
         f"A method decides {stages}.",
     ]
     header = ("method", "what it does", "decides", "paper", "signals", "bytes per sample")
-    groups = {title: [name for name, of in found.items() if standing(of) == sign] for sign, title in TITLES.items()}
+    groups = {
+        title: [name for name, of in found.items() if standing(of) == sign]
+        for sign, title in TITLES.items()
+    }
     groups[UNTRIED] = [name for name, of in found.items() if not of]
     for title, members in groups.items():
         ordered = sorted(members, key=lambda name: _order(name, found[name]))
-        rows = [(*index_row(name), in_words(found[name]) if found[name] else measured[name]) for name in ordered]
-        parts.append(f"## {title}\n\n{markdown_table((*header, 'measured here'), rows) if rows else 'None.'}")
+        rows = [
+            (*index_row(name), in_words(found[name]) if found[name] else measured[name])
+            for name in ordered
+        ]
+        parts.append(
+            f"## {title}\n\n{markdown_table((*header, 'measured here'), rows) if rows else 'None.'}"
+        )
     controls = markdown_table(header, [index_row(name) for name in BASELINES])
-    parts.append(f"## Full training and random selection\n\nWith these the others are compared.\n\n{controls}")
+    parts.append(
+        f"## Full training and random selection\n\nWith these the others are compared.\n\n{controls}"
+    )
     return "\n\n".join(parts) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.methods_page", description=__doc__)
-    parser.add_argument("--page", type=Path, default=PAGE, help="page that is written (default: %(default)s)")
+    parser.add_argument(
+        "--page", type=Path, default=PAGE, help="page that is written (default: %(default)s)"
+    )
     parser.parse_args(arguments).page.write_text(page(), encoding="utf-8")
 
 

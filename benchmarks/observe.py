@@ -114,7 +114,9 @@ def _texts() -> tuple[Tensor, Tensor]:
 
 PROBLEMS: Mapping[str, Problem] = {
     "MNIST, 4,000 images": Problem(partial(_images, "mnist-5k", 4000), partial(small_cnn, 28), 8),
-    "Fashion-MNIST, 4,000 images": Problem(partial(_images, "fashion-mnist", 4000), partial(small_cnn, 28), 10),
+    "Fashion-MNIST, 4,000 images": Problem(
+        partial(_images, "fashion-mnist", 4000), partial(small_cnn, 28), 10
+    ),
     "digits, 1,797 images of 8 x 8": Problem(_digits, partial(perceptron, 64), 20),
     "texts, 10 modules of Python": Problem(_texts, partial(perceptron, 1024), 12),
     "table, breast cancer": Problem(_table, partial(perceptron, 30), 30, 0.02, 32),
@@ -153,7 +155,9 @@ def with_wrong_labels(labels: Tensor, noise: str, seed: int) -> tuple[Tensor, ND
     return found, marks
 
 
-def trained(problem: Problem, inputs: Tensor, labels: Tensor, seed: int, *, observed: bool) -> tuple[nn.Module, Any]:
+def trained(
+    problem: Problem, inputs: Tensor, labels: Tensor, seed: int, *, observed: bool
+) -> tuple[nn.Module, Any]:
     """Trains a network; returns it, and what was observed.
 
     Args:
@@ -167,10 +171,18 @@ def trained(problem: Problem, inputs: Tensor, labels: Tensor, seed: int, *, obse
     model, criterion = problem.network(), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), problem.lr, momentum=0.9, weight_decay=5e-4)
     loader: Any = DataLoader(TensorDataset(inputs, labels), problem.batch_size, shuffle=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, problem.lr, total_steps=problem.epochs * len(loader))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, problem.lr, total_steps=problem.epochs * len(loader)
+    )
     run: Any = None
     if observed:
-        run = thresher.observe(loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=problem.epochs)
+        run = thresher.observe(
+            loader=loader,
+            criterion=criterion,
+            model=model,
+            optimizer=optimizer,
+            epochs=problem.epochs,
+        )
         loader, model, criterion = run.loader, run.model, run.criterion
     for _ in range(problem.epochs):
         for x, y in loader:
@@ -181,7 +193,9 @@ def trained(problem: Problem, inputs: Tensor, labels: Tensor, seed: int, *, obse
     return model, None if run is None else run.data_map()
 
 
-def out_of_sample(problem: Problem, inputs: Tensor, labels: Tensor, seed: int) -> NDArray[np.float64]:
+def out_of_sample(
+    problem: Problem, inputs: Tensor, labels: Tensor, seed: int
+) -> NDArray[np.float64]:
     """Returns the probability of each label by a network that has not seen the sample, shape (N,)."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     found = torch.zeros(len(labels), dtype=torch.float64)
@@ -191,7 +205,13 @@ def out_of_sample(problem: Problem, inputs: Tensor, labels: Tensor, seed: int) -
         model, _ = trained(problem, inputs[~held], labels[~held], seed, observed=False)
         model.eval()
         with torch.no_grad():
-            found[held] = model(inputs[held]).double().softmax(1).gather(1, labels[held].unsqueeze(1)).squeeze(1)
+            found[held] = (
+                model(inputs[held])
+                .double()
+                .softmax(1)
+                .gather(1, labels[held].unsqueeze(1))
+                .squeeze(1)
+            )
     return found.numpy()
 
 
@@ -252,7 +272,9 @@ def counted() -> dict[str, Any]:
                 labels, _ = with_wrong_labels(right, noise, 1000 + seed)
                 _, observed = trained(problem, inputs, labels, seed, observed=True)
                 for name, share in counts(observed["aum"].astype(np.float64)).items():
-                    found.setdefault(task, {}).setdefault(noise, {}).setdefault(name, []).append(share)
+                    found.setdefault(task, {}).setdefault(noise, {}).setdefault(name, []).append(
+                        share
+                    )
     return found
 
 
@@ -262,7 +284,9 @@ def text_of_counts(found: Mapping[str, Any]) -> str:
     def cell(of: Mapping[str, list[float]]) -> str:
         return " and ".join(f"{100 * fmean(of[name]):.1f}" for name in ("below 0", "mixture"))
 
-    rows = [(task, *(cell(by_noise[noise]) for noise in COUNTED)) for task, by_noise in found.items()]
+    rows = [
+        (task, *(cell(by_noise[noise]) for noise in COUNTED)) for task, by_noise in found.items()
+    ]
     return markdown_table(("task", *(f"{noise} are wrong" for noise in COUNTED)), rows)
 
 
@@ -276,7 +300,12 @@ Done = Mapping[Job, Mapping[str, Any]]
 
 def planned() -> list[Job]:
     """Returns all trainings, those at 10 % first."""
-    return [Job(task, noise, seed) for noise, seeds in NOISES.items() for seed in range(seeds) for task in PROBLEMS]
+    return [
+        Job(task, noise, seed)
+        for noise, seeds in NOISES.items()
+        for seed in range(seeds)
+        for task in PROBLEMS
+    ]
 
 
 def load(path: Path) -> dict[Job, dict[str, Any]]:
@@ -291,16 +320,22 @@ def differences(done: Done, noise: str) -> dict[str, Paired]:
     """Returns AUROC of `suspicion` less that of the cross-validation, by task, paired by seed."""
     found = {}
     for task in PROBLEMS:
-        rows = [done[job] for seed in range(NOISES[noise]) if (job := Job(task, noise, seed)) in done]
+        rows = [
+            done[job] for seed in range(NOISES[noise]) if (job := Job(task, noise, seed)) in done
+        ]
         if len(rows) > 1:
-            found[task] = Paired.of([row["suspicion"]["auroc"] - row["cross-validation"]["auroc"] for row in rows])
+            found[task] = Paired.of(
+                [row["suspicion"]["auroc"] - row["cross-validation"]["auroc"] for row in rows]
+            )
     return found
 
 
 def text(done: Done) -> str:
     """Returns the verdict and the tables in Markdown."""
     at_goal = differences(done, "10 %")
-    met = [task for task, paired in at_goal.items() if paired.low is not None and paired.low > LEAST]
+    met = [
+        task for task, paired in at_goal.items() if paired.low is not None and paired.low > LEAST
+    ]
     times = [row["cross_validation_cpu_s"] / row["cpu_s"] for row in done.values()]
     verdict = "Not measured yet."
     if done:
@@ -313,12 +348,18 @@ def text(done: Done) -> str:
     for noise in NOISES:
         rows = []
         for task, paired in differences(done, noise).items():
-            results = [done[job] for seed in range(NOISES[noise]) if (job := Job(task, noise, seed)) in done]
+            results = [
+                done[job]
+                for seed in range(NOISES[noise])
+                if (job := Job(task, noise, seed)) in done
+            ]
             means = [
                 f"{fmean(one[name]['auroc'] for one in results):.3f} ({fmean(one[name]['precision'] for one in results):.2f})"
                 for name in SCORES
             ]
-            rows.append((task, *means, f"{paired.mean:+.3f} [{paired.low:+.3f}, {paired.high:+.3f}]"))
+            rows.append(
+                (task, *means, f"{paired.mean:+.3f} [{paired.low:+.3f}, {paired.high:+.3f}]")
+            )
         if rows:
             header = ("task", *SCORES, "suspicion - cross-validation")
             seeds = len({job.seed for job in done if job.noise == noise})
@@ -331,22 +372,39 @@ def text(done: Done) -> str:
 def main() -> None:
     """Runs what is missing, and writes the tables. It goes on where it was stopped."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.observe", description=main.__doc__)
-    parser.add_argument("--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2.")
     parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="Minutes after which nothing begins. Default: no limit."
+        "--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2."
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="Minutes after which nothing begins. Default: no limit.",
     )
     parser.add_argument("--runs", type=Path, default=RUNS, help="JSON lines of the trainings.")
-    parser.add_argument("--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none.")
-    parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
-    parser.add_argument("--counts", action="store_true", help="Estimate how many labels are wrong, which takes six minutes.")
+    parser.add_argument(
+        "--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none."
+    )
+    parser.add_argument(
+        "--show", action="store_true", help="Run nothing; print and write what there is."
+    )
+    parser.add_argument(
+        "--counts",
+        action="store_true",
+        help="Estimate how many labels are wrong, which takes six minutes.",
+    )
     given = parser.parse_args()
     if given.counts:
         torch.set_num_threads(1)
         COUNTS.write_text(json.dumps(counted(), indent=1) + "\n")
     end, done = time.monotonic() + 60 * given.minutes, load(given.runs)
-    waiting = iter([] if given.show or given.counts else [job for job in planned() if job not in done])
+    waiting = iter(
+        [] if given.show or given.counts else [job for job in planned() if job not in done]
+    )
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(run, job): job for _, job in zip(range(given.jobs), waiting, strict=False)}
+        running = {
+            pool.submit(run, job): job for _, job in zip(range(given.jobs), waiting, strict=False)
+        }
         while running:
             finished = next(as_completed(running))
             job = running.pop(finished)
@@ -357,7 +415,9 @@ def main() -> None:
     pack(given.runs)
     if given.page is not None:
         page = between_marks(given.page.read_text(), *MARKS, text(done))
-        given.page.write_text(between_marks(page, *MARKS_OF_COUNTS, text_of_counts(json.loads(COUNTS.read_text()))))
+        given.page.write_text(
+            between_marks(page, *MARKS_OF_COUNTS, text_of_counts(json.loads(COUNTS.read_text())))
+        )
     print(text(done))
 
 

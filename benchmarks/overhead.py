@@ -70,7 +70,11 @@ DRAWING = ("ImportanceSampling", "ImportanceSampling, unbiased", "Mercury", "Rai
 
 WEIGHED = (
     *DRAWING,
-    *(name for name in OTHERS if name.split(",")[0] in ("Bls", "SeTa", "OrderDp", "RePb", "Ies", "Ucb", "Rcap", "Rs2")),
+    *(
+        name
+        for name in OTHERS
+        if name.split(",")[0] in ("Bls", "SeTa", "OrderDp", "RePb", "Ies", "Ucb", "Rcap", "Rs2")
+    ),
 )
 """Those of which the memory is measured, beside the methods of the other tables."""
 
@@ -154,7 +158,14 @@ def attached(method: Any, n: int, device: torch.device) -> Attached:
     model = Shift().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     criterion = nn.CrossEntropyLoss()
-    run = thresher.attach(method, loader=loader_of(n), criterion=criterion, model=model, optimizer=optimizer, epochs=EPOCHS)
+    run = thresher.attach(
+        method,
+        loader=loader_of(n),
+        criterion=criterion,
+        model=model,
+        optimizer=optimizer,
+        epochs=EPOCHS,
+    )
     return Attached(run, optimizer)
 
 
@@ -172,7 +183,16 @@ def fill(records: Mapping[str, Tensor], seed: int = 1) -> None:
             column.uniform_(generator=generator)
         elif name == "forgetting":
             column.random_(0, 12, generator=generator)
-        elif name in ("score", "batch_loss", "last", "slope", "bend", "bend_before", "mean", "variance"):
+        elif name in (
+            "score",
+            "batch_loss",
+            "last",
+            "slope",
+            "bend",
+            "bend_before",
+            "mean",
+            "variance",
+        ):
             column.exponential_(0.5, generator=generator)
         elif name == "threshold":
             column.fill_(0.5)
@@ -207,7 +227,9 @@ def mid_training(method: Any, n: int, device: torch.device) -> Attached:
 # Times
 
 
-def plan_times(names: Sequence[str], n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:
+def plan_times(
+    names: Sequence[str], n: int, pairs: int, calls: int, device: torch.device
+) -> list[Row]:
     """Times (a) plan_epoch over torch.randperm(N)."""
 
     def side(name: str) -> Side:
@@ -216,19 +238,30 @@ def plan_times(names: Sequence[str], n: int, pairs: int, calls: int, device: tor
 
         def plan(_: None) -> None:
             generator = torch.Generator().manual_seed(next(seeds))
-            method.plan_epoch(records, epoch=MIDDLE.get(name, 1), epochs=EPOCHS, generator=generator)
+            method.plan_epoch(
+                records, epoch=MIDDLE.get(name, 1), epochs=EPOCHS, generator=generator
+            )
 
-        seconds = SECONDS_LIMIT * n if name.startswith("ImportanceSampling") and device.type == "cpu" else None
+        seconds = (
+            SECONDS_LIMIT * n
+            if name.startswith("ImportanceSampling") and device.type == "cpu"
+            else None
+        )
         limit = OTHERS_LIMIT if name in OTHERS and n >= TEN_MILLION else PLAN_LIMITS.get(name)
         return Side(name, plan, limit=limit, limit_s=seconds)
 
-    return compare(randperm(n), [side(name) for name in names], pairs=pairs, calls=calls, device=device)
+    return compare(
+        randperm(n), [side(name) for name in names], pairs=pairs, calls=calls, device=device
+    )
 
 
 def filled(name: str, n: int, device: torch.device) -> tuple[Any, dict[str, Tensor]]:
     """Returns a method, and its records as in training."""
     method = (METHODS | OTHERS)[name]()
-    records = {key: torch.empty(n, dtype=column.dtype, device=device) for key, column in method.columns().items()}
+    records = {
+        key: torch.empty(n, dtype=column.dtype, device=device)
+        for key, column in method.columns().items()
+    }
     fill(records)
     return method, records
 
@@ -254,7 +287,9 @@ def start_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Ro
 
     plain = loader_of(n)
     unattached = Side("unattached DataLoader", lambda _: next(iter(plain)))
-    return compare(randperm(n), [*map(side, METHODS), unattached], pairs=pairs, calls=calls, device=device)
+    return compare(
+        randperm(n), [*map(side, METHODS), unattached], pairs=pairs, calls=calls, device=device
+    )
 
 
 def randperm(n: int) -> Side:
@@ -280,7 +315,9 @@ WARM_UP = 100
 """Steps before the timing starts: a run times its own first steps, and compares own passes, in fewer than these."""
 
 
-def criterion_times(n: int, pairs: int, calls: int, device: torch.device, *, backward: bool) -> list[Row]:
+def criterion_times(
+    n: int, pairs: int, calls: int, device: torch.device, *, backward: bool
+) -> list[Row]:
     """Times (e) run.criterion and the writing of the records over nn.CrossEntropyLoss, outputs (BATCH, CLASSES).
 
     As in a training loop, each call has a batch that the loader has just yielded and outputs that the model has just
@@ -303,11 +340,15 @@ def criterion_times(n: int, pairs: int, calls: int, device: torch.device, *, bac
 
         return Side("nn.CrossEntropyLoss", act, prepare)
 
-    sides = [criterion_side(name, made, backward=backward) for name, made in criterion_sides(n, device)]
+    sides = [
+        criterion_side(name, made, backward=backward) for name, made in criterion_sides(n, device)
+    ]
     return compare(plain(), sides, pairs=pairs, calls=calls, warm_up=WARM_UP, device=device)
 
 
-def criterion_side(name: str, made: Attached, *, backward: bool, limit: float | None = None) -> Side:
+def criterion_side(
+    name: str, made: Attached, *, backward: bool, limit: float | None = None
+) -> Side:
     """Returns a side that calls run.criterion, and at the end of a round writes what is still pending."""
     run, source = made.run, batches(made.run.loader)
 
@@ -355,13 +396,25 @@ def by_hand(name: str, records: Mapping[str, Tensor], device: torch.device) -> S
         model.zero_grad()
         inputs, targets = next(source)
         ids = torch.randint(n, (len(targets),), generator=generator).to(device)
-        return model(inputs.to(device)), targets.to(device), ids, None if weights is None else weights[ids]
+        return (
+            model(inputs.to(device)),
+            targets.to(device),
+            ids,
+            None if weights is None else weights[ids],
+        )
 
-    return Side(f"{name}, by hand", lambda prepared: loss_by_hand(table, trained, *prepared), prepare)
+    return Side(
+        f"{name}, by hand", lambda prepared: loss_by_hand(table, trained, *prepared), prepare
+    )
 
 
 def loss_by_hand(
-    table: Mapping[str, Tensor], trained: Tensor, outputs: Tensor, targets: Tensor, ids: Tensor, weights: Tensor | None
+    table: Mapping[str, Tensor],
+    trained: Tensor,
+    outputs: Tensor,
+    targets: Tensor,
+    ids: Tensor,
+    weights: Tensor | None,
 ) -> Tensor:
     """Returns the mean loss, and writes the records and the counts of trainings of the samples.
 
@@ -389,7 +442,9 @@ def loss_by_hand(
 def step_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:
     """Times (f) a whole step, from the batch to optimizer.step, over that of the unattached loop; it computes little."""
 
-    def side(name: str, loader: Any, model: Any, criterion: Any, optimizer: torch.optim.Optimizer) -> Side:
+    def side(
+        name: str, loader: Any, model: Any, criterion: Any, optimizer: torch.optim.Optimizer
+    ) -> Side:
         source = batches(loader)
 
         def step(_: None) -> None:
@@ -403,7 +458,11 @@ def step_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row
 
     model = Shift().to(device)
     unattached = side(
-        "unattached loop", loader_of(n), model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1)
+        "unattached loop",
+        loader_of(n),
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
     )
     sides = [
         side(name, made.run.loader, made.run.model, made.run.criterion, made.optimizer)
@@ -515,20 +574,39 @@ def plan_memory(n: int, device: torch.device, names: Sequence[str] = STARTED) ->
     """Measures (d) the peak extra memory of plan and order, in a new process for each method."""
     rows = []
     for name in names:
-        command = [sys.executable, "-m", "benchmarks.overhead", "--memory-of", name, "--n", str(n), "--device", str(device)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.overhead",
+            "--memory-of",
+            name,
+            "--n",
+            str(n),
+            "--device",
+            str(device),
+        ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
         extra = json.loads(done.stdout)
-        limited = name in METHODS or name.startswith("ImportanceSampling") or (name in WEIGHED and name not in DRAWING)
+        limited = (
+            name in METHODS
+            or name.startswith("ImportanceSampling")
+            or (name in WEIGHED and name not in DRAWING)
+        )
         limit = MEMORY_LIMIT if limited else None
-        rows.append(MemoryRow(name, (extra["host"] + extra["device"]) / n, limit, extra["device"] / n))
+        rows.append(
+            MemoryRow(name, (extra["host"] + extra["device"]) / n, limit, extra["device"] / n)
+        )
     return rows
 
 
 def memory_table(rows: Sequence[MemoryRow]) -> str:
     """Returns the rows as text."""
-    return lines(("", "B/sample", "limit"), [(row.name, f"{row.value:.2f}", judgment(row.limit, row.ok)) for row in rows])
+    return lines(
+        ("", "B/sample", "limit"),
+        [(row.name, f"{row.value:.2f}", judgment(row.limit, row.ok)) for row in rows],
+    )
 
 
 # All together
@@ -555,10 +633,17 @@ class Table:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the values by name."""
-        return {"name": self.name, "title": self.title, "n": self.n, "rows": [row.as_dict() for row in self.rows]}
+        return {
+            "name": self.name,
+            "title": self.title,
+            "n": self.n,
+            "rows": [row.as_dict() for row in self.rows],
+        }
 
 
-def tables(sizes: Sequence[int], memory_n: int, only: Sequence[str], device: torch.device, *, quick: bool) -> Iterator[Table]:
+def tables(
+    sizes: Sequence[int], memory_n: int, only: Sequence[str], device: torch.device, *, quick: bool
+) -> Iterator[Table]:
     """Measures and yields one table after the other."""
     for n in sizes:
         # The shorter a call, the more calls are needed for a reliable time.
@@ -575,12 +660,18 @@ def tables(sizes: Sequence[int], memory_n: int, only: Sequence[str], device: tor
             yield Table("start", f"start of an epoch (plan + order + first batch) {tail}", n, rows)
     n = memory_n
     if "records" in only:
-        yield Table("records", f"records and weights of the plan, N = {n:,}", n, records_bytes(n, device))
+        yield Table(
+            "records", f"records and weights of the plan, N = {n:,}", n, records_bytes(n, device)
+        )
     if "memory" in only:
-        yield Table("memory", f"peak extra memory of plan and order, N = {n:,}", n, plan_memory(n, device))
+        yield Table(
+            "memory", f"peak extra memory of plan and order, N = {n:,}", n, plan_memory(n, device)
+        )
     if "other plans" in only:
         title = f"peak extra memory of plan_epoch beside the records, its plan included, N = {n:,}"
-        yield Table("memory of draws", title, n, plan_memory(n, device, WEIGHED[:1] if quick else WEIGHED))
+        yield Table(
+            "memory of draws", title, n, plan_memory(n, device, WEIGHED[:1] if quick else WEIGHED)
+        )
     n, pairs, calls = sizes[0], 31 if quick else 101, 20
     tail = f"N = {n:,}, {pairs} pairs of {calls} calls"
     if "criterion" in only:
@@ -588,7 +679,12 @@ def tables(sizes: Sequence[int], memory_n: int, only: Sequence[str], device: tor
         title = f"criterion with attribution and recording over nn.CrossEntropyLoss (informs), {shape}, {tail}"
         yield Table("criterion", title, n, criterion_times(n, pairs, calls, device, backward=False))
         title = f"the same with backward (informs), {tail}"
-        yield Table("criterion with backward", title, n, criterion_times(n, pairs, calls, device, backward=True))
+        yield Table(
+            "criterion with backward",
+            title,
+            n,
+            criterion_times(n, pairs, calls, device, backward=True),
+        )
     if "by hand" in only:
         title = f"the criterion over a loop that does the same by hand, {tail}"
         yield Table("by hand", title, n, by_hand_times(n, pairs, calls, device))
@@ -614,12 +710,24 @@ def about(device: torch.device) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns 1 where a limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="measure at the smaller N only, with fewer pairs")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="device of the model and the records")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
+    parser.add_argument(
+        "--quick", action="store_true", help="measure at the smaller N only, with fewer pairs"
+    )
+    parser.add_argument(
+        "--device",
+        type=torch.device,
+        default=torch.device("cpu"),
+        help="device of the model and the records",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)"
+    )
     parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables to make")
     parser.add_argument(
-        "--n", type=int, nargs="+", help="sizes of the dataset, in ascending order, in place of the standard ones"
+        "--n",
+        type=int,
+        nargs="+",
+        help="sizes of the dataset, in ascending order, in place of the standard ones",
     )
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -628,13 +736,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     sizes = given.n or ([IMAGENET] if given.quick else [IMAGENET, TEN_MILLION])
     made: list[Table] = []
-    for table in tables(sizes, (given.n or [TEN_MILLION])[-1], given.only, given.device, quick=given.quick):
+    for table in tables(
+        sizes, (given.n or [TEN_MILLION])[-1], given.only, given.device, quick=given.quick
+    ):
         print(table, flush=True)
         made.append(table)
-    missed = [f"{table.name}, N = {table.n:,}: {row.name}" for table in made for row in table.rows if not row.ok]
-    results = {"benchmark": "overhead", "quick": given.quick, **about(given.device), "missed": missed}
+    missed = [
+        f"{table.name}, N = {table.n:,}: {row.name}"
+        for table in made
+        for row in table.rows
+        if not row.ok
+    ]
+    results = {
+        "benchmark": "overhead",
+        "quick": given.quick,
+        **about(given.device),
+        "missed": missed,
+    }
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({**results, "tables": [table.as_dict() for table in made]}, indent=1) + "\n")
+    given.out.write_text(
+        json.dumps({**results, "tables": [table.as_dict() for table in made]}, indent=1) + "\n"
+    )
     print(f"{len(missed)} limits missed" + "".join(f"\n  {one}" for one in missed))
     return 1 if missed else 0
 

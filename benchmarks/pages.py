@@ -74,7 +74,12 @@ def entries(found: Mapping[str, Results]) -> list[Entry]:
     Args:
         found: Contents of the results by the name of the file, as in `COMPARED`.
     """
-    made = [Entry(on, row) for file, on in COMPARED.items() for row in found[file]["summary"] if row["method"] in NAMES]
+    made = [
+        Entry(on, row)
+        for file, on in COMPARED.items()
+        for row in found[file]["summary"]
+        if row["method"] in NAMES
+    ]
     return sorted(made, key=lambda one: (FINDINGS.index(one.row["finding"]), one.row["difference"]))
 
 
@@ -119,7 +124,9 @@ APART = 0.1
 """Difference between counted cost and CPU time, as shares of full training, from which it is said."""
 LEAST_SCORES = 0.005
 """Cost of scores, as a share of full training, from which it is named."""
-NOT_COUNTED = "Not counted are, for example, steps of the optimizer, loading, and the choice of rows."
+NOT_COUNTED = (
+    "Not counted are, for example, steps of the optimizer, loading, and the choice of rows."
+)
 NO_TIME_SAVED = 0.97
 """Share of full training's CPU time from which on no time is saved, but for noise."""
 
@@ -134,27 +141,43 @@ def time_beside_cost(results: Mapping[str, Any]) -> list[str]:
     for row in results["summary"]:
         if row["control_of"] is not None or row.get("cpu_ratio") is None:
             continue
-        runs = [run for run in results["runs"] if run["method"] == row["method"] and run["control_of"] is None]
+        runs = [
+            run
+            for run in results["runs"]
+            if run["method"] == row["method"] and run["control_of"] is None
+        ]
         known = [run["cost"].get("scores_ratio") for run in runs]
         scores = None if None in known else fmean(known)
         apart = abs(row["cpu_ratio"] - row["cost_ratio"] + (scores or 0.0)) > APART
         if apart or (scores or 0.0) >= LEAST_SCORES:
-            tried = any(one["method"].startswith("winnow") and "in steps" in one["method"] for one in results["summary"])
-            said.append(f"{row['method']}: {_cost_in_words(row, runs, scores, apart=apart, tried=tried)}")
+            tried = any(
+                one["method"].startswith("winnow") and "in steps" in one["method"]
+                for one in results["summary"]
+            )
+            said.append(
+                f"{row['method']}: {_cost_in_words(row, runs, scores, apart=apart, tried=tried)}"
+            )
     return said
 
 
 def _cost_in_words(
-    row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], scores: float | None, *, apart: bool, tried: bool
+    row: Mapping[str, Any],
+    runs: Sequence[Mapping[str, Any]],
+    scores: float | None,
+    *,
+    apart: bool,
+    tried: bool,
 ) -> str:
     traced = [run["tracing_s"] for run in runs if run.get("tracing_s")]
-    tracing = f", of which tracing the model took {max(traced):.1f} s of each run" if traced and apart else ""
+    tracing = (
+        f", of which tracing the model took {max(traced):.1f} s of each run"
+        if traced and apart
+        else ""
+    )
     said = f"the counted cost is {row['cost_ratio']:.2f} of full training"
     if scores is not None and scores >= LEAST_SCORES:
         itself = row["cost_ratio"] - scores
-        said += (
-            f": {scores:.2f} for scores that were made before the run, and {itself:.2f} for the run itself. Its CPU time is "
-        )
+        said += f": {scores:.2f} for scores that were made before the run, and {itself:.2f} for the run itself. Its CPU time is "
     else:
         said += ", and the CPU time "
     said += f"{row['cpu_ratio']:.2f}{tracing}."
@@ -185,13 +208,17 @@ def with_results(page: str, found: Mapping[str, Results]) -> str:
 
 def load(folder: Path = RESULTS) -> dict[str, Results]:
     """Returns the contents of the results in a folder, by the name of the file."""
-    return {file: json.loads((folder / f"{file}.json").read_text()) for file in (*COMPARED, FURTHER)}
+    return {
+        file: json.loads((folder / f"{file}.json").read_text()) for file in (*COMPARED, FURTHER)
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=__doc__)
-    parser.add_argument("--page", type=Path, default=PAGE, help="page that is written (default: %(default)s)")
+    parser.add_argument(
+        "--page", type=Path, default=PAGE, help="page that is written (default: %(default)s)"
+    )
     given = parser.parse_args(arguments)
     given.page.write_text(with_results(given.page.read_text(), load()))
 

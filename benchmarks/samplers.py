@@ -22,7 +22,10 @@ from thresher.samplers import WeightedSampler
 from thresher_lab.training.store import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, FIGURE = ROOT / "benchmarks" / "results" / "samplers.json", ROOT / "docs" / "figures" / "samplers.svg"
+RESULTS, FIGURE = (
+    ROOT / "benchmarks" / "results" / "samplers.json",
+    ROOT / "docs" / "figures" / "samplers.svg",
+)
 EPOCHS, SHOWN, SIZE = 10, 400, 320
 
 
@@ -50,10 +53,14 @@ SIDES: dict[str, Callable[[np.ndarray], Callable[[], Any]]] = {
     "torch.randperm": lambda weights: lambda: torch.randperm(len(weights)),
     "WeightedSampler, paced": read,
     "WeightedSampler, replacement=True": lambda weights: read(weights, replacement=True),
-    "WeightedSampler, replacement=False": lambda weights: read(weights, num_samples=len(weights) // 2, replacement=False),
+    "WeightedSampler, replacement=False": lambda weights: read(
+        weights, num_samples=len(weights) // 2, replacement=False
+    ),
     "torch.multinomial, replacement": lambda weights: torch_draw(weights, replacement=True),
     "torch.multinomial, no replacement": lambda weights: torch_draw(weights, replacement=False),
-    "WeightedRandomSampler, as Python numbers": lambda weights: lambda: list(WeightedRandomSampler(weights, len(weights))),  # pyright: ignore[reportArgumentType]
+    "WeightedRandomSampler, as Python numbers": lambda weights: (
+        lambda: list(WeightedRandomSampler(weights, len(weights)))
+    ),  # pyright: ignore[reportArgumentType]
 }
 
 
@@ -73,7 +80,9 @@ def measure(side: str, samples: int, rounds: int) -> dict[str, Any]:
     """
     torch.set_num_threads(1)
     run = SIDES[side](np.random.default_rng(0).random(samples) ** 2)
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the largest memory begins again with that of now
+    Path("/proc/self/clear_refs").write_text(
+        "5", encoding="utf-8"
+    )  # the largest memory begins again with that of now
     before, seconds = memory("VmRSS"), []
     try:
         for _ in range(rounds):
@@ -82,7 +91,12 @@ def measure(side: str, samples: int, rounds: int) -> dict[str, Any]:
             seconds.append(time.process_time() - begin)
     except RuntimeError as error:
         return {"side": side, "samples": samples, "error": str(error).splitlines()[0]}
-    return {"side": side, "samples": samples, "seconds": min(seconds), "bytes": (memory("VmHWM") - before) / samples}
+    return {
+        "side": side,
+        "samples": samples,
+        "seconds": min(seconds),
+        "bytes": (memory("VmHWM") - before) / samples,
+    }
 
 
 def visits(replacement: Any, weights: np.ndarray) -> np.ndarray:
@@ -101,15 +115,23 @@ def figure() -> str:
     weights = np.random.default_rng(1).random(1000) ** 2
     asked = EPOCHS * len(weights) * weights / weights.sum()
     top, left, parts = 40, 45, []
-    for panel, (title, kind) in enumerate((("paced (default)", "paced"), ("replacement=True", True))):
+    for panel, (title, kind) in enumerate(
+        (("paced (default)", "paced"), ("replacement=True", True))
+    ):
         origin = left + panel * (SIZE + 60)
         parts.append(f'<text x="{origin + SIZE / 2}" y="24" text-anchor="middle">{title}</text>')
-        parts.append(f'<rect x="{origin}" y="{top}" width="{SIZE}" height="{SIZE}" fill="none" stroke="#999"/>')
+        parts.append(
+            f'<rect x="{origin}" y="{top}" width="{SIZE}" height="{SIZE}" fill="none" stroke="#999"/>'
+        )
         most = 45
         for tick in (0, 15, 30, 45):
             at = tick / most * SIZE
-            parts.append(f'<text x="{origin + at}" y="{top + SIZE + 18}" text-anchor="middle">{tick}</text>')
-            parts.append(f'<text x="{origin - 6}" y="{top + SIZE - at + 4}" text-anchor="end">{tick}</text>')
+            parts.append(
+                f'<text x="{origin + at}" y="{top + SIZE + 18}" text-anchor="middle">{tick}</text>'
+            )
+            parts.append(
+                f'<text x="{origin - 6}" y="{top + SIZE - at + 4}" text-anchor="end">{tick}</text>'
+            )
         parts.append(f'<path d="M{origin} {top + SIZE} L{origin + SIZE} {top}" stroke="#999"/>')
         for x, y in list(zip(asked, visits(kind, weights), strict=True))[:SHOWN]:
             parts.append(
@@ -125,7 +147,9 @@ def figure() -> str:
     width, height = left + 2 * SIZE + 80, top + SIZE + 50
     style = 'font-family="sans-serif" font-size="13" fill="#777"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {style}>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {style}>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
     )
 
 
@@ -136,11 +160,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Arguments of the command line.
     """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=float, nargs="+", default=[1e7], help="numbers of samples")
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of each side, of which the best counts")
+    parser.add_argument(
+        "--samples", type=float, nargs="+", default=[1e7], help="numbers of samples"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="measurements of each side, of which the best counts"
+    )
     parser.add_argument("--side", choices=SIDES, help="measures one side in this process")
     parser.add_argument("--out", type=Path, help="file for the results")
-    parser.add_argument("--figure", type=Path, help="write the figure to this file, and measure nothing")
+    parser.add_argument(
+        "--figure", type=Path, help="write the figure to this file, and measure nothing"
+    )
     given = parser.parse_args(arguments)
     if given.figure:
         given.figure.write_text(figure(), encoding="utf-8")
@@ -152,8 +182,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for samples in map(int, given.samples):
         for side in SIDES:  # each in a process of its own, whose peak of memory is that of one side
             part = (given.out or RESULTS).with_suffix(".part")
-            command = [sys.executable, "-m", "benchmarks.samplers", "--side", side, "--samples", str(samples)]
-            subprocess.run([*command, "--rounds", str(given.rounds), "--out", str(part)], check=True)
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.samplers",
+                "--side",
+                side,
+                "--samples",
+                str(samples),
+            ]
+            subprocess.run(
+                [*command, "--rounds", str(given.rounds), "--out", str(part)], check=True
+            )
             rows.append(json.loads(part.read_text(encoding="utf-8")))
             part.unlink()
             print(rows[-1], flush=True)

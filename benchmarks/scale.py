@@ -25,7 +25,18 @@ from benchmarks import many_ranks
 from benchmarks.many_ranks import largest
 from benchmarks.marks import between_marks
 from benchmarks.measure import Row, Side, compare, judgment, lines, ratios_table, seconds_in_turns
-from benchmarks.overhead import BATCH, Attached, CheapDataset, Shift, about, as_it_is, fill, randperm, resident, start_epoch
+from benchmarks.overhead import (
+    BATCH,
+    Attached,
+    CheapDataset,
+    Shift,
+    about,
+    as_it_is,
+    fill,
+    randperm,
+    resident,
+    start_epoch,
+)
 from thresher_lab.training.store import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results" / "scale.json"
@@ -33,7 +44,10 @@ N, QUICK_N = 10**8, 10**6
 MOST_RESIDENT, MOST_STATE, MOST_PLAN, MOST_FIRST_S = 14.0, 13.5, 1.0, 0.2
 """Limits: bytes per sample, CPU time over that of torch.randperm, and CPU seconds."""
 LARGE_BATCH = 2**11
-MOST_OF_RANKS = {"first": {"planning": 26.0, "rest": 15.0}, "others": {"gathering": 2.5, "planning": 2.5, "rest": 2.5}}
+MOST_OF_RANKS = {
+    "first": {"planning": 26.0, "rest": 15.0},
+    "others": {"gathering": 2.5, "planning": 2.5, "rest": 2.5},
+}
 """Limits: bytes per sample of all processes, that process 0 and another one hold."""
 MARKS = "<!-- tables of benchmarks.scale -->", "<!-- end of the tables -->"
 """Lines of a page that the results stand between."""
@@ -45,7 +59,12 @@ def attached(n: int, batch: int) -> Attached:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(data, batch, sampler=thresher.Shuffle(data), collate_fn=as_it_is)
     run = thresher.attach(
-        thresher.Kakurenbo(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=1000
+        thresher.Kakurenbo(),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=1000,
     )
     start_epoch(run)
     fill(run.records)
@@ -65,14 +84,27 @@ def nbytes(state: Any) -> int:
     """Returns the bytes of all tensors in a state."""
     if isinstance(state, Tensor):
         return state.nbytes
-    parts = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
+    parts = (
+        state.values()
+        if isinstance(state, Mapping)
+        else state
+        if isinstance(state, list | tuple)
+        else ()
+    )
     return sum(map(nbytes, parts))
 
 
 def counted(run: thresher.Run) -> int:
     """Returns the bytes of the tables of a run: records, counts, and the plan."""
     plan = run._timeline.held
-    return nbytes([dict(run.records), run.trained, plan.ids, *([] if plan.refresh is None else [plan.refresh])])
+    return nbytes(
+        [
+            dict(run.records),
+            run.trained,
+            plan.ids,
+            *([] if plan.refresh is None else [plan.refresh]),
+        ]
+    )
 
 
 def memory(n: int) -> tuple[Attached, list[dict[str, Any]]]:
@@ -105,7 +137,13 @@ def memory(n: int) -> tuple[Attached, list[dict[str, Any]]]:
 
 def row(name: str, value: float, limit: float | None, unit: str = "B per sample") -> dict[str, Any]:
     """Returns one line of the results."""
-    return {"name": name, "value": value, "unit": unit, "limit": limit, "ok": limit is None or value <= limit}
+    return {
+        "name": name,
+        "value": value,
+        "unit": unit,
+        "limit": limit,
+        "ok": limit is None or value <= limit,
+    }
 
 
 def state_and_resume(made: Attached, n: int, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -123,7 +161,9 @@ def state_and_resume(made: Attached, n: int, rounds: int) -> tuple[dict[str, Any
     run = attached(n, min(LARGE_BATCH, n // 16)).run
     side = Side("", lambda _: next(iter(run.loader)), prepare=lambda: run.load_state_dict(state))
     (cpu_s,), _ = seconds_in_turns([side], pairs=rounds)
-    first = row("first batch after a resume in mid-epoch", statistics.median(cpu_s), MOST_FIRST_S, "CPU s")
+    first = row(
+        "first batch after a resume in mid-epoch", statistics.median(cpu_s), MOST_FIRST_S, "CPU s"
+    )
     return row("saved state, tensors", nbytes(state) / n, MOST_STATE), first
 
 
@@ -148,7 +188,13 @@ def as_text(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
         for one in (*results["memory"], results["state"], results["first"])
     ]
     table = lines((f"N = {results['n']:,}, one process", "", "limit"), found)
-    return "\n\n".join((table, f"a plan over torch.randperm(N)\n{ratios_table(rows)}", many_ranks_part(results["processes"])))
+    return "\n\n".join(
+        (
+            table,
+            f"a plan over torch.randperm(N)\n{ratios_table(rows)}",
+            many_ranks_part(results["processes"]),
+        )
+    )
 
 
 def one_process_part(results: Mapping[str, Any]) -> str:
@@ -161,14 +207,23 @@ def one_process_part(results: Mapping[str, Any]) -> str:
     ratio = f"{plan['cpu']['median']:.2f} [{plan['cpu']['low']:.2f}, {plan['cpu']['high']:.2f}]"
     rows = (*results["memory"], results["state"], results["first"])
     measured = [(one["name"], f"{one['value']:.3f} {one['unit']}", one["limit"]) for one in rows]
-    measured.append((f"a plan, {plan['cpu_s']:.1f} CPU s", f"{ratio} of the CPU time of torch.randperm", plan["limit"]))
+    measured.append(
+        (
+            f"a plan, {plan['cpu_s']:.1f} CPU s",
+            f"{ratio} of the CPU time of torch.randperm",
+            plan["limit"],
+        )
+    )
     measured.append(("torch.randperm against itself (A/A)", f"{again['cpu']['median']:.2f}", None))
     return "\n".join(
         (
             f"Kakurenbo on {results['n']:,} samples in one process, one thread:\n",
             "| | measured | limit |",
             "|---|---|---|",
-            *(f"| {name} | {value} | {'' if limit is None else f'{limit:g}'} |" for name, value, limit in measured),
+            *(
+                f"| {name} | {value} | {'' if limit is None else f'{limit:g}'} |"
+                for name, value, limit in measured
+            ),
         )
     )
 
@@ -199,7 +254,11 @@ def rows_of_ranks(found: Mapping[str, Any]) -> list[dict[str, Any]]:
         found: Result of `many_ranks.measure`.
     """
     limits = MOST_OF_RANKS if found["n"] >= N else {"first": {}, "others": {}}
-    return [row(f"{who}: {part}", found[who][part], limits[who].get(part)) for who in limits for part in PARTS]
+    return [
+        row(f"{who}: {part}", found[who][part], limits[who].get(part))
+        for who in limits
+        for part in PARTS
+    ]
 
 
 def many_ranks_part(found: Mapping[str, Any]) -> str:
@@ -236,9 +295,15 @@ def _seconds(seconds: float | None) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns 1 where a limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help=f"measure {QUICK_N:,} samples, and plans once")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
-    parser.add_argument("--page", type=Path, help="page in Markdown whose tables are written anew (default: none)")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"measure {QUICK_N:,} samples, and plans once"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--page", type=Path, help="page in Markdown whose tables are written anew (default: none)"
+    )
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     n, rounds = (QUICK_N, 1) if given.quick else (N, 5)

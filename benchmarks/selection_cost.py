@@ -27,11 +27,21 @@ from thresher.scores import Scores
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "selection_cost.json"
 ROWS, CLASSES, FEATURES, KEEP = 128, 10, 64, 0.25
 LIMIT = 3.0
-SETTINGS: dict[str, dict[str, Any]] = {"rho_loss": {"irreducible": Scores(torch.arange(ROWS), torch.linspace(0, 1, ROWS))}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "rho_loss": {"irreducible": Scores(torch.arange(ROWS), torch.linspace(0, 1, ROWS))}
+}
 """Settings that methods require."""
 GIVEN = {"feature", "alignment"}
 """Signals of passes that are not timed here."""
-CARD_SAYS_WHY = ("ada_selection", "batch_importance", "div_bs", "greats", "jest", "obftf", "threshold_keep")
+CARD_SAYS_WHY = (
+    "ada_selection",
+    "batch_importance",
+    "div_bs",
+    "greats",
+    "jest",
+    "obftf",
+    "threshold_keep",
+)
 """Methods that may take longer than the limit, because their cards give the reason."""
 
 
@@ -44,7 +54,9 @@ def candidates() -> dict[str, BatchMethod]:
     return found
 
 
-def choosing(method: BatchMethod, outputs: torch.Tensor, targets: torch.Tensor) -> Callable[[object], None]:
+def choosing(
+    method: BatchMethod, outputs: torch.Tensor, targets: torch.Tensor
+) -> Callable[[object], None]:
     """Returns a function that makes the choice of one step; the state goes from call to call."""
     adapter, ids = adapt(nn.CrossEntropyLoss()), torch.randperm(ROWS).to(outputs.device)
     wanted, layout = {*requirements_of(method).signals}, RowLayout(ROWS)
@@ -56,9 +68,13 @@ def choosing(method: BatchMethod, outputs: torch.Tensor, targets: torch.Tensor) 
 
     def choose(_: object) -> None:
         nonlocal state, step
-        signals = adapter.signals(outputs, targets, layout, wanted - {"loss", *GIVEN}) if wanted else {}
+        signals = (
+            adapter.signals(outputs, targets, layout, wanted - {"loss", *GIVEN}) if wanted else {}
+        )
         signals |= {name: values for name, values in given.items() if name in wanted}
-        _, state = method.plan_batch({"id": ids, **signals}, state, step=step, generator=rng.seeded(0, step))
+        _, state = method.plan_batch(
+            {"id": ids, **signals}, state, step=step, generator=rng.seeded(0, step)
+        )
         step += 1
 
     return choose
@@ -66,16 +82,22 @@ def choosing(method: BatchMethod, outputs: torch.Tensor, targets: torch.Tensor) 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns 1 where a limit is missed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.selection_cost", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.selection_cost", description=__doc__
+    )
     parser.add_argument("--quick", action="store_true", help="measure a few rounds only")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)"
+    )
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     given = parser.parse_args(arguments)
     torch.manual_seed(0)
     outputs = torch.randn(ROWS, CLASSES, device=given.device)
     targets = torch.randint(CLASSES, (ROWS,), device=given.device)
     sides = [
-        Side(name, choosing(method, outputs, targets), limit=None if name in CARD_SAYS_WHY else LIMIT)
+        Side(
+            name, choosing(method, outputs, targets), limit=None if name in CARD_SAYS_WHY else LIMIT
+        )
         for name, method in candidates().items()
     ]
     baseline = Side("big_loss", choosing(thresher.BigLoss(keep=KEEP), outputs, targets))
@@ -83,9 +105,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = compare(baseline, sides, pairs=pairs, calls=calls, warm_up=20, device=given.device)
     print(ratios_table(rows))
     missed = [row.name for row in rows if not row.ok]
-    results = {"benchmark": "selection_cost", "quick": given.quick, **about(given.device), "missed": missed}
+    results = {
+        "benchmark": "selection_cost",
+        "quick": given.quick,
+        **about(given.device),
+        "missed": missed,
+    }
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps({**results, "measured": [row.as_dict() for row in rows]}, indent=1) + "\n")
+    given.out.write_text(
+        json.dumps({**results, "measured": [row.as_dict() for row in rows]}, indent=1) + "\n"
+    )
     print(f"{len(missed)} limits missed" + "".join(f"\n  {one}" for one in missed))
     return 1 if missed else 0
 

@@ -58,7 +58,10 @@ def per_id(n: int, rounds: int) -> list[dict[str, Any]]:
     sides = [
         Side("Shuffle", lambda _: pieces(n)),
         Side("Shuffle, as Python numbers", lambda _: sum(1 for _ in thresher.Shuffle(range(n)))),
-        Side("torch.randperm", lambda _: torch.randperm(n, generator=torch.Generator().manual_seed(0))),
+        Side(
+            "torch.randperm",
+            lambda _: torch.randperm(n, generator=torch.Generator().manual_seed(0)),
+        ),
     ]
     cpu, _ = seconds_in_turns(sides, pairs=rounds)
     tracemalloc.start()
@@ -68,7 +71,10 @@ def per_id(n: int, rounds: int) -> list[dict[str, Any]]:
     memory = {"Shuffle": peak, "torch.randperm": 8 * n}
     found = []
     for side, seconds in zip(sides, cpu, strict=True):
-        ns, limit = statistics.median(seconds) / n * 1e9, MOST_NS if side.name == "Shuffle" else None
+        ns, limit = (
+            statistics.median(seconds) / n * 1e9,
+            MOST_NS if side.name == "Shuffle" else None,
+        )
         row = {"name": side.name, "ns": ns, "bytes": memory.get(side.name), "limit": limit}
         found.append({**row, "ok": limit is None or ns <= limit})
     return found
@@ -95,7 +101,10 @@ def middle_of(method: Any, n: int, *, computed: bool) -> dict[str, Any]:
 
 def going_on(method: Any, n: int, rounds: int, *, computed: bool) -> dict[str, Any]:
     """Returns CPU seconds from `iter(run.loader)` to the first batch in the middle of an epoch, medians over the rounds."""
-    state, run = middle_of(method, n, computed=computed), attached(method, n, BATCH, computed=computed)
+    state, run = (
+        middle_of(method, n, computed=computed),
+        attached(method, n, BATCH, computed=computed),
+    )
     side = Side("", lambda _: next(iter(run.loader)), prepare=lambda: run.load_state_dict(state))
     (cpu_s,), (wall_s,) = seconds_in_turns([side], pairs=rounds)
     seconds, limit = statistics.median(cpu_s), MOST_S if computed else None
@@ -136,9 +145,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns 1 where a limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shuffle", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="measure once")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
-    parser.add_argument("--ids", type=int, default=10**7, help="number of ids that are timed (default: %(default)s)")
-    parser.add_argument("--n", type=int, default=10**8, help="number of samples of the run (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--ids", type=int, default=10**7, help="number of ids that are timed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--n", type=int, default=10**8, help="number of samples of the run (default: %(default)s)"
+    )
     given = parser.parse_args(arguments)
     rounds = 1 if given.quick else 11
     ids = per_id(given.ids, rounds)
@@ -150,8 +165,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(tables(ids, resumed))
     missed = [row["name"] for row in ids if not row["ok"]]
     missed += [f"{row['method']}, {row['name']}" for row in resumed if not row["ok"]]
-    results = {"benchmark": "shuffle", "quick": given.quick, **about(torch.device("cpu")), "ids": given.ids, "n": given.n}
-    write_json(given.out, {**results, "rounds": rounds, "missed": missed, "per_id": ids, "resumed": resumed})
+    results = {
+        "benchmark": "shuffle",
+        "quick": given.quick,
+        **about(torch.device("cpu")),
+        "ids": given.ids,
+        "n": given.n,
+    }
+    write_json(
+        given.out,
+        {**results, "rounds": rounds, "missed": missed, "per_id": ids, "resumed": resumed},
+    )
     print(f"{len(missed)} limits missed" + "".join(f"\n  {one}" for one in missed))
     return 1 if missed else 0
 

@@ -18,7 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, which counts memory, says when it starts and stops
+os.environ.setdefault(
+    "KINETO_LOG_LEVEL", "99"
+)  # the profiler, which counts memory, says when it starts and stops
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -81,7 +83,11 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps shape (B, before, h, w) to (B, after, h / stride, w / stride)."""
         y = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
-        short = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more)) if self.more else x
+        short = (
+            F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
+            if self.more
+            else x
+        )
         return torch.relu(y + short)
 
 
@@ -90,7 +96,9 @@ def resnet20() -> nn.Module:
     widths = [16, *[16] * 3, *[32] * 3, *[64] * 3]
     blocks = [Block(before, after) for before, after in itertools.pairwise(widths)]
     stem = (nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES))
+    return nn.Sequential(
+        *stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, CLASSES)
+    )
 
 
 class Layer(nn.Module):
@@ -101,7 +109,9 @@ class Layer(nn.Module):
         self.heads, self.causal = heads, causal
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps shape (B, T, width) to the same shape."""
@@ -151,7 +161,10 @@ class Encoder(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
-        self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(width, CLASSES)
+        self.layers, self.head = (
+            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+            nn.Linear(width, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps shape (B, T, width) to (B, CLASSES)."""
@@ -215,8 +228,15 @@ class UNet(nn.Module):
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.down1, self.down2, self.bottom = double(3, width), double(width, 2 * width), double(2 * width, 4 * width)
-        self.up2, self.up1 = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2), nn.ConvTranspose2d(2 * width, width, 2, 2)
+        self.down1, self.down2, self.bottom = (
+            double(3, width),
+            double(width, 2 * width),
+            double(2 * width, 4 * width),
+        )
+        self.up2, self.up1 = (
+            nn.ConvTranspose2d(4 * width, 2 * width, 2, 2),
+            nn.ConvTranspose2d(2 * width, width, 2, 2),
+        )
         self.join2, self.join1 = double(4 * width, 2 * width), double(2 * width, width)
         self.head = nn.Conv2d(width, CLASSES, 1)
 
@@ -236,7 +256,9 @@ def losses_of(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def losses_of_tokens(outputs: Tensor, targets: Tensor) -> Tensor:
     """Returns the cross-entropy, shape (B, T), where the classes come last."""
-    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").view_as(
+        targets
+    )
 
 
 @dataclass(frozen=True)
@@ -290,7 +312,9 @@ TASKS = {
     "vit": Task("ViT", ViT, images),
     "lm": Task("causal LM", LM, texts, losses_of_tokens),
     "unet": Task("U-Net, dense loss", UNet, dense),
-    "encoder-64": Task("nn.TransformerEncoder, width 64", lambda: Encoder(64), sequences(64), small=True),
+    "encoder-64": Task(
+        "nn.TransformerEncoder, width 64", lambda: Encoder(64), sequences(64), small=True
+    ),
     "encoder-128": Task("nn.TransformerEncoder, width 128", lambda: Encoder(128), sequences(128)),
     "encoder-256": Task("nn.TransformerEncoder, width 256", lambda: Encoder(256), sequences(256)),
     "bert": Task("BERT of Transformers", bert, tokens),
@@ -372,7 +396,9 @@ def peak_memory(step: Step, kept: Tensor) -> int:
         step(kept)
         return torch.cuda.max_memory_allocated(kept.device) - before
     gc.collect()  # memory of an earlier step could otherwise be freed, and counted, in this one
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         step(kept)
     recorded: Any = profile.profiler
     changes = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
@@ -442,43 +468,90 @@ class Table:
     rows: Sequence[Row]
 
     def __str__(self) -> str:
-        full = (
-            f"full step {self.full_s * 1e3:.1f} ms, peak memory {self.full_bytes / 2**20:.1f} MiB; forward {self.forward} of it"
+        full = f"full step {self.full_s * 1e3:.1f} ms, peak memory {self.full_bytes / 2**20:.1f} MiB; forward {self.forward} of it"
+        header = (
+            "keep",
+            "time:",
+            BINDING,
+            "limit",
+            *FORMS[1:],
+            "memory:",
+            BINDING,
+            "limit",
+            *FORMS[1:],
         )
-        header = ("keep", "time:", BINDING, "limit", *FORMS[1:], "memory:", BINDING, "limit", *FORMS[1:])
         body = []
         for _, group in itertools.groupby(self.rows, lambda row: row.keep):
             row = {one.form: one for one in group}
             bound = row[BINDING]
-            times, sizes = [str(row[form].over_ideal) for form in FORMS], [f"{row[form].memory:.3f}" for form in FORMS]
+            times, sizes = (
+                [str(row[form].over_ideal) for form in FORMS],
+                [f"{row[form].memory:.3f}" for form in FORMS],
+            )
             limits = judgment(bound.limit, bound.time_ok), judgment(MEMORY_LIMIT, bound.memory_ok)
-            body.append((f"{bound.keep:g}", "", times[0], limits[0], *times[1:], "", sizes[0], limits[1], *sizes[1:]))
+            body.append(
+                (
+                    f"{bound.keep:g}",
+                    "",
+                    times[0],
+                    limits[0],
+                    *times[1:],
+                    "",
+                    sizes[0],
+                    limits[1],
+                    *sizes[1:],
+                )
+            )
         return f"{self.title}\n{full}; {AGAIN} {self.again}\n{lines(header, body)}\n"
 
     def missed(self) -> list[str]:
         """Returns the names of the rows that are over their limits."""
         bound = [row for row in self.rows if row.limit is not None]
-        times = [f"{self.name}, keep {row.keep:g}: time {row.over_ideal.median:.3f}" for row in bound if not row.time_ok]
-        return times + [f"{self.name}, keep {row.keep:g}: memory {row.memory:.3f}" for row in bound if not row.memory_ok]
+        times = [
+            f"{self.name}, keep {row.keep:g}: time {row.over_ideal.median:.3f}"
+            for row in bound
+            if not row.time_ok
+        ]
+        return times + [
+            f"{self.name}, keep {row.keep:g}: memory {row.memory:.3f}"
+            for row in bound
+            if not row.memory_ok
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the values by name."""
         return {**asdict(self), "rows": [row.as_dict() for row in self.rows]}
 
 
-def measure(name: str, keeps: Sequence[float], rounds: int, batch: int, device: torch.device, dtype: torch.dtype) -> Table:
+def measure(
+    name: str,
+    keeps: Sequence[float],
+    rounds: int,
+    batch: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Table:
     """Times all shares and forms of one model; a round times all of them, and the full step and the forward pass."""
     task = TASKS[name]
     steps = steps_of(task, batch, device, dtype)
     every = rows_of(1.0, batch, device)
     cases = [(keep, form) for keep in keeps for form in FORMS]
     alone = [Side(form, steps[form], every) for form in (FORWARD, FULL, AGAIN)]
-    sides = [*alone, *(Side(f"{form} {keep}", steps[form], rows_of(keep, batch, device)) for keep, form in cases)]
+    sides = [
+        *alone,
+        *(
+            Side(f"{form} {keep}", steps[form], rows_of(keep, batch, device))
+            for keep, form in cases
+        ),
+    ]
     cpu, wall = seconds_in_turns(sides, pairs=rounds, device=device)
     forward, full, again, *others = cpu if device.type == "cpu" else wall
     with torch_threads(1):
         full_bytes = peak_memory(steps[FULL], every())
-        bytes_of = {(keep, form): peak_memory(steps[form], rows_of(keep, batch, device)()) for keep, form in cases}
+        bytes_of = {
+            (keep, form): peak_memory(steps[form], rows_of(keep, batch, device)())
+            for keep, form in cases
+        }
     rows = []
     for (keep, form), seconds in zip(cases, others, strict=True):
         kept = round(keep * batch)
@@ -488,8 +561,12 @@ def measure(name: str, keeps: Sequence[float], rounds: int, batch: int, device: 
                 keep=keep,
                 kept=kept,
                 form=form,
-                over_ideal=median_interval([s / least for s, least in zip(seconds, ideal, strict=True)]),
-                over_full=median_interval([s / whole for s, whole in zip(seconds, full, strict=True)]),
+                over_ideal=median_interval(
+                    [s / least for s, least in zip(seconds, ideal, strict=True)]
+                ),
+                over_full=median_interval(
+                    [s / whole for s, whole in zip(seconds, full, strict=True)]
+                ),
                 seconds=statistics.median(seconds),
                 memory=bytes_of[keep, form] / full_bytes,
                 limit=time_limit(keep, small=task.small) if form == BINDING else None,
@@ -535,12 +612,20 @@ def step_time_panel(table: Mapping[str, Any], batch: int) -> Panel:
     curves = []
     for form in FORMS:
         rows = [row for row in table["rows"] if row["form"] == form]
-        points = [(row["kept"] / batch, *(row["over_full"][end] for end in ("median", "low", "high"))) for row in rows]
+        points = [
+            (row["kept"] / batch, *(row["over_full"][end] for end in ("median", "low", "high")))
+            for row in rows
+        ]
         curves.append(Curve(form, points))
     forward = table["forward"]
-    ends = [[forward[end] + x * (1 - forward[end]) for end in ("median", "low", "high")] for x, *_ in curves[0].points]
+    ends = [
+        [forward[end] + x * (1 - forward[end]) for end in ("median", "low", "high")]
+        for x, *_ in curves[0].points
+    ]
     ideal = Curve("ideal", [(x, *at) for (x, *_), at in zip(curves[0].points, ends, strict=True)])
-    return Panel(TASKS[table["name"]].title, "share of rows kept", "step time / full step", [ideal, *curves])
+    return Panel(
+        TASKS[table["name"]].title, "share of rows kept", "step time / full step", [ideal, *curves]
+    )
 
 
 def markdown(results: Mapping[str, Any]) -> str:
@@ -553,25 +638,62 @@ def markdown(results: Mapping[str, Any]) -> str:
             at = row[BINDING]["over_ideal"]
             bound = f"{at['median']:.3f} [{at['low']:.3f}, {at['high']:.3f}]"
             others = [f"{row[form]['over_ideal']['median']:.3f}" for form in FORMS[1:]]
-            body.append((TASKS[table["name"]].title, f"{keep:g}", bound, *others, f"{row[BINDING]['memory']:.3f}"))
+            body.append(
+                (
+                    TASKS[table["name"]].title,
+                    f"{keep:g}",
+                    bound,
+                    *others,
+                    f"{row[BINDING]['memory']:.3f}",
+                )
+            )
     return "\n".join(f"| {' | '.join(cells)} |" for cells in body)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns 1 where a limit is missed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.subset_backward", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.subset_backward", description=__doc__
+    )
     parser.add_argument("--quick", action="store_true", help="measure a few rounds only")
     parser.add_argument(
-        "--only", nargs="+", choices=TASKS, default=list(TASKS), metavar="MODEL", help="models to measure, out of %(choices)s"
+        "--only",
+        nargs="+",
+        choices=TASKS,
+        default=list(TASKS),
+        metavar="MODEL",
+        help="models to measure, out of %(choices)s",
     )
-    parser.add_argument("--keep", nargs="+", type=float, default=KEEP, choices=KEEP, help="shares of rows to keep")
-    parser.add_argument("--rounds", type=int, help="number of rounds (default: 21, or 5 with --quick)")
-    parser.add_argument("--batch", type=int, default=BATCH, help="number of samples of a batch (default: %(default)s)")
+    parser.add_argument(
+        "--keep", nargs="+", type=float, default=KEEP, choices=KEEP, help="shares of rows to keep"
+    )
+    parser.add_argument(
+        "--rounds", type=int, help="number of rounds (default: 21, or 5 with --quick)"
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=BATCH,
+        help="number of samples of a batch (default: %(default)s)",
+    )
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="data type of autocast")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
-    parser.add_argument("--figure", type=Path, help="file for a chart of the step times: .html, .svg or .png")
-    parser.add_argument("--markdown", action="store_true", help="also print the table of docs/evidence/subset-backward.md")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="data type of autocast",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--figure", type=Path, help="file for a chart of the step times: .html, .svg or .png"
+    )
+    parser.add_argument(
+        "--markdown",
+        action="store_true",
+        help="also print the table of docs/evidence/subset-backward.md",
+    )
     given = parser.parse_args(arguments)
     rounds, dtype = given.rounds or (5 if given.quick else 21), getattr(torch, given.dtype)
     if given.figure is not None:
@@ -582,13 +704,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(table, flush=True)
         made.append(table)
     missed = [one for table in made for one in table.missed()]
-    settings = {"batch": given.batch, "dtype": given.dtype, "rounds": rounds, "memory_limit": MEMORY_LIMIT}
-    results = {"benchmark": "subset_backward", "quick": given.quick, **about(given.device), **settings, "missed": missed}
+    settings = {
+        "batch": given.batch,
+        "dtype": given.dtype,
+        "rounds": rounds,
+        "memory_limit": MEMORY_LIMIT,
+    }
+    results = {
+        "benchmark": "subset_backward",
+        "quick": given.quick,
+        **about(given.device),
+        **settings,
+        "missed": missed,
+    }
     results["tables"] = [table.as_dict() for table in made]
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(results, indent=1) + "\n")
     if given.figure is not None:
-        write_panels([step_time_panel(table, given.batch) for table in results["tables"]], given.figure)
+        write_panels(
+            [step_time_panel(table, given.batch) for table in results["tables"]], given.figure
+        )
     if given.markdown:
         print(markdown(results), end="\n\n")
     print(f"{len(missed)} limits missed" + "".join(f"\n  {one}" for one in missed))

@@ -103,7 +103,9 @@ def slow_task(samples: int) -> tuple[Task, Data]:
     """Returns a training that waits for its data nearly all of the time."""
     nothing = torch.empty(0)
     data = Data(SlowDataset(samples), nothing, nothing)  # pyright: ignore[reportArgumentType]
-    return Task("slow", lambda _: None, lambda _: data, partial(perceptron, 20), lr=0.01, batch_size=64), data
+    return Task(
+        "slow", lambda _: None, lambda _: data, partial(perceptron, 20), lr=0.01, batch_size=64
+    ), data
 
 
 # Loops, a step per turn
@@ -131,7 +133,9 @@ class EvenBatches(Sampler[list[int]]):
         return self._sizes.steps
 
 
-def steps(loader: Any, model: Any, criterion: Any, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+def steps(
+    loader: Any, model: Any, criterion: Any, optimizer: torch.optim.Optimizer
+) -> Iterator[None]:
     """Trains for an epoch, one step per turn."""
     for x, y in loader:
         criterion(model(x), y).backward()
@@ -153,7 +157,9 @@ def by_hand(task: Task, data: Data, share: float) -> Iterator[None]:
         yield from steps(loader, model, criterion, optimizer)
 
 
-def with_winnow(task: Task, data: Data, share: float, epochs: int, spend: Literal["steps"] | None = None) -> Iterator[None]:
+def with_winnow(
+    task: Task, data: Data, share: float, epochs: int, spend: Literal["steps"] | None = None
+) -> Iterator[None]:
     """Trains with Winnow; the draw stays in proportion to the uncertainty, however little the network has learned."""
     model, loader = task.build(SEED), task.loader(data, SEED)
     optimizer = task.optimizer(model)
@@ -173,7 +179,9 @@ def with_winnow(task: Task, data: Data, share: float, epochs: int, spend: Litera
 # Measuring, in a process of its own
 
 
-def epoch_seconds(load: Callable[[], tuple[Task, Data]], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
+def epoch_seconds(
+    load: Callable[[], tuple[Task, Data]], rounds: int
+) -> tuple[dict[str, float], dict[str, float]]:
     """Returns the CPU seconds and the wall seconds of an epoch of each side; the sides take a step in turns."""
     task, data = load()
     n, few = len(data.train), FEW / task.batch_size
@@ -183,13 +191,18 @@ def epoch_seconds(load: Callable[[], tuple[Task, Data]], rounds: int) -> tuple[d
         turns[_side("hand", share, few)] = by_hand(task, data, share)
         turns[_side("winnow", share, few)] = with_winnow(task, data, share, epochs)
     for share in SHARES:
-        turns[_side("steps", share, few)] = with_winnow(task, data, share, round(epochs / share) + 1, "steps")
+        turns[_side("steps", share, few)] = with_winnow(
+            task, data, share, round(epochs / share) + 1, "steps"
+        )
     sides = [Side(name, lambda _, of=of: next(of)) for name, of in turns.items()]
     calls = -(-n // task.batch_size)
     both = seconds_in_turns(sides, pairs=rounds, calls=calls, warm_up=WARM_UP * calls)
     # All sides take as many steps: in fewer steps, those are of more epochs.
     parts = {_side("steps", share, few): share for share in SHARES}
-    cpu, wall = ({name: parts.get(name, 1) * sum(of) / rounds for name, of in zip(turns, times, strict=True)} for times in both)
+    cpu, wall = (
+        {name: parts.get(name, 1) * sum(of) / rounds for name, of in zip(turns, times, strict=True)}
+        for times in both
+    )
     return cpu, wall
 
 
@@ -219,7 +232,9 @@ def plan_ratios(n: int, pairs: int) -> dict[str, float]:
     seeds = iter(range(10**9))
 
     def planned(records: Mapping[str, Tensor]) -> None:
-        method.plan_epoch(records, epoch=5, epochs=10, generator=torch.Generator().manual_seed(next(seeds)))
+        method.plan_epoch(
+            records, epoch=5, epochs=10, generator=torch.Generator().manual_seed(next(seeds))
+        )
 
     started = attached(method, n, torch.device("cpu")).run
     for name, column in known.items():
@@ -230,10 +245,15 @@ def plan_ratios(n: int, pairs: int) -> dict[str, float]:
         Side("start of an epoch", lambda _: start_epoch(started)),
     ]
     names = ("again", *(side.name for side in sides))
-    return {name: row.cpu.median for name, row in zip(names, compare(randperm(n), sides, pairs=pairs), strict=True)}
+    return {
+        name: row.cpu.median
+        for name, row in zip(names, compare(randperm(n), sides, pairs=pairs), strict=True)
+    }
 
 
-def in_processes(count: int, measure: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, list[float]]:
+def in_processes(
+    count: int, measure: Callable[..., dict[str, float]], *arguments: Any
+) -> dict[str, list[float]]:
     """Measures in several new processes, one after the other, and returns the value of each by name.
 
     The place of memory in a process makes one side some percent slower or faster as long as the process lives. More rounds do
@@ -280,21 +300,29 @@ class Found:
             return "met"
         if self.value.low <= self.limit:
             return "cannot tell"
-        return "out of reach" if self.by_hand is not None and self.by_hand.low > self.limit else "missed"
+        return (
+            "out of reach"
+            if self.by_hand is not None and self.by_hand.low > self.limit
+            else "missed"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the values by name."""
         return {**asdict(self), "verdict": self.verdict}
 
 
-def epoch_figures(seconds: Mapping[str, Sequence[float]], *, short_steps: bool = False) -> list[Found]:
+def epoch_figures(
+    seconds: Mapping[str, Sequence[float]], *, short_steps: bool = False
+) -> list[Found]:
     """Returns what the times of epochs say.
 
     Args:
         seconds: Seconds of an epoch of each side, one value per process.
         short_steps: Whether the steps are so short that the comparison with the loop by hand only informs. Default: False.
     """
-    each = [dict(zip(seconds, values, strict=True)) for values in zip(*seconds.values(), strict=True)]
+    each = [
+        dict(zip(seconds, values, strict=True)) for values in zip(*seconds.values(), strict=True)
+    ]
 
     def over(side: str, other: str | None = None, share: float = 1.0) -> Interval:
         def full(s: Mapping[str, float]) -> float:
@@ -307,13 +335,22 @@ def epoch_figures(seconds: Mapping[str, Sequence[float]], *, short_steps: bool =
         hand = over(f"hand {share:g}", share=share)
         found += [
             Found(f"by hand at {share:g}, over share", hand),
-            Found(f"Winnow at {share:g}, over share", over(f"winnow {share:g}", share=share), LIMIT, hand),
+            Found(
+                f"Winnow at {share:g}, over share",
+                over(f"winnow {share:g}", share=share),
+                LIMIT,
+                hand,
+            ),
             Found(
                 f"Winnow at {share:g}, over by hand",
                 over(f"winnow {share:g}", f"hand {share:g}"),
                 None if short_steps else LIMIT,
             ),
-            Found(f"Winnow at {share:g} in fewer steps, over share", over(f"steps {share:g}", share=share), STEPS_LIMIT),
+            Found(
+                f"Winnow at {share:g} in fewer steps, over share",
+                over(f"steps {share:g}", share=share),
+                STEPS_LIMIT,
+            ),
         ]
     return [
         *found,
@@ -363,16 +400,25 @@ QUICK = Sizes(plan=2_000_000, pairs=3, samples=512, slow=128, rounds=1, processe
 def measured(part: str, sizes: Sizes) -> Iterator[dict[str, Any]]:
     """Measures one of `PARTS`, and yields one table after the other."""
 
-    def table(on: str, unit: str, values: Mapping[str, Sequence[float]], found: Sequence[Found]) -> dict[str, Any]:
+    def table(
+        on: str, unit: str, values: Mapping[str, Sequence[float]], found: Sequence[Found]
+    ) -> dict[str, Any]:
         rounded = {name: [float(f"{value:.5g}") for value in of] for name, of in values.items()}
         return {"part": part, "on": on, unit: rounded, "figures": [one.as_dict() for one in found]}
 
     if part == "plan":
         ratios = in_processes(sizes.processes, plan_ratios, sizes.plan, sizes.pairs)
-        yield table(f"{sizes.plan:,} samples, CPU time over torch.randperm", "ratios", ratios, plan_figures(ratios))
+        yield table(
+            f"{sizes.plan:,} samples, CPU time over torch.randperm",
+            "ratios",
+            ratios,
+            plan_figures(ratios),
+        )
     elif part == "epochs":
         for name in networks(sizes.samples):
-            seconds = in_processes(sizes.processes, network_seconds, name, sizes.samples, sizes.rounds)
+            seconds = in_processes(
+                sizes.processes, network_seconds, name, sizes.samples, sizes.rounds
+            )
             figures = epoch_figures(seconds, short_steps=name in SHORT_STEPS)
             yield table(f"{name}, CPU time of an epoch", "seconds", seconds, figures)
     else:
@@ -414,24 +460,47 @@ def page_part(tables: Sequence[Mapping[str, Any]]) -> str:
 
 def judged(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Returns the names of the figures that missed their limits, or may have, by verdict."""
-    named = [(one["verdict"], f"{table['on']}: {one['name']}") for table in tables for one in table["figures"]]
+    named = [
+        (one["verdict"], f"{table['on']}: {one['name']}")
+        for table in tables
+        for one in table["figures"]
+    ]
     verdicts = ("missed", "out of reach", "cannot tell")
-    return {verdict.replace(" ", "_"): [name for of, name in named if of == verdict] for verdict in verdicts}
+    return {
+        verdict.replace(" ", "_"): [name for of, name in named if of == verdict]
+        for verdict in verdicts
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns 1 where a limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.winnow_cost", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="measure few samples, rounds and processes only")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
     parser.add_argument(
-        "--only", nargs="+", choices=PARTS, default=PARTS, help="parts to measure; the results of others stay in the file"
+        "--quick", action="store_true", help="measure few samples, rounds and processes only"
     )
-    parser.add_argument("--page", type=Path, help="page in Markdown whose tables are written anew (default: none)")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=PARTS,
+        default=PARTS,
+        help="parts to measure; the results of others stay in the file",
+    )
+    parser.add_argument(
+        "--page", type=Path, help="page in Markdown whose tables are written anew (default: none)"
+    )
     given = parser.parse_args(arguments)
-    before = json.loads(given.out.read_text()) if given.out.exists() else {"tables": [], "quick": given.quick}
+    before = (
+        json.loads(given.out.read_text())
+        if given.out.exists()
+        else {"tables": [], "quick": given.quick}
+    )
     if before["quick"] != given.quick and set(given.only) != set(PARTS):
-        parser.error(f"{given.out} was measured {'with' if before['quick'] else 'without'} --quick: give another --out")
+        parser.error(
+            f"{given.out} was measured {'with' if before['quick'] else 'without'} --quick: give another --out"
+        )
     sizes = QUICK if given.quick else Sizes()
     found: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
     for table in before["tables"]:
@@ -442,13 +511,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found[part].append(table)
     tables = [table for of_part in found.values() for table in of_part]
     verdicts = judged(tables)
-    results = {"benchmark": "winnow_cost", "quick": given.quick, **about(torch.device("cpu")), **verdicts}
+    results = {
+        "benchmark": "winnow_cost",
+        "quick": given.quick,
+        **about(torch.device("cpu")),
+        **verdicts,
+    }
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps({**results, "tables": tables}, indent=1) + "\n")
     if given.page is not None:
         given.page.write_text(between_marks(given.page.read_text(), *MARKS, page_part(tables)))
     for verdict, names in verdicts.items():
-        print(f"{verdict.replace('_', ' ')}: {len(names)}" + "".join(f"\n  {name}" for name in names))
+        print(
+            f"{verdict.replace('_', ' ')}: {len(names)}" + "".join(f"\n  {name}" for name in names)
+        )
     return 1 if verdicts["missed"] else 0
 
 

@@ -52,7 +52,12 @@ class Training:
         data, self.case = TensorDataset(x, (x[:, 0] > 0).long() + 2 * (x[:, 1] > 1)), case
         sampler = DistributedSampler(data, size, rank) if size > 1 else None
         self.user = DataLoader(
-            data, BATCH, shuffle=sampler is None, sampler=sampler, drop_last=case.drop_last, num_workers=case.workers
+            data,
+            BATCH,
+            shuffle=sampler is None,
+            sampler=sampler,
+            drop_last=case.drop_last,
+            num_workers=case.workers,
         )
         self.model = nn.Linear(6, 4)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 1.0)
@@ -162,6 +167,9 @@ METHODS: dict[str, Any] = {
     "0.5": 0.5,
     "half of the samples": thresher.UniformSubset(keep=0.5),
     "from the middle on": thresher.SelectiveBackprop(keep=0.5, start=0.5),
-    "pruned, then chosen": [methods.create("prune", **NEED["prune"]), thresher.SelectiveBackprop(keep=0.5)],
+    "pruned, then chosen": [
+        methods.create("prune", **NEED["prune"]),
+        thresher.SelectiveBackprop(keep=0.5),
+    ],
 }
 """All methods by name, and some settings."""

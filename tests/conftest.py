@@ -19,14 +19,20 @@ from depth import DEEP
 from devices import DEVICE
 from thresher.subset.compilers import lacks_torch
 
-pytest.register_assert_rewrite("loss_cases")  # before the first test module of any folder imports it
+pytest.register_assert_rewrite(
+    "loss_cases"
+)  # before the first test module of any folder imports it
 
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started in, which output that is piped would follow
+os.environ.pop(
+    "COLUMNS", None
+)  # of the terminal that the tests are started in, which output that is piped would follow
 torch.set_num_threads(1)
 
 # `make test` repeats the same examples; `make verify` draws new ones.
-hypothesis.settings.register_profile("quick", deadline=None, database=None, derandomize=True, max_examples=40)
+hypothesis.settings.register_profile(
+    "quick", deadline=None, database=None, derandomize=True, max_examples=40
+)
 hypothesis.settings.register_profile("verify", deadline=None, database=None, print_blob=True)
 hypothesis.settings.load_profile("verify" if DEEP else "quick")
 
@@ -73,7 +79,8 @@ def skip_if_torch_is_too_old(report: pytest.TestReport | pytest.CollectReport, p
     if reason is None or not report.failed:
         return
     if re.search(
-        rf"{re.escape(reason)}|(cannot import name .* from|No module named) 'torch\._", f"{report.longrepr}{report.capstdout}"
+        rf"{re.escape(reason)}|(cannot import name .* from|No module named) 'torch\._",
+        f"{report.longrepr}{report.capstdout}",
     ):
         report.outcome, report.longrepr = "skipped", (str(path), 0, reason)
 
@@ -132,13 +139,17 @@ def shared_traces(monkeypatch):
     from subset_cases import trace_once_per_architecture
     from thresher.subset import SubsetBackward
 
-    monkeypatch.setattr(SubsetBackward, "_trace", trace_once_per_architecture(SubsetBackward._trace))
+    monkeypatch.setattr(
+        SubsetBackward, "_trace", trace_once_per_architecture(SubsetBackward._trace)
+    )
 
 
 @pytest.fixture
 def group_of_one(tmp_path):
     """A process group with this process alone, in which DistributedDataParallel and fully_shard can be made."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     yield
     torch.distributed.destroy_process_group()
     gc.collect()  # a model of several processes, collected in a forked worker later, would wait there for threads of the group

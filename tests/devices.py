@@ -16,7 +16,9 @@ DEVICE = torch.device(os.environ.get("THRESHER_DEVICE", "cpu"))
 if DEVICE.type == "cuda" and DEVICE.index is None:
     DEVICE = torch.device("cuda", 0)  # as tensors name it
 
-needs_cuda = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU; run with THRESHER_DEVICE=cuda")
+needs_cuda = pytest.mark.skipif(
+    DEVICE.type != "cuda", reason="needs a GPU; run with THRESHER_DEVICE=cuda"
+)
 
 N, BATCH, FEATURES, CLASSES = 96, 16, 6, 4
 X = torch.randn(N, FEATURES, generator=torch.Generator().manual_seed(0))
@@ -26,7 +28,12 @@ Y = ((X[:, :2] > 0).long() * torch.tensor([1, 2])).sum(1)
 def network(device: torch.device, *, dropout: float = 0.2, norm: bool = True) -> nn.Sequential:
     """Returns a small classifier with random numbers and buffers; the same weights on every device."""
     torch.manual_seed(1)
-    layers = [nn.Linear(FEATURES, 16), nn.BatchNorm1d(16) if norm else nn.Identity(), nn.ReLU(), nn.Dropout(dropout)]
+    layers = [
+        nn.Linear(FEATURES, 16),
+        nn.BatchNorm1d(16) if norm else nn.Identity(),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+    ]
     return nn.Sequential(*layers, nn.Linear(16, CLASSES)).to(device)
 
 
@@ -56,7 +63,12 @@ class SmallTraining:
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr, momentum=0.9)
         self.loader, self.run = loader_on(device, kind), None
         if method is not None:
-            given = {"loader": self.loader, "criterion": nn.CrossEntropyLoss(), "model": self.net, "optimizer": self.optimizer}
+            given = {
+                "loader": self.loader,
+                "criterion": nn.CrossEntropyLoss(),
+                "model": self.net,
+                "optimizer": self.optimizer,
+            }
             self.run = thresher.attach(method, epochs=epochs, **given, **settings)
         torch.manual_seed(2)
 
@@ -80,7 +92,9 @@ class SmallTraining:
         return self
 
     def save(self):
-        return copy.deepcopy([self.net.state_dict(), self.optimizer.state_dict(), self.run.state_dict()])
+        return copy.deepcopy(
+            [self.net.state_dict(), self.optimizer.state_dict(), self.run.state_dict()]
+        )
 
     def load(self, saved):
         for part, state in zip((self.net, self.optimizer, self.run), saved, strict=True):
@@ -88,7 +102,9 @@ class SmallTraining:
 
     def result(self):
         """Weights, momentum, losses, and the random states of host and device."""
-        states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else [])
+        states = [torch.get_rng_state()] + (
+            [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        )
         momentum = [state["momentum_buffer"] for state in self.optimizer.state.values()]
         return [self.net.state_dict(), momentum, self.losses, states]
 
@@ -99,13 +115,23 @@ class SmallAttention(nn.Module):
     def __init__(self, width: int = 32, heads: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
         self.heads, self.dropout = heads, dropout
-        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, CLASSES)
+        self.norm, self.qkv, self.out = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps shape (B, length, width) to (B, CLASSES)."""
         n, length, width = x.shape
-        q, k, v = self.qkv(self.norm(x)).view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
+        q, k, v = (
+            self.qkv(self.norm(x))
+            .view(n, length, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.dropout if self.training else 0.0
+        )
         return self.out((x + mixed.transpose(1, 2).reshape(n, length, width)).mean(1))
 
 
@@ -113,11 +139,18 @@ def small_conv_net() -> nn.Module:
     """Returns a convolutional classifier of images of shape (B, 3, 8, 8)."""
     first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU())
     return nn.Sequential(
-        first, nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)
+        first,
+        nn.Conv2d(8, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 4),
     )
 
 
-def assert_subset_gradients(model, x, *, rows=(1, 4, 5, 9), dtype=None, share=1e-5, may_fall_back=False, **options):
+def assert_subset_gradients(
+    model, x, *, rows=(1, 4, 5, 9), dtype=None, share=1e-5, may_fall_back=False, **options
+):
     """Compares the gradients of some rows with those of the plain model; the model must not have fallen back to it.
 
     Args:
@@ -134,7 +167,10 @@ def assert_subset_gradients(model, x, *, rows=(1, 4, 5, 9), dtype=None, share=1e
 
     chosen, fast = torch.tensor(rows, device=x.device), subset_backward(model, **options)
     found = []
-    for call, kept in ((model, lambda out: out[chosen]), (fast, lambda out: kept_rows(out, chosen))):
+    for call, kept in (
+        (model, lambda out: out[chosen]),
+        (fast, lambda out: kept_rows(out, chosen)),
+    ):
         for parameter in model.parameters():
             parameter.grad = None
         torch.manual_seed(5)
@@ -146,6 +182,10 @@ def assert_subset_gradients(model, x, *, rows=(1, 4, 5, 9), dtype=None, share=1e
     largest = max(float(gradient.abs().max()) for gradient in found[0].values())
     for name, wanted in found[0].items():
         torch.testing.assert_close(
-            found[1][name], wanted, rtol=0, atol=share * largest, msg=lambda text, name=name: f"{name}: {text}"
+            found[1][name],
+            wanted,
+            rtol=0,
+            atol=share * largest,
+            msg=lambda text, name=name: f"{name}: {text}",
         )
     return fast

@@ -30,7 +30,9 @@ def main(folder: Path, killed_at: int | None) -> None:
     x = torch.randn(N, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     data = TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 1).long())
     torch.manual_seed(1)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)).double())
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)).double()
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     sampler = thresher.Shuffle(data, num_replicas=size, rank=rank, drop_last=True)
     loader = DataLoader(data, BATCH, sampler=sampler, drop_last=True)
@@ -42,8 +44,15 @@ def main(folder: Path, killed_at: int | None) -> None:
         optimizer=optimizer,
         epochs=EPOCHS,
     )
-    parts: dict[str, Any] = {"run": run, "model": model, "optimizer": OptimizerState(model, optimizer), "step": 0}
-    last = max((path for path in folder.glob("*-steps") if (path / ".metadata").exists()), default=None)
+    parts: dict[str, Any] = {
+        "run": run,
+        "model": model,
+        "optimizer": OptimizerState(model, optimizer),
+        "step": 0,
+    }
+    last = max(
+        (path for path in folder.glob("*-steps") if (path / ".metadata").exists()), default=None
+    )
     if last is not None:
         checkpoint.load(parts, checkpoint_id=last)
     step, rows = parts["step"], []
@@ -59,7 +68,10 @@ def main(folder: Path, killed_at: int | None) -> None:
             step += 1
             if step % 5 == 0:
                 checkpoint.save({**parts, "step": step}, checkpoint_id=folder / f"{step:04}-steps")
-    torch.save({"first": first, "rows": rows, "weights": list(model.parameters())}, folder / f"found-{rank}")
+    torch.save(
+        {"first": first, "rows": rows, "weights": list(model.parameters())},
+        folder / f"found-{rank}",
+    )
     distributed.barrier()
     distributed.destroy_process_group()
 

@@ -23,11 +23,25 @@ import thresher.lightning
 import transformers_cases
 from depth import depth
 from helpers import assert_same
-from lightning_cases import BATCH, Classifier, Saves, dataset, fit, last_rate_of_full_training, trainer
+from lightning_cases import (
+    BATCH,
+    Classifier,
+    Saves,
+    dataset,
+    fit,
+    last_rate_of_full_training,
+    trainer,
+)
 from subset_cases import trace_once_per_architecture
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.run.history import COUNTED
-from thresher.samplers import BalancedBatchSampler, Grouped, Shuffle, StratifiedBatchSampler, WeightedSampler
+from thresher.samplers import (
+    BalancedBatchSampler,
+    Grouped,
+    Shuffle,
+    StratifiedBatchSampler,
+    WeightedSampler,
+)
 from thresher.subset import SubsetBackward
 
 WORLD, EPOCHS = 2, 3
@@ -50,7 +64,9 @@ class Normalized(Classifier):
 def network() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
+        return nn.Sequential(
+            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)
+        )
 
 
 ON_TWO = {"devices": WORLD, "strategy": "ddp", "max_epochs": EPOCHS}
@@ -62,7 +78,14 @@ def lightning_changes_nothing(rank: int, folder: str) -> None:
         found = []
         for callbacks in ([], [thresher.lightning.Selection(thresher.FullData())]):
             module = Normalized(draws=True)
-            made = fit(module, *callbacks, validate=True, workers=workers, accumulate_grad_batches=accumulate, **ON_TWO)
+            made = fit(
+                module,
+                *callbacks,
+                validate=True,
+                workers=workers,
+                accumulate_grad_batches=accumulate,
+                **ON_TWO,
+            )
             steps = (made.global_step, module.validated, module.estimates)
             found.append((lightning_cases.outcome(module, made), steps))
         assert type(made.train_dataloader.sampler) is DistributedSampler
@@ -73,12 +96,19 @@ def by_hand(method: Any, rank: int) -> Any:
     """The same training as a plain loop with DistributedDataParallel."""
     torch.manual_seed(0)
     net, data = network(), dataset()
-    model, optimizer = DistributedDataParallel(net), torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    model, optimizer = (
+        DistributedDataParallel(net),
+        torch.optim.SGD(net.parameters(), 0.05, momentum=0.9),
+    )
     loader = DataLoader(data, BATCH, sampler=DistributedSampler(data, WORLD, rank))
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
-    run = thresher.attach(method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=EPOCHS)
+    run = thresher.attach(
+        method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=EPOCHS
+    )
     total = EPOCHS * len(loader)
-    scheduler = run.pace(torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=total), total)
+    scheduler = run.pace(
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=total), total
+    )
     for epoch in range(EPOCHS):
         loader.sampler.set_epoch(epoch)
         for x, y in run.loader:
@@ -101,8 +131,12 @@ def lightning_equals_a_plain_loop(rank: int, folder: str) -> None:
         assert_same(module.net.state_dict(), net.state_dict(), name)
         assert_same(made.optimizers[0].state_dict()["state"], optimizer.state_dict()["state"], name)
         found = selection.run
-        assert_same([dict(entry) for entry in found.history], [dict(entry) for entry in run.history], name)
-        assert [getattr(found.cost, one) for one in COUNTED] == [getattr(run.cost, one) for one in COUNTED]
+        assert_same(
+            [dict(entry) for entry in found.history], [dict(entry) for entry in run.history], name
+        )
+        assert [getattr(found.cost, one) for one in COUNTED] == [
+            getattr(run.cost, one) for one in COUNTED
+        ]
         assert (found.cost.refresh > 0) == (name == "kakurenbo")
         if rank == 0:
             assert_same(dict(found.records), dict(run.records), name)
@@ -113,10 +147,14 @@ def lightning_equals_a_plain_loop(rank: int, folder: str) -> None:
 
 def lightning_goes_on(rank: int, folder: str) -> None:
     """From checkpoints after a step and after an epoch, with the same bits."""
-    for name, workers in depth([("kakurenbo", 0)], [(name, workers) for name in METHODS for workers in (0, 2)]):
+    for name, workers in depth(
+        [("kakurenbo", 0)], [(name, workers) for name in METHODS for workers in (0, 2)]
+    ):
         saves, module = Saves(Path(folder, name, str(workers))), Normalized()
         settings = {"validate": True, "workers": workers, **ON_TWO}
-        expected = lightning_cases.outcome(module, fit(module, thresher.lightning.Selection(METHODS[name]), saves, **settings))
+        expected = lightning_cases.outcome(
+            module, fit(module, thresher.lightning.Selection(METHODS[name]), saves, **settings)
+        )
         for path in saves.of_epoch(1, *depth(["step"], ["step", "last", "validation", "epoch"])):
             resumed, selection = Normalized(), thresher.lightning.Selection(METHODS[name])
             made = fit(resumed, selection, seed=9, ckpt_path=path, **settings)
@@ -147,8 +185,13 @@ def lightning_after_an_error(rank: int, folder: str) -> None:
 def lightning_refuses(rank: int, folder: str) -> None:
     sampler = torch.utils.data.WeightedRandomSampler(torch.ones(len(dataset())), len(dataset()))
     loader = DataLoader(dataset(), BATCH, sampler=sampler)
-    with pytest.raises(ValueError, match="puts into a DistributedSamplerWrapper, is not supported. Use shuffle=True"):
-        trainer(thresher.lightning.Selection(thresher.InfoBatch()), **ON_TWO).fit(Classifier(), loader)
+    with pytest.raises(
+        ValueError,
+        match="puts into a DistributedSamplerWrapper, is not supported. Use shuffle=True",
+    ):
+        trainer(thresher.lightning.Selection(thresher.InfoBatch()), **ON_TWO).fit(
+            Classifier(), loader
+        )
 
 
 def transformers_changes_nothing(rank: int, folder: str) -> None:
@@ -164,12 +207,16 @@ def transformers_goes_on(rank: int, folder: str) -> None:
     settings = {"gradient_accumulation_steps": 3}
     methods = {**transformers_cases.METHODS, "winnow": thresher.UniformSubset(keep=0.5)}
     for name in methods:
-        made = transformers_cases.trainer(f"{folder}/{name}", methods[name], save_strategy="steps", save_steps=2, **settings)
+        made = transformers_cases.trainer(
+            f"{folder}/{name}", methods[name], save_strategy="steps", save_steps=2, **settings
+        )
         made.train()
         assert made.lr_scheduler.get_last_lr() == [0, 0]
         assert made.state.global_step == made.run.cost.steps
         weights: list[Any] = [None] * WORLD
-        distributed.all_gather_object(weights, {key: value.tolist() for key, value in made.model.state_dict().items()})
+        distributed.all_gather_object(
+            weights, {key: value.tolist() for key, value in made.model.state_dict().items()}
+        )
         assert weights[0] == weights[1]
         again = transformers_cases.trainer(f"{folder}/again", methods[name], **settings)
         again.train(f"{folder}/{name}/checkpoint-2")
@@ -188,7 +235,9 @@ def fused_head_changes_nothing(rank: int, folder: str) -> None:
             found.append(made.model.state_dict())
         assert_same(found[1], found[0])
         weights: list[Any] = [None] * WORLD
-        distributed.all_gather_object(weights, {key: value.tolist() for key, value in found[2].items()})
+        distributed.all_gather_object(
+            weights, {key: value.tolist() for key, value in found[2].items()}
+        )
         assert weights[0] == weights[1]
 
 
@@ -196,7 +245,9 @@ LENGTHS = torch.arange(1, 46)
 BATCH_SAMPLERS = {
     "Grouped": lambda **settings: Grouped(LENGTHS, max_tokens=90, **settings),
     "Balanced": lambda **settings: BalancedBatchSampler(LENGTHS % 5, 4, **settings),
-    "P x K": lambda **settings: BalancedBatchSampler(LENGTHS % 5, classes_per_batch=2, samples_per_class=2, **settings),
+    "P x K": lambda **settings: BalancedBatchSampler(
+        LENGTHS % 5, classes_per_batch=2, samples_per_class=2, **settings
+    ),
     "Stratified": lambda **settings: StratifiedBatchSampler(LENGTHS % 5, 4, **settings),
 }
 NUMBERS = [{"x": torch.tensor([float(i)])} for i in range(len(LENGTHS))]
@@ -213,7 +264,9 @@ def assert_as_in_one_process(found: Counter[int], make: Any, *, even: bool) -> N
     """The batches of one process; of an odd number of them, the beginning may come again."""
     batches = list(make(num_replicas=1, rank=0))
     once = Counter(i for batch in batches for i in batch)
-    assert once == found or (even and once <= found and (found - once).total() <= max(map(len, batches)))
+    assert once == found or (
+        even and once <= found and (found - once).total() <= max(map(len, batches))
+    )
 
 
 class Records(nn.Module):
@@ -242,11 +295,20 @@ def batch_samplers_with_accelerate(rank: int, folder: str) -> None:
             found = count_of_ranks(i for batch in accelerator.prepare(loader) for i in batch["x"])
             assert_as_in_one_process(found, make, even=even)
             if name != "Stratified":  # a run stratifies its own batches instead
-                with pytest.raises(ValueError, match="a batch_sampler, [GB].*: leaving out samples would break"):
-                    thresher.attach(thresher.FullData(), loader=accelerator.prepare(loader), criterion=None, epochs=1)
+                with pytest.raises(
+                    ValueError, match="a batch_sampler, [GB].*: leaving out samples would break"
+                ):
+                    thresher.attach(
+                        thresher.FullData(),
+                        loader=accelerator.prepare(loader),
+                        criterion=None,
+                        epochs=1,
+                    )
             with pytest.raises(RuntimeError, match="a part of a part"):
                 list(accelerator.prepare(DataLoader(NUMBERS, batch_sampler=make())))
-            other = accelerator.prepare(DataLoader(NUMBERS, batch_sampler=make(num_replicas=1, rank=0, seed=rank)))
+            other = accelerator.prepare(
+                DataLoader(NUMBERS, batch_sampler=make(num_replicas=1, rank=0, seed=rank))
+            )
             with pytest.raises(RuntimeError, match="rank 1 differs from rank 0 in seed"):
                 list(other)
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -257,10 +319,14 @@ def batch_samplers_with_transformers(rank: int, folder: str) -> None:
 
         class WithBatches(transformers_cases.transformers.Trainer):
             def get_train_dataloader(self, make: Any = make) -> Any:
-                return self.accelerator.prepare(DataLoader(self.train_dataset, batch_sampler=make(num_replicas=1, rank=0)))
+                return self.accelerator.prepare(
+                    DataLoader(self.train_dataset, batch_sampler=make(num_replicas=1, rank=0))
+                )
 
         settings = {"num_train_epochs": 1, "with_train_dataset": NUMBERS, "with_eval_dataset": None}
-        trained = transformers_cases.trainer(f"{folder}/batches", of=WithBatches, net=Records(), **settings)
+        trained = transformers_cases.trainer(
+            f"{folder}/batches", of=WithBatches, net=Records(), **settings
+        )
         trained.train()
         assert_as_in_one_process(count_of_ranks(trained.model.ids), make, even=True)
 
@@ -283,8 +349,13 @@ def batch_samplers_with_lightning(rank: int, folder: str) -> None:
     for make in BATCH_SAMPLERS.values():
         for settings in ({}, {"num_replicas": 1, "rank": 0}):
             with pytest.raises(TypeError, match="use_distributed_sampler=False"):
-                trainer(**ON_TWO).fit(NumbersModule(), DataLoader(NUMBERS, batch_sampler=make(**settings)))
-        module, options = NumbersModule(), ON_TWO | {"max_epochs": 1, "use_distributed_sampler": False}
+                trainer(**ON_TWO).fit(
+                    NumbersModule(), DataLoader(NUMBERS, batch_sampler=make(**settings))
+                )
+        module, options = (
+            NumbersModule(),
+            ON_TWO | {"max_epochs": 1, "use_distributed_sampler": False},
+        )
         trainer(**options).fit(module, DataLoader(NUMBERS, batch_sampler=make()))
         assert_as_in_one_process(count_of_ranks(module.net.ids), make, even=True)
 
@@ -292,7 +363,9 @@ def batch_samplers_with_lightning(rank: int, folder: str) -> None:
 def samplers_in_a_plain_loop(rank: int, folder: str) -> None:
     """Each process loads its part, and a process with another sampler is named in all of them."""
     for make in BATCH_SAMPLERS.values():
-        ids = count_of_ranks(i for batch in DataLoader(NUMBERS, batch_sampler=make()) for i in batch["x"])
+        ids = count_of_ranks(
+            i for batch in DataLoader(NUMBERS, batch_sampler=make()) for i in batch["x"]
+        )
         assert_as_in_one_process(ids, make, even=True)
     differing = (
         ("weights", WeightedSampler(1 + LENGTHS * rank)),
@@ -327,9 +400,16 @@ def run_cases(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     AcceleratorState._reset_state(reset_partial_state=True)
     SubsetBackward._trace = trace_once_per_architecture(SubsetBackward._trace)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "localhost"}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(WORLD),
+        "MASTER_ADDR": "localhost",
+    }
     os.environ["MASTER_PORT"] = "29500"  # looked for, and not used: there is a process group
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
+    )
     for case in CASES:
         case(rank, f"{folder}/{case.__name__}")
         distributed.barrier()

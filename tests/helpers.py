@@ -72,7 +72,10 @@ def changed(state, **fields):
 
 def signed(state):
     """A state as if it had been saved so."""
-    ranks = [{**own, "books": own["books"] and {name: digest_of(state[name]) for name in BOOKS}} for own in state["ranks"]]
+    ranks = [
+        {**own, "books": own["books"] and {name: digest_of(state[name]) for name in BOOKS}}
+        for own in state["ranks"]
+    ]
     return {**state, "digest": digest_of(ranks), "ranks": tuple(ranks)}
 
 

@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import thresher
 from depth import depth
@@ -52,7 +59,9 @@ class Blobs:
 
     name, recipe = "blobs", {}
 
-    def __init__(self, n: int = PARTS, order: str = "shuffle", batch: int | None = BATCH, accumulate: int = 1) -> None:
+    def __init__(
+        self, n: int = PARTS, order: str = "shuffle", batch: int | None = BATCH, accumulate: int = 1
+    ) -> None:
         self.accumulate = accumulate
         self.order, self.batch, self.drop_last = order, batch, n == WHOLE
         x = torch.randn(2 * n, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -63,7 +72,10 @@ class Blobs:
     def loader(self, seed: int) -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(seed)
         if self.batch is None:
-            return DataLoader(self.data, batch_sampler=BatchSampler(RandomSampler(self.data), BATCH, drop_last=False))
+            return DataLoader(
+                self.data,
+                batch_sampler=BatchSampler(RandomSampler(self.data), BATCH, drop_last=False),
+            )
         samplers: dict[str, Any] = {
             "shuffle": RandomSampler(self.data, generator=generator),
             "without a generator": RandomSampler(self.data),
@@ -72,15 +84,25 @@ class Blobs:
             "some": SubsetRandomSampler(range(9)),
         }
         if self.order == "DistributedSampler":
-            return DataLoader(self.data, self.batch // 2, sampler=DistributedSampler(self.data, seed=seed))
-        return DataLoader(self.data, self.batch, sampler=samplers[self.order], drop_last=self.drop_last, generator=generator)
+            return DataLoader(
+                self.data, self.batch // 2, sampler=DistributedSampler(self.data, seed=seed)
+            )
+        return DataLoader(
+            self.data,
+            self.batch,
+            sampler=samplers[self.order],
+            drop_last=self.drop_last,
+            generator=generator,
+        )
 
     def training(self, data: Any, seed: int) -> Training:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         settings: dict[str, Any] = {"metric": "-loss", "accumulate": self.accumulate}
-        return Training(model, self.loader(seed), nn.CrossEntropyLoss(), optimizer, self.evaluate, **settings)
+        return Training(
+            model, self.loader(seed), nn.CrossEntropyLoss(), optimizer, self.evaluate, **settings
+        )
 
     def evaluate(self, model: nn.Module) -> float:
         self.evaluated += 1
@@ -98,7 +120,10 @@ ALL_JOBS = {
     "smaller": Job.control("smaller", SEED, 0.5),
     "shorter": Job.control("shorter", SEED, 0.6),
 }
-JOBS = {name: ALL_JOBS[name] for name in depth(("full", "infobatch", "winnow", "shorter"), tuple(ALL_JOBS))}
+JOBS = {
+    name: ALL_JOBS[name]
+    for name in depth(("full", "infobatch", "winnow", "shorter"), tuple(ALL_JOBS))
+}
 """Runs of which several processes make those of one, as long as batches are full."""
 PASSES = depth(("twice",), ("once", "twice"))
 ORDERS = depth(("shuffle",), ("shuffle", "Shuffle", "in order"))
@@ -106,7 +131,16 @@ ORDERS = depth(("shuffle",), ("shuffle", "Shuffle", "in order"))
 
 def trained(task: Any, job: Job, **settings: Any) -> dict[str, Any]:
     """The results of a training of some epochs."""
-    return train(task, None, job.spec, seed=job.seed, epochs=EPOCHS, share=job.share, label=job.label, **settings)
+    return train(
+        task,
+        None,
+        job.spec,
+        seed=job.seed,
+        epochs=EPOCHS,
+        share=job.share,
+        label=job.label,
+        **settings,
+    )
 
 
 # Cases; each runs in every process
@@ -114,7 +148,10 @@ def trained(task: Any, job: Job, **settings: Any) -> dict[str, Any]:
 
 def runs() -> dict[str, Any]:
     """Trainings that are those of one process, with the history of every sample."""
-    return {name: trained(Blobs(WHOLE), job, samples_to=Path(f"{name}.parquet")) for name, job in JOBS.items()}
+    return {
+        name: trained(Blobs(WHOLE), job, samples_to=Path(f"{name}.parquet"))
+        for name, job in JOBS.items()
+    }
 
 
 def orders() -> dict[str, Any]:
@@ -171,7 +208,10 @@ def recipes() -> dict[str, Any]:
             own = running.run(task, spec, out=Path(name))
         else:
             own = running.run(task, spec, out=Path(name))
-        found[name] = own, torch.load(Path(name) / "model.pt", weights_only=True) if own_rank() == 0 else None
+        found[name] = (
+            own,
+            torch.load(Path(name) / "model.pt", weights_only=True) if own_rank() == 0 else None,
+        )
     return found
 
 
@@ -196,7 +236,9 @@ def comparisons() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in ("first", "again"):
         watcher, specs = Noted(), parse_methods("infobatch")
-        results = compare(COMPARED, specs, [0], 2, Path("compared"), controls=["shorter"], watcher=watcher)
+        results = compare(
+            COMPARED, specs, [0], 2, Path("compared"), controls=["shorter"], watcher=watcher
+        )
         found[name] = results, watcher.told
         if name == "first" and own_rank() == 0:
             [run] = Path("compared/runs").glob("infobatch-*.json")
@@ -214,8 +256,14 @@ def refusals() -> dict[str, str]:
     for name, change in compared.items():
         settings: dict[str, Any] = {"methods": "infobatch", "jobs": None, "controls": ()} | change
         specs = parse_methods(settings.pop("methods"))
-        found[name] = _message(lambda: compare(COMPARED, specs, [0], 2, Path("refused"), **settings))  # noqa: B023
-    tasks = {"batch": Blobs(batch=63), "batch sampler": Blobs(batch=None), "some": Blobs(order="some")}
+        found[name] = _message(
+            lambda: compare(COMPARED, specs, [0], 2, Path("refused"), **settings)
+        )  # noqa: B023
+    tasks = {
+        "batch": Blobs(batch=63),
+        "batch sampler": Blobs(batch=None),
+        "some": Blobs(order="some"),
+    }
     for name, task in tasks.items():
         found[name] = _message(lambda: trained(task, JOBS["full"]))  # noqa: B023
     found["refused"] = str(Path("refused").exists())
@@ -237,11 +285,24 @@ def run_cases(rank: int, size: int, folder: str) -> None:
     """Runs all cases in this process, and saves what they return."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "ACCELERATE_USE_CPU": "true"}
-    os.environ |= {"LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512"}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "ACCELERATE_USE_CPU": "true",
+    }
+    os.environ |= {
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29512",
+    }
     os.chdir(folder)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=120)
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=120),
     )
     try:
         torch.save({case.__name__: case() for case in CASES}, f"{folder}/{rank}")

@@ -25,7 +25,9 @@ def dataset() -> TensorDataset:
 def network() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
+        return nn.Sequential(
+            nn.Linear(6, 16), nn.LayerNorm(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2)
+        )
 
 
 def train_loader(workers: int = 0, **settings: Any) -> DataLoader[Any]:
@@ -67,13 +69,20 @@ class Classifier(lightning.LightningModule):
             return optimizer
         steps = self.trainer.estimated_stepping_batches
         made = {
-            "step": lambda: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps),
+            "step": lambda: torch.optim.lr_scheduler.OneCycleLR(
+                optimizer, max_lr=0.2, total_steps=steps
+            ),
             "late": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * 14),
-            "plateau": lambda: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0),
+            "plateau": lambda: torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, factor=0.5, patience=0
+            ),
             "epoch": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS),
         }[self.schedule]()
         interval = "epoch" if self.schedule in ("epoch", "plateau") else "step"
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": made, "interval": interval, "monitor": "validation"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": made, "interval": interval, "monitor": "validation"},
+        }
 
     def _draw(self):
         if self.draws:
@@ -93,17 +102,32 @@ class Classifier(lightning.LightningModule):
 
 
 def trainer(*callbacks: Any, **settings: Any) -> lightning.Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    quiet |= {"enable_checkpointing": any(isinstance(one, lightning.pytorch.callbacks.Checkpoint) for one in callbacks)}
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
+    quiet |= {
+        "enable_checkpointing": any(
+            isinstance(one, lightning.pytorch.callbacks.Checkpoint) for one in callbacks
+        )
+    }
     return lightning.Trainer(callbacks=list(callbacks), **quiet | {"max_epochs": EPOCHS} | settings)
 
 
-def fit(module, *callbacks, workers=0, loader=None, validate=False, ckpt_path=None, seed=0, **settings):
+def fit(
+    module, *callbacks, workers=0, loader=None, validate=False, ckpt_path=None, seed=0, **settings
+):
     """Trains a module, from the same random states each time, and returns its trainer."""
     torch.manual_seed(seed)
-    validation = DataLoader(dataset(), batch_size=50, generator=torch.Generator()) if validate else None
+    validation = (
+        DataLoader(dataset(), batch_size=50, generator=torch.Generator()) if validate else None
+    )
     made = trainer(*callbacks, **settings)
-    made.fit(module, train_loader(workers) if loader is None else loader, validation, ckpt_path=ckpt_path)
+    made.fit(
+        module, train_loader(workers) if loader is None else loader, validation, ckpt_path=ckpt_path
+    )
     return made
 
 
@@ -139,7 +163,10 @@ class Saves(lightning.pytorch.callbacks.Checkpoint):
 
     def of_epoch(self, epoch, *kinds):
         """A checkpoint of each kind of one epoch; of its steps the one after the second."""
-        return [[path for path in self.paths if f"-{what}-{epoch}." in path.name][what == "step"] for what in kinds]
+        return [
+            [path for path in self.paths if f"-{what}-{epoch}." in path.name][what == "step"]
+            for what in kinds
+        ]
 
 
 def outcome(module, trained) -> dict[str, Any]:

@@ -42,7 +42,9 @@ def log_softmax(z: np.ndarray) -> list[float]:
     return [v - total for v in z]
 
 
-def of_classes(*, weight: Any = None, smoothing: float = 0.0, ignore: int = -100, softmax: bool = True) -> Reference:
+def of_classes(
+    *, weight: Any = None, smoothing: float = 0.0, ignore: int = -100, softmax: bool = True
+) -> Reference:
     def positions(outputs: np.ndarray, targets: np.ndarray) -> list[Position]:
         c = outputs.shape[0]
         w = [1.0] * c if weight is None else list(weight)
@@ -71,7 +73,10 @@ def of_classes(*, weight: Any = None, smoothing: float = 0.0, ignore: int = -100
 def of_elements(loss: Callable[[float, float, int], float]) -> Reference:
     def positions(outputs: np.ndarray, targets: np.ndarray) -> list[Position]:
         pairs = zip(outputs.reshape(-1), targets.reshape(-1), strict=True)
-        return [Position(value, value) for value in (loss(float(o), float(t), k) for k, (o, t) in enumerate(pairs))]
+        return [
+            Position(value, value)
+            for value in (loss(float(o), float(t), k) for k, (o, t) in enumerate(pairs))
+        ]
 
     return positions
 
@@ -94,7 +99,9 @@ def huber(o: float, t: float, _: int, delta: float = 0.7) -> float:
     return d * d / 2 if d < delta else delta * (d - delta / 2)
 
 
-def bernoulli(o: float, t: float, k: int, *, weight: Any = None, pos_weight: Any = None, logits: bool = False) -> float:
+def bernoulli(
+    o: float, t: float, k: int, *, weight: Any = None, pos_weight: Any = None, logits: bool = False
+) -> float:
     p = 1 / (1 + math.exp(-o)) if logits else o
     positive = 1.0 if pos_weight is None else pos_weight[k % len(pos_weight)]
     factor = 1.0 if weight is None else weight[k % len(weight)]
@@ -137,7 +144,9 @@ class Case:
     def scalar(self, outputs: Tensor, v: list[float], reduction: str) -> float:
         """Returns sum(v s m) / sum(s), with class weights sum(v s m) / sum(v s)."""
         samples = self.positions(outputs)
-        total = math.fsum(vi * p.loss for vi, sample in zip(v, samples, strict=True) for p in sample)
+        total = math.fsum(
+            vi * p.loss for vi, sample in zip(v, samples, strict=True) for p in sample
+        )
         if reduction == "sum":
             return total
         if reduction == "none":
@@ -145,7 +154,11 @@ class Case:
         if reduction == "batchmean":
             return total / len(samples)
         shares = [math.fsum(p.share for p in sample) for sample in samples]
-        return total / math.fsum(vi * s for vi, s in zip(v, shares, strict=True)) if self.class_weights else total / sum(shares)
+        return (
+            total / math.fsum(vi * s for vi, s in zip(v, shares, strict=True))
+            if self.class_weights
+            else total / sum(shares)
+        )
 
     def losses(self, outputs: Tensor, reduction: str) -> list[float]:
         """Returns the losses that are recorded: means over valid positions, without class weights."""
@@ -196,14 +209,26 @@ SMOOTH = {"label_smoothing": 0.1}
 CLASSES = {
     "ce": Case(cross_entropy(), randn(B, C), indices(B), of_classes()),
     "ce-large": Case(cross_entropy(), 200 * randn(B, C), indices(B), of_classes()),
-    "ce-smoothing": Case(cross_entropy(**SMOOTH), randn(B, C), indices(B), of_classes(smoothing=0.1)),
+    "ce-smoothing": Case(
+        cross_entropy(**SMOOTH), randn(B, C), indices(B), of_classes(smoothing=0.1)
+    ),
     "ce-weights": Case(
-        cross_entropy(weight=WEIGHT), randn(B, C), indices(B), of_classes(weight=WEIGHT.tolist()), class_weights=True
+        cross_entropy(weight=WEIGHT),
+        randn(B, C),
+        indices(B),
+        of_classes(weight=WEIGHT.tolist()),
+        class_weights=True,
     ),
     "ce-ignore": Case(cross_entropy(), randn(B, C), indices(B, ignore=-100), of_classes()),
-    "ce-ignore-2": Case(cross_entropy(ignore_index=2), randn(B, C), indices(B, ignore=2), of_classes(ignore=2)),
+    "ce-ignore-2": Case(
+        cross_entropy(ignore_index=2), randn(B, C), indices(B, ignore=2), of_classes(ignore=2)
+    ),
     "ce-ignore-minus-1": Case(
-        cross_entropy(ignore_index=-1), randn(B, C), indices(B, ignore=-1), of_classes(ignore=-1), reductions=("mean",)
+        cross_entropy(ignore_index=-1),
+        randn(B, C),
+        indices(B, ignore=-1),
+        of_classes(ignore=-1),
+        reductions=("mean",),
     ),
     "ce-all": Case(
         cross_entropy(weight=WEIGHT, ignore_index=-1, **SMOOTH),
@@ -220,9 +245,13 @@ CLASSES = {
         of_classes(weight=WEIGHT.tolist(), smoothing=0.1),
         class_weights=True,
     ),
-    "ce-probabilities-dense": Case(cross_entropy(), randn(B, C, T), randn(B, C, T).softmax(1), of_classes()),
+    "ce-probabilities-dense": Case(
+        cross_entropy(), randn(B, C, T), randn(B, C, T).softmax(1), of_classes()
+    ),
     "ce-dense": Case(cross_entropy(), randn(B, C, T), indices(B, T), of_classes()),
-    "ce-dense-ignore": Case(cross_entropy(), randn(B, C, T), indices(B, T, ignore=-100), of_classes()),
+    "ce-dense-ignore": Case(
+        cross_entropy(), randn(B, C, T), indices(B, T, ignore=-100), of_classes()
+    ),
     "ce-dense-weights": Case(
         cross_entropy(weight=WEIGHT, ignore_index=1),
         randn(B, C, T),
@@ -237,7 +266,9 @@ CLASSES = {
         of_classes(weight=WEIGHT.tolist(), smoothing=0.1),
         class_weights=True,
     ),
-    "ce-image": Case(cross_entropy(), randn(B, C, 2, 3), indices(B, 2, 3, ignore=-100), of_classes()),
+    "ce-image": Case(
+        cross_entropy(), randn(B, C, 2, 3), indices(B, 2, 3, ignore=-100), of_classes()
+    ),
     "nll": Case(nll(), randn(B, C).log_softmax(1), indices(B), of_classes(softmax=False)),
     "nll-weights": Case(
         nll(weight=WEIGHT, ignore_index=3),
@@ -246,7 +277,9 @@ CLASSES = {
         of_classes(weight=WEIGHT.tolist(), ignore=3, softmax=False),
         class_weights=True,
     ),
-    "nll-dense": Case(nll(), randn(B, C, T).log_softmax(1), indices(B, T, ignore=-100), of_classes(softmax=False)),
+    "nll-dense": Case(
+        nll(), randn(B, C, T).log_softmax(1), indices(B, T, ignore=-100), of_classes(softmax=False)
+    ),
 }
 ELEMENTS = {
     "bce": Case(module(nn.BCELoss), rand(B), rand(B), of_elements(bernoulli)),
@@ -256,7 +289,12 @@ ELEMENTS = {
         rand(B, 3).round(),
         of_elements(functools.partial(bernoulli, weight=[0.5, 2.0, 1.0])),
     ),
-    "bce-logits": Case(module(nn.BCEWithLogitsLoss), randn(B), rand(B), of_elements(functools.partial(bernoulli, logits=True))),
+    "bce-logits": Case(
+        module(nn.BCEWithLogitsLoss),
+        randn(B),
+        rand(B),
+        of_elements(functools.partial(bernoulli, logits=True)),
+    ),
     "bce-logits-pos-weight": Case(
         module(nn.BCEWithLogitsLoss, pos_weight=torch.tensor([0.5, 2.0, 4.0])),
         randn(B, 3),
@@ -267,7 +305,9 @@ ELEMENTS = {
     "mse-column": Case(module(nn.MSELoss), randn(B, 1), randn(B, 1), of_elements(squared)),
     "mse-dense": Case(module(nn.MSELoss), randn(B, 3, T), randn(B, 3, T), of_elements(squared)),
     "l1": Case(module(nn.L1Loss), randn(B, 3), randn(B, 3), of_elements(absolute)),
-    "smooth-l1": Case(module(nn.SmoothL1Loss, beta=0.5), randn(B, 3), randn(B, 3), of_elements(smooth)),
+    "smooth-l1": Case(
+        module(nn.SmoothL1Loss, beta=0.5), randn(B, 3), randn(B, 3), of_elements(smooth)
+    ),
     "huber": Case(module(nn.HuberLoss, delta=0.7), randn(B, 3), randn(B, 3), of_elements(huber)),
     "kl": Case(
         module(nn.KLDivLoss),
@@ -340,7 +380,11 @@ class Weighing:
 
     def columns(self) -> dict[str, thresher.Column]:
         types = {"loss": torch.float64, "correct": torch.bool, "confidence": torch.float32}
-        return {name: thresher.Column(dtype) for name, dtype in types.items() if name == "loss" or name in self.wanted}
+        return {
+            name: thresher.Column(dtype)
+            for name, dtype in types.items()
+            if name == "loss" or name in self.wanted
+        }
 
     def plan_epoch(self, records: Any, **_: Any) -> thresher.EpochPlan:
         weights = None if self.weights is None else torch.tensor(self.weights)
@@ -361,17 +405,27 @@ def measure(
     wanted: Iterable[str] = (),
 ) -> LossAndSignals:
     """Returns the scalar and the signals of n samples, each of `repeat` consecutive rows; None if their number is unknown."""
-    return criterion.measure(outputs, targets, RowLayout(n, repeat), weights=weights, wanted=set(wanted))
+    return criterion.measure(
+        outputs, targets, RowLayout(n, repeat), weights=weights, wanted=set(wanted)
+    )
 
 
 def signals(
-    criterion: Criterion, outputs: Any, targets: Any, n: int, repeat: int | None = 1, *, wanted: Iterable[str] = ()
+    criterion: Criterion,
+    outputs: Any,
+    targets: Any,
+    n: int,
+    repeat: int | None = 1,
+    *,
+    wanted: Iterable[str] = (),
 ) -> dict[str, Tensor]:
     """Returns the signals of n samples; the loss is among them."""
     return criterion.signals(outputs, targets, RowLayout(n, repeat), set(wanted))
 
 
-def errors(criterion: Criterion, outputs: Any, targets: Any, n: int, repeat: int | None = 1) -> Tensor:
+def errors(
+    criterion: Criterion, outputs: Any, targets: Any, n: int, repeat: int | None = 1
+) -> Tensor:
     """Returns the gradient of each sample's mean loss with respect to the outputs, shape (n, ...)."""
     return criterion.errors(outputs, targets, RowLayout(n, repeat))
 
@@ -379,7 +433,9 @@ def errors(criterion: Criterion, outputs: Any, targets: Any, n: int, repeat: int
 # What must hold for each case and reduction
 
 
-def value_and_gradient_without_weights_are_the_users_own_bit_for_bit(name: str, reduction: str) -> None:
+def value_and_gradient_without_weights_are_the_users_own_bit_for_bit(
+    name: str, reduction: str
+) -> None:
     case = CASES[name]
     criterion = case.make(reduction)
     for wanted in (set(), everything(name)):
@@ -397,7 +453,9 @@ def value_and_gradient_without_weights_are_the_users_own_bit_for_bit(name: str, 
 
 def reference_agrees_with_torch(name: str, reduction: str) -> None:
     case = CASES[name]
-    expected = case.make(reduction).double()(case.outputs.double(), doubled(case.targets)).mean().item()
+    expected = (
+        case.make(reduction).double()(case.outputs.double(), doubled(case.targets)).mean().item()
+    )
     assert case.scalar(case.outputs, [1.0] * case.n, reduction) == pytest.approx(expected, rel=1e-9)
 
 
@@ -405,16 +463,26 @@ def weighted_value_and_gradient(name: str, reduction: str) -> None:
     case = CASES[name]
     adapter = adapt(case.make(reduction).double())
     outputs, v = leaf(case.outputs.double()), torch.tensor(PLAN_WEIGHTS)
-    measured = measure(adapter, outputs, doubled(case.targets), case.n, weights=v, wanted=everything(name))
+    measured = measure(
+        adapter, outputs, doubled(case.targets), case.n, weights=v, wanted=everything(name)
+    )
     scalar = measured.value.mean()  # of losses that the loop reduces
-    assert measured.value.shape == (case.make("none")(case.outputs, case.targets).shape if reduction == "none" else ())
+    assert measured.value.shape == (
+        case.make("none")(case.outputs, case.targets).shape if reduction == "none" else ()
+    )
     assert scalar.item() == pytest.approx(case.scalar(outputs, PLAN_WEIGHTS, reduction), rel=1e-9)
     scalar.backward()
     assert outputs.grad is not None
-    direction = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    direction = torch.randn(
+        outputs.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     step = 1e-6
-    ahead, behind = (case.scalar(outputs + sign * step * direction, PLAN_WEIGHTS, reduction) for sign in (1, -1))
-    assert (outputs.grad * direction).sum().item() == pytest.approx((ahead - behind) / (2 * step), rel=1e-5, abs=1e-8)
+    ahead, behind = (
+        case.scalar(outputs + sign * step * direction, PLAN_WEIGHTS, reduction) for sign in (1, -1)
+    )
+    assert (outputs.grad * direction).sum().item() == pytest.approx(
+        (ahead - behind) / (2 * step), rel=1e-5, abs=1e-8
+    )
 
 
 def loss_of_a_sample_is_its_plain_mean(name: str, reduction: str) -> None:
@@ -423,7 +491,9 @@ def loss_of_a_sample_is_its_plain_mean(name: str, reduction: str) -> None:
     adapter = adapt(case.make(reduction).double())
     for weights in (None, torch.tensor(PLAN_WEIGHTS)):
         measured = measure(adapter, outputs, doubled(case.targets), case.n, weights=weights)
-        assert measured.signals["loss"].tolist() == pytest.approx(case.losses(outputs, reduction), rel=1e-9, abs=1e-12)
+        assert measured.signals["loss"].tolist() == pytest.approx(
+            case.losses(outputs, reduction), rel=1e-9, abs=1e-12
+        )
         assert not measured.signals["loss"].requires_grad
         refreshed = signals(adapter, outputs, doubled(case.targets), case.n, repeat=None)
         assert torch.allclose(refreshed["loss"], measured.signals["loss"], rtol=1e-12)
@@ -440,17 +510,27 @@ def weights_of_one_change_nothing(name: str, reduction: str) -> None:
 
 
 def same_in_the_loop(name: str, reduction: str) -> None:
-    for weights, wanted in itertools.product((None, tuple(PLAN_WEIGHTS)), (set(), everything(name))):
+    for weights, wanted in itertools.product(
+        (None, tuple(PLAN_WEIGHTS)), (set(), everything(name))
+    ):
         with named(f"weights {weights}, wanted {sorted(wanted)}"):
             check_in_the_loop(name, reduction, weights, wanted)
 
 
-def check_in_the_loop(name: str, reduction: str, weights: tuple[float, ...] | None, wanted: set[str]) -> None:
+def check_in_the_loop(
+    name: str, reduction: str, weights: tuple[float, ...] | None, wanted: set[str]
+) -> None:
     """The same through run.criterion, which may take shortcuts: values, gradients and records, in two batches."""
     case = CASES[name]
     criterion, model, own = case.make(reduction), Table(case.outputs), leaf(case.outputs)
     loader = DataLoader(TensorDataset(torch.arange(B), case.targets), batch_size=3)
-    run = thresher.attach(Weighing(weights, frozenset(wanted)), loader=loader, criterion=criterion, model=model, epochs=1)
+    run = thresher.attach(
+        Weighing(weights, frozenset(wanted)),
+        loader=loader,
+        criterion=criterion,
+        model=model,
+        epochs=1,
+    )
     for at, (i, targets) in zip((0, 3), run.loader, strict=True):
         value = run.criterion(run.model(i), targets)
         value.mean().backward()
@@ -460,11 +540,15 @@ def check_in_the_loop(name: str, reduction: str, weights: tuple[float, ...] | No
             expected.mean().backward()
             continue
         part = replace(case, outputs=case.outputs[at : at + 3], targets=case.targets[at : at + 3])
-        assert value.mean().item() == pytest.approx(part.scalar(part.outputs, list(weights[at : at + 3]), reduction), rel=1e-4)
+        assert value.mean().item() == pytest.approx(
+            part.scalar(part.outputs, list(weights[at : at + 3]), reduction), rel=1e-4
+        )
     if weights is None:
         assert model.rows.grad is not None and own.grad is not None
         assert torch.equal(model.rows.grad, own.grad)
-    assert run.records["loss"].tolist() == pytest.approx(case.losses(case.outputs, reduction), rel=1e-4, abs=1e-5)
+    assert run.records["loss"].tolist() == pytest.approx(
+        case.losses(case.outputs, reduction), rel=1e-4, abs=1e-5
+    )
     assert run.cost.forward == run.cost.backward == B
     found = signals(adapt(criterion), case.outputs, case.targets, B, wanted=wanted)
     for signal in wanted:

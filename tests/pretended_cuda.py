@@ -26,7 +26,16 @@ READS = {
     "__format__", "__nonzero__", "__reduce_ex__",
 }  # fmt: skip
 """Operations whose result the host has to know."""
-TAKES_ANY = {"register_hook", "backward", "type_as", "as_subclass", "__hash__", "result_type", "promote_types", "can_cast"}
+TAKES_ANY = {
+    "register_hook",
+    "backward",
+    "type_as",
+    "as_subclass",
+    "__hash__",
+    "result_type",
+    "promote_types",
+    "can_cast",
+}
 """Functions that may have tensors of both devices."""
 
 
@@ -91,11 +100,17 @@ class PretendedCuda(TorchFunctionMode):
         with torch._C.DisableTorchFunctionSubclass():
             if name in ("__get__", "__set__", "__delete__"):
                 found = func(*args, **kwargs)
-                of_tensor = name == "__get__" and isinstance(args[0], OnDevice) and isinstance(found, torch.Tensor)
+                of_tensor = (
+                    name == "__get__"
+                    and isinstance(args[0], OnDevice)
+                    and isinstance(found, torch.Tensor)
+                )
                 return put(found) if of_tensor else found
             if name in ("to", "cpu", "cuda") and isinstance(args[0], torch.Tensor):
                 return self._moved(func, name, args, kwargs)
-            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            tensors = [
+                leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+            ]
             here = [tensor for tensor in tensors if isinstance(tensor, OnDevice)]
             wanted = is_cuda(kwargs["device"]) if kwargs.get("device") is not None else None
             if wanted:
@@ -108,7 +123,9 @@ class PretendedCuda(TorchFunctionMode):
     def _moved(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         source, *rest = args
         was = isinstance(source, OnDevice)
-        devices = [one for one in (*rest, kwargs.get("device")) if isinstance(one, torch.device | str)]
+        devices = [
+            one for one in (*rest, kwargs.get("device")) if isinstance(one, torch.device | str)
+        ]
         like = [one for one in rest if isinstance(one, torch.Tensor)]
         after = was if name == "to" else name == "cuda"
         if name == "to" and (devices or like):
@@ -118,8 +135,14 @@ class PretendedCuda(TorchFunctionMode):
         if name != "to":
             found = source.clone()
         else:
-            rest = [torch.device("cpu") if isinstance(one, torch.device | str) else one for one in rest]
-            found = func(source, *rest, **(kwargs | ({"device": torch.device("cpu")} if kwargs.get("device") else {})))
+            rest = [
+                torch.device("cpu") if isinstance(one, torch.device | str) else one for one in rest
+            ]
+            found = func(
+                source,
+                *rest,
+                **(kwargs | ({"device": torch.device("cpu")} if kwargs.get("device") else {})),
+            )
             found = found.clone() if found is source and after != was else found
         if after:
             return put(found)
@@ -127,16 +150,34 @@ class PretendedCuda(TorchFunctionMode):
             found.__class__ = torch.Tensor
         return found
 
-    def _count(self, name: str, args: Any, kwargs: Any, tensors: Any, here: Any, *, wanted: bool) -> None:
+    def _count(
+        self, name: str, args: Any, kwargs: Any, tensors: Any, here: Any, *, wanted: bool
+    ) -> None:
         if here and name in READS:
             self.waits[place()] += 1
-        if name == "copy_" and len(tensors) == 2 and len(here) == 1 and not kwargs.get("non_blocking", False):
+        if (
+            name == "copy_"
+            and len(tensors) == 2
+            and len(here) == 1
+            and not kwargs.get("non_blocking", False)
+        ):
             self.waits[place()] += 1
-        if name in ("tensor", "as_tensor", "new_tensor") and (wanted or (here and name == "new_tensor")):
+        if name in ("tensor", "as_tensor", "new_tensor") and (
+            wanted or (here and name == "new_tensor")
+        ):
             self.waits[place()] += 1
-        if here and name in ("__getitem__", "__setitem__", "index", "index_put_", "index_put") and len(args) > 1:
+        if (
+            here
+            and name in ("__getitem__", "__setitem__", "index", "index_put_", "index_put")
+            and len(args) > 1
+        ):
             indices = [one for one in tree_leaves(args[1]) if isinstance(one, torch.Tensor)]
-            if any(one.dtype in (torch.bool, torch.uint8) or not one.dim() or not isinstance(one, OnDevice) for one in indices):
+            if any(
+                one.dtype in (torch.bool, torch.uint8)
+                or not one.dim()
+                or not isinstance(one, OnDevice)
+                for one in indices
+            ):
                 self.waits[place()] += 1
         elif here and name == "where" and len(args) == 1:
             self.waits[place()] += 1
@@ -176,8 +217,16 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[PretendedCuda]:
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    autocast, is_enabled, dtype_of = torch.autocast.__init__, torch.is_autocast_enabled, torch.get_autocast_dtype
-    monkeypatch.setattr(torch.autocast, "__init__", lambda self, _, *args, **kwargs: autocast(self, "cpu", *args, **kwargs))
+    autocast, is_enabled, dtype_of = (
+        torch.autocast.__init__,
+        torch.is_autocast_enabled,
+        torch.get_autocast_dtype,
+    )
+    monkeypatch.setattr(
+        torch.autocast,
+        "__init__",
+        lambda self, _, *args, **kwargs: autocast(self, "cpu", *args, **kwargs),
+    )
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _=None: is_enabled("cpu"))
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda _="cpu": dtype_of("cpu"))
     repeat, trace = Comparison._repeat, SubsetBackward._trace
@@ -187,9 +236,14 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[PretendedCuda]:
             return repeat(self, *args)
 
     def traced(self: Any, tensors: Any, *args: Any) -> Any:
-        changed = [(one, type(one)) for one in (*tensors, *self.wrapped.parameters(), *self.wrapped.buffers())]
+        changed = [
+            (one, type(one))
+            for one in (*tensors, *self.wrapped.parameters(), *self.wrapped.buffers())
+        ]
         for one, kind in changed:
-            one.__class__ = {OnDevice: torch.Tensor, ParameterOnDevice: nn.Parameter}.get(kind, kind)
+            one.__class__ = {OnDevice: torch.Tensor, ParameterOnDevice: nn.Parameter}.get(
+                kind, kind
+            )
         try:
             with torch._C.DisableTorchFunction():  # pyright: ignore[reportAttributeAccessIssue]
                 return trace(self, tensors, *args)
@@ -203,7 +257,11 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[PretendedCuda]:
         apply, backward = function.apply, function.backward
 
         def applied(*args: Any, apply: Any = apply) -> Any:
-            return put_all(apply(*args)) if any(isinstance(one, OnDevice) for one in args) else apply(*args)
+            return (
+                put_all(apply(*args))
+                if any(isinstance(one, OnDevice) for one in args)
+                else apply(*args)
+            )
 
         def back(ctx: Any, *gradients: Any, backward: Any = backward) -> Any:
             with mode:

@@ -14,7 +14,17 @@ from thresher.distributed.world import DisagreementError, ProcessWorld, World, a
 from thresher.records import Column
 
 RANKS, N = 3, 5000
-ARRAYS = [np.bool_, np.uint8, np.uint16, np.int16, np.float16, np.float32, np.uint32, np.int64, np.float64]
+ARRAYS = [
+    np.bool_,
+    np.uint8,
+    np.uint16,
+    np.int16,
+    np.float16,
+    np.float32,
+    np.uint32,
+    np.int64,
+    np.float64,
+]
 
 
 class OnlyHereError(Exception):
@@ -29,10 +39,25 @@ def calls(world: World) -> Any:
     found: list[Any] = [world.total(world.rank), world.every({"rank": world.rank})]
     found += [world.gather(np.full((2, 3), world.rank).astype(dtype)).tolist() for dtype in ARRAYS]
     plan = world.from_first(
-        lambda: {"rank": world.rank, "ids": torch.arange(3), "half": torch.ones(2).bfloat16(), "none": None}
+        lambda: {
+            "rank": world.rank,
+            "ids": torch.arange(3),
+            "half": torch.ones(2).bfloat16(),
+            "none": None,
+        }
     )
-    found.append({name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in plan.items()})
-    found.append([(rank, rows.tolist()) for rank, rows in world.to_first((world.rank, torch.arange(k)) for k in range(2))])
+    found.append(
+        {
+            name: value.tolist() if isinstance(value, torch.Tensor) else value
+            for name, value in plan.items()
+        }
+    )
+    found.append(
+        [
+            (rank, rows.tolist())
+            for rank, rows in world.to_first((world.rank, torch.arange(k)) for k in range(2))
+        ]
+    )
     found.append(list(world.to_first([])))
     return found
 
@@ -73,7 +98,10 @@ def disagreement(world: World) -> Any:
         {**alike, "seed": int(odd)},
         {**alike, "method": Kakurenbo(tau=0.6 if odd else 0.7)},
         {**alike, "n": N + odd},
-        alike | sampler_facts(torch.utils.data.DistributedSampler(data, world.size, world.rank, seed=2 * odd)),
+        alike
+        | sampler_facts(
+            torch.utils.data.DistributedSampler(data, world.size, world.rank, seed=2 * odd)
+        ),
         alike,
     ]
     found = []
@@ -104,7 +132,11 @@ def run_cases(rank: int, folder: str) -> None:
     """Runs every case in this process, and saves what they return."""
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, timeout=datetime.timedelta(seconds=180)
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=RANKS,
+        timeout=datetime.timedelta(seconds=180),
     )
     try:
         found = {case.__name__: case(ProcessWorld()) for case in CASES}

@@ -41,7 +41,11 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.stem, self.first, self.second = nn.Conv2d(3, width, 3, padding=1), Block(width), Block(width)
+        self.stem, self.first, self.second = (
+            nn.Conv2d(3, width, 3, padding=1),
+            Block(width),
+            Block(width),
+        )
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,8 +108,13 @@ def in_one_process(*, every: int = 1) -> dict[str, Tensor]:
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters by the names that they have in `Net`, as whole tensors."""
-    found = {name.removeprefix("module."): parameter.detach() for name, parameter in model.named_parameters()}
-    return {name: getattr(found[name], "full_tensor", found[name].clone)() for name in sorted(found)}
+    found = {
+        name.removeprefix("module."): parameter.detach()
+        for name, parameter in model.named_parameters()
+    }
+    return {
+        name: getattr(found[name], "full_tensor", found[name].clone)() for name in sorted(found)
+    }
 
 
 def train(model: Any, rank: int, *, attach: bool, every: int = 1) -> dict[str, Any]:
@@ -120,7 +129,9 @@ def train(model: Any, rank: int, *, attach: bool, every: int = 1) -> dict[str, A
     optimizer, flops = sgd(model), 0
     run = attached(model, optimizer, Kept(rank), rank) if attach else None
     mine = slice(rank * BATCH, (rank + 1) * BATCH)
-    for step, (x, y) in enumerate(zip(X[:, mine], Y[:, mine], strict=True) if run is None else run.loader):
+    for step, (x, y) in enumerate(
+        zip(X[:, mine], Y[:, mine], strict=True) if run is None else run.loader
+    ):
         steps = (step + 1) % every == 0
         with nullcontext() if steps else model.no_sync():
             if run is None:
@@ -143,18 +154,40 @@ def train(model: Any, rank: int, *, attach: bool, every: int = 1) -> dict[str, A
         "difference": distance(found, in_one_process(every=every)),
         "apart": distance(found, others),
         "flops": flops / flops_of_all_rows(),
-        "fallbacks": [part.fallback for part in model.modules() if isinstance(part, SubsetBackward)],
+        "fallbacks": [
+            part.fallback for part in model.modules() if isinstance(part, SubsetBackward)
+        ],
         "cost": None if run is None else (run.cost.backward, run.cost.forward, run.cost.unknown),
     }
 
 
-def attached(model: nn.Module, optimizer: Any, method: Any, rank: int, *, samples: Any = None, batch: int = BATCH) -> Run:
+def attached(
+    model: nn.Module,
+    optimizer: Any,
+    method: Any,
+    rank: int,
+    *,
+    samples: Any = None,
+    batch: int = BATCH,
+) -> Run:
     """`attach` for the samples of this process; the checks of its arguments are not of interest here."""
     mine = slice(rank * BATCH, (rank + 1) * BATCH)
     data = TensorDataset(*(samples or (X[:, mine].flatten(0, 1), Y[:, mine].flatten())))
     loader, criterion = DataLoader(data, batch), nn.CrossEntropyLoss()
-    given = {"method": method, "loader": loader, "criterion": criterion, "model": model, "optimizer": optimizer, "epochs": 2}
-    made = {"batch_method": method, "adapter": adapt(criterion), "samples": len(data), "mode": SelectionMode.IN_FORWARD}
+    given = {
+        "method": method,
+        "loader": loader,
+        "criterion": criterion,
+        "model": model,
+        "optimizer": optimizer,
+        "epochs": 2,
+    }
+    made = {
+        "batch_method": method,
+        "adapter": adapt(criterion),
+        "samples": len(data),
+        "mode": SelectionMode.IN_FORWARD,
+    }
     return build_run(RunConfig(**given, **made, forward_passes="once"))
 
 
@@ -174,21 +207,29 @@ def orders(rank: int) -> dict[str, Any]:
     models: dict[str, tuple[Callable[[], nn.Module], bool]] = {
         "DDP(subset_backward)": (lambda: DistributedDataParallel(subset_backward(fresh())), False),
         "attach(DDP)": (lambda: DistributedDataParallel(fresh()), True),
-        "attach(DDP(subset_backward))": (lambda: DistributedDataParallel(subset_backward(fresh())), True),
+        "attach(DDP(subset_backward))": (
+            lambda: DistributedDataParallel(subset_backward(fresh())),
+            True,
+        ),
         "fully_shard(subset_backward)": (lambda: sharded(fresh()), False),
         "attach(fully_shard(subset_backward))": (lambda: sharded(fresh()), True),
         "fully_shard by blocks": (lambda: sharded_by_blocks(fresh()), False),
         "attach(fully_shard by blocks)": (lambda: sharded_by_blocks(fresh()), True),
     }
     for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view"):
-        models[f"attach(DDP), {name}"] = (lambda name=name: DistributedDataParallel(fresh(), **{name: True})), True
+        models[f"attach(DDP), {name}"] = (
+            (lambda name=name: DistributedDataParallel(fresh(), **{name: True})),
+            True,
+        )
     return {name: train(make(), rank, attach=attach) for name, (make, attach) in models.items()}
 
 
 def no_sync(rank: int) -> dict[str, Any]:
     """Gradients of three batches are added up before a step."""
     return {
-        "DDP(subset_backward)": train(DistributedDataParallel(subset_backward(fresh())), rank, attach=False, every=3),
+        "DDP(subset_backward)": train(
+            DistributedDataParallel(subset_backward(fresh())), rank, attach=False, every=3
+        ),
         "attach(DDP)": train(DistributedDataParallel(fresh()), rank, attach=True, every=3),
     }
 
@@ -202,10 +243,16 @@ def reducer(rank: int) -> dict[str, Any]:
     """Numbers of the gradients that were averaged, each time that some were, and their number in a step."""
     found = {}
     for attach in (False, True):
-        model, buckets = DistributedDataParallel(fresh() if attach else subset_backward(fresh())), list[int]()
+        model, buckets = (
+            DistributedDataParallel(fresh() if attach else subset_backward(fresh())),
+            list[int](),
+        )
         model.register_comm_hook(buckets, noted)
         train(model, rank, attach=attach)
-        found[f"attach={attach}"] = buckets, sum(parameter.numel() for parameter in model.parameters())
+        found[f"attach={attach}"] = (
+            buckets,
+            sum(parameter.numel() for parameter in model.parameters()),
+        )
     return found
 
 
@@ -227,7 +274,9 @@ def heads(rank: int) -> float:
         gradients = {}
         for step, head in enumerate((rank, 0, 1 - rank)):
             model.zero_grad()
-            model(numbers(6, 6, seed=rank, dtype=torch.float32))[head][[1, 4]].square().sum().backward()
+            model(numbers(6, 6, seed=rank, dtype=torch.float32))[head][
+                [1, 4]
+            ].square().sum().backward()
             gradients |= {f"{name} {step}": p.grad for name, p in model.named_parameters()}
         found.append(gradients)
     return distance(*found)
@@ -245,7 +294,9 @@ def gradients(rank: int) -> list[float]:
             for _ in range(2):
                 parallel.zero_grad()
                 out = parallel(x)
-                (kept_rows(out, rows) if model is wrapped and not find_unused else out[rows]).square().sum().backward()
+                (
+                    kept_rows(out, rows) if model is wrapped and not find_unused else out[rows]
+                ).square().sum().backward()
             pair.append({name: p.grad for name, p in model.named_parameters()})
         found.append(distance(*pair))
     return found
@@ -281,7 +332,9 @@ def own_passes(rank: int) -> dict[str, Any]:
             for buffer in first.buffers():
                 distributed.broadcast(buffer, 0)
         first.eval()
-        expected = F.cross_entropy(first(samples[0][ids]), samples[1][ids], reduction="none").detach()
+        expected = F.cross_entropy(
+            first(samples[0][ids]), samples[1][ids], reduction="none"
+        ).detach()
         found[f"shared {shared}"] = float((run.records["loss"][ids] - expected).abs().max())
         found[f"calls {shared}"] = len(calls)
         buffers = [torch.empty_like(first.norm.running_mean) for _ in range(WORLD)]
@@ -316,7 +369,11 @@ def run_cases(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     SubsetBackward._trace = trace_once_per_architecture(SubsetBackward._trace)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=datetime.timedelta(seconds=180)
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=WORLD,
+        timeout=datetime.timedelta(seconds=180),
     )
     try:
         torch.save({case.__name__: case(rank) for case in CASES}, f"{folder}/{rank}")

@@ -38,9 +38,18 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "LoRA, defaults": ({}, {"lora": True}),
     "packing": (PLAIN | {"packing": True, "max_length": 32}, {}),
     "packing, eager": (PLAIN | {"packing": True, "max_length": 32}, {"attention": "eager"}),
-    "packing, batches of 1": (PLAIN | {"packing": True, "max_length": 32, "per_device_train_batch_size": 1}, {}),
-    "packing, accumulation": (PLAIN | {"packing": True, "max_length": 16, "gradient_accumulation_steps": 3}, {}),
-    "packing, wrapped": (PLAIN | {"packing": True, "packing_strategy": "wrapped", "max_length": 16}, {}),
+    "packing, batches of 1": (
+        PLAIN | {"packing": True, "max_length": 32, "per_device_train_batch_size": 1},
+        {},
+    ),
+    "packing, accumulation": (
+        PLAIN | {"packing": True, "max_length": 16, "gradient_accumulation_steps": 3},
+        {},
+    ),
+    "packing, wrapped": (
+        PLAIN | {"packing": True, "packing_strategy": "wrapped", "max_length": 16},
+        {},
+    ),
     "padding_free": (PLAIN | {"padding_free": True, "max_length": None}, {}),
     "dft": (PLAIN | {"loss_type": "dft"}, {}),
     "experts": (PLAIN | {"gradient_accumulation_steps": 2}, {"experts": True}),
@@ -50,14 +59,19 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def lines(seed: int) -> list[str]:
     generator = torch.Generator().manual_seed(seed)
-    return [" ".join(f"w{word}" for word in torch.randint(3, WORDS, (n,), generator=generator).tolist()) for n in LENGTHS]
+    return [
+        " ".join(f"w{word}" for word in torch.randint(3, WORDS, (n,), generator=generator).tolist())
+        for n in LENGTHS
+    ]
 
 
 def data(kind: str) -> Any:
     if kind == "text":
         return datasets.Dataset.from_dict({"text": lines(0)})
     if kind == "prompt":
-        return datasets.Dataset.from_dict({"prompt": lines(0), "completion": [f" {line}" for line in lines(1)]})
+        return datasets.Dataset.from_dict(
+            {"prompt": lines(0), "completion": [f" {line}" for line in lines(1)]}
+        )
     chats = [
         [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         for question, answer in zip(lines(0), lines(1), strict=True)
@@ -87,19 +101,45 @@ def model(attention: str = "sdpa", experts: bool = False) -> Any:
 def trainer(folder: Any, method: Any, name: str, **settings: Any) -> Any:
     """A trainer in one of the settings; without a selection if the method is None."""
     given, kind = SETTINGS[name]
-    own = {key.removeprefix("with_"): settings.pop(key) for key in list(settings) if key.startswith("with_")}
-    quiet = {"report_to": [], "use_cpu": True, "dataloader_pin_memory": False, "save_strategy": "no", "disable_tqdm": True}
-    sizes = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "max_length": 64, "learning_rate": 1e-2, "seed": 3}
-    args = trl.SFTConfig(str(folder), log_level="error", logging_strategy="no", **quiet | sizes | given | settings)
+    own = {
+        key.removeprefix("with_"): settings.pop(key)
+        for key in list(settings)
+        if key.startswith("with_")
+    }
+    quiet = {
+        "report_to": [],
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    sizes = {
+        "per_device_train_batch_size": 4,
+        "num_train_epochs": 2,
+        "max_length": 64,
+        "learning_rate": 1e-2,
+        "seed": 3,
+    }
+    args = trl.SFTConfig(
+        str(folder), log_level="error", logging_strategy="no", **quiet | sizes | given | settings
+    )
     tokenizer = texts()[1]
     tokenizer.chat_template = TEMPLATE
     own |= {} if method is None else {"selection": method}
     if kind.get("lora"):
-        own["peft_config"] = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        own["peft_config"] = peft.LoraConfig(
+            r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"
+        )
     torch.manual_seed(0)
     net = model(kind.get("attention", "sdpa"), kind.get("experts", False))
     made = trl.SFTTrainer if method is None else SFT
-    return made(net, args=args, train_dataset=data(kind.get("data", "text")), processing_class=tokenizer, **own)
+    return made(
+        net,
+        args=args,
+        train_dataset=data(kind.get("data", "text")),
+        processing_class=tokenizer,
+        **own,
+    )
 
 
 def losses_by_hand(made: Any) -> torch.Tensor:
@@ -111,7 +151,9 @@ def losses_by_hand(made: Any) -> torch.Tensor:
             names = ("input_ids", "attention_mask", "position_ids")
             logits = net(**{name: batch[name] for name in names if name in batch}).logits.float()
             labels = batch["labels"][0, 1:]
-            losses = torch.nn.functional.cross_entropy(logits[0, :-1], labels, reduction="none", ignore_index=-100)
+            losses = torch.nn.functional.cross_entropy(
+                logits[0, :-1], labels, reduction="none", ignore_index=-100
+            )
             if made.args.loss_type == "dft":
                 losses = losses * (-losses).exp()
             found.append((losses.sum() / (labels != -100).sum()).item())

@@ -24,14 +24,18 @@ def optional(name: str) -> Any:
         with warnings.catch_warnings(action="ignore"):
             if name.partition(".")[0] not in VISION:
                 return importlib.import_module(name)
-            from thresher_lab.tasks import vision  # needs the packages of the extra lab, which a machine with a GPU may lack
+            from thresher_lab.tasks import (
+                vision,
+            )  # needs the packages of the extra lab, which a machine with a GPU may lack
 
             return vision.optional(name)
     except (ImportError, RuntimeError, ValueError) as error:
         return pytest.skip(f"{name} does not load: {error}")
 
 
-def wrap(model: nn.Module, *, strict: bool = True, dtype: torch.dtype = torch.float64) -> SubsetBackward:
+def wrap(
+    model: nn.Module, *, strict: bool = True, dtype: torch.dtype = torch.float64
+) -> SubsetBackward:
     return subset_backward(model.to(dtype), strict=strict)
 
 
@@ -78,14 +82,21 @@ def distance(a: dict[str, Tensor | None], b: dict[str, Tensor | None]) -> float:
     """The largest difference of two gradients, relative to the largest entry of the first where that is above one."""
     assert list(a) == list(b)
     for name in a:
-        assert (a[name] is None) == (b[name] is None), f"gradient of {name}: {a[name]} and {b[name]}"
+        assert (a[name] is None) == (b[name] is None), (
+            f"gradient of {name}: {a[name]} and {b[name]}"
+        )
     pairs = [(a[name], b[name]) for name in a if a[name] is not None and a[name].numel()]
     largest = max((float(x.abs().max()) for x, _ in pairs), default=0.0)
     return max((float((x - y).abs().max()) for x, y in pairs), default=0.0) / max(largest, 1.0)
 
 
 def same_as_plain(
-    sub: SubsetBackward, *args: Any, rows: Any, tolerance: float = 1e-11, loss: Any = masked, **kwargs: Any
+    sub: SubsetBackward,
+    *args: Any,
+    rows: Any,
+    tolerance: float = 1e-11,
+    loss: Any = masked,
+    **kwargs: Any,
 ) -> None:
     """Outputs, updated buffers, random state and gradients are those of the plain model."""
     rows = torch.as_tensor(rows, dtype=torch.int64)
@@ -113,13 +124,24 @@ _ARCHITECTURES: dict[Any, tuple[Graphs, nn.Module]] = {}
 def trace_once_per_architecture(trace: Any) -> Any:
     """A method to put in the place of `SubsetBackward._trace`, which is `trace`: it traces models of one tensor only once."""
 
-    def found(self: SubsetBackward, tensors: list[Tensor], rebuild: Any, sizes: Any, varying: Any = ()) -> Graphs:
+    def found(
+        self: SubsetBackward, tensors: list[Tensor], rebuild: Any, sizes: Any, varying: Any = ()
+    ) -> Graphs:
         args, kwargs = rebuild(tensors)
         if varying or len(tensors) > 1 or len(args) != 1 or args[0] is not tensors[0] or kwargs:
             return trace(self, tensors, rebuild, sizes, varying)
         (x,) = tensors
-        kind = x.shape[1:], x.dtype, x.requires_grad, torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
-        key = Settings(self.wrapped).key, tuple(name for name, _ in self.wrapped.named_parameters()), kind
+        kind = (
+            x.shape[1:],
+            x.dtype,
+            x.requires_grad,
+            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        )
+        key = (
+            Settings(self.wrapped).key,
+            tuple(name for name, _ in self.wrapped.named_parameters()),
+            kind,
+        )
         graphs, _ = _ARCHITECTURES.get(key, (None, None))
         if graphs is None or not graphs.fits(tensors):
             graphs = trace(self, tensors, rebuild, sizes)
@@ -185,14 +207,18 @@ class Attention(nn.Module):
         n, length, width = x.shape
         q, k, v = self.qkv(x).view(n, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout)
+        h = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout
+        )
         return self.out(h.transpose(1, 2).reshape(n, length, width))
 
 
 class Causal(nn.Module):
     """A language model of one block; the mask is asked for by SDPA, made inside, or an argument."""
 
-    def __init__(self, kind: str, width: int = 8, vocabulary: int = 11, dropout: float = 0.0) -> None:
+    def __init__(
+        self, kind: str, width: int = 8, vocabulary: int = 11, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.kind = kind
         self.embed, self.place = nn.Embedding(vocabulary, width), nn.Embedding(32, width)
@@ -213,8 +239,13 @@ class ViT(nn.Module):
     def __init__(self, width: int = 8, dropout: float = 0.0) -> None:
         super().__init__()
         self.patch = nn.Conv2d(3, width, 4, stride=4)
-        self.token, self.place = nn.Parameter(torch.zeros(1, 1, width)), nn.Parameter(torch.randn(1, 5, width))
-        self.block = nn.TransformerEncoderLayer(width, 2, 16, dropout, batch_first=True, norm_first=True)
+        self.token, self.place = (
+            nn.Parameter(torch.zeros(1, 1, width)),
+            nn.Parameter(torch.randn(1, 5, width)),
+        )
+        self.block = nn.TransformerEncoderLayer(
+            width, 2, 16, dropout, batch_first=True, norm_first=True
+        )
         self.head = nn.Linear(width, 5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -239,14 +270,22 @@ class Recurrent(nn.Module):
 class UNet(nn.Module):
     def __init__(self, width: int = 4) -> None:
         super().__init__()
-        self.down, self.middle = nn.Conv2d(3, width, 3, padding=1), nn.Conv2d(width, 2 * width, 3, padding=1)
-        self.up, self.norm = nn.ConvTranspose2d(2 * width, width, 2, stride=2), nn.GroupNorm(2, 2 * width)
+        self.down, self.middle = (
+            nn.Conv2d(3, width, 3, padding=1),
+            nn.Conv2d(width, 2 * width, 3, padding=1),
+        )
+        self.up, self.norm = (
+            nn.ConvTranspose2d(2 * width, width, 2, stride=2),
+            nn.GroupNorm(2, 2 * width),
+        )
         self.head = nn.Conv2d(2 * width, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         fine = F.relu(self.down(x))
         coarse = self.up(F.relu(self.middle(F.max_pool2d(fine, 2))))
-        coarse = coarse + F.interpolate(fine.mean((2, 3), keepdim=True), size=coarse.shape[2:], mode="bilinear")
+        coarse = coarse + F.interpolate(
+            fine.mean((2, 3), keepdim=True), size=coarse.shape[2:], mode="bilinear"
+        )
         return self.head(self.norm(torch.cat([fine, coarse], 1)))
 
 
@@ -267,10 +306,15 @@ class SmallResNet(nn.Module):
 
     def __init__(self, width: int = 8, classes: int = 5) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        )
         blocks = [(width, width, 1), (width, 2 * width, 2), (2 * width, 2 * width, 1)]
         self.blocks = nn.ModuleList(self._block(*block) for block in blocks)
-        self.short = nn.ModuleList(nn.Conv2d(a, b, 1, stride=s, bias=False) if a != b else nn.Identity() for a, b, s in blocks)
+        self.short = nn.ModuleList(
+            nn.Conv2d(a, b, 1, stride=s, bias=False) if a != b else nn.Identity()
+            for a, b, s in blocks
+        )
         self.head = nn.Linear(2 * width, classes)
 
     @staticmethod

@@ -27,7 +27,13 @@ class ThreadWorld(World):
         boxes: Queue of messages from each rank to rank 0.
     """
 
-    def __init__(self, rank: int, barrier: threading.Barrier, values: list[Any], boxes: list["queue.Queue[Any]"]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        barrier: threading.Barrier,
+        values: list[Any],
+        boxes: list["queue.Queue[Any]"],
+    ) -> None:
         self.rank, self.size = rank, barrier.parties
         self._barrier, self._values, self._boxes, self.gathers = barrier, values, boxes, 0
 
@@ -54,7 +60,11 @@ class ThreadWorld(World):
 
 def on_ranks(size: int, function: Callable[[ThreadWorld], T]) -> list[T]:
     """Calls a function of the world on every rank, and returns its results; raises the error of the lowest rank that failed."""
-    barrier, values, boxes = threading.Barrier(size), [None] * size, [queue.Queue() for _ in range(size)]
+    barrier, values, boxes = (
+        threading.Barrier(size),
+        [None] * size,
+        [queue.Queue() for _ in range(size)],
+    )
 
     def work(rank: int) -> T:
         try:

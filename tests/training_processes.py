@@ -21,9 +21,19 @@ from accelerate.utils import DataLoaderConfiguration
 from torch import Tensor, distributed, nn
 from torch.distributed import checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, Subset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+)
 
 import clock_cases
 import thresher
@@ -67,13 +77,17 @@ class Tossed(Above):
     requires: Any = Requirements()
 
     def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
-        return BatchPlan((torch.rand(len(signals["id"]), generator=generator) < 0.5).nonzero().flatten()), dict(state)
+        return BatchPlan(
+            (torch.rand(len(signals["id"]), generator=generator) < 0.5).nonzero().flatten()
+        ), dict(state)
 
 
 class Smaller(thresher.UniformSubset):
     """A random subset in smaller batches, in the order of the sampler."""
 
-    def plan_epoch(self, records: Any, *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Any, *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         plan = super().plan_epoch(records, epoch=epoch, epochs=epochs, generator=generator)
         return replace(plan, smaller_batches=True)
 
@@ -115,14 +129,17 @@ PLANNED = [
     for name in METHODS
     for kind in ("DistributedSampler", "Shuffle")
     if kind == "Shuffle" or name in depth(("FullData", "Kakurenbo", "by chance"), tuple(METHODS))
-    if kind == "Shuffle" or name != "a share"  # a DistributedSampler of one process is no plain shuffle
+    if kind == "Shuffle"
+    or name != "a share"  # a DistributedSampler of one process is no plain shuffle
 ]
 """Methods with the samplers of the loaders that they plan for."""
 PREPARED = depth(("Kakurenbo",), ("UniformSubset", "Kakurenbo", "InfoBatch", "smaller batches"))
 """Methods beside loaders that accelerate prepared."""
 
 
-def loader_of(kind: str, rank: int, size: int, data: Any, *, drop_last: bool = True) -> DataLoader[Any]:
+def loader_of(
+    kind: str, rank: int, size: int, data: Any, *, drop_last: bool = True
+) -> DataLoader[Any]:
     """A loader that deals out its samples; for fewer processes than there are, it has larger batches."""
     batch, alone = BATCH * WORLD[0] // size, size == 1
     if kind == "DistributedSampler":
@@ -134,7 +151,9 @@ def loader_of(kind: str, rank: int, size: int, data: Any, *, drop_last: bool = T
     seedable, generator = kind == "accelerate, seedable", torch.Generator().manual_seed(SEED)
     torch.manual_seed(SEED)
     if alone and seedable:
-        return DataLoader(data, batch, sampler=reseeded(data, generator=generator), drop_last=drop_last)
+        return DataLoader(
+            data, batch, sampler=reseeded(data, generator=generator), drop_last=drop_last
+        )
     plain = DataLoader(data, batch, shuffle=True, drop_last=drop_last, generator=generator)
     settings = DataLoaderConfiguration(use_seedable_sampler=seedable)
     return plain if alone else Accelerator(cpu=True, dataloader_config=settings).prepare(plain)
@@ -177,10 +196,20 @@ class Training:
         settings: Further arguments of `attach`.
     """
 
-    def __init__(self, loader: Any, rank: int, size: int, method: Any = None, group: Any = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        rank: int,
+        size: int,
+        method: Any = None,
+        group: Any = None,
+        **settings: Any,
+    ) -> None:
         self.user, self.rank = loader, rank
         self.plain = network()
-        self.model: Any = DistributedDataParallel(self.plain, process_group=group) if size > 1 else self.plain
+        self.model: Any = (
+            DistributedDataParallel(self.plain, process_group=group) if size > 1 else self.plain
+        )
         self.syncs: list[int] = []
         """Numbers of the gradients that were averaged, each time that some were."""
         if size > 1 and group is None:
@@ -201,11 +230,18 @@ class Training:
         self.seen: list[list[Tensor]] = []
 
     def epoch(
-        self, number: int, *, every: int = 1, stop: int | None = None, after_step: Callable[[int], Any] = lambda step: None
+        self,
+        number: int,
+        *,
+        every: int = 1,
+        stop: int | None = None,
+        after_step: Callable[[int], Any] = lambda step: None,
     ) -> None:
         """Trains one epoch, or its first steps."""
         sampler = getattr(self.user, "sampler", None)
-        if isinstance(sampler, DistributedSampler) or (self.model is self.plain and hasattr(sampler, "set_epoch")):
+        if isinstance(sampler, DistributedSampler) or (
+            self.model is self.plain and hasattr(sampler, "set_epoch")
+        ):
             sampler.set_epoch(number)
         run, batches = self.run, list[Tensor]()
         criterion = nn.CrossEntropyLoss() if run is None else run.criterion
@@ -229,7 +265,11 @@ class Training:
 
     def parts(self) -> dict[str, Any]:
         """What a checkpoint has, each part with `state_dict` and `load_state_dict`."""
-        return {"run": self.run, "model": self.plain, "optimizer": OptimizerState(self.plain, self.optimizer)}
+        return {
+            "run": self.run,
+            "model": self.plain,
+            "optimizer": OptimizerState(self.plain, self.optimizer),
+        }
 
     def found(self) -> dict[str, Any]:
         """What is compared."""
@@ -240,7 +280,9 @@ class Training:
             return found
         keeper = self.rank == 0
         return found | {
-            "records": {name: column.clone() for name, column in run.records.items()} if keeper else {},
+            "records": {name: column.clone() for name, column in run.records.items()}
+            if keeper
+            else {},
             "trained": run.trained.clone() if keeper else None,
             "history": [_of_all(entry) for entry in run.history],
             "forward": run.cost.forward,
@@ -262,7 +304,9 @@ def _of_all(entry: dict[str, Any]) -> dict[str, Any]:
     return {name: entry[name] for name in entry if name not in own}
 
 
-def trained(loader: Any, rank: int, size: int, method: Any = None, **settings: Any) -> dict[str, Any]:
+def trained(
+    loader: Any, rank: int, size: int, method: Any = None, **settings: Any
+) -> dict[str, Any]:
     """What a whole training gives."""
     training = Training(loader, rank, size, method, **settings)
     for number in range(EPOCHS):
@@ -291,7 +335,13 @@ def plans(rank: int, size: int) -> dict[str, Any]:
 
 def observed(rank: int, size: int) -> dict[str, Any]:
     """The data map of a training with a method beside it, which process 0 has."""
-    training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, METHODS["InfoBatch"](), observe=True)
+    training = Training(
+        loader_of("Shuffle", rank, size, samples()),
+        rank,
+        size,
+        METHODS["InfoBatch"](),
+        observe=True,
+    )
     for number in range(EPOCHS):
         training.epoch(number)
     return {} if rank else dict(training.run.data_map())
@@ -301,10 +351,16 @@ def nothing_left_out(rank: int, size: int) -> dict[str, Any]:
     """Whether FullData is the loop without a run, bit for bit: weights, and how often gradients were averaged."""
     found = {}
     for kind in ("DistributedSampler", "Shuffle", "accelerate", "accelerate, seedable"):
-        for n, drop_last, every in ((520, True, 1), (519, False, 4), *depth((), ((517, True, 4), (517, False, 1)))):
+        for n, drop_last, every in (
+            (520, True, 1),
+            (519, False, 4),
+            *depth((), ((517, True, 4), (517, False, 1))),
+        ):
             pair = []
             for method in (None, thresher.FullData()):
-                training = Training(loader_of(kind, rank, size, samples(n), drop_last=drop_last), rank, size, method)
+                training = Training(
+                    loader_of(kind, rank, size, samples(n), drop_last=drop_last), rank, size, method
+                )
                 for number in range(2):
                     training.epoch(number, every=every)
                 steps = [len(batches) for batches in training.seen]
@@ -320,13 +376,19 @@ def prepared(rank: int, size: int) -> dict[str, Any]:
     found = {}
     for kind in ("accelerate", "accelerate, seedable"):
         for name in PREPARED:
-            found[f"{name}, {kind}"] = trained(loader_of(kind, rank, size, samples()), rank, size, METHODS[name]())
+            found[f"{name}, {kind}"] = trained(
+                loader_of(kind, rank, size, samples()), rank, size, METHODS[name]()
+            )
     return found
 
 
 def in_the_batch(rank: int, size: int) -> dict[str, Any]:
     """Methods that choose in the batch: weights are the same in all processes, and so is the number of steps."""
-    found, by_chance, fixed = {}, thresher.SelectiveBackprop(beta=1), thresher.SelectiveBackprop(keep=0.5)
+    found, by_chance, fixed = (
+        {},
+        thresher.SelectiveBackprop(beta=1),
+        thresher.SelectiveBackprop(keep=0.5),
+    )
     for name, method, drop_last in (
         ("once", by_chance, True),
         ("twice", fixed, True),
@@ -334,7 +396,10 @@ def in_the_batch(rank: int, size: int) -> dict[str, Any]:
         ("twice by chance, smaller last batch", by_chance, False),
         ("twice by chance, beside a plan", [thresher.UniformSubset(keep=0.8), by_chance], True),
     ):
-        loader, passes = loader_of("DistributedSampler", rank, size, samples(), drop_last=drop_last), name.split()[0]
+        loader, passes = (
+            loader_of("DistributedSampler", rank, size, samples(), drop_last=drop_last),
+            name.split()[0],
+        )
         found[name] = trained(loader, rank, size, method, forward_passes=passes)
     return found
 
@@ -346,15 +411,23 @@ def resumed(rank: int, size: int) -> dict[str, bool]:
     """Whether a run that goes on in the middle of an epoch has the weights and records of one that was not disturbed."""
     found = {}
     names = ("Kakurenbo", "smaller batches", "InfoBatch", "by chance")
-    for kind, some in (("DistributedSampler", depth(names[:1], names)), ("Shuffle", (*names, *FURTHER))):
+    for kind, some in (
+        ("DistributedSampler", depth(names[:1], names)),
+        ("Shuffle", (*names, *FURTHER)),
+    ):
         for name in some:
             more = {"forward_passes": "twice"} if name == "twice by chance" else {}
             make = (METHODS | OWN_ORDER).get(name, lambda: thresher.SelectiveBackprop(beta=1))
-            whole = WHOLE.get(f"{name}, {kind}") or trained(loader_of(kind, rank, size, samples()), rank, size, make(), **more)
+            whole = WHOLE.get(f"{name}, {kind}") or trained(
+                loader_of(kind, rank, size, samples()), rank, size, make(), **more
+            )
             first = Training(loader_of(kind, rank, size, samples()), rank, size, make(), **more)
             first.epoch(0)
             first.epoch(1, stop=2)  # with two passes, an epoch may have three batches
-            torch.save([first.run.state_dict(), first.model.state_dict(), first.optimizer.state_dict()], f"state.{rank}")
+            torch.save(
+                [first.run.state_dict(), first.model.state_dict(), first.optimizer.state_dict()],
+                f"state.{rank}",
+            )
             second = Training(loader_of(kind, rank, size, samples()), rank, size, make(), **more)
             state, model, optimizer = torch.load(f"state.{rank}", weights_only=True)
             second.model.load_state_dict(model)
@@ -366,7 +439,9 @@ def resumed(rank: int, size: int) -> dict[str, bool]:
     return found
 
 
-RESHARDED = depth(("Kakurenbo", "smaller batches"), ("Kakurenbo", "smaller batches", "InfoBatch", "UniformSubset"))
+RESHARDED = depth(
+    ("Kakurenbo", "smaller batches"), ("Kakurenbo", "smaller batches", "InfoBatch", "UniformSubset")
+)
 ROWS = 192
 """Rows of a step of all processes together, which 1, 2, 3 and 4 processes share equally."""
 
@@ -378,9 +453,15 @@ def resharded(rank: int, size: int) -> dict[str, Any]:
         training = Training(shared_out(rank, size), rank, size, METHODS[name]())
         training.epoch(0)
         training.epoch(1, stop=3)
-        before = {} if rank else {column: values.clone() for column, values in training.run.records.items()}
+        before = (
+            {}
+            if rank
+            else {column: values.clone() for column, values in training.run.records.items()}
+        )
         checkpoint.save(training.parts(), checkpoint_id=f"checkpoint-{name}")
-        found[f"{name}, as it was"] = all(torch.equal(before[column], training.run.records[column]) for column in before)
+        found[f"{name}, as it was"] = all(
+            torch.equal(before[column], training.run.records[column]) for column in before
+        )
         for fewer in range(size, 0, -1):
             group = distributed.new_group(list(range(fewer)))
             if rank < fewer:
@@ -389,7 +470,9 @@ def resharded(rank: int, size: int) -> dict[str, Any]:
     return found
 
 
-GROWN = depth(("Kakurenbo", "ImportanceSampling"), ("Kakurenbo", "smaller batches", "ImportanceSampling"))
+GROWN = depth(
+    ("Kakurenbo", "ImportanceSampling"), ("Kakurenbo", "smaller batches", "ImportanceSampling")
+)
 
 
 def begun_alone(folder: str) -> None:
@@ -412,7 +495,9 @@ def shared_out(rank: int, size: int) -> DataLoader[Any]:
     return DataLoader(data, ROWS // size, sampler=sampler, drop_last=True)
 
 
-def gone_on(folder: str, name: str, rank: int = 0, size: int = 1, group: Any = None) -> dict[str, Any]:
+def gone_on(
+    folder: str, name: str, rank: int = 0, size: int = 1, group: Any = None
+) -> dict[str, Any]:
     """The rest of the training that was interrupted, in these processes; without a group in one."""
     training = Training(shared_out(rank, size), rank, size, (METHODS | OWN_ORDER)[name](), group)
     checkpoint.load(training.parts(), checkpoint_id=folder, process_group=group)
@@ -423,8 +508,12 @@ def gone_on(folder: str, name: str, rank: int = 0, size: int = 1, group: Any = N
 
 def _equal(own: dict[str, Any], whole: dict[str, Any]) -> bool:
     same = all(torch.equal(a, b) for a, b in zip(own["weights"], whole["weights"], strict=True))
-    same = same and all(torch.equal(own["records"][name], whole["records"][name]) for name in whole["records"])
-    trained = own["trained"] is whole["trained"] is None or torch.equal(own["trained"], whole["trained"])
+    same = same and all(
+        torch.equal(own["records"][name], whole["records"][name]) for name in whole["records"]
+    )
+    trained = own["trained"] is whole["trained"] is None or torch.equal(
+        own["trained"], whole["trained"]
+    )
     return same and trained and own["history"] == whole["history"]
 
 
@@ -453,7 +542,9 @@ def from_one_file(file: str, rank: int = 0, size: int = 1) -> dict[str, Any]:
 class Fails(thresher.UniformSubset):
     """A method whose second plan fails, in the process that makes it."""
 
-    def plan_epoch(self, records: Any, *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Any, *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         if epoch:
             raise LookupError("no plan")
         return super().plan_epoch(records, epoch=epoch, epochs=epochs, generator=generator)
@@ -461,7 +552,10 @@ class Fails(thresher.UniformSubset):
 
 def errors(rank: int, size: int) -> dict[str, str]:
     """Messages about what only process 0 has, and of an error in process 0."""
-    training, found = Training(loader_of("Shuffle", rank, size, samples(260)), rank, size, Fails(), observe=True), {}
+    training, found = (
+        Training(loader_of("Shuffle", rank, size, samples(260)), rank, size, Fails(), observe=True),
+        {},
+    )
     for name in ("records", "trained", "data_map"):
         try:
             value = getattr(training.run, name)
@@ -484,21 +578,35 @@ class Stream(IterableDataset[Any]):
 def refusals(rank: int, size: int) -> dict[str, str]:
     """Messages of what is refused."""
     data, group = samples(), {"num_replicas": size, "rank": rank}
-    dealt = lambda **other: DataLoader(data, BATCH, sampler=DistributedSampler(data, **(group | other)))  # noqa: E731
+    dealt = lambda **other: DataLoader(
+        data, BATCH, sampler=DistributedSampler(data, **(group | other))
+    )  # noqa: E731
     part = Subset(data, range(8 + 8 * rank))
     first = rank == 0
     cases: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "shuffle=True": (thresher.FullData(), DataLoader(data, BATCH, shuffle=True), {}),
         "another rank": (thresher.FullData(), dealt(rank=(rank + 1) % size), {}),
         "another group": (thresher.FullData(), dealt(num_replicas=size + 1), {}),
-        "over other samples": (thresher.FullData(), DataLoader(data, BATCH, sampler=DistributedSampler(range(9), **group)), {}),
+        "over other samples": (
+            thresher.FullData(),
+            DataLoader(data, BATCH, sampler=DistributedSampler(range(9), **group)),
+            {},
+        ),
         "a stream": (thresher.BigLoss(keep=0.5), DataLoader(Stream(), BATCH), {}),
         "own order": (thresher.ImportanceSampling(), dealt(shuffle=False), {}),
-        "stale losses": (thresher.BigLoss(keep=0.5), dealt(), {"forward_passes": thresher.Scoring(every_epochs=2)}),
+        "stale losses": (
+            thresher.BigLoss(keep=0.5),
+            dealt(),
+            {"forward_passes": thresher.Scoring(every_epochs=2)},
+        ),
         "by chance without losses": (Tossed(), dealt(), {}),
         "another seed": (thresher.FullData(), dealt(), {"seed": rank}),
         "another setting": (thresher.UniformSubset(keep=0.5 if first else 0.6), dealt(), {}),
-        "another size": (thresher.FullData(), DataLoader(part, BATCH, sampler=DistributedSampler(part, **group)), {}),
+        "another size": (
+            thresher.FullData(),
+            DataLoader(part, BATCH, sampler=DistributedSampler(part, **group)),
+            {},
+        ),
         "another sampler seed": (thresher.FullData(), dealt(seed=rank), {}),
         "too few samples": (
             thresher.FullData(),
@@ -518,7 +626,9 @@ def refusals(rank: int, size: int) -> dict[str, str]:
 
 def _another_epoch(rank: int, size: int) -> str:
     """The message where the loop of one process sets the epoch of its sampler, and that of the others does not."""
-    training = Training(loader_of("DistributedSampler", rank, size, samples()), rank, size, thresher.FullData())
+    training = Training(
+        loader_of("DistributedSampler", rank, size, samples()), rank, size, thresher.FullData()
+    )
     training.user.sampler.set_epoch(rank)
     try:
         next(iter(training.run.loader))
@@ -540,10 +650,14 @@ def one_alone(rank: int, size: int) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as said, pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("always")
         patch.setattr(thresher, "attach", late)
-        training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, METHODS[name]())
+        training = Training(
+            loader_of("Shuffle", rank, size, samples()), rank, size, METHODS[name]()
+        )
         steps = itertools.count()
         last = len(training.run.loader) - 1
-        hook = training.optimizer.register_step_pre_hook(lambda *_: time.sleep(0.8 * (next(steps) == last) * rank))
+        hook = training.optimizer.register_step_pre_hook(
+            lambda *_: time.sleep(0.8 * (next(steps) == last) * rank)
+        )
         training.epoch(0)  # process 0 is at the end of the epoch alone
         hook.remove()
     found["waits"] = [str(one.message) for one in said if "Still waiting" in str(one.message)]
@@ -588,8 +702,16 @@ CLOCKED: list[tuple[Any, dict[str, Any]]] = [
 LOOPS: list[dict[str, Any]] = depth(
     [{"epochs": 2, "samples": 90}],
     [
-        {"epochs": epochs, "samples": samples, "drop_last": drop, "accumulate": every, "resume_after": resume}
-        for epochs, samples, drop, every, resume in product((1, 3), (96, 90), (False, True), (1, 3), (None, 3))
+        {
+            "epochs": epochs,
+            "samples": samples,
+            "drop_last": drop,
+            "accumulate": every,
+            "resume_after": resume,
+        }
+        for epochs, samples, drop, every, resume in product(
+            (1, 3), (96, 90), (False, True), (1, 3), (None, 3)
+        )
         if resume is None or every == 1
     ],
 )
@@ -599,11 +721,15 @@ def left_open(rank: int, size: int) -> dict[str, Any]:
     """Loops whose last epoch is not ended by a step, and what `detach` makes of it; what one process alone may do."""
     found: dict[str, Any] = {}
     for name, every, stop in (("accumulated", 3, None), ("islice", 1, STEPS), ("break", 1, 7)):
-        training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, thresher.InfoBatch())
+        training = Training(
+            loader_of("Shuffle", rank, size, samples()), rank, size, thresher.InfoBatch()
+        )
         for number in range(EPOCHS - 1):
             training.epoch(number)
         run, batches = training.run, training.run.loader
-        for step, (x, y) in enumerate(itertools.islice(batches, STEPS) if name == "islice" else batches):
+        for step, (x, y) in enumerate(
+            itertools.islice(batches, STEPS) if name == "islice" else batches
+        ):
             run.criterion(run.model(x), y).backward()
             if (step + 1) % every == 0:
                 training.optimizer.step()
@@ -622,7 +748,9 @@ def left_open(rank: int, size: int) -> dict[str, Any]:
         outputs = training.run.model(x)
         loss = training.run.criterion(outputs, y)
         if rank == 0:
-            assert training.run.criterion(outputs, y).item() == loss.item()  # for a log, in one process alone
+            assert (
+                training.run.criterion(outputs, y).item() == loss.item()
+            )  # for a log, in one process alone
         loss.backward()
         training.optimizer.step()
         training.optimizer.zero_grad()
@@ -661,14 +789,29 @@ def run_cases(rank: int, size: int, folder: str, names: tuple[str, ...]) -> None
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     WORLD[0] = size
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "ACCELERATE_USE_CPU": "true"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}  # accelerate asks for them, and uses the group below
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "ACCELERATE_USE_CPU": "true",
+    }
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29511",
+    }  # accelerate asks for them, and uses the group below
     os.chdir(folder)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=120)
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=120),
     )
     try:
-        torch.save({case.__name__: case(rank, size) for case in CASES if case.__name__ in names}, f"{folder}/{rank}")
+        torch.save(
+            {case.__name__: case(rank, size) for case in CASES if case.__name__ in names},
+            f"{folder}/{rank}",
+        )
         distributed.barrier()
     finally:
         distributed.destroy_process_group()

@@ -31,14 +31,24 @@ class Sentences(Dataset):
         return len(self.words)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"input_ids": self.words[index], "attention_mask": self.mask[index], "labels": self.labels[index]}
+        return {
+            "input_ids": self.words[index],
+            "attention_mask": self.mask[index],
+            "labels": self.labels[index],
+        }
 
 
 def model(causal: bool, **settings: Any) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         if causal:
-            sizes = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 8, "n_layer": 1, "n_head": 2}
+            sizes = {
+                "vocab_size": WORDS,
+                "n_positions": LENGTH,
+                "n_embd": 8,
+                "n_layer": 1,
+                "n_head": 2,
+            }
             ends = {"bos_token_id": 1, "eos_token_id": 2}
             return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes | ends | settings))
         sizes = {
@@ -59,7 +69,9 @@ class EpochEnd(transformers.TrainerCallback):
         self.trainer = trainer
 
     def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
-        self.trainer.left.append(any(one.grad is not None for one in self.trainer.model.parameters()))
+        self.trainer.left.append(
+            any(one.grad is not None for one in self.trainer.model.parameters())
+        )
 
 
 class Noted(transformers.Trainer):
@@ -70,7 +82,9 @@ class Noted(transformers.Trainer):
         self.rates, self.evaluated, self.seen, self.left = [], [], [], []
         self.add_callback(EpochEnd(self))
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         self.seen.append(len(inputs["input_ids"]))
         return super().training_step(model, inputs, num_items_in_batch)
 
@@ -89,12 +103,33 @@ class Selected(Selection, Noted):
 
 
 def arguments(folder: Any, **settings: Any) -> transformers.TrainingArguments:
-    quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "dataloader_pin_memory": False, "save_strategy": "no"}
-    sizes = {"per_device_train_batch_size": BATCH, "num_train_epochs": EPOCHS, "learning_rate": 1e-2, "logging_steps": 1}
-    return transformers.TrainingArguments(output_dir=str(folder), log_level="error", **quiet | sizes | settings)
+    quiet = {
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+        "save_strategy": "no",
+    }
+    sizes = {
+        "per_device_train_batch_size": BATCH,
+        "num_train_epochs": EPOCHS,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+    }
+    return transformers.TrainingArguments(
+        output_dir=str(folder), log_level="error", **quiet | sizes | settings
+    )
 
 
-def trainer(folder: Any, method: Any = None, causal: bool = False, *, of: Any = None, net: Any = None, **settings: Any) -> Any:
+def trainer(
+    folder: Any,
+    method: Any = None,
+    causal: bool = False,
+    *,
+    of: Any = None,
+    net: Any = None,
+    **settings: Any,
+) -> Any:
     """A trainer, with a selection where there is a method.
 
     Args:
@@ -105,7 +140,11 @@ def trainer(folder: Any, method: Any = None, causal: bool = False, *, of: Any = 
         net: Model.
         settings: Arguments of `TrainingArguments`, and those of the trainer that begin with "with_".
     """
-    own = {name.removeprefix("with_"): settings.pop(name) for name in list(settings) if name.startswith("with_")}
+    own = {
+        name.removeprefix("with_"): settings.pop(name)
+        for name in list(settings)
+        if name.startswith("with_")
+    }
     own = {"train_dataset": Sentences(causal), "eval_dataset": Sentences(causal, 6)} | own
     own |= {} if method is None else {"selection": method}
     kind = of or (Noted if method is None else Selected)
@@ -130,11 +169,17 @@ def texts() -> Any:
     import tokenizers
 
     words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(3, WORDS))]
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
+    )
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     names = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
-    lines = [" ".join(words[word] for word in row[row > 0][:5]) for row in Sentences(causal=True).words]
-    return datasets.Dataset.from_dict({"text": lines}), transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
+    lines = [
+        " ".join(words[word] for word in row[row > 0][:5]) for row in Sentences(causal=True).words
+    ]
+    return datasets.Dataset.from_dict({"text": lines}), transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, **names
+    )
 
 
 METHODS = {

@@ -62,13 +62,21 @@ def _openings(entries: Iterable[Entry], name: str) -> Iterator[Finding]:
     for line, argument, text in entries:
         words = text.split()
         if words and (opening := words[0].strip(".,:;")) in OPENINGS:
-            yield line, name, f"the text of `{argument}` opens with {opening!r}; open with a noun that says what it is"
+            yield (
+                line,
+                name,
+                f"the text of `{argument}` opens with {opening!r}; open with a noun that says what it is",
+            )
 
 
 def _help_texts(module: ast.Module) -> Iterator[Entry]:
     """Yields the texts of all arguments `help="..."`."""
     for node in ast.walk(module):
-        if isinstance(node, ast.keyword) and node.arg == "help" and isinstance(node.value, ast.Constant):
+        if (
+            isinstance(node, ast.keyword)
+            and node.arg == "help"
+            and isinstance(node.value, ast.Constant)
+        ):
             yield node.value.lineno, "help", str(node.value.value)
 
 
@@ -134,19 +142,29 @@ def _parameters(node: Definition) -> list[str] | None:
         every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         every += [one for one in (node.args.vararg, node.args.kwarg) if one is not None]
         return [one.arg for one in every if one.arg not in {"self", "cls"}]
-    constructors = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+    constructors = [
+        one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"
+    ]
     if constructors:
         return _parameters(constructors[0])
     if node.bases:
         return None
-    return [one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+    return [
+        one.target.id
+        for one in node.body
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    ]
 
 
 def _unclear_words(node: Definition | ast.Module, name: str) -> Iterator[Finding]:
     start, lines = _docstring(node)
     for number, line in enumerate(lines):
         for words, instead in UNCLEAR.items():
-            ending = r"(?=[.,:;)]| (?:and|are|is|of|or|stay|were)\b|$)" if words.startswith("the ") else r"\b"
+            ending = (
+                r"(?=[.,:;)]| (?:and|are|is|of|or|stay|were)\b|$)"
+                if words.startswith("the ")
+                else r"\b"
+            )
             if re.search(rf"\b{re.escape(words)}{ending}", line, re.IGNORECASE):
                 yield start + number, name, f"{words!r} is not clear; {instead}"
 

@@ -53,7 +53,9 @@ def convert(source: Path, folder: Path, h5py: Any = None) -> None:
         (folder / target).mkdir(parents=True, exist_ok=True)
         for path in sorted((source / part).glob("data-*.h5")):
             name = path.stem.removeprefix("data-")
-            data_file, label_file = (folder / target / f"{kind}-{name}.npy" for kind in ("data", "label"))
+            data_file, label_file = (
+                folder / target / f"{kind}-{name}.npy" for kind in ("data", "label")
+            )
             if data_file.exists():  # written last
                 continue
             with h5py.File(path, "r") as file:
@@ -64,7 +66,9 @@ def convert(source: Path, folder: Path, h5py: Any = None) -> None:
 
 def main() -> None:
     """Runs the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", type=Path)
     parser.add_argument("folder", type=Path)
     convert(**vars(parser.parse_args()))

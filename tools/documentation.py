@@ -20,7 +20,11 @@ from typing import Any
 from thresher.methods import registry
 
 ROOT = Path(__file__).resolve().parents[1]
-TOP_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+TOP_PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
 NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "Start": ("index.md", "first-steps.md", "choosing.md", "faq.md"),
     "How-to": (
@@ -98,7 +102,10 @@ def site() -> Site:
         BrokenLinkError: A page links to something that is not there.
     """
     sources = {ROOT / name: place for name, place in TOP_PAGES.items()}
-    sources |= {path: path.relative_to(ROOT / "docs").as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))}
+    sources |= {
+        path: path.relative_to(ROOT / "docs").as_posix()
+        for path in sorted((ROOT / "docs").rglob("*.md"))
+    }
     examples = {path: f"examples/{_stem(path)}.md" for path in _examples()}
     places = {path.resolve(): place for path, place in (sources | examples).items()}
     files: dict[str, Path] = {}
@@ -136,14 +143,18 @@ def _linked(path: Path, place: str, places: Mapping[Path, str], files: dict[str,
         if file.is_dir():
             file = file / "README.md"
         if not file.is_file():
-            raise BrokenLinkError(f"{path.relative_to(ROOT)} links to {match[2]}, which is not there")
+            raise BrokenLinkError(
+                f"{path.relative_to(ROOT)} links to {match[2]}, which is not there"
+            )
         to = places.get(file) or f"files/{file.relative_to(ROOT).as_posix()}"
         if file not in places:
             files[to] = file
         return f"{match[1]}({_relative(to, place)}{'#' * bool(anchor)}{anchor})"
 
     text = LINK.sub(moved, CODE.sub(keep, text))
-    return re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], text).replace("```py\n", "```python\n")
+    return re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], text).replace(
+        "```py\n", "```python\n"
+    )
 
 
 def _relative(to: str, place: str) -> str:
@@ -162,12 +173,17 @@ def public_names() -> dict[str, str]:
         **registry.reexports(ROOT / "src/thresher/__init__.pyi"),
         **registry.reexports(registry.FOLDER / "built_in.py"),
     }
-    return {name: f"thresher.{name}" if home == "thresher" else f"{home}.{name}" for name, home in sorted(homes.items())}
+    return {
+        name: f"thresher.{name}" if home == "thresher" else f"{home}.{name}"
+        for name, home in sorted(homes.items())
+    }
 
 
 def _api_pages() -> dict[str, str]:
     names = public_names()
-    pages = {f"api/{name}.md": _api_page(name, _place_of(home), names) for name, home in names.items()}
+    pages = {
+        f"api/{name}.md": _api_page(name, _place_of(home), names) for name, home in names.items()
+    }
     listed = "\n".join(f"- [`thresher.{name}`]({name}.md)" for name in names)
     return pages | {"api/index.md": f"# Public names\n\n{listed}\n"}
 
@@ -185,7 +201,9 @@ def _place_of(home: str) -> str:
     file = ROOT / "src" / package.replace(".", "/") / "__init__.py"
     if not file.is_file():
         return home
-    passed_on = re.search(rf"^from ([\w.]+) import .*\b{name}\b", file.read_text(encoding="utf-8"), re.MULTILINE)
+    passed_on = re.search(
+        rf"^from ([\w.]+) import .*\b{name}\b", file.read_text(encoding="utf-8"), re.MULTILINE
+    )
     return f"{passed_on[1]}.{name}" if passed_on else home
 
 
@@ -214,7 +232,10 @@ def _navigation(pages: Mapping[str, str]) -> list[dict[str, Any]]:
         own = sorted((page for page in pages if page.startswith(held)), key=_index_first)
         return [{FOLDERS[held]: own}] if held in FOLDERS else own
 
-    return [{title: [entry for one in held for entry in entries(one)]} for title, held in NAVIGATION.items()]
+    return [
+        {title: [entry for one in held for entry in entries(one)]}
+        for title, held in NAVIGATION.items()
+    ]
 
 
 def _index_first(page: str) -> tuple[bool, str]:
@@ -225,7 +246,10 @@ def _copy_code(to: Path) -> None:
     """Copies the package with those headings of its docstrings that the site's reader of docstrings knows."""
     shutil.copytree(ROOT / "src", to, ignore=shutil.ignore_patterns("__pycache__"))
     for path in to.rglob("*.py"):
-        path.write_text(re.sub(r"^( +)Example:$", r"\1Examples:", path.read_text("utf-8"), flags=re.MULTILINE), "utf-8")
+        path.write_text(
+            re.sub(r"^( +)Example:$", r"\1Examples:", path.read_text("utf-8"), flags=re.MULTILINE),
+            "utf-8",
+        )
 
 
 def settings(source: Path, code: Path, out: Path, pages: Mapping[str, str]) -> dict[str, Any]:
@@ -239,7 +263,12 @@ def settings(source: Path, code: Path, out: Path, pages: Mapping[str, str]) -> d
     """
     python = {
         "paths": [str(code)],
-        "options": {"docstring_style": "google", "show_root_heading": False, "show_source": False, "members_order": "source"},
+        "options": {
+            "docstring_style": "google",
+            "show_root_heading": False,
+            "show_source": False,
+            "members_order": "source",
+        },
     }
     return {
         "site_name": "Thresher",
@@ -253,9 +282,19 @@ def settings(source: Path, code: Path, out: Path, pages: Mapping[str, str]) -> d
             "font": False,
             "logo": "assets/logo.svg",
             "favicon": "assets/logo.svg",
-            "features": ["navigation.indexes", "navigation.tabs", "navigation.top", "content.code.copy", "search.highlight"],
+            "features": [
+                "navigation.indexes",
+                "navigation.tabs",
+                "navigation.top",
+                "content.code.copy",
+                "search.highlight",
+            ],
             "palette": [
-                {"scheme": scheme, "media": f"(prefers-color-scheme: {name})", "toggle": {"icon": icon, "name": f"To {other}"}}
+                {
+                    "scheme": scheme,
+                    "media": f"(prefers-color-scheme: {name})",
+                    "toggle": {"icon": icon, "name": f"To {other}"},
+                }
                 for scheme, name, other, icon in (
                     ("default", "light", "dark", "material/weather-night"),
                     ("slate", "dark", "light", "material/weather-sunny"),
@@ -266,7 +305,13 @@ def settings(source: Path, code: Path, out: Path, pages: Mapping[str, str]) -> d
         # Material would load this one script from elsewhere.
         "extra": {"polyfills": ["assets/iframe-worker.js"], "generator": False},
         "plugins": ["search", "offline", {"mkdocstrings": {"handlers": {"python": python}}}],
-        "markdown_extensions": ["tables", "toc", "admonition", "pymdownx.highlight", "pymdownx.superfences"],
+        "markdown_extensions": [
+            "tables",
+            "toc",
+            "admonition",
+            "pymdownx.highlight",
+            "pymdownx.superfences",
+        ],
         "validation": {"links": {"anchors": "warn", "unrecognized_links": "warn"}},
         "nav": _navigation(pages),
     }
@@ -298,7 +343,9 @@ def build(out: Path) -> int:
         shutil.copytree(THEME_FILES, source / "assets")
         code, config = Path(folder) / "src", Path(folder) / "mkdocs.yml"
         _copy_code(code)
-        config.write_text(json.dumps(settings(source, code, out.resolve(), made.pages)), encoding="utf-8")
+        config.write_text(
+            json.dumps(settings(source, code, out.resolve(), made.pages)), encoding="utf-8"
+        )
         build_pages(load_config(str(config)))
     return len(made.pages)
 

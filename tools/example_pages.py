@@ -71,29 +71,37 @@ def read_example(path: Path) -> Example:
     lines = blocks[1].splitlines() if len(blocks) > 1 else []
     facts = {name: fact for name, _, fact in (line.partition(": ") for line in lines)}
     state = facts.get("State", "")
-    if not {"Library", "State"} <= facts.keys() <= {"Library", "State", "Refused"} or not state.startswith(
-        ("works", "refused")
-    ):
+    if not {"Library", "State"} <= facts.keys() <= {
+        "Library",
+        "State",
+        "Refused",
+    } or not state.startswith(("works", "refused")):
         raise ValueError(
             f"{path.name}: the docstring must have a title, an empty line, and the lines 'Library: ...' and 'State: works...' "
             "or 'State: refused...', and may have 'Refused: ...' after them"
         )
     code = "\n".join(source.splitlines()[tree.body[0].end_lineno :]).strip()
     text = "\n\n".join(blocks[2:])
-    return Example(blocks[0].removesuffix("."), facts["Library"], state, facts.get("Refused", ""), text, code)
+    return Example(
+        blocks[0].removesuffix("."), facts["Library"], state, facts.get("Refused", ""), text, code
+    )
 
 
 def page_of(examples: Sequence[Example]) -> str:
     """Returns a table of examples and a section for each of them, in Markdown."""
     rows = [(one.library, f"[{one.title}](#{_anchor(one.heading)})", one.state) for one in examples]
-    lines = [f"| {' | '.join(cells)} |" for cells in (("library", "what", "state"), ("---",) * 3, *rows)]
+    lines = [
+        f"| {' | '.join(cells)} |" for cells in (("library", "what", "state"), ("---",) * 3, *rows)
+    ]
     return "\n\n".join(["\n".join(lines), *map(_section, examples)])
 
 
 def _section(one: Example) -> str:
     state = f"State: {one.state}."
     refused = f"Refused: {one.refused}." if one.refused else ""
-    return "\n\n".join(filter(None, (f"### {one.heading}", state, one.text, refused, f"```py\n{one.code}\n```")))
+    return "\n\n".join(
+        filter(None, (f"### {one.heading}", state, one.text, refused, f"```py\n{one.code}\n```"))
+    )
 
 
 def _anchor(heading: str) -> str:
@@ -109,13 +117,19 @@ def written(page: str, folder: Path) -> str:
         page: Content of the page, with the two marks.
         folder: Folder of the examples; they come in the order of their names.
     """
-    return between_marks(page, *MARKS, page_of([read_example(path) for path in sorted(folder.glob("*.py"))]))
+    return between_marks(
+        page, *MARKS, page_of([read_example(path) for path in sorted(folder.glob("*.py"))])
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.example_pages", description="Writes the pages that show examples.")
-    parser.add_argument("--root", type=Path, default=ROOT, help="folder of the repository (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.example_pages", description="Writes the pages that show examples."
+    )
+    parser.add_argument(
+        "--root", type=Path, default=ROOT, help="folder of the repository (default: %(default)s)"
+    )
     root = parser.parse_args(arguments).root
     for page, folder in PAGES.items():
         (root / page).write_text(written((root / page).read_text(), root / folder))

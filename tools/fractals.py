@@ -24,7 +24,9 @@ SCALES = (0.8, 0.9, 1.1, 1.2)
 """Factors on one kind of number of all maps, a to f; the class itself is the 25th way."""
 
 
-def draw_points(maps: NDArray[np.float64], points: int, generator: np.random.Generator) -> NDArray[np.float64]:
+def draw_points(
+    maps: NDArray[np.float64], points: int, generator: np.random.Generator
+) -> NDArray[np.float64]:
     """Draws points of the attractor of some maps.
 
     Args:
@@ -42,7 +44,10 @@ def draw_points(maps: NDArray[np.float64], points: int, generator: np.random.Gen
     with np.errstate(over="ignore", invalid="ignore"):
         for step, taken in enumerate(chosen):
             a, b, c, d, e, f = maps[taken].T
-            place = np.stack([a * place[:, 0] + b * place[:, 1] + e, c * place[:, 0] + d * place[:, 1] + f], axis=1)
+            place = np.stack(
+                [a * place[:, 0] + b * place[:, 1] + e, c * place[:, 0] + d * place[:, 1] + f],
+                axis=1,
+            )
             places[step] = place
     return places[20:].reshape(-1, 2)[:points]  # the first steps are on the way to the attractor
 
@@ -50,7 +55,11 @@ def draw_points(maps: NDArray[np.float64], points: int, generator: np.random.Gen
 def cells_of(points: NDArray[np.float64], size: int) -> NDArray[np.int64] | None:
     """Returns the row and column of each point in a square of `size` cells that the points just fill; None without one."""
     low, high = points.min(0), points.max(0)
-    if not np.isfinite([low, high]).all() or (high - low).min() < 1e-6 or np.abs([low, high]).max() > 1e6:
+    if (
+        not np.isfinite([low, high]).all()
+        or (high - low).min() < 1e-6
+        or np.abs([low, high]).max() > 1e6
+    ):
         return None
     return ((points - low) / (high - low) * (size - 1)).astype(np.int64)
 
@@ -64,7 +73,9 @@ def draw_class(generator: np.random.Generator) -> NDArray[np.float64]:
             return maps
 
 
-def images_of(maps: NDArray[np.float64], count: int, size: int, generator: np.random.Generator) -> Iterator[Image.Image]:
+def images_of(
+    maps: NDArray[np.float64], count: int, size: int, generator: np.random.Generator
+) -> Iterator[Image.Image]:
     """Yields images of a class, gray, of `size` x `size` pixels; fewer than `count` if there are no more ways than that."""
     patterns = generator.random((10, 9)) < 0.5
     changes = [(0, 1.0), *itertools.product(range(6), SCALES)]
@@ -105,7 +116,9 @@ def write(folder: Path, classes: int, images: int, size: int) -> None:
 
 def main() -> None:
     """Runs the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     for name, default in (("classes", 3000), ("images", 1000), ("size", 362)):
         parser.add_argument(f"--{name}", type=int, default=default)

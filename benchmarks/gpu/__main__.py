@@ -23,11 +23,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a part, prints its table and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("part", choices=PARTS, help="what to run")
-    parser.add_argument("--data", type=Path, help="folder of datasets; check and speed make their own")
+    parser.add_argument(
+        "--data", type=Path, help="folder of datasets; check and speed make their own"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="minutes after which nothing new is begun")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"), help="device (default: %(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="run a few tests, or tiny networks, to try the pack out")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="minutes after which nothing new is begun",
+    )
+    parser.add_argument(
+        "--device",
+        type=torch.device,
+        default=torch.device("cuda"),
+        help="device (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="run a few tests, or tiny networks, to try the pack out",
+    )
     given = parser.parse_args(arguments)
     until = time.time() + 60 * given.minutes
     try:

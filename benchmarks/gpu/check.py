@@ -45,22 +45,42 @@ def run(lines: JsonLines, device: torch.device, *, until: float, smoke: bool) ->
             break
         if code < 0 and begun.exists() and begun.read_text():
             outcome = "hung" if time.time() > until else "crashed"
-            lines.add(begun.read_text(), outcome=outcome, seconds=time.time() - began, error=f"pytest ended with {code}")
+            lines.add(
+                begun.read_text(),
+                outcome=outcome,
+                seconds=time.time() - began,
+                error=f"pytest ended with {code}",
+            )
         if len(lines.results()) == done:
-            print(f"pytest ended with {code}; {log} has its output:\n{log.read_text(encoding='utf-8')[-2000:]}")
+            print(
+                f"pytest ended with {code}; {log} has its output:\n{log.read_text(encoding='utf-8')[-2000:]}"
+            )
             break
     begun.unlink(missing_ok=True)
     results = lines.results()
     failures = [result for result in results if result["outcome"] in FAILURES]
-    print_table(("failed", "error"), [(result["name"], str(result["error"])[:120]) for result in failures])
-    skips = collections.Counter(result["error"] for result in results if result["outcome"] == "skipped")
-    print_table(("skipped", "reason"), [(count, str(reason)[:120]) for reason, count in skips.most_common()])
-    seconds, outcomes = sum(result["seconds"] for result in results), collections.Counter(line["outcome"] for line in results)
-    print(f"{', '.join(f'{count} {outcome}' for outcome, count in outcomes.items()) or 'no test'}; {seconds:.0f} s")
+    print_table(
+        ("failed", "error"), [(result["name"], str(result["error"])[:120]) for result in failures]
+    )
+    skips = collections.Counter(
+        result["error"] for result in results if result["outcome"] == "skipped"
+    )
+    print_table(
+        ("skipped", "reason"), [(count, str(reason)[:120]) for reason, count in skips.most_common()]
+    )
+    seconds, outcomes = (
+        sum(result["seconds"] for result in results),
+        collections.Counter(line["outcome"] for line in results),
+    )
+    print(
+        f"{', '.join(f'{count} {outcome}' for outcome, count in outcomes.items()) or 'no test'}; {seconds:.0f} s"
+    )
     return int(bool(failures) or not results or code not in (0, 1, 2, 5))
 
 
-def _pytest(lines: JsonLines, device: torch.device, *, begun: Path, log: Path, until: float, smoke: bool) -> int:
+def _pytest(
+    lines: JsonLines, device: torch.device, *, begun: Path, log: Path, until: float, smoke: bool
+) -> int:
     """Runs pytest in a process of its own and returns its exit code, below 0 where it was killed."""
     own = {
         "THRESHER_DEVICE": str(device),
@@ -69,11 +89,24 @@ def _pytest(lines: JsonLines, device: torch.device, *, begun: Path, log: Path, u
         BEGUN: str(begun.resolve()),
         UNTIL: str(until),
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "benchmarks.gpu.pytest_lines"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "benchmarks.gpu.pytest_lines",
+    ]
     command += ["--continue-on-collection-errors"]
     with log.open("a", encoding="utf-8") as output:
         process = subprocess.Popen(
-            [*command, *(SMOKE_TESTS if smoke else TESTS)], cwd=ROOT, env=os.environ | own, stdout=output, stderr=output
+            [*command, *(SMOKE_TESTS if smoke else TESTS)],
+            cwd=ROOT,
+            env=os.environ | own,
+            stdout=output,
+            stderr=output,
         )
         try:
             return process.wait(timeout=min(until - time.time() + GRACE_S, 10**6))

@@ -26,7 +26,13 @@ def about_machine(device: torch.device, *, smoke: bool) -> dict[str, Any]:
         "numpy": np.__version__,
         "thresher": thresher.__version__,
     }
-    return {"device": device.type, "device_name": named, "python": platform.python_version(), **versions, "smoke": smoke}
+    return {
+        "device": device.type,
+        "device_name": named,
+        "python": platform.python_version(),
+        **versions,
+        "smoke": smoke,
+    }
 
 
 class JsonLines:
@@ -48,7 +54,9 @@ class JsonLines:
             self._append(self.first)
         elif (was := self._read()[0]) != self.first:
             differ = ", ".join(
-                f"{name} {was.get(name)} and not {now}" for name, now in self.first.items() if was.get(name) != now
+                f"{name} {was.get(name)} and not {now}"
+                for name, now in self.first.items()
+                if was.get(name) != now
             )
             raise OtherResultsError(f"{path} has results of {differ}; give another --out")
 
@@ -62,7 +70,11 @@ class JsonLines:
 
     def forget_failures(self) -> None:
         """Removes the results that are errors, so that they are made again."""
-        kept = [line for line in self._read() if line.get("error") is None or line.get("outcome") == "skipped"]
+        kept = [
+            line
+            for line in self._read()
+            if line.get("error") is None or line.get("outcome") == "skipped"
+        ]
         self.path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
     def add(self, name: str, **values: Any) -> None:
@@ -86,8 +98,13 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Prints rows in columns, and says nothing where there are none."""
     if not rows:
         return
-    texts = [[f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in (head, *rows)]
+    texts = [
+        [f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row]
+        for row in (head, *rows)
+    ]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
     sys.stdout.flush()

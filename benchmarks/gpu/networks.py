@@ -29,17 +29,25 @@ class ResidualBlock(nn.Module):
         layers: list[nn.Module] = []
         for i, (inside, outside, kernel) in enumerate(sizes):
             step = stride if i == strided else 1
-            layers += [nn.Conv2d(inside, outside, kernel, step, kernel // 2, bias=False), nn.BatchNorm2d(outside), nn.ReLU()]
+            layers += [
+                nn.Conv2d(inside, outside, kernel, step, kernel // 2, bias=False),
+                nn.BatchNorm2d(outside),
+                nn.ReLU(),
+            ]
         self.body, self.short = nn.Sequential(*layers[:-1]), nn.Sequential()
         if stride > 1 or before != after:
-            self.short = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+            self.short = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps shape (B, before, h, w) to (B, after, h / stride, w / stride)."""
         return torch.relu(self.body(x) + self.short(x))
 
 
-def resnet(depths: tuple[int, ...], *, width: int = 64, bottleneck: bool = False, classes: int = CLASSES) -> nn.Module:
+def resnet(
+    depths: tuple[int, ...], *, width: int = 64, bottleneck: bool = False, classes: int = CLASSES
+) -> nn.Module:
     """Returns a residual network for images: ResNet-18 with (2, 2, 2, 2), ResNet-50 with (3, 4, 6, 3) and `bottleneck`.
 
     Args:
@@ -48,13 +56,24 @@ def resnet(depths: tuple[int, ...], *, width: int = 64, bottleneck: bool = False
         bottleneck: Whether blocks have three convolutions. Default: False.
         classes: Number of classes. Default: 1,000.
     """
-    stem = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    stem = [
+        nn.Conv2d(3, width, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     blocks, before = [], width
     for stage, depth in enumerate(depths):
         for i in range(depth):
-            blocks.append(ResidualBlock(before, width * 2**stage, 2 if stage and not i else 1, bottleneck=bottleneck))
+            blocks.append(
+                ResidualBlock(
+                    before, width * 2**stage, 2 if stage and not i else 1, bottleneck=bottleneck
+                )
+            )
             before = width * 2**stage * (4 if bottleneck else 1)
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
+    return nn.Sequential(
+        *stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes)
+    )
 
 
 class TransformerBlock(nn.Module):
@@ -71,12 +90,18 @@ class TransformerBlock(nn.Module):
         self.heads, self.causal = heads, causal
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Keeps the shape (B, length, width)."""
         n, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(n, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .view(n, length, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.out(mixed.transpose(1, 2).reshape(n, length, width))
         return x + self.mlp(self.norm2(x))
@@ -92,9 +117,13 @@ class BlockStack(nn.Module):
         classes: Number of classes. Default: 1,000.
     """
 
-    def __init__(self, width: int = 768, heads: int = 12, layers: int = 12, classes: int = CLASSES) -> None:
+    def __init__(
+        self, width: int = 768, heads: int = 12, layers: int = 12, classes: int = CLASSES
+    ) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, causal=True) for _ in range(layers)))
+        self.blocks = nn.Sequential(
+            *(TransformerBlock(width, heads, causal=True) for _ in range(layers))
+        )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -114,11 +143,21 @@ class Gpt2(nn.Module):
     """
 
     def __init__(
-        self, width: int = 768, heads: int = 12, layers: int = 12, vocabulary: int = 50257, length: int = 1024
+        self,
+        width: int = 768,
+        heads: int = 12,
+        layers: int = 12,
+        vocabulary: int = 50257,
+        length: int = 1024,
     ) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Parameter(0.02 * torch.randn(length, width))
-        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, causal=True) for _ in range(layers)))
+        self.tokens, self.places = (
+            nn.Embedding(vocabulary, width),
+            nn.Parameter(0.02 * torch.randn(length, width)),
+        )
+        self.blocks = nn.Sequential(
+            *(TransformerBlock(width, heads, causal=True) for _ in range(layers))
+        )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -139,13 +178,21 @@ class VisionTransformer(nn.Module):
     """
 
     def __init__(
-        self, size: int = 224, patch: int = 16, width: int = 768, heads: int = 12, layers: int = 12, classes: int = CLASSES
+        self,
+        size: int = 224,
+        patch: int = 16,
+        width: int = 768,
+        heads: int = 12,
+        layers: int = 12,
+        classes: int = CLASSES,
     ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.first = nn.Parameter(torch.zeros(1, 1, width))
         self.places = nn.Parameter(0.02 * torch.randn(1 + (size // patch) ** 2, width))
-        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, causal=False) for _ in range(layers)))
+        self.blocks = nn.Sequential(
+            *(TransformerBlock(width, heads, causal=False) for _ in range(layers))
+        )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:

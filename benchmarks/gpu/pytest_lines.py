@@ -28,7 +28,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Puts tests in the order of the arguments, and leaves out those that have a line."""
     folders = [Path(config.rootpath, given.partition("::")[0]) for given in config.args]
-    items.sort(key=lambda item: next((i for i, folder in enumerate(folders) if item.path.is_relative_to(folder)), len(folders)))
+    items.sort(
+        key=lambda item: next(
+            (i for i, folder in enumerate(folders) if item.path.is_relative_to(folder)),
+            len(folders),
+        )
+    )
     done = _done()
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in done])
     items[:] = [item for item in items if item.nodeid not in done]
@@ -53,8 +58,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_runtest_logfinish(nodeid: str) -> None:
     """Writes the line of a test."""
     reports: Sequence[pytest.TestReport] = _tests.pop(nodeid, [])
-    outcome = next((one for one in WORST_FIRST if any(report.outcome == one for report in reports)), "error")
-    error = next((_first_line(report) for report in reports if report.outcome == outcome != "passed"), None)
+    outcome = next(
+        (one for one in WORST_FIRST if any(report.outcome == one for report in reports)), "error"
+    )
+    error = next(
+        (_first_line(report) for report in reports if report.outcome == outcome != "passed"), None
+    )
     _write(nodeid, outcome, sum(report.duration for report in reports), error)
     Path(os.environ[BEGUN]).write_text("", encoding="utf-8")
     if error is not None and outcome == "failed" and any(text in error for text in BROKEN):
@@ -69,8 +78,12 @@ def _first_line(report: pytest.TestReport | pytest.CollectReport) -> str:
     if isinstance(shown, tuple):
         return str(shown[2]).removeprefix("Skipped: ")
     crash = getattr(shown, "reprcrash", None)
-    lines = [line for line in str(shown if crash is None else crash.message).splitlines() if line.strip()]
-    return "" if not lines else lines[0] if crash is not None else lines[-1].removeprefix("E").strip()
+    lines = [
+        line for line in str(shown if crash is None else crash.message).splitlines() if line.strip()
+    ]
+    return (
+        "" if not lines else lines[0] if crash is not None else lines[-1].removeprefix("E").strip()
+    )
 
 
 def _write(name: str, outcome: str, seconds: float, error: str | None) -> None:
@@ -80,7 +93,9 @@ def _write(name: str, outcome: str, seconds: float, error: str | None) -> None:
 
 
 def _done() -> set[str | None]:
-    return {json.loads(line).get("name") for line in _path().read_text(encoding="utf-8").splitlines()}
+    return {
+        json.loads(line).get("name") for line in _path().read_text(encoding="utf-8").splitlines()
+    }
 
 
 def _path() -> Path:

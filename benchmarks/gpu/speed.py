@@ -105,11 +105,17 @@ def cases(sizes: Sizes) -> dict[str, Case]:
         tiny = {"width": 16, "heads": 2, "layers": 1}
         return {
             "mlp": Case(lambda: mlp(8), (32,), 10, 8, half=False),
-            "resnet18, 64 px": Case(lambda: resnet((1, 1), width=8, classes=10), (3, 16, 16), 10, 8),
+            "resnet18, 64 px": Case(
+                lambda: resnet((1, 1), width=8, classes=10), (3, 16, 16), 10, 8
+            ),
             "blocks, 64": Case(lambda: BlockStack(**tiny, classes=10), (4, 16), 10, 8),
             "resnet18": Case(lambda: resnet((1, 1), width=8, classes=10), (3, 16, 16), 10, 12),
-            "resnet50": Case(lambda: resnet((1, 1), width=4, bottleneck=True, classes=10), (3, 16, 16), 10, 12),
-            "vit_b": Case(lambda: VisionTransformer(size=16, patch=8, **tiny, classes=10), (3, 16, 16), 10, 12),
+            "resnet50": Case(
+                lambda: resnet((1, 1), width=4, bottleneck=True, classes=10), (3, 16, 16), 10, 12
+            ),
+            "vit_b": Case(
+                lambda: VisionTransformer(size=16, patch=8, **tiny, classes=10), (3, 16, 16), 10, 12
+            ),
             "gpt2": Case(lambda: Gpt2(**tiny, vocabulary=50, length=8), (8,), 50, 12, tokens=True),
         }
     eighteen, fifty = (2, 2, 2, 2), (3, 4, 6, 3)
@@ -141,7 +147,10 @@ class Spent:
 
     def medians(self) -> dict[str, float]:
         """Returns the median times."""
-        return {"host_ms": statistics.median(self.host), "device_ms": statistics.median(self.device)}
+        return {
+            "host_ms": statistics.median(self.host),
+            "device_ms": statistics.median(self.device),
+        }
 
 
 def wait(device: torch.device) -> None:
@@ -150,7 +159,9 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def in_turns(arms: Mapping[str, Callable[[], Any]], sizes: Sizes, device: torch.device) -> dict[str, Spent]:
+def in_turns(
+    arms: Mapping[str, Callable[[], Any]], sizes: Sizes, device: torch.device
+) -> dict[str, Spent]:
     """Times the arms, which take turns in an order that is drawn anew in each round.
 
     Args:
@@ -166,7 +177,11 @@ def in_turns(arms: Mapping[str, Callable[[], Any]], sizes: Sizes, device: torch.
     for _ in range(sizes.rounds):
         for name in order.sample(list(arms), len(arms)):
             wait(device)
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
+            events = (
+                [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+                if device.type == "cuda"
+                else []
+            )
             began = time.perf_counter()
             if events:
                 events[0].record()
@@ -179,7 +194,9 @@ def in_turns(arms: Mapping[str, Callable[[], Any]], sizes: Sizes, device: torch.
     spent = {name: Spent([], []) for name in arms}
     for name, seconds, events in blocks:
         spent[name].host.append(1e3 * seconds / sizes.block)
-        spent[name].device.append((events[0].elapsed_time(events[1]) if events else 1e3 * seconds) / sizes.block)
+        spent[name].device.append(
+            (events[0].elapsed_time(events[1]) if events else 1e3 * seconds) / sizes.block
+        )
     return spent
 
 
@@ -194,7 +211,9 @@ ARMS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def steps_of(case: Case, data: tuple[Tensor, ...], device: torch.device, arm: str, *, batch: int) -> Iterator[None]:
+def steps_of(
+    case: Case, data: tuple[Tensor, ...], device: torch.device, arm: str, *, batch: int
+) -> Iterator[None]:
     """Trains a network of its own, one step per turn.
 
     Args:
@@ -227,13 +246,19 @@ def steps_of(case: Case, data: tuple[Tensor, ...], device: torch.device, arm: st
 def overhead(case: Case, sizes: Sizes, device: torch.device) -> dict[str, Any]:
     """Times steps of each arm and of the plain loop, with whole and with half batches."""
     data = case.data(case.batch * (8 if sizes.small else 32), device)
-    arms = {"plain": case.batch, "plain, half batches": case.batch // 2, **dict.fromkeys(ARMS, case.batch)}
+    arms = {
+        "plain": case.batch,
+        "plain, half batches": case.batch // 2,
+        **dict.fromkeys(ARMS, case.batch),
+    }
     steps = {name: steps_of(case, data, device, name, batch=batch) for name, batch in arms.items()}
     turns = in_turns({name: _next_of(iterator) for name, iterator in steps.items()}, sizes, device)
     medians = {name: spent.medians() for name, spent in turns.items()}
     for name, found in medians.items():
         plain = medians["plain, half batches" if name == "0.5" else "plain"]
-        found["added_host_ms"], found["added_ms"] = (found[key] - plain[key] for key in ("host_ms", "device_ms"))
+        found["added_host_ms"], found["added_ms"] = (
+            found[key] - plain[key] for key in ("host_ms", "device_ms")
+        )
     return {"batch": case.batch, "arms": medians, "loader_batches_per_step": {"twice": 1 / KEEP}}
 
 
@@ -260,7 +285,10 @@ def half_batches(case: Case, sizes: Sizes, device: torch.device) -> dict[str, An
             continue
         finally:
             _free(device)
-        found[str(rows)] = {**spent, "half_over_whole": spent["half"]["device_ms"] / spent["whole"]["device_ms"]}
+        found[str(rows)] = {
+            **spent,
+            "half_over_whole": spent["half"]["device_ms"] / spent["whole"]["device_ms"],
+        }
     return {"rows": found}
 
 
@@ -316,8 +344,16 @@ def subset(case: Case, sizes: Sizes, device: torch.device, *, compiled: bool) ->
     first, whole, over = spent["forward"]["device_ms"], spent["full"]["device_ms"], {}
     for share in SHARES:
         rows = max(1, round(share * case.batch))
-        over[str(share)] = spent[str(share)]["device_ms"] / (first + rows / case.batch * (whole - first))
-    return {"batch": case.batch, "arms": spent, "over_limit": over, "tracing_s": fast.tracing_s, "fallback": fast.fallback}
+        over[str(share)] = spent[str(share)]["device_ms"] / (
+            first + rows / case.batch * (whole - first)
+        )
+    return {
+        "batch": case.batch,
+        "arms": spent,
+        "over_limit": over,
+        "tracing_s": fast.tracing_s,
+        "fallback": fast.fallback,
+    }
 
 
 # Plans
@@ -336,12 +372,16 @@ def planning(name: str, n: int, sizes: Sizes, device: torch.device) -> dict[str,
     records, generator = {}, torch.Generator(device).manual_seed(0)
     for column, kind in method.columns().items():
         values = torch.rand(n, generator=generator, device=device)
-        records[column] = (values > 0.3).to(kind.dtype) if kind.dtype is torch.bool else values.to(kind.dtype)
+        records[column] = (
+            (values > 0.3).to(kind.dtype) if kind.dtype is torch.bool else values.to(kind.dtype)
+        )
     seconds = []
     for turn in range(min(sizes.rounds, 3)):
         wait(device)
         began = time.perf_counter()
-        method.plan_epoch(records, epoch=5, epochs=10, generator=torch.Generator().manual_seed(turn))
+        method.plan_epoch(
+            records, epoch=5, epochs=10, generator=torch.Generator().manual_seed(turn)
+        )
         wait(device)
         seconds.append(time.perf_counter() - began)
     return {"samples": n, "seconds": statistics.median(seconds)}
@@ -357,14 +397,20 @@ def measurements(sizes: Sizes, device: torch.device) -> dict[str, Callable[[], d
     for name in ("mlp", "resnet18, 64 px", "blocks, 64"):
         made[f"overhead: {name}"] = lambda case=known[name]: overhead(case, sizes, device)
     for name in ("gpt2", "vit_b", "resnet50", "resnet18"):
-        made[f"subset: {name}"] = lambda case=known[name]: subset(case, sizes, device, compiled=False)
+        made[f"subset: {name}"] = lambda case=known[name]: subset(
+            case, sizes, device, compiled=False
+        )
     for n in sizes.planned:
         for name in ("winnow", "kakurenbo"):
-            made[f"planning: {name}, {n:,}"] = lambda name=name, n=n: planning(name, n, sizes, device)
+            made[f"planning: {name}, {n:,}"] = lambda name=name, n=n: planning(
+                name, n, sizes, device
+            )
     for name in ("resnet18, 64 px", "blocks, 64"):
         made[f"half batches: {name}"] = lambda case=known[name]: half_batches(case, sizes, device)
     if not sizes.small:  # compiling takes as long for a tiny network
-        made["subset: vit_b, compiled"] = lambda: subset(known["vit_b"], sizes, device, compiled=True)
+        made["subset: vit_b, compiled"] = lambda: subset(
+            known["vit_b"], sizes, device, compiled=True
+        )
     return made
 
 
@@ -409,18 +455,48 @@ def show(results: list[dict[str, Any]]) -> None:
             errors.append((name, result["error"][:120]))
         elif name.startswith("overhead"):
             keys = ("host_ms", "device_ms", "added_host_ms", "added_ms")
-            steps += [(name, arm, *(found[key] for key in keys)) for arm, found in result["arms"].items()]
+            steps += [
+                (name, arm, *(found[key] for key in keys)) for arm, found in result["arms"].items()
+            ]
         elif name.startswith("subset"):
             over = result["over_limit"]
-            shares.append((name, result["batch"], result["arms"]["full"]["device_ms"], *over.values(), result["tracing_s"]))
+            shares.append(
+                (
+                    name,
+                    result["batch"],
+                    result["arms"]["full"]["device_ms"],
+                    *over.values(),
+                    result["tracing_s"],
+                )
+            )
         elif name.startswith("half"):
             for rows, found in result["rows"].items():
-                cells = [found] * 3 if isinstance(found, str) else [found["whole"]["device_ms"], found["half"]["device_ms"]]
-                halves.append((name, rows, *cells[:2], found if isinstance(found, str) else found["half_over_whole"]))
+                cells = (
+                    [found] * 3
+                    if isinstance(found, str)
+                    else [found["whole"]["device_ms"], found["half"]["device_ms"]]
+                )
+                halves.append(
+                    (
+                        name,
+                        rows,
+                        *cells[:2],
+                        found if isinstance(found, str) else found["half_over_whole"],
+                    )
+                )
         else:
             plans.append((name, result["seconds"]))
     print_table(("", "arm", "host ms", "device ms", "host ms added", "device ms added"), steps)
-    print_table(("time over the limit", "rows", "full ms", *(f"keep {share:g}" for share in SHARES), "tracing s"), shares)
+    print_table(
+        (
+            "time over the limit",
+            "rows",
+            "full ms",
+            *(f"keep {share:g}" for share in SHARES),
+            "tracing s",
+        ),
+        shares,
+    )
     print_table(("", "rows", "whole ms", "half ms", "half over whole"), halves)
     print_table(("", "s"), plans)
     print_table(("failed", "error"), errors)

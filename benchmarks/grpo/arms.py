@@ -67,7 +67,11 @@ ARMS: Mapping[str, Arm] = {
 
 def looks_of(task: str, arm: str, share: float) -> list[Job]:
     """Returns the trainings that the rate of an arm is chosen by."""
-    return [Job(task, arm, share, factor, FIRST_LOOK + look) for factor in FACTORS for look in range(LOOKS)]
+    return [
+        Job(task, arm, share, factor, FIRST_LOOK + look)
+        for factor in FACTORS
+        for look in range(LOOKS)
+    ]
 
 
 def chosen_factor(done: Done, task: str, arm: str, share: float) -> float | None:
@@ -75,7 +79,10 @@ def chosen_factor(done: Done, task: str, arm: str, share: float) -> float | None
     looks = looks_of(task, arm, share)
     if not all(job in done for job in looks):
         return None
-    means = {factor: fmean(done[job]["metric"] for job in looks if job.factor == factor) for factor in FACTORS}
+    means = {
+        factor: fmean(done[job]["metric"] for job in looks if job.factor == factor)
+        for factor in FACTORS
+    }
     return max(FACTORS, key=lambda factor: (means[factor], -factor))
 
 
@@ -150,4 +157,8 @@ def run(job: Job) -> dict[str, Any]:
         picks = thresher.trl.attach(trainer, policy, **arm.settings)
         trainer.add_callback(Curve())
         trainer.train()
-    return {"metric": 100 * points[-1][3], "points": points, "signal": picks.groups_with_signal / picks.groups}
+    return {
+        "metric": 100 * points[-1][3],
+        "points": points,
+        "signal": picks.groups_with_signal / picks.groups,
+    }

@@ -30,9 +30,16 @@ def model() -> Any:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+    }
     ends = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None, "num_key_value_heads": 4}
-    return Qwen2ForCausalLM(Qwen2Config(vocab_size=64, max_position_embeddings=128, **sizes, **ends))
+    return Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=64, max_position_embeddings=128, **sizes, **ends)
+    )
 
 
 def tokenizer() -> Any:
@@ -41,10 +48,14 @@ def tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     names = ["<pad>", "<eos>", *map(chr, range(48, 110))]
-    raw = Tokenizer(models.WordLevel({one: number for number, one in enumerate(names)}, unk_token="<pad>"))
+    raw = Tokenizer(
+        models.WordLevel({one: number for number, one in enumerate(names)}, unk_token="<pad>")
+    )
     raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     raw.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
 
 
 def seconds(dead: int, *, skips: bool, folder: str) -> tuple[float, float]:
@@ -94,8 +105,19 @@ def seconds(dead: int, *, skips: bool, folder: str) -> tuple[float, float]:
         log_level="error",
         seed=0,
     )
-    prompts = Dataset.from_list([{"prompt": f"{number % 10}{number // 10}=", "kind": number % 3} for number in range(PROMPTS)])
-    trainer = Timed(model=model(), reward_funcs=rewards, args=config, train_dataset=prompts, processing_class=tokenizer())
+    prompts = Dataset.from_list(
+        [
+            {"prompt": f"{number % 10}{number // 10}=", "kind": number % 3}
+            for number in range(PROMPTS)
+        ]
+    )
+    trainer = Timed(
+        model=model(),
+        reward_funcs=rewards,
+        args=config,
+        train_dataset=prompts,
+        processing_class=tokenizer(),
+    )
     if skips:
         thresher.trl.attach(trainer)
     trainer.train()
@@ -116,7 +138,9 @@ def measured() -> dict[str, Any]:
 
 def ratios(found: Mapping[str, Sequence[tuple[float, float]]], place: int) -> list[float]:
     """Returns the times of skipping over those of plain TRL, of each turn: 0 is without, 1 with the generation."""
-    return [own[place] / plain[place] for own, plain in zip(found["skips"], found["plain"], strict=True)]
+    return [
+        own[place] / plain[place] for own, plain in zip(found["skips"], found["plain"], strict=True)
+    ]
 
 
 def text(found: Mapping[str, Any]) -> str:
@@ -133,7 +157,13 @@ def text(found: Mapping[str, Any]) -> str:
         )
         for name, of in found.items()
     ]
-    header = ("groups without a signal", "training step", "with generation", "limit of the training step", "")
+    header = (
+        "groups without a signal",
+        "training step",
+        "with generation",
+        "limit of the training step",
+        "",
+    )
     return markdown_table(header, rows)
 
 

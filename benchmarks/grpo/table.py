@@ -20,7 +20,10 @@ from benchmarks.winnow.jobs import Done, Job
 from thresher_lab.comparison.statistics import Paired
 from thresher_lab.training.files import markdown_table
 
-MARKS = "<!-- tables of the arms of benchmarks.grpo -->", "<!-- end of the tables of the arms of grpo -->"
+MARKS = (
+    "<!-- tables of the arms of benchmarks.grpo -->",
+    "<!-- end of the tables of the arms of grpo -->",
+)
 STEPS, GENERATED, TRAINED, REWARD = range(4)
 """Columns of a point of a curve."""
 TARGET = 0.75
@@ -51,7 +54,9 @@ def curves(done: Done, task: str, share: float) -> dict[str, dict[int, Curve]]:
     found: dict[str, dict[int, Curve]] = {}
     for arm in ARMS:
         factor = chosen_factor(done, task, arm, share)
-        jobs = [] if factor is None else [Job(task, arm, share, factor, seed) for seed in range(SEEDS)]
+        jobs = (
+            [] if factor is None else [Job(task, arm, share, factor, seed) for seed in range(SEEDS)]
+        )
         if own := {job.seed: done[job]["points"] for job in jobs if job in done}:
             found[arm] = own
     common = set[int]().union(*found.values()).intersection(*found.values())
@@ -60,23 +65,37 @@ def curves(done: Done, task: str, share: float) -> dict[str, dict[int, Curve]]:
 
 def target_of(plain: Mapping[int, Curve]) -> float:
     """Returns the reward that is aimed at: three quarters of the mean gain of plain GRPO."""
-    first, last = (fmean(reward_at(curve, GENERATED, tokens) for curve in plain.values()) for tokens in (1e-9, BUDGET))
+    first, last = (
+        fmean(reward_at(curve, GENERATED, tokens) for curve in plain.values())
+        for tokens in (1e-9, BUDGET)
+    )
     return first + TARGET * (last - first)
 
 
-def tokens_saved(own: Mapping[int, Curve], plain: Mapping[int, Curve], column: int) -> Paired | None:
+def tokens_saved(
+    own: Mapping[int, Curve], plain: Mapping[int, Curve], column: int
+) -> Paired | None:
     """Returns the tokens to the target over those of plain GRPO less 1, in percent; None where a seed does not reach it."""
     target = target_of(plain)
-    pairs = [(until(own[seed], column, target), until(plain[seed], column, target)) for seed in plain]
+    pairs = [
+        (until(own[seed], column, target), until(plain[seed], column, target)) for seed in plain
+    ]
     known = [(first, second) for first, second in pairs if first is not None and second is not None]
-    return Paired.of([100 * (first / second - 1) for first, second in known]) if len(known) == len(pairs) > 1 else None
+    return (
+        Paired.of([100 * (first / second - 1) for first, second in known])
+        if len(known) == len(pairs) > 1
+        else None
+    )
 
 
 def _tokens(own: Mapping[int, Curve], plain: Mapping[int, Curve], column: int) -> str:
     paired, target = tokens_saved(own, plain, column), target_of(plain)
     if paired is not None:
         return f"{_interval(paired, 0)} %"
-    reached = [sum(until(curve, column, target) is not None for curve in of.values()) for of in (own, plain)]
+    reached = [
+        sum(until(curve, column, target) is not None for curve in of.values())
+        for of in (own, plain)
+    ]
     return f"{reached[0]} of {len(own)} seeds reach it; plain: {reached[1]}"
 
 
@@ -89,7 +108,10 @@ def _interval(paired: Paired, places: int = 1) -> str:
 def _row(name: str, own: Mapping[int, Curve], plain: Mapping[int, Curve]) -> tuple[str, ...]:
     def less(column: int, value: float) -> Paired:
         return Paired.of(
-            [100 * (reward_at(own[seed], column, value) - reward_at(plain[seed], column, value)) for seed in plain]
+            [
+                100 * (reward_at(own[seed], column, value) - reward_at(plain[seed], column, value))
+                for seed in plain
+            ]
         )
 
     steps = min(curve[-1][STEPS] for of in (own, plain) for curve in of.values())
@@ -113,8 +135,16 @@ def verdict(done: Done) -> str:
         fewer = sum(one is not None and one.high is not None and one.high < 0 for one in found)
         more = sum(one is not None and one.low is not None and one.low > 0 for one in found)
         missed = sum(one is None for one in found)
-        rows.append((arm.text, *map(str, (fewer, more, missed, len(found) - fewer - more - missed))))
-    header = (f"tokens generated to the target, of {len(cells)} tasks", "fewer", "more", "a seed does not reach it", "open")
+        rows.append(
+            (arm.text, *map(str, (fewer, more, missed, len(found) - fewer - more - missed)))
+        )
+    header = (
+        f"tokens generated to the target, of {len(cells)} tasks",
+        "fewer",
+        "more",
+        "a seed does not reach it",
+        "open",
+    )
     return markdown_table(header, rows)
 
 

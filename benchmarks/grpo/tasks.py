@@ -37,7 +37,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     """Returns a tokenizer of single characters."""
     raw = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<pad>"))
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
 
 
 def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
@@ -77,10 +79,17 @@ def prompts(task: str, count: int, seed: str, dead: float) -> list[dict[str, str
     among = problems(task, 10 * count, seed)
     rates = pass_rates(base(task), among).tolist()
     teaches = [DEAD[0] <= rate <= DEAD[1] for rate in rates]
-    without = [one for one, live in zip(among, teaches, strict=True) if not live][: round(count * dead)]
-    found = without + [one for one, live in zip(among, teaches, strict=True) if live][: count - len(without)]
+    without = [one for one, live in zip(among, teaches, strict=True) if not live][
+        : round(count * dead)
+    ]
+    found = (
+        without
+        + [one for one, live in zip(among, teaches, strict=True) if live][: count - len(without)]
+    )
     if len(found) < count:
-        raise RuntimeError(f"{task}: only {len(found)} of {count} prompts are found at a share of {dead}")
+        raise RuntimeError(
+            f"{task}: only {len(found)} of {count} prompts are found at a share of {dead}"
+        )
     return random.Random(seed).sample(found, count)
 
 
@@ -93,9 +102,16 @@ def base(task: str) -> Qwen2ForCausalLM:
 
 def _untaught() -> Qwen2ForCausalLM:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     ends = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None, "num_key_value_heads": 4}
-    return Qwen2ForCausalLM(Qwen2Config(vocab_size=len(WORDS), max_position_embeddings=32, **sizes, **ends))
+    return Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=len(WORDS), max_position_embeddings=32, **sizes, **ends)
+    )
 
 
 @cache
@@ -127,13 +143,18 @@ def _mistaken(task: str, digits: str, rng: random.Random) -> str:
     if task == "copies":
         return digits[::-1] if rng.random() < RIGHT[int(digits[0])] else digits
     others = {digit: str((int(digit) + rng.randrange(1, 10)) % 10) for digit in digits}
-    return "".join(others[digit] if rng.random() < WRONG[int(digit)] else digit for digit in reversed(digits))
+    return "".join(
+        others[digit] if rng.random() < WRONG[int(digit)] else digit for digit in reversed(digits)
+    )
 
 
 def _encoded(pairs: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
     """Returns tokens, and those of the answers with their ends as targets, each of shape (N, L), int64."""
     width = 3 + 2 * max(len(digits) for digits, _ in pairs)
-    tokens, targets = torch.zeros(len(pairs), width, dtype=torch.int64), torch.full((len(pairs), width), -100)
+    tokens, targets = (
+        torch.zeros(len(pairs), width, dtype=torch.int64),
+        torch.full((len(pairs), width), -100),
+    )
     for row, (digits, answer) in enumerate(pairs):
         found = [VOCABULARY[word] for word in (*f"r{digits}:{answer}", "<eos>")]
         tokens[row, : len(found)] = torch.tensor(found)

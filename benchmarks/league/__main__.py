@@ -14,16 +14,37 @@ def main() -> None:
     """Runs the command line."""
     folder = Path("benchmarks/results")
     parser = argparse.ArgumentParser(prog="python -m benchmarks.league", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2.")
-    parser.add_argument("--minutes", type=float, help="Minutes after which no further training begins. Default: no limit.")
-    parser.add_argument("--runs", type=Path, default=folder / "league-runs.jsonl.gz", help="File of the trainings.")
-    parser.add_argument("--beside", type=Path, default=folder / "winnow-runs.jsonl.gz", help="Trainings of benchmarks.winnow.")
-    parser.add_argument("--results", type=Path, default=folder / "league.json", help="File of the results.")
-    parser.add_argument("--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none.")
     parser.add_argument(
-        "--top", type=Path, help="Page in Markdown whose sentence on the league is written anew. Default: none."
+        "--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2."
     )
-    parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="Minutes after which no further training begins. Default: no limit.",
+    )
+    parser.add_argument(
+        "--runs", type=Path, default=folder / "league-runs.jsonl.gz", help="File of the trainings."
+    )
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        default=folder / "winnow-runs.jsonl.gz",
+        help="Trainings of benchmarks.winnow.",
+    )
+    parser.add_argument(
+        "--results", type=Path, default=folder / "league.json", help="File of the results."
+    )
+    parser.add_argument(
+        "--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none."
+    )
+    parser.add_argument(
+        "--top",
+        type=Path,
+        help="Page in Markdown whose sentence on the league is written anew. Default: none.",
+    )
+    parser.add_argument(
+        "--show", action="store_true", help="Run nothing; print and write what there is."
+    )
     given = parser.parse_args()
     known = arms()
     beside = {job: result for job, result in load(given.beside).items() if job.arm in known}

@@ -6,7 +6,16 @@ from functools import cache
 from typing import Any
 
 from benchmarks.winnow.jobs import ARMS as WINNOW_ARMS
-from benchmarks.winnow.jobs import Arm, Design, Done, Job, chosen_factor, first_version, looks_of, train_arm
+from benchmarks.winnow.jobs import (
+    Arm,
+    Design,
+    Done,
+    Job,
+    chosen_factor,
+    first_version,
+    looks_of,
+    train_arm,
+)
 from benchmarks.winnow.tasks import problem_of
 from thresher_lab.comparison.controls import as_placebo
 from thresher_lab.training.specs import MethodSpec, Spec
@@ -45,13 +54,23 @@ class Entry:
         return problem_of(task).kind not in self.unfit
 
 
-def _of(name: str, family: str, *, once: bool = False, unfit: tuple[str, ...] = (), **settings: Any) -> Entry:
-    return Entry(name, family, MethodSpec(name, settings, {"forward_passes": "once"} if once else {}), unfit)
+def _of(
+    name: str, family: str, *, once: bool = False, unfit: tuple[str, ...] = (), **settings: Any
+) -> Entry:
+    return Entry(
+        name, family, MethodSpec(name, settings, {"forward_passes": "once"} if once else {}), unfit
+    )
 
 
 ENTRIES: Sequence[Entry] = (
     Entry("winnow", "draws each batch by uncertainty", MethodSpec("winnow", {"share": SHARE})),
-    _of("kakurenbo", "hides the easiest of an epoch", unfit=("values",), max_fraction=0.75, reduce_fraction=False),
+    _of(
+        "kakurenbo",
+        "hides the easiest of an epoch",
+        unfit=("values",),
+        max_fraction=0.75,
+        reduce_fraction=False,
+    ),
     _of("infobatch", "leaves out easy samples at random, weighs up", target=0.5),
     _of("seta", "a window of losses that moves", target=0.5),
     _of("repb", "leaves out by the loss of the epoch, weighs up", target=0.5),
@@ -61,7 +80,14 @@ ENTRIES: Sequence[Entry] = (
     _of("rcap", "a budget for each class", unfit=("values", "positions"), keep=0.5),
     _of("importance_sampling", "draws with replacement by loss", keep=0.5),
     _of("selective_backprop", "backpropagates large losses of the batch", once=True, keep=0.25),
-    _of("ada_selection", "mixes selectors in the batch", once=True, keep=0.25, importance="softmax", gamma=0.5),
+    _of(
+        "ada_selection",
+        "mixes selectors in the batch",
+        once=True,
+        keep=0.25,
+        importance="softmax",
+        gamma=0.5,
+    ),
     _of("threshold_keep", "keeps by gradient norm, without bias", once=True, keep=0.25),
     _of("div_bs", "rows of the batch that differ", once=True, keep=0.25, gradient="outputs"),
 )
@@ -75,7 +101,9 @@ def arms() -> dict[str, Arm]:
     """Returns all arms by name: those of `benchmarks.winnow`, the methods, and their placebos."""
     found = {arm.name: arm for arm in WINNOW_ARMS if arm.name in BESIDE}
     for entry in ENTRIES:
-        found.setdefault(entry.name, Arm(entry.name, lambda _, spec=entry.spec: spec, shares=(SHARE,)))
+        found.setdefault(
+            entry.name, Arm(entry.name, lambda _, spec=entry.spec: spec, shares=(SHARE,))
+        )
         if has_placebo(entry):
             placebo = as_placebo(entry.spec)
             name = entry.name + PLACEBO
@@ -86,7 +114,12 @@ def arms() -> dict[str, Arm]:
 
 def arms_of(task: str) -> list[Arm]:
     """Returns the arms that can be trained on a task."""
-    unfit = {name for entry in ENTRIES if not entry.fits(task) for name in (entry.name, entry.name + PLACEBO)}
+    unfit = {
+        name
+        for entry in ENTRIES
+        if not entry.fits(task)
+        for name in (entry.name, entry.name + PLACEBO)
+    }
     return [arm for name, arm in arms().items() if name not in unfit]
 
 
@@ -116,7 +149,10 @@ def counted_jobs(done: Done, task: str, arm: Arm) -> list[Job] | None:
     factor = factor_of(done, task, arm)
     if factor is None:
         return None
-    return [Job(task, arm.name, share_of(arm), factor, seed) for seed in DESIGN.counted(problem_of(task), SHARE)]
+    return [
+        Job(task, arm.name, share_of(arm), factor, seed)
+        for seed in DESIGN.counted(problem_of(task), SHARE)
+    ]
 
 
 def ready(done: Done) -> Iterator[Job]:

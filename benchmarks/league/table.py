@@ -53,7 +53,12 @@ def results(done: Done) -> dict[str, Any]:
     }
     no_loss, against = findings(to_full, MARGIN), against_controls(beside, MARGIN)
     rows = [_row(place, held, to_full, beside, no_loss, against) for place in to_full]
-    controls = [_control(task, name, held) for task in TASKS for name in ("full", *CONTROLS) if (task, name) in held]
+    controls = [
+        _control(task, name, held)
+        for task in TASKS
+        for name in ("full", *CONTROLS)
+        if (task, name) in held
+    ]
     left_out = [(task, entry.name) for task in TASKS for entry in ENTRIES if not entry.fits(task)]
     places = [(task, entry.name) for task in TASKS for entry in ENTRIES]
     waiting = [place for place in places if place not in to_full and place not in left_out]
@@ -91,15 +96,17 @@ def _far_off(place: Place, trainings: list[Mapping[str, Any]]) -> str:
     task, name = place
     metrics = [one["metric"] for one in trainings]
     off = [f"{metric:.1f}" for metric in metrics if metric < median(metrics) / 2]
-    words = (
-        f"{len(off)} of {len(metrics)} trainings of {name} on {task} failed ({', '.join(off)}; median {median(metrics):.1f})."
-    )
+    words = f"{len(off)} of {len(metrics)} trainings of {name} on {task} failed ({', '.join(off)}; median {median(metrics):.1f})."
     return words if off else ""
 
 
 def _control(task: str, name: str, held: Mapping[Place, list[Mapping[str, Any]]]) -> dict[str, Any]:
     own = held[task, name]
-    to_full = None if name == "full" or (task, "full") not in held else asdict(_difference(own, held[task, "full"]))
+    to_full = (
+        None
+        if name == "full" or (task, "full") not in held
+        else asdict(_difference(own, held[task, "full"]))
+    )
     return {"task": task, "arm": name, **_spent(own), "to_full": to_full}
 
 
@@ -112,9 +119,17 @@ def _row(
     against: Mapping[Against, str],
 ) -> dict[str, Any]:
     task, name = place
-    controls = {at[2]: {**asdict(beside[at]), "finding": against[at]} for at in beside if at[:2] == place}
+    controls = {
+        at[2]: {**asdict(beside[at]), "finding": against[at]} for at in beside if at[:2] == place
+    }
     found = {"finding": no_loss[place], "against": controls}
-    return {"task": task, "method": name, **_spent(held[place]), "to_full": asdict(to_full[place]), **found}
+    return {
+        "task": task,
+        "method": name,
+        **_spent(held[place]),
+        "to_full": asdict(to_full[place]),
+        **found,
+    }
 
 
 def page(found: Mapping[str, Any]) -> str:
@@ -125,7 +140,10 @@ def page(found: Mapping[str, Any]) -> str:
     """
     parts = [summary(found)]
     for task in TASKS:
-        rows = sorted((row for row in found["rows"] if row["task"] == task), key=lambda row: row["to_full"]["mean"])
+        rows = sorted(
+            (row for row in found["rows"] if row["task"] == task),
+            key=lambda row: row["to_full"]["mean"],
+        )
         if rows:
             parts.append(f"**{TITLES.get(task, task)}**\n\n{_task_table(task, rows, found)}")
     return "\n\n".join(parts)
@@ -155,7 +173,9 @@ def _task_table(task: str, rows: list[Mapping[str, Any]], found: Mapping[str, An
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     words = {"no loss": "no loss", "loses": "loses", "unclear": "cannot tell"}
     controls = [row["against"].get(kind) for kind in ("smaller", "shorter", "uniform", "placebo")]
-    against = ["" if one is None else f"{_said(one)} ({_in_words(one['finding'])})" for one in controls]
+    against = [
+        "" if one is None else f"{_said(one)} ({_in_words(one['finding'])})" for one in controls
+    ]
     spent = (f"{row['metric']:.2f}", f"{row['cost']:.3f}", f"{row['steps']:.0f}")
     return (row["method"], *spent, _said(row["to_full"]), words[row["finding"]], *against)
 
@@ -198,10 +218,21 @@ def summary(found: Mapping[str, Any]) -> str:
         )
         for row in rows
     ]
-    waiting, left_out = (", ".join(f"{name} on {task}" for task, name in found[key]) for key in ("waiting", "left_out"))
+    waiting, left_out = (
+        ", ".join(f"{name} on {task}" for task, name in found[key])
+        for key in ("waiting", "left_out")
+    )
     off = "".join(f"\n\n{one}" for one in found["far_off"])
-    said = f"{off}\n\nLeft out, because the targets are not the classes that the method needs: {left_out}." if left_out else off
-    return markdown_table(header, lines) + said + (f"\n\nNot finished yet: {waiting}." if waiting else "")
+    said = (
+        f"{off}\n\nLeft out, because the targets are not the classes that the method needs: {left_out}."
+        if left_out
+        else off
+    )
+    return (
+        markdown_table(header, lines)
+        + said
+        + (f"\n\nNot finished yet: {waiting}." if waiting else "")
+    )
 
 
 def top(found: Mapping[str, Any]) -> str:
@@ -211,12 +242,20 @@ def top(found: Mapping[str, Any]) -> str:
         found: Result of `results`.
     """
     names = dict.fromkeys(row["method"] for row in found["rows"])
-    rows = sorted((_of_method(name, found) for name in names), key=lambda row: row["rank"], reverse=True)
+    rows = sorted(
+        (_of_method(name, found) for name in names), key=lambda row: row["rank"], reverse=True
+    )
     found_of = {
-        "Shown to lose against full training somewhere": [row["name"] for row in reversed(rows) if row["loses"]],
-        "Worse than smaller batches somewhere": [row["name"] for row in reversed(rows) if row["worse"]],
+        "Shown to lose against full training somewhere": [
+            row["name"] for row in reversed(rows) if row["loses"]
+        ],
+        "Worse than smaller batches somewhere": [
+            row["name"] for row in reversed(rows) if row["worse"]
+        ],
         "Better than smaller batches somewhere": [row["name"] for row in rows if row["better"]],
-        "Better than the placebo somewhere, so that the signal matters": [row["name"] for row in rows if row["signal_matters"]],
+        "Better than the placebo somewhere, so that the signal matters": [
+            row["name"] for row in rows if row["signal_matters"]
+        ],
         "Nowhere shown to lose": [row["name"] for row in rows if not row["loses"]],
     }
     tasks = len(found["design"]["tasks"])
@@ -241,7 +280,11 @@ def _of_method(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
         "worse": worse,
         "signal_matters": placebos.count("better"),
         "signal": f"{placebos.count('better')} of {len(placebos)}" if placebos else "no placebo",
-        "rank": (better - worse - loses + no_loss, -loses, fmean(row["to_full"]["mean"] for row in rows)),
+        "rank": (
+            better - worse - loses + no_loss,
+            -loses,
+            fmean(row["to_full"]["mean"] for row in rows),
+        ),
     }
 
 

@@ -32,21 +32,27 @@ def families() -> list[Path]:
     listed = [line.split() for line in LIST.read_text(encoding="utf-8").splitlines()]
     missing = sorted({package for package, file in listed if not (FOLDER / file).is_file()})
     if missing:
-        raise FileNotFoundError(f"Fonts are missing. On Debian: apt-get install --no-install-recommends {' '.join(missing)}")
+        raise FileNotFoundError(
+            f"Fonts are missing. On Debian: apt-get install --no-install-recommends {' '.join(missing)}"
+        )
     return [FOLDER / file for _, file in listed]
 
 
 def _drawn(file: Path, character: str) -> NDArray[np.uint8]:
     """Returns an image of a character, in the middle, as large as fits."""
     image = Image.new("L", (2 * DRAWN_AT, 2 * DRAWN_AT))
-    ImageDraw.Draw(image).text((DRAWN_AT, DRAWN_AT), character, 255, ImageFont.truetype(file, DRAWN_AT), anchor="mm")
+    ImageDraw.Draw(image).text(
+        (DRAWN_AT, DRAWN_AT), character, 255, ImageFont.truetype(file, DRAWN_AT), anchor="mm"
+    )
     return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BOX))
 
 
 @cache
 def characters() -> Sets:
     """Returns images of all characters, shape (N, 1, 28, 28), and their classes; a sample is a character of a font family."""
-    images = np.stack([[_drawn(file, character) for character in CHARACTERS] for file in families()])
+    images = np.stack(
+        [[_drawn(file, character) for character in CHARACTERS] for file in families()]
+    )
     inputs = torch.from_numpy(images).float().div(255).sub(0.1).div(0.25)
     targets = torch.arange(len(CHARACTERS)).expand(len(inputs), -1)
     parts = [

@@ -18,7 +18,10 @@ from thresher import Winnow
 from thresher.methods.winnow import LEAST_SPREAD, MEASURED_FROM, SOONEST
 from thresher_lab.tasks import TASKS
 
-BEGIN, END = "<!-- table of benchmarks.winnow.guards -->", "<!-- end of the table of benchmarks.winnow.guards -->"
+BEGIN, END = (
+    "<!-- table of benchmarks.winnow.guards -->",
+    "<!-- end of the table of benchmarks.winnow.guards -->",
+)
 """Lines of a page that the table stands between."""
 
 NOISY_SEEDS = 2
@@ -100,17 +103,26 @@ def agreement_rows(done: Done) -> list[dict[str, Any]]:
     return rows
 
 
-def _agreement_row(name: str, wrong: float, trainings: Sequence[Mapping[str, Any]], epochs: int) -> dict[str, Any]:
+def _agreement_row(
+    name: str, wrong: float, trainings: Sequence[Mapping[str, Any]], epochs: int
+) -> dict[str, Any]:
     judged = [epoch for epoch in range(epochs) if epoch >= max(SOONEST, MEASURED_FROM * epochs)]
-    values = [(one["agreement"][epoch], one["spread"][epoch]) for one in trainings for epoch in judged]
-    low = [(agreement, spread) for agreement, spread in values if agreement < Winnow.least_agreement]
+    values = [
+        (one["agreement"][epoch], one["spread"][epoch]) for one in trainings for epoch in judged
+    ]
+    low = [
+        (agreement, spread) for agreement, spread in values if agreement < Winnow.least_agreement
+    ]
     return {
         "task": name,
         "wrong": wrong,
         "trainings": len(trainings),
         "agreement": [min(value for value, _ in values), max(value for value, _ in values)],
         "spread_where_low": [min(low, key=_second)[1], max(low, key=_second)[1]] if low else None,
-        "low": sum(any(one["agreement"][epoch] < Winnow.least_agreement for epoch in judged) for one in trainings),
+        "low": sum(
+            any(one["agreement"][epoch] < Winnow.least_agreement for epoch in judged)
+            for one in trainings
+        ),
         "fell_back": sum(any(one["uniform"]) for one in trainings),
     }
 
@@ -121,13 +133,29 @@ def _second(pair: tuple[float, float]) -> float:
 
 def agreement_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns the rows of the agreement as a table in Markdown."""
-    head = ["task", "wrong labels", "agreement", "spread where it is below 0.5", "below 0.5", "drew uniformly"]
+    head = [
+        "task",
+        "wrong labels",
+        "agreement",
+        "spread where it is below 0.5",
+        "below 0.5",
+        "drew uniformly",
+    ]
     lines = [head, ["---"] * len(head)]
     for row in rows:
         spread = "" if row["spread_where_low"] is None else _range(row["spread_where_low"])
         of = f" of {row['trainings']}"
         wrong = f"{100 * row['wrong']:g} %" if row["wrong"] else "none"
-        lines.append([row["task"], wrong, _range(row["agreement"]), spread, f"{row['low']}{of}", f"{row['fell_back']}{of}"])
+        lines.append(
+            [
+                row["task"],
+                wrong,
+                _range(row["agreement"]),
+                spread,
+                f"{row['low']}{of}",
+                f"{row['fell_back']}{of}",
+            ]
+        )
     return _markdown(lines)
 
 
@@ -163,16 +191,23 @@ def load(path: Path) -> dict[Job, dict[str, Any]]:
     """Returns the results of the trainings in a file; {} where there is no such file."""
     if not path.exists():
         return {}
-    return {Job(**line["job"]): line["result"] for line in json.loads(path.read_text())["trainings"]}
+    return {
+        Job(**line["job"]): line["result"] for line in json.loads(path.read_text())["trainings"]
+    }
 
 
 def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.winnow.guards", description=__doc__)
     parser.add_argument(
-        "--results", type=Path, default=Path("benchmarks/results/winnow-guards.json"), help="File of the trainings."
+        "--results",
+        type=Path,
+        default=Path("benchmarks/results/winnow-guards.json"),
+        help="File of the trainings.",
     )
-    parser.add_argument("--page", type=Path, help="Page in Markdown whose table is written anew. Default: none.")
+    parser.add_argument(
+        "--page", type=Path, help="Page in Markdown whose table is written anew. Default: none."
+    )
     given = parser.parse_args()
     done = load(given.results)
     if given.page is not None:

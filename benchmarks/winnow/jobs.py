@@ -47,7 +47,9 @@ def _full(_: float) -> Spec:
 
 def first_version(_: float) -> Spec:
     """Refuses to train the first version of Winnow, which was removed: its committed trainings can only be read."""
-    raise ValueError("The first version of Winnow was removed: its committed trainings can be read, but not made again.")
+    raise ValueError(
+        "The first version of Winnow was removed: its committed trainings can be read, but not made again."
+    )
 
 
 OWN_RATE = "winnow at its own rate"
@@ -134,7 +136,10 @@ def ready(design: Design, done: Done) -> Iterator[Job]:
                 yield from looks_of(design, name, arm.name, share)
             factor = chosen_factor(design, done, name, arm, share)
             if factor is not None:
-                yield from (Job(name, arm.name, share, factor, seed) for seed in design.counted(problem, share))
+                yield from (
+                    Job(name, arm.name, share, factor, seed)
+                    for seed in design.counted(problem, share)
+                )
 
 
 def arms_of(design: Design) -> list[tuple[Arm, float]]:
@@ -145,7 +150,11 @@ def arms_of(design: Design) -> list[tuple[Arm, float]]:
 
 def looks_of(design: Design, task: str, arm: str, share: float) -> list[Job]:
     """Returns the trainings that the rate of an arm is chosen by."""
-    return [Job(task, arm, share, factor, FIRST_LOOK + look) for factor in design.factors for look in range(design.looks)]
+    return [
+        Job(task, arm, share, factor, FIRST_LOOK + look)
+        for factor in design.factors
+        for look in range(design.looks)
+    ]
 
 
 def chosen_factor(design: Design, done: Done, task: str, arm: Arm, share: float) -> float | None:
@@ -156,7 +165,10 @@ def chosen_factor(design: Design, done: Done, task: str, arm: Arm, share: float)
     looks = looks_of(design, task, arm.rate_of or arm.name, 1.0 if arm.rate_of else share)
     if not all(job in done for job in looks):
         return None
-    means = {factor: fmean(done[job]["metric"] for job in looks if job.factor == factor) for factor in design.factors}
+    means = {
+        factor: fmean(done[job]["metric"] for job in looks if job.factor == factor)
+        for factor in design.factors
+    }
     return max(design.factors, key=lambda factor: (means[factor], -factor))
 
 
@@ -177,7 +189,9 @@ def train_arm(job: Job, arm: Arm, problem: Problem | None = None) -> dict[str, A
     sets, measured = problem.sets(), list[Measures]()
 
     def measure(training: Training) -> None:
-        measured.append(measures_of(problem, training.model, sets.choice if job.looks else sets.test))
+        measured.append(
+            measures_of(problem, training.model, sets.choice if job.looks else sets.test)
+        )
 
     trained = train(
         problem.at(job.factor),
@@ -189,9 +203,21 @@ def train_arm(job: Job, arm: Arm, problem: Problem | None = None) -> dict[str, A
         on_end=measure,
     )
     cost = trained["cost"]
-    spent = {name: cost[name] for name in ("ratio", "forward", "backward", "full_forward", "full_backward", "steps")}
-    guard = {name: [entry[name] for entry in trained["history"] if name in entry] for name in ("agreement", "uniform")}
-    return {**asdict(measured[0]), "cost": spent, "wall_s": trained["wall_s"], "cpu_s": trained["cpu_s"], **guard}
+    spent = {
+        name: cost[name]
+        for name in ("ratio", "forward", "backward", "full_forward", "full_backward", "steps")
+    }
+    guard = {
+        name: [entry[name] for entry in trained["history"] if name in entry]
+        for name in ("agreement", "uniform")
+    }
+    return {
+        **asdict(measured[0]),
+        "cost": spent,
+        "wall_s": trained["wall_s"],
+        "cpu_s": trained["cpu_s"],
+        **guard,
+    }
 
 
 def load(path: Path) -> dict[Job, dict[str, Any]]:
@@ -199,7 +225,9 @@ def load(path: Path) -> dict[Job, dict[str, Any]]:
     return {Job(**line["job"]): line["result"] for line in read_lines(path)}
 
 
-def run_all(design: Design, path: Path, workers: int, until: Callable[[], bool]) -> dict[Job, dict[str, Any]]:
+def run_all(
+    design: Design, path: Path, workers: int, until: Callable[[], bool]
+) -> dict[Job, dict[str, Any]]:
     """Runs what is missing of the comparison, and returns all results; see `run_missing`.
 
     Args:
@@ -230,10 +258,14 @@ def run_missing(
     done = load(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     running: dict[Future[dict[str, Any]], Job] = {}
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
+    pool = ProcessPoolExecutor(
+        workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    )
     with pool:
         while True:
-            waiting = (job for job in ready(done) if job not in done and job not in running.values())
+            waiting = (
+                job for job in ready(done) if job not in done and job not in running.values()
+            )
             while len(running) < workers and not until() and (job := next(waiting, None)):
                 running[pool.submit(run, job)] = job
             if not running:

@@ -49,7 +49,9 @@ def measures_of(problem: Problem, model: nn.Module, part: Part) -> Measures:
     outputs = outputs_of(model, batches)
     confused = torch.stack([confusion_matrix(*pair) for pair in outputs]).sum(0)
     common = confused.sum(1) >= FEWEST
-    worst = (100 * (confused.diag() / confused.sum(1))[common].min()).item() if common.any() else None
+    worst = (
+        (100 * (confused.diag() / confused.sum(1))[common].min()).item() if common.any() else None
+    )
     sound = all(bool(scores.isfinite().all()) for scores, _ in outputs)
     return Measures(metric, worst, 100 * calibration_error(outputs) if sound else None)
 
@@ -63,7 +65,10 @@ def calibration_error(outputs: list[tuple[Tensor, Tensor]]) -> float:
     counts, confident, right = (torch.zeros(BINS, dtype=torch.float64) for _ in range(3))
     for scores, targets in outputs:
         confidence, predicted = scores.softmax(1).max(1)
-        confidence, correct = confidence.flatten().double(), (predicted == targets).flatten().double()
+        confidence, correct = (
+            confidence.flatten().double(),
+            (predicted == targets).flatten().double(),
+        )
         bins = (confidence * BINS).long().clamp_(max=BINS - 1)
         counts += torch.bincount(bins, minlength=BINS)
         confident += torch.bincount(bins, confidence, minlength=BINS)

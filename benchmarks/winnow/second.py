@@ -29,7 +29,18 @@ from typing import Any
 
 from benchmarks.marks import between_marks
 from benchmarks.winnow.characters import characters
-from benchmarks.winnow.jobs import SHORT, Arm, Done, Job, chosen_factor, first_version, load, looks_of, run_missing, train_arm
+from benchmarks.winnow.jobs import (
+    SHORT,
+    Arm,
+    Done,
+    Job,
+    chosen_factor,
+    first_version,
+    load,
+    looks_of,
+    run_missing,
+    train_arm,
+)
 from benchmarks.winnow.table import said
 from benchmarks.winnow.tasks import PROBLEMS, Problem, fashion, problem_of
 from thresher_lab.comparison.controls import FULL_TRAINING
@@ -53,7 +64,10 @@ SAME_TIME = "fewer epochs, same time"
 """Full training for as many epochs as take the CPU time of the second version at half of the cost."""
 FEW = "few samples, many epochs"
 """A random subset, the same in every epoch, on four tasks with fewer seeds; added after the others, beside the goal."""
-FEW_ON, FEW_SEEDS = ("fashion-10k-noisy", "fashion-augmented-10", "text-10", "resnet8-augmented-32"), range(5)
+FEW_ON, FEW_SEEDS = (
+    ("fashion-10k-noisy", "fashion-augmented-10", "text-10", "resnet8-augmented-32"),
+    range(5),
+)
 OTHER_MACHINE = (SAME_TIME, FEW)
 """Arms that were trained on another machine than full training, so that their CPU times do not compare."""
 
@@ -67,8 +81,16 @@ ARMS: Sequence[Arm] = (
     Arm("full, stratified", lambda _: MethodSpec("full", {}, {"stratify": "class"})),
     Arm("first version", first_version),
     Arm("second version", _winnow),
-    Arm("smaller batches", lambda share: MethodSpec("uniform", {"keep": share}, {"spend": "batches"})),
-    Arm("smaller, stratified", lambda share: MethodSpec("uniform", {"keep": share}, {"spend": "batches", "stratify": "class"})),
+    Arm(
+        "smaller batches",
+        lambda share: MethodSpec("uniform", {"keep": share}, {"spend": "batches"}),
+    ),
+    Arm(
+        "smaller, stratified",
+        lambda share: MethodSpec(
+            "uniform", {"keep": share}, {"spend": "batches", "stratify": "class"}
+        ),
+    ),
     Arm("in fewer steps", partial(_winnow, spend="steps")),
     Arm("fewer epochs", lambda _: FULL_TRAINING, shorter=True),
     Arm(SAME_TIME, lambda _: FULL_TRAINING, shorter=True),
@@ -94,10 +116,18 @@ WRONG_CLOCK = (
 """Arms whose first trainings had a learning rate of another place in the training."""
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, EARLIER_RUNS = (
-    ROOT / "benchmarks" / "results" / f"winnow-second-{name}.jsonl.gz" for name in ("runs", "wrong-clock-runs")
+    ROOT / "benchmarks" / "results" / f"winnow-second-{name}.jsonl.gz"
+    for name in ("runs", "wrong-clock-runs")
 )
 EVERYWHERE = tuple(arm.name for arm in ARMS if "placebo" not in arm.name and arm.name != FEW)
-LENGTHS = ("full", "full, stratified", "second version", "smaller batches", "in fewer steps", "fewer epochs")
+LENGTHS = (
+    "full",
+    "full, stratified",
+    "second version",
+    "smaller batches",
+    "in fewer steps",
+    "fewer epochs",
+)
 OTHER_SHARES = ("first version", "second version", "smaller batches", "in fewer steps")
 
 
@@ -111,14 +141,19 @@ def _renamed(of: str, name: str, epochs: int) -> Problem:
     return replace(problem, task=replace(problem.task, name=name), epochs=epochs)
 
 
-CHARACTERS = replace(problem_of("fashion-resnet8").task, name="characters", network=partial(resnet8, width=8, classes=94))
+CHARACTERS = replace(
+    problem_of("fashion-resnet8").task,
+    name="characters",
+    network=partial(resnet8, width=8, classes=94),
+)
 TASKS: Mapping[str, Problem] = {
     problem.task.name: problem
     for problem in (
         *(
             one
             for one in PROBLEMS
-            if one.task.name in ("fashion-10k-noisy", "fashion-augmented-10", "relief", "fashion-resnet8")
+            if one.task.name
+            in ("fashion-10k-noisy", "fashion-augmented-10", "relief", "fashion-resnet8")
         ),
         _renamed("text", "text-10", 10),
         Problem(CHARACTERS, characters, 8),
@@ -189,13 +224,21 @@ def time_shares() -> dict[str, float]:
 
 
 def _times(done: Done, task: str, arm: str, share: float) -> dict[int, float]:
-    return {job.seed: one["cpu_s"] for job, one in done.items() if (job.task, job.arm, job.share) == (task, arm, share)}
+    return {
+        job.seed: one["cpu_s"]
+        for job, one in done.items()
+        if (job.task, job.arm, job.share) == (task, arm, share)
+    }
 
 
 def timed(done: Done) -> Done:
     """Returns the trainings with the CPU times of those that they took the place of, on the machine of full training."""
     again = {job.task for job in earlier() if job.arm == "full"}
-    times = {(job.task, job.arm, job.share, job.seed): one["cpu_s"] for job, one in earlier().items() if job.task not in again}
+    times = {
+        (job.task, job.arm, job.share, job.seed): one["cpu_s"]
+        for job, one in earlier().items()
+        if job.task not in again
+    }
     keys = {job: (job.task, job.arm, job.share, job.seed) for job in done}
     return {job: {**one, "cpu_s": times.get(keys[job], one["cpu_s"])} for job, one in done.items()}
 
@@ -236,17 +279,25 @@ def rows_of(done: Done, task: str, share: float) -> dict[str, list[Mapping[str, 
         if of_task != task or not own:
             continue
         factor = factor_of(done, task, arm, at)
-        jobs = [] if factor is None else [Job(task, arm.name, at, factor, seed) for seed in seeds_of(arm)]
+        jobs = (
+            []
+            if factor is None
+            else [Job(task, arm.name, at, factor, seed) for seed in seeds_of(arm)]
+        )
         if jobs and all(job in done for job in jobs):
             found[arm.name] = [{**done[job], "factor": factor} for job in jobs]
     return found
 
 
-def difference(rows: Mapping[str, Sequence[Mapping[str, Any]]], left: str, right: str) -> Paired | None:
+def difference(
+    rows: Mapping[str, Sequence[Mapping[str, Any]]], left: str, right: str
+) -> Paired | None:
     """Returns the paired difference of two arms in points, on the seeds of both; None where one is not complete."""
     if left not in rows or right not in rows:
         return None
-    return Paired.of([a["metric"] - b["metric"] for a, b in zip(rows[left], rows[right], strict=False)])
+    return Paired.of(
+        [a["metric"] - b["metric"] for a, b in zip(rows[left], rows[right], strict=False)]
+    )
 
 
 def cpu_share(rows: Mapping[str, Sequence[Mapping[str, Any]]], arm: str) -> float:
@@ -265,10 +316,26 @@ def verdict(done: Done) -> dict[str, Any]:
     """Returns how far the goal is met, on the tasks of the seven that are complete."""
     rows = {task: rows_of(done, task, 0.5) for task in SEVEN}
     rows = {task: of_task for task, of_task in rows.items() if set(EVERYWHERE) <= set(of_task)}
-    to_full = {task: difference(of_task, "second version", "full") for task, of_task in rows.items()}
-    small = [task for task, paired in to_full.items() if paired is not None and (paired.low or 0) > -LARGEST_LOSS]
-    shown = holm({task: paired.chance_below(-MOST_LOSS) for task, paired in to_full.items() if paired is not None})
-    cheaper = [task for task in rows if cpu_share(rows[task], "in fewer steps") <= 1.02 * cpu_share(rows[task], "fewer epochs")]
+    to_full = {
+        task: difference(of_task, "second version", "full") for task, of_task in rows.items()
+    }
+    small = [
+        task
+        for task, paired in to_full.items()
+        if paired is not None and (paired.low or 0) > -LARGEST_LOSS
+    ]
+    shown = holm(
+        {
+            task: paired.chance_below(-MOST_LOSS)
+            for task, paired in to_full.items()
+            if paired is not None
+        }
+    )
+    cheaper = [
+        task
+        for task in rows
+        if cpu_share(rows[task], "in fewer steps") <= 1.02 * cpu_share(rows[task], "fewer epochs")
+    ]
     counts = {
         "tasks": list(rows),
         "loses little": small,
@@ -278,7 +345,9 @@ def verdict(done: Done) -> dict[str, Any]:
         "worse than the first version": better_on(rows, "first version", "second version"),
         "better than fewer epochs in the same time": better_on(rows, "second version", SAME_TIME),
         "worse than fewer epochs in the same time": better_on(rows, SAME_TIME, "second version"),
-        "in fewer steps better than fewer epochs": better_on(rows, "in fewer steps", "fewer epochs"),
+        "in fewer steps better than fewer epochs": better_on(
+            rows, "in fewer steps", "fewer epochs"
+        ),
         "in fewer steps at no more CPU time": cheaper,
     }
     numbers = {name: len(tasks) for name, tasks in counts.items()}
@@ -290,7 +359,10 @@ def verdict(done: Done) -> dict[str, Any]:
         and numbers["in fewer steps better than fewer epochs"] >= BETTER_IN_STEPS_ON
         and numbers["in fewer steps at no more CPU time"] >= BETTER_IN_STEPS_ON
     )
-    better, worse = numbers["better than the first version"], numbers["worse than the first version"]
+    better, worse = (
+        numbers["better than the first version"],
+        numbers["worse than the first version"],
+    )
     return {**counts, "met": met, "becomes the default": better >= BETTER_FOR_DEFAULT and not worse}
 
 
@@ -317,7 +389,9 @@ def tables(done: Done) -> dict[str, Any]:
                 "cost": fmean(one["cost"]["ratio"] for one in trainings),
                 "cpu": cpu_share(rows, arm) if arm not in OTHER_MACHINE else None,
                 "to_full": _as_dict(difference(rows, arm, "full")) if arm != "full" else None,
-                "second_minus": _as_dict(difference(rows, "second version", arm)) if arm != "second version" else None,
+                "second_minus": _as_dict(difference(rows, "second version", arm))
+                if arm != "second version"
+                else None,
             }
             for arm, trainings in rows.items()
         }
@@ -345,7 +419,10 @@ def text(done: Done) -> str:
 def gains(done: Done) -> str:
     """Returns the table of what full training gains by stratified batches."""
     tasks = (*SEVEN, *ONE_OF_LENGTHS)
-    return markdown_table(("task", "points"), [(TITLES[task], _to_full(done, task, "full, stratified")) for task in tasks])
+    return markdown_table(
+        ("task", "points"),
+        [(TITLES[task], _to_full(done, task, "full, stratified")) for task in tasks],
+    )
 
 
 def first_table(done: Done) -> str:
@@ -359,7 +436,10 @@ def changes(done: Done) -> str:
     """Returns the table of what the right clock changed: the differences to full training on the seven tasks."""
     before = with_the_wrong_clock(done)
     arms = ("second version", "in fewer steps", "smaller, stratified")
-    rows = [(TITLES[task], *(_to_full(of, task, arm) for arm in arms for of in (before, done))) for task in SEVEN]
+    rows = [
+        (TITLES[task], *(_to_full(of, task, arm) for arm in arms for of in (before, done)))
+        for task in SEVEN
+    ]
     header = [f"{arm}, {clock} clock" for arm in arms for clock in ("wrong", "right")]
     return markdown_table(("task", *header), rows)
 
@@ -381,7 +461,9 @@ def _table(rows: Mapping[str, list[Mapping[str, Any]]]) -> str:
         )
         for arm, trainings in rows.items()
     ]
-    return markdown_table(("arm", "rate", "cost", "CPU time", "metric", "to full", "second version - this"), lines)
+    return markdown_table(
+        ("arm", "rate", "cost", "CPU time", "metric", "to full", "second version - this"), lines
+    )
 
 
 def goal_in_words(found: Mapping[str, Any]) -> str:
@@ -390,7 +472,11 @@ def goal_in_words(found: Mapping[str, Any]) -> str:
     done = n["tasks"]
     state = "met" if found["met"] else "not met" if done == len(SEVEN) else "not met so far"
     would = "becomes the default" if found["becomes the default"] else "does not become the default"
-    default = would if done == len(SEVEN) else f"{would.replace('becomes', 'would become').replace('does', 'would')} by these"
+    default = (
+        would
+        if done == len(SEVEN)
+        else f"{would.replace('becomes', 'would become').replace('does', 'would')} by these"
+    )
     return (
         f"{done} of {len(SEVEN)} tasks are complete. The goal is {state}. At half of the cost the second version loses at most "
         f"{LARGEST_LOSS:g} points on {n['loses little']} of them ({NO_LOSS_ON} wanted), and is shown to lose more than "
@@ -407,19 +493,44 @@ def goal_in_words(found: Mapping[str, Any]) -> str:
 
 def main(run_one: Callable[[Job], dict[str, Any]] = run) -> None:
     """Runs what is missing, and writes the results. It goes on where it was stopped."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.winnow.second", description=main.__doc__)
-    parser.add_argument("--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2.")
-    parser.add_argument("--minutes", type=float, help="Minutes after which no further training begins. Default: no limit.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.winnow.second", description=main.__doc__
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2."
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="Minutes after which no further training begins. Default: no limit.",
+    )
     parser.add_argument("--runs", type=Path, default=RUNS, help="Trainings.")
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results/winnow-second.json"), help="Results.")
-    parser.add_argument("--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none.")
-    parser.add_argument("--stratified", type=Path, help="Page whose table of full training is written anew. Default: none.")
-    parser.add_argument("--winnow", type=Path, help="Page about Winnow whose table is written anew. Default: none.")
-    parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("benchmarks/results/winnow-second.json"),
+        help="Results.",
+    )
+    parser.add_argument(
+        "--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none."
+    )
+    parser.add_argument(
+        "--stratified",
+        type=Path,
+        help="Page whose table of full training is written anew. Default: none.",
+    )
+    parser.add_argument(
+        "--winnow", type=Path, help="Page about Winnow whose table is written anew. Default: none."
+    )
+    parser.add_argument(
+        "--show", action="store_true", help="Run nothing; print and write what there is."
+    )
     given = parser.parse_args()
     end = time.monotonic() + (0 if given.show else 60 * (given.minutes or float("inf")))
     done = timed(
-        load(given.runs) if given.show else run_missing(ready, run_one, given.runs, given.jobs, lambda: time.monotonic() > end)
+        load(given.runs)
+        if given.show
+        else run_missing(ready, run_one, given.runs, given.jobs, lambda: time.monotonic() > end)
     )
     given.results.write_text(json.dumps(results(done), indent=1) + "\n")
     parts = (

@@ -87,7 +87,9 @@ Rows = Mapping[str, Row]
 def rows_of(design: Design, done: Done, task: str, share: float) -> Rows:
     """Returns the rows of one task at one share: those of the arms of which every counted training is done."""
     values = {arm.name: _counted(design, done, task, arm, share) for arm in ARMS}
-    return {arm.name: _row(design, done, task, arm, share, values) for arm in ARMS if values[arm.name]}
+    return {
+        arm.name: _row(design, done, task, arm, share, values) for arm in ARMS if values[arm.name]
+    }
 
 
 def results(design: Design, done: Done) -> dict[str, Any]:
@@ -97,14 +99,20 @@ def results(design: Design, done: Done) -> dict[str, Any]:
         design: How much is run.
         done: Results of the trainings.
     """
-    rows = {share: {task: rows_of(design, done, task, share) for task in design.tasks} for share in design.shares}
+    rows = {
+        share: {task: rows_of(design, done, task, share) for task in design.tasks}
+        for share in design.shares
+    }
     return {
         "margin": MARGIN,
         "design": asdict(design),
         "trainings": len(done),
         "shares": {
             str(share): {
-                "tasks": {task: {arm: asdict(row) for arm, row in of_task.items()} for task, of_task in of_share.items()},
+                "tasks": {
+                    task: {arm: asdict(row) for arm, row in of_task.items()}
+                    for task, of_task in of_share.items()
+                },
                 "shown": shown(of_share),
             }
             for share, of_share in rows.items()
@@ -119,12 +127,21 @@ def shown(rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
     Args:
         rows: Rows by task, of one share; tasks that are not complete are left out.
     """
-    complete = {task: of_task for task, of_task in rows.items() if {"full", "winnow", "smaller", "shorter"} <= set(of_task)}
+    complete = {
+        task: of_task
+        for task, of_task in rows.items()
+        if {"full", "winnow", "smaller", "shorter"} <= set(of_task)
+    }
     to_full = {task: _not_none(of_task["winnow"].to_full) for task, of_task in complete.items()}
-    to_smaller = {task: _not_none(of_task["winnow"].to_smaller) for task, of_task in complete.items()}
+    to_smaller = {
+        task: _not_none(of_task["winnow"].to_smaller) for task, of_task in complete.items()
+    }
     no_loss, against = findings(to_full, MARGIN), against_controls(to_smaller, MARGIN)
     lost = holm({task: min(_chances_of_waste(of_task)) for task, of_task in complete.items()})
-    return {task: {"counts": lost[task] <= ALPHA, "to_full": no_loss[task], "to_smaller": against[task]} for task in complete}
+    return {
+        task: {"counts": lost[task] <= ALPHA, "to_full": no_loss[task], "to_smaller": against[task]}
+        for task in complete
+    }
 
 
 def goal(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -145,7 +162,9 @@ def goal(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return counts | {"met": met}
 
 
-def _counted(design: Design, done: Done, task: str, arm: Arm, share: float) -> list[Mapping[str, Any]]:
+def _counted(
+    design: Design, done: Done, task: str, arm: Arm, share: float
+) -> list[Mapping[str, Any]]:
     """Returns the counted trainings of an arm, by seed; none where one is missing."""
     at = 1.0 if arm.name == "full" else share
     if arm.name != "full" and arm.shares and share not in arm.shares:
@@ -153,11 +172,20 @@ def _counted(design: Design, done: Done, task: str, arm: Arm, share: float) -> l
     factor = chosen_factor(design, done, task, arm, at)
     if factor is None:
         return []
-    jobs = [Job(task, arm.name, at, factor, seed) for seed in design.counted(problem_of(task), share)]
+    jobs = [
+        Job(task, arm.name, at, factor, seed) for seed in design.counted(problem_of(task), share)
+    ]
     return [done[job] for job in jobs] if all(job in done for job in jobs) else []
 
 
-def _row(design: Design, done: Done, task: str, arm: Arm, share: float, values: Mapping[str, list[Mapping[str, Any]]]) -> Row:
+def _row(
+    design: Design,
+    done: Done,
+    task: str,
+    arm: Arm,
+    share: float,
+    values: Mapping[str, list[Mapping[str, Any]]],
+) -> Row:
     own = values[arm.name]
     factor = chosen_factor(design, done, task, arm, 1.0 if arm.name == "full" else share)
     assert factor is not None
@@ -174,7 +202,9 @@ def _row(design: Design, done: Done, task: str, arm: Arm, share: float, values: 
     )
 
 
-def _difference(own: Iterable[Mapping[str, Any]], other: Iterable[Mapping[str, Any]]) -> Paired | None:
+def _difference(
+    own: Iterable[Mapping[str, Any]], other: Iterable[Mapping[str, Any]]
+) -> Paired | None:
     pairs = [a["metric"] - b["metric"] for a, b in zip(own, other, strict=False)]
     return Paired.of(pairs) if pairs else None
 
@@ -206,9 +236,17 @@ def markdown(rows: Rows) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
-        parts = [name, f"x {row.factor:g}{' (edge)' if row.at_edge else ''}", f"{row.cost:.3f}", f"{row.metric:.2f}"]
+        parts = [
+            name,
+            f"x {row.factor:g}{' (edge)' if row.at_edge else ''}",
+            f"{row.cost:.3f}",
+            f"{row.metric:.2f}",
+        ]
         parts += [said(row.to_full), said(row.to_smaller)]
-        parts += ["" if value is None else f"{value:.2f}" for value in (row.worst_class, row.calibration_error)]
+        parts += [
+            "" if value is None else f"{value:.2f}"
+            for value in (row.worst_class, row.calibration_error)
+        ]
         lines.append("| " + " | ".join([*parts, str(row.n)]) + " |")
     return "\n".join(lines)
 
@@ -221,7 +259,10 @@ def with_tables(page: str, design: Design, done: Done) -> str:
         design: How much is run.
         done: Results of the trainings.
     """
-    rows = {share: {task: rows_of(design, done, task, share) for task in design.tasks} for share in design.shares}
+    rows = {
+        share: {task: rows_of(design, done, task, share) for task in design.tasks}
+        for share in design.shares
+    }
     parts = [_rates(rows[share], share, design, done) for share in rows] + [
         f"**{task}, at {share:g} of the cost** ({_finding(found)})\n\n{markdown(of_share[task])}"
         for share, of_share in rows.items()
@@ -234,13 +275,17 @@ def _rates(of_share: Mapping[str, Rows], share: float, design: Design, done: Don
     """Returns what the rate without a look costs: Winnow at its own rate beside Winnow at the rate that was looked for."""
     arms, rows = {arm.name: arm for arm in ARMS}, []
     for task in shown(of_share):
-        own, looked = (_counted(design, done, task, arms[name], share) for name in (OWN_RATE, "winnow"))
+        own, looked = (
+            _counted(design, done, task, arms[name], share) for name in (OWN_RATE, "winnow")
+        )
         if own:
             factor = of_share[task][OWN_RATE].factor * share**0.25
             rates = f"x {factor:.2f}", f"x {of_share[task]['winnow'].factor:g}"
             rows.append((_title(task), *rates, said(_difference(own, looked))))
     header = ("task", "rate without a look", "rate of the look", "difference")
-    return f"**The rate without a look, at {share:g} of the cost**\n\n{markdown_table(header, rows)}"
+    return (
+        f"**The rate without a look, at {share:g} of the cost**\n\n{markdown_table(header, rows)}"
+    )
 
 
 def with_overview(page: str, found: Mapping[str, Any]) -> str:
@@ -261,9 +306,20 @@ def overview(found: Mapping[str, Any]) -> str:
     """
     half = found["shares"]["0.5"]
     shown = dict(
-        sorted(half["shown"].items(), key=lambda one: _rank(one[1], half["tasks"][one[0]]["winnow"]["to_full"]["mean"]))
+        sorted(
+            half["shown"].items(),
+            key=lambda one: _rank(one[1], half["tasks"][one[0]]["winnow"]["to_full"]["mean"]),
+        )
     )
-    header = ("task", "full", "Winnow - full", "Winnow - smaller batches", "fewer epochs - full", "cost", "finding")
+    header = (
+        "task",
+        "full",
+        "Winnow - full",
+        "Winnow - smaller batches",
+        "fewer epochs - full",
+        "cost",
+        "finding",
+    )
     rows = [
         (
             _title(task),
@@ -293,7 +349,11 @@ def _title(task: str) -> str:
 
 
 def _in_words(one: Mapping[str, Any], to_full: Mapping[str, Any], margin: float) -> str:
-    counts = "" if one["counts"] else f"; easy task: no way to spend less is shown to lose more than {margin:g}"
+    counts = (
+        ""
+        if one["counts"]
+        else f"; easy task: no way to spend less is shown to lose more than {margin:g}"
+    )
     loses = one["to_full"] == "unclear" and to_full["high"] is not None and to_full["high"] < 0
     words = f"some loss, not shown to exceed {margin:g}" if loses else WORDS[one["to_full"]]
     return f"{words}; {WORDS[one['to_smaller'],]}{counts}"
@@ -323,7 +383,9 @@ def _with_interval(paired: Mapping[str, Any]) -> str:
 def _finding(found: Mapping[str, Any]) -> str:
     lose = f"no way to spend less is shown to lose more than {MARGIN:g} points after the correction"
     counts = "" if found["counts"] else f"; the task is easy: {lose}"
-    return f"to full training: {found['to_full']}; to smaller batches: {found['to_smaller']}{counts}"
+    return (
+        f"to full training: {found['to_full']}; to smaller batches: {found['to_smaller']}{counts}"
+    )
 
 
 def said(paired: Paired | None) -> str:

@@ -112,7 +112,13 @@ def plain_cnn(channels: int = 16) -> nn.Sequential:
 
 @cache
 def fashion(
-    samples: int, *, wrong: float = 0.0, imbalance: float = 1.0, augmented: bool = False, choice: int = 5000, test: int = 20_000
+    samples: int,
+    *,
+    wrong: float = 0.0,
+    imbalance: float = 1.0,
+    augmented: bool = False,
+    choice: int = 5000,
+    test: int = 20_000,
 ) -> Sets:
     """Returns Fashion-MNIST with another split: its last training images, of which there are plenty, are test images, too.
 
@@ -127,8 +133,13 @@ def fashion(
     loaded = TASKS["fashion-mnist"].load(None)
     images, labels = loaded.train.tensors
     rest = images[SPARE + choice :], labels[SPARE + choice :]
-    counted = torch.cat([loaded.test_inputs, rest[0]])[:test], torch.cat([loaded.test_targets, rest[1]])[:test]
-    ids = _imbalanced(labels[:SPARE], samples, imbalance) if imbalance > 1 else torch.arange(samples)
+    counted = (
+        torch.cat([loaded.test_inputs, rest[0]])[:test],
+        torch.cat([loaded.test_targets, rest[1]])[:test],
+    )
+    ids = (
+        _imbalanced(labels[:SPARE], samples, imbalance) if imbalance > 1 else torch.arange(samples)
+    )
     train = images[ids], with_wrong(labels[ids], wrong)
     chosen = images[SPARE : SPARE + choice], labels[SPARE : SPARE + choice]
     return Sets(Augmented(*train) if augmented else TensorDataset(*train), chosen, counted)
@@ -150,7 +161,9 @@ def held_out(name: str, samples: int | None = None, of_training: int = 0) -> Set
     train, held = order[of_training:][:samples], order[:of_training]
     inputs, targets = (
         torch.cat([test, tensor[held]])
-        for test, tensor in zip((data.test_inputs, data.test_targets), data.train.tensors, strict=True)
+        for test, tensor in zip(
+            (data.test_inputs, data.test_targets), data.train.tensors, strict=True
+        )
     )
     mixed = torch.randperm(len(inputs), generator=generator)
     cut = len(mixed) // 3
@@ -167,11 +180,16 @@ def with_wrong(labels: Tensor, share: float) -> Tensor:
     """
     generator = torch.Generator().manual_seed(12345)
     chosen = torch.rand(len(labels), generator=generator) < share
-    return torch.where(chosen, (labels + torch.randint(1, 10, labels.shape, generator=generator)) % 10, labels)
+    return torch.where(
+        chosen, (labels + torch.randint(1, 10, labels.shape, generator=generator)) % 10, labels
+    )
 
 
 def _imbalanced(labels: Tensor, largest: int, imbalance: float) -> Tensor:
-    ids = [(labels == number).nonzero()[:, 0][: round(largest * imbalance ** (-number / 9))] for number in range(10)]
+    ids = [
+        (labels == number).nonzero()[:, 0][: round(largest * imbalance ** (-number / 9))]
+        for number in range(10)
+    ]
     return torch.cat(ids).sort().values
 
 
@@ -206,12 +224,19 @@ PROBLEMS: Sequence[Problem] = (
         partial(held_out, "mnist-5k", of_training=1000),
         10,
     ),
-    Problem(_renamed("bike", "bike", lr=0.05, evaluate=at_least_a_constant), partial(held_out, "bike"), 40, kind="values"),
+    Problem(
+        _renamed("bike", "bike", lr=0.05, evaluate=at_least_a_constant),
+        partial(held_out, "bike"),
+        40,
+        kind="values",
+    ),
     Problem(_renamed("text", "text"), partial(held_out, "text", 500), 50, kind="positions"),
     Problem(_renamed("relief", "relief"), partial(held_out, "relief", 2000), 15, kind="positions"),
     Problem(_plain("fashion-augmented-40"), partial(fashion, 10_000, augmented=True), 40),
     Problem(
-        replace(_plain("fashion-resnet8"), network=resnet8, lr=0.2, batch_size=64), partial(fashion, 3000, test=10_000), 15
+        replace(_plain("fashion-resnet8"), network=resnet8, lr=0.2, batch_size=64),
+        partial(fashion, 3000, test=10_000),
+        15,
     ),
 )
 """The tasks, in the order in which they are run."""

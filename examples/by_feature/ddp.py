@@ -53,7 +53,9 @@ class Weights:
         return dict(zip(("model", "optimizer"), get_state_dict(*self.parts), strict=True))
 
     def load_state_dict(self, state):
-        set_state_dict(*self.parts, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            *self.parts, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
 
 
 def main():

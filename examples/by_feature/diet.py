@@ -12,7 +12,10 @@ import thresher
 from thresher.scores import el2n
 
 EPOCHS = 10
-BEFORE, IN_TOTAL = 0.25, 0.5  # shares of the samples: pruned before training, and left out altogether
+BEFORE, IN_TOTAL = (
+    0.25,
+    0.5,
+)  # shares of the samples: pruned before training, and left out altogether
 
 
 def data():

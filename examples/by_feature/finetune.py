@@ -22,12 +22,21 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, Trainer, TrainingArguments, set_seed
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 import thresher.transformers
 
 TRAIN, TEST, SECTIONS = 3000, 5000, 24
-FILE = Path(os.environ.get("DESCRIPTIONS", "descriptions.json"))  # made once, from then on always the same
+FILE = Path(
+    os.environ.get("DESCRIPTIONS", "descriptions.json")
+)  # made once, from then on always the same
 LONGEST = 48
 
 
@@ -35,10 +44,20 @@ def read_packages(text):
     """Returns (section, description) of one package of each source, so that training and test share no source."""
     of_source, seen = {}, set()
     for stanza in text.split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in stanza.splitlines() if ": " in line and not line.startswith(" "))
+        fields = dict(
+            line.split(": ", 1)
+            for line in stanza.splitlines()
+            if ": " in line and not line.startswith(" ")
+        )
         source = fields.get("Source", fields.get("Package", "")).split(" ")[0]
         section, description = fields.get("Section", ""), fields.get("Description", "")
-        if source not in of_source and section and "/" not in section and description and description not in seen:
+        if (
+            source not in of_source
+            and section
+            and "/" not in section
+            and description
+            and description not in seen
+        ):
             of_source[source] = section, description
             seen.add(description)
     return [of_source[source] for source in sorted(of_source)]
@@ -48,10 +67,16 @@ def descriptions():
     """Returns [section, description] of the packages, in a random order that is always the same."""
     if not FILE.exists():
         if shutil.which("apt-cache") is None:
-            raise SystemExit("This example reads Debian's package lists: run it on Debian or Ubuntu, after `apt-get update`.")
-        listed = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True, check=True).stdout
+            raise SystemExit(
+                "This example reads Debian's package lists: run it on Debian or Ubuntu, after `apt-get update`."
+            )
+        listed = subprocess.run(
+            ["apt-cache", "dumpavail"], capture_output=True, text=True, check=True
+        ).stdout
         packages = read_packages(listed)
-        often = {name for name, _ in Counter(section for section, _ in packages).most_common(SECTIONS)}
+        often = {
+            name for name, _ in Counter(section for section, _ in packages).most_common(SECTIONS)
+        }
         packages = [package for package in packages if package[0] in often]
         random.Random(0).shuffle(packages)
         if len(packages) < TRAIN + TEST:
@@ -75,14 +100,21 @@ def data(folder):
     packages = descriptions()
     names = sorted({section for section, _ in packages})
     if folder is None:
-        words = [[1 + zlib.crc32(word.encode()) % 4095 for word in text.lower().split()] for _, text in packages]
+        words = [
+            [1 + zlib.crc32(word.encode()) % 4095 for word in text.lower().split()]
+            for _, text in packages
+        ]
     else:
         words = AutoTokenizer.from_pretrained(folder)([text for _, text in packages])["input_ids"]
     samples = [
         {"input_ids": torch.tensor(ids[:LONGEST]), "labels": names.index(section)}
         for ids, (section, _) in zip(words, packages, strict=True)
     ]
-    return samples[: len(samples) * TRAIN // (TRAIN + TEST)], samples[len(samples) * TRAIN // (TRAIN + TEST) :], names
+    return (
+        samples[: len(samples) * TRAIN // (TRAIN + TEST)],
+        samples[len(samples) * TRAIN // (TRAIN + TEST) :],
+        names,
+    )
 
 
 def collate(samples):
@@ -133,7 +165,9 @@ def make_trainer(seed, **overrides):
 
 
 def main():
-    trainer = thresher.transformers.Selection.add_to(make_trainer(0), 0.5)  # half of the passes of each epoch
+    trainer = thresher.transformers.Selection.add_to(
+        make_trainer(0), 0.5
+    )  # half of the passes of each epoch
     trainer.train()
     print(f"test accuracy {trainer.evaluate()['eval_accuracy']:.3f}")
     print(trainer.run.cost)

@@ -56,8 +56,12 @@ def main():
     train, test = data()
     model = Digits()
     loader = DataLoader(train, batch_size=64, shuffle=True)
-    selection = thresher.lightning.Selection(thresher.Kakurenbo(max_fraction=0.4))  # criterion="criterion", model="net"
-    trainer = lightning.Trainer(max_epochs=EPOCHS, callbacks=[selection], logger=False, enable_checkpointing=False)
+    selection = thresher.lightning.Selection(
+        thresher.Kakurenbo(max_fraction=0.4)
+    )  # criterion="criterion", model="net"
+    trainer = lightning.Trainer(
+        max_epochs=EPOCHS, callbacks=[selection], logger=False, enable_checkpointing=False
+    )
     trainer.fit(model, loader)
     print(f"test accuracy {accuracy(model.net, test):.3f}")
     print(selection.run.cost)

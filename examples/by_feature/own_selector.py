@@ -79,7 +79,13 @@ def main():
         scheduler.step()
     print(f"test accuracy {accuracy(model, test):.3f}")
     print(run.cost)
-    print({name: round(value, 2) for name, value in run.history[-1].items() if name.startswith("weight_")})
+    print(
+        {
+            name: round(value, 2)
+            for name, value in run.history[-1].items()
+            if name.startswith("weight_")
+        }
+    )
 
 
 if __name__ == "__main__":

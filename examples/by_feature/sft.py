@@ -18,26 +18,34 @@ from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports, r
 import thresher
 
 EPOCHS = 10
-WORDS = [f"{kind}{number}" for kind in ("row", "column") for number in range(256)] + [f"digit{n}" for n in range(10)]
+WORDS = [f"{kind}{number}" for kind in ("row", "column") for number in range(256)] + [
+    f"digit{n}" for n in range(10)
+]
 
 
 def data():
     pixels, labels = load_digits(return_X_y=True)
     ink = (torch.tensor(pixels).view(-1, 8, 8) > 7).long()
-    x = torch.cat([ink @ 2 ** torch.arange(8), ink.mT @ 2 ** torch.arange(8) + 256], 1)  # each row and column is a word
+    x = torch.cat(
+        [ink @ 2 ** torch.arange(8), ink.mT @ 2 ** torch.arange(8) + 256], 1
+    )  # each row and column is a word
     y = torch.tensor(labels)
     return TensorDataset(x[:1500], y[:1500]), TensorDataset(x[1500:], y[1500:])
 
 
 def tokenizer():
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*WORDS, "<end>"])}, unk_token="<end>"))
+    made = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate([*WORDS, "<end>"])}, unk_token="<end>")
+    )
     made.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
     return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<end>", eos_token="<end>")
 
 
 def network():
     sizes: dict[str, Any] = {"n_positions": 32, "n_embd": 64, "n_layer": 1, "n_head": 4}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=len(WORDS) + 1, bos_token_id=522, eos_token_id=522, **sizes))
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=len(WORDS) + 1, bos_token_id=522, eos_token_id=522, **sizes)
+    )
 
 
 def accuracy(model, dataset):
@@ -57,10 +65,24 @@ def main():
     torch.manual_seed(0)
     train, test = data()
     prompts = [" ".join(WORDS[word] for word in words) for words in train.tensors[0]]
-    samples = Dataset.from_dict({"prompt": prompts, "completion": [f" digit{n}" for n in train.tensors[1]]})
-    lora = LoraConfig(r=8, target_modules=["c_attn", "c_fc"], modules_to_save=["wte", "wpe"], fan_in_fan_out=True)
-    settings: dict[str, Any] = {"per_device_train_batch_size": 64, "learning_rate": 1e-2, "bf16": False}
-    settings |= {"report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False}
+    samples = Dataset.from_dict(
+        {"prompt": prompts, "completion": [f" digit{n}" for n in train.tensors[1]]}
+    )
+    lora = LoraConfig(
+        r=8, target_modules=["c_attn", "c_fc"], modules_to_save=["wte", "wpe"], fan_in_fan_out=True
+    )
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 64,
+        "learning_rate": 1e-2,
+        "bf16": False,
+    }
+    settings |= {
+        "report_to": [],
+        "save_strategy": "no",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
     trainer = SelectingTrainer(
         network(),
         args=SFTConfig(tempfile.mkdtemp(), num_train_epochs=EPOCHS, **settings),

@@ -57,7 +57,9 @@ def main():
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     scale = {"mean": (0.0,), "std": (1.0,), "device": torch.device("cpu")}
-    prefetcher = create_loader(Images(train), (1, 8, 8), 64, is_training=True, no_aug=True, num_workers=0, **scale)
+    prefetcher = create_loader(
+        Images(train), (1, 8, 8), 64, is_training=True, no_aug=True, num_workers=0, **scale
+    )
     run = thresher.attach(
         thresher.Kakurenbo(max_fraction=0.4),
         loader=prefetcher.loader, criterion=criterion, model=model, optimizer=optimizer, epochs=EPOCHS,

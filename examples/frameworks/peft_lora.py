@@ -16,6 +16,8 @@ class SelectingTrainer(thresher.transformers.Selection, Trainer):
 
 def train(method, model, dataset, args):
     lora = LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS")
-    trainer = SelectingTrainer(get_peft_model(model, lora), args, train_dataset=dataset, selection=method)
+    trainer = SelectingTrainer(
+        get_peft_model(model, lora), args, train_dataset=dataset, selection=method
+    )
     trainer.train()
     return trainer.run

@@ -23,7 +23,12 @@ def train(method, make_model, dataset, epochs, folder, workers=2):
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         loader = prepare_data_loader(DataLoader(dataset, 4, shuffle=True), move_to_device=False)
         run = thresher.attach(
-            method, loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=epochs
+            method,
+            loader=loader,
+            criterion=nn.CrossEntropyLoss(),
+            model=model,
+            optimizer=optimizer,
+            epochs=epochs,
         )
         for _ in range(epochs):
             for x, y in run.loader:
@@ -31,6 +36,9 @@ def train(method, make_model, dataset, epochs, folder, workers=2):
                 optimizer.step()
                 optimizer.zero_grad()
         rank = ray.train.get_context().get_world_rank()
-        torch.save({"model": model.state_dict(), "run": run.state_dict(), "backward": run.cost.backward}, f"{folder}/{rank}.pt")
+        torch.save(
+            {"model": model.state_dict(), "run": run.state_dict(), "backward": run.cost.backward},
+            f"{folder}/{rank}.pt",
+        )
 
     TorchTrainer(loop, scaling_config=ray.train.ScalingConfig(num_workers=workers)).fit()

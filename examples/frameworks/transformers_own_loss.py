@@ -29,10 +29,14 @@ class SelectingTrainer(thresher.transformers.Selection, WeightedTrainer):
 
 
 def by_position(outputs, labels):  # (losses, weights or a mask), both of shape (rows, ...)
-    return torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="none"), class_weights[labels]
+    return torch.nn.functional.cross_entropy(
+        outputs.logits, labels, reduction="none"
+    ), class_weights[labels]
 
 
 def train(method, model, dataset, args):
-    trainer = SelectingTrainer(model, args, train_dataset=dataset, selection=method, per_position=by_position)
+    trainer = SelectingTrainer(
+        model, args, train_dataset=dataset, selection=method, per_position=by_position
+    )
     trainer.train()
     return trainer.run

@@ -17,6 +17,8 @@ class SelectingTrainer(thresher.transformers.Selection, SFTTrainer):
 
 
 def train(method, model, dataset, args, tokenizer):
-    trainer = SelectingTrainer(model, args=args, train_dataset=dataset, processing_class=tokenizer, selection=method)
+    trainer = SelectingTrainer(
+        model, args=args, train_dataset=dataset, processing_class=tokenizer, selection=method
+    )
     trainer.train()
     return trainer.run

@@ -17,7 +17,13 @@ def train(method, dataset, model, optimizer, epochs, workers=0):
     loader = DataLoader(dataset.with_format("torch"), 4, shuffle=True, num_workers=workers)
     criterion, forward = nn.CrossEntropyLoss(), lambda model, batch: (model(batch["x"]), batch["y"])
     run = thresher.attach(
-        method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs, forward=forward
+        method,
+        loader=loader,
+        criterion=criterion,
+        model=model,
+        optimizer=optimizer,
+        epochs=epochs,
+        forward=forward,
     )
     for _ in range(run.epoch, epochs):
         for batch in run.loader:

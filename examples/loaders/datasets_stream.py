@@ -16,11 +16,21 @@ import thresher
 
 
 def train(method, dataset, model, optimizer, epochs, workers=0):
-    stream = dataset.to_iterable_dataset(num_shards=2).shuffle(seed=0, buffer_size=8).with_format("torch")
+    stream = (
+        dataset.to_iterable_dataset(num_shards=2)
+        .shuffle(seed=0, buffer_size=8)
+        .with_format("torch")
+    )
     loader = DataLoader(stream, 4, num_workers=workers)
     criterion, forward = nn.CrossEntropyLoss(), lambda model, batch: (model(batch["x"]), batch["y"])
     run = thresher.attach(
-        method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs, forward=forward
+        method,
+        loader=loader,
+        criterion=criterion,
+        model=model,
+        optimizer=optimizer,
+        epochs=epochs,
+        forward=forward,
     )
     for epoch in range(run.epoch, epochs):
         stream.set_epoch(epoch)

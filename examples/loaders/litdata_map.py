@@ -30,8 +30,13 @@ class MapStyle(Dataset):
 
 
 def train(method, stream, model, optimizer, epochs, workers=0):
-    loader, criterion = DataLoader(MapStyle(stream), 4, shuffle=True, num_workers=workers), nn.CrossEntropyLoss()
-    run = thresher.attach(method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs)
+    loader, criterion = (
+        DataLoader(MapStyle(stream), 4, shuffle=True, num_workers=workers),
+        nn.CrossEntropyLoss(),
+    )
+    run = thresher.attach(
+        method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs
+    )
     for _ in range(run.epoch, epochs):
         for x, y in run.loader:
             loss = run.criterion(run.model(x), y)

@@ -19,10 +19,18 @@ import thresher
 def train(method, dataset, classes, model, optimizer, epochs, workers=0):
     collate = FastCollateMixup(mixup_alpha=0.8, num_classes=classes)
     prefetcher = create_loader(
-        dataset, (3, 8, 8), 4, is_training=True, num_workers=workers, collate_fn=collate, device=torch.device("cpu")
+        dataset,
+        (3, 8, 8),
+        4,
+        is_training=True,
+        num_workers=workers,
+        collate_fn=collate,
+        device=torch.device("cpu"),
     )
     loader, criterion = prefetcher.loader, nn.CrossEntropyLoss()
-    run = thresher.attach(method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs)
+    run = thresher.attach(
+        method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs
+    )
     prefetcher.loader = run.loader
     for _ in range(run.epoch, epochs):
         for x, y in prefetcher:

@@ -13,9 +13,13 @@ import thresher
 
 
 def train(method, dataset, model, optimizer, epochs, workers=0):
-    loader = create_loader(dataset, (3, 8, 8), 4, is_training=True, use_prefetcher=False, num_workers=workers)
+    loader = create_loader(
+        dataset, (3, 8, 8), 4, is_training=True, use_prefetcher=False, num_workers=workers
+    )
     criterion = nn.CrossEntropyLoss()
-    run = thresher.attach(method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs)
+    run = thresher.attach(
+        method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs
+    )
     for _ in range(run.epoch, epochs):
         for x, y in run.loader:
             loss = run.criterion(run.model(x), y)

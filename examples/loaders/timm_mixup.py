@@ -20,7 +20,9 @@ def train(method, dataset, classes, model, optimizer, epochs, workers=0):
     loader = DataLoader(dataset, 4, shuffle=True, drop_last=True, num_workers=workers)
     mixup = Mixup(mixup_alpha=0.8, num_classes=classes)
     criterion = nn.CrossEntropyLoss()
-    run = thresher.attach(method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs)
+    run = thresher.attach(
+        method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs
+    )
     for _ in range(run.epoch, epochs):
         for x, y in run.loader:
             ids = run.ids_of(y)

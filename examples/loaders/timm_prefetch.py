@@ -17,14 +17,22 @@ import thresher
 
 
 def train(method, dataset, model, optimizer, epochs, workers=0):
-    prefetcher = create_loader(dataset, (3, 8, 8), 4, is_training=True, num_workers=workers, device=torch.device("cpu"))
+    prefetcher = create_loader(
+        dataset, (3, 8, 8), 4, is_training=True, num_workers=workers, device=torch.device("cpu")
+    )
 
     def forward(model, batch):
         return model((batch[0].float() - prefetcher.mean) / prefetcher.std), batch[1]
 
     loader, criterion = prefetcher.loader, nn.CrossEntropyLoss()
     run = thresher.attach(
-        method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs, forward=forward
+        method,
+        loader=loader,
+        criterion=criterion,
+        model=model,
+        optimizer=optimizer,
+        epochs=epochs,
+        forward=forward,
     )
     prefetcher.loader = run.loader
     for _ in range(run.epoch, epochs):

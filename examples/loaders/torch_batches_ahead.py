@@ -19,7 +19,9 @@ import thresher
 
 def train(method, dataset, model, optimizer, epochs, workers=0):
     loader = DataLoader(dataset, 4, shuffle=True, num_workers=workers)
-    run = thresher.attach(method, loader=loader, criterion=None, model=model, optimizer=optimizer, epochs=epochs)
+    run = thresher.attach(
+        method, loader=loader, criterion=None, model=model, optimizer=optimizer, epochs=epochs
+    )
     for _ in range(run.epoch, epochs):
         batches = iter(run.loader)
         while group := list(islice(batches, 3)):

@@ -15,8 +15,13 @@ import thresher
 
 
 def train(method, dataset, model, optimizer, epochs, workers=0):
-    loader, criterion = StatefulDataLoader(dataset, 4, shuffle=True, num_workers=workers), nn.CrossEntropyLoss()
-    run = thresher.attach(method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs)
+    loader, criterion = (
+        StatefulDataLoader(dataset, 4, shuffle=True, num_workers=workers),
+        nn.CrossEntropyLoss(),
+    )
+    run = thresher.attach(
+        method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs
+    )
     for _ in range(run.epoch, epochs):  # continues where run.loader.load_state_dict(state) left off
         for x, y in run.loader:
             loss = run.criterion(run.model(x), y)

@@ -25,7 +25,12 @@ def forward(model, batch):
 def train(method, dataset, tokenizer, model, optimizer, epochs, workers=0):
     collate = DataCollatorForLanguageModeling(tokenizer, pad_to_multiple_of=16)
     loader = DataLoader(dataset, 4, shuffle=True, collate_fn=collate, num_workers=workers)
-    parts = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer}
+    parts = {
+        "loader": loader,
+        "criterion": nn.CrossEntropyLoss(),
+        "model": model,
+        "optimizer": optimizer,
+    }
     run = thresher.attach(method, **parts, epochs=epochs, forward=forward, collate_keeps_rows=True)
     for _ in range(run.epoch, epochs):
         for batch in run.loader:

@@ -26,23 +26,36 @@ class SelectiveTrainer(DetectionTrainer):
 
     def _build_train_pipeline(self):
         super()._build_train_pipeline()
-        if mixing := [name for name in ("mosaic", "mixup", "cutmix", "copy_paste") if getattr(self.args, name)]:
-            raise ValueError(f"{mixing[0]}: a row would show several images, and its loss belongs to none; set it to 0")
+        if mixing := [
+            name for name in ("mosaic", "mixup", "cutmix", "copy_paste") if getattr(self.args, name)
+        ]:
+            raise ValueError(
+                f"{mixing[0]}: a row would show several images, and its loss belongs to none; set it to 0"
+            )
         loader = self.train_loader
         # The trainer's loader repeats its sampler for ever, and would draw an epoch before it is planned.
-        plain = DataLoader(loader.dataset, loader.batch_size, shuffle=True, collate_fn=loader.collate_fn)
+        plain = DataLoader(
+            loader.dataset, loader.batch_size, shuffle=True, collate_fn=loader.collate_fn
+        )
         self.run = thresher.attach(
             self.method, loader=plain, criterion=lambda losses, _: losses, model=self.model, forward=self.forward_only,
             optimizer=self.optimizer, epochs=self.epochs, collate_keeps_rows=True,  # as `preprocess_batch` checks
         )  # fmt: skip
-        self.train_loader, self.plain_criterion = PlannedLoader(self.run.loader), self.model.init_criterion()
+        self.train_loader, self.plain_criterion = (
+            PlannedLoader(self.run.loader),
+            self.model.init_criterion(),
+        )
         self.model.criterion = RecordingCriterion(self)
 
     def preprocess_batch(self, batch):
         self.ids = self.run.ids_of(batch["img"])
-        if [self.train_loader.dataset.im_files[number] for number in self.ids.tolist()] != list(batch["im_file"]):
+        if [self.train_loader.dataset.im_files[number] for number in self.ids.tolist()] != list(
+            batch["im_file"]
+        ):
             raise RuntimeError("a row of the batch does not show the image of its id")
-        return super().preprocess_batch(dict(batch))  # a copy: Thresher may need the batch as it was loaded
+        return super().preprocess_batch(
+            dict(batch)
+        )  # a copy: Thresher may need the batch as it was loaded
 
     @torch.no_grad()
     def losses(self, outputs, batch):
@@ -51,7 +64,10 @@ class SelectiveTrainer(DetectionTrainer):
         for row in range(len(outputs["boxes"])):
             alone = {name: outputs[name][row : row + 1] for name in ("boxes", "scores")}
             alone["feats"] = [feature[row : row + 1] for feature in outputs["feats"]]
-            labels = {name: batch[name][batch["batch_idx"] == row] for name in ("batch_idx", "cls", "bboxes")}
+            labels = {
+                name: batch[name][batch["batch_idx"] == row]
+                for name in ("batch_idx", "cls", "bboxes")
+            }
             labels["batch_idx"] = torch.zeros_like(labels["batch_idx"])
             losses.append(self.plain_criterion(alone, labels)[0].sum())
         return torch.stack(losses)
@@ -71,10 +87,14 @@ class RecordingCriterion:
         if not trainer.model.training:  # a validation
             return loss, items
         # Both zeros leave the loss as it is, and put the recorded losses into its graph: the run counts its backward pass.
-        return loss + 0 * trainer.run.reduce(trainer.losses(outputs, batch) + 0 * loss.sum(), ids=trainer.ids), items
+        return loss + 0 * trainer.run.reduce(
+            trainer.losses(outputs, batch) + 0 * loss.sum(), ids=trainer.ids
+        ), items
 
     def __reduce__(self):
-        return type(None), ()  # copies of the model, as in checkpoints, make a criterion of their own
+        return type(
+            None
+        ), ()  # copies of the model, as in checkpoints, make a criterion of their own
 
 
 class PlannedLoader:
@@ -86,7 +106,9 @@ class PlannedLoader:
     def __len__(self):
         return len(self.loader)
 
-    def __iter__(self):  # a generator, because the trainer makes two iterators an epoch and begins one
+    def __iter__(
+        self,
+    ):  # a generator, because the trainer makes two iterators an epoch and begins one
         yield from self.loader
 
 
@@ -104,17 +126,36 @@ def draw(folder, count, generator):
 
 
 def main(images=160, epochs=10, **settings):
-    settings = {"imgsz": 64, "batch": 8, "mosaic": 0, "warmup_epochs": 1, "workers": 0, "epochs": epochs} | settings
+    settings = {
+        "imgsz": 64,
+        "batch": 8,
+        "mosaic": 0,
+        "warmup_epochs": 1,
+        "workers": 0,
+        "epochs": epochs,
+    } | settings
     with tempfile.TemporaryDirectory() as folder:
         data, generator = Path(folder, "data.yaml"), np.random.default_rng(0)
-        data.write_text(f"path: {folder}\ntrain: train/images\nval: val/images\nnames: {{0: blue, 1: green, 2: red}}\n")
+        data.write_text(
+            f"path: {folder}\ntrain: train/images\nval: val/images\nnames: {{0: blue, 1: green, 2: red}}\n"
+        )
         draw(Path(folder, "train"), images, generator)
         draw(Path(folder, "val"), images // 4, generator)
         for trainer in (DetectionTrainer, SelectiveTrainer):
             model, begin = YOLO("yolo11n.yaml"), time.perf_counter()
-            model.train(trainer=trainer, data=data, project=folder, device="cpu", plots=False, amp=False, **settings)
+            model.train(
+                trainer=trainer,
+                data=data,
+                project=folder,
+                device="cpu",
+                plots=False,
+                amp=False,
+                **settings,
+            )
             accuracy = model.trainer.metrics["metrics/mAP50(B)"]
-            print(f"{trainer.__name__}: {time.perf_counter() - begin:.1f} s in all, mAP50 {accuracy:.3f}")
+            print(
+                f"{trainer.__name__}: {time.perf_counter() - begin:.1f} s in all, mAP50 {accuracy:.3f}"
+            )
         print(model.trainer.run.summary())
         return model.trainer
 

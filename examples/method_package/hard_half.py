@@ -32,4 +32,6 @@ class HardHalf:
         left_out = len(loss) // 2 if epoch else 0
         ids = ids_of(~smallest(loss, left_out))
         n, scheduled = len(loss), 0.5 if epoch else 0.0
-        return thresher.EpochPlan(ids, facts={"scheduled_fraction": scheduled, "actual_fraction": 1 - len(ids) / n})
+        return thresher.EpochPlan(
+            ids, facts={"scheduled_fraction": scheduled, "actual_fraction": 1 - len(ids) / n}
+        )

@@ -22,24 +22,36 @@ def digits() -> PreTrainedTokenizerFast:
     words = {word: number for number, word in enumerate(["<pad>", "<eos>", *"0123456789:"])}
     raw = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
 
 
 def model() -> Qwen2ForCausalLM:
     """Returns a small language model with random weights."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     ends = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None, "num_key_value_heads": 4}
     return Qwen2ForCausalLM(Qwen2Config(vocab_size=13, max_position_embeddings=16, **sizes, **ends))
 
 
 def reward(completions: list[str], answer: list[str], **_) -> list[float]:
     """Returns 1 for each completion that begins with the answer."""
-    return [float(completion[:1] == right) for completion, right in zip(completions, answer, strict=True)]
+    return [
+        float(completion[:1] == right)
+        for completion, right in zip(completions, answer, strict=True)
+    ]
 
 
 def main(folder: str = "runs/grpo", steps: int = STEPS) -> thresher.trl.Picks:
-    prompts = Dataset.from_list([{"prompt": f"{one}:", "answer": str((one + 1) % 10)} for one in range(10)] * 10)
+    prompts = Dataset.from_list(
+        [{"prompt": f"{one}:", "answer": str((one + 1) % 10)} for one in range(10)] * 10
+    )
     config = GRPOConfig(
         folder,
         max_steps=steps,

@@ -59,7 +59,9 @@ class Stopwatch:
         def started(_: torch.Tensor) -> None:
             if len(pair) == 2:
                 pair.append(self._now())
-                torch.autograd.Variable._execution_engine.queue_callback(lambda: pair.append(self._now()))
+                torch.autograd.Variable._execution_engine.queue_callback(
+                    lambda: pair.append(self._now())
+                )
 
         loss.register_hook(started)
 

@@ -71,7 +71,9 @@ class Cost:
             ValueError: `backward_to_forward` is negative or nan.
         """
         if not backward_to_forward >= 0:
-            raise ValueError(f"ratio: `backward_to_forward` must be 0 or more, got {backward_to_forward}")
+            raise ValueError(
+                f"ratio: `backward_to_forward` must be 0 or more, got {backward_to_forward}"
+            )
         if self._why_unknown is not None:
             return float("nan")
         full = self.full_forward + backward_to_forward * self.full_backward
@@ -110,9 +112,15 @@ class Cost:
             return "no steps yet, so there is no cost yet"
         if (reason := self._why_unknown) is not None:
             full = f", in which full training would have put {self.full_forward:,} samples through the model"
-            return f"unknown after {self.steps:,} steps{full if self.full_forward else ''}: {reason}"
+            return (
+                f"unknown after {self.steps:,} steps{full if self.full_forward else ''}: {reason}"
+            )
         ratio = self.backward_to_forward
-        measured = "" if ratio is None else f", {self.ratio(ratio):.3f} with the measured ratio {ratio:.2f}"
+        measured = (
+            ""
+            if ratio is None
+            else f", {self.ratio(ratio):.3f} with the measured ratio {ratio:.2f}"
+        )
         comparing = f", comparing {self.comparing:,}" if self.comparing else ""
         return (
             f"forward {self.forward:,} of {self.full_forward:,} samples (refresh {self.refresh:,}, scoring "

@@ -65,7 +65,11 @@ def turned(old: Tensor, new: Tensor) -> Tensor:
         old: Numbers so far, shape (n,), int16.
         new: Whether the prediction is right, shape (n,); -inf if that is not known.
     """
-    return turns(old, new) if new.dtype is torch.bool else torch.where(new == NEVER_SEEN, old, turns(old, new))
+    return (
+        turns(old, new)
+        if new.dtype is torch.bool
+        else torch.where(new == NEVER_SEEN, old, turns(old, new))
+    )
 
 
 def streak(old: Tensor, new: Tensor) -> Tensor:
@@ -103,7 +107,15 @@ OBSERVED: Mapping[str, Column] = {
 """Columns that a run stores: 32 bytes per sample; 24 if the criterion is known to be a classification loss, 12 if it is known
 not to be one. Labels take 4 more."""
 
-HARDER = {"suspicion": 1, "loss": 1, "loss_mean": 1, "variability": 1, "forgetting": 1, "confidence": -1, "aum": -1}
+HARDER = {
+    "suspicion": 1,
+    "loss": 1,
+    "loss_mean": 1,
+    "variability": 1,
+    "forgetting": 1,
+    "confidence": -1,
+    "aum": -1,
+}
 """Columns that measure how hard a sample is; times this sign, they are larger for harder samples."""
 
 OF_ANY_LOSS = ("loss_sum", "loss_squares")
@@ -183,7 +195,9 @@ class DataMap(Mapping[str, NDArray[Any]]):
         order = np.argsort(-np.nan_to_num(suspicion, nan=np.inf, posinf=np.inf), kind="stable")
         if by_class:
             if "label" not in self:
-                raise ValueError("suspects: the classes are not known: pass run.data_map(labels=...)")
+                raise ValueError(
+                    "suspects: the classes are not known: pass run.data_map(labels=...)"
+                )
             labels = self["label"][seen][order]
             place = np.empty(len(seen))
             for one in np.unique(labels):
@@ -208,11 +222,19 @@ class DataMap(Mapping[str, NDArray[Any]]):
         """
         if name not in HARDER or name not in self:
             there = ", ".join(one for one in self if one in HARDER)
-            raise ValueError(f"scores: no column {name!r} that measures how hard a sample is; use one of {there}")
+            raise ValueError(
+                f"scores: no column {name!r} that measures how hard a sample is; use one of {there}"
+            )
         labels = self.get("label")
-        classes = None if labels is None or labels.dtype.kind not in "iu" else torch.from_numpy(labels.astype(np.int64))
+        classes = (
+            None
+            if labels is None or labels.dtype.kind not in "iu"
+            else torch.from_numpy(labels.astype(np.int64))
+        )
         values = HARDER[name] * self[name].astype(np.float64)
-        return Scores(torch.from_numpy(self["id"].astype(np.int64)), torch.from_numpy(values), name, classes)
+        return Scores(
+            torch.from_numpy(self["id"].astype(np.int64)), torch.from_numpy(values), name, classes
+        )
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Returns the table as an Arrow stream, which pandas, polars and others read; needs pyarrow."""
@@ -250,7 +272,9 @@ class DataMap(Mapping[str, NDArray[Any]]):
             ValueError: The loss is not a classification loss, so there is no confidence.
         """
         if "confidence" not in self:
-            raise ValueError("plot: a data map shows confidence and variability, which only a classification loss defines")
+            raise ValueError(
+                "plot: a data map shows confidence and variability, which only a classification loss defines"
+            )
         from matplotlib.figure import Figure
 
         rows = np.flatnonzero(self["times_seen"] > 0)
@@ -258,10 +282,18 @@ class DataMap(Mapping[str, NDArray[Any]]):
         figure = Figure(figsize=(7, 6), layout="constrained")
         axes = figure.add_subplot()
         drawn = axes.scatter(
-            self["variability"][rows], self["confidence"][rows], c=self["forgetting"][rows], s=6, alpha=0.5, cmap="viridis"
+            self["variability"][rows],
+            self["confidence"][rows],
+            c=self["forgetting"][rows],
+            s=6,
+            alpha=0.5,
+            cmap="viridis",
         )
         axes.set(
-            xlabel="variability", ylabel="confidence", title=f"Data map of {len(self['id']):,} samples", ylim=(-0.02, 1.02)
+            xlabel="variability",
+            ylabel="confidence",
+            title=f"Data map of {len(self['id']):,} samples",
+            ylim=(-0.02, 1.02),
         )
         figure.colorbar(drawn, label="forgotten")
         figure.savefig(path)
@@ -295,13 +327,20 @@ def data_map(records: Mapping[str, Tensor], labels: Any = None) -> DataMap:
     columns["loss"] = np.where(seen > 0, known["last_loss"], np.nan)
     # If it was not known before training whether the criterion is a classification loss, the turns show it: only a
     # classification loss counts them.
-    of_classes = "loss_sum" not in known or known.get("turns", seen[:0]).max(initial=UNSEEN_TURNS) > UNSEEN_TURNS
+    of_classes = (
+        "loss_sum" not in known
+        or known.get("turns", seen[:0]).max(initial=UNSEEN_TURNS) > UNSEEN_TURNS
+    )
     if of_classes:
         columns["confidence"] = mean = known["probability_sum"] / times
-        columns["variability"] = np.sqrt(np.maximum(known["probability_squares"] / times - mean**2, 0))
+        columns["variability"] = np.sqrt(
+            np.maximum(known["probability_squares"] / times - mean**2, 0)
+        )
         columns["aum"] = known["margin_sum"] / times
         columns["forgetting"] = np.maximum(known["turns"], 0).astype(np.int64) // 2
-        columns["learned_at"] = np.where(known["streak"] > 0, seen - known["streak"] + 1, 0).astype(np.int64)
+        columns["learned_at"] = np.where(known["streak"] > 0, seen - known["streak"] + 1, 0).astype(
+            np.int64
+        )
         if known["predicted"].max(initial=-1) >= 0:
             columns["predicted"] = known["predicted"].astype(np.int64)
         columns["suspicion"] = 1 - mean
@@ -319,7 +358,12 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isnan(values), np.nan, ranks)
 
 
-def map_of(records: Records, dataset: Any, labels: Any = None, on_mismatch: Callable[[], None] | None = None) -> DataMap:
+def map_of(
+    records: Records,
+    dataset: Any,
+    labels: Any = None,
+    on_mismatch: Callable[[], None] | None = None,
+) -> DataMap:
     """Returns the data map of a run.
 
     Args:
@@ -335,13 +379,19 @@ def map_of(records: Records, dataset: Any, labels: Any = None, on_mismatch: Call
             labels = labels_of(dataset)
         held = np.asarray(seen if labels is None else labels)
         # Labels that are not numbers, such as strings, only need to form the same classes as the numbers of the criterion.
-        alike = ((held == seen) | (seen < 0)).all() if held.dtype.kind in "biuf" else same_classes(codes_of(held), seen)
+        alike = (
+            ((held == seen) | (seen < 0)).all()
+            if held.dtype.kind in "biuf"
+            else same_classes(codes_of(held), seen)
+        )
         if not alike and on_mismatch is not None:
             on_mismatch()
         if not alike or (labels is None and seen.max() >= 0):
             labels = np.maximum(seen, -1)
     elif len(labels) != records.n:
-        raise ValueError(f"data_map: `labels` must be the class of each of {records.n} samples, got {len(labels)}")
+        raise ValueError(
+            f"data_map: `labels` must be the class of each of {records.n} samples, got {len(labels)}"
+        )
     table = data_map(columns, labels)
     files = files_of(dataset)
     return table if files is None else DataMap({**table, "file": np.array(files, dtype=object)})

@@ -67,8 +67,13 @@ class Permutation:
         self._shift = kind((bits + 1) // 2)
         keys = [key % 2**bits for key in seeds(2 * rounds, seed, epoch, n, OWN_KEYS)]
         keys, factors = keys[:rounds], [key | 1 for key in keys[rounds:]]
-        self._rounds = [(kind(key), kind(factor)) for key, factor in zip(keys, factors, strict=True)]
-        inverse = [(kind(key), kind(pow(factor, -1, 2**bits))) for key, factor in zip(keys, factors, strict=True)]
+        self._rounds = [
+            (kind(key), kind(factor)) for key, factor in zip(keys, factors, strict=True)
+        ]
+        inverse = [
+            (kind(key), kind(pow(factor, -1, 2**bits)))
+            for key, factor in zip(keys, factors, strict=True)
+        ]
         self._rounds_back = inverse[::-1]
 
     def piece(self, begin: int, end: int, step: int = 1) -> NDArray[np.int64]:
@@ -83,12 +88,16 @@ class Permutation:
             ValueError: A position is outside the order, or `step` is below 1.
         """
         if not 0 <= begin <= end <= self.n or step < 1:
-            raise ValueError(f"Permutation.piece: need 0 <= begin <= end <= {self.n}, step >= 1; got {begin}, {end}, {step}")
+            raise ValueError(
+                f"Permutation.piece: need 0 <= begin <= end <= {self.n}, step >= 1; got {begin}, {end}, {step}"
+            )
         places = range(begin, end, step)
         ids = np.empty(len(places), dtype=np.int64)
         for first in range(0, len(ids), PIECE):
             part = places[first : first + PIECE]
-            ids[first : first + PIECE] = self._inside(np.arange(part.start, part.stop, step, dtype=np.int64), self._mix)
+            ids[first : first + PIECE] = self._inside(
+                np.arange(part.start, part.stop, step, dtype=np.int64), self._mix
+            )
         return ids
 
     def places_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -101,7 +110,9 @@ class Permutation:
             ValueError: An id is outside [0, n).
         """
         if len(ids) and not (ids.min() >= 0 and ids.max() < self.n):
-            raise ValueError(f"Permutation.places_of: ids must be within [0, {self.n}), got {ids.min()} to {ids.max()}")
+            raise ValueError(
+                f"Permutation.places_of: ids must be within [0, {self.n}), got {ids.min()} to {ids.max()}"
+            )
         places = np.empty(len(ids), dtype=np.int64)
         for first in range(0, len(ids), PIECE):
             places[first : first + PIECE] = self._inside(ids[first : first + PIECE], self._mix_back)
@@ -130,7 +141,9 @@ class Permutation:
 
     def _mix_back(self, words: Words) -> None:
         for key, factor in self._rounds_back:
-            words ^= words >> self._shift  # this shift is its own inverse, because it moves by at least half of the bits
+            words ^= (
+                words >> self._shift
+            )  # this shift is its own inverse, because it moves by at least half of the bits
             words *= factor
             words &= self._mask
             words ^= key

@@ -78,14 +78,18 @@ class EpochPlan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr_scale", float(self.lr_scale))
-        object.__setattr__(self, "facts", {name: _plain(value) for name, value in self.facts.items()})
+        object.__setattr__(
+            self, "facts", {name: _plain(value) for name, value in self.facts.items()}
+        )
         for name, tensor in (("ids", self.ids), ("refresh", self.refresh)):
             if tensor is not None:
                 _check_numbers(f"EpochPlan: `{name}`", tensor, "ids are never floats")
         if self.weights is not None:
             _check_weights("EpochPlan", self.weights, "ids", self.ids)
         if not (0 < self.lr_scale < float("inf")):
-            raise ValueError(f"EpochPlan: `lr_scale` must be a positive number, got {self.lr_scale}")
+            raise ValueError(
+                f"EpochPlan: `lr_scale` must be a positive number, got {self.lr_scale}"
+            )
 
     def check(self, n: int) -> None:
         """Checks the plan against a dataset.
@@ -98,7 +102,10 @@ class EpochPlan:
         """
         if not len(self.ids):
             raise ValueError("EpochPlan: `ids` is empty; an epoch needs at least one sample")
-        for name, tensor, ordered in (("ids", self.ids, not self.drawn), ("refresh", self.refresh, True)):
+        for name, tensor, ordered in (
+            ("ids", self.ids, not self.drawn),
+            ("refresh", self.refresh, True),
+        ):
             if tensor is None or not tensor.numel():
                 continue
             ids = tensor.numpy()
@@ -106,7 +113,9 @@ class EpochPlan:
                 raise ValueError(f"EpochPlan: `{name}` must be ascending without repeats")
             low, high = (ids[0], ids[-1]) if ordered else (ids.min(), ids.max())
             if low < 0 or high >= n:
-                raise ValueError(f"EpochPlan: `{name}` must be within [0, {n}), got {low} to {high}")
+                raise ValueError(
+                    f"EpochPlan: `{name}` must be within [0, {n}), got {low} to {high}"
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +155,9 @@ class BatchPlan:
                 raise TypeError(
                     f"BatchPlan: `facts` must be plain numbers, got a tensor for {name!r}: reading it would wait for the device"
                 )
-        object.__setattr__(self, "facts", {name: _plain(value) for name, value in self.facts.items()})
+        object.__setattr__(
+            self, "facts", {name: _plain(value) for name, value in self.facts.items()}
+        )
         _check_numbers("BatchPlan: `rows`", self.rows, "for a mask, pass mask.nonzero().flatten()")
         if self.weights is not None:
             _check_weights("BatchPlan", self.weights, "rows", self.rows)

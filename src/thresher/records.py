@@ -80,10 +80,18 @@ class Records(Mapping[str, Tensor]):
         self.n = n
         self.epoch = 0
         self._data = {
-            name: torch.full((n,), column.fill, dtype=column.dtype, device=device) for name, column in self.columns.items()
+            name: torch.full((n,), column.fill, dtype=column.dtype, device=device)
+            for name, column in self.columns.items()
         }
-        self.written = {name: column.signal or name for name, column in self.columns.items() if column.merge != "plan"}
-        self._targets = [(self._data[name], signal, self.columns[name].merge) for name, signal in self.written.items()]
+        self.written = {
+            name: column.signal or name
+            for name, column in self.columns.items()
+            if column.merge != "plan"
+        }
+        self._targets = [
+            (self._data[name], signal, self.columns[name].merge)
+            for name, signal in self.written.items()
+        ]
 
     def __getitem__(self, name: str) -> Tensor:
         return self._data[name]
@@ -138,10 +146,18 @@ class Records(Mapping[str, Tensor]):
             if new.dtype is not tensor.dtype:
                 new = new.to(tensor.dtype)
             if merge == "last":
-                tensor.scatter_(0, ids, new if certain is None else torch.where(certain, new, tensor.index_select(0, ids)))
+                tensor.scatter_(
+                    0,
+                    ids,
+                    new
+                    if certain is None
+                    else torch.where(certain, new, tensor.index_select(0, ids)),
+                )
             else:
                 old = 0 if before is None else before[signal].to(tensor.dtype)
-                tensor.scatter_add_(0, ids, new - old if certain is None else torch.where(certain, new - old, 0))
+                tensor.scatter_add_(
+                    0, ids, new - old if certain is None else torch.where(certain, new - old, 0)
+                )
 
     def _new(self, signal: str, values: Mapping[str, Tensor], ids: Tensor) -> Tensor:
         if signal == EPOCH and signal not in values:
@@ -151,7 +167,9 @@ class Records(Mapping[str, Tensor]):
         return read if read.device == ids.device else read.to(ids.device)
 
     @staticmethod
-    def _merge(tensor: Tensor, ids: Tensor, new: Tensor, merge: Merge, first: bool | Tensor) -> None:
+    def _merge(
+        tensor: Tensor, ids: Tensor, new: Tensor, merge: Merge, first: bool | Tensor
+    ) -> None:
         if first is False:
             return
         old = tensor.index_select(0, ids)
@@ -171,7 +189,9 @@ class Records(Mapping[str, Tensor]):
             column = self.columns.get(name)
             if column is None or column.merge != "plan":
                 planned = [known for known, one in self.columns.items() if one.merge == "plan"]
-                raise ValueError(f"EpochPlan: `remember` has {name!r}; columns with merge='plan' are {planned or 'none'}")
+                raise ValueError(
+                    f"EpochPlan: `remember` has {name!r}; columns with merge='plan' are {planned or 'none'}"
+                )
             if values.shape != self._data[name].shape or values.dtype != column.dtype:
                 raise ValueError(
                     f"EpochPlan: `remember[{name!r}]` must be {column.dtype} of shape {tuple(self._data[name].shape)}, got "

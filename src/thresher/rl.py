@@ -47,7 +47,12 @@ class Exploration(NamedTuple):
     hard: float = 0.5
 
     def adjusted(
-        self, easy_share: float, hard_share: float, *, easy_target: float = 0.25 / 3, hard_target: float = 0.5 / 3
+        self,
+        easy_share: float,
+        hard_share: float,
+        *,
+        easy_target: float = 0.25 / 3,
+        hard_target: float = 0.5 / 3,
     ) -> "Exploration":
         """Returns the factors after a step: each is lowered by 0.01 if its share reached the target, else raised by 0.01.
 
@@ -60,18 +65,31 @@ class Exploration(NamedTuple):
         Raises:
             ValueError: A share is outside [0, 1].
         """
-        shares = {"easy_share": easy_share, "hard_share": hard_share, "easy_target": easy_target, "hard_target": hard_target}
+        shares = {
+            "easy_share": easy_share,
+            "hard_share": hard_share,
+            "easy_target": easy_target,
+            "hard_target": hard_target,
+        }
         for name, share in shares.items():
             if not 0 <= share <= 1:
-                raise ValueError(f"adjusted: `{name}` must be a share, within [0, 1], got {share!r}")
+                raise ValueError(
+                    f"adjusted: `{name}` must be a share, within [0, 1], got {share!r}"
+                )
 
         def moved(base: float, share: float, target: float) -> float:
-            return min(HIGHEST, max(LOWEST, round(base - STEP if share >= target else base + STEP, 12)))
+            return min(
+                HIGHEST, max(LOWEST, round(base - STEP if share >= target else base + STEP, 12))
+            )
 
-        return Exploration(moved(self.easy, easy_share, easy_target), moved(self.hard, hard_share, hard_target))
+        return Exploration(
+            moved(self.easy, easy_share, easy_target), moved(self.hard, hard_share, hard_target)
+        )
 
 
-def trailing_visits(rewards: Tensor, *, easy: float = EASY_REWARD, hard: float = HARD_REWARD) -> tuple[Tensor, Tensor]:
+def trailing_visits(
+    rewards: Tensor, *, easy: float = EASY_REWARD, hard: float = HARD_REWARD
+) -> tuple[Tensor, Tensor]:
     """Counts for each prompt at how many of its last visits without a break it was too easy, or too hard.
 
     Args:
@@ -92,9 +110,13 @@ def trailing_visits(rewards: Tensor, *, easy: float = EASY_REWARD, hard: float =
         (tensor([2, 0]), tensor([0, 1]))
     """
     if rewards.dim() != 2:
-        raise ValueError(f"trailing_visits: `rewards` must have shape (visits, prompts), got {tuple(rewards.shape)}")
+        raise ValueError(
+            f"trailing_visits: `rewards` must have shape (visits, prompts), got {tuple(rewards.shape)}"
+        )
     if not hard < easy:
-        raise ValueError(f"trailing_visits: `hard` must be below `easy`, got hard={hard!r} and easy={easy!r}")
+        raise ValueError(
+            f"trailing_visits: `hard` must be below `easy`, got hard={hard!r} and easy={easy!r}"
+        )
     visited = ~rewards.isnan()
 
     def in_a_row(holds: Tensor) -> Tensor:
@@ -131,7 +153,9 @@ def rollout_chances(easy: Tensor, hard: Tensor, bases: Exploration = Exploration
     return base.pow(torch.where(easy > 0, easy, hard)).clamp(min=LEAST_CHANCE)
 
 
-def choose_prompts(candidates: Tensor, chances: Tensor, k: int, generator: torch.Generator) -> Tensor:
+def choose_prompts(
+    candidates: Tensor, chances: Tensor, k: int, generator: torch.Generator
+) -> Tensor:
     """Keeps each candidate with its probability, and returns the first k that are kept, in order; fewer if not enough are.
 
     Args:
@@ -151,7 +175,9 @@ def choose_prompts(candidates: Tensor, chances: Tensor, k: int, generator: torch
     """
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise ValueError(f"choose_prompts: `k` must be a whole number of 1 or more, got {k!r}")
-    draws = torch.rand(len(candidates), generator=generator, dtype=torch.float64).to(candidates.device)
+    draws = torch.rand(len(candidates), generator=generator, dtype=torch.float64).to(
+        candidates.device
+    )
     return candidates[draws < chances.to(candidates.device)[candidates]][:k]
 
 
@@ -177,7 +203,9 @@ def choose_rollouts(rewards: Tensor, m: int) -> Tensor:
     """
     n = rewards.shape[-1] if rewards.dim() else 0
     if not isinstance(m, int) or isinstance(m, bool) or not 1 <= m <= n:
-        raise ValueError(f"choose_rollouts: `m` must be a whole number of rollouts within [1, {n}], got {m!r}")
+        raise ValueError(
+            f"choose_rollouts: `m` must be a whole number of rollouts within [1, {n}], got {m!r}"
+        )
     values, order = rewards.detach().double().sort(dim=-1, stable=True)
     values = values - values.mean(-1, keepdim=True)
     highest = torch.arange(m + 1, device=rewards.device)
@@ -187,7 +215,9 @@ def choose_rollouts(rewards: Tensor, m: int) -> Tensor:
         return sums[..., m - highest] + sums[..., -1:] - sums[..., n - highest]
 
     variance = split_sums(values.square()) / m - (split_sums(values) / m).square()
-    nearly = variance >= variance.amax(-1, keepdim=True) - 1e-12 * values.square().amax(-1, keepdim=True)
+    nearly = variance >= variance.amax(-1, keepdim=True) - 1e-12 * values.square().amax(
+        -1, keepdim=True
+    )
     best = nearly.int().argmax(-1, keepdim=True)
     slot = torch.arange(m, device=rewards.device)
     return order.gather(-1, torch.where(slot < m - best, slot, n - m + slot)).sort(-1).values
@@ -270,13 +300,22 @@ def preflight(rewards: ArrayLike | Tensor, *, middle: float = 0.5) -> Preflight:
     """
     values = torch.as_tensor(rewards, dtype=torch.float64, device="cpu")
     if values.dim() != 2 or values.shape[1] < 2 or not len(values):
-        raise ValueError(f"preflight: `rewards` must have shape (P, G), P >= 1 and G >= 2, got {tuple(values.shape)}")
+        raise ValueError(
+            f"preflight: `rewards` must have shape (P, G), P >= 1 and G >= 2, got {tuple(values.shape)}"
+        )
     dead = ~has_signal(values)
     mean = values.nanmean(1)
     easy = dead & (mean >= middle)
-    sizes = [2**power for power in range(1, values.shape[1].bit_length()) if 2**power <= values.shape[1]]
+    sizes = [
+        2**power for power in range(1, values.shape[1].bit_length()) if 2**power <= values.shape[1]
+    ]
     shares = [float(one.double().mean()) for one in (dead, easy, dead & ~easy)]
-    return Preflight(shares[0], shares[1], shares[2], {size: round(_dead_with(values, size), 12) for size in sizes})
+    return Preflight(
+        shares[0],
+        shares[1],
+        shares[2],
+        {size: round(_dead_with(values, size), 12) for size in sizes},
+    )
 
 
 def _dead_with(rewards: Tensor, size: int) -> float:
@@ -292,7 +331,9 @@ def _dead_with(rewards: Tensor, size: int) -> float:
     # they are subtracted there and added once.
     equal = (rewards.unsqueeze(2) == rewards.unsqueeze(1)).sum(2)
     nothing = all_among(none).unsqueeze(1)
-    of_values = torch.where(equal > 0, (all_among(equal + none.unsqueeze(1)) - nothing) / equal.clamp(min=1), 0.0)
+    of_values = torch.where(
+        equal > 0, (all_among(equal + none.unsqueeze(1)) - nothing) / equal.clamp(min=1), 0.0
+    )
     return float((of_values.sum(1) + nothing.squeeze(1)).mean())
 
 
@@ -355,7 +396,9 @@ class Uniform:
 
     def _next(self, k: int) -> Tensor:
         while len(self.queue) < k:
-            self.queue = torch.cat((self.queue, torch.randperm(self.prompts, generator=self.generator)))
+            self.queue = torch.cat(
+                (self.queue, torch.randperm(self.prompts, generator=self.generator))
+            )
         ids = self.queue[:k]
         self.queue = self.queue[k:]
         return ids
@@ -387,7 +430,9 @@ class Greso(Uniform):
         prompts = torch.empty(0, dtype=torch.int64)
         while len(prompts) < k:
             missing = k - len(prompts)
-            prompts = torch.cat((prompts, choose_prompts(self._next(missing), chances, missing, self.generator)))
+            prompts = torch.cat(
+                (prompts, choose_prompts(self._next(missing), chances, missing, self.generator))
+            )
         return prompts.tolist()
 
     def observe(self, ids: list[int], rewards: Tensor) -> None:
@@ -438,7 +483,9 @@ class Thompson(Uniform):
         True
     """
 
-    def __init__(self, prompts: int, *, seed: int = 0, target: float = 0.5, decay: float = 0.5, pool: int = 4) -> None:
+    def __init__(
+        self, prompts: int, *, seed: int = 0, target: float = 0.5, decay: float = 0.5, pool: int = 4
+    ) -> None:
         super().__init__(prompts, seed=seed)
         if not (0 < target < 1 and 0 < decay <= 1 and pool >= 1):
             wanted = "`target` must be within (0, 1), `decay` within (0, 1] and `pool` 1 or more"
@@ -452,7 +499,9 @@ class Thompson(Uniform):
         """Returns the ids of the k prompts in a random pool whose draws are nearest to the target."""
         pool = torch.randperm(self.prompts, generator=self.generator)[: self.pool * k]
         gamma: Any = torch._standard_gamma  # pyright: ignore[reportPrivateImportUsage]
-        passed, failed = (gamma(one[pool], generator=self.generator) for one in (self.passed, self.failed))
+        passed, failed = (
+            gamma(one[pool], generator=self.generator) for one in (self.passed, self.failed)
+        )
         nearest = pool[(passed / (passed + failed) - self.target).abs().argsort(stable=True)[:k]]
         # If there are fewer prompts than k, some are repeated.
         return nearest.repeat(-(-k // len(nearest)))[:k].tolist()
@@ -468,7 +517,9 @@ class Thompson(Uniform):
             ValueError: A reward is outside [0, 1].
         """
         if bool((rewards < 0).any()) or bool((rewards > 1).any()):
-            raise ValueError("Thompson: rewards must be within [0, 1]; scale the rewards, or use Greso or Uniform")
+            raise ValueError(
+                "Thompson: rewards must be within [0, 1]; scale the rewards, or use Greso or Uniform"
+            )
         known = torch.tensor(ids)
         passed = rewards.double().nansum(1).cpu()
         seen = (~rewards.isnan()).sum(1).double().cpu()

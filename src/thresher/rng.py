@@ -35,7 +35,13 @@ def capture(device: torch.device, generators: Iterable[torch.Generator] = ()) ->
     state: RandomStates = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss),
+        "numpy": (
+            name,
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            position,
+            has_gauss,
+            gauss,
+        ),
         "generators": [generator.get_state() for generator in generators],
     }
     if device.type == "cuda":
@@ -55,12 +61,23 @@ def equal(one: RandomStates, other: RandomStates) -> bool:
         >>> equal(before, capture(torch.device("cpu")))
         True
     """
-    (*_, keys, position, _, _), (*_, other_keys, other_position, _, _) = one["numpy"], other["numpy"]
-    same = one["python"] == other["python"] and position == other_position and torch.equal(keys, other_keys)
-    return same and all(torch.equal(one[name], other[name]) for name in ("torch", "cuda") if name in one)
+    (*_, keys, position, _, _), (*_, other_keys, other_position, _, _) = (
+        one["numpy"],
+        other["numpy"],
+    )
+    same = (
+        one["python"] == other["python"]
+        and position == other_position
+        and torch.equal(keys, other_keys)
+    )
+    return same and all(
+        torch.equal(one[name], other[name]) for name in ("torch", "cuda") if name in one
+    )
 
 
-def restore(state: RandomStates, device: torch.device, generators: Iterable[torch.Generator] = ()) -> None:
+def restore(
+    state: RandomStates, device: torch.device, generators: Iterable[torch.Generator] = ()
+) -> None:
     """Restores random states.
 
     Args:
@@ -90,7 +107,9 @@ def restore(state: RandomStates, device: torch.device, generators: Iterable[torc
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
 
 
-def check_states(state: RandomStates, device: torch.device, generators: Iterable[torch.Generator] = ()) -> None:
+def check_states(
+    state: RandomStates, device: torch.device, generators: Iterable[torch.Generator] = ()
+) -> None:
     """Checks that `restore` will accept random states, without changing any random state.
 
     Args:
@@ -116,7 +135,9 @@ def check_states(state: RandomStates, device: torch.device, generators: Iterable
     name, keys, position, *rest = state["numpy"]
     np.random.RandomState().set_state((name, keys.cpu().numpy().astype(np.uint32), position, *rest))
     if not 0 <= position <= len(keys):
-        raise ValueError(f"the position of the NumPy generator is {position}, outside [0, {len(keys)}]")
+        raise ValueError(
+            f"the position of the NumPy generator is {position}, outside [0, {len(keys)}]"
+        )
     for generator, saved in zip(generators, state["generators"], strict=True):
         torch.Generator(generator.device).set_state(saved.cpu())
     if "cuda" in state and device.type == "cuda":
@@ -198,7 +219,11 @@ def lots(base: int, ids: range | NDArray[np.int64]) -> NDArray[np.uint32]:
     drawn = np.empty(len(ids), dtype=np.uint32)
     for first in range(0, len(ids), CHUNK):
         part = ids[first : first + CHUNK]
-        bits = np.arange(part.start, part.stop, dtype=np.uint64) if isinstance(part, range) else part.astype(np.uint64)
+        bits = (
+            np.arange(part.start, part.stop, dtype=np.uint64)
+            if isinstance(part, range)
+            else part.astype(np.uint64)
+        )
         bits += np.uint64(1)
         bits *= np.uint64(0x9E3779B97F4A7C15)
         bits += np.uint64(base)
@@ -225,4 +250,6 @@ def uniform(base: int, ids: range) -> NDArray[np.float32]:
         >>> uniform(7, range(2))
         array([0.3898297, 0.0167883], dtype=float32)
     """
-    return ((lots(base, ids) >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2**-23)
+    return ((lots(base, ids) >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(
+        2**-23
+    )

@@ -34,7 +34,9 @@ def check_milestones(name: str, milestones: Milestones) -> None:
         raise ValueError(f"{name}: boundaries must ascend, got {list(milestones)}")
     shares = [0 < boundary < 1 for boundary in boundaries[1:]]
     if any(shares) and not all(shares):
-        raise ValueError(f"{name}: boundaries must all be shares of the epochs or all epoch numbers, got {list(milestones)}")
+        raise ValueError(
+            f"{name}: boundaries must all be shares of the epochs or all epoch numbers, got {list(milestones)}"
+        )
     if any(not 0 <= value <= 1 for _, value in milestones):
         raise ValueError(f"{name}: values must be within [0, 1], got {list(milestones)}")
 

@@ -60,17 +60,25 @@ class Scores:
                 raise TypeError(f"Scores: `{name}` must be int64, got {column.dtype}")
         shapes = [tuple(column.shape) for column in (ids, values, labels) if column is not None]
         if ids.dim() != 1 or len(set(shapes)) != 1:
-            raise ValueError(f"Scores: `ids`, `values` and `labels` must have the same shape (K,), got {shapes}")
+            raise ValueError(
+                f"Scores: `ids`, `values` and `labels` must have the same shape (K,), got {shapes}"
+            )
         if len(ids) and (int(ids[0]) < 0 or not bool((ids[1:] > ids[:-1]).all())):
             raise ValueError("Scores: `ids` must be ascending from 0 on, without repeats")
         if self.forward < 0 or self.backward < 0:
-            raise ValueError(f"Scores: `forward` and `backward` must be 0 or more, got {self.forward} and {self.backward}")
+            raise ValueError(
+                f"Scores: `forward` and `backward` must be 0 or more, got {self.forward} and {self.backward}"
+            )
         try:
             provenance = json.loads(json.dumps(dict(self.provenance)))
         except (TypeError, ValueError) as error:
-            raise TypeError(f"Scores: `provenance` must have types that JSON can hold: {error}") from error
+            raise TypeError(
+                f"Scores: `provenance` must have types that JSON can hold: {error}"
+            ) from error
         written = {"ids": ids, "values": values, "labels": labels, "provenance": provenance}
-        for name, value in (written | {"forward": int(self.forward), "backward": int(self.backward)}).items():
+        for name, value in (
+            written | {"forward": int(self.forward), "backward": int(self.backward)}
+        ).items():
             object.__setattr__(self, name, value)
 
     def dense(self, n: int) -> Tensor:
@@ -118,9 +126,17 @@ class Scores:
             raise ValueError("Scores.mean: pass one or more scores, got none")
         first = several[0]
         for other in several[1:]:
-            same = torch.equal(first.ids, other.ids) and (first.labels is None) == (other.labels is None)
-            if not same or (first.labels is not None and other.labels is not None and not first.labels.equal(other.labels)):
-                raise ValueError(f"Scores.mean: {other!r} has other samples or classes than {first!r}")
+            same = torch.equal(first.ids, other.ids) and (first.labels is None) == (
+                other.labels is None
+            )
+            if not same or (
+                first.labels is not None
+                and other.labels is not None
+                and not first.labels.equal(other.labels)
+            ):
+                raise ValueError(
+                    f"Scores.mean: {other!r} has other samples or classes than {first!r}"
+                )
         names = list(dict.fromkeys(scores.name for scores in several))
         return Scores(
             first.ids,
@@ -142,13 +158,19 @@ class Scores:
             ImportError: pyarrow is not installed.
         """
         pa, pq = pyarrow()
-        columns = {"id": self.ids, "score": self.values} | ({} if self.labels is None else {"label": self.labels})
+        columns = {"id": self.ids, "score": self.values} | (
+            {} if self.labels is None else {"label": self.labels}
+        )
         table = pa.table({name: column.numpy() for name, column in columns.items()})
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            pq.write_table(table.replace_schema_metadata({METADATA: self._metadata()}), unfinished, write_page_checksum=True)
+            pq.write_table(
+                table.replace_schema_metadata({METADATA: self._metadata()}),
+                unfinished,
+                write_page_checksum=True,
+            )
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -183,12 +205,21 @@ class Scores:
             raise ValueError(f"{path}: {error}") from error
 
     def _metadata(self) -> str:
-        facts = {"name": self.name, "forward": self.forward, "backward": self.backward, "provenance": self.provenance}
+        facts = {
+            "name": self.name,
+            "forward": self.forward,
+            "backward": self.backward,
+            "provenance": self.provenance,
+        }
         return json.dumps(facts, sort_keys=True)
 
     @cached_property
     def _digest(self) -> str:
-        columns = [column.numpy().tobytes() for column in (self.ids, self.values, self.labels) if column is not None]
+        columns = [
+            column.numpy().tobytes()
+            for column in (self.ids, self.values, self.labels)
+            if column is not None
+        ]
         return hashlib.sha256(b"".join([self._metadata().encode(), *columns])).hexdigest()
 
     def __eq__(self, other: object) -> bool:
@@ -222,7 +253,9 @@ def pyarrow() -> tuple[Any, Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise ImportError("the Parquet files of scores and samples need pyarrow: pip install pyarrow") from error
+        raise ImportError(
+            "the Parquet files of scores and samples need pyarrow: pip install pyarrow"
+        ) from error
     return pa, pq
 
 
@@ -244,11 +277,16 @@ def _from_table(table: Any, facts: Any) -> Scores:
         if name != "score" and table.column(name).null_count:
             raise ValueError(f"the column {name} has missing values")
     columns = {
-        name: torch.from_numpy(table.column(name).cast(kinds[name], safe=name != "score").to_numpy().copy()) for name in names
+        name: torch.from_numpy(
+            table.column(name).cast(kinds[name], safe=name != "score").to_numpy().copy()
+        )
+        for name in names
     }
     order = columns["id"].argsort(stable=True)
     ids, values, labels = (columns[name][order] if name in columns else None for name in kinds)
     assert ids is not None
     assert values is not None
-    known = {name: facts[name] for name in ("name", "forward", "backward", "provenance") if name in facts}
+    known = {
+        name: facts[name] for name in ("name", "forward", "backward", "provenance") if name in facts
+    }
     return Scores(ids, values, labels=labels, **known)

@@ -191,7 +191,9 @@ def draw_lots(k: int, generator: torch.Generator, n: int, among: Mask | None = N
     base = int(torch.randint(2**62, (), generator=generator))
     drawn = rng.lots(base, range(n))
     if among is not None:
-        drawn |= (among.view(np.int8) - np.int8(1)).astype(np.int32).view(np.uint32)  # all bits set for other samples
+        drawn |= (
+            (among.view(np.int8) - np.int8(1)).astype(np.int32).view(np.uint32)
+        )  # all bits set for other samples
     return _least(drawn, k, among)
 
 

@@ -69,7 +69,11 @@ class Timing:
             moved = min(seconds, spent[STEPS])
             spent[STEPS] -= moved
             spent[part] += moved
-        entry = {"epoch": epoch, "seconds": sum(spent[part] for part in PARTS), **{f"{part}_s": spent[part] for part in PARTS}}
+        entry = {
+            "epoch": epoch,
+            "seconds": sum(spent[part] for part in PARTS),
+            **{f"{part}_s": spent[part] for part in PARTS},
+        }
         self.entries.append(entry)
         self._restart()
         return entry
@@ -102,5 +106,7 @@ def time_by_part(entries: Iterable[Mapping[str, float]]) -> str:
     entries = [*entries]
     seconds = sum(entry["seconds"] for entry in entries)
     parts = {part: sum(entry.get(f"{part}_s", 0.0) for entry in entries) for part in PARTS}
-    text = ", ".join(f"{part} {value:.3g} s" for part, value in parts.items() if value >= 0.01 * seconds)
+    text = ", ".join(
+        f"{part} {value:.3g} s" for part, value in parts.items() if value >= 0.01 * seconds
+    )
     return f"{seconds:.3g} s of wall time ({text})"

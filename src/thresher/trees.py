@@ -43,7 +43,9 @@ def leaves(tree: Any, *, objects: bool = True) -> list[Tensor]:
         [1, 2]
     """
     tensors: list[Tensor] = []
-    todo = [(tree, objects)]  # a stack is faster than recursion, and every step calls this several times
+    todo = [
+        (tree, objects)
+    ]  # a stack is faster than recursion, and every step calls this several times
     while todo:
         part, inside = todo.pop()
         if isinstance(part, Tensor):
@@ -62,7 +64,9 @@ def leaves(tree: Any, *, objects: bool = True) -> list[Tensor]:
     return tensors
 
 
-def map_leaves(function: Callable[[Any], Any], tree: Any, kind: type = Tensor, *, objects: bool = True) -> Any:
+def map_leaves(
+    function: Callable[[Any], Any], tree: Any, kind: type = Tensor, *, objects: bool = True
+) -> Any:
     """Rebuilds a nested structure with `function` applied to each leaf of a type; everything else is passed through.
 
     Args:
@@ -74,7 +78,13 @@ def map_leaves(function: Callable[[Any], Any], tree: Any, kind: type = Tensor, *
     return map_where(function, tree, lambda part: isinstance(part, kind), objects=objects)
 
 
-def map_where(function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool], *, objects: bool = True) -> Any:
+def map_where(
+    function: Callable[[Any], Any],
+    tree: Any,
+    is_leaf: Callable[[Any], bool],
+    *,
+    objects: bool = True,
+) -> Any:
     """Rebuilds a nested structure with `function` applied to the outermost parts for which `is_leaf` is true.
 
     Args:
@@ -98,7 +108,9 @@ def map_where(function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any]
         return tree
     inside = objects and is_dataclass(tree)
     parts = {name: getattr(tree, name) for name in attributes_of(tree)}
-    mapped = {name: map_where(function, part, is_leaf, objects=inside) for name, part in parts.items()}
+    mapped = {
+        name: map_where(function, part, is_leaf, objects=inside) for name, part in parts.items()
+    }
     if all(mapped[name] is part for name, part in parts.items()):
         return tree
     rebuilt = copy.copy(tree)
@@ -148,12 +160,21 @@ def differing_part(one: Any, other: Any, path: str = "batch") -> str | None:
             pairs = [(f"{path}[{key!r}]", one[key], other[key]) for key in one]
         elif isinstance(one, tuple | list) and len(one) == len(other):
             names = getattr(one, "_fields", None)
-            places = [f"[{i}]" for i in range(len(one))] if names is None else [f".{name}" for name in names]
+            places = (
+                [f"[{i}]" for i in range(len(one))]
+                if names is None
+                else [f".{name}" for name in names]
+            )
             pairs = [(path + place, a, b) for place, a, b in zip(places, one, other, strict=True)]
         elif not isinstance(one, Mapping | tuple | list) and (names := attributes_of(one)):
-            pairs = [(f"{path}.{name}", getattr(one, name, None), getattr(other, name, None)) for name in names]
+            pairs = [
+                (f"{path}.{name}", getattr(one, name, None), getattr(other, name, None))
+                for name in names
+            ]
         if pairs is not None:
-            return next((found for where, a, b in pairs if (found := differing_part(a, b, where))), None)
+            return next(
+                (found for where, a, b in pairs if (found := differing_part(a, b, where))), None
+            )
         if (one == other) is True or (isinstance(one, float) and one != one and other != other):
             return None
     return _named(path, other)
@@ -168,5 +189,9 @@ def _same_values(one: Any, other: Any) -> bool:
 
 
 def _named(path: str, part: Any) -> str:
-    what = f"of shape {tuple(part.shape)}" if isinstance(part, Tensor | np.ndarray) else f"a {type(part).__name__}"
+    what = (
+        f"of shape {tuple(part.shape)}"
+        if isinstance(part, Tensor | np.ndarray)
+        else f"a {type(part).__name__}"
+    )
     return f"`{path}`, {what},"

@@ -79,7 +79,14 @@ def _of(part: int, whole: int) -> str:
     return f"{part:,} of {whole:,} ({100 * part / max(1, whole):.0f} %)"
 
 
-def attach(trainer: Any, policy: Any = None, *, rollouts: int | None = None, refill: bool = False, cap: float = 3) -> Picks:
+def attach(
+    trainer: Any,
+    policy: Any = None,
+    *,
+    rollouts: int | None = None,
+    refill: bool = False,
+    cap: float = 3,
+) -> Picks:
     """Attaches a selection to a GRPOTrainer; the rest of the script does not change.
 
     A group of rollouts whose rewards are all equal has advantages of 0, and no gradient. Its rows are left out of the forward
@@ -107,15 +114,26 @@ def attach(trainer: Any, policy: Any = None, *, rollouts: int | None = None, ref
             the policy has another number of prompts than the dataset, or `rollouts` or `cap` is out of its range.
         RuntimeError: Raised in training: a group has different prompts, or a batch has unknown entries.
     """
-    if not all(hasattr(trainer, name) for name in ("_prepare_inputs", "_generate_and_score_completions", "_calculate_rewards")):
-        raise TypeError(f"thresher.trl.attach: `trainer` must be a GRPOTrainer of TRL, got {type(trainer).__name__}")
+    if not all(
+        hasattr(trainer, name)
+        for name in ("_prepare_inputs", "_generate_and_score_completions", "_calculate_rewards")
+    ):
+        raise TypeError(
+            f"thresher.trl.attach: `trainer` must be a GRPOTrainer of TRL, got {type(trainer).__name__}"
+        )
     if isinstance(trainer, Selection):
-        raise ValueError("thresher.trl.attach: the trainer has a selection already; call attach once")
+        raise ValueError(
+            "thresher.trl.attach: the trainer has a selection already; call attach once"
+        )
     _check_trainer(trainer)
     _check_choice(trainer, policy, rollouts)
     if refill:
         _check_refill(trainer, cap)
-        policy = Uniform(len(trainer.train_dataset), seed=trainer.args.seed) if policy is None else policy
+        policy = (
+            Uniform(len(trainer.train_dataset), seed=trainer.args.seed)
+            if policy is None
+            else policy
+        )
     trainer.__class__ = type(f"Selected{type(trainer).__name__}", (Selection, type(trainer)), {})
     trainer._policy = policy
     trainer._rollouts = rollouts
@@ -131,22 +149,35 @@ def _check_trainer(trainer: Any) -> None:
     acting = ("rollout_func", "tools", "environment_factories", "environment_factory")
     reasons = {
         "beta != 0: rows without an advantage have a gradient of the KL term": trainer.beta != 0,
-        f"loss_type={trainer.loss_type!r}: its divisor is not known": trainer.loss_type not in EXACT_LOSSES,
+        f"loss_type={trainer.loss_type!r}: its divisor is not known": trainer.loss_type
+        not in EXACT_LOSSES,
         "an entropy bonus acts on all rows": has("_entropy_bonus_enabled"),
-        "top_entropy_quantile < 1: its threshold is that of all rows": has("top_entropy_quantile", 1.0) < 1,
+        "top_entropy_quantile < 1: its threshold is that of all rows": has(
+            "top_entropy_quantile", 1.0
+        )
+        < 1,
         "the load-balancing loss of a mixture of experts acts on all rows": has("aux_loss_enabled"),
-        "multi_objective_aggregation: advantages are relative to the batch": has("multi_objective_aggregation", SUM_FIRST)
+        "multi_objective_aggregation: advantages are relative to the batch": has(
+            "multi_objective_aggregation", SUM_FIRST
+        )
         != SUM_FIRST,
         "rollout_func, tools or environments": any(map(has, acting)),
         "images": has("_is_vlm"),
-        "an iterable dataset has no prompts by number": not hasattr(trainer.train_dataset, "__len__"),
+        "an iterable dataset has no prompts by number": not hasattr(
+            trainer.train_dataset, "__len__"
+        ),
     }
     refused = [reason for reason, holds in reasons.items() if holds]
     if refused:
-        raise ValueError(f"thresher.trl.attach: skipping rows would change gradients. Not supported: {'; '.join(refused)}.")
+        raise ValueError(
+            f"thresher.trl.attach: skipping rows would change gradients. Not supported: {'; '.join(refused)}."
+        )
     args = trainer.args
     batches = trainer.args.steps_per_generation * trainer.num_iterations
-    if args.save_strategy == "steps" and args.save_steps * args.gradient_accumulation_steps % batches:
+    if (
+        args.save_strategy == "steps"
+        and args.save_steps * args.gradient_accumulation_steps % batches
+    ):
         warn(
             f"TRL resumes exactly only from a checkpoint between two generations: save_steps={args.save_steps} x "
             f"gradient_accumulation_steps={args.gradient_accumulation_steps} is not a multiple of the {batches} batches of a "
@@ -156,10 +187,14 @@ def _check_trainer(trainer: Any) -> None:
 
 def _check_choice(trainer: Any, policy: Any, rollouts: int | None) -> None:
     if isinstance(policy, type):
-        raise TypeError(f"thresher.trl.attach: `policy` must be an instance, got a class: pass {policy.__name__}(len(prompts))")
+        raise TypeError(
+            f"thresher.trl.attach: `policy` must be an instance, got a class: pass {policy.__name__}(len(prompts))"
+        )
     needed = () if policy is None else ("propose", "observe", "state_dict", "load_state_dict")
     if missing := ", ".join(name for name in needed if not hasattr(policy, name)):
-        raise TypeError(f"thresher.trl.attach: the policy {type(policy).__name__} lacks {missing}; see thresher.rl.Uniform")
+        raise TypeError(
+            f"thresher.trl.attach: the policy {type(policy).__name__} lacks {missing}; see thresher.rl.Uniform"
+        )
     prompts = getattr(policy, "prompts", None)
     if prompts is not None and prompts != len(trainer.train_dataset):
         raise ValueError(
@@ -168,9 +203,13 @@ def _check_choice(trainer: Any, policy: Any, rollouts: int | None) -> None:
     if rollouts is None:
         return
     if not 2 <= rollouts <= trainer.num_generations:
-        raise ValueError(f"thresher.trl.attach: `rollouts` must be within [2, {trainer.num_generations}], got {rollouts}")
+        raise ValueError(
+            f"thresher.trl.attach: `rollouts` must be within [2, {trainer.num_generations}], got {rollouts}"
+        )
     if trainer.scale_rewards == "batch":
-        raise ValueError("thresher.trl.attach: `rollouts` does not support scale_rewards='batch'; use scale_rewards='group'")
+        raise ValueError(
+            "thresher.trl.attach: `rollouts` does not support scale_rewards='batch'; use scale_rewards='group'"
+        )
     if trainer.args.per_device_train_batch_size * rollouts % trainer.num_generations:
         raise ValueError(
             f"thresher.trl.attach: `rollouts`={rollouts} of {trainer.num_generations} leaves a fraction of the "
@@ -246,9 +285,15 @@ class Selection:
         self._picks.groups_with_signal += int(signal.sum())
         if self._policy is not None:
             self._policy.observe(ids, rewards.double().cpu())
-        return (generated if self._rollouts is None else self._of_some_rollouts(generated, rewards, self._rollouts)), signal
+        return (
+            generated
+            if self._rollouts is None
+            else self._of_some_rollouts(generated, rewards, self._rollouts)
+        ), signal
 
-    def _refilled(self, make: Any, made: dict[str, Any], signal: Tensor, wanted: int, cap: float) -> dict[str, Any]:
+    def _refilled(
+        self, make: Any, made: dict[str, Any], signal: Tensor, wanted: int, cap: float
+    ) -> dict[str, Any]:
         """Generates rollouts of further prompts until enough groups have a signal. Returns a batch of as many rows as `made`.
 
         If `cap` is reached first, groups without a signal fill up the batch.
@@ -268,7 +313,14 @@ class Selection:
             without.append(_rows(made, ~here))
             held = sum(len(part["advantages"]) for part in with_signal) // size
             # The rank with the fewest groups with a signal decides, because all ranks must generate equally often.
-            least = int(trainer.accelerator.gather(torch.tensor([held], device=trainer.accelerator.device)).min()) * world
+            least = (
+                int(
+                    trainer.accelerator.gather(
+                        torch.tensor([held], device=trainer.accelerator.device)
+                    ).min()
+                )
+                * world
+            )
             if least >= wanted or asked >= most:
                 break
             # Enough to fill the batch if the share of groups with a signal stays the same; a multiple of the number of ranks.
@@ -277,7 +329,10 @@ class Selection:
             asked += further
             made, signal = self._made(make, None, further)
         batch = _joined([*with_signal, *without])
-        batch = {name: value[:full] if isinstance(value, Tensor) and value.dim() else value for name, value in batch.items()}
+        batch = {
+            name: value[:full] if isinstance(value, Tensor) and value.dim() else value
+            for name, value in batch.items()
+        }
         batch["num_items_in_batch"] = trainer.accelerator.gather(_counted(batch).sum()).sum()
         return batch
 
@@ -289,7 +344,11 @@ class Selection:
         group = trainer.num_generations
         chosen = choose_rollouts(rewards.nan_to_num(nan=0.0), count)
         kept = rewards.nan_to_num(nan=0.0).gather(1, chosen)
-        advantages = group_advantages(kept) if trainer.scale_rewards == "group" else kept - kept.mean(1, keepdim=True)
+        advantages = (
+            group_advantages(kept)
+            if trainer.scale_rewards == "group"
+            else kept - kept.mean(1, keepdim=True)
+        )
         rows = chosen + torch.arange(len(rewards), device=chosen.device).unsqueeze(1) * group
         rows = rows.view(world, -1)[rank] - rank * (len(rewards) // world) * group
         batch = _rows(made, rows)
@@ -297,7 +356,9 @@ class Selection:
         batch["num_items_in_batch"] = trainer.accelerator.gather(_counted(batch).sum()).sum()
         return batch
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> Tensor:
         """Returns the rewards. Stores them, and checks that the rollouts of each group have the same prompt."""
         trainer: Any = self
         score = super()._calculate_rewards  # pyright: ignore[reportAttributeAccessIssue]
@@ -306,7 +367,10 @@ class Selection:
             # Counted here, before TRL masks completions that were cut off.
             self._picks.tokens_generated += sum(map(len, completion_ids_list))
             # A group may be on two ranks, and the hash function of Python differs between processes.
-            marks = torch.tensor([zlib.crc32(repr(prompt).encode()) for prompt in prompts], device=trainer.accelerator.device)
+            marks = torch.tensor(
+                [zlib.crc32(repr(prompt).encode()) for prompt in prompts],
+                device=trainer.accelerator.device,
+            )
             self._check_groups(trainer.accelerator.gather(marks).tolist())
             total = (by_function * trainer.reward_weights.to(by_function.device)).nansum(1)
             self._rewards = total.masked_fill(by_function.isnan().all(1), torch.nan)
@@ -339,7 +403,9 @@ class Selection:
             return
         file = Path(checkpoint) / STATE
         if not file.is_file():
-            raise ValueError(f"thresher.trl: {checkpoint} has no {STATE}: it was saved without this policy. Resume without it")
+            raise ValueError(
+                f"thresher.trl: {checkpoint} has no {STATE}: it was saved without this policy. Resume without it"
+            )
         self._policy.load_state_dict(torch.load(file, weights_only=True))
 
 
@@ -356,7 +422,10 @@ def _rows_to_keep(inputs: Mapping[str, Tensor], accelerator: Any) -> Tensor:
 
 def _rows(batch: Mapping[str, Any], which: Tensor) -> dict[str, Any]:
     """Returns some rows of a batch, given by their numbers or by a mask."""
-    return {name: value[which] if isinstance(value, Tensor) and value.dim() else value for name, value in batch.items()}
+    return {
+        name: value[which] if isinstance(value, Tensor) and value.dim() else value
+        for name, value in batch.items()
+    }
 
 
 def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -365,7 +434,12 @@ def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name, value in parts[0].items():
         if isinstance(value, Tensor) and value.dim():
             width = max(part[name].shape[-1] for part in parts)
-            joined[name] = torch.cat([part[name] if value.dim() == 1 else _padded(part[name], width, name) for part in parts])
+            joined[name] = torch.cat(
+                [
+                    part[name] if value.dim() == 1 else _padded(part[name], width, name)
+                    for part in parts
+                ]
+            )
     return joined
 
 
@@ -401,7 +475,9 @@ def without_other_rows(inputs: Mapping[str, Any], keep: Tensor, loss_type: str) 
     present = {name: value for name, value in inputs.items() if value is not None}
     unknown = sorted(set(present) - BY_ROW - {"num_items_in_batch"})
     if unknown:
-        raise RuntimeError(f"thresher.trl: unknown entries in the batch: {', '.join(unknown)}. Use a tested TRL (docs/rl.md)")
+        raise RuntimeError(
+            f"thresher.trl: unknown entries in the batch: {', '.join(unknown)}. Use a tested TRL (docs/rl.md)"
+        )
     mask = _counted(present)
     scale = 1.0
     if loss_type in MEAN_OVER_ROWS:

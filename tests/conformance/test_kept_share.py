@@ -17,7 +17,9 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "prune": {"scores": SCORES},
     "ccs": {"scores": SCORES},
 }
-WITH_KEEP = [name for name in methods.BUILT_IN if "keep" in inspect.signature(methods.load(name)).parameters]
+WITH_KEEP = [
+    name for name in methods.BUILT_IN if "keep" in inspect.signature(methods.load(name)).parameters
+]
 IN_BATCHES = [name for name in WITH_KEEP if methods.infos()[name].stage == "batch"]
 BEFORE = [name for name in WITH_KEEP if methods.infos()[name].stage == "before"]
 
@@ -29,7 +31,9 @@ def test_in_the_batch(name: str, keep: float) -> None:
     subject = BatchSubject(method, None, epochs=1, samples=4000)
     state, rows, of = method.init_state(), 0, 0
     for step, n in enumerate([*[128] * 31, 32]):
-        plan, state = method.plan_batch(subject.batch(n, step, "smooth"), state, step=step, generator=rng.seeded(0, step))
+        plan, state = method.plan_batch(
+            subject.batch(n, step, "smooth"), state, step=step, generator=rng.seeded(0, step)
+        )
         rows, of = rows + len(plan.rows), of + n
     assert rows / of == pytest.approx(keep, abs=0.01)
 
@@ -37,7 +41,9 @@ def test_in_the_batch(name: str, keep: float) -> None:
 @pytest.mark.parametrize("keep", [0.1, 0.3, 0.5])
 @pytest.mark.parametrize("name", BEFORE)
 def test_before_training(name: str, keep: float) -> None:
-    assert len(methods.create(name, keep=keep, **REQUIRED[name]).kept(50)) / 50 == pytest.approx(keep, abs=0.01)
+    assert len(methods.create(name, keep=keep, **REQUIRED[name]).kept(50)) / 50 == pytest.approx(
+        keep, abs=0.01
+    )
 
 
 def test_there_are_such_methods() -> None:

@@ -36,9 +36,21 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"max_fraction": 0.0},
         {"move_back": False},
         {"drop_top": 0.1, "first_epoch_hides": True},
-        {"schedule": ((0, 1), (3, 0.5)), "warmup_epochs": 2, "adjust_lr": True, "reduce_fraction": True, "tau": 0.1},
+        {
+            "schedule": ((0, 1), (3, 0.5)),
+            "warmup_epochs": 2,
+            "adjust_lr": True,
+            "reduce_fraction": True,
+            "tau": 0.1,
+        },
         # Not candidates="threshold": of one sample it may hide the one, and says so.
-        {"confidence": "batch", "lr_fraction": "scheduled", "refresh": "train", "merge": "sum", "tau": 0.9},
+        {
+            "confidence": "batch",
+            "lr_fraction": "scheduled",
+            "refresh": "train",
+            "merge": "sum",
+            "tau": 0.9,
+        },
     ],
     "infobatch": [
         {},
@@ -47,11 +59,23 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"target": 0.4},
     ],
     "bls": [{}, {"alpha": 0.0, "threshold": 0.8}, {"target": 0.4, "alpha": 0.5}],
-    "seta": [{}, {"groups": 3, "window": 0.4, "delta": 0.3, "prune_fraction": 0.5}, {"target": 0.6, "window": 0.5}],
+    "seta": [
+        {},
+        {"groups": 3, "window": 0.4, "delta": 0.3, "prune_fraction": 0.5},
+        {"target": 0.6, "window": 0.5},
+    ],
     "order_dp": [{}, {"keep": 0.01, "pool": 0.01}, {"keep": 0.7, "pool": 1.0}],
     "repb": [{}, {"prune_fraction": 0.9}, {"target": 0.6}],
-    "ies": [{}, {"threshold": 0.05}, {"noise": 2.0}],  # not a target, which takes more epochs than the training of the check
-    "ucb": [{}, {"every": 3, "c": 0.0}, {"explore": "epsilon", "epsilon": 0.5, "keep": 0.3, "alpha": 1.0}],
+    "ies": [
+        {},
+        {"threshold": 0.05},
+        {"noise": 2.0},
+    ],  # not a target, which takes more epochs than the training of the check
+    "ucb": [
+        {},
+        {"every": 3, "c": 0.0},
+        {"explore": "epsilon", "epsilon": 0.5, "keep": 0.3, "alpha": 1.0},
+    ],
     "rcap": [{}, {"keep": 0.05, "beta": 0.1}, {"keep": 0.9, "beta": 3.0}],
     "rs2": [{}, {"keep": 1.0}, {"replace": True, "keep": 0.3}],
     "importance_sampling": [
@@ -73,9 +97,16 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {},
         {"start": 0.1, "hide": "once", "never_learned": "cut", "fraction": 0.5},
     ],
-    "epoch_selective_backprop": [{}, {"beta": 3.0, "bins": 7, "min_probability": 0.1}, {"percentile": "rank", "beta": 1.0}],
+    "epoch_selective_backprop": [
+        {},
+        {"beta": 3.0, "bins": 7, "min_probability": 0.1},
+        {"percentile": "rank", "beta": 1.0},
+    ],
     "rais": [{}, {"robustness": 0.0, "uniform": 0.0, "keep": 0.3}, {"uniform": 1.0}],
-    "ccs": [{"scores": SCORES}, {"scores": SCORES, "keep": 0.5, "drop_hardest": 0.2, "strata": 5, "seed": 1}],
+    "ccs": [
+        {"scores": SCORES},
+        {"scores": SCORES, "keep": 0.5, "drop_hardest": 0.2, "strata": 5, "seed": 1},
+    ],
     "prune": [
         {"scores": SCORES},
         {"scores": SCORES, "keep": 0.3, "which": "easy"},
@@ -96,7 +127,10 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "ada_boost": [{}, {"keep": 0.1}],
     "ada_selection": [
         {},
-        {"keep": 0.2, "pool": ("gradient_norm", "ada_boost", "coreset_extremes", "coreset_center", "uniform")},
+        {
+            "keep": 0.2,
+            "pool": ("gradient_norm", "ada_boost", "coreset_extremes", "coreset_center", "uniform"),
+        },
         {
             "importance": "softmax",
             "average": "picked",
@@ -110,7 +144,11 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "coreset_extremes": [{}, {"keep": 0.2}],
     "coreset_center": [{}, {"keep": 0.2}],
     "rho_loss": [{"irreducible": COMPLETE, "keep": 0.3}, {"irreducible": COMPLETE}],
-    "batch_importance": [{}, {"threshold": 0.0, "exponent": 0.5}, {"keep": 0.1, "threshold": 1.0, "smoothing": 0.0}],
+    "batch_importance": [
+        {},
+        {"threshold": 0.0, "exponent": 0.5},
+        {"keep": 0.1, "threshold": 1.0, "smoothing": 0.0},
+    ],
     "obftf": [{}, {"keep": 0.5, "swaps": 0}],
     "div_bs": [{}, {"keep": 0.3, "gradient": "outputs", "sample": True}],
     "greats": [{}, {"keep": 0.1, "lr": 0.0}],
@@ -136,11 +174,15 @@ def cases_of(name: str) -> list[dict[str, Any]]:
 
 
 ROSTER = [
-    pytest.param(name, settings, id="-".join([name, *(f"{key}={value}" for key, value in settings.items())]))
+    pytest.param(
+        name, settings, id="-".join([name, *(f"{key}={value}" for key, value in settings.items())])
+    )
     for name in CASES
     for settings in cases_of(name)
 ]
-WITH_PLACEBO = [one for one in ROSTER if not why_no_placebo(methods.create(one.values[0], **one.values[1]))]
+WITH_PLACEBO = [
+    one for one in ROSTER if not why_no_placebo(methods.create(one.values[0], **one.values[1]))
+]
 
 
 @pytest.mark.usefixtures("shared_traces")

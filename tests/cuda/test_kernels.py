@@ -11,7 +11,17 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import thresher
-from devices import DEVICE, SmallAttention, SmallTraining, X, Y, assert_subset_gradients, needs_cuda, network, small_conv_net
+from devices import (
+    DEVICE,
+    SmallAttention,
+    SmallTraining,
+    X,
+    Y,
+    assert_subset_gradients,
+    needs_cuda,
+    network,
+    small_conv_net,
+)
 from helpers import assert_same
 from thresher import FullData, SelectiveBackprop
 
@@ -37,7 +47,9 @@ def attention_by(name, dtype, dropout, device):
             try:
                 F.scaled_dot_product_attention(q, q, q, dropout_p=dropout).sum().backward()
             except RuntimeError as error:
-                pytest.skip(f"{name} attention does not take {dtype} with dropout {dropout} here: {str(error)[:60]}")
+                pytest.skip(
+                    f"{name} attention does not take {dtype} with dropout {dropout} here: {str(error)[:60]}"
+                )
         yield
 
 
@@ -48,7 +60,9 @@ def test_attention_gets_the_subset_backward(device, name, dtype):
     model, x = SmallAttention(WIDTH).to(device), torch.randn(12, 16, WIDTH, device=device)
     half = dtype is torch.bfloat16
     with attention_by(name, dtype, 0.0, device):
-        assert_subset_gradients(model, x, dtype=dtype if half else None, share=5e-2 if half else 1e-4, strict=True)
+        assert_subset_gradients(
+            model, x, dtype=dtype if half else None, share=5e-2 if half else 1e-4, strict=True
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -75,7 +89,9 @@ def test_convolutions_of_both_memory_formats(device, memory, dtype):
     torch.manual_seed(0)
     model = small_conv_net().to(device, memory_format=memory)
     x = torch.randn(12, 3, 8, 8, device=device).to(memory_format=memory)
-    assert_subset_gradients(model, x, dtype=dtype, share=5e-3 if dtype is None else 5e-2, strict=True)
+    assert_subset_gradients(
+        model, x, dtype=dtype, share=5e-3 if dtype is None else 5e-2, strict=True
+    )
 
 
 @pytest.fixture
@@ -89,7 +105,9 @@ def tf32():
     torch.backends.cudnn.allow_tf32 = convolutions
 
 
-@pytest.mark.parametrize("make", [small_conv_net, lambda: SmallAttention(WIDTH)], ids=["convolutions", "attention"])
+@pytest.mark.parametrize(
+    "make", [small_conv_net, lambda: SmallAttention(WIDTH)], ids=["convolutions", "attention"]
+)
 def test_tf32(device, tf32, make):
     torch.manual_seed(0)
     model, shape = make().to(device), (3, 8, 8) if make is small_conv_net else (16, WIDTH)
@@ -100,13 +118,26 @@ def test_tf32(device, tf32, make):
 
 @needs_cuda
 @pytest.mark.parametrize(
-    ("method", "settings"), [(FullData(), {}), ("infobatch", {}), (SelectiveBackprop(keep=0.5), {"forward_passes": "once"})]
+    ("method", "settings"),
+    [
+        (FullData(), {}),
+        ("infobatch", {}),
+        (SelectiveBackprop(keep=0.5), {"forward_passes": "once"}),
+    ],
 )
 def test_a_scaled_loss_of_half_precision(device, method, settings):
     net, losses = network(device), []
-    optimizer, scaler = torch.optim.AdamW(net.parameters(), 1e-2, fused=True), torch.amp.GradScaler("cuda")
+    optimizer, scaler = (
+        torch.optim.AdamW(net.parameters(), 1e-2, fused=True),
+        torch.amp.GradScaler("cuda"),
+    )
     loader = thresher.TensorLoader(X.to(device), Y.to(device), batch_size=16)
-    given = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": net, "optimizer": optimizer}
+    given = {
+        "loader": loader,
+        "criterion": nn.CrossEntropyLoss(),
+        "model": net,
+        "optimizer": optimizer,
+    }
     run = thresher.attach(method, epochs=8, **given, **settings)
     for _ in range(8):
         for x, y in run.loader:
@@ -126,10 +157,22 @@ def test_compiled_models(device):
     """Compiled graphs of both passes, and a compiled model that is attached."""
     torch.manual_seed(0)
     x = torch.randn(12, 16, WIDTH, device=device)
-    assert_subset_gradients(SmallAttention(WIDTH).to(device), x, dtype=torch.bfloat16, share=5e-2, strict=True, compile=True)
-    for method, settings in ((FullData(), {}), (SelectiveBackprop(keep=0.5), {"forward_passes": "once"})):
+    assert_subset_gradients(
+        SmallAttention(WIDTH).to(device),
+        x,
+        dtype=torch.bfloat16,
+        share=5e-2,
+        strict=True,
+        compile=True,
+    )
+    for method, settings in (
+        (FullData(), {}),
+        (SelectiveBackprop(keep=0.5), {"forward_passes": "once"}),
+    ):
         net = network(device, dropout=0.0)
-        training = SmallTraining(method, device, model=torch.compile(net), epochs=2, **settings).train()
+        training = SmallTraining(
+            method, device, model=torch.compile(net), epochs=2, **settings
+        ).train()
         assert bool(torch.isfinite(torch.stack(training.losses)).all())
 
 
@@ -177,7 +220,11 @@ def test_fused_and_foreach_optimizers_count_their_steps(device, name):
     for attached in (False, True):
         net = network(device, dropout=0.0)
         optimizer = OPTIMIZERS[name](net.parameters())
-        loader, call, criterion = thresher.TensorLoader(X.to(device), Y.to(device), batch_size=16), net, nn.CrossEntropyLoss()
+        loader, call, criterion = (
+            thresher.TensorLoader(X.to(device), Y.to(device), batch_size=16),
+            net,
+            nn.CrossEntropyLoss(),
+        )
         if attached:
             given = {"loader": loader, "criterion": criterion, "model": net, "optimizer": optimizer}
             run = thresher.attach(FullData(), epochs=2, **given)
@@ -198,7 +245,9 @@ def test_fused_and_foreach_optimizers_count_their_steps(device, name):
 def test_a_model_that_moves_after_attach_works_or_the_error_names_the_devices(device, kind):
     net = network(torch.device("cpu"))
     loader = SmallTraining(None, device, kind=kind).loader
-    run = thresher.attach("infobatch", loader=loader, criterion=nn.CrossEntropyLoss(), model=net, epochs=1)
+    run = thresher.attach(
+        "infobatch", loader=loader, criterion=nn.CrossEntropyLoss(), model=net, epochs=1
+    )
     net.to(device)
     x, y = next(iter(run.loader))
     said = ""

@@ -51,9 +51,18 @@ def waits_of_steps(device, method, *, kind, half, **settings):
         loader = thresher.TensorLoader(x.to(device), y.to(device), batch_size=BATCH, drop_last=True)
     else:
         loader = DataLoader(TensorDataset(x, y), BATCH, shuffle=True, drop_last=True)
-    model, steady, steps = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 10)).to(device), collections.Counter(), 0
+    model, steady, steps = (
+        nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 10)).to(device),
+        collections.Counter(),
+        0,
+    )
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    given = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer}
+    given = {
+        "loader": loader,
+        "criterion": nn.CrossEntropyLoss(),
+        "model": model,
+        "optimizer": optimizer,
+    }
     run = thresher.attach(method, epochs=3, **given, **settings)
     with counted_waits() as waits:
         for _ in range(3):
@@ -61,8 +70,12 @@ def waits_of_steps(device, method, *, kind, half, **settings):
             with contextlib.suppress(StopIteration):
                 for number in range(sys.maxsize):
                     inputs, targets = next(batches)
-                    if kind == "host":  # moving a batch of memory that is not pinned is no wait of the library
-                        inputs, targets = (one.to(device, non_blocking=True) for one in (inputs, targets))
+                    if (
+                        kind == "host"
+                    ):  # moving a batch of memory that is not pinned is no wait of the library
+                        inputs, targets = (
+                            one.to(device, non_blocking=True) for one in (inputs, targets)
+                        )
                     if number == 0:
                         waits.clear()  # the end of the last epoch, and the plan of this one
                     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=half):
@@ -75,7 +88,9 @@ def waits_of_steps(device, method, *, kind, half, **settings):
                         steady.update(waits)
                     waits.clear()
     assert steps > 2 * WARM_UP
-    return {name: count for name, count in steady.items() if not name.startswith(COMPARED)}, steps - WARM_UP
+    return {
+        name: count for name, count in steady.items() if not name.startswith(COMPARED)
+    }, steps - WARM_UP
 
 
 @pytest.mark.parametrize("half", [False, True])

@@ -6,7 +6,18 @@ import torch.nn.functional as F
 from torch import nn
 
 import thresher
-from devices import BATCH, CLASSES, N, SmallAttention, SmallTraining, X, Y, assert_subset_gradients, network, small_conv_net
+from devices import (
+    BATCH,
+    CLASSES,
+    N,
+    SmallAttention,
+    SmallTraining,
+    X,
+    Y,
+    assert_subset_gradients,
+    network,
+    small_conv_net,
+)
 from helpers import assert_same
 from subset_cases import Causal, ConvNeXtBlock, Recurrent, SqueezeExcite, UNet, ViT, conv_net
 from thresher import AdaSelection, BigLoss, FullData, Kakurenbo, SelectiveBackprop
@@ -46,13 +57,18 @@ def test_records_have_the_losses_of_the_samples(device, kind):
     assert all(column.device == device for column in records.values())
     torch.testing.assert_close(records["loss"], losses_of(training.net, device))
     assert torch.equal(records["correct"].bool().cpu(), (logits.argmax(1) == Y.to(device)).cpu())
-    torch.testing.assert_close(records["confidence"].float(), logits.softmax(1).amax(1), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        records["confidence"].float(), logits.softmax(1).amax(1), rtol=1e-2, atol=1e-2
+    )
 
 
 CRITERIA = {
     "classes": (nn.CrossEntropyLoss(label_smoothing=0.1), Y),
     "class weights": (nn.CrossEntropyLoss(weight=torch.linspace(0.5, 2, CLASSES)), Y),
-    "labels": (nn.BCEWithLogitsLoss(pos_weight=torch.linspace(1, 2, CLASSES)), F.one_hot(Y, CLASSES).float()),
+    "labels": (
+        nn.BCEWithLogitsLoss(pos_weight=torch.linspace(1, 2, CLASSES)),
+        F.one_hot(Y, CLASSES).float(),
+    ),
     "values": (nn.MSELoss(), X[:, :CLASSES].contiguous()),
 }
 
@@ -62,13 +78,17 @@ def test_criteria_give_their_own_value_and_gradient(device, name):
     criterion, targets = CRITERIA[name]
     criterion, net = criterion.to(device), still(device)
     loader = thresher.TensorLoader(X.to(device), targets.to(device), batch_size=BATCH)
-    run = thresher.attach("rs2:keep=0.5", loader=loader, criterion=criterion, model=net, epochs=1, observe=True)
+    run = thresher.attach(
+        "rs2:keep=0.5", loader=loader, criterion=criterion, model=net, epochs=1, observe=True
+    )
     for x, y in run.loader:
         found = []
         for loss in (run.criterion(run.model(x), y), criterion(net(x), y)):
             net.zero_grad()
             loss.backward()
-            found.append([loss.detach(), *(parameter.grad.clone() for parameter in net.parameters())])
+            found.append(
+                [loss.detach(), *(parameter.grad.clone() for parameter in net.parameters())]
+            )
         torch.testing.assert_close(*found)
     seen = run.records["last_loss"][run.trained.to(device) > 0]
     assert len(seen) == N // 2 and bool(torch.isfinite(seen).all())
@@ -77,13 +97,17 @@ def test_criteria_give_their_own_value_and_gradient(device, name):
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_of_the_loop_are_recorded(device, kind):
     net, rows = still(device), SmallTraining(None, device, kind=kind).loader
-    run = thresher.attach(FullData(), loader=rows, criterion=None, model=net, epochs=1, observe=True)
+    run = thresher.attach(
+        FullData(), loader=rows, criterion=None, model=net, epochs=1, observe=True
+    )
     for x, y in run.loader:
         losses = F.cross_entropy(run.model(x), y, reduction="none")
         reduced = run.reduce(losses)
         assert torch.equal(reduced, losses.mean())
         reduced.backward()
-    torch.testing.assert_close(run.records["last_loss"].float(), losses_of(net, device), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        run.records["last_loss"].float(), losses_of(net, device), rtol=1e-2, atol=1e-2
+    )
 
 
 @pytest.mark.parametrize("method", [HALF, "infobatch", 0.5])
@@ -95,7 +119,9 @@ def test_the_plans_are_those_of_a_cpu(device, method):
         trainings.append(SmallTraining(method, place, lr=1e-3, model=model).train())
     on_cpu, here = trainings
     assert here.ids == on_cpu.ids
-    torch.testing.assert_close(torch.stack(here.losses).cpu(), torch.stack(on_cpu.losses), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        torch.stack(here.losses).cpu(), torch.stack(on_cpu.losses), rtol=1e-3, atol=1e-3
+    )
 
 
 # Selection in the batch
@@ -126,7 +152,9 @@ def test_twice_yields_the_rows_with_the_largest_losses(device, kind):
 
 
 @pytest.mark.parametrize("forward_passes", ["once", "twice"])
-@pytest.mark.parametrize("method", [SelectiveBackprop(beta=1.0), AdaSelection(keep=0.5), "threshold_keep"])
+@pytest.mark.parametrize(
+    "method", [SelectiveBackprop(beta=1.0), AdaSelection(keep=0.5), "threshold_keep"]
+)
 def test_batch_methods_train(device, method, forward_passes):
     training = SmallTraining(method, device, forward_passes=forward_passes).train()
     cost = training.run.cost
@@ -139,7 +167,9 @@ def test_batch_methods_train(device, method, forward_passes):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hidden_samples_are_refreshed(device, kind):
-    training = SmallTraining(HALF, device, kind=kind, epochs=2, lr=0.0, model=still(device)).train(stop=N // BATCH)
+    training = SmallTraining(HALF, device, kind=kind, epochs=2, lr=0.0, model=still(device)).train(
+        stop=N // BATCH
+    )
     training.run.records["loss"].sub_(1)
     training.train()
     assert training.run.history[1]["refreshed"] > 0
@@ -190,14 +220,23 @@ def test_a_resumed_epoch_goes_on_exactly(device, method, settings):
 def test_the_gradient_of_some_rows_is_that_of_the_plain_model(device, name, dtype):
     torch.manual_seed(0)
     shapes = {"layers": X.shape[1:], "convolutions": (3, 8, 8), "attention": (10, 32)}
-    model = {"layers": lambda: still(device), "convolutions": small_conv_net, "attention": SmallAttention}[name]().to(device)
+    model = {
+        "layers": lambda: still(device),
+        "convolutions": small_conv_net,
+        "attention": SmallAttention,
+    }[name]().to(device)
     # Convolutions of float32 compute in TF32 on CUDA, unless told otherwise.
     share = 5e-2 if dtype is not None else 5e-3 if name == "convolutions" else 1e-4
-    assert_subset_gradients(model, torch.randn(12, *shapes[name], device=device), dtype=dtype, share=share)
+    assert_subset_gradients(
+        model, torch.randn(12, *shapes[name], device=device), dtype=dtype, share=share
+    )
 
 
 MODELS = {
-    "dropout": (lambda: nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 3)), (6,)),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, 3)),
+        (6,),
+    ),
     "pooling, groups": (conv_net, (3, 8, 8)),
     "depthwise, layer norm": (ConvNeXtBlock, (6, 8, 8)),
     "transformer layer of torch": (ViT, (3, 8, 8)),
@@ -212,8 +251,14 @@ MODELS = {
 def test_models_of_usual_layers_get_the_subset_backward(device, name):
     torch.manual_seed(0)
     make, shape = MODELS[name]
-    x = torch.randint(11, (12, *shape), device=device) if "embedding" in name else torch.randn(12, *shape, device=device)
-    assert_subset_gradients(make().to(device), x, share=1e-2 if device.type == "cuda" else 1e-5, strict=True)
+    x = (
+        torch.randint(11, (12, *shape), device=device)
+        if "embedding" in name
+        else torch.randn(12, *shape, device=device)
+    )
+    assert_subset_gradients(
+        make().to(device), x, share=1e-2 if device.type == "cuda" else 1e-5, strict=True
+    )
 
 
 @pytest.mark.filterwarnings("ignore:subset_backward:UserWarning")
@@ -222,7 +267,9 @@ def test_recurrent_networks_get_the_gradient_of_the_plain_model(device, kind):
     """They are one operation of cuDNN, or of oneDNN on a CPU, for which the plain model may stand in."""
     torch.manual_seed(0)
     model, x = Recurrent(kind, batch_first=True).to(device), torch.randn(12, 5, 4, device=device)
-    assert_subset_gradients(model, x, share=1e-2 if device.type == "cuda" else 1e-5, may_fall_back=True)
+    assert_subset_gradients(
+        model, x, share=1e-2 if device.type == "cuda" else 1e-5, may_fall_back=True
+    )
 
 
 def test_batch_norm_updates_its_statistics_and_dropout_draws_as_in_the_plain_model(device):

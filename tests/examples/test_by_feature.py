@@ -26,11 +26,20 @@ SEVERAL = ("ddp", "fsdp", "accelerated")
 @in_verify
 @pytest.mark.parametrize("name", SEVERAL)
 def test_runs_in_two_processes(name):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", FOLDER / f"{name}.py"]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        FOLDER / f"{name}.py",
+    ]
     done = subprocess.run(launch, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split("test accuracy ")[1].split()[0]) > 0.9
-    whole = "7,680" if name == "accelerated" else "7,500"  # half of them in each process; accelerate fills the last batch up
+    whole = (
+        "7,680" if name == "accelerated" else "7,500"
+    )  # half of them in each process; accelerate fills the last batch up
     assert done.stdout.count("of full training") == 1 and f"of {whole} samples" in done.stdout
 
 
@@ -40,7 +49,13 @@ def test_goes_on_with_another_number_of_processes(processes, tmp_path):
     """All of its epochs are over: it has the weights, the records and what all processes have computed."""
     said = []
     for number in (2, processes):
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}"]
+        launch = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc_per_node={number}",
+        ]
         command = [*launch, FOLDER / "ddp.py", tmp_path / "saved"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
@@ -49,13 +64,23 @@ def test_goes_on_with_another_number_of_processes(processes, tmp_path):
     assert len([*(tmp_path / "saved").glob("*/.metadata")]) == 10
 
 
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # trl has the former name
-@pytest.mark.parametrize("path", [path for path in FILES if path.stem not in SEVERAL[:2]], ids=lambda path: path.stem)
+@pytest.mark.filterwarnings(
+    "ignore:.*gradient_checkpointing:FutureWarning"
+)  # trl has the former name
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.stem not in SEVERAL[:2]], ids=lambda path: path.stem
+)
 def test_runs(path, capsys):
     for package in ("trl", "peft") if path.stem == "sft" else ():
         pytest.importorskip(package)
     if DEEP and path.stem == "base":  # one real process
-        done = subprocess.run([sys.executable, "-W", "error", path], capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", path],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         printed = done.stdout
     else:
@@ -67,7 +92,9 @@ def test_runs(path, capsys):
     assert "of full training" in printed
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.stem not in ("base", "sft")], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.stem not in ("base", "sft")], ids=lambda path: path.stem
+)
 def test_differs_by_one_feature(path):
     base = (FOLDER / "base.py").read_text().splitlines()
     lines = path.read_text().splitlines()

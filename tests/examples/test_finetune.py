@@ -12,7 +12,12 @@ import lightning_cases  # noqa: F401  # prepares the import of torchvision, whic
 from thresher_lab.training.trainers import build_trainer
 
 FILE = Path(__file__).parents[2] / "examples" / "by_feature" / "finetune.py"
-WORDS = {"games": "play level score", "perl": "module cpan binding", "sound": "audio mixer synth", "fonts": "glyph serif bold"}
+WORDS = {
+    "games": "play level score",
+    "perl": "module cpan binding",
+    "sound": "audio mixer synth",
+    "fonts": "glyph serif bold",
+}
 
 
 def listed(packages=90):
@@ -82,17 +87,25 @@ def test_the_list_is_made_once(example, tmp_path, monkeypatch):
     first = example.descriptions()
     assert len(first) == 360 and {section for section, _ in first} == {*WORDS}
     monkeypatch.setattr(example.subprocess, "run", None)
-    assert example.descriptions() == first == json.loads((tmp_path / "descriptions.json").read_text())
+    assert (
+        example.descriptions() == first == json.loads((tmp_path / "descriptions.json").read_text())
+    )
     train, test, names = example.data(None)
     assert (len(train), len(test), names) == (200, 160, sorted(WORDS))
 
 
 def test_what_it_needs(example, monkeypatch):
-    monkeypatch.setattr(example.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=listed(10)))
-    with pytest.raises(SystemExit, match=r"apt lists 40 packages, and this example needs 360: run `apt-get update`"):
+    monkeypatch.setattr(
+        example.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=listed(10))
+    )
+    with pytest.raises(
+        SystemExit, match=r"apt lists 40 packages, and this example needs 360: run `apt-get update`"
+    ):
         example.descriptions()
     monkeypatch.setattr(example.shutil, "which", lambda name: None)
-    with pytest.raises(SystemExit, match=r"reads Debian's package lists: run it on Debian or Ubuntu"):
+    with pytest.raises(
+        SystemExit, match=r"reads Debian's package lists: run it on Debian or Ubuntu"
+    ):
         example.descriptions()
 
 

@@ -29,13 +29,18 @@ N, EPOCHS = 22, 3
 ATTACH = thresher.attach
 METHODS = {
     "infobatch": (thresher.InfoBatch(), {}),
-    "kakurenbo": (thresher.Kakurenbo(max_fraction=0.3, tau=0.0, move_back=False, reduce_fraction=False), {}),
+    "kakurenbo": (
+        thresher.Kakurenbo(max_fraction=0.3, tau=0.0, move_back=False, reduce_fraction=False),
+        {},
+    ),
     "once": (thresher.SelectiveBackprop(keep=0.5), {"forward_passes": "once"}),
     "twice": (thresher.SelectiveBackprop(keep=0.5), {"forward_passes": "twice"}),
 }
 OWN_PASSES = ("kakurenbo", "twice")
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*but before the end of the loop over run.loader:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:.*but before the end of the loop over run.loader:UserWarning"
+    ),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
 ]
 
@@ -59,7 +64,9 @@ class Images(Dataset):
 
 
 def tensors():
-    return TensorDataset(torch.rand(N, 3, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(N))
+    return TensorDataset(
+        torch.rand(N, 3, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(N)
+    )
 
 
 def rows():
@@ -73,7 +80,9 @@ def stream_of_litdata():
     x, folder = tensors().tensors[0].numpy(), tempfile.mkdtemp()
     samples = [{"x": row, "y": i} for i, row in enumerate(x)]
     litdata.optimize(copy.copy, samples, folder, num_workers=1, chunk_bytes="4KB", verbose=False)
-    multiprocessing.set_start_method("fork", force=True)  # optimize sets another one, and the lines of a file have no module
+    multiprocessing.set_start_method(
+        "fork", force=True
+    )  # optimize sets another one, and the lines of a file have no module
     return litdata.StreamingDataset(folder)
 
 
@@ -102,8 +111,14 @@ def tokenizer():
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     words = {word: i for i, word in enumerate([*special, *(f"word{i}" for i in range(N))])}
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="[UNK]")), **names)
+    names = dict(
+        zip(
+            ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True
+        )
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="[UNK]")), **names
+    )
 
 
 def network():
@@ -120,7 +135,9 @@ class Words(nn.Module):
     def forward(self, input_ids, attention_mask=None):
         from transformers.modeling_outputs import MaskedLMOutput
 
-        return MaskedLMOutput(logits=self.head(self.embedding(input_ids) * attention_mask.unsqueeze(-1)))
+        return MaskedLMOutput(
+            logits=self.head(self.embedding(input_ids) * attention_mask.unsqueeze(-1))
+        )
 
 
 @dataclass
@@ -157,7 +174,13 @@ CASES = {
     "timm_multi_epochs": Case("timm", Images, **STAY),
     "timm_mixup": Case("timm", arguments=(lambda: N,), methods=("infobatch", "once"), mixes=True),
     "timm_fast_collate_mixup": Case(
-        "timm", Images, arguments=(lambda: N,), methods=("infobatch", "once"), mixes=True, runs_ahead=True, **STAY
+        "timm",
+        Images,
+        arguments=(lambda: N,),
+        methods=("infobatch", "once"),
+        mixes=True,
+        runs_ahead=True,
+        **STAY,
     ),
     "torchdata_stateful": Case("torchdata.stateful_dataloader"),
     "datasets_map": Case("datasets", rows),
@@ -165,7 +188,12 @@ CASES = {
     "streaming_map": Case("streaming", stream_of_mosaicml),
     "datasets_stream": Case("datasets", rows, methods=("once", "twice")),
     "transformers_masking": Case(
-        "transformers", sentences, Words, arguments=(tokenizer,), first_label=5, draws_in_workers=True
+        "transformers",
+        sentences,
+        Words,
+        arguments=(tokenizer,),
+        first_label=5,
+        draws_in_workers=True,
     ),
     "torch_batches_ahead": Case(methods=("infobatch",)),
 }
@@ -210,7 +238,11 @@ class Training:
         self.lines = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(self.lines)
         torch.manual_seed(0), np.random.seed(0), random.seed(0)
-        self.monkeypatch, self.model, self.dataset = monkeypatch, self.case.model(), self.case.dataset()
+        self.monkeypatch, self.model, self.dataset = (
+            monkeypatch,
+            self.case.model(),
+            self.case.dataset(),
+        )
         self.optimizer = torch.optim.SGD(self.model.parameters(), rate, momentum=0.9)
         self.saved = None
 
@@ -231,13 +263,19 @@ class Training:
 
         self.monkeypatch.setattr(thresher, "attach", attach_and_load)
         arguments = [made() for made in self.case.arguments]
-        return self.lines.train(chosen, self.dataset, *arguments, self.model, self.optimizer, epochs, self.workers)
+        return self.lines.train(
+            chosen, self.dataset, *arguments, self.model, self.optimizer, epochs, self.workers
+        )
 
     def _stop(self, run, left, *_):
         left[0] -= 1
         if left[0] == 0:
             self.saved, file = run.state_dict(), io.BytesIO()
-            state = {"run": self.saved, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+            state = {
+                "run": self.saved,
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+            }
             torch.save(state, file)
             self.saved = file.getvalue()
             raise StoppedError
@@ -262,7 +300,9 @@ def test_all_data_is_the_unattached_loop(name, workers, monkeypatch):
     own.train(attach=Unattached)
     expected = own.state()
     other = Training(name, monkeypatch, workers=workers)
-    run = other.train(thresher.RandomBackprop(keep=1.0) if name == "datasets_stream" else thresher.FullData())
+    run = other.train(
+        thresher.RandomBackprop(keep=1.0) if name == "datasets_stream" else thresher.FullData()
+    )
     assert_same(other.state(), expected)
     assert len(run.history) == EPOCHS and all(epoch["complete"] for epoch in run.history)
 
@@ -296,7 +336,9 @@ def wrong_losses(run, case):
         losses = 0.9 * losses + 0.1 * losses.mean()  # timm smooths labels by 0.1
         expected = 0.75 * losses[labels].unsqueeze(1) + 0.25 * losses[labels]
     near = (found.unsqueeze(1) - expected).abs().amin(1) < 1e-4
-    others = (found[seen].unsqueeze(1) - losses[labels]).abs() < 1e-4  # the test can tell them apart
+    others = (
+        found[seen].unsqueeze(1) - losses[labels]
+    ).abs() < 1e-4  # the test can tell them apart
     assert case.mixes or (others.sum(1) <= 1).all()
     return (seen & ~near).nonzero().flatten().tolist(), int(seen.sum())
 
@@ -321,10 +363,16 @@ def test_no_loss_is_recorded_for_another_sample(name, method, workers, monkeypat
     assert run.cost.backward < run.cost.full_backward
 
 
-@pytest.mark.parametrize(("method", "workers"), depth([("once", 0), ("twice", 2)], [*product(("once", "twice"), (0, 2))]))
+@pytest.mark.parametrize(
+    ("method", "workers"), depth([("once", 0), ("twice", 2)], [*product(("once", "twice"), (0, 2))])
+)
 def test_a_stream_is_chosen_from_and_records_nothing(method, workers, monkeypatch):
     run = Training("datasets_stream", monkeypatch, workers=workers).train(method)
-    assert not dict(run.records) and run.cost.full_backward == EPOCHS * N and run.cost.backward < 0.6 * EPOCHS * N
+    assert (
+        not dict(run.records)
+        and run.cost.full_backward == EPOCHS * N
+        and run.cost.backward < 0.6 * EPOCHS * N
+    )
 
 
 def resumed(name, method, workers, monkeypatch, *, in_mid_epoch):
@@ -338,13 +386,17 @@ def resumed(name, method, workers, monkeypatch, *, in_mid_epoch):
         first.train(method, stop=steps[0] + in_mid_epoch)
     other = Training(name, monkeypatch, workers=workers)
     again = other.train(method, saved=first.saved)
-    return [(one.state(), dict(own.records), own.history) for one, own in ((whole, run), (other, again))]
+    return [
+        (one.state(), dict(own.records), own.history) for one, own in ((whole, run), (other, again))
+    ]
 
 
 OTHER_NUMBERS = "draws random numbers in worker processes"
 NOT_TRAINED = "the loop has not computed the loss of a batch"
 TRIED_QUICK = [(name, CASES[name].methods[0]) for name in CASES]
-BETWEEN_QUICK = [one for one in TRIED_QUICK if CASES[one[0]].runs_ahead or one[0] == "transformers_masking"]
+BETWEEN_QUICK = [
+    one for one in TRIED_QUICK if CASES[one[0]].runs_ahead or one[0] == "transformers_masking"
+]
 
 
 @pytest.mark.parametrize("workers", depth([0], [0, 2]))
@@ -379,7 +431,14 @@ def with_loader(training, make):
     """Attaches to another loader than that of the lines."""
     model, optimizer = training.model, training.optimizer
     criterion, method = nn.CrossEntropyLoss(), thresher.SelectiveBackprop(keep=0.5)
-    ATTACH(method, loader=make(training.dataset), criterion=criterion, model=model, optimizer=optimizer, epochs=EPOCHS)
+    ATTACH(
+        method,
+        loader=make(training.dataset),
+        criterion=criterion,
+        model=model,
+        optimizer=optimizer,
+        epochs=EPOCHS,
+    )
 
 
 def of_timm(**settings):
@@ -421,20 +480,32 @@ REFUSED = {
     "torchdata_stateful": (ValueError, lambda one: with_loader(one, stateful_in_mid_epoch)),
     "datasets_stream": (TypeError, lambda one: one.train("infobatch")),
     "timm_mixup": (thresher.AttributionError, lambda one: one.train(attach=without_ids)),
-    "timm_fast_collate_mixup": (thresher.AttributionError, lambda one: one.train(attach=without_ids)),
-    "torch_batches_ahead": (thresher.AttributionError, lambda one: one.train(attach=with_ids_of_last)),
+    "timm_fast_collate_mixup": (
+        thresher.AttributionError,
+        lambda one: one.train(attach=without_ids),
+    ),
+    "torch_batches_ahead": (
+        thresher.AttributionError,
+        lambda one: one.train(attach=with_ids_of_last),
+    ),
 }
 
 
 def test_what_is_refused_is_quoted():
     """Each example that quotes a message has a test of it below."""
-    assert {path.stem for path in FOLDER.glob("*.py") if "\nRefused: " in path.read_text()} == {*REFUSED}
+    assert {path.stem for path in FOLDER.glob("*.py") if "\nRefused: " in path.read_text()} == {
+        *REFUSED
+    }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name, monkeypatch):
     kind, refuse = REFUSED[name]
-    line = next(line for line in (FOLDER / f"{name}.py").read_text().splitlines() if line.startswith("Refused: "))
+    line = next(
+        line
+        for line in (FOLDER / f"{name}.py").read_text().splitlines()
+        if line.startswith("Refused: ")
+    )
     training = Training(name, monkeypatch)
     with pytest.raises(kind) as caught:
         refuse(training)
@@ -443,12 +514,16 @@ def test_refused(name, monkeypatch):
 
 def test_a_stream_in_a_loader_with_a_position_of_its_own_is_refused(monkeypatch):
     training = Training("torchdata_stateful", monkeypatch)
-    with pytest.raises(ValueError, match="class StatefulDataLoader, whose own `__iter__`.*Pass a plain DataLoader"):
+    with pytest.raises(
+        ValueError, match="class StatefulDataLoader, whose own `__iter__`.*Pass a plain DataLoader"
+    ):
         with_loader(training, lambda _: stateful(rows().to_iterable_dataset()))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("method", [thresher.InfoBatch(), thresher.Winnow(0.5), thresher.SelectiveBackprop(keep=0.5)])
+@pytest.mark.parametrize(
+    "method", [thresher.InfoBatch(), thresher.Winnow(0.5), thresher.SelectiveBackprop(keep=0.5)]
+)
 def test_the_state_of_the_loader_is_that_of_the_run(method, workers):
     kind = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
@@ -459,10 +534,18 @@ def test_the_state_of_the_loader_is_that_of_the_run(method, workers):
         loader = kind(tensors(), 4, shuffle=True, num_workers=workers)
         settings = {"forward_passes": "twice"} if method.stage == "batch" else {}
         run = thresher.attach(
-            method, loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=4, **settings
+            method,
+            loader=loader,
+            criterion=nn.CrossEntropyLoss(),
+            model=model,
+            optimizer=optimizer,
+            epochs=4,
+            **settings,
         )
         if saved is not None:
-            for part, state in zip((run.loader, model, optimizer), torch.load(io.BytesIO(saved)), strict=True):
+            for part, state in zip(
+                (run.loader, model, optimizer), torch.load(io.BytesIO(saved)), strict=True
+            ):
                 part.load_state_dict(state)
         for _ in range(run.epoch, 4):
             for x, y in run.loader:
@@ -470,7 +553,10 @@ def test_the_state_of_the_loader_is_that_of_the_run(method, workers):
                 optimizer.step()
                 optimizer.zero_grad()
                 if run.cost.steps == stop:
-                    torch.save([part.state_dict() for part in (run.loader, model, optimizer)], file := io.BytesIO())
+                    torch.save(
+                        [part.state_dict() for part in (run.loader, model, optimizer)],
+                        file := io.BytesIO(),
+                    )
                     return file.getvalue()
         return model.state_dict()
 
@@ -489,17 +575,27 @@ def test_a_stream_with_a_position_of_its_own_is_refused_in_mid_epoch(monkeypatch
         loader.dataset.load_state_dict(loader.dataset.state_dict())
         return ATTACH(method, loader=loader, **arguments)
 
-    with pytest.raises(ValueError, match="samples would be skipped twice. Load only the state of the run"):
+    with pytest.raises(
+        ValueError, match="samples would be skipped twice. Load only the state of the run"
+    ):
         other.train("once", attach=attach, saved=first.saved)
 
 
-@pytest.mark.filterwarnings("ignore:The losses that the run computes in its own forward passes:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:The losses that the run computes in its own forward passes:UserWarning"
+)
 @pytest.mark.parametrize("method", OWN_PASSES)
-def test_no_pass_of_the_run_itself_is_made_with_rows_that_a_collate_function_has_mixed(method, monkeypatch):
+def test_no_pass_of_the_run_itself_is_made_with_rows_that_a_collate_function_has_mixed(
+    method, monkeypatch
+):
     def attach(given, **arguments):
-        return ATTACH(given, forward=lambda model, batch: (model(batch[0].float()), batch[1]), **arguments)
+        return ATTACH(
+            given, forward=lambda model, batch: (model(batch[0].float()), batch[1]), **arguments
+        )
 
-    with pytest.raises(thresher.AttributionError, match="the rows of a batch do not match its samples: collate_fn"):
+    with pytest.raises(
+        thresher.AttributionError, match="the rows of a batch do not match its samples: collate_fn"
+    ):
         Training("timm_fast_collate_mixup", monkeypatch).train(method, attach=attach)
 
 
@@ -508,12 +604,17 @@ def test_half_as_many_rows_as_samples_are_refused(monkeypatch):
         loader.collate_fn.mode = "half"
         return ATTACH(method, loader=loader, **arguments)
 
-    with pytest.raises(thresher.AttributionError, match="run.ids_of: `tensor` is a tensor that this run did not yield"):
+    with pytest.raises(
+        thresher.AttributionError,
+        match="run.ids_of: `tensor` is a tensor that this run did not yield",
+    ):
         Training("timm_fast_collate_mixup", monkeypatch).train(attach=attach)
 
 
 def test_passes_of_the_run_itself_do_not_mix(monkeypatch):
-    with pytest.warns(UserWarning, match="changes its batches in place .*as mixup does, a difference is expected"):
+    with pytest.warns(
+        UserWarning, match="changes its batches in place .*as mixup does, a difference is expected"
+    ):
         Training("timm_mixup", monkeypatch).train("kakurenbo")
 
 

@@ -33,7 +33,11 @@ def test_an_installed_method_is_known_by_its_name(tmp_path):
     subprocess.run([sys.executable, "-m", "pip", *options, source], check=True, capture_output=True)
     paths = os.pathsep.join([str(tmp_path / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
     shown = subprocess.run(
-        [sys.executable, "-c", USE], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", USE],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert shown.stdout.split("\n")[0] == "True [0, 1, 2, 3, 4, 5]"
 

@@ -45,7 +45,9 @@ def test_guide(monkeypatch):
     assert run.cost.backward == len(module.dataset) // 2
 
 
-@pytest.mark.filterwarnings("ignore:.*tensorboardX", "ignore:Checkpoint directory", "ignore:.*pin_memory")
+@pytest.mark.filterwarnings(
+    "ignore:.*tensorboardX", "ignore:Checkpoint directory", "ignore:.*pin_memory"
+)
 def test_frameworks(tmp_path, monkeypatch):
     """Trains with Lightning, as the page shows it."""
     monkeypatch.chdir(tmp_path)
@@ -61,15 +63,29 @@ def test_frameworks(tmp_path, monkeypatch):
 
 def test_the_tests_that_the_page_of_the_trainers_names_are_there():
     named = re.findall(r"\btest_\w+", (ROOT / "docs/frameworks.md").read_text())
-    assert set(named) - {"test_frameworks"} == {path.stem for path in (ROOT / "tests/integration/frameworks").glob("test_*.py")}
+    assert set(named) - {"test_frameworks"} == {
+        path.stem for path in (ROOT / "tests/integration/frameworks").glob("test_*.py")
+    }
 
 
 @pytest.mark.parametrize("page", ["docs/attribution.md", "docs/subset-backward.md"])
 def test_docs(page):
     model, criterion = nn.Linear(4, 2), nn.CrossEntropyLoss()
     loader = DataLoader(TensorDataset(torch.randn(8, 4), torch.arange(8) % 2), 8)
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=criterion, model=model, epochs=1)
+    run = thresher.attach(
+        thresher.FullData(), loader=loader, criterion=criterion, model=model, epochs=1
+    )
     x, y = next(iter(run.loader))
-    names = {"thresher": thresher, "torch": torch, "F": nn.functional, "model": model, "run": run, "x": x, "y": y}
+    names = {
+        "thresher": thresher,
+        "torch": torch,
+        "F": nn.functional,
+        "model": model,
+        "run": run,
+        "x": x,
+        "y": y,
+    }
     run_all(page, names | {"kept": torch.tensor([0, 3])})
-    assert all(parameter.grad is not None for parameter in model.parameters()) == ("backward" in page)
+    assert all(parameter.grad is not None for parameter in model.parameters()) == (
+        "backward" in page
+    )

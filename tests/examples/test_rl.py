@@ -8,7 +8,9 @@ import pytest
 FILE = Path(__file__).parents[2] / "examples" / "rl" / "grpo.py"
 
 
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # trl has the former name
+@pytest.mark.filterwarnings(
+    "ignore:.*gradient_checkpointing:FutureWarning"
+)  # trl has the former name
 def test_the_model_learns_and_groups_without_a_signal_are_skipped(tmp_path, capsys):
     pytest.importorskip("trl")
     picks = runpy.run_path(str(FILE))["main"](str(tmp_path), steps=40)

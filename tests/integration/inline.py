@@ -57,7 +57,9 @@ def train_in_threads(monkeypatch):
         return ours
 
     no_signals = SimpleNamespace(signal=lambda *_: None, SIGINT=None, SIG_IGN=None)
-    monkeypatch.setattr(workers, "signal", no_signals)  # only the main thread may set signal handlers
+    monkeypatch.setattr(
+        workers, "signal", no_signals
+    )  # only the main thread may set signal handlers
     monkeypatch.setattr(workers, "_leave_with_parent", lambda: None)
     monkeypatch.setattr(workers, "Trainer", OneAfterAnother)
     monkeypatch.setattr(workers.Workers, "_spawn", spawn)
@@ -70,4 +72,6 @@ def call_in_process(*arguments):
         patch.setattr(sys, "argv", ["thresher", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
             cli.main()
-    return SimpleNamespace(returncode=left.value.code or 0, stdout=out.getvalue(), stderr=err.getvalue())
+    return SimpleNamespace(
+        returncode=left.value.code or 0, stdout=out.getvalue(), stderr=err.getvalue()
+    )

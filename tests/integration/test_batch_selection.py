@@ -11,11 +11,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    default_collate,
+)
 
 import thresher
 from helpers import as_if_trained
-from thresher import BatchPlan, EpochPlan, RandomBackprop, Scoring, SelectiveBackprop, subset_backward
+from thresher import (
+    BatchPlan,
+    EpochPlan,
+    RandomBackprop,
+    Scoring,
+    SelectiveBackprop,
+    subset_backward,
+)
 from thresher.records import NEVER_SEEN
 
 N, B, C = 50, 8, 4
@@ -31,7 +46,9 @@ class Net(nn.Module):
         self.first, self.norm, self.last = nn.Linear(6, 16), nn.BatchNorm1d(8), nn.Linear(16, C)
 
     def forward(self, x):
-        hidden = self.norm(self.first(x).unflatten(1, (8, 2))).flatten(1)  # a batch may have one sample
+        hidden = self.norm(self.first(x).unflatten(1, (8, 2))).flatten(
+            1
+        )  # a batch may have one sample
         return self.last(F.dropout(hidden.relu(), 0.3, self.training))
 
 
@@ -47,7 +64,17 @@ def samples():
     return TensorDataset(torch.randn(N, 6, generator=generator), torch.arange(N) % C)
 
 
-def make(method, forward_passes="auto", *, net=None, loader=None, optimizer=True, epochs=4, criterion=None, **settings):
+def make(
+    method,
+    forward_passes="auto",
+    *,
+    net=None,
+    loader=None,
+    optimizer=True,
+    epochs=4,
+    criterion=None,
+    **settings,
+):
     torch.manual_seed(0)
     net = net or Net()
     sgd = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9) if optimizer else None
@@ -125,8 +152,16 @@ def test_counters(method, passes, keeps, sizes):
         assert len(run.loader) == len(sizes)
         assert train(run, optimizer) == sizes
         cost, entry = run.cost, run.history[-1]
-        scoring = candidates * epoch if passes == "twice" and not isinstance(method, RandomBackprop) else 0
-        forward = candidates * epoch if passes != "twice" and not isinstance(method, RandomBackprop) else keeps * epoch
+        scoring = (
+            candidates * epoch
+            if passes == "twice" and not isinstance(method, RandomBackprop)
+            else 0
+        )
+        forward = (
+            candidates * epoch
+            if passes != "twice" and not isinstance(method, RandomBackprop)
+            else keeps * epoch
+        )
         assert (cost.scoring, cost.of_loop) == (scoring, forward)
         assert cost.backward == keeps * epoch == int(run.trained.sum())
         assert cost.steps == len(sizes) * epoch
@@ -135,13 +170,22 @@ def test_counters(method, passes, keeps, sizes):
         assert entry[f"{prefix}candidates"] == candidates
         assert entry[f"{prefix}selected"] == entry["backward"] == keeps
         assert entry[f"{prefix}actual_fraction"] == pytest.approx(1 - keeps / candidates)
-        assert (entry["steps"], entry["full_backward"], entry["kept"]) == (len(sizes), N, candidates)
+        assert (entry["steps"], entry["full_backward"], entry["kept"]) == (
+            len(sizes),
+            N,
+            candidates,
+        )
         assert run.progress == pytest.approx(epoch / 4)
     assert run.trained.dtype == torch.int32
 
 
 def test_trained_counts_every_sample():
-    for method in (thresher.FullData(), thresher.InfoBatch(), SB(beta=1.0), RandomBackprop(keep=0.5)):
+    for method in (
+        thresher.FullData(),
+        thresher.InfoBatch(),
+        SB(beta=1.0),
+        RandomBackprop(keep=0.5),
+    ):
         run, _, optimizer = make(method)
         expected = torch.zeros(N, dtype=torch.int16)
         for _ in range(3):
@@ -180,7 +224,9 @@ def test_stale_losses_are_scored_every_other_epoch():
 
 
 def test_recorded_losses_are_never_scored():
-    run, _, optimizer = make(SB(keep=0.5), Scoring(losses=torch.arange(float(N))), loader=DataLoader(samples(), B))
+    run, _, optimizer = make(
+        SB(keep=0.5), Scoring(losses=torch.arange(float(N))), loader=DataLoader(samples(), B)
+    )
     train(run, optimizer, 1)
     assert run.cost.scoring == 0
     expected = [i for i in range(N) if (i % 8 >= 4 and i < 48)] + [49]
@@ -194,13 +240,22 @@ def test_scoring_by_another_model_and_on_smaller_inputs():
             self.layer, self.seen = nn.Linear(1, C), []
 
         def forward(self, x):
-            self.seen.append((tuple(x.shape[1:]), self.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+            self.seen.append(
+                (
+                    tuple(x.shape[1:]),
+                    self.training,
+                    torch.is_grad_enabled(),
+                    torch.is_autocast_enabled("cpu"),
+                )
+            )
             return self.layer(x.mean((1, 2, 3))[:, None])
 
     net, proxy = Sizes(), Sizes()
     data = TensorDataset(torch.randn(N, 3, 8, 8), torch.arange(N) % C)
     scoring = Scoring(model=proxy, input_scale=0.5, dtype=torch.bfloat16)
-    run, _, optimizer = make(SB(keep=0.5), net=net, loader=DataLoader(data, B), forward_passes=scoring)
+    run, _, optimizer = make(
+        SB(keep=0.5), net=net, loader=DataLoader(data, B), forward_passes=scoring
+    )
     train(run, optimizer, 1)
     assert set(proxy.seen) == {((3, 4, 4), False, False, True)}
     assert set(net.seen) == {((3, 8, 8), True, True, False)}
@@ -208,10 +263,14 @@ def test_scoring_by_another_model_and_on_smaller_inputs():
     assert proxy.training
 
 
-@pytest.mark.parametrize(("every", "keep", "said"), [(1, 0.6, False), (1, 0.75, True), (3, 0.8, False), (3, 0.95, True)])
+@pytest.mark.parametrize(
+    ("every", "keep", "said"), [(1, 0.6, False), (1, 0.75, True), (3, 0.8, False), (3, 0.95, True)]
+)
 def test_break_even(monkeypatch, every, keep, said):
     """A backward pass of two forward passes: worth it below 2/3, and with losses of every third epoch below 8/9."""
-    run, _, optimizer = make(SB(keep=keep), loader=DataLoader(samples(), 25), forward_passes=Scoring(every_epochs=every))
+    run, _, optimizer = make(
+        SB(keep=keep), loader=DataLoader(samples(), 25), forward_passes=Scoring(every_epochs=every)
+    )
     monkeypatch.setattr(run._parts.stopwatch, "ratio", lambda: 2.0)
     share = int(25 * keep) / 25
     with warnings.catch_warnings(record=True) as found:
@@ -226,7 +285,9 @@ def test_break_even(monkeypatch, every, keep, said):
 
 def test_break_even_counts_candidates_alone(monkeypatch):
     """What the epoch's plan leaves out is saved without any scoring: 90 % of half the samples is too much to keep."""
-    run, _, optimizer = make([thresher.UniformSubset(keep=0.5), SB(keep=0.9)], "twice", loader=DataLoader(samples(), 25))
+    run, _, optimizer = make(
+        [thresher.UniformSubset(keep=0.5), SB(keep=0.9)], "twice", loader=DataLoader(samples(), 25)
+    )
     monkeypatch.setattr(run._parts.stopwatch, "ratio", lambda: 2.0)
     with pytest.warns(UserWarning, match="kept 0.88 of the samples"):
         train(run, optimizer, 1)
@@ -260,7 +321,9 @@ class Noisy(TensorDataset):
 
     def __getitem__(self, i):
         x, y = super().__getitem__(i)
-        return x + 0.01 * torch.randn(6) + 0.01 * random.random() + 0.01 * float(np.random.rand()), y
+        return x + 0.01 * torch.randn(6) + 0.01 * random.random() + 0.01 * float(
+            np.random.rand()
+        ), y
 
 
 @pytest.mark.filterwarnings("ignore:.*got no loss")
@@ -285,7 +348,12 @@ def test_global_random_states_are_the_loops_own(passes):
         if attached:
             net = Draws()
             run = thresher.attach(
-                SB(beta=1.0), loader=loader, criterion=nn.CrossEntropyLoss(), model=net, epochs=3, forward_passes=passes
+                SB(beta=1.0),
+                loader=loader,
+                criterion=nn.CrossEntropyLoss(),
+                model=net,
+                epochs=3,
+                forward_passes=passes,
             )
             loader = run.loader
         torch.manual_seed(5)
@@ -294,7 +362,14 @@ def test_global_random_states_are_the_loops_own(passes):
                 pass
             if attached:
                 as_if_trained(run)
-            found.append((torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), loader.generator))
+            found.append(
+                (
+                    torch.get_rng_state(),
+                    random.getstate(),
+                    np.random.get_state()[1].tolist(),
+                    loader.generator,
+                )
+            )
         return found
 
     for own, theirs in zip(states(True), states(False), strict=True):
@@ -303,7 +378,9 @@ def test_global_random_states_are_the_loops_own(passes):
         assert torch.equal(own[3].get_state(), theirs[3].get_state())
 
 
-@pytest.mark.parametrize("method", [SB(keep=0.5), [thresher.Kakurenbo(max_fraction=0.5, tau=0.0), SB(keep=0.5)]])
+@pytest.mark.parametrize(
+    "method", [SB(keep=0.5), [thresher.Kakurenbo(max_fraction=0.5, tau=0.0), SB(keep=0.5)]]
+)
 @pytest.mark.parametrize("passes", ["once", "twice"])
 def test_modes_are_restored(method, passes):
     """Of every module, the root that `subset_backward` wraps included."""
@@ -319,7 +396,9 @@ def test_modes_are_restored(method, passes):
 
 @pytest.mark.parametrize("passes", ["once", "twice"])
 def test_a_frozen_norm_stays_frozen(passes):
-    run, net, optimizer = make([thresher.Kakurenbo(max_fraction=0.5, tau=0.0), SB(keep=0.5)], passes)
+    run, net, optimizer = make(
+        [thresher.Kakurenbo(max_fraction=0.5, tau=0.0), SB(keep=0.5)], passes
+    )
     net.norm.eval()
     train(run, optimizer, 3)
     assert [part.training for part in net.modules()] == [True, True, False, True]
@@ -407,7 +486,9 @@ def test_breaking_out_and_iterating_anew(passes):
     sizes = train(run, optimizer)
     with pytest.raises(RuntimeError, match="ended by a newer one"):
         next(old)
-    assert sizes == ([8] * 6 + [2] if passes == "once" else [8, 8, 8, 8, 5])  # no row of a broken epoch is left in it
+    assert sizes == (
+        [8] * 6 + [2] if passes == "once" else [8, 8, 8, 8, 5]
+    )  # no row of a broken epoch is left in it
     assert [entry["complete"] for entry in run.history] == [False, False, True]
     assert run.history[-1]["backward"] == 37
     assert sum(entry["full_backward"] for entry in run.history) == run.cost.full_backward
@@ -426,7 +507,13 @@ def test_iterating_twice_before_a_batch_is_the_same_epoch():
 def test_workers_change_nothing(passes):
     found = []
     for workers in (0, 2):
-        loader = DataLoader(samples(), B, shuffle=True, num_workers=workers, generator=torch.Generator().manual_seed(2))
+        loader = DataLoader(
+            samples(),
+            B,
+            shuffle=True,
+            num_workers=workers,
+            generator=torch.Generator().manual_seed(2),
+        )
         run, net, optimizer = make(SB(beta=1.0), passes, loader=loader)
         train(run, optimizer, 2)
         found.append((run.trained.tolist(), net.last.weight.detach().clone()))
@@ -460,14 +547,18 @@ def _ahead(loader):
 def test_a_batch_sampler_of_torch_is_filled_up_too():
     data = samples()
     run, _, optimizer = make(
-        SB(keep=0.5), "twice", loader=DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), B, True))
+        SB(keep=0.5),
+        "twice",
+        loader=DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), B, True)),
     )
     assert train(run, optimizer) == [8, 8, 8]
     assert len(run.loader) == 3
 
 
 def test_a_sampler_that_repeats():
-    loader = DataLoader(samples(), B, sampler=RandomSampler(samples(), replacement=True, num_samples=64))
+    loader = DataLoader(
+        samples(), B, sampler=RandomSampler(samples(), replacement=True, num_samples=64)
+    )
     for passes in ("once", "twice"):
         run, _, optimizer = make(SB(keep=0.5), passes, loader=loader)
         train(run, optimizer, 2)
@@ -496,7 +587,10 @@ class Texts(Dataset):
 
 COLLATES = {
     "torch's own": (None, lambda b: (b[0], b[1], b[2])),
-    "dict": (lambda s: dict(zip("xyt", default_collate(s), strict=True)), lambda b: (b["x"], b["y"], b["t"])),
+    "dict": (
+        lambda s: dict(zip("xyt", default_collate(s), strict=True)),
+        lambda b: (b["x"], b["y"], b["t"]),
+    ),
     "named tuple": (
         lambda s: (Pair(*default_collate([row[:2] for row in s])), [row[2] for row in s]),
         lambda b: (b[0].x, b[0].y, b[1]),
@@ -509,7 +603,10 @@ COLLATES = {
 
 
 @pytest.mark.parametrize("name", COLLATES)
-@pytest.mark.parametrize(("method", "passes"), [(SB(keep=0.5), "once"), (SB(keep=0.5), "twice"), (RandomBackprop(), "auto")])
+@pytest.mark.parametrize(
+    ("method", "passes"),
+    [(SB(keep=0.5), "once"), (SB(keep=0.5), "twice"), (RandomBackprop(), "auto")],
+)
 def test_collates(name, method, passes):
     collate, read = COLLATES[name]
     run, _, optimizer = make(
@@ -530,9 +627,15 @@ def test_collates(name, method, passes):
 
 
 def test_forward_is_asked_for_before_scoring():
-    for collate, kind in ((lambda s: {"x": torch.stack([r[0] for r in s])}, "dict"), (None, "list")):
+    for collate, kind in (
+        (lambda s: {"x": torch.stack([r[0] for r in s])}, "dict"),
+        (None, "list"),
+    ):
         run, *_ = make(SB(keep=0.5), "twice", loader=DataLoader(Texts(), B, collate_fn=collate))
-        with pytest.raises(ValueError, match=rf"`forward` is needed: SelectiveBackprop makes extra.*{kind} is not a pair"):
+        with pytest.raises(
+            ValueError,
+            match=rf"`forward` is needed: SelectiveBackprop makes extra.*{kind} is not a pair",
+        ):
             next(iter(run.loader))
 
 
@@ -554,7 +657,9 @@ def test_padded_batches_of_different_widths():
     data = TensorDataset(samples().tensors[0], (torch.arange(N) // 8) % C)
     loader = DataLoader(data, B, collate_fn=padded)
     run, *_ = make(SB(keep=0.5), "twice", net=Bag(), loader=loader)
-    with pytest.raises(ValueError, match=r"cannot be joined: shapes \[\(4, 6\), \(4, 7\)\].*forward_passes='once'"):
+    with pytest.raises(
+        ValueError, match=r"cannot be joined: shapes \[\(4, 6\), \(4, 7\)\].*forward_passes='once'"
+    ):
         for _ in run.loader:
             pass
     run.detach()
@@ -568,12 +673,18 @@ def test_padded_batches_of_different_widths():
 def test_targets_that_are_a_list_of_samples():
     """As for detection: the criterion's own targets are chosen as its outputs are."""
     data = samples()
-    wanted = [{"label": data.tensors[1][i], "boxes": torch.full((i % 9 + 1, 4), float(i))} for i in range(N)]
+    wanted = [
+        {"label": data.tensors[1][i], "boxes": torch.full((i % 9 + 1, 4), float(i))}
+        for i in range(N)
+    ]
 
     def criterion(outputs, targets):
         assert len(outputs) == len(targets)
         return torch.stack(
-            [F.cross_entropy(o[None], t["label"][None]) * t["boxes"].mean() for o, t in zip(outputs, targets, strict=True)]
+            [
+                F.cross_entropy(o[None], t["label"][None]) * t["boxes"].mean()
+                for o, t in zip(outputs, targets, strict=True)
+            ]
         )
 
     run, net, _ = make(SB(keep=0.5), "once", net=nn.Linear(6, C), criterion=criterion)
@@ -687,7 +798,9 @@ def test_ddp_trains_like_the_model_inside_and_stays_as_the_user_made_it(passes):
         model = nn.parallel.DistributedDataParallel(net) if parallel else net
         names, calls = list(model.state_dict()), []
         run, _, optimizer = make(SB(keep=0.5), passes, net=net, model=model)
-        model.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1)) if parallel else None
+        model.register_forward_pre_hook(
+            lambda *_, calls=calls: calls.append(1)
+        ) if parallel else None
         steps = len(train(run, optimizer, 2))
         weights.append(list(net.parameters()))
         assert run.cost.backward == 50 and run.cost.scoring == (2 * N if passes == "twice" else 0)
@@ -695,7 +808,10 @@ def test_ddp_trains_like_the_model_inside_and_stays_as_the_user_made_it(passes):
         if parallel:
             assert run.model.module is model and model.module is net
             assert len(calls) == steps  # own passes run inside
-            assert not any(isinstance(part, thresher.subset.SubsetBackward) for part in copy.deepcopy(run.model).modules())
+            assert not any(
+                isinstance(part, thresher.subset.SubsetBackward)
+                for part in copy.deepcopy(run.model).modules()
+            )
         run.detach()
     assert all(map(torch.equal, *weights))
 
@@ -705,7 +821,9 @@ def test_ddp_trains_like_the_model_inside_and_stays_as_the_user_made_it(passes):
 def test_of_a_compiled_ddp_the_module_inside_is_traced():
     net = Net()
     ddp = nn.parallel.DistributedDataParallel(net)
-    run, _, optimizer = make(SB(keep=0.5), "once", net=net, model=torch.compile(ddp, backend="eager"))
+    run, _, optimizer = make(
+        SB(keep=0.5), "once", net=net, model=torch.compile(ddp, backend="eager")
+    )
     assert run.model.module is ddp
     train(run, optimizer)
     assert run.cost.backward == 25
@@ -739,8 +857,12 @@ def test_compiled_models_are_unwrapped():
     run, *_ = make(SB(keep=0.5), "once", net=net, model=torch.compile(net, backend="eager"))
     assert isinstance(run.model.module, thresher.subset.SubsetBackward)
     assert run.model.module.wrapped is net and run.model.module._options is None
-    run, *_ = make(SB(keep=0.5), "once", net=net, model=torch.compile(net, options={"max_fusion_size": 3}))
-    assert run.model.module.wrapped is net and run.model.module._options == {"max_fusion_size": 3}  # keeps its compiler
+    run, *_ = make(
+        SB(keep=0.5), "once", net=net, model=torch.compile(net, options={"max_fusion_size": 3})
+    )
+    assert run.model.module.wrapped is net and run.model.module._options == {
+        "max_fusion_size": 3
+    }  # keeps its compiler
     inside = subset_backward(net)
     run, *_ = make(SB(keep=0.5), "once", net=net, model=torch.compile(inside, backend="eager"))
     assert run.model.module is inside
@@ -772,7 +894,14 @@ def test_without_gradient_it_is_the_plain_criterion():
 def test_reduce_without_a_criterion():
     data = samples()
     net = nn.Linear(6, C)
-    run = thresher.attach(SB(keep=0.5), loader=DataLoader(data, B), criterion=None, model=net, epochs=2, forward_passes="once")
+    run = thresher.attach(
+        SB(keep=0.5),
+        loader=DataLoader(data, B),
+        criterion=None,
+        model=net,
+        epochs=2,
+        forward_passes="once",
+    )
     for x, y in run.loader:
         outputs = run.model(x)
         losses = F.cross_entropy(outputs, y, reduction="none")
@@ -807,16 +936,27 @@ class Unsure:
 def test_methods_that_need_more_than_losses(passes, how):
     settings = {}
     if how == "users":
-        settings = {"signals": lambda o, t: {"confidence": -o[:, 0].detach(), "correct": o[:, 0] > 0, "other": o[:, 1]}}
+        settings = {
+            "signals": lambda o, t: {
+                "confidence": -o[:, 0].detach(),
+                "correct": o[:, 0] > 0,
+                "other": o[:, 1],
+            }
+        }
     run, net, optimizer = make(
-        Unsure(), Scoring(every_epochs=2) if passes == "stale" else passes, net=nn.Linear(6, C), **settings
+        Unsure(),
+        Scoring(every_epochs=2) if passes == "stale" else passes,
+        net=nn.Linear(6, C),
+        **settings,
     )
     for _ in range(2):
         for x, y in run.loader:
             before = run.trained.clone()
             outputs = run.model(x)
             if how == "reduce":
-                value = run.reduce(F.cross_entropy(outputs, y, reduction="none"), outputs=outputs, targets=y)
+                value = run.reduce(
+                    F.cross_entropy(outputs, y, reduction="none"), outputs=outputs, targets=y
+                )
             else:
                 value = run.criterion(outputs, y)
             value.backward()
@@ -856,7 +996,9 @@ class Known(Stream):
     ],
 )
 def test_streams(kind, drop_last, method, passes, sizes):
-    run, _, optimizer = make(method, passes, loader=DataLoader(kind(), B, drop_last=drop_last), epochs=3)
+    run, _, optimizer = make(
+        method, passes, loader=DataLoader(kind(), B, drop_last=drop_last), epochs=3
+    )
     sizes = sizes[:-1] if drop_last else sizes
     candidates = 48 if drop_last else N
     kept = 24 if drop_last else 25
@@ -901,7 +1043,9 @@ def test_progress_of_a_stream(kind):
             run.criterion(run.model(x), y).backward()
             optimizer.step()
             found.append(run.progress)
-    assert found == pytest.approx([0.25, 0.5, 0.75, 1.0] if kind is Known else [0.0, 0.0, 0.75, 1.0])
+    assert found == pytest.approx(
+        [0.25, 0.5, 0.75, 1.0] if kind is Known else [0.0, 0.0, 0.75, 1.0]
+    )
 
 
 def test_an_empty_stream():
@@ -954,10 +1098,19 @@ def test_a_run_can_be_copied_state_by_state():
             for x, y in run.loader:
                 run.criterion(run.model(x), y).backward()
                 if nosy:
-                    copy.deepcopy([run.records["loss"], run.trained, str(run.cost), run.state_dict()])
+                    copy.deepcopy(
+                        [run.records["loss"], run.trained, str(run.cost), run.state_dict()]
+                    )
                 optimizer.step()
                 optimizer.zero_grad()
-        found.append((run.trained.tolist(), run.cost.backward, net.last.weight.detach().clone(), run.records["loss"].clone()))
+        found.append(
+            (
+                run.trained.tolist(),
+                run.cost.backward,
+                net.last.weight.detach().clone(),
+                run.records["loss"].clone(),
+            )
+        )
     assert found[0][:2] == found[1][:2]
     assert torch.equal(found[0][2], found[1][2])
     assert torch.equal(found[0][3], found[1][3])

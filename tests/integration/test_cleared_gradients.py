@@ -67,7 +67,9 @@ def test_random_loops_that_accumulate_step_and_give_up(way, at_start):
                     continue
                 if what == "step":
                     loop.optimizer.step()
-                    for ids in group:  # a group that goes on in the next epoch may have a sample twice
+                    for (
+                        ids
+                    ) in group:  # a group that goes on in the next epoch may have a sample twice
                         loop.truth[ids] += 1
                 group, cleared = [], True
                 if not at_start:

@@ -24,7 +24,13 @@ def attached(method, *, net=None, crops=False, n=64, epochs=1, **settings):
     data = TensorDataset(torch.stack([x, x * 0.9], 1) if crops else x, y)
     loader = DataLoader(data, 16, shuffle=True)
     run = thresher.attach(
-        method, loader=loader, criterion=nn.CrossEntropyLoss(), model=net, optimizer=optimizer, epochs=epochs, **settings
+        method,
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=net,
+        optimizer=optimizer,
+        epochs=epochs,
+        **settings,
     )
     return run, net, optimizer
 
@@ -43,7 +49,9 @@ def train(run, optimizer, loss, epochs=1):
 def test_a_call_of_subset_backward_by_any_name_counts_its_backward_pass_once(how):
     net = subset_backward(nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 4)))
     full = how == "own name, all rows"
-    run, net, optimizer = attached(FullData() if full else ONCE, net=net, **({} if full else {"forward_passes": "once"}))
+    run, net, optimizer = attached(
+        FullData() if full else ONCE, net=net, **({} if full else {"forward_passes": "once"})
+    )
     if how == "eval":
         run.model.eval()  # as with frozen statistics of normalizations
     model = {"eval": run.model, "module": run.model.module}.get(how, net)
@@ -56,7 +64,9 @@ def test_a_call_of_subset_backward_by_any_name_counts_its_backward_pass_once(how
 
 
 def test_a_call_of_subset_backward_beside_the_training_is_not_counted():
-    run, net, optimizer = attached(ONCE, net=subset_backward(nn.Linear(10, 4)), forward_passes="once")
+    run, net, optimizer = attached(
+        ONCE, net=subset_backward(nn.Linear(10, 4)), forward_passes="once"
+    )
 
     def loss(x, y):
         net(x + 1)  # as for a plot
@@ -70,7 +80,12 @@ def test_a_second_loss_of_a_call_by_its_own_name_counts_its_forward_pass():
     run, net, optimizer = attached(FullData(), net=subset_backward(nn.Linear(10, 4)))
     train(run, optimizer, lambda x, y: run.criterion(run.model(x), y) + net(x + 1).square().mean())
     cost = run.cost
-    assert (cost.forward, cost.backward, cost.full_forward, cost.full_backward) == (128, 128, 128, 128)
+    assert (cost.forward, cost.backward, cost.full_forward, cost.full_backward) == (
+        128,
+        128,
+        128,
+        128,
+    )
 
 
 def test_a_second_loss_of_all_rows_is_named():
@@ -90,7 +105,8 @@ def test_a_second_loss_of_all_rows_is_named():
         return run.criterion(outputs, y) + 1e-4 * outputs.square().mean()
 
     with pytest.warns(
-        UserWarning, match="kept 0.50 .* 4 of 4 backward passes had a gradient in all rows.*with run.criterion"
+        UserWarning,
+        match="kept 0.50 .* 4 of 4 backward passes had a gradient in all rows.*with run.criterion",
     ) as said:
         train(run, optimizer, with_penalty, epochs=2)
     assert len(said) == 1 and said[0].filename == __file__ and run.cost.backward == 128
@@ -115,7 +131,8 @@ def test_a_model_that_is_called_as_it_is_is_no_second_loss():
         return value
 
     with pytest.warns(
-        UserWarning, match="kept 0.50 .* could not be traced, .* whole batch: .*mix.* This warning is given once"
+        UserWarning,
+        match="kept 0.50 .* could not be traced, .* whole batch: .*mix.* This warning is given once",
     ) as said:
         train(run, optimizer, loss, epochs=2)
     assert not any("had a gradient in all rows" in str(warning.message) for warning in said)
@@ -124,15 +141,21 @@ def test_a_model_that_is_called_as_it_is_is_no_second_loss():
 def test_batches_that_a_method_leaves_whole_are_no_second_loss():
     """Their gradient reaches all rows, as it should: those before `start`, in a whole epoch and within one."""
     for start in (0.5, 0.6):
-        run, _, optimizer = attached(SelectiveBackprop(keep=0.5, start=start), epochs=2, forward_passes="once")
+        run, _, optimizer = attached(
+            SelectiveBackprop(keep=0.5, start=start), epochs=2, forward_passes="once"
+        )
         train(run, optimizer, lambda x, y, run=run: run.criterion(run.model(x), y), epochs=2)
         assert 64 < run.cost.backward < 128
 
 
 def test_batches_before_a_method_chooses_are_no_reason_to_keep_less():
     """Two forward passes that save nothing are told by the batches in which the method chose."""
-    run, _, optimizer = attached(SelectiveBackprop(keep=0.5, start=0.5), epochs=2, forward_passes="twice")
-    run._parts.stopwatch.ratio = lambda: 2.0  # a backward pass takes two forward passes, so that .5 saves time
+    run, _, optimizer = attached(
+        SelectiveBackprop(keep=0.5, start=0.5), epochs=2, forward_passes="twice"
+    )
+    run._parts.stopwatch.ratio = lambda: (
+        2.0
+    )  # a backward pass takes two forward passes, so that .5 saves time
     train(run, optimizer, lambda x, y: run.criterion(run.model(x), y), epochs=2)
     assert (run.cost.scoring, run.cost.backward) == (64, 96)
 
@@ -140,14 +163,22 @@ def test_batches_before_a_method_chooses_are_no_reason_to_keep_less():
 def test_reentrant_checkpoints_make_the_cost_unknown():
     """Without the warning that the outputs did not come from run.model."""
     run, _, optimizer = attached(ONCE, forward_passes="once")
-    train(run, optimizer, lambda x, y: run.criterion(checkpoint(run.model, x.clone().requires_grad_(), use_reentrant=True), y))
+    train(
+        run,
+        optimizer,
+        lambda x, y: run.criterion(
+            checkpoint(run.model, x.clone().requires_grad_(), use_reentrant=True), y
+        ),
+    )
     assert "use_reentrant=False" in str(run.cost) and math.isnan(run.cost.ratio())
 
 
 @pytest.mark.parametrize("method", [FullData(), UniformSubset(0.5)])
 def test_checkpoints_that_are_not_reentrant_are_counted(method):
     run, _, optimizer = attached(method)
-    train(run, optimizer, lambda x, y: run.criterion(checkpoint(run.model, x, use_reentrant=False), y))
+    train(
+        run, optimizer, lambda x, y: run.criterion(checkpoint(run.model, x, use_reentrant=False), y)
+    )
     assert run.cost.unknown is None and run.cost.ratio() == method_share(method)
 
 
@@ -164,7 +195,8 @@ def without_a_class(run):
 
 
 @pytest.mark.parametrize(
-    ("method", "passes"), [(FullData(), "auto"), (UniformSubset(0.5), "auto"), (ONCE, "twice"), (ONCE, "once")]
+    ("method", "passes"),
+    [(FullData(), "auto"), (UniformSubset(0.5), "auto"), (ONCE, "twice"), (ONCE, "once")],
 )
 def test_a_loop_that_leaves_out_rows_of_batches(method, passes):
     """What it would do with the samples that are not selected is known only where none is left out."""
@@ -179,19 +211,35 @@ def test_a_loop_that_leaves_out_rows_of_batches(method, passes):
 def test_whole_batches_that_are_left_out_stand_for_as_many_candidates():
     run, _, optimizer = attached(UniformSubset(0.5), n=128, epochs=2)
     turn = iter(range(100))
-    train(run, optimizer, lambda x, y: run.criterion(run.model(x), y) if next(turn) % 2 else None, epochs=2)
+    train(
+        run,
+        optimizer,
+        lambda x, y: run.criterion(run.model(x), y) if next(turn) % 2 else None,
+        epochs=2,
+    )
     assert run.cost.unknown is None and run.cost.ratio() == 0.5 and run.cost.full_forward == 128
 
 
 def test_micro_batches_are_no_parts():
     run, _, optimizer = attached(UniformSubset(0.5), n=128, epochs=2)
-    train(run, optimizer, lambda x, y: run.criterion(run.model(x[:5]), y[:5]) + run.criterion(run.model(x[5:]), y[5:]), 2)
+    train(
+        run,
+        optimizer,
+        lambda x, y: (
+            run.criterion(run.model(x[:5]), y[:5]) + run.criterion(run.model(x[5:]), y[5:])
+        ),
+        2,
+    )
     assert run.cost.unknown is None and run.cost.ratio() == 0.5
 
 
 @pytest.mark.parametrize("by_reduce", [False, True])
-@pytest.mark.parametrize(("method", "passes", "backward"), [(FullData(), "auto", 64), (ONCE, "once", 32)])
-def test_losses_of_cached_outputs_have_no_backward_pass_through_the_model(method, passes, backward, by_reduce):
+@pytest.mark.parametrize(
+    ("method", "passes", "backward"), [(FullData(), "auto", 64), (ONCE, "once", 32)]
+)
+def test_losses_of_cached_outputs_have_no_backward_pass_through_the_model(
+    method, passes, backward, by_reduce
+):
     """GradCache: losses of outputs without gradients, then chunks with gradients, whose rows the hook of a layer counts."""
     run, _, optimizer = attached(method, forward_passes=passes)
     for x, y in run.loader:
@@ -206,7 +254,12 @@ def test_losses_of_cached_outputs_have_no_backward_pass_through_the_model(method
         optimizer.step()
         optimizer.zero_grad()
     cost = run.cost
-    assert (cost.forward, cost.full_forward, cost.backward, cost.full_backward) == (128, 128, backward, 64)
+    assert (cost.forward, cost.full_forward, cost.backward, cost.full_backward) == (
+        128,
+        128,
+        backward,
+        64,
+    )
     assert cost.unknown is None
 
 
@@ -225,17 +278,23 @@ def test_a_look_without_gradients_does_not_hide_the_backward_pass_of_the_plain_m
 @pytest.mark.parametrize("how", ["views", "normalized", "eval"])
 @pytest.mark.parametrize("method", [FullData(), ONCE])
 def test_crops_are_counted_in_one_unit(method, how):
-    run, _, optimizer = attached(method, crops=True, **({} if isinstance(method, FullData) else {"forward_passes": "once"}))
+    run, _, optimizer = attached(
+        method, crops=True, **({} if isinstance(method, FullData) else {"forward_passes": "once"})
+    )
     if how == "eval":
         run.model.eval()
 
     def loss(x, y):
         crops = x.flatten(0, 1)
-        return run.criterion(run.model(crops if how == "views" else crops * 0.5).unflatten(0, (-1, 2)).mean(1), y)
+        return run.criterion(
+            run.model(crops if how == "views" else crops * 0.5).unflatten(0, (-1, 2)).mean(1), y
+        )
 
     train(run, optimizer, loss)
     cost = run.cost
-    assert cost.unknown is None and cost.ratio() == pytest.approx(1.0 if isinstance(method, FullData) else 2 / 3)
+    assert cost.unknown is None and cost.ratio() == pytest.approx(
+        1.0 if isinstance(method, FullData) else 2 / 3
+    )
     assert cost.full_forward == cost.full_backward
 
 
@@ -249,7 +308,8 @@ def test_parts_of_samples_that_go_backward_add_up():
 
 
 @pytest.mark.parametrize(
-    ("method", "settings"), [(SelectiveBackprop(keep=0.5), {"forward_passes": "twice"}), (thresher.Kakurenbo(0.4), {})]
+    ("method", "settings"),
+    [(SelectiveBackprop(keep=0.5), {"forward_passes": "twice"}), (thresher.Kakurenbo(0.4), {})],
 )
 def test_extra_passes_count_a_sample_as_often_as_the_loop(method, settings):
     """Two calls of the model per sample, such as both images of a pair: all passes are counted in the same unit."""
@@ -272,7 +332,10 @@ def test_extra_passes_count_a_sample_as_often_as_the_loop(method, settings):
     cost = run.cost
     extra, loop = cost.scoring + cost.refresh, cost.of_loop
     assert extra > 0 and sum(calls) == extra + cost.comparing and cost.comparing <= 2 * 16
-    assert (cost.full_forward, cost.full_backward) == (2 * 64 * epochs, 2 * 64 * epochs) and loop == cost.backward
+    assert (cost.full_forward, cost.full_backward) == (
+        2 * 64 * epochs,
+        2 * 64 * epochs,
+    ) and loop == cost.backward
     if cost.scoring:
         assert cost.scoring == 2 * 64 * epochs and compared == sorted(compared)
     else:
@@ -282,7 +345,9 @@ def test_extra_passes_count_a_sample_as_often_as_the_loop(method, settings):
 def test_extra_passes_are_counted_as_they_run_beside_a_loop_with_two_passes_per_step():
     """SAM makes two forward passes per step; `forward=` makes one per sample, and counts as one."""
     forward = lambda model, batch: (model(batch[0]), batch[1])  # noqa: E731
-    run, _, optimizer = attached(SelectiveBackprop(keep=0.5), forward=forward, forward_passes="twice")
+    run, _, optimizer = attached(
+        SelectiveBackprop(keep=0.5), forward=forward, forward_passes="twice"
+    )
     for x, y in run.loader:
         for _ in range(2):
             optimizer.zero_grad()

@@ -25,7 +25,9 @@ class Net(nn.Sequential):
     """Its first layer is small: whether a backward pass goes on to the inputs makes less than 1 %."""
 
     def __init__(self):
-        super().__init__(nn.Linear(2, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, C))
+        super().__init__(
+            nn.Linear(2, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, C)
+        )
 
 
 class Untraceable(Net):
@@ -44,14 +46,18 @@ class Sample:
         self.optimizer = torch.optim.SGD(self.net.parameters(), 0.01)
         self.run = thresher.attach(
             method,
-            loader=DataLoader(TensorDataset(torch.randn(n, 2), torch.arange(n) % C), B, shuffle=True),
+            loader=DataLoader(
+                TensorDataset(torch.randn(n, 2), torch.arange(n) % C), B, shuffle=True
+            ),
             criterion=nn.CrossEntropyLoss(),
             model=self.net if model else None,
             optimizer=self.optimizer,
             epochs=3,
             forward_passes=passes,
         )
-        self.run._timeline.comparison._times = 0  # its pass runs inside of a backward pass, whose operations are counted here
+        self.run._timeline.comparison._times = (
+            0  # its pass runs inside of a backward pass, whose operations are counted here
+        )
         self.flops = 0
 
     @contextmanager
@@ -193,7 +199,10 @@ def own_reduction(at, x, y, i):
 
 def uncredited_forward(at, x, y, i):
     clean, moved = at.run.model(x), at.run.model(x + 0.1)
-    at.backward(at.run.criterion(clean, y) + F.kl_div(moved.log_softmax(1), clean.softmax(1), reduction="batchmean"))
+    at.backward(
+        at.run.criterion(clean, y)
+        + F.kl_div(moved.log_softmax(1), clean.softmax(1), reduction="batchmean")
+    )
     at.step()
 
 
@@ -235,7 +244,9 @@ LOOPS = [
 
 
 @pytest.mark.parametrize(("loop", "method", "settings", "ratio"), LOOPS)
-@pytest.mark.filterwarnings("ignore:.*(using the plain|got no loss|did not come from|had a gradient in all)")
+@pytest.mark.filterwarnings(
+    "ignore:.*(using the plain|got no loss|did not come from|had a gradient in all)"
+)
 def test_backward_rows_are_those_that_ran(loop, method, settings, ratio):
     settings = {**settings, "net": settings["net"]()} if "net" in settings else settings
     at = Sample(method, **settings)
@@ -259,7 +270,10 @@ def test_a_loop_without_credited_losses_warns_then_raises():
             forgotten_criterion(at, x, y, 0)
     for x, y in at.run.loader:
         forgotten_criterion(at, x, y, 0)
-    with pytest.raises(RuntimeError, match="InfoBatch chooses by the losses of samples, but got no loss in 2 epochs"):
+    with pytest.raises(
+        RuntimeError,
+        match="InfoBatch chooses by the losses of samples, but got no loss in 2 epochs",
+    ):
         iter(at.run.loader)
 
 
@@ -274,7 +288,9 @@ def test_ten_steps_without_a_loss_are_enough(method):
         forgotten_criterion(at, *next(batches), 0)
     for x, y in batches:
         forgotten_criterion(at, x, y, 0)
-    with pytest.raises(RuntimeError, match="chooses by the losses of samples, but got no loss in a whole epoch"):
+    with pytest.raises(
+        RuntimeError, match="chooses by the losses of samples, but got no loss in a whole epoch"
+    ):
         iter(at.run.loader)
 
 
@@ -289,12 +305,15 @@ def test_a_loop_with_losses_is_not_warned():
 def test_a_method_without_losses_trains_on_and_its_cost_is_unknown():
     at = Sample(UniformSubset(0.5))
     with pytest.warns(
-        UserWarning, match="UniformSubset: run.criterion or run.reduce got no loss in an epoch, and run.cost is unknown"
+        UserWarning,
+        match="UniformSubset: run.criterion or run.reduce got no loss in an epoch, and run.cost is unknown",
     ):
         for _ in range(3):
             for x, y in at.run.loader:
                 forgotten_both(at, x, y, 0)
-    assert "unknown" in str(at.run.cost) and "neither run.model nor run.criterion" in str(at.run.cost)
+    assert "unknown" in str(at.run.cost) and "neither run.model nor run.criterion" in str(
+        at.run.cost
+    )
 
 
 def test_one_batch_that_is_looked_at_first_is_no_silent_epoch():
@@ -319,10 +338,14 @@ def test_looks_at_batches_are_no_silent_epochs():
 
 def test_epochs_that_are_left_early_are_silent_where_nothing_is_seen():
     run = thresher.attach(
-        thresher.InfoBatch(), loader=DataLoader(TensorDataset(torch.randn(N, 2)), B, shuffle=True), criterion=None, epochs=3
+        thresher.InfoBatch(),
+        loader=DataLoader(TensorDataset(torch.randn(N, 2)), B, shuffle=True),
+        criterion=None,
+        epochs=3,
     )
     with pytest.warns(
-        UserWarning, match="InfoBatch: run.criterion or run.reduce got no loss in an epoch, and run.cost is unknown"
+        UserWarning,
+        match="InfoBatch: run.criterion or run.reduce got no loss in an epoch, and run.cost is unknown",
     ):
         for _ in range(2):
             for _ in zip(range(2), run.loader, strict=False):
@@ -331,7 +354,9 @@ def test_epochs_that_are_left_early_are_silent_where_nothing_is_seen():
 
 def test_a_forgotten_model_is_named():
     at = Sample(ONCE, "once")
-    with pytest.warns(UserWarning, match="outputs of 64 samples did not come from run.model.*Call run.model"):
+    with pytest.warns(
+        UserWarning, match="outputs of 64 samples did not come from run.model.*Call run.model"
+    ):
         for x, y in at.run.loader:
             forgotten_model(at, x, y, 0)
 
@@ -354,5 +379,7 @@ def test_a_call_of_the_wrapped_model_itself_does_not_hide_the_next_backward_pass
     x, y = next(iter(at.run.loader))
     wrapped(x)  # as for an example to log
     before = at.run.cost.backward
-    at.run.criterion(at.run.model(x[:1]), y[:1]).backward()  # one sample goes through the plain model
+    at.run.criterion(
+        at.run.model(x[:1]), y[:1]
+    ).backward()  # one sample goes through the plain model
     assert at.run.cost.backward == before + 1

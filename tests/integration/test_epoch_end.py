@@ -24,7 +24,9 @@ class Training:
         self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
         self.run = thresher.attach(
             method or thresher.FullData(),
-            loader=DataLoader(TensorDataset(torch.randn(N, 4), torch.arange(N) % 2), B, shuffle=True),
+            loader=DataLoader(
+                TensorDataset(torch.randn(N, 4), torch.arange(N) % 2), B, shuffle=True
+            ),
             criterion=nn.CrossEntropyLoss(),
             model=self.net,
             optimizer=self.optimizer if optimizer else None,
@@ -55,7 +57,12 @@ class Training:
 
 @pytest.mark.parametrize(
     ("method", "optimizer"),
-    [(None, True), (None, False), (thresher.Kakurenbo(max_fraction=0.5, tau=0.0), True), (thresher.InfoBatch(), False)],
+    [
+        (None, True),
+        (None, False),
+        (thresher.Kakurenbo(max_fraction=0.5, tau=0.0), True),
+        (thresher.InfoBatch(), False),
+    ],
 )
 def test_a_loop_that_keeps_the_iterator(method, optimizer):
     """Its epoch ends with the next pass, or with `detach`; a state that is saved before is within it."""
@@ -72,7 +79,9 @@ def test_a_loop_that_keeps_the_iterator(method, optimizer):
     assert training.run.epoch == 3
     plain = Training(method, optimizer=optimizer)
     plain.sizes(3)
-    assert training.run.history == plain.run.history and all(entry["complete"] for entry in training.run.history)
+    assert training.run.history == plain.run.history and all(
+        entry["complete"] for entry in training.run.history
+    )
     assert torch.equal(training.net.weight, plain.net.weight)
 
 
@@ -184,7 +193,9 @@ def test_a_state_saved_before_the_last_batch_goes_on_within_the_epoch(save_insid
 def test_a_run_that_goes_on_otherwise_than_its_saved_state_says_so():
     training = Training()
     train_two_batches(training)
-    with pytest.warns(UserWarning, match="left epoch 0 by break continues within epoch 0.*this run begins epoch 1"):
+    with pytest.warns(
+        UserWarning, match="left epoch 0 by break continues within epoch 0.*this run begins epoch 1"
+    ):
         training.sizes()
     inside = Training()
     train_two_batches(inside, save_inside=True)

@@ -84,7 +84,15 @@ def store(run, optimizer):
         step(run, optimizer, x, y)
 
 
-LOOPS = [skip_batches, filter_rows, evaluate_after_each_epoch, update_normalization, train_twice, overfit, store]
+LOOPS = [
+    skip_batches,
+    filter_rows,
+    evaluate_after_each_epoch,
+    update_normalization,
+    train_twice,
+    overfit,
+    store,
+]
 
 
 @pytest.mark.parametrize("steps", [True, False])
@@ -139,7 +147,9 @@ def predict(run, net):
 
 @pytest.mark.filterwarnings("ignore:Epoch 4 begins")
 @pytest.mark.parametrize(
-    "method", [thresher.UniformSubset(keep=0.5), "kakurenbo", thresher.SelectiveBackprop(keep=0.5)], ids=str
+    "method",
+    [thresher.UniformSubset(keep=0.5), "kakurenbo", thresher.SelectiveBackprop(keep=0.5)],
+    ids=str,
 )
 @pytest.mark.parametrize(
     "look", [lambda run, net: torch.optim.swa_utils.update_bn(run.loader, net), statistics, predict],
@@ -147,7 +157,10 @@ def predict(run, net):
 )  # fmt: skip
 def test_a_pass_after_the_last_epoch_is_warned_of_at_once(look, method):
     """No other pass follows that could show it; the model is not called through the run."""
-    run, optimizer = make(method, **({"forward_passes": "twice"} if isinstance(method, thresher.SelectiveBackprop) else {}))
+    run, optimizer = make(
+        method,
+        **({"forward_passes": "twice"} if isinstance(method, thresher.SelectiveBackprop) else {}),
+    )
     net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
     for _ in range(EPOCHS):
         train(run, optimizer)

@@ -13,7 +13,9 @@ import thresher
 def attached(method, net):
     x = torch.randn(64, 10)
     loader = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), 16)
-    return thresher.attach(method, loader=loader, criterion=nn.CrossEntropyLoss(), model=net, epochs=4)
+    return thresher.attach(
+        method, loader=loader, criterion=nn.CrossEntropyLoss(), model=net, epochs=4
+    )
 
 
 @torch.no_grad()
@@ -31,7 +33,10 @@ def step(run, net, x, y, data):
 def test_nothing_shows_that_it_trained(data):
     """It looks like an evaluation: the same epoch begins again, and a warning names the way out."""
     run = attached(thresher.UniformSubset(0.5), net := nn.Linear(10, 4))
-    with pytest.warns(UserWarning, match=r"A loop over run.loader without training.*forward passes only.*enable_grad\(\) once"):
+    with pytest.warns(
+        UserWarning,
+        match=r"A loop over run.loader without training.*forward passes only.*enable_grad\(\) once",
+    ):
         for _ in range(3):
             for x, y in run.loader:
                 step(run, net, x, y, data)

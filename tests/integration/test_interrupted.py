@@ -75,10 +75,14 @@ def test_ctrl_c(method, settings, place):
         second = Training(method, settings)
         second.run.load_state_dict(state)
     said = [str(one.message) for one in caught]
-    assert [s for s in said if s.startswith("load_state_dict: the state was saved after the loop had left epoch 0")]
-    assert [s for s in said if "has not computed the loss of a batch" in s or "within a step" in s] == [
-        s for s in said for begin in expected if s.startswith(begin)
+    assert [
+        s
+        for s in said
+        if s.startswith("load_state_dict: the state was saved after the loop had left epoch 0")
     ]
+    assert [
+        s for s in said if "has not computed the loss of a batch" in s or "within a step" in s
+    ] == [s for s in said for begin in expected if s.startswith(begin)]
     assert len([s for s in said if any(map(s.startswith, expected))]) == len(expected)
     steps = first.steps + (place == "stepped")
     second.train()
@@ -101,7 +105,10 @@ def test_break(saved):
         second.run.load_state_dict(state)
     else:
         state = first.run.state_dict()
-        with pytest.warns(UserWarning, match="left epoch 0 by break, return or an exception. The resumed run finishes epoch 0"):
+        with pytest.warns(
+            UserWarning,
+            match="left epoch 0 by break, return or an exception. The resumed run finishes epoch 0",
+        ):
             second.run.load_state_dict(state)
     second.train()
     assert second.steps == N // B - 4

@@ -19,7 +19,17 @@ from thresher_lab.training.specs import parse_methods
 from thresher_lab.training.store import Checkpoint
 
 SIZE = 2
-MEASURED = ("wall_s", "cpu_s", "step_s", "step_memory", "backward_to_forward", "ratio", "cost", "device", "busy")
+MEASURED = (
+    "wall_s",
+    "cpu_s",
+    "step_s",
+    "step_memory",
+    "backward_to_forward",
+    "ratio",
+    "cost",
+    "device",
+    "busy",
+)
 """Entries of results that differ between two trainings of one method."""
 
 
@@ -46,7 +56,10 @@ def alone(tmp_path_factory):
     folder, before = tmp_path_factory.mktemp("alone"), Path.cwd()
     os.chdir(folder)
     with warnings.catch_warnings(action="ignore"):
-        found = {case.__name__: case() for case in (cases.runs, cases.orders, cases.accumulated, cases.padded)}
+        found = {
+            case.__name__: case()
+            for case in (cases.runs, cases.orders, cases.accumulated, cases.padded)
+        }
     os.chdir(before)
     return folder, found
 
@@ -54,8 +67,14 @@ def alone(tmp_path_factory):
 def comparable(run):
     """A run without what was measured."""
     cost = {name: value for name, value in run["cost"].items() if name not in MEASURED}
-    history = [{name: value for name, value in entry.items() if name not in MEASURED} for entry in run["history"]]
-    return {name: value for name, value in run.items() if name not in MEASURED} | {"cost": cost, "history": history}
+    history = [
+        {name: value for name, value in entry.items() if name not in MEASURED}
+        for entry in run["history"]
+    ]
+    return {name: value for name, value in run.items() if name not in MEASURED} | {
+        "cost": cost,
+        "history": history,
+    }
 
 
 def assert_equal(own, expected, place=""):
@@ -92,7 +111,9 @@ def test_the_results_are_those_of_one_process(results, alone, folder, name):
 
 
 @pytest.mark.parametrize("order", cases.ORDERS)
-def test_a_last_batch_that_is_not_full_is_shared_out_and_one_process_evaluates(results, alone, order):
+def test_a_last_batch_that_is_not_full_is_shared_out_and_one_process_evaluates(
+    results, alone, order
+):
     (own, evaluated), (other, not_evaluated) = (one["orders"][order] for one in results)
     whole, _ = alone[1]["orders"][order]
     assert (evaluated, not_evaluated) == (cases.EPOCHS, 0) and own == other
@@ -102,29 +123,46 @@ def test_a_last_batch_that_is_not_full_is_shared_out_and_one_process_evaluates(r
 def test_steps_of_several_batches(results, alone):
     own, whole = results[0]["accumulated"], alone[1]["accumulated"]
     assert_equal(comparable(own["full"]), comparable(whole["full"]))
-    assert own["full"]["metric"]["value"] == pytest.approx(whole["full"]["metric"]["value"], abs=1e-12)
+    assert own["full"]["metric"]["value"] == pytest.approx(
+        whole["full"]["metric"]["value"], abs=1e-12
+    )
     assert own["full"]["cost"]["steps"] == cases.EPOCHS * 6
     other = results[1]["accumulated"]
-    assert other["weights"] == own["weights"] and other["by chance"]["cost"]["steps"] == own["by chance"]["cost"]["steps"]
+    assert (
+        other["weights"] == own["weights"]
+        and other["by chance"]["cost"]["steps"] == own["by chance"]["cost"]["steps"]
+    )
 
 
 def test_costs_are_those_of_all_processes(results, alone):
     """An odd number of kept samples is made even by one of them that comes twice, and the cost says so."""
     own, whole = (found["padded"]["infobatch"] for found in (results[0], alone[1]))
-    assert [entry["kept"] for entry in own["history"]] == [entry["kept"] for entry in whole["history"]]
+    assert [entry["kept"] for entry in own["history"]] == [
+        entry["kept"] for entry in whole["history"]
+    ]
     for entry in own["history"]:
         assert entry["forward"] == entry["backward"] == entry["kept"] + entry["kept"] % SIZE
     assert any(entry["kept"] % SIZE for entry in own["history"])
     for name in cases.PASSES:
         forwards = {"once": 1, "twice": 1.25}[name]
         own, whole = (found["padded"][name] for found in (results[0], alone[1]))
-        assert own["cost"]["full_forward"] == whole["cost"]["full_forward"] == cases.PARTS * cases.EPOCHS
+        assert (
+            own["cost"]["full_forward"]
+            == whole["cost"]["full_forward"]
+            == cases.PARTS * cases.EPOCHS
+        )
         forward = own["cost"]["forward"] - own["cost"]["comparing"]
         assert forward == pytest.approx(forwards * cases.PARTS * cases.EPOCHS, rel=0.02)
         for entry in own["history"]:
             assert entry["candidates"] == cases.PARTS
-            assert entry["selected"] == entry["backward"] == pytest.approx(0.25 * cases.PARTS, rel=0.05)
-            assert entry["actual_fraction"] == pytest.approx(1 - entry["selected"] / entry["candidates"])
+            assert (
+                entry["selected"]
+                == entry["backward"]
+                == pytest.approx(0.25 * cases.PARTS, rel=0.05)
+            )
+            assert entry["actual_fraction"] == pytest.approx(
+                1 - entry["selected"] / entry["candidates"]
+            )
 
 
 @pytest.mark.parametrize("order", ["DistributedSampler", "without a generator"])
@@ -133,7 +171,9 @@ def test_loaders_that_deal_out_their_samples_or_draw_from_the_global_state(resul
         run = one["padded"][order]
         assert run == results[0]["padded"][order]
         assert run["cost"]["forward"] == run["cost"]["full_forward"] == cases.PARTS * cases.EPOCHS
-        assert [entry["steps"] for entry in run["history"]] == [-(-cases.PARTS // cases.BATCH)] * cases.EPOCHS
+        assert [entry["steps"] for entry in run["history"]] == [
+            -(-cases.PARTS // cases.BATCH)
+        ] * cases.EPOCHS
 
 
 def test_a_recipe_goes_on_after_an_interruption_with_the_same_numbers(results, folder):
@@ -145,7 +185,10 @@ def test_a_recipe_goes_on_after_an_interruption_with_the_same_numbers(results, f
     assert_equal(comparable(resumed["runs"][0]), comparable(whole["runs"][0]))
     assert all(torch.equal(own_weights[name], weights[name]) for name in weights)
     for name in ("whole", "stopped"):
-        assert sorted(path.name for path in (folder / name).iterdir()) == ["model.pt", "results.json"]
+        assert sorted(path.name for path in (folder / name).iterdir()) == [
+            "model.pt",
+            "results.json",
+        ]
 
 
 def test_a_comparison_trains_what_is_missing_and_records_the_processes(results, folder):
@@ -166,9 +209,14 @@ def test_another_number_of_processes_is_refused(results, folder, monkeypatch):
     message = "holds another comparison: its processes is 2, here it is 1; give another folder"
     monkeypatch.chdir(folder)
     with pytest.raises(ValueError, match=message):
-        compare(cases.COMPARED, parse_methods("infobatch"), [0], 2, folder / "compared", controls=())
+        compare(
+            cases.COMPARED, parse_methods("infobatch"), [0], 2, folder / "compared", controls=()
+        )
 
-    torch.save({"identity": {"number of processes": 2}, "parts": {}, "own": [], "values": {}}, folder / "checkpoint.pt")
+    torch.save(
+        {"identity": {"number of processes": 2}, "parts": {}, "own": [], "values": {}},
+        folder / "checkpoint.pt",
+    )
     with pytest.raises(ValueError, match="its number of processes is 2, here it is 1"):
         Checkpoint(folder / "checkpoint.pt", {}).load({})
 

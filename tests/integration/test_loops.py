@@ -33,13 +33,17 @@ class Scaled:
 
     stage = "epoch"
     hidden: int = 8
-    requires: thresher.Requirements = field(default_factory=lambda: thresher.Requirements(optimizer=True))
+    requires: thresher.Requirements = field(
+        default_factory=lambda: thresher.Requirements(optimizer=True)
+    )
 
     def columns(self):
         return {"loss": thresher.Column(torch.float32, fill=float("-inf"))}
 
     def plan_epoch(self, records, *, epoch, epochs, generator):
-        return EpochPlan(torch.arange(self.hidden, N), refresh=torch.arange(self.hidden), lr_scale=2.0)
+        return EpochPlan(
+            torch.arange(self.hidden, N), refresh=torch.arange(self.hidden), lr_scale=2.0
+        )
 
 
 def make(method=None, *, epochs=EPOCHS, n=N, batch=B, optimizer=True, loader=None, **settings):
@@ -112,8 +116,12 @@ def result(run, net):
 def trained(loop, method=None, *, workers=0, **settings):
     run, net, optimizer = make(method, **settings)
     if workers:
-        data = TensorDataset(torch.randn(N, 6, generator=torch.Generator().manual_seed(1)), torch.arange(N) % C)
-        run, net, optimizer = make(method, loader=DataLoader(data, B, shuffle=True, num_workers=workers), **settings)
+        data = TensorDataset(
+            torch.randn(N, 6, generator=torch.Generator().manual_seed(1)), torch.arange(N) % C
+        )
+        run, net, optimizer = make(
+            method, loader=DataLoader(data, B, shuffle=True, num_workers=workers), **settings
+        )
     for _ in range(EPOCHS):
         for batch in loop(run):
             step(run, optimizer, batch)
@@ -131,7 +139,9 @@ def trained(loop, method=None, *, workers=0, **settings):
 )
 def test_every_end_of_an_epoch_is_the_same(name, method, settings):
     """Plans, refreshes, records, counts and history are those of the plain loop."""
-    assert_same(trained(LOOPS[name], method, **settings), trained(until_exhausted, method, **settings))
+    assert_same(
+        trained(LOOPS[name], method, **settings), trained(until_exhausted, method, **settings)
+    )
 
 
 def test_with_workers():
@@ -164,7 +174,10 @@ def test_resumed_between_epochs(name):
     for _ in range(2):
         for batch in LOOPS[name](run):
             step(run, optimizer, batch)
-    state, weights = run.state_dict(), {key: value.clone() for key, value in net.state_dict().items()}
+    state, weights = (
+        run.state_dict(),
+        {key: value.clone() for key, value in net.state_dict().items()},
+    )
     other, net, optimizer = make()
     net.load_state_dict(weights)
     with pytest.warns(UserWarning, match="but before the end of the loop over run.loader"):
@@ -219,7 +232,10 @@ def test_detach_ends_the_last_epoch():
         for batch in counted(run):
             step(run, optimizer, batch)
     run.detach()
-    assert [(entry["complete"], entry["refreshed"]) for entry in run.history] == [(True, 0), (True, 10)]
+    assert [(entry["complete"], entry["refreshed"]) for entry in run.history] == [
+        (True, 0),
+        (True, 10),
+    ]
     assert run.cost.refresh == 10
 
 
@@ -261,7 +277,9 @@ def test_cycle_is_refused(batch):
     batches = itertools.cycle(run.loader)
     for _ in range(len(run.loader)):
         step(run, optimizer, next(batches))
-    with pytest.raises(RuntimeError, match=r"earlier epoch.*itertools.cycle.*while True: for batch in run.loader"):
+    with pytest.raises(
+        RuntimeError, match=r"earlier epoch.*itertools.cycle.*while True: for batch in run.loader"
+    ):
         step(run, optimizer, next(batches))
     assert run.cost.backward == 36
 
@@ -347,7 +365,9 @@ def test_another_thread_does_not_end_an_epoch():
     for batch in counted(run):
         step(run, optimizer, batch)
     seen = []
-    thread = threading.Thread(target=lambda: seen.append((run.cost.steps, len(run.plan.ids), len(run.loader))))
+    thread = threading.Thread(
+        target=lambda: seen.append((run.cost.steps, len(run.plan.ids), len(run.loader)))
+    )
     thread.start()
     thread.join()
     assert seen == [(5, N, 5)]
@@ -385,7 +405,9 @@ def test_an_epoch_too_many_is_said_once():
     run, _, optimizer = make(thresher.FullData(), epochs=1)
     for batch in run.loader:
         step(run, optimizer, batch)
-    with pytest.warns(UserWarning, match=r"Epoch 2 begins, but attach was given epochs=1.*given once") as found:
+    with pytest.warns(
+        UserWarning, match=r"Epoch 2 begins, but attach was given epochs=1.*given once"
+    ) as found:
         for batch in (*run.loader, *run.loader):
             step(run, optimizer, batch)
     assert len(found) == 1
@@ -466,7 +488,9 @@ def test_results_do_not_depend_on_what_was_read_before(accumulated, skips, ahead
     before = str(one.cost).split(",")[:4]
     len(one.history)
     assert str(one.cost).split(",")[:4] == before
-    assert one.cost.refresh == other.cost.refresh and torch.equal(one.records["loss"], other.records["loss"])
+    assert one.cost.refresh == other.cost.refresh and torch.equal(
+        one.records["loss"], other.records["loss"]
+    )
     assert len(one.history) == len(other.history)
 
 
@@ -484,14 +508,22 @@ def looked_ahead(loader, ahead):
         yield batch, following is None
 
 
-@pytest.mark.parametrize("method", [0.5, thresher.FullData(), thresher.SelectiveBackprop(keep=0.5)], ids=str)
+@pytest.mark.parametrize(
+    "method", [0.5, thresher.FullData(), thresher.SelectiveBackprop(keep=0.5)], ids=str
+)
 def test_a_step_leaves_nothing_for_the_garbage_collector(method):
     """A cycle would keep batches, and the order of the epoch that their ids are views of, until it happens to run."""
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.arange(64) % 3), 8, shuffle=True)
     run = thresher.attach(
-        method, loader=loader, criterion=nn.CrossEntropyLoss(), model=net, optimizer=optimizer, epochs=3, stratify=None
+        method,
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=net,
+        optimizer=optimizer,
+        epochs=3,
+        stratify=None,
     )
     for epoch in range(3):
         if epoch == 2:

@@ -65,7 +65,9 @@ class Augmented(Dataset):
         return N
 
     def __getitem__(self, i):
-        return torch.randn(6, generator=torch.Generator().manual_seed(i)) + 0.1 * torch.randn(6), i % C
+        return torch.randn(6, generator=torch.Generator().manual_seed(i)) + 0.1 * torch.randn(
+            6
+        ), i % C
 
 
 class Training:
@@ -76,7 +78,9 @@ class Training:
         self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
         self.run = thresher.attach(
             method,
-            loader=DataLoader(Augmented(), size, shuffle=True, drop_last=drop_last, num_workers=workers),
+            loader=DataLoader(
+                Augmented(), size, shuffle=True, drop_last=drop_last, num_workers=workers
+            ),
             criterion=nn.CrossEntropyLoss(),
             model=self.net,
             optimizer=self.optimizer,
@@ -100,10 +104,16 @@ class Training:
         (own,) = state["ranks"]
         del own["ran_out"], own["cost"][MEASURED], state["digest"]
         saved = io.BytesIO()
-        torch.save({"run": state, "net": self.net.state_dict(), "random": torch.get_rng_state()}, saved)
+        torch.save(
+            {"run": state, "net": self.net.state_dict(), "random": torch.get_rng_state()}, saved
+        )
         saved.seek(0)
         cost = {name: value for name, value in vars(self.run.cost).items() if name != MEASURED}
-        return torch.load(saved) | {"cost": cost, "history": self.run.history[:], "trained": self.run.trained.clone()}
+        return torch.load(saved) | {
+            "cost": cost,
+            "history": self.run.history[:],
+            "trained": self.run.trained.clone(),
+        }
 
 
 def trained(loop, *settings):
@@ -119,7 +129,13 @@ def trained(loop, *settings):
 @pytest.mark.parametrize(
     ("name", "size"),
     depth(
-        [("refresh", SIZES[0]), ("weights", SIZES[3]), ("once", SIZES[0]), ("twice", SIZES[0]), ("twice", SIZES[1])],
+        [
+            ("refresh", SIZES[0]),
+            ("weights", SIZES[3]),
+            ("once", SIZES[0]),
+            ("twice", SIZES[0]),
+            ("twice", SIZES[1]),
+        ],
         [*itertools.product(METHODS, SIZES)],
     ),
 )
@@ -132,7 +148,8 @@ def test_without_workers(name, size):
 @pytest.mark.parametrize(
     ("name", "size", "loops"),
     depth(
-        [("once", SIZES[0], ["islice"]), ("twice", SIZES[1], ["next"])], [*itertools.product(METHODS, SIZES[:2], [[*LOOPS]])]
+        [("once", SIZES[0], ["islice"]), ("twice", SIZES[1], ["next"])],
+        [*itertools.product(METHODS, SIZES[:2], [[*LOOPS]])],
     ),
 )
 def test_with_workers(name, size, loops):
@@ -155,7 +172,10 @@ def test_resumed_at_the_last_batch(size, drop_last):
     training, other = Training("twice", size, drop_last), Training("twice", size, drop_last)
     for batch in training.run.loader:
         training.step(batch)
-        state, net = training.run.state_dict(), {name: value.clone() for name, value in training.net.state_dict().items()}
+        state, net = (
+            training.run.state_dict(),
+            {name: value.clone() for name, value in training.net.state_dict().items()},
+        )
     for _ in range(EPOCHS - 1):
         training.epoch(until_exhausted)
     other.run.load_state_dict(state)
@@ -164,4 +184,7 @@ def test_resumed_at_the_last_batch(size, drop_last):
     for _ in range(EPOCHS - 1):
         other.epoch(until_exhausted)
     assert_same(other.net.state_dict(), training.net.state_dict())
-    assert (other.run.cost.scoring, other.run.history) == (training.run.cost.scoring, training.run.history)
+    assert (other.run.cost.scoring, other.run.history) == (
+        training.run.cost.scoring,
+        training.run.history,
+    )

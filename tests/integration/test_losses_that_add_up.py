@@ -99,5 +99,7 @@ def test_signals_of_the_first_head_that_has_a_label():
         F.cross_entropy(outputs[:, 2:], second, reduction="none"),
     ]
     torch.testing.assert_close(run.records["loss"], losses[0] + losses[1])
-    right = torch.where(first >= 0, outputs[:, :2].argmax(1) == first, outputs[:, 2:].argmax(1) == second)
+    right = torch.where(
+        first >= 0, outputs[:, :2].argmax(1) == first, outputs[:, 2:].argmax(1) == second
+    )
     assert torch.equal(run.records["correct"], right)

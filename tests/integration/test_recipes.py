@@ -42,7 +42,10 @@ def trained(name, out, **options):
 
 
 def test_every_method_is_among_the_quick_ones():
-    methods = {name: RecipeTask.of(name).settings.method.partition(":")[0] for name in loading.recipe_names()}
+    methods = {
+        name: RecipeTask.of(name).settings.method.partition(":")[0]
+        for name in loading.recipe_names()
+    }
     assert {methods[name] for name in EPOCHS} == set(methods.values())
 
 
@@ -72,7 +75,10 @@ def crosses(history):
     assert all(entry["refresh"] == entry["refreshed"] for entry in history)
     assert max(entry["actual_fraction"] for entry in hiding) > 0.05
     assert history[1]["scheduled_fraction"] == 0.3 > history[-1]["scheduled_fraction"]
-    n, learned = len_of(history), [entry["kept"] + entry.get("dropped_fraction", 0) * len_of(history) for entry in history]
+    n, learned = (
+        len_of(history),
+        [entry["kept"] + entry.get("dropped_fraction", 0) * len_of(history) for entry in history],
+    )
     assert [entry["lr_scale"] for entry in history] == pytest.approx([n / one for one in learned])
 
 
@@ -81,7 +87,9 @@ def len_of(history):
 
 
 def test_another_method_in_fewer_epochs(tmp_path):
-    results = trained("wrn-28-10", tmp_path, smoke=True, method="uniform:keep=0.5", epochs=2, seed=3)
+    results = trained(
+        "wrn-28-10", tmp_path, smoke=True, method="uniform:keep=0.5", epochs=2, seed=3
+    )
     [run] = results["runs"]
     assert (run["method"], run["seed"], len(run["history"])) == ("uniform:keep=0.5", 3, 2)
     assert [entry["kept"] for entry in run["history"]] == [64, 64]
@@ -90,7 +98,10 @@ def test_another_method_in_fewer_epochs(tmp_path):
 def test_the_same_seed_is_the_same_training(tmp_path):
     """Augmentation, hiding, refreshing and averaging included."""
     epochs = depth(2, 3)
-    first, again, *others = (trained("resnet50", tmp_path / out, smoke=True, epochs=epochs, seed=seed) for out, seed in RUNS)
+    first, again, *others = (
+        trained("resnet50", tmp_path / out, smoke=True, epochs=epochs, seed=seed)
+        for out, seed in RUNS
+    )
     assert all(results["runs"][0]["history"][1]["refreshed"] for results in (first, again, *others))
     assert told(first) == told(again) and all(told(first) != told(other) for other in others)
 
@@ -99,7 +110,10 @@ RUNS = depth([("first", 1), ("again", 1)], [("first", 1), ("again", 1), ("other"
 
 
 def told(results):
-    return [(entry["accuracy"], entry["kept"], entry["loss_histogram"]) for entry in results["runs"][0]["history"]]
+    return [
+        (entry["accuracy"], entry["kept"], entry["loss_histogram"])
+        for entry in results["runs"][0]["history"]
+    ]
 
 
 INTERRUPTED = [
@@ -110,7 +124,9 @@ INTERRUPTED = [
 
 
 @pytest.mark.parametrize(("name", "method", "epochs"), INTERRUPTED[: depth(1, 3)])
-def test_an_interrupted_training_goes_on_to_the_same_numbers(name, method, epochs, tmp_path, monkeypatch):
+def test_an_interrupted_training_goes_on_to_the_same_numbers(
+    name, method, epochs, tmp_path, monkeypatch
+):
     """Weights, their average, optimizer, what is hidden, augmentation and order."""
     whole = trained(name, tmp_path / "whole", smoke=True, method=method, epochs=epochs)
     out, real = tmp_path / "interrupted", running.train
@@ -126,14 +142,22 @@ def test_an_interrupted_training_goes_on_to_the_same_numbers(name, method, epoch
     for _ in range(epochs - 1):
         with pytest.raises(KeyboardInterrupt):
             trained(name, out, smoke=True, method=method, epochs=epochs)
-    assert {path.name for path in out.iterdir()} >= {"checkpoint.pt"} and not (out / "results.json").exists()
-    with pytest.raises(ValueError, match=r"checkpoint.pt is of another training: its seed is 0, here it is 1; give another"):
+    assert {path.name for path in out.iterdir()} >= {"checkpoint.pt"} and not (
+        out / "results.json"
+    ).exists()
+    with pytest.raises(
+        ValueError,
+        match=r"checkpoint.pt is of another training: its seed is 0, here it is 1; give another",
+    ):
         trained(name, out, smoke=True, method=method, epochs=epochs, seed=1)
     monkeypatch.setattr(running, "train", real)
     resumed = trained(name, out, smoke=True, method=method, epochs=epochs)
     assert untimed(resumed) == untimed(whole)
     assert not (out / "checkpoint.pt").exists()
-    models = [torch.load(tmp_path / folder / "model.pt", weights_only=True) for folder in ("whole", "interrupted")]
+    models = [
+        torch.load(tmp_path / folder / "model.pt", weights_only=True)
+        for folder in ("whole", "interrupted")
+    ]
     assert all(torch.equal(value, models[1][key]) for key, value in models[0].items())
 
 
@@ -141,17 +165,37 @@ def untimed(results):
     """Without times and what is made of them."""
     [run] = results["runs"]
     timed = {"wall_s", "cpu_s", "step_s", "step_memory", "cost", "backward_to_forward"}
-    entries = [{name: value for name, value in entry.items() if name not in timed} for entry in run["history"]]
-    return run["metric"], entries, {name: run["cost"][name] for name in ("forward", "backward", "refresh", "scoring", "steps")}
+    entries = [
+        {name: value for name, value in entry.items() if name not in timed}
+        for entry in run["history"]
+    ]
+    return (
+        run["metric"],
+        entries,
+        {
+            name: run["cost"][name]
+            for name in ("forward", "backward", "refresh", "scoring", "steps")
+        },
+    )
 
 
 def test_fine_tuning_from_the_weights_of_a_pretraining(tmp_path):
     trained("deit-tiny-fractal3k", tmp_path / "before", smoke=True, epochs=1)
-    given = trained("deit-tiny-cifar100", tmp_path, smoke=True, epochs=1, weights=tmp_path / "before" / "model.pt")
+    given = trained(
+        "deit-tiny-cifar100",
+        tmp_path,
+        smoke=True,
+        epochs=1,
+        weights=tmp_path / "before" / "model.pt",
+    )
     begun = trained("deit-tiny-cifar100", tmp_path, smoke=True, epochs=1)
-    assert told(given) != told(begun), "those that it is given, and not those that pretraining begins with"
+    assert told(given) != told(begun), (
+        "those that it is given, and not those that pretraining begins with"
+    )
     torch.save({"weight": torch.zeros(3)}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match="deit-tiny-cifar100.yaml: --weights .*other.pt: of another network: "):
+    with pytest.raises(
+        ValueError, match="deit-tiny-cifar100.yaml: --weights .*other.pt: of another network: "
+    ):
         trained("deit-tiny-cifar100", tmp_path, smoke=True, weights=tmp_path / "other.pt")
 
 
@@ -159,11 +203,17 @@ def test_gradients_of_small_batches_add_up_to_those_of_a_large_one(tmp_path):
     """The network normalizes within each sample; the loss has class weights, and the last step has batches of 7, 7 and 2."""
     small, large = ({"batch_size": 7, "accumulate": 4}, {"batch_size": 28})
     runs = [
-        trained("deepcam", tmp_path / str(number), smoke=True, method="full", epochs=2, **batch)["runs"][0]
+        trained("deepcam", tmp_path / str(number), smoke=True, method="full", epochs=2, **batch)[
+            "runs"
+        ][0]
         for number, batch in enumerate((small, large))
     ]
     models = [torch.load(tmp_path / folder / "model.pt", weights_only=True) for folder in "01"]
     for key, value in models[0].items():
         torch.testing.assert_close(value, models[1][key], rtol=1e-4, atol=1e-4)
     assert runs[0]["metric"]["value"] == pytest.approx(runs[1]["metric"]["value"], abs=1e-3)
-    assert [entry["steps"] for entry in runs[0]["history"]] == [5, 5] == [entry["steps"] for entry in runs[1]["history"]]
+    assert (
+        [entry["steps"] for entry in runs[0]["history"]]
+        == [5, 5]
+        == [entry["steps"] for entry in runs[1]["history"]]
+    )

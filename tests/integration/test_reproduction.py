@@ -35,7 +35,9 @@ def short(artefact: Artefact) -> Artefact:
 
 @pytest.mark.filterwarnings("ignore:AdaSelection. `pool` is")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_short_training_is_judged_and_shown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_training_is_judged_and_shown(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for part in short(ARTEFACTS[name]).parts:
         try:
             (task := task_of(part.task)).load(task.find(None))
@@ -81,8 +83,13 @@ def test_a_recipe_at_smoke_size(name: str, tmp_path: Path, monkeypatch: pytest.M
     ]
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output
-    assert f"the recipe `{recipe}`" in " ".join(done.output.split()) and "is not read" in done.output
+    assert (
+        f"the recipe `{recipe}`" in " ".join(done.output.split()) and "is not read" in done.output
+    )
     found = json.loads((tmp_path / "work" / "results" / f"{name}@{recipe}-smoke.json").read_text())
     assert all(claim["mean"] is not None for claim in found["claims"])
     page = (tmp_path / "work" / f"{name}@{recipe}-smoke.md").read_text()
-    assert f"smoke:{recipe}, 8 epochs" in page or name in ("adaselection-weights", "diet-sb-d")  # they have tables of their own
+    assert f"smoke:{recipe}, 8 epochs" in page or name in (
+        "adaselection-weights",
+        "diet-sb-d",
+    )  # they have tables of their own

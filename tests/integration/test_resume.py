@@ -9,7 +9,14 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import thresher
 from depth import depth
@@ -23,7 +30,12 @@ METHODS = {
     "uniform": thresher.UniformSubset(keep=0.6),
     "kakurenbo": thresher.Kakurenbo(max_fraction=0.5, tau=0.3, drop_top=0.05),
     "kakurenbo, official": thresher.Kakurenbo(
-        max_fraction=0.5, tau=0.1, confidence="batch", lr_fraction="scheduled", refresh="train", merge="sum"
+        max_fraction=0.5,
+        tau=0.1,
+        confidence="batch",
+        lr_fraction="scheduled",
+        refresh="train",
+        merge="sum",
     ),
     "infobatch": thresher.InfoBatch(),
     "infobatch, target": thresher.InfoBatch(target=0.3),
@@ -45,7 +57,10 @@ BATCH = {
     "random": (thresher.RandomBackprop(keep=0.4), {}),
     "random, filled": (thresher.RandomBackprop(keep=0.4), {"forward_passes": "twice"}),
     "infobatch": ([thresher.InfoBatch(), SB(keep=0.5)], {"forward_passes": "twice"}),
-    "kakurenbo": ([thresher.Kakurenbo(max_fraction=0.5, tau=0.3), SB(beta=1.0)], {"forward_passes": "once"}),
+    "kakurenbo": (
+        [thresher.Kakurenbo(max_fraction=0.5, tau=0.3), SB(beta=1.0)],
+        {"forward_passes": "once"},
+    ),
 }
 
 
@@ -71,15 +86,23 @@ LOADERS = {
     "in order": lambda data: DataLoader(data, B),
     "own generator": lambda data: DataLoader(data, B, shuffle=True, generator=generator()),
     "drop last": lambda data: DataLoader(data, B, shuffle=True, drop_last=True),
-    "weighted": lambda data: DataLoader(data, B, sampler=WeightedRandomSampler(torch.arange(1.0, N + 1), N)),
-    "with replacement": lambda data: DataLoader(data, B, sampler=RandomSampler(data, replacement=True, generator=generator())),
+    "weighted": lambda data: DataLoader(
+        data, B, sampler=WeightedRandomSampler(torch.arange(1.0, N + 1), N)
+    ),
+    "with replacement": lambda data: DataLoader(
+        data, B, sampler=RandomSampler(data, replacement=True, generator=generator())
+    ),
     "custom": lambda data: DataLoader(data, B, sampler=Shuffled()),
     "workers": lambda data: DataLoader(data, B, shuffle=True, num_workers=2),
-    "workers, own generator": lambda data: DataLoader(data, B, shuffle=True, num_workers=2, generator=generator()),
+    "workers, own generator": lambda data: DataLoader(
+        data, B, shuffle=True, num_workers=2, generator=generator()
+    ),
     "workers, with replacement": lambda data: DataLoader(
         data, B, sampler=RandomSampler(data, replacement=True, generator=generator()), num_workers=2
     ),
-    "persistent workers": lambda data: DataLoader(data, B, shuffle=True, num_workers=2, persistent_workers=True),
+    "persistent workers": lambda data: DataLoader(
+        data, B, shuffle=True, num_workers=2, persistent_workers=True
+    ),
 }
 
 
@@ -87,10 +110,16 @@ class Training:
     """Everything a checkpoint must restore."""
 
     def __init__(self, method, make_loader, **settings):
-        norm = nn.Sequential(nn.Unflatten(1, (8, 2)), nn.BatchNorm1d(8), nn.Flatten())  # a batch may have one sample
-        self.net = nn.Sequential(nn.Linear(6, 16), norm, nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4))
+        norm = nn.Sequential(
+            nn.Unflatten(1, (8, 2)), nn.BatchNorm1d(8), nn.Flatten()
+        )  # a batch may have one sample
+        self.net = nn.Sequential(
+            nn.Linear(6, 16), norm, nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4)
+        )
         self.optimizer = torch.optim.SGD(self.net.parameters(), 0.05, momentum=0.9)
-        data = TensorDataset(torch.randn(N, 6, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 4)
+        data = TensorDataset(
+            torch.randn(N, 6, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 4
+        )
         self.loader = make_loader(data)
         self.run = thresher.attach(
             method,
@@ -117,13 +146,20 @@ class Training:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 self.scheduler.step()
-                self.log.append((epoch, self.run.ids.clone(), loss.detach().clone(), plan and plan.lr_scale))
+                self.log.append(
+                    (epoch, self.run.ids.clone(), loss.detach().clone(), plan and plan.lr_scale)
+                )
                 if stop == (epoch, done):
                     return
 
     def save(self):
         saved = io.BytesIO()
-        parts = {"net": self.net, "optimizer": self.optimizer, "scheduler": self.scheduler, "run": self.run}
+        parts = {
+            "net": self.net,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "run": self.run,
+        }
         torch.save({name: part.state_dict() for name, part in parts.items()}, saved)
         return saved.getvalue()
 
@@ -170,7 +206,9 @@ def compare(method, make_loader, stop, **settings):
     second = Training(method, make_loader, **settings)
     second.load(saved)
     saved = second.save()  # what was loaded and not gone on with is saved as it was
-    torch.randn(3)  # between loading and the next iter the loop may draw: it would have drawn before, too
+    torch.randn(
+        3
+    )  # between loading and the next iter the loop may draw: it would have drawn before, too
     second.run.load_state_dict(torch.load(io.BytesIO(saved), weights_only=True)["run"])
     if stop[1]:
         assert second.run.progress == first.run.progress
@@ -194,7 +232,9 @@ def test_methods(method, workers, stop):
 SEEN_WITH_WORKERS = ("workers", "workers, own generator")  # by the tests above and below
 
 
-@pytest.mark.parametrize("name", depth([name for name in LOADERS if name not in SEEN_WITH_WORKERS], LOADERS))
+@pytest.mark.parametrize(
+    "name", depth([name for name in LOADERS if name not in SEEN_WITH_WORKERS], LOADERS)
+)
 def test_loaders(name):
     compare(METHODS["kakurenbo"], LOADERS[name], (3, 3))
 
@@ -240,7 +280,9 @@ def test_states_of_another_method_or_n_are_refused():
         same.load_state_dict(changed(state, n=17))
     with pytest.raises(ValueError, match="version 0.*version 11"):
         same.load_state_dict({**state, "version": 0})
-    with pytest.raises(ValueError, match="version 7.*version 11.*the version of thresher that saved it"):
+    with pytest.raises(
+        ValueError, match="version 7.*version 11.*the version of thresher that saved it"
+    ):
         same.load_state_dict({**state, "version": 7})
     with pytest.raises(ValueError, match=r"columns \{'loss'"):
         same.load_state_dict(signed({**state, "records": {"loss": state["records"]["loss"]}}))
@@ -279,7 +321,9 @@ class Forgetful(Sampler):
 
     def __iter__(self):
         self.passes += 1
-        return iter(torch.randperm(N, generator=torch.Generator().manual_seed(self.passes)).tolist())
+        return iter(
+            torch.randperm(N, generator=torch.Generator().manual_seed(self.passes)).tolist()
+        )
 
     def __len__(self):
         return N
@@ -314,7 +358,9 @@ def test_batch_methods_with_workers(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*but before the end of the loop over run.loader")
-@pytest.mark.parametrize("loader", depth(["drop last", "computed"], ["shuffle", "computed", "drop last", "weighted"]))
+@pytest.mark.parametrize(
+    "loader", depth(["drop last", "computed"], ["shuffle", "computed", "drop last", "weighted"])
+)
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_every_place_of_a_gathered_epoch(batch, loader):
     """24 of 60 rows make three batches of eight: rows wait after the first two, none after the last."""
@@ -366,7 +412,12 @@ def test_streams(name, kind, stop):
 
 
 def test_streams_with_workers():
-    compare(BATCH["twice, beta"][0], lambda _: DataLoader(Stream(), B, num_workers=2), (1, 2), forward_passes="twice")
+    compare(
+        BATCH["twice, beta"][0],
+        lambda _: DataLoader(Stream(), B, num_workers=2),
+        (1, 2),
+        forward_passes="twice",
+    )
 
 
 @pytest.mark.parametrize("stop", [(2, 0), (0, 1), (2, 2), (1, 7)])
@@ -407,8 +458,16 @@ def test_loading_into_a_run_in_use():
         ("random, filled", "random", "forward_passes='twice', but this run has 'once'"),
         ("random", "random, filled", "forward_passes='once', but this run has 'twice'"),
         ("random", "once", "'random_backprop', but this run has 'selective_backprop'"),
-        ("once", "infobatch", r"'selective_backprop', but this run has 'infobatch\+selective_backprop'"),
-        ("kakurenbo", "once", r"'kakurenbo\+selective_backprop', but this run has 'selective_backprop'"),
+        (
+            "once",
+            "infobatch",
+            r"'selective_backprop', but this run has 'infobatch\+selective_backprop'",
+        ),
+        (
+            "kakurenbo",
+            "once",
+            r"'kakurenbo\+selective_backprop', but this run has 'selective_backprop'",
+        ),
     ],
 )
 def test_states_of_another_batch_method_are_refused(saved, loaded, message):

@@ -58,7 +58,9 @@ def train(source, stop, *, state=None, method=None, workers=0, collate=None, sta
     net = nn.Linear(6, 4)
     optimizer = torch.optim.SGD(net.parameters(), 0.05)
     data = Augmented(source)
-    loader = DataLoader(data, B, shuffle=True, num_workers=workers, collate_fn=collate, persistent_workers=stay)
+    loader = DataLoader(
+        data, B, shuffle=True, num_workers=workers, collate_fn=collate, persistent_workers=stay
+    )
     run = thresher.attach(
         method or thresher.FullData(),
         loader=loader,
@@ -102,7 +104,9 @@ def test_without_workers_the_numbers_are_the_same(source):
 @pytest.mark.parametrize(("source", "stop"), [(of_torch, 4), (of_numpy, 2), (of_python, 2)])
 def test_random_numbers_of_workers_are_warned_about(source, stop):
     *_, state, _ = train(source, stop, workers=1)
-    with pytest.warns(UserWarning, match=f"{NOT_THE_SAME} in worker processes.*save between epochs") as said:
+    with pytest.warns(
+        UserWarning, match=f"{NOT_THE_SAME} in worker processes.*save between epochs"
+    ) as said:
         train(source, stop, state=state, workers=1)
     assert len([one for one in said if NOT_THE_SAME in str(one.message)]) == 1
 
@@ -115,7 +119,9 @@ def test_workers_that_draw_nothing_are_not_warned_about():
 def test_random_numbers_of_workers_that_stay_are_warned_about_between_epochs_too(stop):
     """New workers begin with a seed, and those of the run that was saved had gone on with their random numbers."""
     *_, state, _ = train(of_torch, stop, workers=1, stay=True)
-    with pytest.warns(UserWarning, match=f"{NOT_THE_SAME} in worker processes.*and use persistent_workers=False") as said:
+    with pytest.warns(
+        UserWarning, match=f"{NOT_THE_SAME} in worker processes.*and use persistent_workers=False"
+    ) as said:
         train(of_torch, stop, state=state, workers=1, stay=True)
     assert len([one for one in said if NOT_THE_SAME in str(one.message)]) == 1
 
@@ -158,7 +164,9 @@ def test_random_numbers_of_a_stream_are_read_again_or_warned_about():
     seen, state = stream(False)
     assert_same(stream(False, state=state)[0], seen[4:])
     *_, state = stream(True)
-    with pytest.warns(UserWarning, match=f"{NOT_THE_SAME} in worker processes.*and use persistent_workers=False"):
+    with pytest.warns(
+        UserWarning, match=f"{NOT_THE_SAME} in worker processes.*and use persistent_workers=False"
+    ):
         stream(True, state=state)
 
 
@@ -179,7 +187,9 @@ HALF = thresher.SelectiveBackprop(keep=0.75)
 def test_selected_rows_that_waited_are_warned_about():
     *_, state, _ = train(of_torch, 2, method=HALF)
     assert len(state["run"]["ranks"][0]["waiting"]["ids"])
-    with pytest.warns(UserWarning, match=f"{NOT_THE_SAME} for selected samples.*save between epochs[.]"):
+    with pytest.warns(
+        UserWarning, match=f"{NOT_THE_SAME} for selected samples.*save between epochs[.]"
+    ):
         train(of_torch, 2, state=state, method=HALF)
 
 

@@ -29,7 +29,9 @@ class Net(nn.Module):
 
     def __init__(self, out=C):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, out))
+        self.body = nn.Sequential(
+            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, out)
+        )
 
     def forward(self, x):
         return self.body(x)
@@ -40,7 +42,9 @@ class Noisy(TensorDataset):
 
     def __getitem__(self, i):
         x, *rest = super().__getitem__(i)
-        return x + 0.01 * torch.randn(6) + 0.01 * random.random() + 0.01 * float(np.random.rand()), *rest
+        return x + 0.01 * torch.randn(6) + 0.01 * random.random() + 0.01 * float(
+            np.random.rand()
+        ), *rest
 
 
 class Lazy(Sampler):
@@ -87,7 +91,14 @@ def train(make_loader, make_criterion, *, attached, optimizer="sgd", accumulate=
         schedule = None
     call, feed, loss_of = net, loader, criterion
     if attached:
-        run = thresher.attach(thresher.FullData(), loader=loader, criterion=criterion, model=net, optimizer=opt, epochs=epochs)
+        run = thresher.attach(
+            thresher.FullData(),
+            loader=loader,
+            criterion=criterion,
+            model=net,
+            optimizer=opt,
+            epochs=epochs,
+        )
         call, feed, loss_of = run.model, run.loader, run.criterion
         schedule = schedule or thresher.ProgressLR(opt, run, shape)
     elif schedule is None:
@@ -130,22 +141,34 @@ LOADERS = {
     "shuffle": lambda data: DataLoader(data, B, shuffle=True),
     "in order": lambda data: DataLoader(data, B),
     "own generator": lambda data: DataLoader(data, B, shuffle=True, generator=generator()),
-    "weighted": lambda data: DataLoader(data, B, sampler=WeightedRandomSampler(torch.rand(N) + 0.1, N)),
+    "weighted": lambda data: DataLoader(
+        data, B, sampler=WeightedRandomSampler(torch.rand(N) + 0.1, N)
+    ),
     "weighted, own generator": lambda data: DataLoader(
         data, B, sampler=WeightedRandomSampler(torch.rand(N) + 0.1, N, generator=generator())
     ),
-    "with replacement": lambda data: DataLoader(data, B, sampler=RandomSampler(data, replacement=True, num_samples=70)),
+    "with replacement": lambda data: DataLoader(
+        data, B, sampler=RandomSampler(data, replacement=True, num_samples=70)
+    ),
     "with replacement, own generator": lambda data: DataLoader(
         data, B, sampler=RandomSampler(data, replacement=True, generator=generator())
     ),
-    "fewer samples": lambda data: DataLoader(data, B, sampler=RandomSampler(data, num_samples=30, generator=generator())),
+    "fewer samples": lambda data: DataLoader(
+        data, B, sampler=RandomSampler(data, num_samples=30, generator=generator())
+    ),
     "subset": lambda data: DataLoader(data, B, sampler=SubsetRandomSampler(range(N - 5))),
     "lazy custom": lambda data: DataLoader(data, B, sampler=Lazy()),
     "drop last": lambda data: DataLoader(data, B, shuffle=True, drop_last=True),
-    "drop last, own generator": lambda data: DataLoader(data, B, shuffle=True, drop_last=True, generator=generator()),
+    "drop last, own generator": lambda data: DataLoader(
+        data, B, shuffle=True, drop_last=True, generator=generator()
+    ),
     "workers": lambda data: DataLoader(data, B, shuffle=True, num_workers=2),
-    "workers, own generator": lambda data: DataLoader(data, B, shuffle=True, num_workers=2, generator=generator()),
-    "persistent workers": lambda data: DataLoader(data, B, shuffle=True, num_workers=2, persistent_workers=True),
+    "workers, own generator": lambda data: DataLoader(
+        data, B, shuffle=True, num_workers=2, generator=generator()
+    ),
+    "persistent workers": lambda data: DataLoader(
+        data, B, shuffle=True, num_workers=2, persistent_workers=True
+    ),
 }
 
 
@@ -165,7 +188,9 @@ def test_optimizers_schedules_and_accumulation(optimizer, accumulate):
         return DataLoader(dataset(indices()), B, shuffle=True)
 
     both = [
-        train(make, nn.CrossEntropyLoss, attached=attached, optimizer=optimizer, accumulate=accumulate)
+        train(
+            make, nn.CrossEntropyLoss, attached=attached, optimizer=optimizer, accumulate=accumulate
+        )
         for attached in (False, True)
     ]
     assert_same(*both)
@@ -176,10 +201,18 @@ WEIGHT = torch.linspace(0.5, 2, C)
 CRITERIA = {
     "smoothing": (partial(nn.CrossEntropyLoss, label_smoothing=0.1), indices, None),
     "class weights": (partial(nn.CrossEntropyLoss, weight=WEIGHT), indices, None),
-    "weights and smoothing": (partial(nn.CrossEntropyLoss, weight=WEIGHT, label_smoothing=0.1), indices, None),
+    "weights and smoothing": (
+        partial(nn.CrossEntropyLoss, weight=WEIGHT, label_smoothing=0.1),
+        indices,
+        None,
+    ),
     "ignore_index": (partial(nn.CrossEntropyLoss, ignore_index=2), indices, None),
     "sum": (partial(nn.CrossEntropyLoss, reduction="sum"), indices, None),
-    "probabilities": (nn.CrossEntropyLoss, lambda: torch.rand(N, C, generator=generator()).softmax(1), None),
+    "probabilities": (
+        nn.CrossEntropyLoss,
+        lambda: torch.rand(N, C, generator=generator()).softmax(1),
+        None,
+    ),
     "nll": (nn.NLLLoss, indices, partial(F.log_softmax, dim=1)),
     "bce": (nn.BCELoss, lambda: torch.rand(N, C, generator=generator()).round(), torch.sigmoid),
     "bce with logits": (
@@ -196,7 +229,11 @@ CRITERIA = {
         lambda: torch.randn(N, C, generator=generator()).softmax(1),
         partial(F.log_softmax, dim=1),
     ),
-    "dense": (nn.CrossEntropyLoss, lambda: torch.arange(N * 2).view(N, 2) % 2, lambda o: o[:, :4].reshape(-1, 2, 2)),
+    "dense": (
+        nn.CrossEntropyLoss,
+        lambda: torch.arange(N * 2).view(N, 2) % 2,
+        lambda o: o[:, :4].reshape(-1, 2, 2),
+    ),
 }
 
 
@@ -213,7 +250,14 @@ def test_criteria(name):
         opt = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
         call, feed, loss_of = net, loader, criterion
         if attached:
-            run = thresher.attach(thresher.FullData(), loader=loader, criterion=criterion, model=net, optimizer=opt, epochs=3)
+            run = thresher.attach(
+                thresher.FullData(),
+                loader=loader,
+                criterion=criterion,
+                model=net,
+                optimizer=opt,
+                epochs=3,
+            )
             call, feed, loss_of = run.model, run.loader, run.criterion
         losses = []
         for _ in range(EPOCHS):
@@ -247,7 +291,11 @@ def test_breaking_out_draws_what_the_plain_loop_draws():
         feed = loader
         if attached:
             feed = thresher.attach(
-                thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=net, epochs=3
+                thresher.FullData(),
+                loader=loader,
+                criterion=nn.CrossEntropyLoss(),
+                model=net,
+                epochs=3,
             ).loader
         order = []
         for _ in range(3):

@@ -55,7 +55,9 @@ def test_own_passes_run_inside_of_ddp_with_the_buffers_of_the_first_process(resu
         found = results[rank]["own_passes"]
         assert found["shared True"] < 1e-6 and found["shared False"] < 1e-6
         assert found["equal True"] and not found["equal False"]
-        assert found["calls True"] == found["calls False"] == 0  # processes make other numbers of passes
+        assert (
+            found["calls True"] == found["calls False"] == 0
+        )  # processes make other numbers of passes
         assert found["modes True"] and found["modes False"]
 
 
@@ -66,4 +68,7 @@ def test_all_processes_go_on_alike_where_one_could_not_trace_the_model(results):
 
 def test_statistics_that_processes_exchange_are_left_to_the_plain_model(results):
     for rank in RANKS:
-        assert "module '1' is a SyncBatchNorm, whose statistics all processes share" in results[rank]["synchronized"]
+        assert (
+            "module '1' is a SyncBatchNorm, whose statistics all processes share"
+            in results[rank]["synchronized"]
+        )

@@ -26,7 +26,9 @@ def attached(method, n=80, batch_size=64, epochs=4, **settings):
     x = torch.randn(n, 4)
     run = thresher.attach(
         method,
-        loader=DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size, shuffle=True, drop_last=True),
+        loader=DataLoader(
+            TensorDataset(x, (x[:, 0] > 0).long()), batch_size, shuffle=True, drop_last=True
+        ),
         criterion=nn.CrossEntropyLoss(),
         model=model,
         optimizer=optimizer,

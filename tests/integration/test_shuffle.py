@@ -56,7 +56,11 @@ class Training:
                 optimizer=self.optimizer,
                 epochs=6,
             )
-            self.loader, self.call, self.criterion = self.run.loader, self.run.model, self.run.criterion
+            self.loader, self.call, self.criterion = (
+                self.run.loader,
+                self.run.model,
+                self.run.criterion,
+            )
         self.log = []
 
     def epoch(self, *, batches=None):
@@ -100,7 +104,10 @@ def test_full_data_is_the_loop_without_a_run(settings):
         training.epoch()
         made.append((training.result(), own and own["generator"].get_state()))
         if attached:
-            assert training.ids()[: training.run.loader.candidates] == order(0, seed=5)[: training.run.loader.candidates]
+            assert (
+                training.ids()[: training.run.loader.candidates]
+                == order(0, seed=5)[: training.run.loader.candidates]
+            )
     assert_same(made[1], made[0])
     assert made[0][0]["epoch"] == 9
 
@@ -115,7 +122,9 @@ def test_the_plan_leaves_samples_out_of_the_order():
         assert training.ids() == [i for i in order(epoch, seed=5) if i in kept]
 
 
-DATA = TensorDataset(torch.randn(N, 2, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 3)
+DATA = TensorDataset(
+    torch.randn(N, 2, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 3
+)
 PLANS = {
     "full": thresher.FullData(),
     "uniform": thresher.UniformSubset(keep=0.6),
@@ -153,13 +162,24 @@ def resumed(method, stop, *, mid=0, **settings):
         second.epoch()
     assert_same([ids for _, ids in second.log], [ids for _, ids in whole.log])
     assert_same(second.result(), whole.result())
-    assert_same(*(changed(run.state_dict(), cost=0, rng=0, epoch_start=0) for run in (second.run, whole.run)))
+    assert_same(
+        *(
+            changed(run.state_dict(), cost=0, rng=0, epoch_start=0)
+            for run in (second.run, whole.run)
+        )
+    )
 
 
-OTHER_LOADERS = ({"num_workers": 2}, {"drop_last": True}, {"num_workers": 1, "persistent_workers": True})
+OTHER_LOADERS = (
+    {"num_workers": 2},
+    {"drop_last": True},
+    {"num_workers": 1, "persistent_workers": True},
+)
 EVERY_LOADER = [(method, number) for method in PLANS for number in range(3)]
 quiet = pytest.mark.filterwarnings(
-    "ignore:.*but before the end of the loop over run.loader", "ignore:Loss and uncertainty", "ignore:.*two forward"
+    "ignore:.*but before the end of the loop over run.loader",
+    "ignore:Loss and uncertainty",
+    "ignore:.*two forward",
 )
 
 
@@ -177,7 +197,9 @@ def test_a_run_goes_on_after_the_last_batch(method, last):
 
 
 @quiet
-@pytest.mark.parametrize(("method", "settings"), depth([("uniform", 0), ("winnow", 1), ("infobatch", 2)], EVERY_LOADER))
+@pytest.mark.parametrize(
+    ("method", "settings"), depth([("uniform", 0), ("winnow", 1), ("infobatch", 2)], EVERY_LOADER)
+)
 def test_a_run_goes_on_with_other_loaders(method, settings):
     settings = OTHER_LOADERS[settings]
     resumed(PLANS[method], (1, 2), mid=1, **settings)
@@ -203,7 +225,11 @@ def test_the_ids_before_the_place_are_not_made_again(monkeypatch):
     (own,) = state["ranks"]
     assert 20 < own["consumed"] < N and own["stayed"] == 20
     made, piece = [], Permutation.piece
-    monkeypatch.setattr(Permutation, "piece", lambda self, begin, *rest: (made.append(begin), piece(self, begin, *rest))[1])
+    monkeypatch.setattr(
+        Permutation,
+        "piece",
+        lambda self, begin, *rest: (made.append(begin), piece(self, begin, *rest))[1],
+    )
     second = Training(thresher.UniformSubset(keep=0.5), data=DATA)
     second.run.load_state_dict(state)
     assert len(second.run.loader) == 7
@@ -213,7 +239,9 @@ def test_the_ids_before_the_place_are_not_made_again(monkeypatch):
 
 def test_smaller_batches_do_not_make_the_ids_that_they_leave_out(monkeypatch):
     made, piece = [], Permutation.piece
-    monkeypatch.setattr(Permutation, "piece", lambda self, *places: (made.append(places), piece(self, *places))[1])
+    monkeypatch.setattr(
+        Permutation, "piece", lambda self, *places: (made.append(places), piece(self, *places))[1]
+    )
     large = TensorDataset(torch.zeros(8 * PIECE, 2), torch.zeros(8 * PIECE, dtype=torch.int64))
     loader = DataLoader(large, PIECE // 2, sampler=Shuffle(large))
     method, criterion = thresher.Winnow(share=0.1), nn.CrossEntropyLoss()
@@ -334,7 +362,10 @@ def interrupted(method="uniform", **settings):
             lambda: Training(PLANS["uniform"], data=DATA, shuffle=Shuffle(DATA, seed=6)),
             r"in the middle of an epoch by a loader with Shuffle\(seed=5\) over 50 samples, but this one has Shuffle\(seed=6\)",
         ),
-        (lambda: Training(PLANS["uniform"], data=DATA, shuffle=list(range(N))), "this one has another sampler"),
+        (
+            lambda: Training(PLANS["uniform"], data=DATA, shuffle=list(range(N))),
+            "this one has another sampler",
+        ),
     ],
 )
 def test_another_order_is_refused_in_the_middle_of_an_epoch(make, message):
@@ -348,7 +379,9 @@ def test_another_order_is_refused_in_the_middle_of_an_epoch(make, message):
 def test_another_order_between_epochs():
     state = Training(data=DATA).run.state_dict()
     other = Training(data=DATA, shuffle=Shuffle(DATA, seed=6))
-    with pytest.warns(UserWarning, match=r"by a loader with Shuffle\(seed=5\).*this one has Shuffle\(seed=6\)"):
+    with pytest.warns(
+        UserWarning, match=r"by a loader with Shuffle\(seed=5\).*this one has Shuffle\(seed=6\)"
+    ):
         other.run.load_state_dict(state)
     Training(data=DATA, shuffle=list(range(N))).run.load_state_dict(state)
     plain = Training(data=DATA, shuffle=list(range(N))).run.state_dict()
@@ -361,7 +394,9 @@ def test_another_order_between_epochs():
 def test_a_state_of_another_sampler_is_refused_within_an_epoch():
     state, training = changed(interrupted(), shuffle=None), Training(PLANS["uniform"], data=DATA)
     before = training.run.state_dict()
-    with pytest.raises(ValueError, match="by a loader with another sampler, but this one has Shuffle"):
+    with pytest.raises(
+        ValueError, match="by a loader with another sampler, but this one has Shuffle"
+    ):
         training.run.load_state_dict(state)
     assert_same(training.run.state_dict(), before)
 
@@ -370,7 +405,10 @@ def test_another_epoch_in_the_middle_of_one_is_refused():
     training = Training(PLANS["uniform"], data=DATA)
     training.run.load_state_dict(interrupted())
     training.shuffle.set_epoch(4)
-    with pytest.raises(RuntimeError, match=r"epoch 1 of its sampler, but set_epoch\(4\) was called. Load the state again"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"epoch 1 of its sampler, but set_epoch\(4\) was called. Load the state again",
+    ):
         iter(training.loader)
     training.run.load_state_dict(interrupted())
     training.shuffle.set_epoch(1)
@@ -384,18 +422,26 @@ def test_another_epoch_in_the_middle_of_one_is_refused():
 def test_a_run_does_not_begin_in_the_middle_by_set_epoch():
     training = Training()
     training.shuffle.set_epoch(1, consumed=8)
-    with pytest.raises(ValueError, match=r"consumed=8, which is for loaders without a run.*Load run.state_dict\(\)"):
+    with pytest.raises(
+        ValueError, match=r"consumed=8, which is for loaders without a run.*Load run.state_dict\(\)"
+    ):
         training.epoch()
 
 
 def test_samplers_of_other_sizes():
     for size in (20, 51):
-        with pytest.raises(ValueError, match=f"Shuffle is made for {size} samples, but the dataset of the loader has 50"):
+        with pytest.raises(
+            ValueError,
+            match=f"Shuffle is made for {size} samples, but the dataset of the loader has 50",
+        ):
             Training(shuffle=Shuffle(range(size)))
 
 
 def test_processes_that_share_the_ids_are_refused():
-    with pytest.raises(ValueError, match="a Shuffle for 2 processes, but there is no process group of several processes"):
+    with pytest.raises(
+        ValueError,
+        match="a Shuffle for 2 processes, but there is no process group of several processes",
+    ):
         Training(shuffle=Shuffle(range(N), num_replicas=2, rank=0))
     Training(shuffle=Shuffle(range(N), num_replicas=1, rank=0)).epoch()
 

@@ -9,7 +9,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 
 N, B = 64, 16
-METHODS = [thresher.FullData(), 0.5, "kakurenbo", "infobatch", thresher.SelectiveBackprop(keep=0.33)]
+METHODS = [
+    thresher.FullData(),
+    0.5,
+    "kakurenbo",
+    "infobatch",
+    thresher.SelectiveBackprop(keep=0.33),
+]
 
 
 class Fails(torch.autograd.Function):
@@ -64,7 +70,12 @@ class Loop:
         times = torch.as_tensor(found["times_seen"])
         known = times > 0
         # The data map holds half precision.
-        torch.testing.assert_close(torch.as_tensor(found["loss"]).float()[known], self.losses()[known], rtol=0.02, atol=1e-3)
+        torch.testing.assert_close(
+            torch.as_tensor(found["loss"]).float()[known],
+            self.losses()[known],
+            rtol=0.02,
+            atol=1e-3,
+        )
         if "loss" in self.run.records:
             own = self.run.records["loss"].float()
             torch.testing.assert_close(own[own > -1], self.losses()[own > -1], rtol=0.02, atol=1e-3)
@@ -121,7 +132,11 @@ def test_a_batch_that_is_given_up(backward):
     loop, given_up = Loop(), []
     for _ in range(loop.epochs):
         for number, (x, y) in enumerate(loop.run.loader):
-            loss = loop.run.criterion(loop.run.model(x) * 3.0, y) if number == 1 else loop.run.criterion(loop.run.model(x), y)
+            loss = (
+                loop.run.criterion(loop.run.model(x) * 3.0, y)
+                if number == 1
+                else loop.run.criterion(loop.run.model(x), y)
+            )
             if number == 1:
                 given_up.append(loop.run.ids)
                 if backward:
@@ -132,7 +147,9 @@ def test_a_batch_that_is_given_up(backward):
             loop.optimizer.step()
             loop.optimizer.zero_grad()
     loop.assert_right()
-    expected = torch.full((N,), loop.epochs).index_put_((torch.cat(given_up),), torch.tensor(-1), accumulate=True)
+    expected = torch.full((N,), loop.epochs).index_put_(
+        (torch.cat(given_up),), torch.tensor(-1), accumulate=True
+    )
     assert loop.run.trained.tolist() == expected.tolist()
 
 
@@ -154,7 +171,9 @@ def test_two_forward_passes_that_are_both_trained_on_still_add_up():
     """R-Drop has a loss of each of two passes and one backward pass; so have auxiliary heads."""
     loop = Loop(epochs=1)
     for x, y in loop.run.loader:
-        (loop.run.criterion(loop.run.model(x), y) + loop.run.criterion(loop.run.model(x), y)).backward()
+        (
+            loop.run.criterion(loop.run.model(x), y) + loop.run.criterion(loop.run.model(x), y)
+        ).backward()
         loop.optimizer.step()
     found = torch.as_tensor(loop.run.data_map()["loss"]).float()
     torch.testing.assert_close(found, 2 * loop.losses(), rtol=0.02, atol=1e-3)

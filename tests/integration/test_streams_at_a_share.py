@@ -42,10 +42,27 @@ def parts(features=None):
     return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 
 
-def attached(method, stream=None, *, features=None, epochs=3, batch_size=B, drop_last=False, workers=0, **more):
+def attached(
+    method,
+    stream=None,
+    *,
+    features=None,
+    epochs=3,
+    batch_size=B,
+    drop_last=False,
+    workers=0,
+    **more,
+):
     model, optimizer = parts(features)
-    loader = DataLoader(Stream() if stream is None else stream, batch_size, drop_last=drop_last, num_workers=workers)
-    arguments = {"criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer, "epochs": epochs} | more
+    loader = DataLoader(
+        Stream() if stream is None else stream, batch_size, drop_last=drop_last, num_workers=workers
+    )
+    arguments = {
+        "criterion": nn.CrossEntropyLoss(),
+        "model": model,
+        "optimizer": optimizer,
+        "epochs": epochs,
+    } | more
     return thresher.attach(method, loader=loader, **arguments), optimizer
 
 
@@ -65,7 +82,11 @@ def test_a_share_is_drawn_uniformly_from_each_batch(method):
     run, optimizer = attached(method, epochs=1)
     batches = epoch(run, optimizer)
     assert [len(ids) for ids in batches] == [4] * 7 + [2]
-    assert run.method == thresher.UniformRows(0.5) and run.history[0]["selected"] == 30 and run.history[0]["lr_scale"] == 1
+    assert (
+        run.method == thresher.UniformRows(0.5)
+        and run.history[0]["selected"] == 30
+        and run.history[0]["lr_scale"] == 1
+    )
 
 
 @settings(max_examples=depth(12, 150))
@@ -74,7 +95,11 @@ def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(full, si
     """What is left over from a full batch does not divide; the last batch is dropped or smaller."""
     n = full * size + data.draw(st.integers(0, size - 1))
     share = data.draw(st.integers(max(10, -(-100 // size)), 99)) / 100
-    drop_last, known, epochs = data.draw(st.booleans()), data.draw(st.booleans()), data.draw(st.sampled_from([1, 2, 5]))
+    drop_last, known, epochs = (
+        data.draw(st.booleans()),
+        data.draw(st.booleans()),
+        data.draw(st.sampled_from([1, 2, 5])),
+    )
     stream = (Known if known else Stream)(n)
     run, optimizer = attached(share, stream, epochs=epochs, batch_size=size, drop_last=drop_last)
     steps, whole = (full, full * size) if drop_last else (-(-n // size), n)
@@ -84,11 +109,18 @@ def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(full, si
         assert len(batches) == steps and (not known or len(run.loader) == steps)
         assert stream.read == n
         assert all(0 < len(ids) - share * size + 1 < 2 for ids in batches[:full])
-        assert all(step * size <= i < (step + 1) * size for step, ids in enumerate(batches) for i in ids)
+        assert all(
+            step * size <= i < (step + 1) * size for step, ids in enumerate(batches) for i in ids
+        )
         kept = sum(map(len, batches))
         assert abs(kept / whole - share) <= 0.01 + 1 / whole and run.history[-1]["selected"] == kept
-        assert run.cost.full_forward == run.cost.full_backward == whole * number and run.cost.steps == steps * number
-    assert run.cost.forward == run.cost.backward and abs(run.cost.ratio() - share) <= 0.01 + 1 / whole
+        assert (
+            run.cost.full_forward == run.cost.full_backward == whole * number
+            and run.cost.steps == steps * number
+        )
+    assert (
+        run.cost.forward == run.cost.backward and abs(run.cost.ratio() - share) <= 0.01 + 1 / whole
+    )
 
 
 class Hinted(Stream):
@@ -136,7 +168,9 @@ def test_a_stream_that_goes_on_after_its_length_is_left_and_resumed_there():
             run.criterion(run.model(x), y).backward()
             optimizer.step()
             if batches < 12 and run.ids[-1] >= (batches - 1) * B:
-                return copy.deepcopy([run.state_dict(), run.model.state_dict(), optimizer.state_dict()])
+                return copy.deepcopy(
+                    [run.state_dict(), run.model.state_dict(), optimizer.state_dict()]
+                )
         return run.model.state_dict()
 
     whole = train(*attached(0.5, Hinted(40)), 13)
@@ -164,7 +198,9 @@ def test_workers_that_drop_their_last_batches_are_counted_as_they_come(drop_last
 
 def test_the_smaller_parts_of_workers():
     run, optimizer = attached(0.5, workers=2)
-    sizes = [len(ids) for ids in epoch(run, optimizer)]  # 31 and 30 samples: full batches in turn, then one of 7 and one of 6
+    sizes = [
+        len(ids) for ids in epoch(run, optimizer)
+    ]  # 31 and 30 samples: full batches in turn, then one of 7 and one of 6
     assert len(sizes) == 8 and sum(sizes) == 30 and run.cost.full_forward == N
 
 
@@ -210,7 +246,10 @@ def test_a_last_batch_under_batch_norm_has_two_rows():
 
 def test_a_pass_for_evaluation_is_told_to_have_some_samples():
     run, _ = attached(0.5)
-    with torch.no_grad(), pytest.warns(UserWarning, match="only the samples that UniformRows keeps"):
+    with (
+        torch.no_grad(),
+        pytest.warns(UserWarning, match="only the samples that UniformRows keeps"),
+    ):
         for x, _ in run.loader:
             run.model(x)
 
@@ -239,12 +278,21 @@ def test_a_regression_and_losses_of_the_loop_need_no_signals():
             None,
             r"has 8 samples, of which a share of 0\.1 is less than one a batch: the smallest share is 0\.125\.",
         ),
-        (0.2, [nn.BatchNorm1d(8)], r"fewer than two per batch, which BatchNorm needs: the smallest share is 0\.25\."),
+        (
+            0.2,
+            [nn.BatchNorm1d(8)],
+            r"fewer than two per batch, which BatchNorm needs: the smallest share is 0\.25\.",
+        ),
     ],
 )
 def test_too_few_rows_are_refused_with_the_smallest_share(share, features, message):
     model, optimizer = parts(features)
-    settings = {"criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer, "epochs": 2}
+    settings = {
+        "criterion": nn.CrossEntropyLoss(),
+        "model": model,
+        "optimizer": optimizer,
+        "epochs": 2,
+    }
     loader = DataLoader(Stream(), B)
     with pytest.raises(ValueError, match=message):
         thresher.attach(share, loader=loader, **settings)
@@ -254,7 +302,10 @@ def test_too_few_rows_are_refused_with_the_smallest_share(share, features, messa
 
 def test_other_methods_and_lists_are_refused_with_the_way_out():
     message = r"Stream, an IterableDataset, whose samples have no index.* A share, as in attach\(0\.5, .* UniformRows\(0\.5\)"
-    for method in (thresher.Winnow(0.5), [thresher.UniformSubset(0.5), thresher.SelectiveBackprop(keep=0.5)]):
+    for method in (
+        thresher.Winnow(0.5),
+        [thresher.UniformSubset(0.5), thresher.SelectiveBackprop(keep=0.5)],
+    ):
         with pytest.raises(TypeError, match=message):
             attached(method)
 
@@ -262,7 +313,10 @@ def test_other_methods_and_lists_are_refused_with_the_way_out():
 @pytest.mark.parametrize("spend", ["steps", "batches"])
 @pytest.mark.parametrize("method", [0.5, thresher.RandomBackprop(keep=0.5)])
 def test_there_is_no_plan_to_spend(method, spend):
-    with pytest.raises(ValueError, match="`spend`: `loader` iterates over an IterableDataset, for which it has no effect"):
+    with pytest.raises(
+        ValueError,
+        match="`spend`: `loader` iterates over an IterableDataset, for which it has no effect",
+    ):
         attached(method, spend=spend)
 
 

@@ -52,14 +52,22 @@ MODELS = {
     "causal sdpa with dropout": (lambda: Causal("sdpa", dropout=0.3), (IDS,), {}),
     "causal with a mask of its own": (lambda: Causal("inside"), (IDS,), {}),
     "causal with a mask given": (lambda: Causal("argument"), (IDS,), {"mask": CAUSAL}),
-    "causal with a mask given of the size of the batch": (lambda: Causal("argument"), (tokens(4, 4), CAUSAL), {}),
+    "causal with a mask given of the size of the batch": (
+        lambda: Causal("argument"),
+        (tokens(4, 4), CAUSAL),
+        {},
+    ),
     "lstm": (lambda: Recurrent(nn.LSTM, batch_first=True), (SEQUENCES,), {}),
     "lstm time-major": (lambda: Recurrent(nn.LSTM, batch_first=False), (SEQUENCES,), {}),
     "gru": (lambda: Recurrent(nn.GRU, batch_first=True), (SEQUENCES,), {}),
     "gru time-major": (lambda: Recurrent(nn.GRU, batch_first=False), (SEQUENCES,), {}),
     "unet": (UNet, (IMAGES,), {}),
     "squeeze-excite": (SqueezeExcite, (IMAGES,), {}),
-    "embeddings": (lambda: nn.Sequential(nn.Embedding(11, 4, padding_idx=0), nn.Flatten(), nn.Linear(16, 3)), (IDS,), {}),
+    "embeddings": (
+        lambda: nn.Sequential(nn.Embedding(11, 4, padding_idx=0), nn.Flatten(), nn.Linear(16, 3)),
+        (IDS,),
+        {},
+    ),
     "checkpoint": (lambda: Checkpointed(0.0), (numbers(6, 6),), {}),
     "instance norm": (
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Flatten()),
@@ -75,11 +83,25 @@ MODELS = {
 }
 
 
-ELSEWHERE = ("conv", "causal with a mask of its own", "lstm time-major")  # in tests/property/test_subset_backward.py
-SIMILAR = ("vit", "vit with dropout", "causal sdpa", "causal with a mask given", "lstm", "gru", "gru time-major")
+ELSEWHERE = (
+    "conv",
+    "causal with a mask of its own",
+    "lstm time-major",
+)  # in tests/property/test_subset_backward.py
+SIMILAR = (
+    "vit",
+    "vit with dropout",
+    "causal sdpa",
+    "causal with a mask given",
+    "lstm",
+    "gru",
+    "gru time-major",
+)
 
 
-@pytest.mark.parametrize("name", depth([name for name in MODELS if name not in (*ELSEWHERE, *SIMILAR)], MODELS))
+@pytest.mark.parametrize(
+    "name", depth([name for name in MODELS if name not in (*ELSEWHERE, *SIMILAR)], MODELS)
+)
 def test_gradients_are_those_of_the_plain_model(name) -> None:
     make, args, kwargs = MODELS[name]
     torch.manual_seed(1)
@@ -87,7 +109,13 @@ def test_gradients_are_those_of_the_plain_model(name) -> None:
     n = len(args[0])
     for rows in ([0, 2], [], [n - 1], list(range(n))):
         same_as_plain(sub, *args, rows=rows, **kwargs)
-    same_as_plain(sub, *args, rows=[0, n - 1], loss=lambda out, rows: out[rows].flatten(1).logsumexp(1).mean(), **kwargs)
+    same_as_plain(
+        sub,
+        *args,
+        rows=[0, n - 1],
+        loss=lambda out, rows: out[rows].flatten(1).logsumexp(1).mean(),
+        **kwargs,
+    )
     assert traced(sub) == 1
 
 
@@ -97,17 +125,30 @@ class FewKeys(nn.Module):
     def __init__(self, keys: int, *, reshape: bool = True, mask: str = "") -> None:
         super().__init__()
         self.keys, self.reshape, self.mask = keys, reshape, mask
-        self.query, self.both, self.head = nn.Linear(4, 16), nn.Linear(4, 8 * keys), nn.Linear(16, 3)
+        self.query, self.both, self.head = (
+            nn.Linear(4, 16),
+            nn.Linear(4, 8 * keys),
+            nn.Linear(16, 3),
+        )
         self.bias = nn.Parameter(torch.randn(1, 4, 1, 3))
 
     def forward(self, x):
         n, t, _ = x.shape
         query = self.query(x).view(n, t, 4, 4).transpose(1, 2)
-        pair = self.both(x).view(n, t, self.keys, 8).transpose(1, 2)[:, :, None].expand(n, self.keys, 4 // self.keys, t, 8)
+        pair = (
+            self.both(x)
+            .view(n, t, self.keys, 8)
+            .transpose(1, 2)[:, :, None]
+            .expand(n, self.keys, 4 // self.keys, t, 8)
+        )
         key, value = (pair.reshape(n, 4, t, 8) if self.reshape else pair[:, 0]).split(4, 3)
         mask = None
         if self.mask == "rows":
-            mask = (x[..., 0] > -1)[:, None, None, :].logical_or(torch.eye(t, dtype=torch.bool)).expand(n, 4, t, t)
+            mask = (
+                (x[..., 0] > -1)[:, None, None, :]
+                .logical_or(torch.eye(t, dtype=torch.bool))
+                .expand(n, 4, t, t)
+            )
         elif self.mask == "positions":
             mask = self.bias.expand(n, 4, t, t)
         found = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
@@ -205,13 +246,25 @@ def test_nested_inputs_and_outputs() -> None:
     def run(model, batch, pair, *, extra=None):
         h = model.linear(batch.x) * batch.scale + batch.more["bias"]
         g = h * pair[0][:, None] + (0 if extra is None else extra["z"][0])
-        return {"h": h, "pair": (g.tanh(), [g.sum(1)]), "batch": Batch(g.exp(), {"note": "text"}), "none": None, "ids": pair[1]}
+        return {
+            "h": h,
+            "pair": (g.tanh(), [g.sum(1)]),
+            "batch": Batch(g.exp(), {"note": "text"}),
+            "none": None,
+            "ids": pair[1],
+        }
 
     sub = wrap(Calls(run))
     batch = Batch(numbers(7, 6), {"bias": numbers(6)}, 2.0)
-    same_as_plain(sub, batch, (numbers(7), tokens(7)), rows=[1, 3], extra={"z": (numbers(7, 6, seed=4),)})
+    same_as_plain(
+        sub, batch, (numbers(7), tokens(7)), rows=[1, 3], extra={"z": (numbers(7, 6, seed=4),)}
+    )
     found = sub(batch, (numbers(7), tokens(7)))
-    assert isinstance(found["batch"], Batch) and found["batch"].more == {"note": "text"} and found["none"] is None
+    assert (
+        isinstance(found["batch"], Batch)
+        and found["batch"].more == {"note": "text"}
+        and found["none"] is None
+    )
     assert torch.equal(found["ids"], tokens(7)) and not found["ids"].requires_grad
     assert traced(sub) == 2
 
@@ -221,7 +274,12 @@ def test_several_outputs_of_which_some_carry() -> None:
     for which in ([0], [1], [0, 1]):
         loss = lambda out, rows, which=which: sum(out[i][rows].square().sum() for i in which)  # noqa: E731
         same_as_plain(sub, numbers(7, 6), rows=[0, 5], loss=loss)
-    same_as_plain(sub, numbers(7, 6), rows=[0, 5], loss=lambda out, rows: out[0][rows].sum() + out[1][6].square().sum())
+    same_as_plain(
+        sub,
+        numbers(7, 6),
+        rows=[0, 5],
+        loss=lambda out, rows: out[0][rows].sum() + out[1][6].square().sum(),
+    )
     assert [out.requires_grad for out in sub(numbers(7, 6))] == [True, True, False, False]
 
 
@@ -242,7 +300,11 @@ def test_a_parameter_that_no_loss_reached_has_no_gradient() -> None:
 
 
 def test_an_output_without_samples_costs_the_whole_batch_and_is_exact() -> None:
-    sub = wrap(Calls(lambda m, x: (m.linear(x).tanh(), m.linear(x).square().mean(), m.linear.weight.norm())))
+    sub = wrap(
+        Calls(
+            lambda m, x: (m.linear(x).tanh(), m.linear(x).square().mean(), m.linear.weight.norm())
+        )
+    )
     for loss in (
         lambda out, rows: out[1],
         lambda out, rows: out[2] + out[0][rows].square().sum(),
@@ -253,7 +315,9 @@ def test_an_output_without_samples_costs_the_whole_batch_and_is_exact() -> None:
 
 def test_samples_in_another_dimension_of_an_output() -> None:
     sub = wrap(Calls(lambda m, x: m.linear(x).transpose(0, 1)))
-    same_as_plain(sub, numbers(7, 5, 6), rows=[2, 3], loss=lambda out, rows: out[:, rows].square().sum())
+    same_as_plain(
+        sub, numbers(7, 5, 6), rows=[2, 3], loss=lambda out, rows: out[:, rows].square().sum()
+    )
 
 
 def test_inputs_that_require_gradients() -> None:
@@ -280,7 +344,11 @@ def test_tied_frozen_and_shared_parts() -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b, self.frozen = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6).requires_grad_(False)
+            self.a, self.b, self.frozen = (
+                nn.Linear(6, 6),
+                nn.Linear(6, 6),
+                nn.Linear(6, 6).requires_grad_(False),
+            )
             self.b.weight = self.a.weight
             self.again = self.a
 
@@ -308,7 +376,12 @@ def test_parametrizations(kind) -> None:
     ("kind", "attention", "dropout"),
     depth(
         [("gpt2", "eager", 0.2)],
-        [("bert", "eager", 0.2), ("bert", "sdpa", 0.0), ("gpt2", "eager", 0.2), ("gpt2", "sdpa", 0.0)],
+        [
+            ("bert", "eager", 0.2),
+            ("bert", "sdpa", 0.0),
+            ("gpt2", "eager", 0.2),
+            ("gpt2", "sdpa", 0.0),
+        ],
     ),
 )
 def test_hugging_face(kind, attention, dropout) -> None:
@@ -330,7 +403,14 @@ def test_hugging_face(kind, attention, dropout) -> None:
         )
         model = transformers.BertForSequenceClassification(config)
     else:
-        size = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
+        size = {
+            "n_embd": 8,
+            "n_layer": 1,
+            "n_head": 2,
+            "n_positions": 16,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        }
         drop = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**common, **size, **drop))
     sub = wrap(model.train())
@@ -353,7 +433,11 @@ def test_hugging_face(kind, attention, dropout) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", depth(["vit_tiny_patch16_224", "convnext_atto"], ["vit_tiny_patch16_224", "convnext_atto", "resnet18"])
+    "name",
+    depth(
+        ["vit_tiny_patch16_224", "convnext_atto"],
+        ["vit_tiny_patch16_224", "convnext_atto", "resnet18"],
+    ),
 )
 def test_timm_and_torchvision(name) -> None:
     torchvision = optional("torchvision")
@@ -366,7 +450,9 @@ def test_timm_and_torchvision(name) -> None:
         )
         sub = wrap(model)
     else:
-        sub = wrap(optional("timm").create_model(name, img_size=32, patch_size=8, depth=2, num_classes=5))
+        sub = wrap(
+            optional("timm").create_model(name, img_size=32, patch_size=8, depth=2, num_classes=5)
+        )
     same_as_plain(sub, numbers(5, 3, 32, 32), rows=[0, 2])
     same_as_plain(sub, numbers(7, 3, 32, 32), rows=[6])
     assert traced(sub) == 1

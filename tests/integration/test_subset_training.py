@@ -40,7 +40,9 @@ class Statistics:
 
 
 def test_a_forward_that_counts_its_calls_counts_those_of_the_loop() -> None:
-    model = Calls(lambda m, x: (setattr(m.statistics, "calls", m.statistics.calls + 1), m.linear(x))[1]).double()
+    model = Calls(
+        lambda m, x: (setattr(m.statistics, "calls", m.statistics.calls + 1), m.linear(x))[1]
+    ).double()
     model.statistics = Statistics()
     loader = DataLoader(TensorDataset(numbers(40, 6), torch.arange(40) % 6), 8)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -53,7 +55,9 @@ def test_a_forward_that_counts_its_calls_counts_those_of_the_loop() -> None:
         epochs=1,
         forward_passes="once",
     )
-    with pytest.warns(UserWarning, match=r"using the plain Calls.*its forward changes model\.statistics\.calls"):
+    with pytest.warns(
+        UserWarning, match=r"using the plain Calls.*its forward changes model\.statistics\.calls"
+    ):
         for x, y in run.loader:
             optimizer.zero_grad()
             run.criterion(run.model(x), y).backward()
@@ -75,7 +79,11 @@ def test_dropout_rates_and_modes_are_noticed_when_they_change() -> None:
 
 
 def test_parts_in_another_mode_stay_in_it() -> None:
-    sub = wrap(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4).eval(), nn.Dropout(0.5), nn.Dropout(0.5).eval()))
+    sub = wrap(
+        nn.Sequential(
+            nn.Linear(6, 4), nn.BatchNorm1d(4).eval(), nn.Dropout(0.5), nn.Dropout(0.5).eval()
+        )
+    )
     same_as_plain(sub, X, rows=ROWS)
     assert [part.training for part in sub.wrapped] == [True, False, True, False]
     assert sub.fallback is None and mixes_samples(sub) == ()
@@ -86,7 +94,9 @@ def test_a_mask_drawn_in_another_order_still_belongs_to_its_gradient() -> None:
     torch.manual_seed(0)
     sub, x = wrap(Recurrent(nn.GRU, batch_first=False, dropout=0.3)), numbers(6, 3, 4)
     found = outcome(sub, (x,), {}, ROWS).gradients
-    directions = {name: numbers(*p.shape, seed=i) for i, (name, p) in enumerate(sub.named_parameters())}
+    directions = {
+        name: numbers(*p.shape, seed=i) for i, (name, p) in enumerate(sub.named_parameters())
+    }
     ends = []
     for step in (1e-6, -2e-6):  # from there to the other side
         with torch.no_grad():
@@ -137,7 +147,9 @@ def test_a_grad_scaler_skips_the_step_that_overflows() -> None:
         with torch.no_grad():
             for parameter in plain.parameters():
                 parameter -= 0.1 * parameter.grad
-    torch.testing.assert_close(list(plain.parameters()), list(sub.parameters()), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        list(plain.parameters()), list(sub.parameters()), rtol=1e-4, atol=1e-6
+    )
 
 
 def gradients(model: nn.Module) -> dict:
@@ -258,7 +270,9 @@ def test_a_whole_training_run_is_the_plain_one() -> None:
             optimizer.zero_grad()
             losses[kept].mean().backward()
             optimizer.step()
-    torch.testing.assert_close(list(models[1].parameters()), list(plain.parameters()), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(
+        list(models[1].parameters()), list(plain.parameters()), rtol=1e-8, atol=1e-8
+    )
     assert models[1].fallback is None
 
 
@@ -269,7 +283,10 @@ def test_batch_norm_in_training() -> None:
     """Statistics of the whole batch, taken as constants by the kept rows: close to the gradient of the plain model."""
     torch.manual_seed(0)
     sub, n = wrap(SmallResNet()), 128
-    x, labels = numbers(n, 3, 8, 8), torch.randint(0, 5, (n,), generator=torch.Generator().manual_seed(1))
+    x, labels = (
+        numbers(n, 3, 8, 8),
+        torch.randint(0, 5, (n,), generator=torch.Generator().manual_seed(1)),
+    )
 
     def loss(out, rows):
         return nn.functional.cross_entropy(out, labels, reduction="none")[rows].mean()

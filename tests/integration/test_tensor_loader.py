@@ -28,7 +28,10 @@ def default(name):
 def trained(loader, method=None, *, epochs=3, **settings):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
-    optimizer, criterion = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), nn.CrossEntropyLoss()
+    optimizer, criterion = (
+        torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
+        nn.CrossEntropyLoss(),
+    )
     batches, called, reduce = loader, model, criterion
     if method is not None:
         given = {"loader": loader, "criterion": criterion, "model": model, "optimizer": optimizer}
@@ -54,11 +57,16 @@ def same(a, b):
 @pytest.mark.parametrize("settings", [{}, {"drop_last": True}, {"generator": 3}])
 def test_its_batches_are_those_of_a_dataloader_with_and_without_a_run(settings):
     def pair():
-        own = {name: torch.Generator().manual_seed(3) if name == "generator" else value for name, value in settings.items()}
+        own = {
+            name: torch.Generator().manual_seed(3) if name == "generator" else value
+            for name, value in settings.items()
+        }
         other = copy.copy(own)
         if "generator" in own:
             other["generator"] = torch.Generator().manual_seed(3)
-        return TensorLoader(X, Y, batch_size=SIZE, **own), DataLoader(TensorDataset(X, Y), SIZE, shuffle=True, **other)
+        return TensorLoader(X, Y, batch_size=SIZE, **own), DataLoader(
+            TensorDataset(X, Y), SIZE, shuffle=True, **other
+        )
 
     tensors, plain = pair()
     wanted = trained(plain)
@@ -66,16 +74,26 @@ def test_its_batches_are_those_of_a_dataloader_with_and_without_a_run(settings):
     same(trained(pair()[0], FullData()), wanted)
 
 
-@pytest.mark.parametrize("name", [name for name in methods.names() if default(name) is not None and name != "greats"])
+@pytest.mark.parametrize(
+    "name", [name for name in methods.names() if default(name) is not None and name != "greats"]
+)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_methods_train_on_it_as_on_a_dataloader(name):
     method = default(name)
-    settings = {"forward_passes": "twice"} if method.stage == "batch" and requirements_of(method).signals else {}
+    settings = (
+        {"forward_passes": "twice"}
+        if method.stage == "batch" and requirements_of(method).signals
+        else {}
+    )
     wanted = trained(DataLoader(TensorDataset(X, Y), SIZE, shuffle=True), method, **settings)
     same(trained(TensorLoader(X, Y, batch_size=SIZE), method, **settings), wanted)
 
 
-RESUMED = [("infobatch", {}), (0.5, {}), ("selective_backprop:keep=0.5", {"forward_passes": "twice"})]
+RESUMED = [
+    ("infobatch", {}),
+    (0.5, {}),
+    ("selective_backprop:keep=0.5", {"forward_passes": "twice"}),
+]
 
 
 @pytest.mark.parametrize(("method", "settings"), RESUMED)
@@ -85,9 +103,16 @@ def test_a_resumed_epoch_goes_on_exactly(method, settings):
         model = nn.Linear(6, 3)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         # Selected rows that wait are read again, so that a transform would draw other numbers for them.
-        noisy = None if settings else lambda batch: [batch[0] + torch.randn_like(batch[0]), batch[1]]
+        noisy = (
+            None if settings else lambda batch: [batch[0] + torch.randn_like(batch[0]), batch[1]]
+        )
         loader = TensorLoader(X, Y, batch_size=SIZE, transform=noisy)
-        given = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer}
+        given = {
+            "loader": loader,
+            "criterion": nn.CrossEntropyLoss(),
+            "model": model,
+            "optimizer": optimizer,
+        }
         return model, optimizer, thresher.attach(method, epochs=3, **given, **settings)
 
     def go(model, optimizer, run, stop=None):
@@ -99,7 +124,12 @@ def test_a_resumed_epoch_goes_on_exactly(method, settings):
                 optimizer.zero_grad()
                 ids.append(run.ids.tolist())
                 if stop is not None and len(ids) == stop:
-                    states = model.state_dict(), optimizer.state_dict(), run.state_dict(), torch.get_rng_state()
+                    states = (
+                        model.state_dict(),
+                        optimizer.state_dict(),
+                        run.state_dict(),
+                        torch.get_rng_state(),
+                    )
                     return ids, copy.deepcopy(states)
         return ids, copy.deepcopy(model.state_dict())
 
@@ -138,7 +168,10 @@ def test_a_loader_written_by_hand_is_refused_and_the_error_names_it():
         def __len__(self):
             return 1
 
-    with pytest.raises(TypeError, match="got ByHand. For tensors that lie entirely on the device, use thresher.TensorLoader"):
+    with pytest.raises(
+        TypeError,
+        match="got ByHand. For tensors that lie entirely on the device, use thresher.TensorLoader",
+    ):
         thresher.attach(FullData(), loader=ByHand(), criterion=nn.CrossEntropyLoss(), epochs=1)
 
 
@@ -148,7 +181,11 @@ def test_the_loop_of_the_page_trains():
     torch.manual_seed(0)
     names = {}
     exec(code, names)
-    assert names["run"].cost.steps == 8 and names["run"].cost.backward == 4096 and names["x"].shape == (512, 3, 32, 32)
+    assert (
+        names["run"].cost.steps == 8
+        and names["run"].cost.backward == 4096
+        and names["x"].shape == (512, 3, 32, 32)
+    )
     batch = torch.arange(2 * 3 * 32 * 32).reshape(2, 3, 32, 32).remainder(256).to(torch.uint8)
     x, y = names["crop_and_flip"]([batch, torch.tensor([3, 4])])
     assert x.shape == batch.shape and y.tolist() == [3, 4]

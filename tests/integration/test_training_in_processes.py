@@ -18,7 +18,10 @@ from made_once import made_once
 from thresher.run.several_processes import check_attached_late_enough
 
 SIZES = (2,) if depth(1, 2) == 1 else (2, 4)
-NAMES = {2: tuple(case.__name__ for case in cases.CASES), 4: ("plans", "prepared", "resharded", "grown")}
+NAMES = {
+    2: tuple(case.__name__ for case in cases.CASES),
+    4: ("plans", "prepared", "resharded", "grown"),
+}
 
 
 class Results(list[Any]):
@@ -47,7 +50,9 @@ def results(request, tmp_path_factory):
 
     folder = made_once(tmp_path_factory, f"processes-{size}", run)
     cases.WORLD[0] = size
-    return Results([torch.load(folder / str(rank), weights_only=False) for rank in range(size)], folder)
+    return Results(
+        [torch.load(folder / str(rank), weights_only=False) for rank in range(size)], folder
+    )
 
 
 def of_all(found, *path):
@@ -66,8 +71,13 @@ def assert_one_training(found, whole):
     assert sum(of_all(found, "forward")) == whole["forward"]
     assert of_all(found, "syncs") == [sum(map(len, whole["seen"]))] * len(found)
     for number, batches in enumerate(whole["seen"]):
-        steps = [torch.cat(parts).sort().values for parts in zip(*(one["seen"][number] for one in found), strict=True)]
-        assert [step.tolist() for step in steps] == [batch.sort().values.tolist() for batch in batches]
+        steps = [
+            torch.cat(parts).sort().values
+            for parts in zip(*(one["seen"][number] for one in found), strict=True)
+        ]
+        assert [step.tolist() for step in steps] == [
+            batch.sort().values.tolist() for batch in batches
+        ]
 
 
 @pytest.mark.parametrize(("name", "kind"), cases.PLANNED)
@@ -79,19 +89,27 @@ def test_the_training_is_that_of_one_process(results, name, kind):
 def test_an_order_that_was_drawn_is_that_of_one_process(results):
     """As long as all losses are refreshed: of two losses of one epoch, that of the lowest process counts, not the later one."""
     name = "ImportanceSampling"
-    whole = cases.trained(cases.loader_of("Shuffle", 0, 1, cases.samples()), 0, 1, cases.OWN_ORDER[name]())
+    whole = cases.trained(
+        cases.loader_of("Shuffle", 0, 1, cases.samples()), 0, 1, cases.OWN_ORDER[name]()
+    )
     found = [one["plans"][f"{name}, Shuffle"] for one in results]
     # With the losses, their mean differs, too.
     for one in (whole, *found):
         one["records"] = {}
-        one["history"] = [{key: value for key, value in entry.items() if key != "mean_loss"} for entry in one["history"]]
+        one["history"] = [
+            {key: value for key, value in entry.items() if key != "mean_loss"}
+            for entry in one["history"]
+        ]
     assert_one_training(found, whole)
 
 
 @pytest.mark.parametrize("name", cases.OWN_ORDER)
 def test_processes_that_draw_an_order_have_one_model(results, name):
     found = [one["plans"][f"{name}, Shuffle"] for one in results]
-    assert all(torch.equal(own, other) for own, other in zip(found[0]["weights"], found[-1]["weights"], strict=True))
+    assert all(
+        torch.equal(own, other)
+        for own, other in zip(found[0]["weights"], found[-1]["weights"], strict=True)
+    )
     assert of_all(found, "history") == [found[0]["history"]] * len(found)
 
 
@@ -123,20 +141,27 @@ def test_a_run_goes_on_with_other_numbers_of_processes(results, name):
 @pytest.mark.parametrize("name", cases.GROWN)
 def test_a_run_of_one_process_goes_on_with_several(results, name):
     assert_gone_on(
-        of_all(results, "grown", name), [cases.gone_on(results.folder / f"alone-{name}", name)], name in cases.METHODS
+        of_all(results, "grown", name),
+        [cases.gone_on(results.folder / f"alone-{name}", name)],
+        name in cases.METHODS,
     )
 
 
 def assert_gone_on(found, whole, records=True):
     """Checks the rest of a training, with the records where each sample came once."""
     for number in range(cases.EPOCHS - 1):
-        steps = [[step.sort().values.tolist() for step in steps_of(some, number)] for some in (found, whole)]
+        steps = [
+            [step.sort().values.tolist() for step in steps_of(some, number)]
+            for some in (found, whole)
+        ]
         assert steps[0] == steps[1]
     for own, expected in zip(found[0]["weights"], whole[0]["weights"], strict=True):
         torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
     assert torch.equal(found[0]["trained"], whole[0]["trained"])
     for column in whole[0]["records"] if records else ():
-        torch.testing.assert_close(found[0]["records"][column], whole[0]["records"][column], equal_nan=True)
+        torch.testing.assert_close(
+            found[0]["records"][column], whole[0]["records"][column], equal_nan=True
+        )
     assert sum(of_all(found, "forward")) == sum(of_all(whole, "forward"))
 
 
@@ -156,7 +181,9 @@ def test_what_only_process_0_has(results):
     assert found == {"records": "10", "trained": "260", "data_map": "10", "plan": "no plan"}
     for name in ("run.records", "run.trained", "run.data_map()"):
         message = elsewhere[name.removeprefix("run.").removesuffix("()")]
-        assert message.startswith(f"{name}: only process 0 stores the values of all samples, and this is process 1 of 2. Call")
+        assert message.startswith(
+            f"{name}: only process 0 stores the values of all samples, and this is process 1 of 2. Call"
+        )
     assert elsewhere["plan"] == "no plan"
 
 
@@ -198,7 +225,9 @@ def test_all_data_is_the_loop_without_a_run_bit_for_bit(results):
 def test_methods_that_choose_in_the_batch(results, case):
     """All processes train on as many batches, of as many rows, and have the same model."""
     found = [one["in_the_batch"][case] for one in results]
-    assert all(torch.equal(one, other) for one, other in zip(*of_all(found, "weights"), strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(*of_all(found, "weights"), strict=True)
+    )
     own, other = ([[len(ids) for ids in epoch] for epoch in one["seen"]] for one in found)
     assert own == other
     assert len(set(of_all(found, "forward"))) == 1
@@ -248,7 +277,10 @@ def test_a_state_that_one_process_alone_saves_is_refused_and_the_training_goes_o
     """Within an epoch the other process is in the middle of the gradients, which must not be mixed with a call of the run."""
     found = of_all(results, "one_alone")
     for when in ("within", "between"):
-        assert "run.state_dict() was reached in process 0 of 2, but not within 0.3 s in process 1. Call" in found[0][when]
+        assert (
+            "run.state_dict() was reached in process 0 of 2, but not within 0.3 s in process 1. Call"
+            in found[0][when]
+        )
     assert found[0]["waits"] == [
         f"{what} was reached in process 0 of 2, but not within 0.3 s in process 1. Still waiting: all processes must reach it."
         for what in ("thresher.attach", "The end of epoch 0")
@@ -259,17 +291,25 @@ def test_a_state_that_one_process_alone_saves_is_refused_and_the_training_goes_o
 
 def test_attached_too_early(monkeypatch):
     run = thresher.attach(
-        thresher.FullData(), loader=cases.loader_of("Shuffle", 0, 1, cases.samples(8)), criterion=torch.nn.MSELoss(), epochs=1
+        thresher.FullData(),
+        loader=cases.loader_of("Shuffle", 0, 1, cases.samples(8)),
+        criterion=torch.nn.MSELoss(),
+        epochs=1,
     )
     monkeypatch.setattr("thresher.run.several_processes.in_several_processes", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
-    with pytest.raises(RuntimeError, match="before torch.distributed.init_process_group, so each of the 2 processes"):
+    with pytest.raises(
+        RuntimeError,
+        match="before torch.distributed.init_process_group, so each of the 2 processes",
+    ):
         iter(run.loader)
     check_attached_late_enough(had_group=True)
 
 
 @two
-@pytest.mark.parametrize(("name", "kept"), [("accumulated", cases.STEPS), ("islice", cases.STEPS), ("break", 7)])
+@pytest.mark.parametrize(
+    ("name", "kept"), [("accumulated", cases.STEPS), ("islice", cases.STEPS), ("break", 7)]
+)
 def test_the_last_epoch_ends_with_detach(results, name, kept):
     """The losses of its last steps come home, also where the loop left it without a step or a question."""
     warned, trained, entries = zip(*(one["left_open"][name] for one in results), strict=True)

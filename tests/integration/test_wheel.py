@@ -59,13 +59,22 @@ def installed(tmp_path_factory):
 def run_outside(installed, tmp_path, *arguments):
     environment = {**os.environ, "PYTHONPATH": str(installed[1])}
     return subprocess.run(
-        [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, *arguments],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
 
 
 def test_contents(installed):
     names = zipfile.ZipFile(installed[0]).namelist()
-    assert {"thresher/py.typed", "thresher_lab/recipes/resnet50.yaml", "thresher_lab/report/page.html.jinja"} <= set(names)
+    assert {
+        "thresher/py.typed",
+        "thresher_lab/recipes/resnet50.yaml",
+        "thresher_lab/report/page.html.jinja",
+    } <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples"))]
 
@@ -80,10 +89,18 @@ def test_the_page_of_a_package_index_has_no_link_into_the_repository(installed):
     (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     fields = Parser().parsestr(wheel.read(name).decode())
     assert fields["Description-Content-Type"] == "text/markdown"
-    tokens = [one for block in MarkdownIt().parse(fields.get_payload()) for one in block.children or ()]
-    links = [str(one.attrs.get("href") or one.attrs.get("src")) for one in tokens if one.type in ("link_open", "image")]
+    tokens = [
+        one for block in MarkdownIt().parse(fields.get_payload()) for one in block.children or ()
+    ]
+    links = [
+        str(one.attrs.get("href") or one.attrs.get("src"))
+        for one in tokens
+        if one.type in ("link_open", "image")
+    ]
     assert not [link for link in links if not link.startswith(("https://", "#"))]
-    assert "](" not in "".join(one.content for one in tokens if one.type == "text")  # what is left is well-formed
+    assert "](" not in "".join(
+        one.content for one in tokens if one.type == "text"
+    )  # what is left is well-formed
 
 
 def test_trains_outside_the_repository(installed, tmp_path):
@@ -125,7 +142,9 @@ def test_methods_of_other_packages(monkeypatch):
     from thresher import methods
 
     point = EntryPoint("other", "collections:OrderedDict", methods.GROUP)
-    monkeypatch.setattr(methods.registry, "entry_points", lambda group: [point] if group == methods.GROUP else [])
+    monkeypatch.setattr(
+        methods.registry, "entry_points", lambda group: [point] if group == methods.GROUP else []
+    )
     assert "other" in methods.names()
     assert "from collections" in methods.infos()["other"].summary
     assert methods.load("other").__name__ == "OrderedDict"

@@ -38,7 +38,9 @@ def of_four_classes(wrong: float, apart: float, *, least_agreement: float = 0.5)
 
 
 def test_many_wrong_labels_make_the_draw_uniform_and_are_said_once():
-    with pytest.warns(UserWarning, match=r"rank correlation below 0\.5 .* draws uniformly in such epochs") as given:
+    with pytest.warns(
+        UserWarning, match=r"rank correlation below 0\.5 .* draws uniformly in such epochs"
+    ) as given:
         run = of_four_classes(wrong=0.6, apart=4.0)
     assert len(given) == 1
     assert [entry["uniform"] for entry in run.history[1:]] == [0, 0] + 7 * [1]

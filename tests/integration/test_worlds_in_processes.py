@@ -37,17 +37,24 @@ def test_an_error_of_rank_0_is_raised_in_all(results):
     assert results[0]["errors"] == ["ValueError: too few", "OnlyHereError: held"]
     for found in results[1:]:
         plain, unsendable = found["errors"]
-        assert plain == "ValueError: too few" and unsendable.startswith("RuntimeError: process 0 raised OnlyHereError: ('held'")
+        assert plain == "ValueError: too few" and unsendable.startswith(
+            "RuntimeError: process 0 raised OnlyHereError: ('held'"
+        )
 
 
 def test_a_rank_with_other_settings_is_told_on_all_ranks_at_once(results):
     told = [result["disagreement"] for result in results]
     assert told[0] == told[1] == told[2]
     assert told[0][0] == "seed is 0 on ranks 0, 2, and 1 on rank 1."
-    assert told[0][1].startswith("method is Kakurenbo(") and told[0][2] == f"n is {N} on ranks 0, 2, and {N + 1} on rank 1."
+    assert (
+        told[0][1].startswith("method is Kakurenbo(")
+        and told[0][2] == f"n is {N} on ranks 0, 2, and {N + 1} on rank 1."
+    )
     assert told[0][3] == "sampler.seed is 0 on ranks 0, 2, and 2 on rank 1." and told[0][4] == ""
 
 
 def test_a_group_of_some_processes(results):
     assert results[1]["groups"] == [0, 2, 11, [1, 0]] and results[2]["groups"] == [1, 2, 11, []]
-    assert results[0]["groups"] == ["`process_group` does not contain this process; pass a group that does"]
+    assert results[0]["groups"] == [
+        "`process_group` does not contain this process; pass a group that does"
+    ]

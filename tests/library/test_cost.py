@@ -18,12 +18,16 @@ def test_ratio() -> None:
 
 @pytest.mark.parametrize("value", [-0.1, math.nan])
 def test_ratio_refuses(value: float) -> None:
-    with pytest.raises(ValueError, match=rf"ratio: `backward_to_forward` must be 0 or more, got {value}"):
+    with pytest.raises(
+        ValueError, match=rf"ratio: `backward_to_forward` must be 0 or more, got {value}"
+    ):
         Cost().ratio(value)
 
 
 def test_what_it_prints() -> None:
-    cost = Cost(forward=1900, backward=1200, refresh=700, steps=12, full_forward=2000, full_backward=2000)
+    cost = Cost(
+        forward=1900, backward=1200, refresh=700, steps=12, full_forward=2000, full_backward=2000
+    )
     assert str(cost) == (
         "forward 1,900 of 2,000 samples (refresh 700, scoring 0), backward 1,200 of 2,000, 12 steps: "
         "0.717 of full training at 2 forwards a backward"
@@ -34,7 +38,14 @@ def test_what_it_prints() -> None:
 
 @pytest.mark.parametrize(
     ("forward_s", "backward_s", "share"),
-    [(1, 2, 2 / 3), (1.0, 1.0, 0.5), (0.004, 0.001, 0.2), (3, 1e-300, 0.0), (1e-300, 1e300, 1.0), (1e308, 1e308, 0.5)],
+    [
+        (1, 2, 2 / 3),
+        (1.0, 1.0, 0.5),
+        (0.004, 0.001, 0.2),
+        (3, 1e-300, 0.0),
+        (1e-300, 1e300, 1.0),
+        (1e308, 1e308, 0.5),
+    ],
 )
 def test_break_even(forward_s: float, backward_s: float, share: float) -> None:
     found = break_even(forward_s, backward_s)
@@ -45,7 +56,10 @@ def test_break_even(forward_s: float, backward_s: float, share: float) -> None:
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf])
 def test_break_even_refuses(value: float) -> None:
     for name, arguments in (("forward_s", (value, 1.0)), ("backward_s", (1.0, value))):
-        with pytest.raises(ValueError, match=f"^break_even: `{name}` must be a positive finite number of seconds, got {value}"):
+        with pytest.raises(
+            ValueError,
+            match=f"^break_even: `{name}` must be a positive finite number of seconds, got {value}",
+        ):
             break_even(*arguments)
 
 

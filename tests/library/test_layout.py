@@ -57,7 +57,9 @@ FLOORS = (
 )
 """From the top to the ground; the names of one floor are packages and modules on the same level."""
 
-HEIGHT = {package: len(FLOORS) - floor for floor, packages in enumerate(FLOORS) for package in packages}
+HEIGHT = {
+    package: len(FLOORS) - floor for floor, packages in enumerate(FLOORS) for package in packages
+}
 VOCABULARY = FLOORS[-1]
 
 
@@ -67,7 +69,9 @@ def modules() -> dict[str, Path]:
     for root, package in ((SOURCE, ()), (SOURCE.with_name("thresher_lab"), ("thresher_lab",))):
         for path in sorted(root.rglob("*.py")):
             parts = (*package, *path.relative_to(root).with_suffix("").parts)
-            found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
+            found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = (
+                path
+            )
     return found
 
 
@@ -109,7 +113,9 @@ def longest(name: str) -> str:
     return name
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"__init__", "thresher_lab", "thresher_lab.tasks.template"}))
+@pytest.mark.parametrize(
+    "module", sorted(set(MODULES) - {"__init__", "thresher_lab", "thresher_lab.tasks.template"})
+)
 def test_imports_follow_the_floors(module):
     own = package_of(module)
     wrong = []
@@ -124,10 +130,16 @@ def test_imports_follow_the_floors(module):
     assert not wrong, f"{module} imports {', '.join(wrong)}, which is not below {own}"
 
 
-@pytest.mark.parametrize("module", sorted(module for module in MODULES if module.startswith("methods.")))
+@pytest.mark.parametrize(
+    "module", sorted(module for module in MODULES if module.startswith("methods."))
+)
 def test_a_method_imports_the_vocabulary_only(module):
     """And neither the passes, the scores and the run, nor private modules of torch."""
-    others = {other for other in imported(MODULES[module]) if package_of(other) not in {*VOCABULARY, "methods"}}
+    others = {
+        other
+        for other in imported(MODULES[module])
+        if package_of(other) not in {*VOCABULARY, "methods"}
+    }
     assert others <= {"losses.signals"}
     assert "torch._" not in MODULES[module].read_text(encoding="utf-8")
 
@@ -135,7 +147,10 @@ def test_a_method_imports_the_vocabulary_only(module):
 @pytest.mark.parametrize(
     ("uses", "unneeded"),
     [
-        ("thresher.attach, thresher.observe, thresher.scores, thresher.testing", ("thresher.subset",)),
+        (
+            "thresher.attach, thresher.observe, thresher.scores, thresher.testing",
+            ("thresher.subset",),
+        ),
         (
             "thresher.samplers.WeightedSampler, thresher.Shuffle",
             ("thresher.run", "thresher.loading", "thresher.distributed", "thresher.losses"),
@@ -148,16 +163,28 @@ def test_a_method_imports_the_vocabulary_only(module):
 )
 def test_what_is_loaded_on_first_use(uses, unneeded):
     code = f"import json, sys, thresher; {uses}; print(json.dumps(sorted(sys.modules)))"
-    loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    loaded = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+    )
     assert "thresher" in loaded
-    assert not [module for module in loaded if f"{module}.".startswith(tuple(f"{name}." for name in unneeded))]
+    assert not [
+        module
+        for module in loaded
+        if f"{module}.".startswith(tuple(f"{name}." for name in unneeded))
+    ]
 
 
-PUBLIC = {"__init__", "losses.signals", "methods"} | {name for name, home in thresher._HOME.items() if home == "thresher"}
+PUBLIC = {"__init__", "losses.signals", "methods"} | {
+    name for name, home in thresher._HOME.items() if home == "thresher"
+}
 """Modules of the library that users import names from."""
 
 
-@pytest.mark.parametrize("module", sorted(module for module in MODULES if module.startswith("thresher_lab.")))
+@pytest.mark.parametrize(
+    "module", sorted(module for module in MODULES if module.startswith("thresher_lab."))
+)
 def test_the_laboratory_imports_public_names_only(module):
     inside = [
         f"{node.module}.{alias.name}"
@@ -181,14 +208,19 @@ def test_contributing_lists_every_package_from_the_top_to_the_ground():
         .partition("### Where")[0]
     )
     names = [
-        name for line in text.splitlines() if line.startswith("| `") for name in re.findall(r"`([\w.]+)/?`", line.split("|")[1])
+        name
+        for line in text.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`([\w.]+)/?`", line.split("|")[1])
     ]
     listed = [name.removesuffix(".pyi").removesuffix(".py") for name in names]
     heights = [HEIGHT.get(name, HEIGHT.get(f"thresher_lab.{name}")) for name in listed]
     assert {name for name in listed if name in HEIGHT} >= {
         name for name in HEIGHT if not name.startswith(("thresher_lab", "_version"))
     }
-    assert {f"thresher_lab.{name}" for name in listed} >= {name for name in HEIGHT if name.startswith("thresher_lab.")}
+    assert {f"thresher_lab.{name}" for name in listed} >= {
+        name for name in HEIGHT if name.startswith("thresher_lab.")
+    }
     assert heights == sorted(heights, reverse=True)
 
 
@@ -198,7 +230,9 @@ def test_no_circle():
     done: set[str] = set()
 
     def visit(module: str, above: tuple[str, ...]) -> None:
-        assert module not in above, f"circle: {' -> '.join((*above[above.index(module) :], module))}"
+        assert module not in above, (
+            f"circle: {' -> '.join((*above[above.index(module) :], module))}"
+        )
         if module not in done:
             for other in sorted(graph[module]):
                 visit(other, (*above, module))
@@ -217,8 +251,15 @@ def functions_and_classes() -> Iterator[tuple[str, ast.AST]]:
 
 def lines_without_docstring(node: ast.AST) -> int:
     first = node.body[0]
-    docstring = first if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else None
-    return node.end_lineno - node.lineno + 1 - (docstring.end_lineno - docstring.lineno + 1 if docstring else 0)
+    docstring = (
+        first if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) else None
+    )
+    return (
+        node.end_lineno
+        - node.lineno
+        + 1
+        - (docstring.end_lineno - docstring.lineno + 1 if docstring else 0)
+    )
 
 
 def test_functions_are_read_at_one_look():
@@ -243,7 +284,9 @@ def test_what_a_constructor_made_is_not_changed_afterwards():
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         for part in ast.walk(target)
-        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store) and ast.unparse(part.value) in made
+        if isinstance(part, ast.Attribute)
+        and isinstance(part.ctx, ast.Store)
+        and ast.unparse(part.value) in made
     ]
     assert not poked
 
@@ -253,9 +296,18 @@ def _made_in(function: ast.FunctionDef) -> Iterator[str]:
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             called = ast.unparse(node.value.func).rpartition(".")[2].lstrip("_")
-            if called[:1].isupper() or called in {"data", "attribution", "selection", "epochs", "build_run"}:
+            if called[:1].isupper() or called in {
+                "data",
+                "attribution",
+                "selection",
+                "epochs",
+                "build_run",
+            }:
                 for target in node.targets:
-                    yield from (ast.unparse(one) for one in (target.elts if isinstance(target, ast.Tuple) else [target]))
+                    yield from (
+                        ast.unparse(one)
+                        for one in (target.elts if isinstance(target, ast.Tuple) else [target])
+                    )
 
 
 MOST_ATTRIBUTES = 16

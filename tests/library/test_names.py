@@ -39,7 +39,9 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 def test_every_public_name_is_defined_once():
     """A constant is public where another module imports it; classes, functions and types always are."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+    trees = {
+        path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))
+    }
     used = {name for tree in trees.values() for name in imported(tree)}
     homes = defaultdict(set)
     for path, tree in trees.items():
@@ -48,5 +50,7 @@ def test_every_public_name_is_defined_once():
                 homes[name].add(str(path.relative_to(SOURCE).with_suffix("")))
     shared = {name: sorted(modules) for name, modules in homes.items() if len(modules) > 1}
     wrong = {name: modules for name, modules in shared.items() if name not in SHARED}
-    assert not wrong, "\n" + "\n".join(f"{name}: {', '.join(modules)}" for name, modules in sorted(wrong.items()))
+    assert not wrong, "\n" + "\n".join(
+        f"{name}: {', '.join(modules)}" for name, modules in sorted(wrong.items())
+    )
     assert set(SHARED) <= set(shared), "names that are allowed to be shared and are not"

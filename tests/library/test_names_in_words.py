@@ -51,8 +51,23 @@ OBJECTS = {
     "task": ("Task", "RecipeTask"),
 }
 """Variables that stand for an object of one of these classes of ours, a member of which follows."""
-PACKAGES = sys.stdlib_module_names | {"accelerate", "lightning", "numpy", "plotly", "pyarrow", "timm", "torch", "transformers"}
-FOREIGN = PACKAGES | {"F", "nn", "np", "benchmarks", "tools"}  # aliases of packages, and folders of this repository
+PACKAGES = sys.stdlib_module_names | {
+    "accelerate",
+    "lightning",
+    "numpy",
+    "plotly",
+    "pyarrow",
+    "timm",
+    "torch",
+    "transformers",
+}
+FOREIGN = PACKAGES | {
+    "F",
+    "nn",
+    "np",
+    "benchmarks",
+    "tools",
+}  # aliases of packages, and folders of this repository
 FOREIGN |= {
     "found",
     "model",
@@ -72,9 +87,27 @@ FOREIGN |= {
     "y",
 }
 """Other first parts of names that are not ours."""
-FILES = frozenset({"csv", "epochs", "html", "json", "md", "parquet", "pt", "py", "pyi", "shown", "svg", "txt", "yaml"})
+FILES = frozenset(
+    {
+        "csv",
+        "epochs",
+        "html",
+        "json",
+        "md",
+        "parquet",
+        "pt",
+        "py",
+        "pyi",
+        "shown",
+        "svg",
+        "txt",
+        "yaml",
+    }
+)
 """Endings of the names of files."""
-OTHERS = frozenset({"data.shape", "losses.flatten", "losses.mean", "thresher.Seta2", "wiki.train.tokens"})
+OTHERS = frozenset(
+    {"data.shape", "losses.flatten", "losses.mean", "thresher.Seta2", "wiki.train.tokens"}
+)
 """Fields of recipes, tensors of examples, a class that an example makes up, and the name of a file."""
 
 
@@ -82,7 +115,11 @@ def members(tree: ast.ClassDef) -> Iterator[str]:
     """The names of a class: what its body defines, and the attributes that its functions assign."""
     yield from top_level(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "self"
+        ):
             yield node.attr
 
 
@@ -125,7 +162,8 @@ class Names:
     def has_member(self, name: str, member: str) -> bool:
         """Whether a class of this name, or one of ours that it inherits from, has the member."""
         return any(
-            member in own or any(base in self.classes and self.has_member(base, member) for base in bases)
+            member in own
+            or any(base in self.classes and self.has_member(base, member) for base in bases)
             for own, bases in self.classes[name]
         )
 
@@ -139,7 +177,10 @@ class Names:
             rest = parts[length:]
             if ends and not rest:
                 return True
-            if any(rest[0] in self.modules[path] and (*path, rest[0]) not in self.modules for path in ends):
+            if any(
+                rest[0] in self.modules[path] and (*path, rest[0]) not in self.modules
+                for path in ends
+            ):
                 return len(rest) == 1 or rest[0] not in self.classes or self.has_member(*rest[:2])
         return False
 
@@ -151,7 +192,11 @@ class Names:
             is_member = any(self.has_member(one, second) for one in OBJECTS.get(first, ()))
             if not is_member and name not in OTHERS and first not in FOREIGN:
                 found.add(name)
-        return {name for name in found if name.rpartition(".")[2] not in FILES and not self.resolves(name)}
+        return {
+            name
+            for name in found
+            if name.rpartition(".")[2] not in FILES and not self.resolves(name)
+        }
 
 
 NAMES = Names(SOURCE)
@@ -198,7 +243,11 @@ def words(path: Path) -> Iterator[str]:
         if token.type == tokenize.COMMENT:
             yield token.string
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             yield node.value.value
 
 
@@ -214,8 +263,16 @@ def test_the_docstring_of_a_package_names_what_it_has():
     found = []
     for path in sorted(SOURCE.rglob("__init__.py")):
         package = path.relative_to(SOURCE).parts[:-1]
-        inside = {parts[len(package)] for parts in NAMES.modules if parts[: len(package)] == package and parts != package}
-        known = inside | NAMES.modules[package] | {parts[0] for parts in NAMES.modules} | SUBPACKAGES
+        inside = {
+            parts[len(package)]
+            for parts in NAMES.modules
+            if parts[: len(package)] == package and parts != package
+        }
+        known = (
+            inside | NAMES.modules[package] | {parts[0] for parts in NAMES.modules} | SUBPACKAGES
+        )
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        found += [f"{'.'.join(package)}: {word}" for word in WORD.findall(text) if word not in known]
+        found += [
+            f"{'.'.join(package)}: {word}" for word in WORD.findall(text) if word not in known
+        ]
     assert not found, "\n" + "\n".join(found)

@@ -35,17 +35,30 @@ def trained(method=None, *, criterion=None, epochs=EPOCHS, losses=None, **settin
     data, model, optimizer = parts()
     loader = DataLoader(data, B, shuffle=True)
     criterion = nn.CrossEntropyLoss() if criterion is None else criterion
-    given_ = {"loader": loader, "criterion": None if losses else criterion, "model": model, "optimizer": optimizer} | settings
-    attach = thresher.observe if method is None else lambda **own: thresher.attach(method, observe=True, **own)
+    given_ = {
+        "loader": loader,
+        "criterion": None if losses else criterion,
+        "model": model,
+        "optimizer": optimizer,
+    } | settings
+    attach = (
+        thresher.observe
+        if method is None
+        else lambda **own: thresher.attach(method, observe=True, **own)
+    )
     run = attach(epochs=epochs, **given_)
     seen: dict[int, list] = {i: [] for i in range(N)}
     for _ in range(epochs):
         for x, y in run.loader:
             outputs = run.model(x)
-            for i, row, label in zip(run.ids.tolist(), outputs.detach().log_softmax(1), y.tolist(), strict=True):
+            for i, row, label in zip(
+                run.ids.tolist(), outputs.detach().log_softmax(1), y.tolist(), strict=True
+            ):
                 seen[i].append((row.double().numpy(), label))
             optimizer.zero_grad()
-            loss = run.reduce(losses(outputs, y), targets=y) if losses else run.criterion(outputs, y)
+            loss = (
+                run.reduce(losses(outputs, y), targets=y) if losses else run.criterion(outputs, y)
+            )
             loss.backward()
             optimizer.step()
     return run, seen
@@ -58,7 +71,10 @@ def by_hand(seen):
         found = {"times_seen": len(seen[i]), "forgetting": 0, "learned_at": 0}
         own = [row[label] for row, label in seen[i]]
         right = [row.argmax() == label for row, label in seen[i]]
-        margins = [row[label] - max(other for k, other in enumerate(row) if k != label) for row, label in seen[i]]
+        margins = [
+            row[label] - max(other for k, other in enumerate(row) if k != label)
+            for row, label in seen[i]
+        ]
         found["confidence"], found["variability"] = np.exp(own).mean(), np.exp(own).std()
         found["aum"], found["loss"] = np.mean(margins), -own[-1]
         found["predicted"] = seen[i][-1][0].argmax()
@@ -71,7 +87,9 @@ def by_hand(seen):
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-@pytest.mark.parametrize("method", [None, thresher.UniformSubset(0.6), 0.5], ids=["observe", "uniform", "share"])
+@pytest.mark.parametrize(
+    "method", [None, thresher.UniformSubset(0.6), 0.5], ids=["observe", "uniform", "share"]
+)
 def test_the_table_is_what_a_loop_by_hand_finds(method):
     run, seen = trained(method)
     found, expected = run.data_map(), by_hand(seen)
@@ -79,14 +97,23 @@ def test_the_table_is_what_a_loop_by_hand_finds(method):
         tolerance = {"rtol": 1e-2} if name == "loss" else {"rtol": 1e-4, "atol": 1e-3}
         np.testing.assert_allclose(found[name], values, err_msg=name, **tolerance)
     np.testing.assert_allclose(found["suspicion"], 1 - expected["confidence"], atol=1e-5)
-    assert found["id"].tolist() == list(range(N)) and found["label"].tolist() == run.loader.dataset.tensors[1].tolist()
+    assert (
+        found["id"].tolist() == list(range(N))
+        and found["label"].tolist() == run.loader.dataset.tensors[1].tolist()
+    )
 
 
 def test_before_the_first_batch_nothing_is_known():
     data, model, _ = parts()
-    run = thresher.observe(loader=DataLoader(data, B), criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+    run = thresher.observe(
+        loader=DataLoader(data, B), criterion=nn.CrossEntropyLoss(), model=model, epochs=1
+    )
     found = run.data_map()
-    assert np.isnan(found["confidence"]).all() and not found["times_seen"].any() and not len(found.suspects())
+    assert (
+        np.isnan(found["confidence"]).all()
+        and not found["times_seen"].any()
+        and not len(found.suspects())
+    )
 
 
 def test_samples_of_several_positions_or_labels_have_no_predicted_class():
@@ -104,11 +131,15 @@ def test_samples_of_several_positions_or_labels_have_no_predicted_class():
 
 def test_a_sample_that_was_never_seen_has_no_predicted_class():
     data, model, _ = parts()
-    run = thresher.observe(loader=DataLoader(data, B), criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+    run = thresher.observe(
+        loader=DataLoader(data, B), criterion=nn.CrossEntropyLoss(), model=model, epochs=1
+    )
     x, y = next(iter(run.loader))
     run.criterion(run.model(x), y)
     predicted = run.data_map()["predicted"]
-    assert predicted[:B].tolist() == model(x).argmax(1).tolist() and set(predicted[B:].tolist()) == {-1}
+    assert predicted[:B].tolist() == model(x).argmax(1).tolist() and set(
+        predicted[B:].tolist()
+    ) == {-1}
 
 
 @pytest.mark.parametrize("name", ["samples", "imgs", "im_files"])
@@ -120,18 +151,29 @@ def test_the_table_names_the_files_of_a_dataset_that_lists_them(tmp_path, name):
     images = Images(*data.tensors)
     files = [str(tmp_path / f"{i}.png") for i in range(N)]
     Path(files[0]).touch()
-    setattr(images, name, [Path(file) for file in files] if name == "im_files" else [(file, 0) for file in files])
+    setattr(
+        images,
+        name,
+        [Path(file) for file in files] if name == "im_files" else [(file, 0) for file in files],
+    )
     half = Subset(images, range(0, N, 2))
     for dataset, expected in ((images, files), (half, files[::2])):
-        run = thresher.observe(loader=DataLoader(dataset, B), criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+        run = thresher.observe(
+            loader=DataLoader(dataset, B), criterion=nn.CrossEntropyLoss(), model=model, epochs=1
+        )
         assert run.data_map()["file"].tolist() == expected
 
 
-@pytest.mark.parametrize("rows", [["a.png"], [1] * N, {"a.png": 0}, ["a text " * 999] * N, [("a text, and its label", 0)] * N])
+@pytest.mark.parametrize(
+    "rows",
+    [["a.png"], [1] * N, {"a.png": 0}, ["a text " * 999] * N, [("a text, and its label", 0)] * N],
+)
 def test_lists_that_name_no_file_of_each_sample_are_left_alone(rows):
     data, model, _ = parts()
     data.samples = rows
-    run = thresher.observe(loader=DataLoader(data, B), criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+    run = thresher.observe(
+        loader=DataLoader(data, B), criterion=nn.CrossEntropyLoss(), model=model, epochs=1
+    )
     assert "file" not in run.data_map()
 
 
@@ -162,8 +204,18 @@ def test_of_other_losses_there_are_losses(kind):
     data, model, _ = parts()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     criterion = {"reduce": None, "function": lambda o, t: (o - t).square()}.get(kind, nn.MSELoss())
-    given = {"signals": lambda outputs, targets: {"uncertainty": outputs.abs()}} if kind == "signals" else {}
-    run = thresher.observe(loader=DataLoader(data, B, shuffle=True), criterion=criterion, model=model, epochs=EPOCHS, **given)
+    given = (
+        {"signals": lambda outputs, targets: {"uncertainty": outputs.abs()}}
+        if kind == "signals"
+        else {}
+    )
+    run = thresher.observe(
+        loader=DataLoader(data, B, shuffle=True),
+        criterion=criterion,
+        model=model,
+        epochs=EPOCHS,
+        **given,
+    )
     for _ in range(EPOCHS):
         for x, y in run.loader:
             outputs = run.model(x)
@@ -172,14 +224,28 @@ def test_of_other_losses_there_are_losses(kind):
             if kind in ("values", "signals"):
                 loss = run.criterion(outputs[:, 0], y.float())
             else:
-                loss = run.reduce(of_rows(outputs, y), outputs=outputs) if kind == "reduce" else run.criterion(outputs[:, 0], y)
+                loss = (
+                    run.reduce(of_rows(outputs, y), outputs=outputs)
+                    if kind == "reduce"
+                    else run.criterion(outputs[:, 0], y)
+                )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     found = run.data_map()
-    assert list(found) == ["id", "label", "times_seen", "loss", "loss_mean", "loss_spread", "suspicion"]
+    assert list(found) == [
+        "id",
+        "label",
+        "times_seen",
+        "loss",
+        "loss_mean",
+        "loss_spread",
+        "suspicion",
+    ]
     np.testing.assert_allclose(found["loss_mean"], [np.mean(seen[i]) for i in range(N)], rtol=1e-4)
-    np.testing.assert_allclose(found["loss_spread"], [np.std(seen[i]) for i in range(N)], rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(
+        found["loss_spread"], [np.std(seen[i]) for i in range(N)], rtol=1e-2, atol=1e-3
+    )
     assert found.suspects(1)[0] == found["loss_mean"].argmax() and found["suspicion"].max() < 1
 
 
@@ -198,7 +264,10 @@ def test_positions_and_independent_labels():
     several = torch.randint(2, (N, 3)).float()
     data = TensorDataset(torch.randn(N, 6), several)
     run = thresher.observe(
-        loader=DataLoader(data, B), criterion=nn.BCEWithLogitsLoss(), model=(model := nn.Linear(6, 3)), epochs=1
+        loader=DataLoader(data, B),
+        criterion=nn.BCEWithLogitsLoss(),
+        model=(model := nn.Linear(6, 3)),
+        epochs=1,
     )
     for x, y in run.loader:
         run.criterion(run.model(x), y).backward()
@@ -241,7 +310,9 @@ def test_resume_in_the_middle_of_an_epoch_gives_the_same_table():
 
 
 def test_samples_that_were_never_seen_and_losses_that_are_not_finite():
-    columns = {name: torch.full((4,), column.fill, dtype=column.dtype) for name, column in OBSERVED.items()}
+    columns = {
+        name: torch.full((4,), column.fill, dtype=column.dtype) for name, column in OBSERVED.items()
+    }
     records = thresher.records.Records(OBSERVED, 4, torch.device("cpu"))
     assert all(torch.equal(records[name], columns[name]) for name in columns)
     values = {"loss": torch.tensor([1.0, np.nan]), "correct": torch.tensor([True, False]),
@@ -249,7 +320,10 @@ def test_samples_that_were_never_seen_and_losses_that_are_not_finite():
               "predicted": torch.tensor([2, 0])}  # fmt: skip
     records.write(torch.tensor([1, 2]), values)
     found = thresher.observation.data_map(records)
-    assert found["times_seen"].tolist() == [0, 1, 1, 0] and np.isnan(found["confidence"][[0, 2, 3]]).all()
+    assert (
+        found["times_seen"].tolist() == [0, 1, 1, 0]
+        and np.isnan(found["confidence"][[0, 2, 3]]).all()
+    )
     assert found.suspects().tolist() == [2, 1] and found.suspects(1).tolist() == [2]
 
 
@@ -287,11 +361,24 @@ def test_what_the_method_needs_is_needed_beside_an_observer_too(observe):
 
 
 def test_what_is_refused():
-    run = thresher.attach(thresher.FullData(), loader=DataLoader(parts()[0], B), criterion=nn.CrossEntropyLoss(), epochs=1)
-    with pytest.raises(ValueError, match="run.data_map: the run does not observe: use thresher.observe"):
+    run = thresher.attach(
+        thresher.FullData(),
+        loader=DataLoader(parts()[0], B),
+        criterion=nn.CrossEntropyLoss(),
+        epochs=1,
+    )
+    with pytest.raises(
+        ValueError, match="run.data_map: the run does not observe: use thresher.observe"
+    ):
         run.data_map()
     with pytest.raises(ValueError, match="IterableDataset; use a map-style dataset"):
-        thresher.attach(0.5, loader=DataLoader(Stream(), 2), criterion=nn.CrossEntropyLoss(), epochs=1, observe=True)
+        thresher.attach(
+            0.5,
+            loader=DataLoader(Stream(), 2),
+            criterion=nn.CrossEntropyLoss(),
+            epochs=1,
+            observe=True,
+        )
     run, _ = trained(epochs=1)
     with pytest.raises(ValueError, match="`labels` must be the class of each of 30 samples, got 3"):
         run.data_map(labels=[0, 1, 2])
@@ -305,7 +392,11 @@ def test_what_is_refused():
 
 
 def test_by_class_no_class_fills_the_list():
-    columns = {"id": np.arange(6) + 10, "times_seen": np.ones(6), "suspicion": np.array([0.9, 0.8, 0.7, 0.1, 0.2, 0.0])}
+    columns = {
+        "id": np.arange(6) + 10,
+        "times_seen": np.ones(6),
+        "suspicion": np.array([0.9, 0.8, 0.7, 0.1, 0.2, 0.0]),
+    }
     found = DataMap(columns | {"label": np.array([0, 0, 0, 0, 1, 1])})
     assert found.suspects(3).tolist() == [10, 11, 12]
     assert found.suspects(3, by_class=True).tolist() == [10, 14, 11]
@@ -318,7 +409,10 @@ def test_it_is_written_and_handed_over(tmp_path, monkeypatch):
     found = run.data_map()
     found.to_parquet(tmp_path / "map.parquet")
     table = parquet.read_table(tmp_path / "map.parquet")
-    assert table.column_names == list(found) and table.column("aum").to_pylist() == found["aum"].tolist()
+    assert (
+        table.column_names == list(found)
+        and table.column("aum").to_pylist() == found["aum"].tolist()
+    )
     assert pyarrow.table(found).equals(table)  # by the protocol that pandas and polars read, too
     monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(DataFrame=dict))
     assert found.to_pandas().keys() == found.keys()
@@ -335,9 +429,14 @@ def test_scores_prune_a_second_training():
         assert scores.labels.tolist() == found["label"].tolist()
     assert DataMap({**found, "label": np.array(["a"] * N)}).scores().labels is None
     kept = thresher.Prune(found.scores("aum"), keep=0.5)
-    pruned = thresher.attach(kept, loader=DataLoader(parts()[0], B), criterion=nn.CrossEntropyLoss(), epochs=1)
+    pruned = thresher.attach(
+        kept, loader=DataLoader(parts()[0], B), criterion=nn.CrossEntropyLoss(), epochs=1
+    )
     assert sum(len(y) for _, y in pruned.loader) == N // 2
-    with pytest.raises(ValueError, match="no column 'learned_at' that measures how hard .* use one of loss, confidence"):
+    with pytest.raises(
+        ValueError,
+        match="no column 'learned_at' that measures how hard .* use one of loss, confidence",
+    ):
         found.scores("learned_at")
 
 
@@ -350,10 +449,16 @@ def test_the_picture(tmp_path):
 
 def test_signals_of_the_label_are_those_of_the_softmax():
     outputs, y = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
-    found = thresher.losses.adapters.adapt(nn.CrossEntropyLoss()).read(outputs, y, {"label_probability", "logit_margin"}, 5)
-    torch.testing.assert_close(found["label_probability"], (-F.cross_entropy(outputs, y, reduction="none")).exp())
+    found = thresher.losses.adapters.adapt(nn.CrossEntropyLoss()).read(
+        outputs, y, {"label_probability", "logit_margin"}, 5
+    )
+    torch.testing.assert_close(
+        found["label_probability"], (-F.cross_entropy(outputs, y, reduction="none")).exp()
+    )
     assert found["logit_margin"].isfinite().all()
-    one = thresher.losses.signals.of_classes(torch.zeros(2, 1), torch.tensor([0, 0]), {"logit_margin"}, n=2)
+    one = thresher.losses.signals.of_classes(
+        torch.zeros(2, 1), torch.tensor([0, 0]), {"logit_margin"}, n=2
+    )
     assert one["logit_margin"].tolist() == [100.0, 100.0]  # there is no other class
 
 
@@ -384,8 +489,16 @@ def of_stored(method, held, trained_on, *, soft=False, epochs=3, **settings):
         x, y = torch.utils.data.default_collate(samples)
         return x, 0.3 * F.one_hot(y, 4) + 0.7 * F.one_hot(y.flip(0), 4)
 
-    loader = DataLoader(Stored(held, trained_on), 20, shuffle=True, collate_fn=mixed if soft else None)
-    given_ = {"criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer, "epochs": epochs, **settings}
+    loader = DataLoader(
+        Stored(held, trained_on), 20, shuffle=True, collate_fn=mixed if soft else None
+    )
+    given_ = {
+        "criterion": nn.CrossEntropyLoss(),
+        "model": model,
+        "optimizer": optimizer,
+        "epochs": epochs,
+        **settings,
+    }
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         run = thresher.attach(method, loader=loader, observe=True, **given_)
@@ -398,7 +511,16 @@ def of_stored(method, held, trained_on, *, soft=False, epochs=3, **settings):
                 optimizer.step()
         run.data_map()
         found = run.data_map()
-    return run, found, batches, [one for one in said if "differ from the labels that the criterion gets" in str(one.message)]
+    return (
+        run,
+        found,
+        batches,
+        [
+            one
+            for one in said
+            if "differ from the labels that the criterion gets" in str(one.message)
+        ],
+    )
 
 
 FINE = torch.arange(200) % 4
@@ -422,12 +544,16 @@ NOISY = torch.where(torch.arange(200) % 50 == 0, (FINE + 1) % 4, FINE)
 def test_the_label_is_that_of_the_criterion(method, held, trained_on):
     _, found, _, said = of_stored(method, held, trained_on)
     seen = found["times_seen"] > 0
-    assert (found["label"][seen] == trained_on.numpy()[seen]).all() and (found["label"][~seen] == -1).all()
+    assert (found["label"][seen] == trained_on.numpy()[seen]).all() and (
+        found["label"][~seen] == -1
+    ).all()
     told = held is not None and held[0] != "0.png"
     assert len(said) == told and (not told or said[0].filename == __file__)
 
 
-@pytest.mark.parametrize("held", [FINE.tolist(), [f"class {i % 4}" for i in range(200)], FINE.double()])
+@pytest.mark.parametrize(
+    "held", [FINE.tolist(), [f"class {i % 4}" for i in range(200)], FINE.double()]
+)
 @pytest.mark.parametrize("soft", [False, True])
 def test_labels_that_agree_stay_as_the_dataset_has_them(held, soft):
     """So do those of which the criterion gets mixtures."""
@@ -441,11 +567,15 @@ def test_labels_that_agree_stay_as_the_dataset_has_them(held, soft):
 def test_batches_are_stratified_by_what_the_criterion_gets():
     trained_on = torch.arange(200) // 20 % 2
     settings = {"stratify": "class", "epochs": 2}
-    _, _, batches, said = of_stored(thresher.FullData(), torch.arange(200) % 3, trained_on, **settings)
+    _, _, batches, said = of_stored(
+        thresher.FullData(), torch.arange(200) % 3, trained_on, **settings
+    )
     assert all(abs(int(trained_on[ids].sum()) - 10) < 2 for ids in batches) and len(said) == 1
     given = {**settings, "stratify": (torch.arange(200) % 3).tolist()}
     _, _, batches, said = of_stored(thresher.FullData(), torch.arange(200) % 3, trained_on, **given)
-    assert all(np.ptp(np.bincount(ids % 3)) < 3 for ids in batches)  # the user's own labels are not questioned
+    assert all(
+        np.ptp(np.bincount(ids % 3)) < 3 for ids in batches
+    )  # the user's own labels are not questioned
 
 
 def test_more_classes_than_16_bits_are_labels():

@@ -14,7 +14,9 @@ from helpers import over_instances
 from thresher.permutation import MOST, Permutation
 
 
-@over_instances(depth([*range(65), *range(65, 4000, 97), *range(4090, 4102), 4999, 5000], range(5001)))
+@over_instances(
+    depth([*range(65), *range(65, 4000, 97), *range(4090, 4102), 4999, 5000], range(5001))
+)
 def test_every_id_comes_once(n):
     order = Permutation(n, seed=n, epoch=n % 7)
     ids = order.piece(0, n)
@@ -38,11 +40,18 @@ def test_every_place_of_a_large_order_has_one_id(n):
         seen |= set(ids.tolist())
     assert len(seen) == 4 * 1000
     ids = rng.integers(0, n, 20)
-    assert [order.piece(place, place + 1).item() for place in order.places_of(ids).tolist()] == ids.tolist()
+    assert [
+        order.piece(place, place + 1).item() for place in order.places_of(ids).tolist()
+    ] == ids.tolist()
 
 
 @settings(max_examples=depth(20, 200))
-@given(st.integers(1, 3000) | st.integers(131_000, 132_000), st.integers(0, 2**70), st.integers(0, 10**6), st.data())
+@given(
+    st.integers(1, 3000) | st.integers(131_000, 132_000),
+    st.integers(0, 2**70),
+    st.integers(0, 10**6),
+    st.data(),
+)
 def test_a_piece_is_the_same_however_it_is_cut(n, seed, epoch, data):
     begin = data.draw(st.integers(0, n))
     end, step = data.draw(st.integers(begin, n)), data.draw(st.integers(1, 9))
@@ -53,7 +62,12 @@ def test_a_piece_is_the_same_however_it_is_cut(n, seed, epoch, data):
 
 
 def test_seeds_epochs_and_sizes_have_other_orders():
-    keys = [(n, seed, epoch) for n in (999, 1000) for seed in (0, 1, -1, 2**63 + 5) for epoch in range(4)]
+    keys = [
+        (n, seed, epoch)
+        for n in (999, 1000)
+        for seed in (0, 1, -1, 2**63 + 5)
+        for epoch in range(4)
+    ]
     orders = {Permutation(*key).piece(0, 50).tobytes() for key in keys}
     assert len(orders) == len(keys)
 
@@ -63,7 +77,10 @@ def test_seeds_epochs_and_sizes_have_other_orders():
     [
         (lambda: Permutation(-1, 0, 0), "`n` must be a number of ids from 0 to 2.62, got -1"),
         (lambda: Permutation(MOST + 1, 0, 0), "`n` must be a number of ids from 0 to 2.62"),
-        (lambda: Permutation(9, 0, 0).piece(3, 10), "0 <= begin <= end <= 9, step >= 1; got 3, 10, 1"),
+        (
+            lambda: Permutation(9, 0, 0).piece(3, 10),
+            "0 <= begin <= end <= 9, step >= 1; got 3, 10, 1",
+        ),
         (lambda: Permutation(9, 0, 0).piece(-1, 3), "got -1, 3, 1"),
         (lambda: Permutation(9, 0, 0).piece(4, 3), "got 4, 3, 1"),
         (lambda: Permutation(9, 0, 0).piece(1, 3, 0), "got 1, 3, 0"),
@@ -131,16 +148,26 @@ def classes_in_batches(ids):
 def pairs_in_a_batch(ids):
     """The samples 2i and 2i + 1, such as two parts of one image, are in one batch as often as chance has it."""
     n, batches = len(ids), places_of(ids) // BATCH
-    together, expected = np.count_nonzero(batches[:-1:2] == batches[1::2]), (n // 2) * (BATCH - 1) / (n - 1)
-    return min(1.0, 2 * min(stats.poisson.sf(together - 1, expected), stats.poisson.cdf(together, expected)))
+    together, expected = (
+        np.count_nonzero(batches[:-1:2] == batches[1::2]),
+        (n // 2) * (BATCH - 1) / (n - 1),
+    )
+    return min(
+        1.0,
+        2 * min(stats.poisson.sf(together - 1, expected), stats.poisson.cdf(together, expected)),
+    )
 
 
 STATISTICS = {
-    "part of the place and of the id": lambda ids: independent(parts(np.arange(len(ids))), parts(ids)),
+    "part of the place and of the id": lambda ids: independent(
+        parts(np.arange(len(ids))), parts(ids)
+    ),
     "parts of consecutive ids": lambda ids: independent(parts(ids)[:-1], parts(ids)[1:]),
     "parts of ids a batch apart": lambda ids: independent(parts(ids)[:-BATCH], parts(ids)[BATCH:]),
     "low bits of consecutive ids": lambda ids: independent(ids[:-1] % PARTS, ids[1:] % PARTS),
-    "low bits of the place and of the id": lambda ids: independent(np.arange(len(ids)) % PARTS, ids % PARTS),
+    "low bits of the place and of the id": lambda ids: independent(
+        np.arange(len(ids)) % PARTS, ids % PARTS
+    ),
     "ascents": ascents,
     "distances of consecutive ids": distances,
     "distances of the places of consecutive ids": lambda ids: distances(places_of(ids)),
@@ -163,7 +190,9 @@ def p_values(order, n, epochs):
     return {name: stats.combine_pvalues(values).pvalue for name, values in found.items()}
 
 
-@pytest.mark.parametrize("n", depth([2**15, 50_000], [5_000, 2**13, 2**15, 50_000, 2**17 + 1, 300_007]))
+@pytest.mark.parametrize(
+    "n", depth([2**15, 50_000], [5_000, 2**13, 2**15, 50_000, 2**17 + 1, 300_007])
+)
 @pytest.mark.parametrize("order", [made(), drawn], ids=["computed", "drawn"])
 def test_an_order_is_random(order, n):
     small = {name: p for name, p in p_values(order, n, 24).items() if p < 1e-3}

@@ -32,7 +32,12 @@ def test_a_mapping_of_live_columns() -> None:
     assert len(records) == 4 and "loss" in records and "margin" not in records
     assert records["loss"].tolist() == [-math.inf] * 5
     assert records["correct"].tolist() == [False] * 5
-    assert [column.dtype for column in records.values()] == [torch.float32, torch.bool, torch.float32, torch.uint8]
+    assert [column.dtype for column in records.values()] == [
+        torch.float32,
+        torch.bool,
+        torch.float32,
+        torch.uint8,
+    ]
     assert records.signals == {"loss", "correct", "batch_confidence"}
     assert records.bytes_per_sample == 10
     assert repr(records) == (
@@ -51,8 +56,18 @@ def test_written_rows_and_no_others() -> None:
     assert records["loss"][4] == torch.tensor(0.1)
     assert records["loss"][1].isnan()
     assert records["loss"][[0, 2, 3]].tolist() == [-math.inf] * 3
-    assert records["confidence"].tolist() == [0, 0.25, 0, 0, 0.25]  # from the signal that the column names
-    assert records["correct"].tolist() == records["seen"].bool().tolist() == [False, True, False, False, True]
+    assert records["confidence"].tolist() == [
+        0,
+        0.25,
+        0,
+        0,
+        0.25,
+    ]  # from the signal that the column names
+    assert (
+        records["correct"].tolist()
+        == records["seen"].bool().tolist()
+        == [False, True, False, False, True]
+    )
 
 
 def test_a_second_sight_replaces_or_adds() -> None:
@@ -70,7 +85,10 @@ def test_a_second_sight_replaces_or_adds() -> None:
 
 def test_writing_again_adds_the_difference() -> None:
     """Two criteria in one step: the second call writes the larger loss, not one more."""
-    columns = {"loss": Column(torch.float32, merge="sum"), "last": Column(torch.float32, signal="loss")}
+    columns = {
+        "loss": Column(torch.float32, merge="sum"),
+        "last": Column(torch.float32, signal="loss"),
+    }
     records = Records(columns, 2, CPU)
     records.write(torch.tensor([1]), values(1.0))
     records.write(torch.tensor([1]), values(3.5), before=values(1.0))
@@ -102,7 +120,10 @@ def larger(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_function_merges_once_a_step() -> None:
-    columns = {"loss": Column(torch.float32), "worst": Column(torch.float32, signal="loss", merge=larger)}
+    columns = {
+        "loss": Column(torch.float32),
+        "worst": Column(torch.float32, signal="loss", merge=larger),
+    }
     records = Records(columns, 4, CPU)
     ids = torch.tensor([0, 2])
     records.write(ids, values(3.0, 1.0))
@@ -127,7 +148,9 @@ def test_a_column_that_says_when() -> None:
 
 
 def test_a_column_that_plans_write() -> None:
-    records = Records({"loss": Column(torch.float32), "weight": Column(torch.float32, merge="plan")}, 3, CPU)
+    records = Records(
+        {"loss": Column(torch.float32), "weight": Column(torch.float32, merge="plan")}, 3, CPU
+    )
     assert records.signals == {"loss"}
     live = records["weight"]
     records.remember({"weight": torch.tensor([0.0, 2.0, 1.0])})
@@ -138,14 +161,24 @@ def test_a_column_that_plans_write() -> None:
 @pytest.mark.parametrize(
     ("remember", "message"),
     [
-        ({"loss": torch.zeros(3)}, r"`remember` has 'loss'; columns with merge='plan' are \['weight'\]"),
+        (
+            {"loss": torch.zeros(3)},
+            r"`remember` has 'loss'; columns with merge='plan' are \['weight'\]",
+        ),
         ({"other": torch.zeros(3)}, "`remember` has 'other'"),
-        ({"weight": torch.zeros(2)}, r"`remember\['weight'\]` must be torch.float32 of shape \(3,\), got .* of shape \(2,\)"),
+        (
+            {"weight": torch.zeros(2)},
+            r"`remember\['weight'\]` must be torch.float32 of shape \(3,\), got .* of shape \(2,\)",
+        ),
         ({"weight": torch.zeros(3, dtype=torch.int64)}, "must be torch.float32 of shape"),
     ],
 )
 def test_columns_that_a_plan_may_not_write(remember: dict[str, torch.Tensor], message: str) -> None:
-    records = Records({"loss": Column(torch.float32), "weight": Column(torch.float32, fill=1, merge="plan")}, 3, CPU)
+    records = Records(
+        {"loss": Column(torch.float32), "weight": Column(torch.float32, fill=1, merge="plan")},
+        3,
+        CPU,
+    )
     with pytest.raises(ValueError, match=message):
         records.remember({"weight": torch.zeros(3), **remember})
     assert records["weight"].tolist() == [1, 1, 1]

@@ -33,8 +33,14 @@ def test_as_many_prompts_as_asked_for_and_the_same_on_every_rank(make, prompts, 
 @pytest.mark.parametrize("make", MAKE)
 def test_a_state_goes_on_with_the_same_prompts(make):
     policy = make(10, seed=3)
-    policy.observe(ids := policy.propose(4), torch.tensor([[1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double())
-    state = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in policy.state_dict().items()}
+    policy.observe(
+        ids := policy.propose(4),
+        torch.tensor([[1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double(),
+    )
+    state = {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in policy.state_dict().items()
+    }
     expected = [policy.propose(3) for _ in range(4)]
     again = make(10, seed=8)
     again.load_state_dict(state)
@@ -65,25 +71,45 @@ def test_thompson_is_the_discounted_posterior():
     policy = rl.Thompson(3, decay=0.5)
     policy.observe([0, 2], torch.tensor([[1.0, 1.0, 0.0, NAN], [0.25, 0.75, 0.0, 0.0]]))
     policy.observe([0], torch.tensor([[1.0, 1.0, 1.0, 1.0]]))
-    assert policy.passed.tolist() == [0.5 * 3 + 0.5 + 4, 1.0, 2.0] and policy.failed.tolist() == [0.5 * 2 + 0.5, 1.0, 4.0]
+    assert policy.passed.tolist() == [0.5 * 3 + 0.5 + 4, 1.0, 2.0] and policy.failed.tolist() == [
+        0.5 * 2 + 0.5,
+        1.0,
+        4.0,
+    ]
     sure = rl.Thompson(3, pool=3)
-    sure.passed, sure.failed = torch.tensor([1e6, 1e6, 1.0]).double(), torch.tensor([1e6, 1.0, 1e6]).double()
+    sure.passed, sure.failed = (
+        torch.tensor([1e6, 1e6, 1.0]).double(),
+        torch.tensor([1e6, 1.0, 1e6]).double(),
+    )
     assert {sure.propose(1)[0] for _ in range(20)} == {0}
 
 
-@given(st.lists(st.lists(st.sampled_from([0.0, 0.3, 1.0, NAN]), min_size=4, max_size=4), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.lists(st.sampled_from([0.0, 0.3, 1.0, NAN]), min_size=4, max_size=4),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_preflight_is_the_share_of_subsets_without_a_difference(rewards):
     found = rl.preflight(rewards)
     for number in (2, 4):
         subsets = [[set(some) for some in itertools.combinations(row, number)] for row in rewards]
-        shares = [fmean(len({value for value in some if value == value}) < 2 for some in of) for of in subsets]
+        shares = [
+            fmean(len({value for value in some if value == value}) < 2 for some in of)
+            for of in subsets
+        ]
         assert found.dead_with[number] == pytest.approx(fmean(shares))
     assert found.dead == pytest.approx(found.dead_with[4]) == pytest.approx(found.easy + found.hard)
 
 
 def test_preflight_takes_lists_and_arrays_and_rewards_of_any_range():
     rewards = [[3.0, 3.0], [0.0, 4.0], [-1.0, -1.0], [NAN, NAN]]
-    assert rl.preflight(rewards) == rl.preflight(np.array(rewards)) == rl.preflight(torch.tensor(rewards))
+    assert (
+        rl.preflight(rewards)
+        == rl.preflight(np.array(rewards))
+        == rl.preflight(torch.tensor(rewards))
+    )
     assert rl.preflight(rewards, middle=2.0)[:3] == (0.75, 0.25, 0.5)
     assert rl.preflight([[1, 1], [0, 1]]).dead == 0.5
 
@@ -94,7 +120,10 @@ def test_what_is_refused():
     for wrong in ({"target": 1.0}, {"decay": 0.0}, {"pool": 0}):
         with pytest.raises(ValueError, match="Thompson: `target` must be within"):
             rl.Thompson(3, **wrong)
-    with pytest.raises(ValueError, match=r"rewards must be within \[0, 1\]; scale the rewards, or use Greso or Uniform"):
+    with pytest.raises(
+        ValueError,
+        match=r"rewards must be within \[0, 1\]; scale the rewards, or use Greso or Uniform",
+    ):
         rl.Thompson(3).observe([0], torch.tensor([[2.0, 0.0]]))
     for shape in ((3,), (0, 4), (2, 1)):
         with pytest.raises(ValueError, match="preflight: `rewards` must have shape"):

@@ -13,7 +13,14 @@ CPU = torch.device("cpu")
 def draw(*generators: torch.Generator) -> list[float]:
     """One number from every source; NumPy's normal draws come in pairs, of which the second is kept."""
     own = [torch.rand((), generator=generator).item() for generator in generators]
-    return [torch.rand(()).item(), random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), *own]
+    return [
+        torch.rand(()).item(),
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(),
+        np.random.randn(),
+        *own,
+    ]
 
 
 def test_what_was_captured_comes_back() -> None:
@@ -65,14 +72,20 @@ def test_seeded_depends_on_its_key_alone() -> None:
 
 def test_seeded_tells_keys_apart() -> None:
     keys = [(seed, epoch) for seed in (-1, 0, 1, 2, 2**31, 2**40 + 1) for epoch in range(50)]
-    numbers = {torch.rand((), generator=rng.seeded(*key), dtype=torch.float64).item() for key in keys}
+    numbers = {
+        torch.rand((), generator=rng.seeded(*key), dtype=torch.float64).item() for key in keys
+    }
     assert len(numbers) == len(keys)
     assert rng.seeded(1, 2).initial_seed() != rng.seeded(2, 1).initial_seed()
 
 
 def test_seeds_depend_on_the_key_alone_and_the_first_is_that_of_seeded():
     many = rng.seeds(5, 3, -1)
-    assert many == rng.seeds(5, 3, -1) and len(set(many)) == 5 and all(0 <= seed < 2**63 for seed in many)
+    assert (
+        many == rng.seeds(5, 3, -1)
+        and len(set(many)) == 5
+        and all(0 <= seed < 2**63 for seed in many)
+    )
     assert rng.seeds(1, 3, -1) == many[:1] and rng.seeded(3, -1).initial_seed() == many[0]
     assert rng.seeds(5, 3, 0) != many
 
@@ -89,7 +102,10 @@ def test_lots_are_those_of_the_transcription_whatever_is_asked_with_them():
     for base in (0, 7, 2**63 - 1):
         ids = np.array([0, 1, 2**31, 2**40, 5])
         expected = [transcribed_lot(base, i) for i in ids.tolist()]
-        assert rng.lots(base, ids).tolist() == expected and rng.lots(base, range(5, 6)).tolist() == expected[-1:]
+        assert (
+            rng.lots(base, ids).tolist() == expected
+            and rng.lots(base, range(5, 6)).tolist() == expected[-1:]
+        )
         many = rng.lots(base, range(rng.CHUNK - 2, 2 * rng.CHUNK + 2))
         assert many.dtype == np.uint32 and len(many) == rng.CHUNK + 4
         for place in (0, 1, 2, rng.CHUNK + 3):
@@ -100,6 +116,8 @@ def test_lots_are_those_of_the_transcription_whatever_is_asked_with_them():
 def test_lots_are_uniform_and_independent_of_their_neighbours_and_of_the_base():
     one, other = (rng.lots(base, range(200_000)) / 2**32 for base in (3, 4))
     counts = np.histogram(one, 64, (0, 1))[0]
-    assert ((counts - 3125) ** 2 / 3125).sum() < 130  # of 63 degrees of freedom: 130 is exceeded once in a million
+    assert (
+        (counts - 3125) ** 2 / 3125
+    ).sum() < 130  # of 63 degrees of freedom: 130 is exceeded once in a million
     for a, b in ((one[1:], one[:-1]), (one, other)):
         assert abs(np.corrcoef(a, b)[0, 1]) < 5 / 200_000**0.5

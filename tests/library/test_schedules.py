@@ -34,7 +34,12 @@ def test_products_that_are_not_whole_as_floats() -> None:
 def test_epoch_numbers_do_not_depend_on_the_number_of_epochs() -> None:
     milestones = ((0, 1.0), (1, 0.9), (30, 0.8))
     for epochs in (40, 1000):
-        assert [step_value(milestones, epoch, epochs) for epoch in (0, 1, 29, 30)] == [1.0, 0.9, 0.9, 0.8]
+        assert [step_value(milestones, epoch, epochs) for epoch in (0, 1, 29, 30)] == [
+            1.0,
+            0.9,
+            0.9,
+            0.8,
+        ]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +50,14 @@ def test_epoch_numbers_do_not_depend_on_the_number_of_epochs() -> None:
         ([(0, 1), (0.6, 0.5), (0.3, 0.4)], "boundaries must ascend, got"),
         ([(0, 1), (0.3, 0.5), (0.3, 0.4)], "boundaries must ascend, got"),
         ([(0, 1), (math.nan, 0.5)], "boundaries must ascend, got"),
-        ([(0, 1), (0.3, 0.5), (60, 0.4)], "boundaries must all be shares of the epochs or all epoch numbers, got"),
-        ([(0, 1), (0.3, 0.5), (1.0, 0.4)], "boundaries must all be shares of the epochs or all epoch numbers, got"),
+        (
+            [(0, 1), (0.3, 0.5), (60, 0.4)],
+            "boundaries must all be shares of the epochs or all epoch numbers, got",
+        ),
+        (
+            [(0, 1), (0.3, 0.5), (1.0, 0.4)],
+            "boundaries must all be shares of the epochs or all epoch numbers, got",
+        ),
         ([(0, 1.1)], "values must be within [0, 1], got"),
         ([(0, 1), (30, -0.1)], "values must be within [0, 1], got"),
         ([(0, math.nan)], "values must be within [0, 1], got"),

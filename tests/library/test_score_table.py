@@ -31,19 +31,39 @@ def full(**changes):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"ids": torch.tensor([0.0, 1, 2])}, TypeError, "Scores: `ids` must be int64, got torch.float32"),
-        ({"labels": torch.tensor([0.0, 1, 2])}, TypeError, "Scores: `labels` must be int64, got torch.float32"),
-        ({"values": torch.zeros(2)}, ValueError, r"must have the same shape \(K,\), got \[\(3,\), \(2,\), \(3,\)\]"),
+        (
+            {"ids": torch.tensor([0.0, 1, 2])},
+            TypeError,
+            "Scores: `ids` must be int64, got torch.float32",
+        ),
+        (
+            {"labels": torch.tensor([0.0, 1, 2])},
+            TypeError,
+            "Scores: `labels` must be int64, got torch.float32",
+        ),
+        (
+            {"values": torch.zeros(2)},
+            ValueError,
+            r"must have the same shape \(K,\), got \[\(3,\), \(2,\), \(3,\)\]",
+        ),
         ({"labels": torch.tensor([0])}, ValueError, "must have the same shape"),
         (
             {"ids": torch.tensor([[0]]), "values": torch.zeros(1, 1), "labels": None},
             ValueError,
             "must have the same shape",
         ),
-        ({"ids": torch.tensor([0, 2, 2])}, ValueError, "`ids` must be ascending from 0 on, without repeats"),
+        (
+            {"ids": torch.tensor([0, 2, 2])},
+            ValueError,
+            "`ids` must be ascending from 0 on, without repeats",
+        ),
         ({"ids": torch.tensor([-1, 2, 3])}, ValueError, "`ids` must be ascending from 0 on"),
         ({"backward": -1}, ValueError, "`forward` and `backward` must be 0 or more, got 70 and -1"),
-        ({"provenance": {"model": object()}}, TypeError, "`provenance` must have types that JSON can hold"),
+        (
+            {"provenance": {"model": object()}},
+            TypeError,
+            "`provenance` must have types that JSON can hold",
+        ),
     ],
 )
 def test_what_it_refuses(changes, error, message):
@@ -70,7 +90,10 @@ def test_equal_where_the_content_is():
         full(backward=61),
         full(provenance={}),
     ]
-    assert len({table, *others}) == len(others) + 1 and len({repr(one) for one in (table, *others)}) == len(others) + 1
+    assert (
+        len({table, *others}) == len(others) + 1
+        and len({repr(one) for one in (table, *others)}) == len(others) + 1
+    )
     assert table != "table"
     zero, minus = (Scores(torch.tensor([0]), torch.tensor([value])) for value in (0.0, -0.0))
     assert zero == minus
@@ -87,8 +110,17 @@ def test_it_holds_copies():
 def test_dense():
     assert full(ids=torch.tensor([0, 2, 3])).dense(6).nan_to_num(-1).tolist()[::2] == [0.5, -1, -1]
     found = full().dense(6)
-    assert found.dtype == torch.float32 and found.isnan().tolist() == [False, True, True, True, True, False]
-    with pytest.raises(ValueError, match="Scores: `el2n` is of 6 or more samples, but the dataset has 5"):
+    assert found.dtype == torch.float32 and found.isnan().tolist() == [
+        False,
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
+    with pytest.raises(
+        ValueError, match="Scores: `el2n` is of 6 or more samples, but the dataset has 5"
+    ):
         full().dense(5)
     whole = Scores(torch.arange(3), torch.zeros(3), "el2n")
     assert whole.dense(3).tolist() == [0, 0, 0] and whole.samples == 3
@@ -100,13 +132,20 @@ def test_dense():
 
 
 def test_mean():
-    one, two = full(), full(values=torch.tensor([1.5, 1.0, math.inf]), forward=1, provenance={"seeds": [2]})
+    one, two = (
+        full(),
+        full(values=torch.tensor([1.5, 1.0, math.inf]), forward=1, provenance={"seeds": [2]}),
+    )
     mean = Scores.mean([one, two])
     assert mean.values[0] == 1.0 and not mean.values[1:].isfinite().any() and mean.name == "el2n"
     assert (mean.forward, mean.backward) == (71, 120) and torch.equal(mean.labels, one.labels)
     assert mean.provenance == {"mean_of": [one.provenance, two.provenance]}
     assert Scores.mean([one, full(name="grand")]).name == "mean of el2n, grand"
-    for other in (full(ids=torch.tensor([0, 2, 4])), full(labels=None), full(labels=torch.tensor([3, 1, 1]))):
+    for other in (
+        full(ids=torch.tensor([0, 2, 4])),
+        full(labels=None),
+        full(labels=torch.tensor([3, 1, 1])),
+    ):
         with pytest.raises(ValueError, match="has other samples or classes than"):
             Scores.mean([one, other])
     with pytest.raises(ValueError, match="pass one or more scores, got none"):
@@ -119,7 +158,9 @@ def test_without_cost():
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"labels": None}, {"ids": [], "values": [], "labels": None}], ids=["all", "no", "none"]
+    "changes",
+    [{}, {"labels": None}, {"ids": [], "values": [], "labels": None}],
+    ids=["all", "no", "none"],
 )
 def test_a_file_gives_back_what_was_saved(tmp_path, changes):
     if "ids" in changes:
@@ -134,16 +175,23 @@ def test_a_file_gives_back_what_was_saved(tmp_path, changes):
 
 def write(path, columns, metadata=None):
     table = pa.table(columns)
-    pq.write_table(table if metadata is None else table.replace_schema_metadata({b"thresher": metadata}), path)
+    pq.write_table(
+        table if metadata is None else table.replace_schema_metadata({b"thresher": metadata}), path
+    )
     return path
 
 
 def test_a_file_that_was_not_written_by_save(tmp_path):
     path = write(
-        tmp_path / "own.parquet", {"score": [2, None, 3], "note": ["a", "b", "c"], "id": pa.array([4, 0, 1], pa.int32())}
+        tmp_path / "own.parquet",
+        {"score": [2, None, 3], "note": ["a", "b", "c"], "id": pa.array([4, 0, 1], pa.int32())},
     )
     table = Scores.load(path)
-    assert table.ids.tolist() == [0, 1, 4] and table.values[1:].tolist() == [3, 2] and math.isnan(table.values[0])
+    assert (
+        table.ids.tolist() == [0, 1, 4]
+        and table.values[1:].tolist() == [3, 2]
+        and math.isnan(table.values[0])
+    )
     assert (table.name, table.labels, table.forward, table.backward) == ("score", None, 0, 0)
 
 
@@ -155,9 +203,17 @@ def test_a_file_that_was_not_written_by_save(tmp_path):
             None,
             "scores must have the columns id, score and, .* label; this file has id, loss",
         ),
-        ({"id": [0, 0], "score": [0.1, 0.2]}, None, "`ids` must be ascending from 0 on, without repeats"),
+        (
+            {"id": [0, 0], "score": [0.1, 0.2]},
+            None,
+            "`ids` must be ascending from 0 on, without repeats",
+        ),
         ({"id": [0, None], "score": [0.1, 0.2]}, None, "the column id has missing values"),
-        ({"id": [0, 1], "score": [0.1, 0.2], "label": [None, 1]}, None, "the column label has missing values"),
+        (
+            {"id": [0, 1], "score": [0.1, 0.2], "label": [None, 1]},
+            None,
+            "the column label has missing values",
+        ),
         ({"id": ["a", "b"], "score": [0.1, 0.2]}, None, "a"),
         ({"id": [0.5, 1], "score": [0.1, 0.2]}, None, "truncated"),
         ({"id": [0, 1], "score": [[1], [2]]}, None, "cast"),
@@ -174,7 +230,9 @@ def test_wrong_columns_name_the_file(tmp_path, columns, metadata, message):
 
 def test_a_damaged_file_is_named(tmp_path):
     path = tmp_path / "scores.parquet"
-    Scores(torch.arange(1000), torch.rand(1000, generator=torch.Generator().manual_seed(0))).save(path)
+    Scores(torch.arange(1000), torch.rand(1000, generator=torch.Generator().manual_seed(0))).save(
+        path
+    )
     whole = path.read_bytes()
     damaged = {
         "cut": whole[: len(whole) // 2],
@@ -192,7 +250,10 @@ def test_a_damaged_file_is_named(tmp_path):
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for call in (lambda: full().save(tmp_path / "s.parquet"), lambda: Scores.load(tmp_path / "s.parquet")):
+    for call in (
+        lambda: full().save(tmp_path / "s.parquet"),
+        lambda: Scores.load(tmp_path / "s.parquet"),
+    ):
         with pytest.raises(ImportError, match=r"pip install pyarrow"):
             call()
 

@@ -71,7 +71,9 @@ def test_largest(values: list[float], k: int, marked: list[int]) -> None:
     assert np.flatnonzero(largest(np.array(values), k)).tolist() == marked
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int16, np.int64, np.uint8, np.uint32])
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.float64, np.float16, np.int16, np.int64, np.uint8, np.uint32]
+)
 def test_kth_smallest(dtype: type) -> None:
     info = np.iinfo(dtype) if np.dtype(dtype).kind in "iu" else np.finfo(dtype)
     values = np.array([3, 0, 1, info.max, info.min, 7, 1, 2], dtype)
@@ -92,7 +94,9 @@ def test_inputs_are_left_alone() -> None:
     np.testing.assert_array_equal(values, before)
 
 
-@pytest.mark.parametrize(("q", "cut"), [(0.1, 10.0), (0.2, 11.0), (0.29, 12.0), (0.7, 16.0), (0.999, 18.0)])
+@pytest.mark.parametrize(
+    ("q", "cut"), [(0.1, 10.0), (0.2, 11.0), (0.29, 12.0), (0.7, 16.0), (0.999, 18.0)]
+)
 def test_quantile_cut(q: float, cut: float) -> None:
     """floor(q * 9) of nine values lie before it."""
     values = np.random.default_rng(0).permutation(np.arange(10.0, 19.0))

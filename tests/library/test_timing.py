@@ -51,7 +51,9 @@ def test_the_seconds_of_an_epoch_are_those_of_its_parts(clock):
     own = {"planning_s": 0, "refresh_s": 7, "scoring_s": 0, "tracing_s": 4, "attribution_s": 2}
     assert found == {"epoch": 3, "seconds": 23, "loading_s": 4, "steps_s": 12 - 4 - 2, **own}
     epoch(made, clock)
-    assert made.close(epoch=4, tracing_s=99.0)["steps_s"] == 0, "what is in the steps is no more than they took"
+    assert made.close(epoch=4, tracing_s=99.0)["steps_s"] == 0, (
+        "what is in the steps is no more than they took"
+    )
     made.forget()
     assert made.entries == []
 
@@ -77,9 +79,9 @@ def test_a_pass_that_was_no_training_is_dropped(clock):
 
 
 def test_parts_that_took_nearly_nothing_are_not_printed():
-    assert time_by_part([{"seconds": 3.2, "steps_s": 1.88, "tracing_s": 1.3, "planning_s": 0.02}]) == (
-        "3.2 s of wall time (steps 1.88 s, tracing 1.3 s)"
-    )
+    assert time_by_part(
+        [{"seconds": 3.2, "steps_s": 1.88, "tracing_s": 1.3, "planning_s": 0.02}]
+    ) == ("3.2 s of wall time (steps 1.88 s, tracing 1.3 s)")
 
 
 # In a training
@@ -93,7 +95,13 @@ def attached(method, *, epochs=3, samples=640, batch=10, **settings):
     loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch, shuffle=True)
     criterion = nn.CrossEntropyLoss()
     run = thresher.attach(
-        method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs, **settings
+        method,
+        loader=loader,
+        criterion=criterion,
+        model=model,
+        optimizer=optimizer,
+        epochs=epochs,
+        **settings,
     )
     return run, optimizer
 
@@ -113,7 +121,10 @@ def test_every_epoch_of_a_share_has_the_same_steps():
     run, optimizer = attached(0.5)
     sizes = train(run, optimizer)
     assert sizes == 3 * 64 * [5]
-    assert all(sum(entry[f"{part}_s"] for part in timing.PARTS) == pytest.approx(entry["seconds"]) for entry in run.times)
+    assert all(
+        sum(entry[f"{part}_s"] for part in timing.PARTS) == pytest.approx(entry["seconds"])
+        for entry in run.times
+    )
 
 
 def test_selection_in_the_loops_forward_pass_keeps_its_count_in_every_step():
@@ -122,7 +133,9 @@ def test_selection_in_the_loops_forward_pass_keeps_its_count_in_every_step():
     assert [entry["backward"] for entry in run.history] == [64 * 3] * 2
 
 
-@pytest.mark.parametrize("method", [0.5, thresher.SelectiveBackprop(keep=0.3), thresher.UniformSubset(keep=0.5)])
+@pytest.mark.parametrize(
+    "method", [0.5, thresher.SelectiveBackprop(keep=0.3), thresher.UniformSubset(keep=0.5)]
+)
 @pytest.mark.parametrize("after", [5, 12, 40, 70])
 def test_a_state_goes_on_with_the_same_steps(method, after):
     spend = {"spend": "batches"} if isinstance(method, thresher.UniformSubset) else {}
@@ -142,12 +155,17 @@ def test_a_state_goes_on_with_the_same_steps(method, after):
     whole = [*itertools.islice(rows(run, optimizer, batches(run)), 2 * 64)]
     run, optimizer = attached(method, **spend)
     first = [*itertools.islice(rows(run, optimizer, batches(run)), after)]
-    state = run.state_dict(), {name: value.clone() for name, value in run.model.state_dict().items()}
+    state = (
+        run.state_dict(),
+        {name: value.clone() for name, value in run.model.state_dict().items()},
+    )
     run, optimizer = attached(method, **spend)
     run.load_state_dict(state[0])
     run.model.load_state_dict(state[1])
     rest = [*itertools.islice(rows(run, optimizer, batches(run)), 2 * 64 - after)]
-    assert [ids for ids, _ in first + rest] == [ids for ids, _ in whole] and rest[-1][1] == whole[-1][1]
+    assert [ids for ids, _ in first + rest] == [ids for ids, _ in whole] and rest[-1][1] == whole[
+        -1
+    ][1]
 
 
 def test_a_trace_that_came_to_nothing_is_booked_once():
@@ -208,8 +226,17 @@ def test_each_step_has_the_rows_that_batchnorm_needs(share):
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), 10, shuffle=True)
-    given_ = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer, "epochs": 2}
-    with pytest.raises(ValueError, match=r"fewer than two per batch, which BatchNorm needs: the smallest share is 0\.2"):
+    given_ = {
+        "loader": loader,
+        "criterion": nn.CrossEntropyLoss(),
+        "model": model,
+        "optimizer": optimizer,
+        "epochs": 2,
+    }
+    with pytest.raises(
+        ValueError,
+        match=r"fewer than two per batch, which BatchNorm needs: the smallest share is 0\.2",
+    ):
         thresher.attach(0.05, **given_)
     run = thresher.attach(share, **given_)
     assert min(train(run, optimizer, 1)) == int(10 * share)

@@ -77,7 +77,12 @@ def test_objects_with_attributes() -> None:
     boxes = Boxes(A, B)
     assert [id(leaf) for leaf in leaves([boxes, C])] == [id(leaf) for leaf in (A, B, C)]
     mapped = map_leaves(lambda leaf: leaf * 10, boxes)
-    assert type(mapped) is Boxes and mapped.name == "boxes" and mapped.net is boxes.net and mapped.owner is boxes
+    assert (
+        type(mapped) is Boxes
+        and mapped.name == "boxes"
+        and mapped.net is boxes.net
+        and mapped.owner is boxes
+    )
     assert [leaf.item() for leaf in leaves(mapped)] == [10, 20]
     assert [leaf.item() for leaf in leaves(boxes)] == [1, 2]
 
@@ -86,4 +91,9 @@ def test_objects_without_tensors_stay_the_same_object() -> None:
     net, plain = torch.nn.Linear(1, 1), type("Plain", (), {})()
     plain.number = 3
     assert list(leaves([net, plain, leaves, dataclasses])) == []
-    assert map_leaves(lambda leaf: leaf * 10, (net, plain, leaves, dataclasses)) == (net, plain, leaves, dataclasses)
+    assert map_leaves(lambda leaf: leaf * 10, (net, plain, leaves, dataclasses)) == (
+        net,
+        plain,
+        leaves,
+        dataclasses,
+    )

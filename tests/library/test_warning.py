@@ -19,7 +19,9 @@ def test_the_line_is_that_of_the_caller() -> None:
     with pytest.warns(UserWarning, match="deep") as said:
         nn.Sequential(Warns())(torch.ones(1))
     # The innermost line that is neither the library's nor torch's.
-    assert said[0].filename == __file__ and said[0].lineno == Warns.forward.__code__.co_firstlineno + 1
+    assert (
+        said[0].filename == __file__ and said[0].lineno == Warns.forward.__code__.co_firstlineno + 1
+    )
 
 
 def test_a_hook_of_the_library_is_passed_over() -> None:

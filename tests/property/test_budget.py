@@ -34,16 +34,34 @@ class Counted(Dataset):
 class Training:
     """A small network, its optimizer and its data, with a method or without one."""
 
-    def __init__(self, n: int, batch_size: int, *, drop_last: bool = False, features: Any = nn.ReLU, **loading: Any) -> None:
+    def __init__(
+        self,
+        n: int,
+        batch_size: int,
+        *,
+        drop_last: bool = False,
+        features: Any = nn.ReLU,
+        **loading: Any,
+    ) -> None:
         torch.manual_seed(n)
         self.data = Counted(n)
         self.model = nn.Sequential(nn.Linear(4, 6), features(), nn.Linear(6, 3))
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
-        self.loader = DataLoader(self.data, batch_size, drop_last=drop_last, **({"shuffle": True} | loading))
-        self.steps, self.samples = (n // batch_size, n // batch_size * batch_size) if drop_last else (-(-n // batch_size), n)
+        self.loader = DataLoader(
+            self.data, batch_size, drop_last=drop_last, **({"shuffle": True} | loading)
+        )
+        self.steps, self.samples = (
+            (n // batch_size, n // batch_size * batch_size)
+            if drop_last
+            else (-(-n // batch_size), n)
+        )
 
     def attach(self, method: Any, epochs: int, **more: Any) -> thresher.Run:
-        arguments = {"loader": self.loader, "criterion": nn.CrossEntropyLoss(), "model": self.model} | more
+        arguments = {
+            "loader": self.loader,
+            "criterion": nn.CrossEntropyLoss(),
+            "model": self.model,
+        } | more
         return thresher.attach(method, optimizer=self.optimizer, epochs=epochs, **arguments)
 
     def epoch(self, run: thresher.Run) -> list[list[int]]:
@@ -65,14 +83,23 @@ class Training:
 
     def state(self) -> list[Any]:
         generators = [one.get_state() for one in (self.loader.generator,) if one is not None]
-        return [self.model.state_dict(), self.optimizer.state_dict(), torch.get_rng_state(), generators]
+        return [
+            self.model.state_dict(),
+            self.optimizer.state_dict(),
+            torch.get_rng_state(),
+            generators,
+        ]
 
 
 @st.composite
 def sizes(draw: st.DrawFn) -> tuple[int, int, bool]:
     """Numbers of samples and of samples a batch that do not divide, and whether the rest is dropped."""
     batch_size = draw(st.integers(2, 20))
-    return draw(st.integers(1, 6)) * batch_size + draw(st.integers(1, batch_size - 1)), batch_size, draw(st.booleans())
+    return (
+        draw(st.integers(1, 6)) * batch_size + draw(st.integers(1, batch_size - 1)),
+        batch_size,
+        draw(st.booleans()),
+    )
 
 
 def check_batches(training: Training, batches: list[list[int]]) -> int:
@@ -97,10 +124,15 @@ def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(size, ep
         for number in range(1, epochs + 1):
             assert len(run.loader) == training.steps
             batches = training.epoch(run)
-            assert training.data.loaded == [i for batch in batches for i in batch]  # the others are never loaded
+            assert training.data.loaded == [
+                i for batch in batches for i in batch
+            ]  # the others are never loaded
             if less:
                 kept = check_batches(training, batches)
-                assert abs(kept / training.samples - share) <= 0.01 + 1 / n and run.history[-1]["kept"] == kept
+                assert (
+                    abs(kept / training.samples - share) <= 0.01 + 1 / n
+                    and run.history[-1]["kept"] == kept
+                )
             assert run.cost.full_forward == run.cost.full_backward == number * training.samples
             assert run.cost.steps == number * training.steps
     assert run.cost.forward == run.cost.backward and abs(run.cost.ratio() - share) <= 0.01 + 1 / n
@@ -110,13 +142,22 @@ def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(size, ep
 @given(sizes(), st.integers(1, 99), st.booleans())
 def test_too_few_rows_a_batch_are_refused_with_the_smallest_share(size, hundredths, normalized):
     n, batch_size, drop_last = size
-    training = Training(n, batch_size, drop_last=drop_last, features=lambda: nn.BatchNorm1d(6) if normalized else nn.ReLU())
+    training = Training(
+        n,
+        batch_size,
+        drop_last=drop_last,
+        features=lambda: nn.BatchNorm1d(6) if normalized else nn.ReLU(),
+    )
     kept, least = max(1, round(hundredths / 100 * n)), 2 if normalized else 1
-    rows = (2 * kept * training.samples + n) // (2 * n)  # with drop_last, the same share of the samples that are not dropped
+    rows = (2 * kept * training.samples + n) // (
+        2 * n
+    )  # with drop_last, the same share of the samples that are not dropped
     if rows == training.samples or rows >= least * training.steps:
         training.attach(hundredths / 100, 2)
         return
-    reason = "fewer than two per batch, which BatchNorm needs" if normalized else "less than one a batch"
+    reason = (
+        "fewer than two per batch, which BatchNorm needs" if normalized else "less than one a batch"
+    )
     with pytest.raises(ValueError, match=f"{reason}: the smallest share is") as said:
         training.attach(hundredths / 100, 2)
     named = float(str(said.value).split("the smallest share is ")[1].split(". Give")[0])
@@ -142,7 +183,10 @@ def test_one_epoch_is_uniform(method):
     drawn = torch.zeros(n)
     for seed in range(seeds):
         drawn[[i for batch in batches(seed) for i in batch]] += 1
-    assert drawn.sum() == seeds * 9 and ((drawn / seeds - 9 / n).abs() < 4 * (9 / n * 13 / n / seeds) ** 0.5).all()
+    assert (
+        drawn.sum() == seeds * 9
+        and ((drawn / seeds - 9 / n).abs() < 4 * (9 / n * 13 / n / seeds) ** 0.5).all()
+    )
     assert batches(0, rate=5.0) == batches(0)
 
 
@@ -166,12 +210,22 @@ def test_share_1_is_full_training_bit_for_bit(features, own, drop_last):
 @settings(max_examples=depth(10, 100))
 @given(
     sizes(),
-    st.sampled_from([thresher.UniformSubset(0.7), thresher.UniformSubset(0.4), thresher.InfoBatch(), thresher.Kakurenbo(0.5)]),
+    st.sampled_from(
+        [
+            thresher.UniformSubset(0.7),
+            thresher.UniformSubset(0.4),
+            thresher.InfoBatch(),
+            thresher.Kakurenbo(0.5),
+        ]
+    ),
 )
 def test_other_methods_spend_their_plans_in_the_steps_of_full_training(size, method):
     n, batch_size, drop_last = size
     training = Training(n, batch_size, drop_last=drop_last)
-    if isinstance(method, thresher.UniformSubset) and int(method.keep * n) * training.samples / n < training.steps:
+    if (
+        isinstance(method, thresher.UniformSubset)
+        and int(method.keep * n) * training.samples / n < training.steps
+    ):
         return
     run = training.attach(method, 5, spend="batches")
     for number in range(1, 6):
@@ -179,7 +233,9 @@ def test_other_methods_spend_their_plans_in_the_steps_of_full_training(size, met
         assert len(run.loader) == training.steps and run.plan.lr_scale == 1
         batches = training.epoch(run)
         trained = [i for batch in batches for i in batch]
-        part = len(planned) * training.samples / n  # as large a part of a plan is dropped as of all samples
+        part = (
+            len(planned) * training.samples / n
+        )  # as large a part of a plan is dropped as of all samples
         assert set(trained) <= planned and abs(len(trained) - part) <= 0.5
         if len(trained) < training.samples:
             assert check_batches(training, batches) == run.history[-1]["kept"]

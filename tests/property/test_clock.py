@@ -13,11 +13,19 @@ SPENT: list[dict[str, Any]] = [{"spend": spend} for spend in (None, "steps", "ba
 ORDERED: list[dict[str, Any]] = [{}, {"stratify": None}, {"stratify": "class"}]
 PASSES: list[dict[str, Any]] = [{"forward_passes": "once"}, {"forward_passes": "twice"}]
 LOOPS: list[dict[str, Any]] = [
-    {"epochs": epochs, "drop_last": drop, "samples": samples, "accumulate": every, "resume_after": resume, "ahead": ahead}
+    {
+        "epochs": epochs,
+        "drop_last": drop,
+        "samples": samples,
+        "accumulate": every,
+        "resume_after": resume,
+        "ahead": ahead,
+    }
     for epochs, drop, samples, every, (resume, ahead) in product(
         (1, 2, 3, 4), (False, True), (96, 91), (1, 3), ((None, 0), (6, 0), (None, 2))
     )
-    if resume is None or every == 1  # a loop that accumulates looks a batch ahead, which a saved state would lose
+    if resume is None
+    or every == 1  # a loop that accumulates looks a batch ahead, which a saved state would lose
 ]
 STRIDE = 29
 """Coprime to the number of loops: the first few of them differ in everything."""
@@ -74,5 +82,7 @@ def test_batch_methods(name, passes):
 
 @pytest.mark.filterwarnings(IGNORED)
 def test_workers():
-    for method, loop in islice(zip(cycle((0.5, "kakurenbo", "infobatch")), LOOPS[:: 12 if DEEP else 48], strict=False), 99):
+    for method, loop in islice(
+        zip(cycle((0.5, "kakurenbo", "infobatch")), LOOPS[:: 12 if DEEP else 48], strict=False), 99
+    ):
         read(Case(METHODS.get(str(method), method), {}, **{**loop, "workers": 2}))

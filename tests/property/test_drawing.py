@@ -16,7 +16,9 @@ from thresher.methods._base import Chances, drawn_ids
 from thresher.rng import seeded
 
 numbers = st.one_of(
-    st.sampled_from([0.0, -0.0, 1.0, 5e-324, 1e-300, 1e-40, 1e308, -1.0, math.nan, math.inf, -math.inf]),
+    st.sampled_from(
+        [0.0, -0.0, 1.0, 5e-324, 1e-300, 1e-40, 1e308, -1.0, math.nan, math.inf, -math.inf]
+    ),
     st.floats(min_value=0, allow_infinity=False),
     st.floats(min_value=0, max_value=10),
 )
@@ -32,14 +34,18 @@ def searched(importance: list[float], k: int, key: int) -> Counter[int]:
         reached += importance[i] / largest if largest else 1.0
         edges.append(reached)
     times = Counter(i for i in range(len(importance)) if i not in known)
-    for point in torch.rand(k, generator=seeded(key), dtype=torch.float64).tolist() if known else ():
+    for point in (
+        torch.rand(k, generator=seeded(key), dtype=torch.float64).tolist() if known else ()
+    ):
         place = min(point * reached, math.nextafter(reached, 0))
         times[next(i for i, edge in zip(known, edges, strict=True) if edge > place)] += 1
     return times
 
 
 @given(importances, st.integers(1, 60), st.integers(0, 2**32), st.integers(1, 9))
-def test_a_search_point_by_point_finds_the_same(importance: list[float], k: int, key: int, piece: int) -> None:
+def test_a_search_point_by_point_finds_the_same(
+    importance: list[float], k: int, key: int, piece: int
+) -> None:
     """However long the pieces are; of values of both precisions."""
     for dtype in (np.float64, np.float32):
         with np.errstate(over="ignore"):
@@ -91,6 +97,9 @@ def test_the_order_of_training_tells_nothing_of_the_samples(key: int) -> None:
 def test_draws_are_independent_and_not_systematic() -> None:
     """The variance of a count is that of a binomial distribution; points at equal distances would make it smaller than 1."""
     times, k = depth(400, 4000), 100
-    counts = [int((drawn_ids(Chances(np.array([1.0, 3.0])), k, seeded(key))[0] == 0).sum()) for key in range(times)]
+    counts = [
+        int((drawn_ids(Chances(np.array([1.0, 3.0])), k, seeded(key))[0] == 0).sum())
+        for key in range(times)
+    ]
     assert np.var(counts) == pytest.approx(k * 0.25 * 0.75, rel=5 * math.sqrt(2 / times))
     assert np.mean(counts) == pytest.approx(k * 0.25, abs=5 * math.sqrt(k * 0.25 * 0.75 / times))

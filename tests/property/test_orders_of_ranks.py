@@ -46,7 +46,9 @@ def test_rows_of_ranks_are_those_of_a_distributed_sampler(data, n, size, drop_la
     begin, length = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 20))
     for rank in range(size):
         own = RankOrder(lambda a, b: order[a:b], n, rank, size, drop_last=drop_last)
-        sampler = torch.utils.data.DistributedSampler(order, size, rank, shuffle=False, drop_last=drop_last)
+        sampler = torch.utils.data.DistributedSampler(
+            order, size, rank, shuffle=False, drop_last=drop_last
+        )
         expected = order[list(sampler)].tolist() if not drop_last or n >= size else []
         assert len(own) == len(expected) and own.take(0, len(own)).tolist() == expected
         assert own.take(begin, begin + length).tolist() == expected[begin : begin + length]

@@ -64,19 +64,30 @@ def realized(method: Any, kind: str, n: int = N, epochs: int = EPOCHS) -> list[f
         table.start_epoch()
         seen = plan.ids if plan.refresh is None else torch.cat([plan.ids, plan.refresh])
         seen = seen.unique()
-        table.write(seen, {name: values[seen] for name, values in signals_after(subject, kind, epoch, n).items()})
+        table.write(
+            seen,
+            {name: values[seen] for name, values in signals_after(subject, kind, epoch, n).items()},
+        )
     return left_out
 
 
 def cases() -> list[tuple[str, str, float]]:
     shares = {"target": (0.12, 0.3, 0.5, 0.62), "keep": (0.1, 0.5, 0.88)}
-    return [(name, setting, share) for name, setting in sorted(WITH_A_SHARE) for share in shares[setting]]
+    return [
+        (name, setting, share)
+        for name, setting in sorted(WITH_A_SHARE)
+        for share in shares[setting]
+    ]
 
 
 @pytest.mark.parametrize(("name", "setting", "share"), cases())
 def test_the_share_is_the_one_that_was_asked_for(name: str, setting: str, share: float) -> None:
     method = methods.create(name, **{**OTHER_SETTINGS.get(name, {}), setting: share})
-    kinds = LOSSES[:1] if defines(method, "full_pass") or not requirements_of(method).records else LOSSES
+    kinds = (
+        LOSSES[:1]
+        if defines(method, "full_pass") or not requirements_of(method).records
+        else LOSSES
+    )
     for kind in depth(kinds[:: 1 if share == 0.5 else 4], kinds):
         with noted(f"losses: {kind}"):
             found = realized(method, kind)
@@ -88,7 +99,13 @@ def test_the_share_is_the_one_that_was_asked_for(name: str, setting: str, share:
 
 
 def test_every_method_with_a_threshold_has_a_target() -> None:
-    assert {name for name, setting in WITH_A_SHARE if setting == "target"} == {"infobatch", "bls", "seta", "repb", "ies"}
+    assert {name for name, setting in WITH_A_SHARE if setting == "target"} == {
+        "infobatch",
+        "bls",
+        "seta",
+        "repb",
+        "ies",
+    }
 
 
 def test_without_a_target_the_share_is_far_from_the_setting() -> None:
@@ -97,7 +114,9 @@ def test_without_a_target_the_share_is_far_from_the_setting() -> None:
     assert 0.5 * (1 - math.exp(-1)) * 20 / 24 < found < 0.3
 
 
-@pytest.mark.parametrize("name", sorted(name for name, setting in WITH_A_SHARE if setting == "target"))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, setting in WITH_A_SHARE if setting == "target")
+)
 @pytest.mark.parametrize(("n", "epochs"), [(1, 20), (2, 30), (3, 24), (57, 40)])
 def test_small_datasets_never_lose_all_their_samples(name: str, n: int, epochs: int) -> None:
     found = realized(methods.create(name, target=0.5), "tied", n, epochs)

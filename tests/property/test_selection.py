@@ -23,7 +23,9 @@ hundredths = st.integers(0, 99)
 
 def ordered(values: list[float]) -> list[int]:
     """Ids of the finite values by (value, id)."""
-    return [i for _, i in sorted((value, i) for i, value in enumerate(values) if math.isfinite(value))]
+    return [
+        i for _, i in sorted((value, i) for i, value in enumerate(values) if math.isfinite(value))
+    ]
 
 
 def marked(mask: np.ndarray) -> list[int]:
@@ -36,7 +38,9 @@ def test_smallest_and_largest_are_the_ends_of_the_sorted_ids(values: list[float]
     array = np.array(values, np.float32)
     order = ordered(array.tolist())
     assert marked(smallest(array, k)) == sorted(order[: max(k, 0)])
-    assert marked(largest(array, k)) == sorted(order[len(order) - k :] if 0 < k <= len(order) else order if k > 0 else [])
+    assert marked(largest(array, k)) == sorted(
+        order[len(order) - k :] if 0 < k <= len(order) else order if k > 0 else []
+    )
 
 
 @hard
@@ -61,7 +65,10 @@ def test_share_is_exact_for_hundredths(percent: int, n: int) -> None:
 @given(losses, hundredths)
 def test_easiest_by_threshold_is_closed_under_ties(values: list[float], percent: int) -> None:
     array = np.array(values, np.float32)
-    sort, threshold = hiding_candidates(array, percent / 100), hiding_candidates(array, percent / 100, by_threshold=True)
+    sort, threshold = (
+        hiding_candidates(array, percent / 100),
+        hiding_candidates(array, percent / 100, by_threshold=True),
+    )
     assert not (sort & ~threshold).any()
     finite = np.isfinite(array)
     assert not (threshold & ~finite).any()
@@ -72,7 +79,9 @@ def test_easiest_by_threshold_is_closed_under_ties(values: list[float], percent:
 
 @hard
 @given(losses, st.one_of(st.just("mean"), st.integers(1, 99)))
-def test_well_learned_is_a_lower_set_that_is_never_everything(values: list[float], threshold: int | str) -> None:
+def test_well_learned_is_a_lower_set_that_is_never_everything(
+    values: list[float], threshold: int | str
+) -> None:
     array = np.array(values, np.float32)
     below = well_learned(array, threshold if isinstance(threshold, str) else threshold / 100)
     finite = np.isfinite(array)
@@ -84,9 +93,17 @@ def test_well_learned_is_a_lower_set_that_is_never_everything(values: list[float
 
 
 @hard
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=40), st.integers(1, 99))
-def test_as_many_values_as_the_quantile_says_lie_before_the_cut(values: list[float], percent: int) -> None:
-    cut, count = quantile_cut(np.array(values), percent / 100), math.floor(Fraction(percent, 100) * len(values))
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=40),
+    st.integers(1, 99),
+)
+def test_as_many_values_as_the_quantile_says_lie_before_the_cut(
+    values: list[float], percent: int
+) -> None:
+    cut, count = (
+        quantile_cut(np.array(values), percent / 100),
+        math.floor(Fraction(percent, 100) * len(values)),
+    )
     assert sorted(values)[count] == cut
     assert sum(value < cut for value in values) <= count
 

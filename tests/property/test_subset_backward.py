@@ -47,7 +47,11 @@ def test_gradients_are_those_of_the_plain_model(name, n, kind, seed) -> None:
 @functools.cache
 def perceptron(width: int):
     torch.manual_seed(width)
-    return wrap(nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.Tanh(), nn.Linear(width, width)))
+    return wrap(
+        nn.Sequential(
+            nn.Linear(width, width), nn.LayerNorm(width), nn.Tanh(), nn.Linear(width, width)
+        )
+    )
 
 
 @given(n=st.integers(2, 16), which=st.sampled_from([0, 1, 2, 3]), kind=KEPT, seed=st.integers(0, 9))
@@ -108,4 +112,6 @@ def test_single_precision_is_no_worse_than_another_order_of_the_samples(n, seed)
     reordered = gradients(single.wrapped, x[order], torch.isin(order, rows).nonzero().squeeze(1))
     for name, right in truth.items():
         usual = max(float((other[name] - right).abs().max()) for other in (plain, reordered))
-        assert float((found[name] - right).abs().max()) <= 2 * usual + 1e-6 * float(right.abs().max())
+        assert float((found[name] - right).abs().max()) <= 2 * usual + 1e-6 * float(
+            right.abs().max()
+        )

@@ -32,7 +32,12 @@ class Transcribed:
     exponent: float = 1.0
 
     def answer(
-        self, scores: list[float], ids: list[int], gain: float, keys: list[float], draws: list[float]
+        self,
+        scores: list[float],
+        ids: list[int],
+        gain: float,
+        keys: list[float],
+        draws: list[float],
     ) -> tuple[list[tuple[int, float]], float]:
         """`keys` go to the samples from the lowest id to the highest, `draws` to the b places one after the other."""
         pool = len(ids)
@@ -44,16 +49,21 @@ class Transcribed:
         if usable and not any(known.values()):
             known = dict.fromkeys(usable, Fraction(1))
         least = (pool + 3 * b) / (3 * b) if self.threshold is None else self.threshold
-        picked: list[tuple[int, float]] = [(row, max(b, len(strange)) / pool) for row in strange[::-1][:b]]
+        picked: list[tuple[int, float]] = [
+            (row, max(b, len(strange)) / pool) for row in strange[::-1][:b]
+        ]
         places = b - len(picked)
         if places and gain > least:
             found = [self.walk(usable, known, draws[slot]) for slot in range(len(picked), b)]
             raw = [sum(known.values()) / pool / known[row] for row in found]
             picked += [
-                (row, w * b / places) for row, w in zip(found, self.tempered(raw, [known[r] for r in found]), strict=True)
+                (row, w * b / places)
+                for row, w in zip(found, self.tempered(raw, [known[r] for r in found]), strict=True)
             ]
         elif places:
-            by_key = sorted((key, ids[row], row) for key, row in zip(keys, order, strict=True) if row in known)
+            by_key = sorted(
+                (key, ids[row], row) for key, row in zip(keys, order, strict=True) if row in known
+            )
             picked += [(row, len(usable) / pool * b / places) for *_, row in by_key[-places:]]
         if usable:
             gain = self.smoothing * gain + (1 - self.smoothing) * self.gain(list(known.values()))
@@ -118,12 +128,19 @@ def batches(r: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
     n = int(r.choice([1, 2, 5, 8, 16, 33]))
     sizes = [n] * int(r.integers(2, 6)) + [int(r.integers(1, n + 1))]
     ids = r.permutation(sum(sizes)).astype(np.int64) * 3 + 2**40
-    return [(hard_scores(r, size), part) for size, part in zip(sizes, np.split(ids, np.cumsum(sizes)[:-1]), strict=True)]
+    return [
+        (hard_scores(r, size), part)
+        for size, part in zip(sizes, np.split(ids, np.cumsum(sizes)[:-1]), strict=True)
+    ]
 
 
-def planned(method: BatchImportance, scores: Any, ids: Any, gain: float | torch.Tensor, key: int) -> tuple[BatchPlan, float]:
+def planned(
+    method: BatchImportance, scores: Any, ids: Any, gain: float | torch.Tensor, key: int
+) -> tuple[BatchPlan, float]:
     signals = {"id": torch.as_tensor(ids), "grad_norm": torch.as_tensor(scores)}
-    plan, state = method.plan_batch(signals, {"gain": torch.as_tensor(gain)}, step=0, generator=seeded(key))
+    plan, state = method.plan_batch(
+        signals, {"gain": torch.as_tensor(gain)}, step=0, generator=seeded(key)
+    )
     assert plan.weights is not None
     return plan, float(state["gain"])
 
@@ -135,7 +152,10 @@ NUMBERS = depth(range(60), range(300))
 def test_hard_instances(seed: int) -> None:
     r = np.random.default_rng(seed)
     settings = hard_settings(r)
-    method, other = BatchImportance(**settings | {"keep": float(settings["keep"])}), Transcribed(**settings)
+    method, other = (
+        BatchImportance(**settings | {"keep": float(settings["keep"])}),
+        Transcribed(**settings),
+    )
     gain = float(method.init_state()["gain"])
     assert gain == 0
     for step, (scores, ids) in enumerate(batches(r)):
@@ -165,7 +185,15 @@ def test_the_instances_are_hard() -> None:
             met |= {"nothing finite"} if not len(finite) else set()
             met |= {"more than b"} if len(ids) > len(ids) - len(finite) > b else set()
             met |= {"forced and drawn"} if 0 < len(ids) - len(finite) < b else set()
-    assert met == {"one", "tied", "all zero", "huge", "nothing finite", "more than b", "forced and drawn"}
+    assert met == {
+        "one",
+        "tied",
+        "all zero",
+        "huge",
+        "nothing finite",
+        "more than b",
+        "forced and drawn",
+    }
 
 
 def test_the_gain_is_that_of_the_code() -> None:
@@ -173,20 +201,29 @@ def test_the_gain_is_that_of_the_code() -> None:
     scores = np.random.default_rng(0).gamma(0.5, 1.0, 64)
     g = scores / scores.sum()
     expected = 1 / math.sqrt(1 - ((g - 1 / 64) ** 2).sum() / (g**2).sum())
-    assert variance_gain(masses(torch.from_numpy(scores)), torch.tensor(64)).item() == pytest.approx(expected)
+    assert variance_gain(
+        masses(torch.from_numpy(scores)), torch.tensor(64)
+    ).item() == pytest.approx(expected)
 
 
 def test_worked_vector() -> None:
     g = torch.tensor([0.5, 0.3, 0.1, 0.1])
     assert variance_gain(masses(g), torch.tensor(4)).item() == pytest.approx(1.2)
-    assert unbiased_row_weights(masses(g), torch.arange(4)).tolist() == pytest.approx([0.5, 0.8333333, 2.5, 2.5])
-    assert Transcribed.gain([Fraction(5), Fraction(3), Fraction(1), Fraction(1)]) == pytest.approx(1.2)
+    assert unbiased_row_weights(masses(g), torch.arange(4)).tolist() == pytest.approx(
+        [0.5, 0.8333333, 2.5, 2.5]
+    )
+    assert Transcribed.gain([Fraction(5), Fraction(3), Fraction(1), Fraction(1)]) == pytest.approx(
+        1.2
+    )
 
 
 @pytest.mark.parametrize(
-    ("scores", "settings", "updates"), [([1.0] + [0.0] * 8, {}, 11), ([1.0] * 4 + [0.0] * 21, {"threshold": 2.0}, 16)]
+    ("scores", "settings", "updates"),
+    [([1.0] + [0.0] * 8, {}, 11), ([1.0] * 4 + [0.0] * 21, {"threshold": 2.0}, 16)],
 )
-def test_the_average_starts_from_zero(scores: list[float], settings: dict[str, float], updates: int) -> None:
+def test_the_average_starts_from_zero(
+    scores: list[float], settings: dict[str, float], updates: int
+) -> None:
     """Gains of 3 and 2.5 pass a threshold of 2 after 11 and 16 updates; B = 3b has that threshold."""
     method, gain, uniform = BatchImportance(**settings), 0.0, []
     for step in range(updates + 3):
@@ -203,7 +240,9 @@ def away(samples: np.ndarray, expected: float) -> float:
     return abs(samples.mean() - expected) / (samples.std(ddof=1) / math.sqrt(len(samples)))
 
 
-def means(method: BatchImportance, scores: np.ndarray, losses: np.ndarray, gain: float) -> tuple[np.ndarray, np.ndarray]:
+def means(
+    method: BatchImportance, scores: np.ndarray, losses: np.ndarray, gain: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Weighted and plain mean losses of many draws."""
     weighted, plain = [], []
     for key in range(depth(400, 1000)):

@@ -31,7 +31,11 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.norm, self.last = nn.Linear(5, 12), nn.BatchNorm1d(12, track_running_stats=True), nn.Linear(12, C)
+        self.first, self.norm, self.last = (
+            nn.Linear(5, 12),
+            nn.BatchNorm1d(12, track_running_stats=True),
+            nn.Linear(12, C),
+        )
 
     def forward(self, x):
         hidden = self.norm(self.first(x)) if len(x) > 1 or not self.training else self.first(x)
@@ -55,7 +59,9 @@ class Chooser:
     def rows(self, ids, losses):
         order = sorted(range(len(ids)), key=lambda row: ids[row])
         if self.keep is not None:
-            ranked = sorted(order, key=lambda row: losses[row] if math.isfinite(losses[row]) else math.inf)
+            ranked = sorted(
+                order, key=lambda row: losses[row] if math.isfinite(losses[row]) else math.inf
+            )
             chosen = ranked[-max(1, math.floor(self.keep * len(ids) + 1e-9)) :]
         else:
             for row in order:
@@ -79,7 +85,12 @@ class ByHand:
     """The loop that scores, queues and steps, with a criterion that is plain cross-entropy."""
 
     def __init__(self, net, optimizer, batch_size, chooser, *, drop_last, stale, losses):
-        self.net, self.optimizer, self.batch_size, self.chooser = net, optimizer, batch_size, chooser
+        self.net, self.optimizer, self.batch_size, self.chooser = (
+            net,
+            optimizer,
+            batch_size,
+            chooser,
+        )
         self.drop_last, self.stale, self.losses = drop_last, stale, losses
         self.stored, self.chosen_ids, self.trained = {}, [], Counter()
         self.scored = self.steps = 0
@@ -100,7 +111,9 @@ class ByHand:
     def train(self, rows):
         ids, xs, ys = zip(*rows, strict=True)
         outputs, y = self.net(torch.stack(xs)), torch.stack(ys)
-        self.stored.update(zip(ids, F.cross_entropy(outputs, y, reduction="none").tolist(), strict=True))
+        self.stored.update(
+            zip(ids, F.cross_entropy(outputs, y, reduction="none").tolist(), strict=True)
+        )
         F.cross_entropy(outputs, y).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -153,7 +166,9 @@ def test_two_forward_passes_are_the_loop_by_hand(number):
     net = Net()
     other = copy.deepcopy(net)
     optimizer = torch.optim.SGD(net.parameters(), 0.2, momentum=0.9)
-    method = SelectiveBackprop(keep=s["keep"], beta=s["beta"], **({"history": s["history"]} if s["keep"] is None else {}))
+    method = SelectiveBackprop(
+        keep=s["keep"], beta=s["beta"], **({"history": s["history"]} if s["keep"] is None else {})
+    )
     run = thresher.attach(
         method,
         loader=DataLoader(TensorDataset(x, y), s["size"], shuffle=True, drop_last=s["drop_last"]),
@@ -198,7 +213,11 @@ def test_two_forward_passes_are_the_loop_by_hand(number):
     assert_same(net.state_dict(), other.state_dict())
     assert torch.equal(state, torch.get_rng_state())
     cost = run.cost
-    assert (cost.scoring, cost.steps, cost.backward) == (hand.scored, hand.steps, sum(hand.trained.values()))
+    assert (cost.scoring, cost.steps, cost.backward) == (
+        hand.scored,
+        hand.steps,
+        sum(hand.trained.values()),
+    )
     assert cost.forward == cost.scoring + cost.backward
     assert run.trained.tolist() == [hand.trained[i] for i in range(s["n"])]
     candidates = s["n"] - s["n"] % s["size"] if s["drop_last"] else s["n"]
@@ -214,7 +233,16 @@ def test_the_instances_are_hard():
         met |= {"drop last"} if s["drop_last"] else set()
         met |= {"partial"} if s["n"] % s["size"] else set()
         met |= {"short history"} if s["beta"] and s["history"] < s["n"] else set()
-    assert met == {"keep", "beta", "stale", "fresh", "given", "drop last", "partial", "short history"}
+    assert met == {
+        "keep",
+        "beta",
+        "stale",
+        "fresh",
+        "given",
+        "drop last",
+        "partial",
+        "short history",
+    }
 
 
 @dataclass(frozen=True)
@@ -238,18 +266,28 @@ class Flags:
         return None
 
     def plan_batch(self, signals, state, *, step, generator):
-        rows = torch.tensor([i for i, flag in enumerate(self.flags[step % len(self.flags)]) if flag == "1"])
+        rows = torch.tensor(
+            [i for i, flag in enumerate(self.flags[step % len(self.flags)]) if flag == "1"]
+        )
         rows = rows.long()
-        return BatchPlan(rows, weights=signals["id"][rows].float() + 0.5 if self.weights else None), state
+        return BatchPlan(
+            rows, weights=signals["id"][rows].float() + 0.5 if self.weights else None
+        ), state
 
 
-@pytest.mark.parametrize(("drop_last", "batches"), [(False, [[0, 2, 5, 8], [9, 10]]), (True, [[0, 2, 5, 8]])])
+@pytest.mark.parametrize(
+    ("drop_last", "batches"), [(False, [[0, 2, 5, 8], [9, 10]]), (True, [[0, 2, 5, 8]])]
+)
 @pytest.mark.parametrize("signals", [("loss",), ()])
 def test_worked_vector_d(drop_last, batches, signals):
     """Forward batches flagged 1010, 0100, 1110: a batch of four and, where it is not dropped, the two that are left."""
     run = thresher.attach(
         Flags(("1010", "0100", "1110"), signals),
-        loader=DataLoader(TensorDataset(torch.randn(12, 5), torch.zeros(12, dtype=torch.int64)), 4, drop_last=drop_last),
+        loader=DataLoader(
+            TensorDataset(torch.randn(12, 5), torch.zeros(12, dtype=torch.int64)),
+            4,
+            drop_last=drop_last,
+        ),
         criterion=nn.CrossEntropyLoss(),
         model=nn.Linear(5, C),
         epochs=2,
@@ -272,7 +310,9 @@ def test_worked_vector_d(drop_last, batches, signals):
 
 
 def dense(*shape):
-    return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, math.prod(shape)), nn.Unflatten(1, shape))
+    return nn.Sequential(
+        nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, math.prod(shape)), nn.Unflatten(1, shape)
+    )
 
 
 def labels(*shape):
@@ -311,7 +351,11 @@ CRITERIA = {
     "sum": (nn.CrossEntropyLoss(reduction="sum"), (C,), labels()),
     "class weights": (nn.CrossEntropyLoss(weight=W), (C,), labels()),
     "smoothing": (nn.CrossEntropyLoss(label_smoothing=0.1), (C,), labels()),
-    "smoothing and class weights": (nn.CrossEntropyLoss(weight=W, label_smoothing=0.2), (C,), labels()),
+    "smoothing and class weights": (
+        nn.CrossEntropyLoss(weight=W, label_smoothing=0.2),
+        (C,),
+        labels(),
+    ),
     "soft": (nn.CrossEntropyLoss(), (C,), soft),
     "ignored": (nn.CrossEntropyLoss(), (C,), some_ignored()),
     "nll": (lambda o, t: F.nll_loss(o.log_softmax(1), t, reduction="none"), (C,), labels()),
@@ -335,8 +379,14 @@ def unreduced(criterion, outputs, targets):
         return criterion(outputs, targets).detach().numpy()
     if isinstance(criterion, nn.CrossEntropyLoss):
         smoothing = criterion.label_smoothing
-        positions = F.cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing).detach()
-        valid = (targets != -100).double() if not targets.is_floating_point() else torch.ones_like(positions)
+        positions = F.cross_entropy(
+            outputs, targets, reduction="none", label_smoothing=smoothing
+        ).detach()
+        valid = (
+            (targets != -100).double()
+            if not targets.is_floating_point()
+            else torch.ones_like(positions)
+        )
     else:
         positions = type(criterion)(reduction="none")(outputs, targets).detach()
         valid = torch.ones_like(positions)
@@ -378,12 +428,26 @@ def attached(name, *, method=None, n=37, size=8, flat=False, **settings):
     return run, net, criterion
 
 
-PLAIN_MEANS = ["cross-entropy", "smoothing", "soft", "nll", "mse", "bce", "own", "dense", "dense mse", "tokens"]
+PLAIN_MEANS = [
+    "cross-entropy",
+    "smoothing",
+    "soft",
+    "nll",
+    "mse",
+    "bce",
+    "own",
+    "dense",
+    "dense mse",
+    "tokens",
+]
 
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [*((name, "criterion") for name in [*CRITERIA, *TOKENS]), *((name, "reduce") for name in PLAIN_MEANS)],
+    [
+        *((name, "criterion") for name in [*CRITERIA, *TOKENS]),
+        *((name, "reduce") for name in PLAIN_MEANS),
+    ],
 )
 def test_one_forward_pass_is_the_criterion_on_the_chosen_rows(name, how):
     flat = name in TOKENS
@@ -416,13 +480,18 @@ def test_one_forward_pass_is_the_criterion_on_the_chosen_rows(name, how):
             run._timeline.hooks._optimizer.step()  # without gradients: the weights are moved below
             with torch.no_grad():
                 for parameter in net.parameters():
-                    parameter.add_(0.03 * torch.sin(torch.arange(parameter.numel()).double()).view_as(parameter))
+                    parameter.add_(
+                        0.03
+                        * torch.sin(torch.arange(parameter.numel()).double()).view_as(parameter)
+                    )
     assert run.cost.backward == sum(trained.values()) == 2 * (4 * 3 + 2)
     assert run.cost.forward == 2 * 37
     assert run.trained.tolist() == [trained[i] for i in range(37)]
 
 
-@pytest.mark.parametrize("name", ["cross-entropy", "class weights", "sum", "dense, ignored, class weights", "mse"])
+@pytest.mark.parametrize(
+    "name", ["cross-entropy", "class weights", "sum", "dense, ignored, class weights", "mse"]
+)
 def test_weights_of_the_epoch_are_the_chosen_rows_own(name):
     """sum(v s m) / sum(s) over the chosen rows, and / sum(v s) where the criterion has class weights."""
 
@@ -447,11 +516,17 @@ def test_weights_of_the_epoch_are_the_chosen_rows_own(name):
         if isinstance(criterion, nn.MSELoss):
             expected = ((o - t) ** 2 * v[:, None]).sum() / o.numel()
         else:
-            positions = F.cross_entropy(o, t, weight=criterion.weight, reduction="none").reshape(len(rows), -1)
+            positions = F.cross_entropy(o, t, weight=criterion.weight, reduction="none").reshape(
+                len(rows), -1
+            )
             table = torch.ones(C).double() if criterion.weight is None else criterion.weight
             valid = (t != -100).reshape(len(rows), -1)
             share = (table[t.clamp(min=0)].reshape(len(rows), -1) * valid).sum(1)
-            below = 1.0 if criterion.reduction == "sum" else (share * v if criterion.weight is not None else share).sum()
+            below = (
+                1.0
+                if criterion.reduction == "sum"
+                else (share * v if criterion.weight is not None else share).sum()
+            )
             expected = (positions.sum(1) * v).sum() / below
         value = run.criterion(run.model(x), y)
         torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-12)
@@ -465,17 +540,27 @@ def test_weights_of_the_epoch_are_the_chosen_rows_own(name):
 def test_weights_of_a_batch_method(forward_passes, how):
     """Its weights go with its rows through the gathering, and are found again by ids of the caller's."""
     run, net, _ = attached(
-        "cross-entropy", method=Flags(("10110100", "01010101", "11000000"), weights=True), n=48, forward_passes=forward_passes
+        "cross-entropy",
+        method=Flags(("10110100", "01010101", "11000000"), weights=True),
+        n=48,
+        forward_passes=forward_passes,
     )
     seen = 0
     for x, y in run.loader:
         seen += 1
         flags = Flags(("10110100", "01010101", "11000000")).flags[(seen - 1) % 3]
-        rows = [i for i, flag in enumerate(flags) if flag == "1"] if forward_passes == "once" else list(range(len(x)))
+        rows = (
+            [i for i, flag in enumerate(flags) if flag == "1"]
+            if forward_passes == "once"
+            else list(range(len(x)))
+        )
         if how == "micro-batches":
             if forward_passes == "once":
                 continue
-            value = sum(run.criterion(run.model(a), b) * len(a) / len(x) for a, b in zip(x.split(3), y.split(3), strict=True))
+            value = sum(
+                run.criterion(run.model(a), b) * len(a) / len(x)
+                for a, b in zip(x.split(3), y.split(3), strict=True)
+            )
         else:
             value = run.criterion(run.model(x), y, ids=run.ids.clone() if how == "ids" else None)
         losses = F.cross_entropy(net(x), y, reduction="none")
@@ -581,7 +666,11 @@ def test_a_second_loss_of_the_same_rows(method, ids):
         rows = (run.trained - before)[run.ids].nonzero().flatten()
         a, b = net(bx)
         losses = [F.cross_entropy(o, by, reduction="none") for o in (a, b)]
-        expected = losses[0][rows].mean() + 0.3 * losses[1][rows].mean() if len(rows) else 0.0 * losses[0].sum()
+        expected = (
+            losses[0][rows].mean() + 0.3 * losses[1][rows].mean()
+            if len(rows)
+            else 0.0 * losses[0].sum()
+        )
         torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-12)
         torch.testing.assert_close(run.records["loss"][run.ids], sum(losses).float().detach())
         optimizer.zero_grad()
@@ -629,7 +718,9 @@ def test_ignored_samples_are_chosen_last():
 def test_rows_that_two_calls_of_a_step_share_are_counted_once():
     run, _, _ = attached("cross-entropy", size=12, n=36)
     for x, y in run.loader:
-        (run.criterion(run.model(x[:6]), y[:6]) + run.criterion(run.model(x[4:10]), y[4:10])).backward()
+        (
+            run.criterion(run.model(x[:6]), y[:6]) + run.criterion(run.model(x[4:10]), y[4:10])
+        ).backward()
     assert run.cost.forward == 36  # the model ran on the shared rows twice
     assert run.cost.backward == 3 * (2 + 2) >= int(run.trained.sum())
     assert run.trained.max() == 1

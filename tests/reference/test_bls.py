@@ -30,16 +30,24 @@ def trained(method: Any, *, one_loss: bool = False, epochs: int = 3) -> tuple[th
     with torch.no_grad():
         model.weight.copy_(torch.randn(2, 3, generator=seeded(2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    loader = DataLoader(TensorDataset(x, y, torch.arange(N)), BATCH, shuffle=True, generator=seeded(3))
+    loader = DataLoader(
+        TensorDataset(x, y, torch.arange(N)), BATCH, shuffle=True, generator=seeded(3)
+    )
     criterion = None if one_loss else nn.CrossEntropyLoss()
-    run = thresher.attach(method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs)
+    run = thresher.attach(
+        method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs
+    )
     seen = []
     for _ in range(epochs):
         batches = []
         for inputs, targets, ids in run.loader:
             outputs = run.model(inputs)
             loss = nn.functional.cross_entropy(outputs, targets)
-            value = run.reduce(loss.expand(len(ids)), ids=run.ids) if one_loss else run.criterion(outputs, targets)
+            value = (
+                run.reduce(loss.expand(len(ids)), ids=run.ids)
+                if one_loss
+                else run.criterion(outputs, targets)
+            )
             batches.append((ids.tolist(), loss.item(), value.item()))
             optimizer.zero_grad()
             value.backward()
@@ -64,9 +72,13 @@ def test_scores_are_moving_means_of_the_losses_of_batches(one_loss: bool) -> Non
     assert [len(ids) for ids, _, _ in seen[0]] == [8, 8, 6]
     assert sum(len(ids) for ids, _, _ in seen[2]) < N
     np.testing.assert_allclose(run.records["score"].numpy(), transcribed(seen), rtol=1e-5)
-    if one_loss:  # times the mean of the weights of the batch, which add up to the number of samples
+    if (
+        one_loss
+    ):  # times the mean of the weights of the batch, which add up to the number of samples
         for epoch in seen:
-            assert sum(len(ids) * value / loss for ids, loss, value in epoch) == pytest.approx(N, rel=1e-5)
+            assert sum(len(ids) * value / loss for ids, loss, value in epoch) == pytest.approx(
+                N, rel=1e-5
+            )
 
 
 @pytest.mark.parametrize("kind", HARD_KINDS)
@@ -81,7 +93,9 @@ def test_the_plan_is_that_of_infobatch_by_the_scores(kind: str) -> None:
         one, other = plans
         assert torch.equal(one.ids, other.ids)
         assert (one.weights is None) == (other.weights is None)
-        assert one.weights is None or (other.weights is not None and torch.equal(one.weights, other.weights))
+        assert one.weights is None or (
+            other.weights is not None and torch.equal(one.weights, other.weights)
+        )
 
 
 @pytest.mark.parametrize("alpha", [1, -0.1, math.nan])

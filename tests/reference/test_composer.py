@@ -37,7 +37,9 @@ def sets(n: int, keep: Fraction) -> dict[frozenset[int], float]:
 
 
 def inclusion(n: int, keep: Fraction) -> list[float]:
-    return [sum(chance for ranks, chance in sets(n, keep).items() if rank in ranks) for rank in range(n)]
+    return [
+        sum(chance for ranks, chance in sets(n, keep).items() if rank in ranks) for rank in range(n)
+    ]
 
 
 def rows_of(method: SelectiveBackprop, loss: object, ids: object, key: int) -> list[int]:
@@ -54,7 +56,14 @@ def test_worked_vector_of_the_transcription() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "keep"), [(4, Fraction(1, 2)), (4, Fraction(1, 4)), (5, Fraction(2, 5)), (5, Fraction(3, 5)), (3, Fraction(1, 10))]
+    ("n", "keep"),
+    [
+        (4, Fraction(1, 2)),
+        (4, Fraction(1, 4)),
+        (5, Fraction(2, 5)),
+        (5, Fraction(3, 5)),
+        (3, Fraction(1, 10)),
+    ],
 )
 def test_every_set_of_rows_comes_as_often_as_it_should(n: int, keep: Fraction) -> None:
     draws, r = depth(1000, 3000), np.random.default_rng(n)
@@ -67,11 +76,14 @@ def test_every_set_of_rows_comes_as_often_as_it_should(n: int, keep: Fraction) -
     expected = sets(n, keep)
     assert set(found) <= set(expected)
     for ranks, chance in expected.items():
-        assert abs(found.get(ranks, 0) / draws - chance) < 4 * math.sqrt(chance * (1 - chance) / draws)
+        assert abs(found.get(ranks, 0) / draws - chance) < 4 * math.sqrt(
+            chance * (1 - chance) / draws
+        )
 
 
 @pytest.mark.parametrize(
-    ("interrupt", "active"), [(0, [0, 1, 2, 3, 4, 5, 6, 7]), (2, [0, 2, 4, 6]), (3, [0, 1, 3, 4, 6, 7]), (1, [])]
+    ("interrupt", "active"),
+    [(0, [0, 1, 2, 3, 4, 5, 6, 7]), (2, [0, 2, 4, 6]), (3, [0, 1, 3, 4, 6, 7]), (1, [])],
 )
 def test_worked_vector_of_active_batches(interrupt: int, active: list[int]) -> None:
     method = SelectiveBackprop(keep=0.5, draw=True, interrupt=interrupt)
@@ -96,7 +108,9 @@ def transcribed(losses: list[float], ids: list[int], keep: str, waits: list[floa
     rings = []
     for j, (*_, row) in enumerate(ranked):
         c = Fraction(2 * j + 1, 2 * n)
-        weight = c**power.numerator if power.denominator == 1 else Fraction(float(c) ** float(power))
+        weight = (
+            c**power.numerator if power.denominator == 1 else Fraction(float(c) ** float(power))
+        )
         rings.append((Fraction(waits[j]) / weight, row))
     return sorted(kept + [row for _, row in sorted(rings)[: count - len(kept)]])
 
@@ -104,11 +118,20 @@ def transcribed(losses: list[float], ids: list[int], keep: str, waits: list[floa
 def instance(seed: int) -> tuple[np.ndarray, np.ndarray, str]:
     r = np.random.default_rng(seed)
     n = int(r.choice([1, 2, 5, 8, 16, 33]))
-    losses = [r.gamma(1.0, 1.0, n), r.choice([0.0, 0.25, 3.0], n), np.full(n, 2.5), r.random(n) * 3e38][r.integers(4)]
+    losses = [
+        r.gamma(1.0, 1.0, n),
+        r.choice([0.0, 0.25, 3.0], n),
+        np.full(n, 2.5),
+        r.random(n) * 3e38,
+    ][r.integers(4)]
     losses = losses.astype(np.float32)
     spoilt = r.random(n) < r.choice([0.0, 0.2, 1.0], p=[0.6, 0.3, 0.1])
     losses[spoilt] = r.choice([NAN, INF, -INF], int(spoilt.sum()))
-    return losses, r.permutation(n).astype(np.int64) * 3 + 2**40, str(r.choice(["0.01", "0.25", "0.29", "0.5", "0.75", "1"]))
+    return (
+        losses,
+        r.permutation(n).astype(np.int64) * 3 + 2**40,
+        str(r.choice(["0.01", "0.25", "0.29", "0.5", "0.75", "1"])),
+    )
 
 
 NUMBERS = depth(range(60), range(300))

@@ -57,11 +57,15 @@ def test_each_row_is_the_one_with_the_largest_inner_product(seed: int) -> None:
     keep = float(r.choice([0.1, 0.5, 1.0]))
     k = max(1, math.floor(keep * n))
     lots = torch.rand(n, generator=seeded(seed), dtype=torch.float64)
-    products, finite = gradient_products(torch.from_numpy(error), torch.from_numpy(feature) if layer else None)
+    products, finite = gradient_products(
+        torch.from_numpy(error), torch.from_numpy(feature) if layer else None
+    )
     order = pursued(products, finite, k, lots, None).tolist()
     assert len(set(order)) == k
     first = order[: min(k, len(bad))]
-    assert first == sorted(bad.tolist())[::-1][:k], "what is not finite comes first, the highest position of all"
+    assert first == sorted(bad.tolist())[::-1][:k], (
+        "what is not finite comes first, the highest position of all"
+    )
     fine = np.setdiff1d(np.arange(n), bad)
     wide = error.astype(float) / (np.abs(error[fine]).max(initial=0) or 1)
     wide[bad] = 0
@@ -86,7 +90,10 @@ def test_draws_in_proportion_to_the_inner_products(seed: int) -> None:
     """Of exponential waiting times over the inner products, the shortest wins: here written as the largest ratio."""
     r = np.random.default_rng(seed)
     n, k = 8, 3
-    error, feature = r.normal(size=(n, 3)).astype(np.float32), r.normal(size=(n, 4)).astype(np.float32)
+    error, feature = (
+        r.normal(size=(n, 3)).astype(np.float32),
+        r.normal(size=(n, 4)).astype(np.float32),
+    )
     generator = seeded(seed)
     lots = torch.rand(n, generator=generator, dtype=torch.float64)
     waits = torch.empty(k, n, dtype=torch.float64).exponential_(generator=generator)
@@ -98,15 +105,24 @@ def test_draws_in_proportion_to_the_inner_products(seed: int) -> None:
         ratio[order[:slot]] = -1
         assert row == ratio.argmax()
     method = DivBS(keep=k / n, sample=True)
-    signals = {"id": torch.arange(n), "error": torch.from_numpy(error), "feature": torch.from_numpy(feature)}
-    assert method.plan_batch(signals, {}, step=0, generator=seeded(seed))[0].rows.tolist() == sorted(order)
+    signals = {
+        "id": torch.arange(n),
+        "error": torch.from_numpy(error),
+        "feature": torch.from_numpy(feature),
+    }
+    assert method.plan_batch(signals, {}, step=0, generator=seeded(seed))[
+        0
+    ].rows.tolist() == sorted(order)
 
 
 def test_the_share_of_draws_is_that_of_the_inner_products() -> None:
     error = torch.tensor([[3.0], [1.0], [0.0], [-2.0]])
     counts = np.zeros(4)
     for seed in range(2000):
-        method, signals = DivBS(keep=0.25, gradient="outputs", sample=True), {"id": torch.arange(4), "error": error}
+        method, signals = (
+            DivBS(keep=0.25, gradient="outputs", sample=True),
+            {"id": torch.arange(4), "error": error},
+        )
         counts[method.plan_batch(signals, {}, step=0, generator=seeded(seed))[0].rows[0]] += 1
     assert counts / 2000 == pytest.approx([0.5, 1 / 6, 0, 1 / 3], abs=0.04)
 
@@ -130,7 +146,11 @@ def test_the_realized_share(keep: float) -> None:
     kept = 0
     for step in range(10):
         signals = {"id": torch.arange(128), "error": torch.randn(128, 3, generator=seeded(step))}
-        kept += len(DivBS(keep, "outputs").plan_batch(signals, {}, step=step, generator=seeded(0, step))[0].rows)
+        kept += len(
+            DivBS(keep, "outputs")
+            .plan_batch(signals, {}, step=step, generator=seeded(0, step))[0]
+            .rows
+        )
     assert kept / 1280 == pytest.approx(keep, abs=0.01)
 
 

@@ -16,7 +16,16 @@ import thresher
 from depth import depth
 from helpers import over_instances
 from thresher import rng
-from thresher.scores import Scores, aum, class_probabilities, d2, dual, dyn_unc, sample_features, tdds
+from thresher.scores import (
+    Scores,
+    aum,
+    class_probabilities,
+    d2,
+    dual,
+    dyn_unc,
+    sample_features,
+    tdds,
+)
 from thresher.scores.aum import margins
 from thresher.scores.d2 import nearest
 from thresher.scores.dual import beta_density
@@ -66,7 +75,10 @@ def test_area_under_the_margin(number: int) -> None:
     outputs, labels = history_of(r, epochs, n, c), r.integers(0, c, n)
     expected = []
     for i in range(n):
-        gaps = [row[labels[i]] - max(float(v) for j, v in enumerate(row) if j != labels[i]) for row in outputs[:, i].tolist()]
+        gaps = [
+            row[labels[i]] - max(float(v) for j, v in enumerate(row) if j != labels[i])
+            for row in outputs[:, i].tolist()
+        ]
         expected.append(-mean(gaps))
     found = margins(torch.from_numpy(outputs), torch.from_numpy(labels).expand(epochs, n))
     same(aum(found), expected)
@@ -79,7 +91,10 @@ def test_dynamic_uncertainty(number: int) -> None:
     window = int(r.integers(2, epochs))
     history = history_of(r, epochs, n)
     columns = history.T.astype(float).tolist()
-    same(dyn_unc(history, window=window), [mean([deviation(w) for w in windows(one, window)]) for one in columns])
+    same(
+        dyn_unc(history, window=window),
+        [mean([deviation(w) for w in windows(one, window)]) for one in columns],
+    )
     in_code = []
     for one in columns:
         entered = windows([p for p in one[:-1] if p != 0], window)
@@ -100,7 +115,8 @@ def test_difficulty_times_uncertainty(number: int) -> None:
     window = int(r.integers(2, epochs + 1))
     history = history_of(r, epochs, n)
     expected = [
-        mean([10 * deviation(w) * (1 - mean(w)) for w in windows(one, window)]) for one in history.T.astype(float).tolist()
+        mean([10 * deviation(w) * (1 - mean(w)) for w in windows(one, window)])
+        for one in history.T.astype(float).tolist()
     ]
     same(dual(history, window=window), expected)
 
@@ -123,7 +139,9 @@ def test_movements_within_a_window(number: int) -> None:
         average = 0.0
         for part in windows(moved, window):
             middle = mean(part)
-            average = decay * math.sqrt(sum((one - middle) ** 2 for one in part)) + (1 - decay) * average
+            average = (
+                decay * math.sqrt(sum((one - middle) ** 2 for one in part)) + (1 - decay) * average
+            )
         expected.append(average)
     same(tdds(history, window=window, decay=decay), expected)
 
@@ -132,7 +150,11 @@ def test_movements_within_a_window(number: int) -> None:
 def test_the_draw_of_dual(number: int) -> None:
     """Keys are log(score * density) - log(waiting time); samples without a chance come last, those not finite have NaN."""
     r = np.random.default_rng(number)
-    n, pruned, exponent = int(r.choice([1, 3, 20])), float(r.choice([0.1, 0.5, 0.9])), float(r.choice([1.0, 4.0]))
+    n, pruned, exponent = (
+        int(r.choice([1, 3, 20])),
+        float(r.choice([0.1, 0.5, 0.9])),
+        float(r.choice([1.0, 4.0])),
+    )
     history = history_of(r, 4, n)
     scores = dual(history, window=3).values.double().numpy()
     easy = history.astype(float).mean(0)
@@ -150,7 +172,10 @@ def test_the_draw_of_dual(number: int) -> None:
         p = easy[i]
         inside = 0 < p < 1 and scores[i] > 0
         keys[i] = (
-            math.log(scores[i]) + (a - 1) * math.log(p) + (b - 1) * math.log(1 - p) - math.log(waits[i])
+            math.log(scores[i])
+            + (a - 1) * math.log(p)
+            + (b - 1) * math.log(1 - p)
+            - math.log(waits[i])
             if inside
             else -math.inf
         )
@@ -158,7 +183,11 @@ def test_the_draw_of_dual(number: int) -> None:
     assert sorted(certain, key=lambda i: found[i]) == sorted(certain, key=lambda i: keys[i])
     assert all(math.isnan(found[i]) for i in range(n) if i not in known)
     if certain and 0 < anchor < 1:
-        assert all(found[i] < min(found[j] for j in certain) for i in known if keys[i] == -math.inf and easy[i] > 0)
+        assert all(
+            found[i] < min(found[j] for j in certain)
+            for i in known
+            if keys[i] == -math.inf and easy[i] > 0
+        )
 
 
 def test_the_more_is_pruned_the_easier_samples_are_drawn() -> None:
@@ -175,7 +204,9 @@ def test_the_more_is_pruned_the_easier_samples_are_drawn() -> None:
 def test_density_of_beta() -> None:
     x = torch.linspace(0.01, 0.99, 9, dtype=torch.float64)
     for a, b in ((2.0, 3.0), (0.5, 15.5)):
-        exact = torch.distributions.Beta(torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)).log_prob(x)
+        exact = torch.distributions.Beta(
+            torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)
+        ).log_prob(x)
         assert torch.allclose(beta_density(x, a, b), exact)
 
 
@@ -184,15 +215,24 @@ def test_cost_labels_and_origin(score: Callable[..., Scores]) -> None:
     history = torch.rand(11, 3, 2).softmax(-1) if score is tdds else torch.rand(11, 3)
     found = score(history, labels=torch.tensor([0, 1, 0]), trained=(7, 5), provenance={"seed": 3})
     assert (found.forward, found.backward, found.name) == (7, 5, score.__name__)
-    assert found.labels is not None and found.provenance["seed"] == 3 and found.provenance["epochs"] == 11
+    assert (
+        found.labels is not None
+        and found.provenance["seed"] == 3
+        and found.provenance["epochs"] == 11
+    )
 
 
 @pytest.mark.parametrize("score", [aum, dyn_unc, dual, tdds])
 def test_histories_of_another_form_are_refused(score: Callable[..., Scores]) -> None:
     name, argument = score.__name__, "margins" if score is aum else "probabilities"
-    with pytest.raises(TypeError, match=f"{name}: `{argument}` must be floating-point numbers, got torch.int64"):
+    with pytest.raises(
+        TypeError, match=f"{name}: `{argument}` must be floating-point numbers, got torch.int64"
+    ):
         score(torch.ones(12, 3, dtype=torch.int64))
-    with pytest.raises(ValueError, match=rf"{name}: `{argument}` must have shape \(epochs, samples.*\), got \(12,\)"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{name}: `{argument}` must have shape \(epochs, samples.*\), got \(12,\)",
+    ):
         score(torch.ones(12))
     with pytest.raises(ValueError, match=rf"{name}: `{argument}` must have shape"):
         score(torch.ones(0, 3, 2) if score is tdds else torch.ones(0, 3))
@@ -206,12 +246,27 @@ def test_histories_of_another_form_are_refused(score: Callable[..., Scores]) -> 
             r"dyn_unc: `window` must be a whole number .* within \[2, 5\], got 6",
         ),
         (lambda: dyn_unc(torch.rand(5, 2), window=5, as_in_code=True), r"within \[2, 4\], got 5"),
-        (lambda: dual(torch.rand(5, 2), window=1), r"dual: `window` must be .* within \[2, 5\], got 1"),
-        (lambda: tdds(torch.rand(5, 2, 2), window=5), r"tdds: `window` must be .* within \[2, 4\], got 5"),
+        (
+            lambda: dual(torch.rand(5, 2), window=1),
+            r"dual: `window` must be .* within \[2, 5\], got 1",
+        ),
+        (
+            lambda: tdds(torch.rand(5, 2, 2), window=5),
+            r"tdds: `window` must be .* within \[2, 4\], got 5",
+        ),
         (lambda: tdds(torch.rand(5, 2, 2), window=2.0), r"tdds: `window` must be .*, got 2.0"),
-        (lambda: tdds(torch.rand(5, 2, 2), window=2, decay=0.0), r"tdds: `decay`, the weight .* within \(0, 1\], got 0.0"),
-        (lambda: dual(torch.rand(5, 2), window=2, pruned=1.0), r"dual: `pruned` must be a share within \(0, 1\), got 1.0"),
-        (lambda: dual(torch.rand(5, 2), window=2, exponent=0.0), "dual: `exponent` must be a finite number above 0, got 0.0"),
+        (
+            lambda: tdds(torch.rand(5, 2, 2), window=2, decay=0.0),
+            r"tdds: `decay`, the weight .* within \(0, 1\], got 0.0",
+        ),
+        (
+            lambda: dual(torch.rand(5, 2), window=2, pruned=1.0),
+            r"dual: `pruned` must be a share within \(0, 1\), got 1.0",
+        ),
+        (
+            lambda: dual(torch.rand(5, 2), window=2, exponent=0.0),
+            "dual: `exponent` must be a finite number above 0, got 0.0",
+        ),
     ],
 )
 def test_settings_out_of_range_are_refused(call: Callable[[], Any], message: str) -> None:
@@ -223,10 +278,17 @@ def test_probabilities_of_a_model() -> None:
     model = nn.Linear(3, 4)
     x, y = torch.randn(7, 3), torch.arange(7) % 4
     found, classes = class_probabilities(model, DataLoader(TensorDataset(x, y), 3, shuffle=True))
-    assert torch.allclose(found, model(x).softmax(1), atol=1e-6) and torch.equal(classes, y) and not found.requires_grad
+    assert (
+        torch.allclose(found, model(x).softmax(1), atol=1e-6)
+        and torch.equal(classes, y)
+        and not found.requires_grad
+    )
     with pytest.raises(ValueError, match="class_probabilities: targets are not classes"):
         class_probabilities(model, DataLoader(TensorDataset(x, x), 3))
-    with pytest.raises(ValueError, match=r"class_probabilities: outputs must score classes, shape \(n, classes\), got \(3,\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"class_probabilities: outputs must score classes, shape \(n, classes\), got \(3,\)",
+    ):
         class_probabilities(nn.Flatten(0), DataLoader(TensorDataset(x[:, :1], y), 3))
 
 
@@ -236,7 +298,9 @@ def test_of_equally_near_neighbours_those_with_lower_ids_are_taken(k: int, level
     features = np.random.default_rng(levels).integers(0, levels, (30, 2)).astype(np.float64)
     ids, distances = nearest(torch.from_numpy(features), k)
     for i in range(30):
-        others = sorted((float(np.hypot(*(features[i] - features[j]))), j) for j in range(30) if j != i)[:k]
+        others = sorted(
+            (float(np.hypot(*(features[i] - features[j]))), j) for j in range(30) if j != i
+        )[:k]
         assert ids[i].tolist() == [j for _, j in others]
         assert distances[i] == pytest.approx([distance for distance, _ in others])
 
@@ -248,8 +312,12 @@ def test_features_are_what_the_last_layer_is_given() -> None:
     torch.testing.assert_close(found, model[1](model[0](x)).detach())
     assert torch.equal(classes, y) and model.training
     assert sample_features(model, DataLoader(TensorDataset(x, x), 3))[1] is None
-    with pytest.raises(ValueError, match=r"one row of features per sample is needed, shape \(n, D\)"):
-        sample_features(model, DataLoader(TensorDataset(torch.randn(4, 5, 2), torch.zeros(4, 5)), 2))
+    with pytest.raises(
+        ValueError, match=r"one row of features per sample is needed, shape \(n, D\)"
+    ):
+        sample_features(
+            model, DataLoader(TensorDataset(torch.randn(4, 5, 2), torch.zeros(4, 5)), 2)
+        )
 
 
 EPOCHS = 3
@@ -268,7 +336,11 @@ def dynamics(toy: Toy) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
             optimizer.step()
         found.append(class_probabilities(model, DataLoader(TensorDataset(toy.x, toy.y), 256))[0])
     history, labels = torch.stack(found), toy.y.expand(EPOCHS, n)
-    return history, history.gather(2, labels[..., None]).squeeze(2), {"trained": (2 * EPOCHS * n, EPOCHS * n)}
+    return (
+        history,
+        history.gather(2, labels[..., None]).squeeze(2),
+        {"trained": (2 * EPOCHS * n, EPOCHS * n)},
+    )
 
 
 def by_aum(toy: Toy) -> Scores:
@@ -279,9 +351,24 @@ def by_aum(toy: Toy) -> Scores:
 WINNERS: dict[str, tuple[Callable[[Toy], Any], float]] = {
     "aum": (lambda toy: thresher.Prune(by_aum(toy), keep=0.25), 0.1),
     "d2": (lambda toy: thresher.Prune(d2(by_aum(toy), toy.x), keep=0.25), 0.1),
-    "dyn_unc": (lambda toy: thresher.Prune(dyn_unc(dynamics(toy)[1], window=EPOCHS, **dynamics(toy)[2]), keep=0.25), 0.1),
-    "dual": (lambda toy: thresher.Prune(dual(dynamics(toy)[1], window=EPOCHS, **dynamics(toy)[2]), keep=0.25), 0.1),
-    "tdds": (lambda toy: thresher.Prune(tdds(dynamics(toy)[0], window=EPOCHS - 1, **dynamics(toy)[2]), keep=0.25), 0.1),
+    "dyn_unc": (
+        lambda toy: thresher.Prune(
+            dyn_unc(dynamics(toy)[1], window=EPOCHS, **dynamics(toy)[2]), keep=0.25
+        ),
+        0.1,
+    ),
+    "dual": (
+        lambda toy: thresher.Prune(
+            dual(dynamics(toy)[1], window=EPOCHS, **dynamics(toy)[2]), keep=0.25
+        ),
+        0.1,
+    ),
+    "tdds": (
+        lambda toy: thresher.Prune(
+            tdds(dynamics(toy)[0], window=EPOCHS - 1, **dynamics(toy)[2]), keep=0.25
+        ),
+        0.1,
+    ),
     "ccs": (lambda toy: thresher.Ccs(by_aum(toy), keep=0.25, strata=10), 0.1),
 }
 

@@ -14,7 +14,9 @@ from thresher.records import Records
 from thresher.rng import seeded
 
 
-def planned(method: EpochSelectiveBackprop, loss: np.ndarray, *, epoch: int = 1, key: int = 0) -> EpochPlan:
+def planned(
+    method: EpochSelectiveBackprop, loss: np.ndarray, *, epoch: int = 1, key: int = 0
+) -> EpochPlan:
     records = Records(method.columns(), len(loss), torch.device("cpu"))
     records["loss"].copy_(torch.as_tensor(loss))
     return method.plan_epoch(records, epoch=epoch, epochs=10, generator=seeded(key))
@@ -23,8 +25,12 @@ def planned(method: EpochSelectiveBackprop, loss: np.ndarray, *, epoch: int = 1,
 def test_worked_vector() -> None:
     loss = np.array([0, 0.1, 0.1, 0.5, 10])
     for dtype in (np.float32, np.float64):
-        np.testing.assert_allclose(EpochSelectiveBackprop(beta=1).chances(loss.astype(dtype)), [0.2, 0.6, 0.6, 0.8, 1])
-        np.testing.assert_allclose(EpochSelectiveBackprop(beta=2).chances(loss.astype(dtype)), [0.04, 0.36, 0.36, 0.64, 1])
+        np.testing.assert_allclose(
+            EpochSelectiveBackprop(beta=1).chances(loss.astype(dtype)), [0.2, 0.6, 0.6, 0.8, 1]
+        )
+        np.testing.assert_allclose(
+            EpochSelectiveBackprop(beta=2).chances(loss.astype(dtype)), [0.04, 0.36, 0.36, 0.64, 1]
+        )
 
 
 def draw(key: int, i: int) -> float:
@@ -36,13 +42,19 @@ def draw(key: int, i: int) -> float:
     return (bits >> 32) * 2.0**-32
 
 
-def transcribed(loss: list[float], method: EpochSelectiveBackprop, draws: list[float]) -> tuple[list[int], list[float]]:
+def transcribed(
+    loss: list[float], method: EpochSelectiveBackprop, draws: list[float]
+) -> tuple[list[int], list[float]]:
     """Who is kept, and with which chance."""
     finite = [value for value in loss if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
 
     def bin_of(value: float) -> int:
-        return min(int((value - low) / (high - low) * method.bins), method.bins - 1) if high > low else 0
+        return (
+            min(int((value - low) / (high - low) * method.bins), method.bins - 1)
+            if high > low
+            else 0
+        )
 
     kept, chances = [], []
     for i, value in enumerate(loss):
@@ -60,7 +72,18 @@ def transcribed(loss: list[float], method: EpochSelectiveBackprop, draws: list[f
     return kept, chances
 
 
-KINDS = ("plain", "ties", "one", "equal", "outlier", "nonfinite", "negative", "huge", "tiny", "lost")
+KINDS = (
+    "plain",
+    "ties",
+    "one",
+    "equal",
+    "outlier",
+    "nonfinite",
+    "negative",
+    "huge",
+    "tiny",
+    "lost",
+)
 
 
 @dataclass
@@ -105,7 +128,9 @@ NUMBERS = depth(range(50), range(250))
 def test_agrees_with_the_transcription(number: int) -> None:
     given = instance(number)
     n = len(given.loss)
-    kept, chances = transcribed(given.loss.tolist(), given.method, [draw(number, i) for i in range(n)])
+    kept, chances = transcribed(
+        given.loss.tolist(), given.method, [draw(number, i) for i in range(n)]
+    )
     plan = planned(given.method, given.loss, key=number)
     plan.check(n)
     assert plan.ids.tolist() == kept
@@ -137,7 +162,9 @@ def test_every_sample_is_kept_as_often_as_it_should() -> None:
         kept[key, planned(method, loss, key=key).ids.numpy()] = 1
     expected = np.array([0.04, 0.36, 0.36, 0.64, 1])
     assert (np.abs(kept.mean(0) - expected) <= 5 * np.sqrt(expected * (1 - expected) / draws)).all()
-    assert (kept[:, 1] * kept[:, 2]).mean() == pytest.approx(0.36**2, abs=5 * math.sqrt(0.13 * 0.87 / draws))
+    assert (kept[:, 1] * kept[:, 2]).mean() == pytest.approx(
+        0.36**2, abs=5 * math.sqrt(0.13 * 0.87 / draws)
+    )
 
 
 def test_the_first_epoch_keeps_everything() -> None:

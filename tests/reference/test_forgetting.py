@@ -35,7 +35,9 @@ class Online:
         self.histories: list[list[bool]] = [[] for _ in range(n)]
 
     def plan(self, epoch: int) -> EpochPlan:
-        plan = self.method.plan_epoch(self.records, epoch=epoch, epochs=self.epochs, generator=seeded(self.key, epoch))
+        plan = self.method.plan_epoch(
+            self.records, epoch=epoch, epochs=self.epochs, generator=seeded(self.key, epoch)
+        )
         plan.check(self.n)
         self.records.remember(plan.remember)
         return plan
@@ -51,7 +53,11 @@ class Online:
         found: list[float | None] = []
         for history in self.histories:
             never = not any(history)
-            found.append(None if not history or (never and self.method.never_learned == "keep") else counted(history))
+            found.append(
+                None
+                if not history or (never and self.method.never_learned == "keep")
+                else counted(history)
+            )
         return found
 
 
@@ -106,7 +112,9 @@ def test_agrees_with_the_histories(number: int) -> None:
     skill = r.random(n) ** 0.5
     skill[r.random(n) < 0.2] = 0
     first = max(1, math.ceil(Fraction("0.3") * epochs) if start == 0.3 else int(start))
-    unseen = set(np.flatnonzero(r.random(n) < 0.1).tolist())  # a loop that breaks out of its epochs never gets to them
+    unseen = set(
+        np.flatnonzero(r.random(n) < 0.1).tolist()
+    )  # a loop that breaks out of its epochs never gets to them
     gone: set[int] = set()
     for epoch in range(epochs):
         plan = online.plan(epoch)
@@ -125,7 +133,9 @@ def test_agrees_with_the_histories(number: int) -> None:
             assert all(order[i] >= most for i in may_go if i not in hidden)
             gone = hidden
         if epoch >= first:
-            assert (None if plan.refresh is None else set(plan.refresh.tolist())) == (None if hide == "once" else hidden)
+            assert (None if plan.refresh is None else set(plan.refresh.tolist())) == (
+                None if hide == "once" else hidden
+            )
             assert plan.facts["scheduled_fraction"] == float(fraction)
             assert plan.facts["actual_fraction"] == pytest.approx(len(hidden) / n)
         assert plan.weights is None and plan.lr_scale == 1 and not plan.drawn
@@ -181,7 +191,9 @@ def test_in_a_training(hide: str) -> None:
         kept.append(len(plan.ids))
         for inputs, targets in run.loader:
             outputs = run.model(inputs)
-            for i, hit in zip(run.ids.tolist(), (outputs.argmax(1) == targets).tolist(), strict=True):
+            for i, hit in zip(
+                run.ids.tolist(), (outputs.argmax(1) == targets).tolist(), strict=True
+            ):
                 histories[i].append(hit)
             optimizer.zero_grad()
             run.criterion(outputs, targets).backward()

@@ -23,7 +23,9 @@ def atoms_of(vectors: np.ndarray, target: np.ndarray) -> Atoms:
     return Atoms(lambda i: vectors @ vectors[i], vectors @ target, float(target @ target))
 
 
-def least_squares(vectors: np.ndarray, target: np.ndarray, penalty: float, own: float = 0.0) -> tuple[np.ndarray, float]:
+def least_squares(
+    vectors: np.ndarray, target: np.ndarray, penalty: float, own: float = 0.0
+) -> tuple[np.ndarray, float]:
     """Weights and squared distance, of min |target - w vectors|^2 + penalty |w|^2; `own` comes on top of the target."""
     k = len(vectors)
     matrix = np.vstack([vectors.T, math.sqrt(penalty) * np.eye(k)])
@@ -42,7 +44,9 @@ class Pursuit:
     events: set[str] = field(default_factory=set)
 
 
-def transcribed(vectors: np.ndarray, target: np.ndarray, budget: int, penalty: float, tolerance: float) -> Pursuit:
+def transcribed(
+    vectors: np.ndarray, target: np.ndarray, budget: int, penalty: float, tolerance: float
+) -> Pursuit:
     found, tried, rest = Pursuit(), set(), target
     size = float(np.linalg.norm(target))
     while len(found.chosen) < budget:
@@ -76,7 +80,9 @@ def same(found: Match, expected: Pursuit, vectors: np.ndarray, target: np.ndarra
     """Equal vectors may stand for each other."""
     assert vectors[found.chosen].tolist() == vectors[expected.chosen].tolist()
     assert found.weights == pytest.approx(expected.weights, rel=1e-6, abs=1e-12)
-    assert math.sqrt(found.residual) == pytest.approx(expected.left, rel=1e-4, abs=3e-7 * float(np.linalg.norm(target)))
+    assert math.sqrt(found.residual) == pytest.approx(
+        expected.left, rel=1e-4, abs=3e-7 * float(np.linalg.norm(target))
+    )
     assert len(set(found.chosen.tolist())) == len(found.chosen)
     assert (found.weights > 0).all()
 
@@ -91,10 +97,20 @@ def same(found: Match, expected: Pursuit, vectors: np.ndarray, target: np.ndarra
         ([(1, 0), (0, 1), (1, 1), (2, 1)], (4, 3), 2, 0, [3, 1], [2, 1], 0),
         ([(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)], (2, 2, 1), 1, 0, [3], [2], 1),
         ([(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)], (2, 2, 1), 2, 0, [3, 2], [2, 1], 0),
-        ([(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)], (2, 2, 1), 2, 0.5, [3, 2], [1.6, 0.6667], 0.6566),
+        (
+            [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)],
+            (2, 2, 1),
+            2,
+            0.5,
+            [3, 2],
+            [1.6, 0.6667],
+            0.6566,
+        ),
     ],
 )
-def test_vectors_of_the_dossier(vectors: Any, target: Any, budget: int, penalty: float, chosen: Any, weights: Any, left: float):
+def test_vectors_of_the_dossier(
+    vectors: Any, target: Any, budget: int, penalty: float, chosen: Any, weights: Any, left: float
+):
     vectors, target = np.array(vectors, float), np.array(target, float)
     found = match(atoms_of(vectors, target), budget, penalty=penalty)
     assert found.chosen.tolist() == chosen
@@ -144,8 +160,13 @@ def test_pursuit(seed: int) -> None:
     # The weights are the best that there are for these vectors, and better ones above zero need other vectors.
     if len(found.chosen):
         scale = float(np.abs(vectors).max())
-        chosen_atoms = np.vstack([vectors[found.chosen].T, math.sqrt(penalty) * np.eye(len(found.chosen))]) / scale
-        weights, _ = nnls(chosen_atoms, np.concatenate([target, np.zeros(len(found.chosen))]) / scale)
+        chosen_atoms = (
+            np.vstack([vectors[found.chosen].T, math.sqrt(penalty) * np.eye(len(found.chosen))])
+            / scale
+        )
+        weights, _ = nnls(
+            chosen_atoms, np.concatenate([target, np.zeros(len(found.chosen))]) / scale
+        )
         assert found.weights == pytest.approx(weights, rel=1e-5, abs=1e-9)
 
 
@@ -223,11 +244,19 @@ def instance(seed: int) -> Instance:
 
 
 def planned(
-    method: GradMatch, error: np.ndarray, feature: np.ndarray, seed: int, labels: np.ndarray | None = None
+    method: GradMatch,
+    error: np.ndarray,
+    feature: np.ndarray,
+    seed: int,
+    labels: np.ndarray | None = None,
 ) -> EpochPlan:
     records: dict[str, Any] = dict(Records(method.columns(), len(error), CPU))
     labels = error.argmin(1) if labels is None else labels
-    known = {"error": torch.from_numpy(error), "feature": torch.from_numpy(feature), "label": torch.from_numpy(labels)}
+    known = {
+        "error": torch.from_numpy(error),
+        "feature": torch.from_numpy(feature),
+        "label": torch.from_numpy(labels),
+    }
     records |= {name: known[name] for name in method.full_pass(1, 100)}
     plan = method.plan_epoch(records, epoch=1, epochs=100, generator=seeded(seed, 1))
     plan.check(len(error))
@@ -243,7 +272,11 @@ def written_down(error: np.ndarray, feature: np.ndarray, full: bool) -> np.ndarr
 def expected_of(given: Instance, seed: int) -> tuple[dict[int, float], int, list[int]]:
     """Weight of each matched sample, how many are wanted beside those that cannot be matched, and these."""
     settings, n, full = given.settings, len(given.error), given.settings["gradient"] == "full"
-    good = [i for i in range(n) if np.isfinite(given.error[i]).all() and (not full or np.isfinite(given.feature[i]).all())]
+    good = [
+        i
+        for i in range(n)
+        if np.isfinite(given.error[i]).all() and (not full or np.isfinite(given.feature[i]).all())
+    ]
     lost = [i for i in range(n) if i not in good]
     wanted = max(0, max(1, math.floor(settings["keep"] * n + 1e-9)) - len(lost))
     matched: dict[int, float] = {}
@@ -259,7 +292,9 @@ def expected_of(given: Instance, seed: int) -> tuple[dict[int, float], int, list
         while queue:
             runs.append([queue.pop(0) for _ in range(min(settings["batch_size"], len(queue)))])
         means = np.array([sum(gradients[i] for i in run) / len(run) for run in runs])
-        found = transcribed(means, means.sum(0), math.ceil(wanted / settings["batch_size"]), *limits)
+        found = transcribed(
+            means, means.sum(0), math.ceil(wanted / settings["batch_size"]), *limits
+        )
         for j, weight in zip(found.chosen, found.weights, strict=True):
             matched |= dict.fromkeys(runs[j], weight)
         return matched, wanted, lost
@@ -268,10 +303,18 @@ def expected_of(given: Instance, seed: int) -> tuple[dict[int, float], int, list
         if not members:
             continue
         columns = 1 + (given.feature.shape[1] if full else 0)
-        own = slice(label * columns, (label + 1) * columns) if settings["per"] == "class_gradient" else slice(None)
+        own = (
+            slice(label * columns, (label + 1) * columns)
+            if settings["per"] == "class_gradient"
+            else slice(None)
+        )
         vectors = np.array([gradients[i][own] for i in members])
-        found = transcribed(vectors, vectors.sum(0), math.ceil(wanted * len(members) / len(good) - 1e-9), *limits)
-        matched |= {members[j]: weight for j, weight in zip(found.chosen, found.weights, strict=True)}
+        found = transcribed(
+            vectors, vectors.sum(0), math.ceil(wanted * len(members) / len(good) - 1e-9), *limits
+        )
+        matched |= {
+            members[j]: weight for j, weight in zip(found.chosen, found.weights, strict=True)
+        }
     return matched, wanted, lost
 
 
@@ -283,7 +326,9 @@ def test_agrees_with_the_transcription(seed: int) -> None:
     given = instance(seed)
     matched, wanted, lost = expected_of(given, seed)
     plan = planned(GradMatch(**given.settings), given.error, given.feature, seed, given.labels)
-    assert plan.weights is not None and plan.refresh is None and plan.lr_scale == 1 and not plan.drawn
+    assert (
+        plan.weights is not None and plan.refresh is None and plan.lr_scale == 1 and not plan.drawn
+    )
     found = dict(zip(plan.ids.tolist(), plan.weights.tolist(), strict=True))
     assert all(found[i] == 1 for i in lost)
     filled = set(found) - set(matched) - set(lost)
@@ -291,7 +336,11 @@ def test_agrees_with_the_transcription(seed: int) -> None:
     assert len(filled) == max(0, lacking)
     assert set(matched) <= set(found)
     inside = {**matched, **dict.fromkeys(filled, 1.0)}
-    total = sum(inside.values()) if given.settings["weights_divisor"] == "weights" else len(given.error) - len(lost)
+    total = (
+        sum(inside.values())
+        if given.settings["weights_divisor"] == "weights"
+        else len(given.error) - len(lost)
+    )
     for i, weight in inside.items():
         assert found[i] == pytest.approx(weight * len(inside) / total, rel=1e-5)
     assert plan.facts["matched"] == len(matched)

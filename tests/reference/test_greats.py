@@ -18,7 +18,9 @@ from thresher.methods.greats import picked_by_utility
 from thresher.rng import seeded
 
 
-def transcribed(alignment: list[float], gradients: list[np.ndarray], k: int, lr: float) -> list[int]:
+def transcribed(
+    alignment: list[float], gradients: list[np.ndarray], k: int, lr: float
+) -> list[int]:
     chosen: list[int] = []
     while len(chosen) < k:
         best, best_worth = -1, -math.inf
@@ -41,7 +43,11 @@ def transcribed(alignment: list[float], gradients: list[np.ndarray], k: int, lr:
 def test_rows(number: int) -> None:
     """On a grid of quarters, where sums and products are exact, so that ties are ties."""
     r = np.random.default_rng(number)
-    n, lr, keep = int(r.choice([1, 2, 6, 16])), float(r.choice([0.0, 0.5, 2.0])), float(r.choice([0.1, 0.5, 1.0]))
+    n, lr, keep = (
+        int(r.choice([1, 2, 6, 16])),
+        float(r.choice([0.0, 0.5, 2.0])),
+        float(r.choice([0.1, 0.5, 1.0])),
+    )
     scale = float(r.choice([1.0, 2.0**40]))
     error, feature = (r.integers(-4, 5, (n, width)) / 4 * scale for width in (3, 2))
     alignment = r.integers(-8, 9, n) / 4 * scale
@@ -57,16 +63,26 @@ def test_rows(number: int) -> None:
     order = r.permutation(n)
     signals = {"alignment": alignment, "error": error, "feature": feature}
     given = {name: torch.from_numpy(values[order]).float() for name, values in signals.items()}
-    plan, state = Greats(keep, lr).plan_batch({"id": torch.from_numpy(ids[order]), **given}, {}, step=0, generator=seeded(0))
-    assert sorted(order[plan.rows.numpy()].tolist()) == sorted(transcribed(alignment.tolist(), gradients, k, lr))
+    plan, state = Greats(keep, lr).plan_batch(
+        {"id": torch.from_numpy(ids[order]), **given}, {}, step=0, generator=seeded(0)
+    )
+    assert sorted(order[plan.rows.numpy()].tolist()) == sorted(
+        transcribed(alignment.tolist(), gradients, k, lr)
+    )
     assert plan.weights is None and state == {}
 
 
 def test_worked_vector() -> None:
     products = torch.zeros(4, 4)
     products[0, 1] = products[1, 0] = 2.5
-    assert picked_by_utility(torch.tensor([3.0, 2.9, 1.0, 0.5]), products, 2, 1.0).tolist() == [0, 2]
-    assert picked_by_utility(torch.tensor([3.0, 2.9, 1.0, 0.5]), products, 2, 0.0).tolist() == [0, 1]
+    assert picked_by_utility(torch.tensor([3.0, 2.9, 1.0, 0.5]), products, 2, 1.0).tolist() == [
+        0,
+        2,
+    ]
+    assert picked_by_utility(torch.tensor([3.0, 2.9, 1.0, 0.5]), products, 2, 0.0).tolist() == [
+        0,
+        1,
+    ]
 
 
 def test_the_order_is_that_of_both_terms_of_the_code() -> None:
@@ -78,12 +94,20 @@ def test_the_order_is_that_of_both_terms_of_the_code() -> None:
         order.append(int(utility.argmax()))
         utility = utility - lr**2 * gradients @ gradients[order[-1]]
         utility[order] = -math.inf
-    alignment, products = torch.from_numpy(gradients @ validation), torch.from_numpy(gradients @ gradients.T)
+    alignment, products = (
+        torch.from_numpy(gradients @ validation),
+        torch.from_numpy(gradients @ gradients.T),
+    )
     assert picked_by_utility(alignment, products, 8, lr).tolist() == order
 
 
 def test_nothing_of_an_empty_batch() -> None:
-    signals = {"id": torch.arange(0), "alignment": torch.empty(0), "error": torch.empty(0, 2), "feature": torch.empty(0, 3)}
+    signals = {
+        "id": torch.arange(0),
+        "alignment": torch.empty(0),
+        "error": torch.empty(0, 2),
+        "feature": torch.empty(0, 3),
+    }
     assert len(Greats().plan_batch(signals, {}, step=0, generator=seeded(0))[0].rows) == 0
 
 
@@ -91,7 +115,9 @@ def test_nothing_of_an_empty_batch() -> None:
 def test_the_realized_share(keep: float) -> None:
     shapes = {"alignment": (128,), "error": (128, 3), "feature": (128, 4)}
     signals = {name: torch.randn(shape, generator=seeded(1)) for name, shape in shapes.items()}
-    plan, _ = Greats(keep).plan_batch({"id": torch.arange(128), **signals}, {}, step=0, generator=seeded(0))
+    plan, _ = Greats(keep).plan_batch(
+        {"id": torch.arange(128), **signals}, {}, step=0, generator=seeded(0)
+    )
     assert len(plan.rows) / 128 == pytest.approx(keep, abs=0.01)
 
 
@@ -112,7 +138,12 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: st
 def attached(method: Any, model: nn.Module, **settings: Any) -> Any:
     data = TensorDataset(torch.randn(12, 4, generator=seeded(2)), torch.arange(12) % 3)
     return thresher.attach(
-        method, loader=DataLoader(data, 6), criterion=nn.CrossEntropyLoss(), model=model, epochs=1, **settings
+        method,
+        loader=DataLoader(data, 6),
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        epochs=1,
+        **settings,
     )
 
 
@@ -120,7 +151,9 @@ def test_the_rows_are_those_whose_gradients_are_along_that_of_the_validation_bat
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3, bias=False))
     beside = torch.randn(7, 4, generator=seeded(3)), torch.arange(7) % 3
-    run = attached(Greats(keep=0.34, lr=0.05), model, forward_passes=Scoring(validation=lambda: beside))
+    run = attached(
+        Greats(keep=0.34, lr=0.05), model, forward_passes=Scoring(validation=lambda: beside)
+    )
     next(iter(run.loader))
     x, y = (tensor[:6] for tensor in run.loader.dataset.tensors)
 
@@ -132,12 +165,19 @@ def test_the_rows_are_those_whose_gradients_are_along_that_of_the_validation_bat
     alignment = [float((one * gradient(*beside)).sum()) for one in own]
     expected = sorted(transcribed(alignment, own, 2, 0.05))
     assert run.ids[:2].tolist() == expected
-    assert run.cost.scoring == 2 * 6 + 2 * 7, "both candidate batches, and the validation batch beside each"
+    assert run.cost.scoring == 2 * 6 + 2 * 7, (
+        "both candidate batches, and the validation batch beside each"
+    )
 
 
 def test_it_needs_a_validation_batch() -> None:
     for passes in ("auto", Scoring()):
-        with pytest.raises(ValueError, match=r"Greats needs a validation batch: pass attach\(forward_passes=thresher.Sco"):
+        with pytest.raises(
+            ValueError,
+            match=r"Greats needs a validation batch: pass attach\(forward_passes=thresher.Sco",
+        ):
             attached(Greats(), nn.Linear(4, 3), forward_passes=passes)
-    with pytest.raises(TypeError, match="Scoring: `validation` must be a function that returns a .* got tuple"):
+    with pytest.raises(
+        TypeError, match="Scoring: `validation` must be a function that returns a .* got tuple"
+    ):
         Scoring(validation=(torch.zeros(1), torch.zeros(1)))  # type: ignore[arg-type]

@@ -35,15 +35,21 @@ def straightness(curve: list[float]) -> float:
     return (second[-1] + sum(float(torch.tensor(value).bfloat16()) for value in second[-3:-1])) / 3
 
 
-def transcribed(curves: np.ndarray, threshold: float | None, noise: float, epochs: int) -> list[set[int]]:
+def transcribed(
+    curves: np.ndarray, threshold: float | None, noise: float, epochs: int
+) -> list[set[int]]:
     """Who is left out in each epoch; without a threshold it is set at 15 % of the epochs."""
     out: list[set[int]] = []
     for epoch in range(epochs):
-        means = [straightness([float(x) for x in curves[:epoch, i]]) for i in range(curves.shape[1])]
+        means = [
+            straightness([float(x) for x in curves[:epoch, i]]) for i in range(curves.shape[1])
+        ]
         known = sorted(x for x in means if math.isfinite(x))
         if threshold is None and epoch >= max(6, 0.15 * epochs) and known:
             threshold = noise * known[(len(known) - 1) // 2]
-        below = {i for i, x in enumerate(means) if epoch >= 6 and threshold is not None and x < threshold}
+        below = {
+            i for i, x in enumerate(means) if epoch >= 6 and threshold is not None and x < threshold
+        }
         if len(below) == len(means):
             below.remove(max(below, key=lambda i: (means[i], i)))
         out.append(below)
@@ -55,9 +61,13 @@ def transcribed(curves: np.ndarray, threshold: float | None, noise: float, epoch
 def test_the_plans_are_those_of_the_paper(kind: str, threshold: Any) -> None:
     """Losses are multiples of a power of two, so that differences in single precision are exact."""
     for number in range(depth(4, 30)):
-        first = np.float32(hard_losses(kind, number, most=12)) * np.float32(2.0**30 if kind == "tiny" else 1)
+        first = np.float32(hard_losses(kind, number, most=12)) * np.float32(
+            2.0**30 if kind == "tiny" else 1
+        )
         r = np.random.default_rng(number)
-        steps = r.normal(0, 0.3, (14, len(first))) * (np.abs(first[None]) + (0 if kind == "tiny" else 0.1))
+        steps = r.normal(0, 0.3, (14, len(first))) * (
+            np.abs(first[None]) + (0 if kind == "tiny" else 0.1)
+        )
         with np.errstate(invalid="ignore", over="ignore"):
             curves = (first[None] + np.cumsum(steps, 0) / 20).astype(np.float32)
         unit = {"huge": 2.0**120, "tiny": 2.0**-120}.get(kind, 2.0**-6)
@@ -95,18 +105,30 @@ def test_the_threshold_is_set_once_from_the_median() -> None:
     plans = trained(Ies(noise=1.0), curves, 40)
     assert [len(plan.ids) for plan in plans[:6]] == [101] * 6
     assert len(plans[6].ids) == 51  # the lower half of 101 is below the median
-    assert len(plans[20].ids) == 1, "a threshold that moved with the curves would leave out half of them for ever"
+    assert len(plans[20].ids) == 1, (
+        "a threshold that moved with the curves would leave out half of them for ever"
+    )
 
 
 def test_a_loss_that_is_lost_keeps_the_sample_for_five_epochs() -> None:
     curves = np.full((16, 2), 1.0, np.float32)
     curves[7, 0] = np.nan
-    kept = [0 in plan.ids.tolist() for plan in trained(Ies(0.1), np.float32(curves + np.arange(16)[:, None] ** 2 * [0, 1]), 16)]
+    kept = [
+        0 in plan.ids.tolist()
+        for plan in trained(Ies(0.1), np.float32(curves + np.arange(16)[:, None] ** 2 * [0, 1]), 16)
+    ]
     assert kept == [True] * 6 + [False] * 2 + [True] * 5 + [False] * 3
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("threshold", 0), ("threshold", "auto"), ("threshold", float("nan")), ("noise", 0), ("target", 1)]
+    ("name", "value"),
+    [
+        ("threshold", 0),
+        ("threshold", "auto"),
+        ("threshold", float("nan")),
+        ("noise", 0),
+        ("target", 1),
+    ],
 )
 def test_settings_out_of_range_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^Ies: `{name}` "):
@@ -117,6 +139,7 @@ def test_a_target_needs_epochs_after_the_first_six() -> None:
     method = Ies(target=0.3)
     records = Records(method.columns(), 4, torch.device("cpu"))
     with pytest.raises(
-        ValueError, match=r"^Ies: `target`=0.3 cannot be met in 8 epochs: only 2 of them leave out .* Lower it to 0.225"
+        ValueError,
+        match=r"^Ies: `target`=0.3 cannot be met in 8 epochs: only 2 of them leave out .* Lower it to 0.225",
     ):
         method.plan_epoch(records, epoch=0, epochs=8, generator=seeded(0))

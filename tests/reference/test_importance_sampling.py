@@ -23,7 +23,9 @@ from thresher.rng import seeded
 CPU = torch.device("cpu")
 
 
-def planned(method: ImportanceSampling, loss: np.ndarray, *, epoch: int = 1, epochs: int = 100, key: int = 0) -> EpochPlan:
+def planned(
+    method: ImportanceSampling, loss: np.ndarray, *, epoch: int = 1, epochs: int = 100, key: int = 0
+) -> EpochPlan:
     records = Records(method.columns(), len(loss), CPU)
     records["loss"].copy_(torch.as_tensor(loss))
     return method.plan_epoch(records, epoch=epoch, epochs=epochs, generator=seeded(key, epoch))
@@ -46,7 +48,9 @@ def transcribed(loss: list[float], keep: str, key: int, epoch: int) -> Answer:
     masses = [Fraction(loss[i]) for i in known]
     if not any(masses):
         masses = [Fraction(1)] * len(known)
-    k = max(1, math.floor(Fraction(keep) * n) - len(kept), math.floor(Fraction(keep) * len(known)) // 2)
+    k = max(
+        1, math.floor(Fraction(keep) * n) - len(kept), math.floor(Fraction(keep) * len(known)) // 2
+    )
     points = torch.rand(k, generator=seeded(key, epoch), dtype=torch.float64).tolist()
     edges = list(accumulate(masses))
     drawn = [known[bisect_right(edges, Fraction(point) * edges[-1])] for point in points]
@@ -57,7 +61,19 @@ def transcribed(loss: list[float], keep: str, key: int, epoch: int) -> Answer:
     return Answer(kept, drawn, weights)
 
 
-KINDS = ("plain", "ties", "one", "zeros", "all zero", "nonfinite", "negative", "huge", "tiny", "outlier", "lost")
+KINDS = (
+    "plain",
+    "ties",
+    "one",
+    "zeros",
+    "all zero",
+    "nonfinite",
+    "negative",
+    "huge",
+    "tiny",
+    "outlier",
+    "lost",
+)
 
 
 def instance(number: int) -> tuple[np.ndarray, str]:
@@ -95,7 +111,9 @@ def test_agrees_with_the_transcription(number: int) -> None:
     loss, keep = instance(number)
     expected, n = transcribed(loss.tolist(), keep, number, 3), len(loss)
     for weights in ("none", "unbiased"):
-        plan = planned(ImportanceSampling(weights=weights, keep=float(keep)), loss, epoch=3, key=number)
+        plan = planned(
+            ImportanceSampling(weights=weights, keep=float(keep)), loss, epoch=3, key=number
+        )
         plan.check(n)
         ids = plan.ids.tolist()
         assert plan.drawn == bool(expected.drawn) and plan.lr_scale == 1
@@ -105,11 +123,15 @@ def test_agrees_with_the_transcription(number: int) -> None:
             assert plan.weights is None
         else:
             assert plan.weights is not None
-            assert plan.weights.tolist() == pytest.approx([float(expected.weights[i]) for i in ids], rel=1e-6)
+            assert plan.weights.tolist() == pytest.approx(
+                [float(expected.weights[i]) for i in ids], rel=1e-6
+            )
 
 
 def test_the_instances_are_hard() -> None:
-    seen = dict.fromkeys(("repeats", "nothing drawn", "some kept", "zeros among others", "fewer", "all"), 0)
+    seen = dict.fromkeys(
+        ("repeats", "nothing drawn", "some kept", "zeros among others", "fewer", "all"), 0
+    )
     for number in NUMBERS:
         loss, keep = instance(number)
         answer = transcribed(loss.tolist(), keep, number, 3)
@@ -125,9 +147,15 @@ def test_the_instances_are_hard() -> None:
 def test_every_epoch_and_every_seed_draws_anew() -> None:
     loss = np.ones(30)
     method = ImportanceSampling()
-    plans = {tuple(planned(method, loss, epoch=epoch, key=key).ids.tolist()) for epoch in range(1, 21) for key in range(5)}
+    plans = {
+        tuple(planned(method, loss, epoch=epoch, key=key).ids.tolist())
+        for epoch in range(1, 21)
+        for key in range(5)
+    }
     assert len(plans) == 100
-    assert planned(method, loss, epoch=2).ids.tolist() == planned(method, loss, epoch=2).ids.tolist()
+    assert (
+        planned(method, loss, epoch=2).ids.tolist() == planned(method, loss, epoch=2).ids.tolist()
+    )
 
 
 def away(samples: np.ndarray, expected: float) -> float:
@@ -161,7 +189,9 @@ def test_what_it_costs(losses: str, refreshed: int) -> None:
     model = nn.Linear(3, 2)
     run = thresher.attach(
         ImportanceSampling(losses=losses),
-        loader=DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), 10, shuffle=True, generator=draws),
+        loader=DataLoader(
+            TensorDataset(x, (x[:, 0] > 0).long()), 10, shuffle=True, generator=draws
+        ),
         criterion=nn.CrossEntropyLoss(),
         model=model,
         epochs=5,

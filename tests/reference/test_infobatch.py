@@ -27,8 +27,12 @@ def filled(method: InfoBatch, loss: Any) -> Records:
     return records
 
 
-def planned(method: InfoBatch, loss: Any, *, epoch: int = 1, epochs: int = 100, key: int = 0) -> EpochPlan:
-    return method.plan_epoch(filled(method, loss), epoch=epoch, epochs=epochs, generator=seeded(key, epoch))
+def planned(
+    method: InfoBatch, loss: Any, *, epoch: int = 1, epochs: int = 100, key: int = 0
+) -> EpochPlan:
+    return method.plan_epoch(
+        filled(method, loss), epoch=epoch, epochs=epochs, generator=seeded(key, epoch)
+    )
 
 
 # 200 random instances
@@ -43,7 +47,14 @@ class Answer:
 
 
 def transcribed(
-    loss: list[float], *, prune_fraction: str, delta: str, threshold: str, rescale: str, epoch: int, epochs: int
+    loss: list[float],
+    *,
+    prune_fraction: str,
+    delta: str,
+    threshold: str,
+    rescale: str,
+    epoch: int,
+    epochs: int,
 ) -> Answer:
     """Everything but the draw itself, sample by sample and in exact arithmetic."""
     finite = [Fraction(value) for value in loss if math.isfinite(value)]
@@ -64,7 +75,18 @@ def transcribed(
     return Answer(prunes, below if prunes else [], kept, float(weight))
 
 
-KINDS = ("plain", "ties", "one", "equal", "nonfinite", "zero", "integer", "quantile", "late", "everything")
+KINDS = (
+    "plain",
+    "ties",
+    "one",
+    "equal",
+    "nonfinite",
+    "zero",
+    "integer",
+    "quantile",
+    "late",
+    "everything",
+)
 
 
 @dataclass
@@ -80,7 +102,9 @@ class Instance:
         return InfoBatch(float(s["prune_fraction"]), float(s["delta"]), threshold, s["rescale"])
 
     def answer(self) -> Answer:
-        return transcribed(self.loss.tolist(), epoch=self.epoch, epochs=self.epochs, **self.settings)
+        return transcribed(
+            self.loss.tolist(), epoch=self.epoch, epochs=self.epochs, **self.settings
+        )
 
 
 def instance(number: int) -> Instance:
@@ -91,7 +115,9 @@ def instance(number: int) -> Instance:
     if kind in ("ties", "everything"):
         loss = r.choice(np.float32([0.5, 1.0, 1.5]), n)
         if kind == "ties":
-            loss = np.append(np.concatenate([loss, 2 - loss]), np.float32(1))  # the mean is exactly one of them
+            loss = np.append(
+                np.concatenate([loss, 2 - loss]), np.float32(1)
+            )  # the mean is exactly one of them
     if kind == "equal":
         loss[:] = r.choice(np.float32([0.1, 3.0, 2.3, 1e-7]))
     if kind in ("nonfinite", "everything"):
@@ -105,11 +131,17 @@ def instance(number: int) -> Instance:
         loss = np.concatenate([r.random(100), np.full(40, 5.0)]).astype(np.float32)
         prune_fraction = str(r.choice(["0.71", "0.43", "0.42", "0.9"]))
     epochs = int(r.integers(1, 300)) if kind == "late" else 40
-    epoch = int(Fraction("0.875") * epochs) + int(r.integers(-2, 2)) if kind == "late" else int(r.integers(1, 34))
+    epoch = (
+        int(Fraction("0.875") * epochs) + int(r.integers(-2, 2))
+        if kind == "late"
+        else int(r.integers(1, 34))
+    )
     settings = {
         "prune_fraction": prune_fraction,
         "delta": "0.875",
-        "threshold": str(r.choice(["0.29", "0.5", "0.8", "0.07"])) if kind in ("quantile", "everything") else "mean",
+        "threshold": str(r.choice(["0.29", "0.5", "0.8", "0.07"]))
+        if kind in ("quantile", "everything")
+        else "mean",
         "rescale": str(r.choice(["mass", "ratio"])),
     }
     return Instance(loss, settings, min(max(epoch, 0), epochs - 1), epochs)
@@ -140,7 +172,19 @@ def test_agrees_with_the_transcription(number: int) -> None:
 
 
 def test_the_instances_are_hard() -> None:
-    seen = dict.fromkeys(("prunes", "keeps all", "at the cut", "nonfinite", "whole", "odd", "all but one", "annealing"), 0)
+    seen = dict.fromkeys(
+        (
+            "prunes",
+            "keeps all",
+            "at the cut",
+            "nonfinite",
+            "whole",
+            "odd",
+            "all but one",
+            "annealing",
+        ),
+        0,
+    )
     for number in NUMBERS:
         given = instance(number)
         answer, keep = given.answer(), 1 - Fraction(given.settings["prune_fraction"])
@@ -149,7 +193,9 @@ def test_the_instances_are_hard() -> None:
         seen["keeps all"] += not answer.prunes
         seen["at the cut"] += answer.prunes and sum(map(Fraction, finite)) / len(finite) in finite
         seen["nonfinite"] += answer.prunes and len(finite) < len(given.loss)
-        seen["whole"] += answer.prunes and int(float(keep) * len(answer.below)) != math.floor(keep * len(answer.below))
+        seen["whole"] += answer.prunes and int(float(keep) * len(answer.below)) != math.floor(
+            keep * len(answer.below)
+        )
         seen["odd"] += answer.prunes and bool(keep * len(answer.below) % 1)
         seen["all but one"] += answer.prunes and answer.kept_below == 1
         seen["annealing"] += given.epoch + 1 > Fraction("0.875") * given.epochs
@@ -159,7 +205,9 @@ def test_the_instances_are_hard() -> None:
 # When it prunes
 
 
-@pytest.mark.parametrize(("delta", "exact"), [(0.875, "0.875"), (0.7, "0.7"), (1.0, "1"), (0.0, "0")])
+@pytest.mark.parametrize(
+    ("delta", "exact"), [(0.875, "0.875"), (0.7, "0.7"), (1.0, "1"), (0.0, "0")]
+)
 def test_annealing_epochs_are_full_and_unweighted(delta: float, exact: str) -> None:
     """For every number of epochs; in the original code the weights stay where delta * E is not whole."""
     method = InfoBatch(delta=delta)
@@ -168,7 +216,9 @@ def test_annealing_epochs_are_full_and_unweighted(delta: float, exact: str) -> N
     for epochs in range(1, 301, depth(7, 1)):
         last = math.floor(Fraction(exact) * epochs)  # epochs numbered from 1, as the paper does
         for number in range(max(1, last - 1), epochs + 1):
-            plan = method.plan_epoch(records, epoch=number - 1, epochs=epochs, generator=seeded(epochs, number))
+            plan = method.plan_epoch(
+                records, epoch=number - 1, epochs=epochs, generator=seeded(epochs, number)
+            )
             if number > last or number == 1:
                 assert plan.ids.tolist() == list(range(6)), (epochs, number)
                 assert plan.weights is None, (epochs, number)
@@ -243,7 +293,9 @@ class Problem:
         self.x = torch.randn(n, 8, generator=g, dtype=torch.float64)
         self.w = torch.randn(8, 5, generator=g, dtype=torch.float64).requires_grad_()
         self.y = (self.x @ self.w + 2 * torch.randn(n, 5, generator=g)).argmax(1)
-        self.class_weights = torch.tensor([0.5, 1, 2, 1.5, 0.8], dtype=torch.float64) if class_weights else None
+        self.class_weights = (
+            torch.tensor([0.5, 1, 2, 1.5, 0.8], dtype=torch.float64) if class_weights else None
+        )
         self.own = nn.CrossEntropyLoss(weight=self.class_weights)
         self.direction = torch.randn(8, 5, generator=g, dtype=torch.float64)
         with torch.no_grad():
@@ -260,7 +312,9 @@ class Problem:
 
     def under(self, plan: EpochPlan) -> tuple[float, float]:
         ids = plan.ids
-        value, _ = measure(adapt(self.own), self.x[ids] @ self.w, self.y[ids], len(ids), weights=plan.weights)
+        value, _ = measure(
+            adapt(self.own), self.x[ids] @ self.w, self.y[ids], len(ids), weights=plan.weights
+        )
         # An epoch of K samples takes K / N as many steps; class weights are divided by what they weigh in the batch.
         share = 1.0 if self.class_weights is not None else len(ids) / len(self.y)
         return value.item() * share, self.slope(value) * share
@@ -282,14 +336,19 @@ def test_unbiased(class_weights: bool, prune_fraction: float, threshold: Any) ->
     problem = Problem(class_weights)
     method = InfoBatch(prune_fraction, threshold=threshold)
     records = filled(method, problem.losses)
-    plans = [method.plan_epoch(records, epoch=3, epochs=100, generator=seeded(7, k)) for k in range(depth(400, 2000))]
+    plans = [
+        method.plan_epoch(records, epoch=3, epochs=100, generator=seeded(7, k))
+        for k in range(depth(400, 2000))
+    ]
     assert {len(plan.ids) for plan in plans} == {len(plans[0].ids)}
     assert len(plans[0].ids) < 0.75 * len(problem.y)
     found = np.array([problem.under(plan) for plan in plans])
     for column, expected in enumerate(problem.full()):
         assert away(found[:, column], expected) < 3
         # The same kept samples without their weights are far off: the test can tell.
-    unweighted = np.array([problem.under(EpochPlan(plan.ids, torch.ones(len(plan.ids)))) for plan in plans[:50]])
+    unweighted = np.array(
+        [problem.under(EpochPlan(plan.ids, torch.ones(len(plan.ids)))) for plan in plans[:50]]
+    )
     assert away(unweighted[:, 0], problem.full()[0]) > 100
 
 
@@ -310,7 +369,9 @@ def test_the_ratio_of_the_original_code_loses_part_of_a_sample() -> None:
         weights = [plan.weights for plan in plans if plan.weights is not None]
         assert {len(plan.ids) for plan in plans} == {4} and len(weights) == 2000
         assert weights[0].tolist() == [pytest.approx(7 / 3 if rescale == "mass" else 2)] * 3 + [1]
-        totals[rescale] = np.array([(loss[p.ids.numpy()] * w.numpy()).sum() for p, w in zip(plans, weights, strict=True)])
+        totals[rescale] = np.array(
+            [(loss[p.ids.numpy()] * w.numpy()).sum() for p, w in zip(plans, weights, strict=True)]
+        )
     assert away(totals["ratio"], 20 + 2.8 * 6 / 7) < 3
     assert away(totals["ratio"], loss.sum()) > 10
     assert away(totals["mass"], loss.sum()) < 3
@@ -322,5 +383,9 @@ def test_no_sample_gets_a_large_weight_where_many_have_no_finite_loss():
     loss[::2] = float("nan")
     method = InfoBatch(target=0.6)
     records = {"loss": loss, "left_out": torch.zeros(1000, dtype=torch.int16)}
-    plan = method.plan_epoch(records, epoch=5, epochs=10, generator=torch.Generator().manual_seed(1))
-    assert float(plan.weights.max()) <= 20 and {int(i) for i in range(0, 1000, 2)} <= set(plan.ids.tolist())
+    plan = method.plan_epoch(
+        records, epoch=5, epochs=10, generator=torch.Generator().manual_seed(1)
+    )
+    assert float(plan.weights.max()) <= 20 and {int(i) for i in range(0, 1000, 2)} <= set(
+        plan.ids.tolist()
+    )

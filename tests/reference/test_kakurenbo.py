@@ -74,7 +74,9 @@ def transcribed(
     n = len(loss)
     if epoch == 0 and not first_epoch_hides:
         return Answer(list(range(n)), [], 1.0, 0, Fraction(0), 0)
-    fraction = scheduled_fraction(max_fraction, milestones if reduce_fraction else [("0", "1")], epoch, epochs)
+    fraction = scheduled_fraction(
+        max_fraction, milestones if reduce_fraction else [("0", "1")], epoch, epochs
+    )
     count = math.floor(fraction * n)
     ascending = sorted((value, i) for i, value in enumerate(loss) if math.isfinite(value))
     if candidates == "sort":
@@ -117,7 +119,18 @@ def planned(method: Kakurenbo, records: Records, epoch: int, epochs: int) -> thr
 
 # 200 random instances
 
-KINDS = ("plain", "ties", "one", "equal", "nonfinite", "zero", "integer", "tau", "drop_top", "everything")
+KINDS = (
+    "plain",
+    "ties",
+    "one",
+    "equal",
+    "nonfinite",
+    "zero",
+    "integer",
+    "tau",
+    "drop_top",
+    "everything",
+)
 
 
 @dataclass
@@ -153,9 +166,16 @@ def instance(number: int) -> Instance:
     kind = KINDS[number % len(KINDS)]
     n = 1 if kind == "one" else int(r.integers(2, 80))
     epochs = int(r.choice([1, 2, 3, 7, 10, 30, 90, 100, 110]))
-    epoch = int(r.integers(0, epochs)) if r.random() < 0.2 else int(r.integers(min(1, epochs - 1), epochs))
+    epoch = (
+        int(r.integers(0, epochs))
+        if r.random() < 0.2
+        else int(r.integers(min(1, epochs - 1), epochs))
+    )
     if r.random() < 0.3:
-        epoch = math.ceil(Fraction(str(r.choice(["0.1", "0.3", "0.6", "0.7", "0.8"]))) * epochs) % epochs
+        epoch = (
+            math.ceil(Fraction(str(r.choice(["0.1", "0.3", "0.6", "0.7", "0.8"]))) * epochs)
+            % epochs
+        )
     merge = "sum" if r.random() < 0.3 else "scatter"
 
     loss = r.gamma(1.0, 1.0, n).astype(np.float32)
@@ -170,7 +190,9 @@ def instance(number: int) -> Instance:
     confidence = r.random(n).astype(np.float32)
     if kind in ("tau", "everything"):
         at = r.random(n) < 0.6
-        confidence[at] = np.float32(float(tau)) + r.choice(np.float32([-1e-6, 0, 1e-6]), int(at.sum()))
+        confidence[at] = np.float32(float(tau)) + r.choice(
+            np.float32([-1e-6, 0, 1e-6]), int(at.sum())
+        )
     correct = (r.random(n) < 0.75).astype(np.uint8)
     if merge == "sum":
         twice = r.random(n) < 0.3
@@ -211,7 +233,16 @@ def instance(number: int) -> Instance:
         "candidates": str(r.choice(["sort", "sort", "threshold"])),
         "first_epoch_hides": bool(r.random() < 0.2),
     }
-    return Instance(loss, correct, confidence, settings, epoch, epochs, merge, bits if r.random() < 0.5 else None)
+    return Instance(
+        loss,
+        correct,
+        confidence,
+        settings,
+        epoch,
+        epochs,
+        merge,
+        bits if r.random() < 0.5 else None,
+    )
 
 
 NUMBERS = depth(range(60), range(200))
@@ -223,7 +254,10 @@ def test_agrees_with_the_transcription(number: int) -> None:
     method, expected, n = given.method(), given.answer(), len(given.loss)
     records = filled(method, given.loss, given.correct, given.confidence)
     if not expected.kept:
-        with pytest.raises(ValueError, match=rf"nothing is left to train on of {n} samples; lower `max_fraction` or"):
+        with pytest.raises(
+            ValueError,
+            match=rf"nothing is left to train on of {n} samples; lower `max_fraction` or",
+        ):
             planned(method, records, given.epoch, given.epochs)
         return
     plan = planned(method, records, given.epoch, given.epochs)
@@ -241,7 +275,19 @@ def test_agrees_with_the_transcription(number: int) -> None:
 
 def test_the_instances_are_hard() -> None:
     """Every case that the transcription is there for really occurs, several times."""
-    seen = dict.fromkeys(("hides", "moves back", "tie at the cut", "at tau", "float product", "drops", "empty", "boundary"), 0)
+    seen = dict.fromkeys(
+        (
+            "hides",
+            "moves back",
+            "tie at the cut",
+            "at tau",
+            "float product",
+            "drops",
+            "empty",
+            "boundary",
+        ),
+        0,
+    )
     for number in NUMBERS:
         given = instance(number)
         answer, s, n = given.answer(), given.settings, len(given.loss)
@@ -250,11 +296,17 @@ def test_the_instances_are_hard() -> None:
         seen["hides"] += bool(answer.left_out) and s["drop_top"] == "0"
         seen["moves back"] += answer.moved_back > 0
         seen["tie at the cut"] += 0 < count < len(usable) and usable[count - 1] == usable[count]
-        seen["at tau"] += answer.moved_back > 0 and bool((given.confidence == np.float32(float(s["tau"]))).any())
+        seen["at tau"] += answer.moved_back > 0 and bool(
+            (given.confidence == np.float32(float(s["tau"]))).any()
+        )
         seen["float product"] += given.epoch > 0 and int(float(answer.scheduled) * n) != count
         seen["drops"] += s["drop_top"] != "0" and bool(answer.left_out)
         seen["empty"] += not answer.kept
-        seen["boundary"] += any(given.epoch == Fraction(b) * given.epochs for b, _ in s["milestones"] if 0 < Fraction(b) < 1)
+        seen["boundary"] += any(
+            given.epoch == Fraction(b) * given.epochs
+            for b, _ in s["milestones"]
+            if 0 < Fraction(b) < 1
+        )
     assert min(seen.values()) >= depth(1, 5), seen
 
 
@@ -275,7 +327,9 @@ CONFIDENCE = [0.95, 0.40, 0.75, 0.99, 0.60, 0.65, 0.50, 0.80, 0.70, 0.70]
         ("v1100", 0.6, {"drop_top": 0.1}, [0, 2, 3, 8, 9]),
     ],
 )
-def test_ten_samples(bits: str, fraction: float, extra: dict[str, float], hidden: list[int]) -> None:
+def test_ten_samples(
+    bits: str, fraction: float, extra: dict[str, float], hidden: list[int]
+) -> None:
     method = Kakurenbo.variant(bits, max_fraction=fraction, **extra)
     plan = planned(method, filled(method, LOSS, CORRECT, CONFIDENCE), 1, 100)
     assert plan.refresh is not None
@@ -292,7 +346,10 @@ def test_ten_samples_learning_rate() -> None:
         assert plan.facts["moved_back"] == 2
 
 
-@pytest.mark.parametrize("schedule", [((0, 1), (0.3, 0.8), (0.6, 0.6), (0.8, 0.4)), ((0, 1), (30, 0.8), (60, 0.6), (80, 0.4))])
+@pytest.mark.parametrize(
+    "schedule",
+    [((0, 1), (0.3, 0.8), (0.6, 0.6), (0.8, 0.4)), ((0, 1), (30, 0.8), (60, 0.6), (80, 0.4))],
+)
 def test_imagenet_counts_and_learning_rates(schedule: Any) -> None:
     n = 1_281_167
     method = Kakurenbo(0.3, schedule=schedule, lr_fraction="scheduled", warmup_epochs=5)
@@ -325,20 +382,34 @@ def test_confidence_over_classes_and_over_the_batch() -> None:
     proper = signals(adapt(nn.CrossEntropyLoss()), logits, targets, 4, wanted=wanted)
     official = proper["batch_confidence"]
     assert proper["correct"].all()
-    np.testing.assert_allclose(proper["confidence"].numpy(), [0.964663, 0.975559, 0.909443, 0.576117], atol=5e-7)
-    np.testing.assert_allclose(official.numpy(), [0.266318, 0.723927, 0.809776, 0.475367], atol=5e-7)
-    for setting, confidence, hidden in (("class", proper["confidence"], [0, 1, 2]), ("batch", official, [1, 2])):
+    np.testing.assert_allclose(
+        proper["confidence"].numpy(), [0.964663, 0.975559, 0.909443, 0.576117], atol=5e-7
+    )
+    np.testing.assert_allclose(
+        official.numpy(), [0.266318, 0.723927, 0.809776, 0.475367], atol=5e-7
+    )
+    for setting, confidence, hidden in (
+        ("class", proper["confidence"], [0, 1, 2]),
+        ("batch", official, [1, 2]),
+    ):
         method = Kakurenbo(0.75, confidence=setting)
-        assert method.columns()["confidence"].signal == ("batch_confidence" if setting == "batch" else "confidence")
-        plan = planned(method, filled(method, [0.1, 0.2, 0.3, 0.4], proper["correct"], confidence), 1, 100)
+        assert method.columns()["confidence"].signal == (
+            "batch_confidence" if setting == "batch" else "confidence"
+        )
+        plan = planned(
+            method, filled(method, [0.1, 0.2, 0.3, 0.4], proper["correct"], confidence), 1, 100
+        )
         assert plan.refresh is not None
         assert plan.refresh.tolist() == hidden
 
 
 @pytest.mark.parametrize(
-    ("merge", "loss", "confidence", "correct", "hidden"), [("sum", 1.0, 0.9, 2, [2]), ("scatter", 0.5, 0.45, 1, [])]
+    ("merge", "loss", "confidence", "correct", "hidden"),
+    [("sum", 1.0, 0.9, 2, [2]), ("scatter", 0.5, 0.45, 1, [])],
 )
-def test_a_padded_duplicate(merge: Any, loss: float, confidence: float, correct: int, hidden: list[int]) -> None:
+def test_a_padded_duplicate(
+    merge: Any, loss: float, confidence: float, correct: int, hidden: list[int]
+) -> None:
     """Two processes pad five samples to six; the sample that both meet is added up by the original code."""
     method = Kakurenbo(0.2, merge=merge, tau=0.7)
     records = Records(method.columns(), 5, CPU)
@@ -366,7 +437,11 @@ def test_a_padded_duplicate(merge: Any, loss: float, confidence: float, correct:
 def test_sums_start_again_every_epoch() -> None:
     method = Kakurenbo(merge="sum")
     records = Records(method.columns(), 2, CPU)
-    one = {"loss": torch.ones(2), "correct": torch.ones(2, dtype=torch.bool), "confidence": torch.ones(2)}
+    one = {
+        "loss": torch.ones(2),
+        "correct": torch.ones(2, dtype=torch.bool),
+        "confidence": torch.ones(2),
+    }
     for _ in range(3):
         records.start_epoch()
         records.write(torch.tensor([0, 1]), one)
@@ -381,7 +456,10 @@ def test_ties_at_the_threshold() -> None:
         (0.0, False, []),
         (0.0, True, [0, 1, 2, 3, 4]),
     ):
-        assert np.flatnonzero(hiding_candidates(loss, fraction, by_threshold=by_threshold)).tolist() == marked
+        assert (
+            np.flatnonzero(hiding_candidates(loss, fraction, by_threshold=by_threshold)).tolist()
+            == marked
+        )
     sort, threshold = Kakurenbo(0.4), Kakurenbo(0.4, candidates="threshold")
     for method, hidden in ((sort, [0, 1]), (threshold, [0, 1, 2, 3])):
         plan = planned(method, filled(method, loss, np.ones(5), np.ones(5)), 1, 100)
@@ -420,7 +498,13 @@ class Net(nn.Sequential):
 EPOCHS, BATCH, LR = 10, 16, 0.05
 SWITCHES = {
     "published": {},
-    "official": {"confidence": "batch", "lr_fraction": "scheduled", "refresh": "train", "merge": "sum", "warmup_epochs": 1},
+    "official": {
+        "confidence": "batch",
+        "lr_fraction": "scheduled",
+        "refresh": "train",
+        "merge": "sum",
+        "warmup_epochs": 1,
+    },
     "dropping": {"drop_top": 0.05, "move_back": False},
 }
 
@@ -449,7 +533,9 @@ def by_hand(model: nn.Module, settings: dict[str, Any]) -> tuple[list[list[int]]
             confidence[i] = shares[row].max().item()
 
     for epoch in range(EPOCHS):
-        chosen = {name: str(settings[name]) if name == "drop_top" else settings[name] for name in names}
+        chosen = {
+            name: str(settings[name]) if name == "drop_top" else settings[name] for name in names
+        }
         answer = transcribed(
             np.float32(loss).tolist(),
             correct,
@@ -499,10 +585,17 @@ def test_a_training_run_equals_one_written_by_hand(switches: str) -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     method = Kakurenbo(0.4, tau=0.6, **settings)
     run = thresher.attach(
-        method, loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=EPOCHS
+        method,
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=EPOCHS,
     )
     left_out, used = [], []
-    optimizer.register_step_pre_hook(lambda *_: used.append(optimizer.param_groups[0]["lr"]))  # after the run's own hook
+    optimizer.register_step_pre_hook(
+        lambda *_: used.append(optimizer.param_groups[0]["lr"])
+    )  # after the run's own hook
     for _ in range(EPOCHS):
         refresh = run.plan.refresh
         left_out.append([] if refresh is None else refresh.tolist())
@@ -525,7 +618,14 @@ def test_the_learning_rate_is_restored_when_a_step_raises() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     method = Kakurenbo(0.4, lr_fraction="scheduled")
     loader = DataLoader(blobs(), batch_size=BATCH)
-    run = thresher.attach(method, loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=10)
+    run = thresher.attach(
+        method,
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=10,
+    )
     fails = False
 
     def fail(*_: Any) -> None:
@@ -553,11 +653,20 @@ def test_an_optimizer_whose_step_calls_the_one_of_its_base_class() -> None:
             return super().step(closure)
 
     model, used = Net(), []
-    torch.optim.SGD(model.parameters(), lr=LR)  # the first of its class: from then on torch runs hooks in SGD.step as well
+    torch.optim.SGD(
+        model.parameters(), lr=LR
+    )  # the first of its class: from then on torch runs hooks in SGD.step as well
     optimizer = Own(model.parameters(), lr=LR)
     method = Kakurenbo(0.4, lr_fraction="scheduled")
     loader = DataLoader(blobs(), batch_size=BATCH)
-    run = thresher.attach(method, loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=10)
+    run = thresher.attach(
+        method,
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=10,
+    )
     for _ in range(2):
         for x, y in run.loader:
             run.criterion(run.model(x), y).backward()

@@ -58,7 +58,9 @@ class LeastSquares:
         second = np.outer(mean, mean)
         for _ in range(steps):
             cross = np.mean((move @ mean)[:, :, None] * push[:, None, :], axis=0)
-            second = np.mean(move @ second @ move, axis=0) + cross + cross.T + push.T @ push / len(push)
+            second = (
+                np.mean(move @ second @ move, axis=0) + cross + cross.T + push.T @ push / len(push)
+            )
             mean = np.mean(move @ mean + push, axis=0)
         return float(np.trace(second))
 
@@ -79,7 +81,9 @@ class Trajectory:
     epochs: list[tuple[int, np.ndarray]]
 
 
-def trained(problem: LeastSquares, start: np.ndarray, method: Any, epochs: int, seed: int) -> Trajectory:
+def trained(
+    problem: LeastSquares, start: np.ndarray, method: Any, epochs: int, seed: int
+) -> Trajectory:
     """SGD on one sample a step, drawn uniformly with replacement, in the loop that users write."""
     data = TensorDataset(torch.from_numpy(problem.x), torch.from_numpy(problem.y)[:, None])
     model = nn.Linear(2, 1, bias=False, dtype=torch.float64)
@@ -106,18 +110,26 @@ def trained(problem: LeastSquares, start: np.ndarray, method: Any, epochs: int, 
     return Trajectory(np.array(points), begun)
 
 
-def by_hand(problem: LeastSquares, start: np.ndarray, epochs: int, seed: int, *, hides: bool) -> Trajectory:
+def by_hand(
+    problem: LeastSquares, start: np.ndarray, epochs: int, seed: int, *, hides: bool
+) -> Trajectory:
     """The same training without the library, which is a hundred times as fast.
 
     From the second epoch on, the 24 samples with the smallest last losses are left out; after the epoch their losses are
     those of the model as it is then.
     """
     n, w = len(problem.x), start.copy()
-    sampler = RandomSampler(range(n), replacement=True, generator=torch.Generator().manual_seed(seed))
+    sampler = RandomSampler(
+        range(n), replacement=True, generator=torch.Generator().manual_seed(seed)
+    )
     last = np.full(n, np.inf, np.float32)
     points, begun = [start], []
     for epoch in range(epochs):
-        hidden = np.sort(np.argsort(last, kind="stable")[:24]) if hides and epoch else np.empty(0, np.int64)
+        hidden = (
+            np.sort(np.argsort(last, kind="stable")[:24])
+            if hides and epoch
+            else np.empty(0, np.int64)
+        )
         begun.append((len(points) - 1, np.setdiff1d(np.arange(n), hidden)))
         left_out = set(hidden.tolist())
         for i in sampler:
@@ -142,7 +154,9 @@ class Measured:
 
     def distances(self, paths: list[Trajectory], steps: int) -> np.ndarray:
         """Squared distance of each run to the optimum of the full data."""
-        return ((np.array([path.points[steps] for path in paths]) - self.problem.optimum) ** 2).sum(1)
+        return ((np.array([path.points[steps] for path in paths]) - self.problem.optimum) ** 2).sum(
+            1
+        )
 
     def bound(self, steps: int) -> float:
         return self.problem.bound(steps, float(((self.start - self.problem.optimum) ** 2).sum()))
@@ -182,16 +196,25 @@ def tables(measured: Measured) -> list[str]:
         "|---:|---:|---:|---:|---:|",
     ]
     for steps in TIMES:
-        full, hiding = measured.distances(measured.full, steps), measured.distances(measured.hiding, steps)
+        full, hiding = (
+            measured.distances(measured.full, steps),
+            measured.distances(measured.hiding, steps),
+        )
         lines.append(
             f"| {steps} | {measured.bound(steps):.4f} | {measured.problem.expected(steps, measured.start):.4f} "
             f"| {full.mean():.4f} ± {error(full):.4f} | {hiding.mean():.4f} ± {error(hiding):.4f} |"
         )
-    lines += ["", "| epoch | kept samples | bound for them | measured distance to their optimum |", "|---:|---:|---:|---:|"]
+    lines += [
+        "",
+        "| epoch | kept samples | bound for them | measured distance to their optimum |",
+        "|---:|---:|---:|---:|",
+    ]
     for number in EPOCHS_SHOWN:
         found, bounds = measured.epoch(number)
         kept = np.mean([len(path.epochs[number][1]) for path in measured.hiding])
-        lines.append(f"| {number} | {kept:.0f} | {bounds.mean():.4f} | {found.mean():.4f} ± {error(found):.4f} |")
+        lines.append(
+            f"| {number} | {kept:.0f} | {bounds.mean():.4f} | {found.mean():.4f} ± {error(found):.4f} |"
+        )
     return lines
 
 
@@ -211,7 +234,9 @@ def test_the_library_trains_as_by_hand(measured: Measured) -> None:
         )
         for own, other in pairs:
             np.testing.assert_allclose(own.points, other.points, rtol=1e-12, atol=1e-12)
-            for (begin, kept), (begin_by_hand, kept_by_hand) in zip(own.epochs, other.epochs, strict=True):
+            for (begin, kept), (begin_by_hand, kept_by_hand) in zip(
+                own.epochs, other.epochs, strict=True
+            ):
                 assert begin == begin_by_hand
                 assert kept.tolist() == kept_by_hand.tolist()
 
@@ -248,7 +273,9 @@ def test_hidden_samples_are_never_stepped_on(measured: Measured) -> None:
     path, (x, y) = measured.hiding[0], (measured.problem.x, measured.problem.y)
     for (begin, kept), (end, _) in zip(path.epochs[1:-1], path.epochs[2:], strict=True):
         w, moved = path.points[begin:end], np.diff(path.points[begin : end + 1], axis=0)
-        steps = -ETA * 2 * ((w @ x.T - y)[:, :, None] * x)  # (steps, samples, 2): what each sample would have done
+        steps = (
+            -ETA * 2 * ((w @ x.T - y)[:, :, None] * x)
+        )  # (steps, samples, 2): what each sample would have done
         which = np.abs(steps - moved[:, None]).sum(2).argmin(1)
         np.testing.assert_allclose(steps[np.arange(len(w)), which], moved, atol=1e-12)
         assert set(which) <= set(kept)

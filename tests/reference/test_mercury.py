@@ -81,7 +81,9 @@ def test_agrees_with_the_transcription(number: int) -> None:
         return
     mass = [Fraction(float(loss[i])) for i in known]
     mass = mass if any(mass) else [Fraction(1)] * len(known)
-    k = max(1, math.floor(Fraction(keep) * n) - len(lost), math.floor(Fraction(keep) * len(known)) // 2)
+    k = max(
+        1, math.floor(Fraction(keep) * n) - len(lost), math.floor(Fraction(keep) * len(known)) // 2
+    )
     edges = list(accumulate(mass))
     points = torch.rand(k, generator=seeded(number), dtype=torch.float64).tolist()
     drawn = [known[bisect_right(edges, Fraction(point) * edges[-1])] for point in points]
@@ -104,7 +106,14 @@ def test_one_group_is_fresh_when_an_epoch_is_planned() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     loader = DataLoader(TensorDataset(x, y), 10, shuffle=True, generator=draws)
     method = Mercury(groups=5)
-    run = thresher.attach(method, loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=4)
+    run = thresher.attach(
+        method,
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=4,
+    )
     for epoch in range(4):
         for inputs, targets in run.loader:
             optimizer.zero_grad()

@@ -51,8 +51,13 @@ def test_the_steps_of_the_paper() -> None:
     """160 epochs of CIFAR-10 are 160 x 391 mini-batches of 128, of which half are expected: 31,280."""
     method = MinibatchDropping()
     plans = [planned(method, 50_000, epoch=epoch, key=1) for epoch in range(160)]
-    assert sum(plan.facts["batches"] for plan in plans) == pytest.approx(31_280, abs=4 * math.sqrt(160 * 391 / 4))
-    assert {len(plan.ids) % 128 for plan in plans} == {0, 50_000 % 128}  # with the rest and without it
+    assert sum(plan.facts["batches"] for plan in plans) == pytest.approx(
+        31_280, abs=4 * math.sqrt(160 * 391 / 4)
+    )
+    assert {len(plan.ids) % 128 for plan in plans} == {
+        0,
+        50_000 % 128,
+    }  # with the rest and without it
 
 
 def test_who_is_kept_is_uniform() -> None:
@@ -63,11 +68,15 @@ def test_who_is_kept_is_uniform() -> None:
     share = kept.mean()
     assert np.abs(kept.mean(0) - share).max() < 5 * math.sqrt(share * (1 - share) / draws)
     # Four mini-batches, the last of one sample; were none to stay, the one of the largest draw does.
-    assert share == pytest.approx((5 + 2.5 / 16) / 10, abs=5 * kept.mean(1).std() / math.sqrt(draws))
+    assert share == pytest.approx(
+        (5 + 2.5 / 16) / 10, abs=5 * kept.mean(1).std() / math.sqrt(draws)
+    )
     together = (kept.T @ kept / draws)[~np.eye(n, dtype=bool)]
     assert np.abs(together - together.mean()).max() < 5 * math.sqrt(0.25 / draws)
 
 
 def test_every_epoch_is_fresh_the_first_included() -> None:
     method = MinibatchDropping(0.5, 2)
-    assert len({tuple(planned(method, 40, epoch=epoch).ids.tolist()) for epoch in range(100)}) == 100
+    assert (
+        len({tuple(planned(method, 40, epoch=epoch).ids.tolist()) for epoch in range(100)}) == 100
+    )

@@ -23,7 +23,9 @@ def transcribed(losses: list[float], ids: list[int], keep: str, swaps: int) -> l
     n = len(losses)
     count = max(1, math.floor(Fraction(keep) * n))
     strange = sorted((ids[row], row) for row in range(n) if not math.isfinite(losses[row]))
-    ranked: list[Sample] = sorted((Fraction(losses[r]), ids[r], r) for r in range(n) if math.isfinite(losses[r]))
+    ranked: list[Sample] = sorted(
+        (Fraction(losses[r]), ids[r], r) for r in range(n) if math.isfinite(losses[r])
+    )
     kept = [row for _, row in strange[::-1][:count]]
     left = count - len(kept)
     if left == 0:
@@ -83,7 +85,12 @@ def instance(seed: int) -> tuple[np.ndarray, np.ndarray, str, int]:
     r = np.random.default_rng(seed)
     n = int(r.choice([1, 2, 3, 5, 8, 13, 24]))
     ids = r.permutation(100)[:n].astype(np.int64) * 3 + 2**40
-    return hard_losses(r, n), ids, str(r.choice(["0.1", "0.29", "0.5", "0.75", "1"])), int(r.choice([0, 1, 2, 8]))
+    return (
+        hard_losses(r, n),
+        ids,
+        str(r.choice(["0.1", "0.29", "0.5", "0.75", "1"])),
+        int(r.choice([0, 1, 2, 8])),
+    )
 
 
 NUMBERS = depth(range(60), range(300))
@@ -106,12 +113,31 @@ def test_the_instances_are_hard() -> None:
         met |= {"tied"} if len(set(finite.tolist())) < len(finite) else set()
         met |= {"huge"} if (np.abs(finite) > 1e36).any() else set()
         met |= {"nothing finite"} if not len(finite) else set()
-        met |= {"too few for all"} if 0 < len(finite) < len(losses) and len(losses) - len(finite) >= count else set()
+        met |= (
+            {"too few for all"}
+            if 0 < len(finite) < len(losses) and len(losses) - len(finite) >= count
+            else set()
+        )
         met |= {"some of each"} if 0 < len(losses) - len(finite) < count < len(losses) else set()
         met |= {"everything"} if count == len(losses) else set()
         arguments = losses.tolist(), ids.tolist(), keep
-        met |= {"moves"} if transcribed(*arguments, 0) != transcribed(*arguments, 1) != transcribed(*arguments, 2) else set()
-    assert met == {"one", "tied", "huge", "nothing finite", "too few for all", "some of each", "everything", "moves"}
+        met |= (
+            {"moves"}
+            if transcribed(*arguments, 0)
+            != transcribed(*arguments, 1)
+            != transcribed(*arguments, 2)
+            else set()
+        )
+    assert met == {
+        "one",
+        "tied",
+        "huge",
+        "nothing finite",
+        "too few for all",
+        "some of each",
+        "everything",
+        "moves",
+    }
 
 
 def test_worked_vector() -> None:

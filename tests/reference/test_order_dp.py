@@ -22,7 +22,9 @@ def planned(method: OrderDp, loss: list[float], key: int = 0, epoch: int = 1) ->
     return method.plan_epoch(records, epoch=epoch, epochs=5, generator=seeded(key))
 
 
-def transcribed(loss: list[float], keep: Fraction, pool: Fraction, generator: torch.Generator) -> set[int]:
+def transcribed(
+    loss: list[float], keep: Fraction, pool: Fraction, generator: torch.Generator
+) -> set[int]:
     """The kept samples: the largest losses of a random pool, unseen ones first, by lot; and all that are not finite."""
     n = len(loss)
     finite = [i for i in range(n) if math.isfinite(loss[i])]
@@ -33,7 +35,9 @@ def transcribed(loss: list[float], keep: Fraction, pool: Fraction, generator: to
     if len(unseen) > wanted:
         best = winners(wanted, generator, unseen)
     else:
-        best = unseen | set(sorted(inside - unseen, key=lambda i: (-loss[i], -i))[: wanted - len(unseen)])
+        best = unseen | set(
+            sorted(inside - unseen, key=lambda i: (-loss[i], -i))[: wanted - len(unseen)]
+        )
     return best | (set(range(n)) - set(finite))
 
 
@@ -57,7 +61,8 @@ def test_the_chance_of_a_rank_is_that_of_the_paper() -> None:
     """gamma_j = sum over l = 1 .. q of C(j - 1, l - 1) C(n - j, s - l) / C(n, s), j from the largest loss."""
     n, s, q, plans = 12, 8, 3, depth(2000, 20_000)
     gamma = [
-        sum(math.comb(j - 1, k - 1) * math.comb(n - j, s - k) for k in range(1, q + 1)) / math.comb(n, s)
+        sum(math.comb(j - 1, k - 1) * math.comb(n - j, s - k) for k in range(1, q + 1))
+        / math.comb(n, s)
         for j in range(1, n + 1)
     ]
     assert sum(gamma) == pytest.approx(q)
@@ -84,9 +89,14 @@ def test_the_share_is_exact_from_the_first_epoch_on_and_new_samples_come_first()
     assert len(seen) > 950
 
 
-@pytest.mark.parametrize("settings", [{"pool": 0.2}, {"pool": 0}, {"pool": 1.5}, {"keep": 0.5, "pool": float("nan")}])
+@pytest.mark.parametrize(
+    "settings", [{"pool": 0.2}, {"pool": 0}, {"pool": 1.5}, {"keep": 0.5, "pool": float("nan")}]
+)
 def test_a_pool_that_is_too_small_or_no_share_is_refused(settings: Any) -> None:
-    with pytest.raises(ValueError, match=r"^OrderDp: `pool` is a share of the samples, within \(0, 1\] and not below `keep`"):
+    with pytest.raises(
+        ValueError,
+        match=r"^OrderDp: `pool` is a share of the samples, within \(0, 1\] and not below `keep`",
+    ):
         OrderDp(**settings)
 
 

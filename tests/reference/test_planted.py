@@ -58,8 +58,12 @@ WINS: dict[str, Win] = {
     "coreset_extremes": Win("redundant", 0.2, thresher.CoresetExtremes(keep=0.25)),
     "kakurenbo": Win("redundant", 0.1, thresher.Kakurenbo(max_fraction=0.5, tau=0.5)),
     "infobatch": Win("redundant", 0.15, thresher.InfoBatch(prune_fraction=0.8)),
-    "epoch_selective_backprop": Win("redundant", 0.1, thresher.EpochSelectiveBackprop(beta=2.0, percentile="rank")),
-    "importance_sampling": Win("redundant", 0.3, thresher.ImportanceSampling(losses="last", keep=0.3)),
+    "epoch_selective_backprop": Win(
+        "redundant", 0.1, thresher.EpochSelectiveBackprop(beta=2.0, percentile="rank")
+    ),
+    "importance_sampling": Win(
+        "redundant", 0.3, thresher.ImportanceSampling(losses="last", keep=0.3)
+    ),
     "forgetting": Win("redundant", 0.05, thresher.Forgetting(fraction=0.5, start=2)),
     "prune": Win("redundant", 0.1, pruned),
     "ccs": Win("redundant", 0.1, covered),
@@ -77,14 +81,24 @@ WINS: dict[str, Win] = {
     "rho_loss": Win("redundant", 0.1, irreducible),
     "coreset_center": Win("outliers", 0.5, thresher.CoresetCenter(keep=0.5)),
     "rais": Win("skewed", 0.5, thresher.Rais(keep=0.5)),
-    "batch_importance": Win("skewed", 0.2, thresher.BatchImportance(keep=0.25, threshold=0.0), tuple(range(12))),
+    "batch_importance": Win(
+        "skewed", 0.2, thresher.BatchImportance(keep=0.25, threshold=0.0), tuple(range(12))
+    ),
     "threshold_keep": Win("skewed", 0.4, thresher.ThresholdKeep()),
     "div_bs": Win("redundant", 0.15, thresher.DivBS(keep=0.1)),
     "grad_match": Win("skewed", 0.4, thresher.GradMatch(keep=0.25, every=1, batch_size=4)),
 }
 
 
-QUICK = ("ada_selection", "infobatch", "kakurenbo", "prune", "selective_backprop", "small_loss", "winnow")
+QUICK = (
+    "ada_selection",
+    "infobatch",
+    "kakurenbo",
+    "prune",
+    "selective_backprop",
+    "small_loss",
+    "winnow",
+)
 """Methods of every stage and kind of signal, which `make test` tries; `make verify` tries all."""
 
 
@@ -123,7 +137,9 @@ def test_what_costs_more_than_full_training_competes_with_a_longer_training() ->
     contest = beats_uniform(thresher.ImportanceSampling(), "redundant", (0,))
     assert contest.cost > 1.2
     toy = planted("redundant", 0)
-    assert contest.uniform == (train_and_score(thresher.FullData(), toy, epochs=round(contest.cost * toy.epochs)).score,)
+    assert contest.uniform == (
+        train_and_score(thresher.FullData(), toy, epochs=round(contest.cost * toy.epochs)).score,
+    )
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -139,7 +155,10 @@ def test_a_problem_is_the_same_every_time(name: str) -> None:
 
 
 def test_no_such_problem() -> None:
-    with pytest.raises(ValueError, match="^no planted problem 'easy'; there are redundant, noisy, outliers, skewed, rare$"):
+    with pytest.raises(
+        ValueError,
+        match="^no planted problem 'easy'; there are redundant, noisy, outliers, skewed, rare$",
+    ):
         planted("easy", 0)
 
 

@@ -22,7 +22,9 @@ CPU = torch.device("cpu")
 EPOCH = 7
 
 
-def planned(method: Rais, columns: dict[str, np.ndarray], key: int = 0, epoch: int = EPOCH) -> EpochPlan:
+def planned(
+    method: Rais, columns: dict[str, np.ndarray], key: int = 0, epoch: int = EPOCH
+) -> EpochPlan:
     records = Records(method.columns(), len(columns["grad_norm"]), CPU)
     for name, values in columns.items():
         records[name].copy_(torch.from_numpy(values))
@@ -60,7 +62,10 @@ def descend(x: list[list[float]], y: list[float]) -> list[float]:
         for i in range(m):
             if gram[i][i] == 0:
                 continue
-            better = max(0.0, c[i] + (moment[i] - math.fsum(gram[i][j] * c[j] for j in range(m))) / gram[i][i])
+            better = max(
+                0.0,
+                c[i] + (moment[i] - math.fsum(gram[i][j] * c[j] for j in range(m))) / gram[i][i],
+            )
             moved = max(moved, abs(better - c[i]))
             c[i] = better
         if moved < 1e-14:
@@ -73,7 +78,11 @@ def transcribed(columns: dict[str, np.ndarray], method: Rais) -> list[float | No
     norm, epoch, norm_then, epoch_then = (columns[name].tolist() for name in columns)
     n = len(norm)
     c, d = [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]
-    pairs = [i for i in range(n) if epoch[i] == EPOCH - 1 and math.isfinite(norm[i]) and math.isfinite(norm_then[i])]
+    pairs = [
+        i
+        for i in range(n)
+        if epoch[i] == EPOCH - 1 and math.isfinite(norm[i]) and math.isfinite(norm_then[i])
+    ]
     if len(pairs) >= 10:
         scale = math.fsum(norm_then[i] ** 2 for i in pairs) / len(pairs) or 1.0
         x = [[norm_then[i] ** 2 / scale, EPOCH - 1 - epoch_then[i], 1.0] for i in pairs]
@@ -129,7 +138,9 @@ def instance(number: int) -> tuple[dict[str, np.ndarray], Rais]:
         "grad_norm_then": then.astype(np.float32),
         "epoch_then": seen_then.astype(np.int16),
     }
-    method = Rais(float(r.choice([0, 1, 3])), float(r.choice([0.01, 0.2, 1])), float(r.choice([1, 0.5])))
+    method = Rais(
+        float(r.choice([0, 1, 3])), float(r.choice([0.01, 0.2, 1])), float(r.choice([1, 0.5]))
+    )
     return columns, method
 
 
@@ -146,7 +157,9 @@ def test_agrees_with_the_transcription(number: int) -> None:
     if len(kept) == n:
         assert plan.ids.tolist() == kept and plan.weights is None
         return
-    k = max(1, math.floor(method.keep * n) - len(kept), math.floor(method.keep * (n - len(kept))) // 2)
+    k = max(
+        1, math.floor(method.keep * n) - len(kept), math.floor(method.keep * (n - len(kept))) // 2
+    )
     times = Counter(plan.ids.tolist())
     assert plan.drawn and len(plan.ids) == k + len(kept) and all(times[i] == 1 for i in kept)
     assert plan.weights is not None
@@ -161,7 +174,11 @@ def test_the_instances_are_hard() -> None:
     learn, trust = 0, 0
     for number in NUMBERS:
         columns, _ = instance(number)
-        fresh = (columns["epoch"] == EPOCH - 1) & np.isfinite(columns["grad_norm"]) & np.isfinite(columns["grad_norm_then"])
+        fresh = (
+            (columns["epoch"] == EPOCH - 1)
+            & np.isfinite(columns["grad_norm"])
+            & np.isfinite(columns["grad_norm_then"])
+        )
         learn += fresh.sum() >= 10
         trust += fresh.sum() < 10
     assert learn > depth(15, 60) and trust > depth(10, 40)
@@ -235,7 +252,9 @@ def test_in_a_training() -> None:
     for epoch in range(4):
         plan = run.plan
         if epoch:
-            assert plan.drawn and torch.equal(run.records["grad_norm_then"], run.records["grad_norm"])
+            assert plan.drawn and torch.equal(
+                run.records["grad_norm_then"], run.records["grad_norm"]
+            )
             assert torch.equal(run.records["epoch_then"], run.records["epoch"])
             assert torch.allclose(run.records["grad_norm"], norm, rtol=1e-4)
             assert torch.equal(run.records["epoch"].long(), seen)

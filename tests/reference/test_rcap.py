@@ -16,7 +16,14 @@ from thresher.records import Records
 from thresher.rng import seeded
 
 
-def planned(method: Rcap, loss: list[float], label: list[int], kept: list[bool], key: int = 0, epoch: int = 1) -> EpochPlan:
+def planned(
+    method: Rcap,
+    loss: list[float],
+    label: list[int],
+    kept: list[bool],
+    key: int = 0,
+    epoch: int = 1,
+) -> EpochPlan:
     records = Records(method.columns(), len(loss), torch.device("cpu"))
     records["loss"].copy_(torch.tensor(loss))
     records["label"].copy_(torch.tensor(label))
@@ -24,7 +31,9 @@ def planned(method: Rcap, loss: list[float], label: list[int], kept: list[bool],
     return method.plan_epoch(records, epoch=epoch, epochs=9, generator=seeded(key))
 
 
-def numbers_of_classes(wanted: dict[int, float], sizes: dict[int, int], total: int) -> dict[int, int]:
+def numbers_of_classes(
+    wanted: dict[int, float], sizes: dict[int, int], total: int
+) -> dict[int, int]:
     """Budgets by the common factor at which the parts, within their limits, add up; found by halving."""
     least = 1 if total >= len(sizes) else 0
     if not sum(wanted.values()):
@@ -37,34 +46,50 @@ def numbers_of_classes(wanted: dict[int, float], sizes: dict[int, int], total: i
     while sum(at(high).values()) < total and high < 1e300:
         high *= 2
     for _ in range(2000):
-        low, high = (low, (low + high) / 2) if sum(at((low + high) / 2).values()) >= total else ((low + high) / 2, high)
+        low, high = (
+            (low, (low + high) / 2)
+            if sum(at((low + high) / 2).values()) >= total
+            else ((low + high) / 2, high)
+        )
     parts = at(high)
-    lacking = total - sum(parts.values())  # where all classes with a part are full, the others get what is left, by size
+    lacking = total - sum(
+        parts.values()
+    )  # where all classes with a part are full, the others get what is left, by size
     if lacking > 1e-6:
         open_ = [c for c in sizes if not wanted[c]]
         more = numbers_of_classes(
-            dict.fromkeys(open_, 0.0), {c: sizes[c] for c in open_}, total - sum(int(parts[c]) for c in sizes if wanted[c])
+            dict.fromkeys(open_, 0.0),
+            {c: sizes[c] for c in open_},
+            total - sum(int(parts[c]) for c in sizes if wanted[c]),
         )
         return {c: more.get(c, int(parts[c])) for c in sizes}
     found = {c: math.floor(parts[c] + 1e-9) for c in sizes}
-    for c in sorted(sizes, key=lambda c: (-(round(parts[c] - found[c], 9) if found[c] < sizes[c] else -1), c)):
+    for c in sorted(
+        sizes, key=lambda c: (-(round(parts[c] - found[c], 9) if found[c] < sizes[c] else -1), c)
+    ):
         if sum(found.values()) < total:
             found[c] += 1
     return found
 
 
-def transcribed(loss: list[float], label: list[int], kept: list[bool], keep: Fraction, beta: float, key: int) -> set[int]:
+def transcribed(
+    loss: list[float], label: list[int], kept: list[bool], keep: Fraction, beta: float, key: int
+) -> set[int]:
     n = len(loss)
     known = [i for i in range(n) if math.isfinite(loss[i]) and label[i] >= 0]
     total = min(len(known), max(0, max(1, math.floor(keep * n)) - (n - len(known))))
     if not total:
         return set(range(n)) - set(known)
     classes = sorted({label[i] for i in known})
-    cut = [min(max(x, 0.0), math.log(len(classes))) / beta if math.isfinite(x) else 0.0 for x in loss]
+    cut = [
+        min(max(x, 0.0), math.log(len(classes))) / beta if math.isfinite(x) else 0.0 for x in loss
+    ]
     members = {c: [i for i in known if label[i] == c] for c in classes}
     wanted = {}
     for c in classes:
-        lasting = sum(math.exp(cut[i]) for i in members[c] if kept[i]) / sum(math.exp(cut[i]) for i in members[c])
+        lasting = sum(math.exp(cut[i]) for i in members[c] if kept[i]) / sum(
+            math.exp(cut[i]) for i in members[c]
+        )
         wanted[c] = math.sqrt(lasting * len(members[c]) / len(known))
     counts = numbers_of_classes(wanted, {c: len(members[c]) for c in classes}, total)
     base = int(torch.randint(2**62, (), generator=seeded(key)))
@@ -101,7 +126,9 @@ def test_a_class_with_large_losses_gets_more_and_draws_them_first() -> None:
         plan = planned(Rcap(0.3, beta=1 / 3), loss, label, [True] * 100, key)
         assert len(plan.ids) == 30 and sum(i % 2 for i in plan.ids.tolist()) == 15
         counts[plan.ids.numpy()] += 1
-    assert counts[50:].sum() / counts[:50].sum() > 2.5, "a loss of log 2 has eight times the chance of 0 in one draw"
+    assert counts[50:].sum() / counts[:50].sum() > 2.5, (
+        "a loss of log 2 has eight times the chance of 0 in one draw"
+    )
     only_ones = [bool(i % 2) for i in range(100)]
     assert sum(i % 2 for i in planned(Rcap(0.3), loss, label, only_ones).ids.tolist()) == 29, (
         "all but the one of the other class"
@@ -109,7 +136,10 @@ def test_a_class_with_large_losses_gets_more_and_draws_them_first() -> None:
 
 
 def test_losses_above_the_guess_count_no_more_than_it() -> None:
-    plans = [planned(Rcap(0.5), [0.1, 0.2, x, 0.3] * 5, [0, 1, 0, 1] * 5, [True] * 20) for x in (math.log(2), 100.0)]
+    plans = [
+        planned(Rcap(0.5), [0.1, 0.2, x, 0.3] * 5, [0, 1, 0, 1] * 5, [True] * 20)
+        for x in (math.log(2), 100.0)
+    ]
     assert plans[0].ids.tolist() == plans[1].ids.tolist()
 
 
@@ -129,7 +159,9 @@ def test_budgets(wanted: list[float], sizes: list[int], total: int, found: list[
     assert budgets(np.array(wanted, float), np.array(sizes), total).tolist() == found
 
 
-@pytest.mark.parametrize(("name", "value"), [("keep", 0), ("beta", 0), ("beta", math.inf), ("beta", "1")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("keep", 0), ("beta", 0), ("beta", math.inf), ("beta", "1")]
+)
 def test_settings_out_of_range_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^Rcap: `{name}` "):
         Rcap(**{name: value})

@@ -14,7 +14,9 @@ from thresher.rng import seeded
 from thresher.scores import Scores
 
 
-def transcribed(losses: list[float], ids: list[int], irreducible: dict[int, float], keep: str) -> list[int]:
+def transcribed(
+    losses: list[float], ids: list[int], irreducible: dict[int, float], keep: str
+) -> list[int]:
     count = max(1, math.floor(Fraction(keep) * len(ids)))
     queue = []
     for row, (loss, i) in enumerate(zip(losses, ids, strict=True)):
@@ -79,7 +81,11 @@ def test_the_instances_are_hard() -> None:
     met: set[str] = set()
     for seed in NUMBERS:
         losses, ids, table, _ = instance(seed)
-        reducible = [float(np.float32(x)) - table[i] for x, i in zip(losses, ids.tolist(), strict=True) if i in table]
+        reducible = [
+            float(np.float32(x)) - table[i]
+            for x, i in zip(losses, ids.tolist(), strict=True)
+            if i in table
+        ]
         finite = [value for value in reducible if math.isfinite(value)]
         met |= {"one"} if len(ids) == 1 else set()
         met |= {"tied"} if len(set(finite)) < len(finite) else set()

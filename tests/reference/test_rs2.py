@@ -45,7 +45,10 @@ def transcribed(n: int, keep: Fraction, replace: bool, epochs: int, key: int) ->
 def test_the_plans_are_those_of_the_paper(replace: bool) -> None:
     for number in range(depth(12, 60)):
         r = np.random.default_rng(number)
-        n, percent = (1 if number == 0 else int(r.integers(2, 60))), int(r.choice([1, 10, 29, 33, 50, 51, 90, 100]))
+        n, percent = (
+            (1 if number == 0 else int(r.integers(2, 60))),
+            int(r.choice([1, 10, 29, 33, 50, 51, 90, 100])),
+        )
         with noted(f"instance {number}"):
             expected = transcribed(n, Fraction(percent, 100), replace, 9, number)
             assert epochs_of(Rs2(percent / 100, replace), n, 9, number) == expected
@@ -70,11 +73,15 @@ def test_worked_example() -> None:
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_every_sample_is_as_likely_as_any_other_and_so_is_every_pair(replace: bool) -> None:
-    plans = [plan for key in range(depth(500, 3000)) for plan in epochs_of(Rs2(0.3, replace), 10, 3, key)]
+    plans = [
+        plan for key in range(depth(500, 3000)) for plan in epochs_of(Rs2(0.3, replace), 10, 3, key)
+    ]
     counts = np.bincount([i for plan in plans for i in plan], minlength=10)
     assert np.abs(counts - 0.3 * len(plans)).max() < 4 * math.sqrt(0.21 * len(plans))
     together = np.mean([{2, 7} <= plan for plan in plans])
-    assert together == pytest.approx(3 / 10 * 2 / 9, abs=4 * math.sqrt(1 / 15 * 14 / 15 / len(plans)))
+    assert together == pytest.approx(
+        3 / 10 * 2 / 9, abs=4 * math.sqrt(1 / 15 * 14 / 15 / len(plans))
+    )
 
 
 @pytest.mark.parametrize("settings", [{"keep": 0}, {"keep": 1.1}, {"replace": "yes"}])

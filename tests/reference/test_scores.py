@@ -18,7 +18,16 @@ from helpers import over_instances
 from thresher import Prune, SelectiveBackprop
 from thresher.methods.prune import keep_in_batch
 from thresher.rng import seeded
-from thresher.scores import Scores, disagreement, el2n, forgetting, grand, irreducible, memorisation, prototypes
+from thresher.scores import (
+    Scores,
+    disagreement,
+    el2n,
+    forgetting,
+    grand,
+    irreducible,
+    memorisation,
+    prototypes,
+)
 from thresher.scores.disagreement import disagreement_of
 from thresher.scores.forgetting import events_in_history
 from thresher.scores.grand import last_layer
@@ -34,15 +43,24 @@ class ByHand:
     def __init__(self, model):
         first, _, last = model
         self.w, self.b = first.weight.tolist(), first.bias.tolist()
-        self.v, self.c = last.weight.tolist(), [0.0] * last.out_features if last.bias is None else last.bias.tolist()
+        self.v, self.c = (
+            last.weight.tolist(),
+            [0.0] * last.out_features if last.bias is None else last.bias.tolist(),
+        )
         self.has_bias = last.bias is not None
 
     def hidden(self, x):
-        return [math.tanh(sum(w * xi for w, xi in zip(row, x, strict=True)) + b) for row, b in zip(self.w, self.b, strict=True)]
+        return [
+            math.tanh(sum(w * xi for w, xi in zip(row, x, strict=True)) + b)
+            for row, b in zip(self.w, self.b, strict=True)
+        ]
 
     def outputs(self, x):
         h = self.hidden(x)
-        return [sum(v * hi for v, hi in zip(row, h, strict=True)) + c for row, c in zip(self.v, self.c, strict=True)]
+        return [
+            sum(v * hi for v, hi in zip(row, h, strict=True)) + c
+            for row, c in zip(self.v, self.c, strict=True)
+        ]
 
     def probs(self, x):
         z = self.outputs(x)
@@ -62,7 +80,9 @@ class ByHand:
         """All partial derivatives of the loss, those of the last layer first."""
         g, h = self.error(x, y), self.hidden(x)
         last = [gk * hj for gk in g for hj in h] + (g if self.has_bias else [])
-        back = [sum(g[k] * self.v[k][j] for k in range(len(g))) * (1 - h[j] ** 2) for j in range(len(h))]
+        back = [
+            sum(g[k] * self.v[k][j] for k in range(len(g))) * (1 - h[j] ** 2) for j in range(len(h))
+        ]
         return last, [bj * xi for bj in back for xi in x] + back
 
     def answer(self, x):
@@ -80,7 +100,9 @@ class Instance:
     def __init__(self, number, *, models=None):
         r = np.random.default_rng(number)
         g = torch.Generator().manual_seed(number)
-        self.n, inputs, hidden, self.classes = (int(r.integers(low, high)) for low, high in ((1, 18), (1, 4), (1, 5), (2, 5)))
+        self.n, inputs, hidden, self.classes = (
+            int(r.integers(low, high)) for low, high in ((1, 18), (1, 4), (1, 5), (2, 5))
+        )
         scale = float(r.choice([0.1, 1.0, 30.0]))
         x = torch.randn(self.n, inputs, generator=g).round(decimals=1)
         if r.random() < 0.3:
@@ -89,13 +111,18 @@ class Instance:
         self.models = []
         for _ in range(models or int(r.integers(1, 4))):
             net = nn.Sequential(
-                nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, self.classes, bias=bool(r.random() < 0.7))
+                nn.Linear(inputs, hidden),
+                nn.Tanh(),
+                nn.Linear(hidden, self.classes, bias=bool(r.random() < 0.7)),
             )
             for parameter in net.parameters():
                 parameter.data = torch.randn(parameter.shape, generator=g) * scale
             self.models.append(net)
         self.loader = DataLoader(
-            TensorDataset(x, y), batch_size=int(r.integers(1, 8)), shuffle=True, drop_last=bool(r.random() < 0.5)
+            TensorDataset(x, y),
+            batch_size=int(r.integers(1, 8)),
+            shuffle=True,
+            drop_last=bool(r.random() < 0.5),
         )
         self.samples = list(zip(x.tolist(), y.tolist(), strict=True))
         self.by_hand = [ByHand(model) for model in self.models]
@@ -109,10 +136,14 @@ def near(values):
 @over_instances(depth(range(10), range(40)))
 def test_error_norms(number):
     one = Instance(number)
-    expected = [sum(norm(net.error(x, y)) for net in one.by_hand) / len(one.by_hand) for x, y in one.samples]
+    expected = [
+        sum(norm(net.error(x, y)) for net in one.by_hand) / len(one.by_hand) for x, y in one.samples
+    ]
     found = el2n(one.models, one.loader)
     assert found.values.tolist() == near(expected)
-    assert found.ids.tolist() == list(range(one.n)) and found.labels.tolist() == [y for _, y in one.samples]
+    assert found.ids.tolist() == list(range(one.n)) and found.labels.tolist() == [
+        y for _, y in one.samples
+    ]
     assert (found.forward, found.backward) == (one.n * len(one.models), 0)
 
 
@@ -125,7 +156,9 @@ def test_gradient_norms(number):
         last.append(sum(norm(head) for head, _ in parts) / len(parts))
         whole.append(sum(norm(head + rest) for head, rest in parts) / len(parts))
     assert grand(one.models, one.loader, nn.CrossEntropyLoss()).values.tolist() == near(last)
-    found = grand(one.models, one.loader, nn.CrossEntropyLoss(reduction="sum"), layer="all", trained=(5, 7))
+    found = grand(
+        one.models, one.loader, nn.CrossEntropyLoss(reduction="sum"), layer="all", trained=(5, 7)
+    )
     assert found.values.tolist() == near(whole)
     passes = one.n * len(one.models)
     assert (found.forward, found.backward) == (passes + 5, passes + 7)
@@ -134,11 +167,18 @@ def test_gradient_norms(number):
 @over_instances(depth(range(10), range(40)))
 def test_irreducible_losses(number):
     one = Instance(number, models=3)
-    halves = [torch.tensor(sorted(one.r.permutation(one.n)[: one.n // 2].tolist()), dtype=torch.int64) for _ in range(2)]
+    halves = [
+        torch.tensor(sorted(one.r.permutation(one.n)[: one.n // 2].tolist()), dtype=torch.int64)
+        for _ in range(2)
+    ]
     members = [set(half.tolist()) for half in halves] + [set()]
     expected = []
     for i, (x, y) in enumerate(one.samples):
-        losses = [net.loss(x, y) for net, member in zip(one.by_hand, members, strict=True) if i not in member]
+        losses = [
+            net.loss(x, y)
+            for net, member in zip(one.by_hand, members, strict=True)
+            if i not in member
+        ]
         expected.append(sum(losses) / len(losses))
     held_out = [*halves, torch.empty(0, dtype=torch.int64)]
     found = irreducible(one.models, one.loader, nn.CrossEntropyLoss(), trained_on=held_out)
@@ -148,15 +188,29 @@ def test_irreducible_losses(number):
 @over_instances(depth(range(10), range(40)))
 def test_memorised_samples(number):
     one = Instance(number, models=4)
-    members = [set(one.r.permutation(one.n)[: one.r.integers(0, one.n + 1)].tolist()) for _ in one.models]
+    members = [
+        set(one.r.permutation(one.n)[: one.r.integers(0, one.n + 1)].tolist()) for _ in one.models
+    ]
     expected = []
     for i, (x, y) in enumerate(one.samples):
-        inside = [net.answer(x) == y for net, member in zip(one.by_hand, members, strict=True) if i in member]
-        outside = [net.answer(x) == y for net, member in zip(one.by_hand, members, strict=True) if i not in member]
-        expected.append(sum(inside) / len(inside) - sum(outside) / len(outside) if inside and outside else None)
+        inside = [
+            net.answer(x) == y
+            for net, member in zip(one.by_hand, members, strict=True)
+            if i in member
+        ]
+        outside = [
+            net.answer(x) == y
+            for net, member in zip(one.by_hand, members, strict=True)
+            if i not in member
+        ]
+        expected.append(
+            sum(inside) / len(inside) - sum(outside) / len(outside) if inside and outside else None
+        )
     ids = [torch.tensor(sorted(member), dtype=torch.int64) for member in members]
     found = memorisation(one.models, ids, one.loader).values.tolist()
-    assert [None if math.isnan(value) else value for value in found] == [None if e is None else near(e) for e in expected]
+    assert [None if math.isnan(value) else value for value in found] == [
+        None if e is None else near(e) for e in expected
+    ]
 
 
 @over_instances(depth(range(10), range(40)))
@@ -175,7 +229,9 @@ def test_disagreement(number):
         of["mutual_information"].append(entropy(mean) - sum(map(entropy, probs)) / len(probs))
         of["variation_ratio"].append(1 - max(answers.count(a) for a in answers) / len(answers))
     for kind, expected in of.items():
-        assert disagreement(one.models, one.loader, kind=kind).values.tolist() == near(expected), kind
+        assert disagreement(one.models, one.loader, kind=kind).values.tolist() == near(expected), (
+            kind
+        )
 
 
 # Forgetting
@@ -194,7 +250,10 @@ def test_forgetting_events(number, never_learned):
     r = np.random.default_rng(number)
     history = r.random((int(r.integers(1, 9)), int(r.integers(1, 30)))) < r.choice([0.1, 0.5, 0.9])
     expected = [counted(column, never_learned) for column in history.T.astype(int).tolist()]
-    assert forgetting(torch.from_numpy(history), never_learned=never_learned).values.tolist() == expected
+    assert (
+        forgetting(torch.from_numpy(history), never_learned=never_learned).values.tolist()
+        == expected
+    )
 
 
 HISTORIES = {"a": "011010", "b": "111111", "c": "000000", "d": "001111", "e": "101010"}
@@ -256,7 +315,9 @@ def test_worked_vector_of_pruning():
 
 
 def test_worked_vector_of_diet_selective_backprop():
-    assert keep_in_batch(0.25, 0.5) == pytest.approx(2 / 3) and keep_in_batch() == keep_in_batch(0.25, 0.5)
+    assert keep_in_batch(0.25, 0.5) == pytest.approx(2 / 3) and keep_in_batch() == keep_in_batch(
+        0.25, 0.5
+    )
     assert keep_in_batch(0.25, 0.625) == pytest.approx(1 / 2)
     kept = Prune(Scores(torch.arange(16), torch.arange(16.0))).kept(16)
     method = SelectiveBackprop(keep=keep_in_batch())
@@ -276,7 +337,9 @@ def unit(vector):
 def test_worked_vector_of_prototypes():
     features = torch.tensor(CORNERS)
     groups = [[unit(CORNERS[i]) for i in group] for group in ((0, 1, 4), (2, 3))]
-    centroids = torch.tensor([[sum(column) / len(group) for column in zip(*group, strict=True)] for group in groups])
+    centroids = torch.tensor(
+        [[sum(column) / len(group) for column in zip(*group, strict=True)] for group in groups]
+    )
     assert to_nearest(features, centroids).tolist() == pytest.approx(DISTANCES, abs=1e-6)
     loader = DataLoader(TensorDataset(features, torch.zeros(5, dtype=torch.int64)), batch_size=2)
     found = prototypes(nn.Linear(2, 2), loader, 2, seed=3)
@@ -291,9 +354,14 @@ def test_distances_to_centroids(number):
     features, centroids = r.normal(size=(n, d)), r.normal(size=(k, d)) * r.choice([1e-3, 1.0, 1e6])
     expected = []
     for f in features.tolist():
-        cosines = [sum(a * b for a, b in zip(f, c, strict=True)) / norm(f) / norm(c) for c in centroids.tolist()]
+        cosines = [
+            sum(a * b for a, b in zip(f, c, strict=True)) / norm(f) / norm(c)
+            for c in centroids.tolist()
+        ]
         expected.append(min(1 - cosine for cosine in cosines))
-    assert to_nearest(torch.from_numpy(features), torch.from_numpy(centroids)).tolist() == pytest.approx(expected, abs=1e-9)
+    assert to_nearest(
+        torch.from_numpy(features), torch.from_numpy(centroids)
+    ).tolist() == pytest.approx(expected, abs=1e-9)
 
 
 def test_disagreement_of_members_that_are_sure_of_different_things():
@@ -362,11 +430,23 @@ def hard_pruning(number):
         "floor": str(r.choice(["0", "0", "0.29", "0.5", "0.9", "1"])),
     }
     if which == "window":
-        settings["offset"] = str(r.choice(["0", "0.14", "0.25", str(1 - Fraction(settings["keep"]))]))
+        settings["offset"] = str(
+            r.choice(["0", "0.14", "0.25", str(1 - Fraction(settings["keep"]))])
+        )
         if Fraction(settings["offset"]) > 1 - Fraction(settings["keep"]):
             settings["offset"] = "0"
-    ids = np.arange(n) if r.random() < 0.6 else np.union1d(r.choice(n, int(r.integers(1, n + 1))), [n - 1])
-    return settings, n, ids.astype(np.int64), hard_values(r, len(ids)), r.choice([3, 7, 2**40], len(ids)).astype(np.int64)
+    ids = (
+        np.arange(n)
+        if r.random() < 0.6
+        else np.union1d(r.choice(n, int(r.integers(1, n + 1))), [n - 1])
+    )
+    return (
+        settings,
+        n,
+        ids.astype(np.int64),
+        hard_values(r, len(ids)),
+        r.choice([3, 7, 2**40], len(ids)).astype(np.int64),
+    )
 
 
 NUMBERS = depth(range(80), range(400))
@@ -379,7 +459,9 @@ def test_hard_prunings(number):
     for i, value, label in zip(ids.tolist(), values.tolist(), labels.tolist(), strict=True):
         by_id[i], classes[i] = value, label
     expected = transcribed(by_id, classes, **settings)
-    scores = Scores(torch.from_numpy(ids), torch.from_numpy(values), labels=torch.from_numpy(labels))
+    scores = Scores(
+        torch.from_numpy(ids), torch.from_numpy(values), labels=torch.from_numpy(labels)
+    )
     keep, offset, floor = (float(Fraction(settings[name])) for name in ("keep", "offset", "floor"))
     kept = Prune(scores, keep, settings["which"], offset, floor).kept(n)
     assert kept.dtype == torch.int64 and kept.tolist() == expected
@@ -396,8 +478,16 @@ def test_the_prunings_are_hard():
         met |= {"tied"} if len(set(values.tolist())) < len(values) else set()
         met |= {"partial"} if len(ids) < n else set()
         met |= {"nothing finite"} if not np.isfinite(values).any() else set()
-        met |= {"floor above keep"} if Fraction(settings["floor"]) > Fraction(settings["keep"]) else set()
-        met |= {"to the end"} if Fraction(settings["offset"]) == 1 - Fraction(settings["keep"]) != 0 else set()
+        met |= (
+            {"floor above keep"}
+            if Fraction(settings["floor"]) > Fraction(settings["keep"])
+            else set()
+        )
+        met |= (
+            {"to the end"}
+            if Fraction(settings["offset"]) == 1 - Fraction(settings["keep"]) != 0
+            else set()
+        )
     assert met == {
         "hard", "easy", "window", "one", "many", "tied", "partial", "nothing finite", "floor above keep", "to the end",
     }  # fmt: skip

@@ -46,14 +46,20 @@ class Transcribed:
             self.fifo.append(losses[row])
             if len(self.fifo) > self.size:
                 self.fifo.popleft()
-        return sorted(row for draw, row in zip(draws, order, strict=True) if Fraction(draw) < self.probability(losses[row]))
+        return sorted(
+            row
+            for draw, row in zip(draws, order, strict=True)
+            if Fraction(draw) < self.probability(losses[row])
+        )
 
     def biggest(self, losses: list[float], ids: list[int]) -> list[int]:
         assert self.keep is not None
         count = max(1, math.floor(Fraction(self.keep) * len(ids)))
         queue = []
         for row, loss in enumerate(losses):
-            queue.append((0, loss, ids[row], row) if math.isfinite(loss) else (1, 0.0, ids[row], row))
+            queue.append(
+                (0, loss, ids[row], row) if math.isfinite(loss) else (1, 0.0, ids[row], row)
+            )
         queue.sort()
         return sorted(row for *_, row in queue[-count:])
 
@@ -63,7 +69,11 @@ class Transcribed:
             return Fraction(1)
         below = Fraction(sum(other < loss for other in finite), len(finite))
         power = Fraction(self.beta)
-        chance = below**power.numerator if power.denominator == 1 else Fraction(float(below) ** float(power))
+        chance = (
+            below**power.numerator
+            if power.denominator == 1
+            else Fraction(float(below) ** float(power))
+        )
         return max(Fraction(self.least), chance)
 
 
@@ -89,7 +99,9 @@ def hard_losses(r: np.random.Generator, n: int) -> np.ndarray:
 def hard_settings(r: np.random.Generator) -> dict[str, Any]:
     settings: dict[str, Any] = {"warmup": int(r.choice([0, 0, 0, 2]))}
     if r.random() < 0.4:
-        return settings | {"keep": str(r.choice(["0.29", "0.57", "0.5", "0.01", "1", "0.3", "0.75"]))}
+        return settings | {
+            "keep": str(r.choice(["0.29", "0.57", "0.5", "0.01", "1", "0.3", "0.75"]))
+        }
     return settings | {
         "beta": str(r.choice(["0", "0.25", "0.43", "1", "2", "3", "40"])),
         "size": int(r.choice([1, 3, 7, 40, 1024])),
@@ -99,8 +111,16 @@ def hard_settings(r: np.random.Generator) -> dict[str, Any]:
 
 def built(settings: dict[str, Any]) -> SelectiveBackprop:
     numbers = {name: float(value) for name, value in settings.items() if isinstance(value, str)}
-    names = {"keep": "keep", "beta": "beta", "size": "history", "least": "min_probability", "warmup": "warmup_steps"}
-    return SelectiveBackprop(**{names[name]: numbers.get(name, value) for name, value in settings.items()})
+    names = {
+        "keep": "keep",
+        "beta": "beta",
+        "size": "history",
+        "least": "min_probability",
+        "warmup": "warmup_steps",
+    }
+    return SelectiveBackprop(
+        **{names[name]: numbers.get(name, value) for name, value in settings.items()}
+    )
 
 
 def batches(r: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -130,7 +150,9 @@ def test_hard_instances(seed: int) -> None:
         assert plan.weights is None
         if "keep" not in settings:
             finite = [value if math.isfinite(value) else None for value in other.fifo]
-            assert [value if math.isfinite(value) else None for value in state["history"].tolist()] == finite
+            assert [
+                value if math.isfinite(value) else None for value in state["history"].tolist()
+            ] == finite
 
 
 def test_the_instances_are_hard() -> None:
@@ -147,7 +169,18 @@ def test_the_instances_are_hard() -> None:
             met |= {"nothing finite"} if not np.isfinite(losses).any() else set()
             met |= {str(value) for value in losses.tolist() if not math.isfinite(value)}
             met |= {"huge"} if (np.abs(losses[np.isfinite(losses)]) > 1e29).any() else set()
-    assert met == {"keep", "beta", "one", "short", "tied", "nothing finite", "nan", "inf", "-inf", "huge"}
+    assert met == {
+        "keep",
+        "beta",
+        "one",
+        "short",
+        "tied",
+        "nothing finite",
+        "nan",
+        "inf",
+        "-inf",
+        "huge",
+    }
 
 
 A = [0.1, 0.2, 0.3, 0.4, 0.5]
@@ -160,11 +193,15 @@ def test_worked_vector_a(monkeypatch: pytest.MonkeyPatch) -> None:
     assert q.tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
     assert q.square().tolist() == pytest.approx([0, 0.04, 0.16, 0.36, 0.64])
     assert q.square().mean().item() == pytest.approx(0.24)
-    monkeypatch.setattr(torch, "rand", lambda n, *, generator, dtype: torch.tensor(DRAWS[:n], dtype=dtype))
+    monkeypatch.setattr(
+        torch, "rand", lambda n, *, generator, dtype: torch.tensor(DRAWS[:n], dtype=dtype)
+    )
     for beta, rows in ((1.0, [1, 2, 3, 4]), (2.0, [1, 3])):
         method = SelectiveBackprop(beta=beta)
         signals = {"id": torch.arange(5), "loss": loss}
-        plan, state = method.plan_batch(signals, method.init_state(), step=0, generator=torch.Generator())
+        plan, state = method.plan_batch(
+            signals, method.init_state(), step=0, generator=torch.Generator()
+        )
         assert plan.rows.tolist() == rows
         assert torch.equal(state["history"], loss)
         assert Transcribed(beta=f"{beta:.0f}").rows(A, [0, 1, 2, 3, 4], DRAWS) == rows
@@ -179,7 +216,9 @@ def test_worked_vector_b() -> None:
     assert percentile(three, pushed).tolist() == [0.25]
 
 
-@pytest.mark.parametrize(("beta", "least"), [(0.25, 0.0), (0.43, 0.0), (1.0, 0.0), (2.0, 0.0), (3.0, 0.0), (2.0, 0.3)])
+@pytest.mark.parametrize(
+    ("beta", "least"), [(0.25, 0.0), (0.43, 0.0), (1.0, 0.0), (2.0, 0.0), (3.0, 0.0), (2.0, 0.3)]
+)
 def test_the_share_of_one_batch_is_the_finite_samples(beta: float, least: float) -> None:
     n, draws = 64, depth(500, 1500)
     chances = [max(least, (j / n) ** beta) for j in range(n)]
@@ -187,7 +226,9 @@ def test_the_share_of_one_batch_is_the_finite_samples(beta: float, least: float)
     signals = {"id": torch.arange(n), "loss": torch.randperm(n, generator=seeded(1)).float()}
     kept = 0
     for draw in range(draws):
-        plan, _ = method.plan_batch(signals, method.init_state(), step=draw, generator=seeded(2, draw))
+        plan, _ = method.plan_batch(
+            signals, method.init_state(), step=draw, generator=seeded(2, draw)
+        )
         kept += len(plan.rows)
     error = math.sqrt(sum(p * (1 - p) for p in chances) * draws)
     assert abs(kept - sum(chances) * draws) < 3 * error

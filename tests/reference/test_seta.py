@@ -18,7 +18,9 @@ from thresher.records import Records
 from thresher.rng import seeded
 
 
-def planned(method: SeTa, loss: list[float], *, epoch: int = 1, epochs: int = 20, key: int = 0) -> EpochPlan:
+def planned(
+    method: SeTa, loss: list[float], *, epoch: int = 1, epochs: int = 20, key: int = 0
+) -> EpochPlan:
     records = Records(method.columns(), len(loss), torch.device("cpu"))
     records["loss"].copy_(torch.tensor(loss))
     return method.plan_epoch(records, epoch=epoch, epochs=epochs, generator=seeded(key, epoch))
@@ -45,7 +47,9 @@ def groups_of(loss: list[float], groups: int) -> dict[int, int]:
         means = []
         for group in sorted(set(found.values())):
             inside = [x for x in levels if found[x] == group]
-            means.append(sum(x * len(members[x]) for x in inside) / sum(len(members[x]) for x in inside))
+            means.append(
+                sum(x * len(members[x]) for x in inside) / sum(len(members[x]) for x in inside)
+            )
         again = {x: sum(x >= (a + b) / 2 for a, b in pairwise(means)) for x in levels}
         if again == found:
             break

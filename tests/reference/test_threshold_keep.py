@@ -113,7 +113,9 @@ def test_a_share_is_met(seed: int) -> None:
         assert tau == pytest.approx(bisected_share(known, keep), rel=1e-6)
 
 
-def transcribed(batches: list[dict[str, Any]], keep: float | None, size: int, draws: list[list[float]]) -> list[Any]:
+def transcribed(
+    batches: list[dict[str, Any]], keep: float | None, size: int, draws: list[list[float]]
+) -> list[Any]:
     """Rows by id, with their weights, of one batch after another."""
     window: list[float] = []
     answers: list[Any] = []
@@ -147,12 +149,22 @@ def test_batches(seed: int, keep: float | None) -> None:
     batches = []
     for n in sizes:
         scores = np.resize(hard_scores(r), n)
-        batches.append({"ids": (r.permutation(200)[:n] + 2**40).tolist(), "scores": scores.tolist()})
-    draws = [torch.rand(n, generator=seeded(seed, step), dtype=torch.float64).tolist() for step, n in enumerate(sizes)]
+        batches.append(
+            {"ids": (r.permutation(200)[:n] + 2**40).tolist(), "scores": scores.tolist()}
+        )
+    draws = [
+        torch.rand(n, generator=seeded(seed, step), dtype=torch.float64).tolist()
+        for step, n in enumerate(sizes)
+    ]
     method = ThresholdKeep(keep, history=size)
     state = method.init_state()
-    for step, (batch, expected) in enumerate(zip(batches, transcribed(batches, keep, size, draws), strict=True)):
-        signals = {"id": torch.tensor(batch["ids"]), "grad_norm": torch.tensor(batch["scores"], dtype=torch.float32)}
+    for step, (batch, expected) in enumerate(
+        zip(batches, transcribed(batches, keep, size, draws), strict=True)
+    ):
+        signals = {
+            "id": torch.tensor(batch["ids"]),
+            "grad_norm": torch.tensor(batch["scores"], dtype=torch.float32),
+        }
         plan, state = method.plan_batch(signals, state, step=step, generator=seeded(seed, step))
         found = dict(zip(signals["id"][plan.rows].tolist(), plan.weights.tolist(), strict=True))
         assert found == pytest.approx(expected, rel=1e-5)
@@ -160,7 +172,14 @@ def test_batches(seed: int, keep: float | None) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "keep", "gain"),
-    [(4.0, 0.795, 1.06), (1.0, 0.52, 1.29), (0.5, 0.374, 1.52), (1 / 3, 0.30, 1.68), (0.2, 0.22, 1.91), (1 / 9, 0.148, 2.17)],
+    [
+        (4.0, 0.795, 1.06),
+        (1.0, 0.52, 1.29),
+        (0.5, 0.374, 1.52),
+        (1 / 3, 0.30, 1.68),
+        (0.2, 0.22, 1.91),
+        (1 / 9, 0.148, 2.17),
+    ],
 )
 def test_worked_vectors_of_gamma_distributed_scores(shape: float, keep: float, gain: float) -> None:
     scores = torch.from_numpy(np.random.default_rng(0).gamma(shape, 1.0, 100_000))
@@ -169,17 +188,24 @@ def test_worked_vectors_of_gamma_distributed_scores(shape: float, keep: float, g
     tau = method.report({"history": scores})["threshold"]
     p = (scores / tau).clamp(max=1)
     assert p.mean().item() == pytest.approx(keep, abs=0.005)
-    assert tau**2 == pytest.approx((2 * (scores.square() / p).mean() / (1 + 2 * p.mean())).item(), rel=1e-6), "fixed point"
+    assert tau**2 == pytest.approx(
+        (2 * (scores.square() / p).mean() / (1 + 2 * p.mean())).item(), rel=1e-6
+    ), "fixed point"
 
 
 def test_the_expected_sum_is_that_of_the_batch() -> None:
     """Over many draws, the weighted sum of the kept values is the sum of all, for scores that say little of the values."""
     r = np.random.default_rng(1)
-    scores, values = torch.from_numpy(r.gamma(0.5, 1.0, 40)).float(), torch.from_numpy(r.normal(1.0, 1.0, 40))
+    scores, values = (
+        torch.from_numpy(r.gamma(0.5, 1.0, 40)).float(),
+        torch.from_numpy(r.normal(1.0, 1.0, 40)),
+    )
     sums = []
     for seed in range(3000):
         signals = {"id": torch.arange(40), "grad_norm": scores}
-        plan, _ = ThresholdKeep(keep=0.4).plan_batch(signals, ThresholdKeep().init_state(), step=0, generator=seeded(seed))
+        plan, _ = ThresholdKeep(keep=0.4).plan_batch(
+            signals, ThresholdKeep().init_state(), step=0, generator=seeded(seed)
+        )
         sums.append(float((values[plan.rows] * plan.weights).sum()))
     error = np.std(sums) / math.sqrt(len(sums))
     assert np.mean(sums) == pytest.approx(values.sum().item(), abs=4 * error)
@@ -190,7 +216,10 @@ def test_the_realized_share_is_the_requested_one(keep: float) -> None:
     method, r = ThresholdKeep(keep), np.random.default_rng(0)
     state, kept = method.init_state(), 0
     for step in range(150):
-        signals = {"id": torch.arange(128), "grad_norm": torch.from_numpy(r.gamma(0.4, 1.0, 128)).float()}
+        signals = {
+            "id": torch.arange(128),
+            "grad_norm": torch.from_numpy(r.gamma(0.4, 1.0, 128)).float(),
+        }
         plan, state = method.plan_batch(signals, state, step=step, generator=seeded(0, step))
         kept += len(plan.rows)
         assert plan.facts["scheduled_fraction"] == 1 - keep
@@ -208,32 +237,43 @@ def test_nothing_is_known() -> None:
     assert ThresholdKeep().report(ThresholdKeep().init_state()) == {"threshold": 0.0, "gain": 1.0}
     assert ThresholdKeep().report({"history": torch.zeros(3)}) == {"threshold": 0.0, "gain": 1.0}
     plan, _ = ThresholdKeep().plan_batch(
-        {"id": torch.arange(0), "grad_norm": torch.empty(0)}, ThresholdKeep().init_state(), step=0, generator=seeded(0)
+        {"id": torch.arange(0), "grad_norm": torch.empty(0)},
+        ThresholdKeep().init_state(),
+        step=0,
+        generator=seeded(0),
     )
     assert len(plan.rows) == 0
 
 
 @pytest.mark.parametrize("keep", [0, 1.5, "half", True, math.nan])
 def test_shares_out_of_range_are_refused(keep: Any) -> None:
-    with pytest.raises(ValueError, match=r"^ThresholdKeep: `keep` is the share kept, within \(0, 1\], got"):
+    with pytest.raises(
+        ValueError, match=r"^ThresholdKeep: `keep` is the share kept, within \(0, 1\], got"
+    ):
         ThresholdKeep(keep)
 
 
 @pytest.mark.parametrize("ratio", [0, -1.0, math.inf, math.nan, True, "two"])
 def test_ratios_out_of_range_are_refused(ratio: Any) -> None:
-    with pytest.raises(ValueError, match=r"^ThresholdKeep: `ratio` must be a finite number above 0, got"):
+    with pytest.raises(
+        ValueError, match=r"^ThresholdKeep: `ratio` must be a finite number above 0, got"
+    ):
         ThresholdKeep(ratio=ratio)
 
 
 @pytest.mark.parametrize("history", [0, 1.5, True])
 def test_histories_out_of_range_are_refused(history: Any) -> None:
-    with pytest.raises(ValueError, match=r"^ThresholdKeep: `history` must be a whole number of 1 or more, got"):
+    with pytest.raises(
+        ValueError, match=r"^ThresholdKeep: `history` must be a whole number of 1 or more, got"
+    ):
         ThresholdKeep(history=history)
 
 
 @pytest.mark.usefixtures("shared_traces")
 def test_its_losses_are_divided_by_the_rows_of_the_batch() -> None:
-    with pytest.raises(ValueError, match="`criterion`: ThresholdKeep divides kept losses by the number of rows"):
+    with pytest.raises(
+        ValueError, match="`criterion`: ThresholdKeep divides kept losses by the number of rows"
+    ):
         thresher.attach(
             ThresholdKeep(), loader=planted("rare", 0).loader(), criterion=torch.nn.CrossEntropyLoss(reduction="sum"),
             model=torch.nn.Linear(20, 2), epochs=1, forward_passes="twice",

@@ -16,7 +16,9 @@ from helpers import over_instances
 from thresher import TokenSelection
 
 
-def transcribed(losses: np.ndarray, valid: np.ndarray, reference: np.ndarray | None, keep: str) -> list[tuple[int, int]]:
+def transcribed(
+    losses: np.ndarray, valid: np.ndarray, reference: np.ndarray | None, keep: str
+) -> list[tuple[int, int]]:
     queue = []
     for place in np.ndindex(losses.shape):
         if not valid[place]:
@@ -36,14 +38,21 @@ def instance(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]
     r = np.random.default_rng(seed)
     shape = int(r.choice([1, 2, 5, 12])), int(r.choice([1, 3, 10]))
     kind = r.integers(3)
-    losses = [r.gamma(1.0, 1.0, shape), r.choice([0.0, 0.5, 3.0], shape), np.full(shape, 2.5)][kind].astype(np.float32)
+    losses = [r.gamma(1.0, 1.0, shape), r.choice([0.0, 0.5, 3.0], shape), np.full(shape, 2.5)][
+        kind
+    ].astype(np.float32)
     reference = r.choice([0.0, 0.25, 2.0], shape).astype(np.float32)
     for numbers in (losses, reference):
         spoilt = r.random(shape) < r.choice([0.0, 0.2, 1.0], p=[0.6, 0.35, 0.05])
         numbers[spoilt] = r.choice([math.nan, math.inf, -math.inf], int(spoilt.sum()))
     valid = r.random(shape) < r.choice([0.0, 0.5, 1.0], p=[0.1, 0.5, 0.4])
     valid[r.random(shape[0]) < 0.2] = False
-    return losses, valid, None if r.random() < 0.2 else reference, str(r.choice(["0.01", "0.29", "0.5", "0.6", "0.7", "1"]))
+    return (
+        losses,
+        valid,
+        None if r.random() < 0.2 else reference,
+        str(r.choice(["0.01", "0.29", "0.5", "0.6", "0.7", "1"])),
+    )
 
 
 @over_instances(range(depth(300, 5000)))
@@ -57,8 +66,17 @@ def test_it_keeps_what_the_transcription_keeps(seed):
 
 def test_the_example_of_the_paper_has_ties():
     """Tokens 0 and 4, and the last one of three with the same excess loss."""
-    losses, reference = torch.tensor([3.0, 0.25, 1.5, 4.0, 1.0]), torch.tensor([1.0, 0.125, 1.375, 3.875, 0.25])
-    assert TokenSelection(keep=0.6).chosen(losses, None, reference).tolist() == [True, False, False, True, True]
+    losses, reference = (
+        torch.tensor([3.0, 0.25, 1.5, 4.0, 1.0]),
+        torch.tensor([1.0, 0.125, 1.375, 3.875, 0.25]),
+    )
+    assert TokenSelection(keep=0.6).chosen(losses, None, reference).tolist() == [
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_counts_are_exact():
@@ -82,7 +100,9 @@ def test_wrong_arguments():
 def test_it_is_no_method_of_attach():
     loader = DataLoader(TensorDataset(torch.zeros(4, 1), torch.zeros(4)), 2)
     for method in (TokenSelection(), [thresher.InfoBatch(), TokenSelection()]):
-        with pytest.raises(TypeError, match=r"TokenSelection chooses among the positions.*run.reduce\(losses"):
+        with pytest.raises(
+            TypeError, match=r"TokenSelection chooses among the positions.*run.reduce\(losses"
+        ):
             thresher.attach(method, loader=loader, criterion=nn.MSELoss(), epochs=1)
 
 
@@ -97,23 +117,45 @@ def sequences(seed: int, noise: float) -> tuple[torch.Tensor, torch.Tensor, torc
     language = torch.randperm(WORDS, generator=generator)
     words = torch.randint(WORDS, (SEQUENCES, LENGTH), generator=generator)
     random = torch.randint(WORDS, words.shape, generator=generator)
-    return words, language[words].where(torch.rand(words.shape, generator=generator) >= noise, random), language
+    return (
+        words,
+        language[words].where(torch.rand(words.shape, generator=generator) >= noise, random),
+        language,
+    )
 
 
-def loss_on_the_language(seed: int, noise: float, keep: float | None, *, reference: bool = True) -> float:
+def loss_on_the_language(
+    seed: int, noise: float, keep: float | None, *, reference: bool = True
+) -> float:
     """Mean loss of the certain followers, after a training in a plain loop; `keep` None trains on all tokens."""
     words, followers, language = sequences(seed, noise)
     model = nn.Embedding(WORDS, WORDS)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), RATE)
-    loader = DataLoader(TensorDataset(words, followers), BATCH, shuffle=True, generator=torch.Generator().manual_seed(seed))
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=None, model=model, optimizer=optimizer, epochs=5)
-    of_reference = F.cross_entropy(6 * F.one_hot(language[words], WORDS).float().mT, followers, reduction="none")
+    loader = DataLoader(
+        TensorDataset(words, followers),
+        BATCH,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    run = thresher.attach(
+        thresher.FullData(),
+        loader=loader,
+        criterion=None,
+        model=model,
+        optimizer=optimizer,
+        epochs=5,
+    )
+    of_reference = F.cross_entropy(
+        6 * F.one_hot(language[words], WORDS).float().mT, followers, reduction="none"
+    )
     draws = torch.Generator().manual_seed(seed)
     for _ in range(run.epochs):
         for x, y in run.loader:
             losses = F.cross_entropy(run.model(x).mT, y, reduction="none")
-            known = of_reference[run.ids] if reference else torch.rand(losses.shape, generator=draws)
+            known = (
+                of_reference[run.ids] if reference else torch.rand(losses.shape, generator=draws)
+            )
             by = losses if reference else 0 * losses
             chosen = None if keep is None else TokenSelection(keep=keep).chosen(by, None, known)
             run.reduce(losses, targets=y, keep=chosen).backward()

@@ -21,10 +21,15 @@ def losses_of(number: int, kind: str) -> list[list[float]]:
     """The losses after each epoch, which a sample has only where it was trained on."""
     first = np.array(hard_losses(kind, number, most=30), np.float32)
     r = np.random.default_rng(number)
-    return [(first * r.choice(np.array([0.25, 0.5, 1, 2], np.float32), len(first))).tolist() for _ in range(EPOCHS)]
+    return [
+        (first * r.choice(np.array([0.25, 0.5, 1, 2], np.float32), len(first))).tolist()
+        for _ in range(EPOCHS)
+    ]
 
 
-def transcribed(losses: list[list[float]], method: Ucb, keep: Fraction, epsilon: Fraction, key: int) -> list[set[int]]:
+def transcribed(
+    losses: list[list[float]], method: Ucb, keep: Fraction, epsilon: Fraction, key: int
+) -> list[set[int]]:
     n = len(losses[0])
     mean: dict[int, float] = {}
     variance = dict.fromkeys(range(n), 0.0)
@@ -36,7 +41,11 @@ def transcribed(losses: list[list[float]], method: Ucb, keep: Fraction, epsilon:
             if not math.isfinite(loss):
                 continue
             if i in mean:
-                variance[i] = float(np.float32((1 - method.alpha) * variance[i] + method.alpha * (loss - mean[i]) ** 2))
+                variance[i] = float(
+                    np.float32(
+                        (1 - method.alpha) * variance[i] + method.alpha * (loss - mean[i]) ** 2
+                    )
+                )
                 mean[i] = float(np.float32(mean[i] + method.alpha * (loss - mean[i])))
             else:
                 mean[i] = loss
@@ -70,7 +79,9 @@ def test_the_plans_are_those_of_the_paper(kind: str) -> None:
         expected = transcribed(losses, method, Fraction(percent, 100), Fraction(part, 100), number)
         records = Records(method.columns(), len(losses[0]), torch.device("cpu"))
         for epoch in range(EPOCHS):
-            plan = method.plan_epoch(records, epoch=epoch, epochs=EPOCHS, generator=seeded(number, epoch))
+            plan = method.plan_epoch(
+                records, epoch=epoch, epochs=EPOCHS, generator=seeded(number, epoch)
+            )
             with noted(f"instance {number}, epoch {epoch}, {method}"):
                 assert set(plan.ids.tolist()) == expected[epoch]
             records.remember(plan.remember)
@@ -101,7 +112,9 @@ def test_the_bonus_brings_a_sample_of_changing_loss_before_one_of_the_same_mean(
             records.remember(plan.remember)
             records.epoch = epoch
             if epoch < 3:
-                records.write(torch.arange(2), {"loss": torch.stack([changing[epoch], steady[epoch]])})
+                records.write(
+                    torch.arange(2), {"loss": torch.stack([changing[epoch], steady[epoch]])}
+                )
             kept[c] = plan.ids.tolist()
     assert records["mean"].tolist() == [1.25, 1.0] and kept[1.0] == [0]
     assert records["variance"].tolist() == [pytest.approx(0.5 * 0.5 * 9 + 0.5 * 2.5**2), 0.0]
@@ -109,7 +122,15 @@ def test_the_bonus_brings_a_sample_of_changing_loss_before_one_of_the_same_mean(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("keep", 0), ("explore", "greedy"), ("c", -1), ("epsilon", 1.1), ("alpha", 0), ("every", 0), ("every", 1.5)],
+    [
+        ("keep", 0),
+        ("explore", "greedy"),
+        ("c", -1),
+        ("epsilon", 1.1),
+        ("alpha", 0),
+        ("every", 0),
+        ("every", 1.5),
+    ],
 )
 def test_settings_out_of_range_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^Ucb: `{name}` "):

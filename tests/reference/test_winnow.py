@@ -18,7 +18,9 @@ CPU = torch.device("cpu")
 MASK = 2**64 - 1
 
 
-def planned(method, uncertainty, loss=None, credit=None, *, epoch=1, epochs=100, key=0) -> EpochPlan:
+def planned(
+    method, uncertainty, loss=None, credit=None, *, epoch=1, epochs=100, key=0
+) -> EpochPlan:
     records = Records(method.columns(), len(uncertainty), CPU)
     records["uncertainty"].copy_(torch.as_tensor(uncertainty))
     records["loss"].copy_(torch.as_tensor(uncertainty if loss is None else loss))
@@ -41,7 +43,11 @@ def transcribed(scores: list[float], credit: list[float], k: int) -> tuple[list[
     low, high = 0.0, 1e6
     for _ in range(200):  # the factor with which the visits add up to k
         factor = (low + high) / 2
-        low, high = (factor, high) if sum(min(1.0, factor * score) for score in scores) < k else (low, factor)
+        low, high = (
+            (factor, high)
+            if sum(min(1.0, factor * score) for score in scores) < k
+            else (low, factor)
+        )
     due = [own + min(1.0, high * score) for own, score in zip(credit, scores, strict=True)]
     visited = sorted(sorted(range(len(due)), key=lambda i: (-due[i], i))[:k])
     return visited, [value - (i in visited) for i, value in enumerate(due)]
@@ -80,9 +86,13 @@ def test_a_sample_is_visited_as_often_as_its_score_says():
 
 
 def test_samples_that_were_never_seen_come_first_and_at_random():
-    found = [set(planned(Winnow(0.25), [NEVER_SEEN] * 8, key=key).ids.tolist()) for key in range(40)]
+    found = [
+        set(planned(Winnow(0.25), [NEVER_SEEN] * 8, key=key).ids.tolist()) for key in range(40)
+    ]
     assert set.union(*found) == set(range(8)) and len({*map(frozenset, found)}) > 10
-    unseen = planned(Winnow(0.5), [0.1, NEVER_SEEN, 0.1, NEVER_SEEN, 0.1, float("nan")], credit=[0.0] * 6)
+    unseen = planned(
+        Winnow(0.5), [0.1, NEVER_SEEN, 0.1, NEVER_SEEN, 0.1, float("nan")], credit=[0.0] * 6
+    )
     assert unseen.ids.tolist() == [1, 3, 5]
 
 
@@ -100,7 +110,12 @@ def test_a_credit_is_at_first_a_random_number_of_the_seed_the_epoch_and_the_id()
 
 def test_the_plan_of_an_epoch():
     plan = planned(Winnow(share=0.25, lr_scale=0.5), [0.1] * 9)
-    assert (plan.smaller_batches, plan.drawn, plan.lr_scale, plan.weights) == (True, False, 0.5, None)
+    assert (plan.smaller_batches, plan.drawn, plan.lr_scale, plan.weights) == (
+        True,
+        False,
+        0.5,
+        None,
+    )
     assert len(plan.ids) == 2 and plan.facts["actual_fraction"] == 1 - 2 / 9
     assert planned(Winnow(share=0.0625), [0.1] * 9).lr_scale == 1
 
@@ -130,7 +145,10 @@ def test_agreement_is_the_rank_correlation():
     loss[:200] = uncertainty[:200]
     ranks = [np.argsort(np.argsort(values)) for values in (loss, uncertainty)]
     assert agreement(loss, uncertainty) == pytest.approx(np.corrcoef(ranks[0], ranks[1])[0, 1])
-    assert agreement(loss, np.full(500, NEVER_SEEN)) is None and agreement(loss[:31], uncertainty[:31]) is None
+    assert (
+        agreement(loss, np.full(500, NEVER_SEEN)) is None
+        and agreement(loss[:31], uncertainty[:31]) is None
+    )
     assert agreement(np.arange(40.0), np.append(np.arange(39.0), np.nan)) == pytest.approx(1)
     many = np.arange(300_000.0)
     assert agreement(many, many**3) == pytest.approx(1)
@@ -154,7 +172,9 @@ def test_nearly_equal_uncertainties_say_nothing_about_labels(spread, doubted):
     uncertainty = 0.5 * (1 + spread * draws.choice([-1.0, 1.0], 400))
     for score in ("uncertainty", "loss"):
         plan = planned(Winnow(score=score), uncertainty, draws.random(400), epoch=40)
-        assert plan.facts["agreement"] < 0.2 and plan.facts["spread"] == pytest.approx(spread, abs=0.006)
+        assert plan.facts["agreement"] < 0.2 and plan.facts["spread"] == pytest.approx(
+            spread, abs=0.006
+        )
         assert bool(plan.facts["uniform"]) == bool(plan.note) == doubted
 
 
@@ -168,8 +188,15 @@ def test_equal_values_share_their_mean_rank():
 def test_a_training_of_few_epochs_is_not_judged():
     uncertainty, loss = torch.rand(200), torch.rand(200)
     generator = torch.Generator().manual_seed(0)
-    records = {"uncertainty": uncertainty.bfloat16(), "loss": loss.bfloat16(), "credit": torch.rand(200)}
-    facts = [Winnow().plan_epoch(records, epoch=epoch, epochs=4, generator=generator).facts for epoch in range(4)]
+    records = {
+        "uncertainty": uncertainty.bfloat16(),
+        "loss": loss.bfloat16(),
+        "credit": torch.rand(200),
+    }
+    facts = [
+        Winnow().plan_epoch(records, epoch=epoch, epochs=4, generator=generator).facts
+        for epoch in range(4)
+    ]
     assert [one["uniform"] for one in facts] == [0, 0, 0, 1]
 
 

@@ -12,7 +12,9 @@ import thresher
 from thresher.samplers import BalancedBatchSampler, WeightedSampler
 
 N, B = 60, 4
-DATA = TensorDataset(torch.randn(N, 3, generator=torch.Generator().manual_seed(0)), torch.arange(N) % 3)
+DATA = TensorDataset(
+    torch.randn(N, 3, generator=torch.Generator().manual_seed(0)), torch.arange(N) % 3
+)
 WEIGHTS = np.arange(N) % 4.0
 
 
@@ -23,7 +25,12 @@ class Training:
         model = nn.Linear(3, 3)
         self.optimizer = torch.optim.SGD(model.parameters(), 0.1)
         loader = DataLoader(DATA, B, sampler=self.sampler, **settings)
-        parts = {"criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": self.optimizer, "epochs": 6}
+        parts = {
+            "criterion": nn.CrossEntropyLoss(),
+            "model": model,
+            "optimizer": self.optimizer,
+            "epochs": 6,
+        }
         self.run = thresher.attach(method or thresher.FullData(), loader=loader, **parts)
 
     def epoch(self, batches=None):
@@ -39,7 +46,10 @@ class Training:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("kind", "k"), [("paced", 90), (True, 90), (False, 30)])
 def test_full_data_has_the_order_of_the_sampler(kind, k, workers):
-    training, alone = Training(replacement=kind, k=k, num_workers=workers), WeightedSampler(WEIGHTS, k, replacement=kind)
+    training, alone = (
+        Training(replacement=kind, k=k, num_workers=workers),
+        WeightedSampler(WEIGHTS, k, replacement=kind),
+    )
     for _ in range(2):
         training.epoch()
     assert training.seen == [*alone, *alone]
@@ -49,7 +59,9 @@ def test_a_plan_is_made_of_the_samples_with_a_weight_and_leaves_the_others_out_o
     training, alone = Training(thresher.UniformSubset(keep=0.5)), WeightedSampler(WEIGHTS, 90)
     for _ in range(3):
         kept = {*training.run.plan.ids.tolist()}
-        assert len(kept) == np.count_nonzero(WEIGHTS) // 2 and not any(WEIGHTS[i] == 0 for i in kept)
+        assert len(kept) == np.count_nonzero(WEIGHTS) // 2 and not any(
+            WEIGHTS[i] == 0 for i in kept
+        )
         training.seen.clear()
         training.epoch()
         assert training.seen == [i for i in alone if i in kept]
@@ -83,11 +95,21 @@ def test_other_weights_are_named():
     training = Training()
     training.epoch(batches=3)
     other = Training(k=80)
-    with pytest.raises(ValueError, match="WeightedSampler.*num_samples=90.* this one has .*num_samples=80"):
+    with pytest.raises(
+        ValueError, match="WeightedSampler.*num_samples=90.* this one has .*num_samples=80"
+    ):
         other.run.load_state_dict(training.run.state_dict())
 
 
 def test_batches_of_a_sampler_are_not_broken_up():
     loader = DataLoader(DATA, batch_sampler=BalancedBatchSampler(DATA.tensors[1], 6))
-    with pytest.raises(ValueError, match="a batch_sampler, BalancedBatchSampler: leaving out samples would break"):
-        thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=nn.Linear(3, 3), epochs=1)
+    with pytest.raises(
+        ValueError, match="a batch_sampler, BalancedBatchSampler: leaving out samples would break"
+    ):
+        thresher.attach(
+            thresher.FullData(),
+            loader=loader,
+            criterion=nn.CrossEntropyLoss(),
+            model=nn.Linear(3, 3),
+            epochs=1,
+        )

@@ -22,7 +22,9 @@ def test_equal_shares(batch_size):
     sampler = BalancedBatchSampler(LABELS, batch_size)
     for _ in range(3):
         batches, total = list(sampler), Counter()
-        assert len(batches) == len(sampler) == -(-150 // batch_size) and {*map(len, batches)} == {batch_size}
+        assert len(batches) == len(sampler) == -(-150 // batch_size) and {*map(len, batches)} == {
+            batch_size
+        }
         for batch in batches:
             found = np.bincount(LABELS[batch], minlength=8)[[0, 1, 2, 7]]
             assert found.max() - found.min() <= 1
@@ -40,8 +42,13 @@ def test_equal_shares(batch_size):
 def test_classes_and_samples(sizes, classes, rows, seed, drop_last):
     """P different classes with K rows each, and every sample of a class before one comes again, over all epochs."""
     classes, labels = min(classes, len(sizes)), np.repeat(np.arange(len(sizes)), sizes)
-    sampler = BalancedBatchSampler(labels, classes_per_batch=classes, samples_per_class=rows, seed=seed, drop_last=drop_last)
-    seen = [Counter(dict.fromkeys(np.flatnonzero(labels == kind).tolist(), 0)) for kind in range(len(sizes))]
+    sampler = BalancedBatchSampler(
+        labels, classes_per_batch=classes, samples_per_class=rows, seed=seed, drop_last=drop_last
+    )
+    seen = [
+        Counter(dict.fromkeys(np.flatnonzero(labels == kind).tolist(), 0))
+        for kind in range(len(sizes))
+    ]
     for _ in range(3):
         drawn = Counter(dict.fromkeys(range(len(sizes)), 0))
         for batch in sampler:
@@ -51,7 +58,9 @@ def test_classes_and_samples(sizes, classes, rows, seed, drop_last):
             for i in batch:
                 seen[labels[i]][i] += 1
             # Within a batch the order is another one, where no sample is to come twice.
-            assert all(max(counts.values()) - min(counts.values()) <= 1 + (rows > 1) for counts in seen)
+            assert all(
+                max(counts.values()) - min(counts.values()) <= 1 + (rows > 1) for counts in seen
+            )
         assert max(drawn.values()) - min(drawn.values()) <= 1
 
 
@@ -59,7 +68,11 @@ def test_classes_and_samples(sizes, classes, rows, seed, drop_last):
 def test_few_samples_come_twice_in_a_batch(size, rows, seed):
     """Only where a round ends with the epoch, or where a class has fewer samples than rows."""
     labels = np.repeat([0, 1], size)
-    batches = list(BalancedBatchSampler(labels, batch_size=2 * min(rows, size // 2), classes_per_batch=2, seed=seed))
+    batches = list(
+        BalancedBatchSampler(
+            labels, batch_size=2 * min(rows, size // 2), classes_per_batch=2, seed=seed
+        )
+    )
     assert all(len({*batch}) == len(batch) for batch in batches[:-2])
 
 
@@ -68,7 +81,10 @@ def test_orders_depend_on_seed_and_epoch_alone():
     sampler = BalancedBatchSampler([str(label) for label in LABELS], **settings)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     epochs = [list(sampler) for _ in range(4)]
-    assert torch.equal(torch.get_rng_state(), before[0]) and (np.random.get_state()[1] == before[1]).all()
+    assert (
+        torch.equal(torch.get_rng_state(), before[0])
+        and (np.random.get_state()[1] == before[1]).all()
+    )
     assert len({str(batches) for batches in epochs}) == 4
     for epoch in (3, 0, 2):
         sampler.set_epoch(epoch)
@@ -81,7 +97,9 @@ def test_orders_depend_on_seed_and_epoch_alone():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_a_loader(workers):
-    loader = DataLoader(range(150), batch_sampler=BalancedBatchSampler(LABELS, 8), num_workers=workers)
+    loader = DataLoader(
+        range(150), batch_sampler=BalancedBatchSampler(LABELS, 8), num_workers=workers
+    )
     expected = BalancedBatchSampler(LABELS, 8)
     for _ in range(2):
         assert [batch.tolist() for batch in loader] == list(expected)
@@ -100,7 +118,13 @@ def test_another_number_of_processes_goes_on(after, drop_last):
     seen = [next(batches) for _ in range(3) for batches in passes]
     state = json.loads(json.dumps(two[1].state_dict()))
     assert state == two[0].state_dict()
-    assert {"seed": 0, "samples": 150, "epoch": 0, "consumed": 6, "batch_size": 8}.items() <= state.items()
+    assert {
+        "seed": 0,
+        "samples": 150,
+        "epoch": 0,
+        "consumed": 6,
+        "batch_size": 8,
+    }.items() <= state.items()
     rest = shares(after)
     for part in rest:
         part.load_state_dict(state)
@@ -124,12 +148,27 @@ def test_one_sample_and_more_processes_than_batches():
         ({"classes_per_batch": 2}, "give `batch_size`, or two of"),
         ({"samples_per_class": 2}, "give `batch_size`, or two of"),
         ({"batch_size": 0}, "`batch_size` must be 1 or more, got 0"),
-        ({"batch_size": 4, "samples_per_class": -1}, "`samples_per_class` must be 1 or more, got -1"),
-        ({"batch_size": 4, "samples_per_class": 3}, r"must be classes_per_batch \* samples_per_class, got 4, None and 3"),
-        ({"batch_size": 2, "classes_per_batch": 3}, r"must be classes_per_batch \* samples_per_class, got 2, 3 and None"),
+        (
+            {"batch_size": 4, "samples_per_class": -1},
+            "`samples_per_class` must be 1 or more, got -1",
+        ),
+        (
+            {"batch_size": 4, "samples_per_class": 3},
+            r"must be classes_per_batch \* samples_per_class, got 4, None and 3",
+        ),
+        (
+            {"batch_size": 2, "classes_per_batch": 3},
+            r"must be classes_per_batch \* samples_per_class, got 2, 3 and None",
+        ),
         ({"batch_size": 2, "classes_per_batch": 2, "samples_per_class": 2}, "got 2, 2 and 2"),
-        ({"classes_per_batch": 5, "samples_per_class": 1}, "have 4 classes, but a batch should have 5: pass a smaller"),
-        ({"batch_size": 4, "rank": 1}, "BalancedBatchSampler: give `num_replicas` and `rank` together"),
+        (
+            {"classes_per_batch": 5, "samples_per_class": 1},
+            "have 4 classes, but a batch should have 5: pass a smaller",
+        ),
+        (
+            {"batch_size": 4, "rank": 1},
+            "BalancedBatchSampler: give `num_replicas` and `rank` together",
+        ),
     ],
 )
 def test_what_is_refused(settings, message):
@@ -141,4 +180,6 @@ def test_labels_and_states_that_are_refused():
     with pytest.raises(ValueError, match="labels must have shape"):
         BalancedBatchSampler([], 2)
     with pytest.raises(ValueError, match="has batch_size=2, but this sampler has 4"):
-        BalancedBatchSampler(LABELS, 4).load_state_dict(BalancedBatchSampler(LABELS, 2).state_dict())
+        BalancedBatchSampler(LABELS, 4).load_state_dict(
+            BalancedBatchSampler(LABELS, 2).state_dict()
+        )

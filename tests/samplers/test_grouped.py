@@ -22,12 +22,22 @@ def padding(batches, lengths=LENGTHS):
     return 1 - lengths.sum() / padded
 
 
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=50), st.integers(60, 200), st.integers(1, 9), st.integers(0, 9))
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=50),
+    st.integers(60, 200),
+    st.integers(1, 9),
+    st.integers(0, 9),
+)
 def test_every_sample_comes_once_within_the_tokens(lengths, most, window, seed):
-    sampler, lengths = Grouped(lengths, max_tokens=most, window=window, seed=seed), np.array(lengths)
+    sampler, lengths = (
+        Grouped(lengths, max_tokens=most, window=window, seed=seed),
+        np.array(lengths),
+    )
     for _ in range(2):
         batches = list(sampler)
-        assert len(batches) == len(sampler) and sorted(itertools.chain(*batches)) == list(range(len(lengths)))
+        assert len(batches) == len(sampler) and sorted(itertools.chain(*batches)) == list(
+            range(len(lengths))
+        )
         assert all(len(batch) * lengths[batch].max() <= most for batch in batches)
 
 
@@ -37,14 +47,22 @@ def test_little_is_padding_and_orders_are_random():
     assert padding(np.split(order, range(16, 1000, 16))) > 0.4
     assert padding(by_rows) < 0.1 and padding(by_tokens) < 0.15
     first, second = list(by_rows), list(by_rows)
-    assert {*map(len, first)} == {16, 8} and {*map(frozenset, first)}.isdisjoint(map(frozenset, second))
-    assert np.abs(np.corrcoef([LENGTHS[batch].mean() for batch in first], range(len(first)))[0, 1]) < 0.4
+    assert {*map(len, first)} == {16, 8} and {*map(frozenset, first)}.isdisjoint(
+        map(frozenset, second)
+    )
+    assert (
+        np.abs(np.corrcoef([LENGTHS[batch].mean() for batch in first], range(len(first)))[0, 1])
+        < 0.4
+    )
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_another_number_of_processes_goes_on(after):
     def shares(replicas):
-        return [Grouped(LENGTHS, max_tokens=5000, num_replicas=replicas, rank=rank) for rank in range(replicas)]
+        return [
+            Grouped(LENGTHS, max_tokens=5000, num_replicas=replicas, rank=rank)
+            for rank in range(replicas)
+        ]
 
     whole, two = list(shares(1)[0]), shares(2)
     passes = [iter(part) for part in two]
@@ -57,7 +75,9 @@ def test_another_number_of_processes_goes_on(after):
 
 
 def test_in_a_loader():
-    loader = DataLoader(range(1000), batch_sampler=Grouped(torch.from_numpy(LENGTHS), 16), num_workers=2)
+    loader = DataLoader(
+        range(1000), batch_sampler=Grouped(torch.from_numpy(LENGTHS), 16), num_workers=2
+    )
     assert [batch.tolist() for batch in loader] == list(Grouped(LENGTHS.tolist(), 16))
 
 
@@ -104,7 +124,9 @@ def test_small_data_is_grouped_as_well(n, tokens):
     sampler = Grouped(lengths, max_tokens=600) if tokens else Grouped(lengths, 16)
     first, second = list(sampler), list(sampler)
     assert padding(first, lengths) <= 1.3 * padding(by_length(lengths, 16, generator), lengths)
-    assert len({*map(frozenset, first)} & {*map(frozenset, second)}) <= 2  # such as the one of a last, smaller window
+    assert (
+        len({*map(frozenset, first)} & {*map(frozenset, second)}) <= 2
+    )  # such as the one of a last, smaller window
 
 
 def row(n):
@@ -116,7 +138,11 @@ def row(n):
         "rows": list(Grouped(lengths, 16)),
         "tokens": list(Grouped(lengths, max_tokens=600)),
     }
-    return f"| {n:,} | " + " | ".join(f"{100 * padding(batches[name], lengths):.0f} %" for name in batches) + " |"
+    return (
+        f"| {n:,} | "
+        + " | ".join(f"{100 * padding(batches[name], lengths):.0f} %" for name in batches)
+        + " |"
+    )
 
 
 def test_the_table_of_padding():

@@ -50,7 +50,10 @@ def start(folder, size, name, state=None):
     """Processes in sessions of their own, so that a signal reaches their workers, too."""
     settings = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "start_new_session": True}
     return [
-        subprocess.Popen([sys.executable, "-c", PROCESS, folder, str(rank), str(size), name, json.dumps(state)], **settings)
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, folder, str(rank), str(size), name, json.dumps(state)],
+            **settings,
+        )
         for rank in range(size)
     ]
 

@@ -15,7 +15,13 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 import thresher
 from depth import depth
-from thresher.samplers import BalancedBatchSampler, Grouped, Shuffle, StratifiedBatchSampler, WeightedSampler
+from thresher.samplers import (
+    BalancedBatchSampler,
+    Grouped,
+    Shuffle,
+    StratifiedBatchSampler,
+    WeightedSampler,
+)
 
 accelerate = pytest.importorskip("accelerate.data_loader")
 KINDS = {
@@ -45,8 +51,15 @@ def test_each_sample_comes_as_often_as_in_one_process(kind, n, world, drop_last,
     size = max(map(len, expected), default=0)
     shares = []
     for rank in range(world):
-        loader = DataLoader(TensorDataset(torch.arange(n)), batch_sampler=KINDS[kind](values, **settings))
-        options = {"num_processes": world, "process_index": rank, "split_batches": split, "even_batches": even}
+        loader = DataLoader(
+            TensorDataset(torch.arange(n)), batch_sampler=KINDS[kind](values, **settings)
+        )
+        options = {
+            "num_processes": world,
+            "process_index": rank,
+            "split_batches": split,
+            "even_batches": even,
+        }
         batch_size = getattr(loader.batch_sampler, "batch_size", None)
         if split and (batch_size is None or batch_size % world):
             with pytest.raises(ValueError, match="split_batches"):
@@ -77,9 +90,14 @@ class Reader(IterableDataset):
 
 SHORT = {
     "weights": lambda n: {"sampler": WeightedSampler([1.0] * n)},
-    "weights of a subset without replacement": lambda n: {"sampler": WeightedSampler([1.0] * n, n, replacement=False)},
+    "weights of a subset without replacement": lambda n: {
+        "sampler": WeightedSampler([1.0] * n, n, replacement=False)
+    },
     "Shuffle": lambda n: {"sampler": Shuffle(n)},
-    **{kind: lambda n, make=make: {"batch_sampler": make(1 + np.arange(n) % 9)} for kind, make in KINDS.items()},
+    **{
+        kind: lambda n, make=make: {"batch_sampler": make(1 + np.arange(n) % 9)}
+        for kind, make in KINDS.items()
+    },
 }
 
 
@@ -89,20 +107,29 @@ SHORT = {
 def test_the_number_of_samples_is_that_of_the_dataset(kind, n, workers):
     """Without the check, ten weights for thirty samples load ten of them."""
     loader = DataLoader(range(30), num_workers=workers, **SHORT[kind](n))
-    with pytest.raises(ValueError, match=rf"is made for {n} samples, but the dataset of the loader has 30\. .*Subset"):
+    with pytest.raises(
+        ValueError,
+        match=rf"is made for {n} samples, but the dataset of the loader has 30\. .*Subset",
+    ):
         list(loader)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SHORT if "sampler" in SHORT[kind](9)] + ["Stratified"])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in SHORT if "sampler" in SHORT[kind](9)] + ["Stratified"]
+)
 @pytest.mark.parametrize("n", [10, 31])
 def test_a_run_checks_the_number_when_it_is_attached(kind, n):
     loader = DataLoader(range(30), **SHORT[kind](n))
-    with pytest.raises(ValueError, match=rf"is made for {n} samples, but the dataset of the loader has 30\."):
+    with pytest.raises(
+        ValueError, match=rf"is made for {n} samples, but the dataset of the loader has 30\."
+    ):
         thresher.attach(thresher.FullData(), loader=loader, criterion=None, epochs=1)
 
 
 def test_a_subset_and_a_dataset_with_a_loop_of_its_own_are_loaded():
-    assert len(list(DataLoader(Subset(range(30), range(10)), sampler=WeightedSampler([1] * 10)))) == 10
+    assert (
+        len(list(DataLoader(Subset(range(30), range(10)), sampler=WeightedSampler([1] * 10)))) == 10
+    )
     assert len(list(DataLoader(Reader()))) == 6
 
 
@@ -140,9 +167,18 @@ DIFFERENT = {
     "num_samples": (lambda: WeightedSampler(VALUES, 20), lambda: WeightedSampler(VALUES, 21)),
     "lengths": (lambda: Grouped(VALUES, 8), lambda: Grouped(VALUES[::-1].copy(), 8)),
     "window": (lambda: Grouped(VALUES, 8, window=1), lambda: Grouped(VALUES, 8, window=2)),
-    "labels": (lambda: BalancedBatchSampler(VALUES, 7), lambda: BalancedBatchSampler(VALUES**2 % 7, 7)),
-    "batch_size": (lambda: StratifiedBatchSampler(VALUES, 7), lambda: StratifiedBatchSampler(VALUES, 8)),
-    "scores": (lambda: StratifiedBatchSampler(VALUES, 7), lambda: StratifiedBatchSampler(VALUES, 7, scores=np.arange(60))),
+    "labels": (
+        lambda: BalancedBatchSampler(VALUES, 7),
+        lambda: BalancedBatchSampler(VALUES**2 % 7, 7),
+    ),
+    "batch_size": (
+        lambda: StratifiedBatchSampler(VALUES, 7),
+        lambda: StratifiedBatchSampler(VALUES, 8),
+    ),
+    "scores": (
+        lambda: StratifiedBatchSampler(VALUES, 7),
+        lambda: StratifiedBatchSampler(VALUES, 7, scores=np.arange(60)),
+    ),
 }
 
 
@@ -153,7 +189,10 @@ def test_settings_that_differ_between_processes_are_refused(name, monkeypatch):
     next(iter(mine()))
     other_process(monkeypatch, others())
     shown = "labels" if name == "scores" else name
-    with pytest.raises(RuntimeError, match=f"rank 1 differs from rank 0 in (.*, )?{shown}(,.*)?, so samples would be lost"):
+    with pytest.raises(
+        RuntimeError,
+        match=f"rank 1 differs from rank 0 in (.*, )?{shown}(,.*)?, so samples would be lost",
+    ):
         next(iter(mine()))
 
 

@@ -116,7 +116,14 @@ def row(thread):
 def solved(thread, *lines, **names):
     """The names after some of the lines of a thread, by default all of them."""
     code = WISHES[thread][1:]
-    scope = {**vars(samplers), "DataLoader": DataLoader, "np": np, "dataset": DATA, "weights": WEIGHTS, "labels": LABELS}
+    scope = {
+        **vars(samplers),
+        "DataLoader": DataLoader,
+        "np": np,
+        "dataset": DATA,
+        "weights": WEIGHTS,
+        "labels": LABELS,
+    }
     scope |= names
     exec("\n".join(code[i] for i in lines) if lines else "\n".join(code), scope)
     return scope
@@ -139,7 +146,11 @@ def rank(monkeypatch):
         monkeypatch.setattr(distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
         monkeypatch.setattr(distributed, "get_rank", lambda: number)
-        monkeypatch.setattr(distributed, "all_gather_object", lambda found, value: found.__setitem__(slice(None), [value] * 2))
+        monkeypatch.setattr(
+            distributed,
+            "all_gather_object",
+            lambda found, value: found.__setitem__(slice(None), [value] * 2),
+        )
 
     return become
 
@@ -165,8 +176,18 @@ def trained(loader, *, epochs=2, at_end=lambda trainer: None, **settings):
 
     quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     module = Module()
-    options = {"max_epochs": epochs, "accelerator": "cpu", "devices": 1, **dict.fromkeys(quiet, False)}
-    scope = solved("Lightning-AI/pytorch-lightning#10946", 1, Trainer=lightning.Trainer, settings={**options, **settings})
+    options = {
+        "max_epochs": epochs,
+        "accelerator": "cpu",
+        "devices": 1,
+        **dict.fromkeys(quiet, False),
+    }
+    scope = solved(
+        "Lightning-AI/pytorch-lightning#10946",
+        1,
+        Trainer=lightning.Trainer,
+        settings={**options, **settings},
+    )
     scope["trainer"].fit(module, loader)
     return module.epochs
 
@@ -177,7 +198,9 @@ def flat(batches):
 
 def test_every_wish_takes_three_lines_at_most_and_is_in_the_table():
     assert len(WISHES) >= 14 and all(1 <= len(code) <= 3 for _, *code in WISHES.values())
-    table = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| [")]
+    table = [
+        line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| [")
+    ]
     assert table == [row(thread) for thread in WISHES]
 
 
@@ -245,8 +268,13 @@ def test_lightning_10946():
 
 
 def test_lightning_12866():
-    loader, even = DataLoader(DATA, 8, sampler=samplers.WeightedSampler(WEIGHTS)), np.arange(N) % 2.0
-    change = lambda trainer: solved("Lightning-AI/pytorch-lightning#12866", trainer=trainer, weights=even)  # noqa: E731
+    loader, even = (
+        DataLoader(DATA, 8, sampler=samplers.WeightedSampler(WEIGHTS)),
+        np.arange(N) % 2.0,
+    )
+    change = lambda trainer: solved(
+        "Lightning-AI/pytorch-lightning#12866", trainer=trainer, weights=even
+    )  # noqa: E731
     first, second = (flat(epoch) for epoch in trained(loader, at_end=change))
     assert any(i % 2 == 0 for i in first) and all(i % 2 == 1 for i in second)
 
@@ -267,7 +295,9 @@ def test_lightning_3716(rank):
 
 def prepared(number):
     accelerate = pytest.importorskip("accelerate.data_loader")
-    return lambda loader: accelerate.prepare_data_loader(loader, num_processes=2, process_index=number, put_on_device=False)
+    return lambda loader: accelerate.prepare_data_loader(
+        loader, num_processes=2, process_index=number, put_on_device=False
+    )
 
 
 def test_accelerate_2865(rank):
@@ -312,7 +342,9 @@ def test_ignite_3653():
     engine = pytest.importorskip("ignite.engine")
     seen = []
     loader = solved("pytorch/ignite#3653")["loader"]
-    engine.Engine(lambda _, batch: seen.append(LABELS[batch[0].numpy()].sum())).run(loader, max_epochs=2)
+    engine.Engine(lambda _, batch: seen.append(LABELS[batch[0].numpy()].sum())).run(
+        loader, max_epochs=2
+    )
     assert len(seen) == 2 * N // 8 and {*seen} == {4}
 
 
@@ -331,10 +363,14 @@ def test_ray_31127(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def loop():
-        found = solved("ray-project/ray#31127", prepare_data_loader=torch_of_ray.prepare_data_loader)
+        found = solved(
+            "ray-project/ray#31127", prepare_data_loader=torch_of_ray.prepare_data_loader
+        )
         torch.save(ids_of(found["loader"]), tmp_path / "ids.pt")
 
-    paths = {"env_vars": {"PYTHONPATH": ":".join(filter(None, sys.path)), "RAY_TRAIN_V2_ENABLED": "1"}}
+    paths = {
+        "env_vars": {"PYTHONPATH": ":".join(filter(None, sys.path)), "RAY_TRAIN_V2_ENABLED": "1"}
+    }
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=paths)
     try:
         torch_of_ray.TorchTrainer(loop, scaling_config=ray.train.ScalingConfig(num_workers=1)).fit()
@@ -361,8 +397,16 @@ def test_a_trainer_of_transformers(tmp_path):
         def _get_train_sampler(self, dataset=None):
             return samplers.WeightedSampler(WEIGHTS, num_replicas=1, rank=0)
 
-    options = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "use_cpu": True, "report_to": [], "save_strategy": "no"}
-    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), disable_tqdm=True, **options)
+    options = {
+        "num_train_epochs": 2,
+        "per_device_train_batch_size": 8,
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+    }
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), disable_tqdm=True, **options
+    )
     trainer = Weighted(Net(), arguments, train_dataset=[{"x": i} for i in range(N)])
     trainer.train()
     expected = samplers.WeightedSampler(WEIGHTS)

@@ -95,7 +95,10 @@ def test_global_batches_are_the_same_for_every_number_of_processes(n, drop_last)
             )
             for rank in range(replicas)
         ]  # fmt: skip
-        return [[sorted(torch.cat(parts).tolist()) for parts in zip(*loaders, strict=True)] for _ in range(2)]
+        return [
+            [sorted(torch.cat(parts).tolist()) for parts in zip(*loaders, strict=True)]
+            for _ in range(2)
+        ]
 
     one = batches(1, 24)
     for replicas in (2, 4, 8, 12):
@@ -146,7 +149,10 @@ def test_states_of_a_pass():
     assert [*first, *other] == order(4, seed=2) and other.state_dict()["consumed"] == N
     other.load_state_dict({**state, "consumed": N})
     assert list(other) == []
-    for changed, message in (({"seed": 3}, "has seed=3, but this sampler has 2"), ({"samples": 51}, "samples=51, but")):
+    for changed, message in (
+        ({"seed": 3}, "has seed=3, but this sampler has 2"),
+        ({"samples": 51}, "samples=51, but"),
+    ):
         with pytest.raises(ValueError, match=message):
             other.load_state_dict({**state, **changed})
 
@@ -160,18 +166,34 @@ def set_to_the_rest_of_epoch_3():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: Shuffle(iter([1])), TypeError, "`dataset` must have a length, or be a number of samples, got list_iterator"),
+        (
+            lambda: Shuffle(iter([1])),
+            TypeError,
+            "`dataset` must have a length, or be a number of samples, got list_iterator",
+        ),
         (lambda: Shuffle([1], seed=0.5), TypeError, "`seed` must be a whole number, got 0.5"),
         (lambda: Shuffle([1], seed=True), TypeError, "`seed` must be a whole number, got True"),
-        (lambda: Shuffle([1], num_replicas=2), ValueError, "`num_replicas` and `rank` together, got 2 and None"),
+        (
+            lambda: Shuffle([1], num_replicas=2),
+            ValueError,
+            "`num_replicas` and `rank` together, got 2 and None",
+        ),
         (lambda: Shuffle([1], rank=0), ValueError, "together, got None and 0"),
-        (lambda: Shuffle([1], num_replicas=2, rank=2), ValueError, r"within \[0, num_replicas\), got 2 and 2"),
+        (
+            lambda: Shuffle([1], num_replicas=2, rank=2),
+            ValueError,
+            r"within \[0, num_replicas\), got 2 and 2",
+        ),
         (lambda: Shuffle([1], num_replicas=0, rank=0), ValueError, "got 0 and 0"),
         (lambda: Shuffle([1]).set_epoch(0.5), TypeError, "float"),
         (lambda: Shuffle([1]).set_epoch(-1), ValueError, "`epoch` must be 0 or more, got -1"),
         (lambda: Shuffle(range(N)).set_epoch(0, consumed=51), ValueError, "0 to 50, got 51"),
         (lambda: Shuffle(range(N)).set_epoch(0, consumed=-1), ValueError, "0 to 50, got -1"),
-        (lambda: Shuffle(range(N), num_replicas=4, rank=0).set_epoch(0, consumed=53), ValueError, "0 to 52, got 53"),
+        (
+            lambda: Shuffle(range(N), num_replicas=4, rank=0).set_epoch(0, consumed=53),
+            ValueError,
+            "0 to 52, got 53",
+        ),
         (
             set_to_the_rest_of_epoch_3,
             ValueError,
@@ -188,7 +210,11 @@ def in_four_processes(monkeypatch):
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(distributed, "get_world_size", lambda: 4)
     monkeypatch.setattr(distributed, "get_rank", lambda: 1)
-    monkeypatch.setattr(distributed, "all_gather_object", lambda found, value: found.__setitem__(slice(None), [value] * 4))
+    monkeypatch.setattr(
+        distributed,
+        "all_gather_object",
+        lambda found, value: found.__setitem__(slice(None), [value] * 4),
+    )
 
 
 def test_processes_are_those_of_torch_distributed(monkeypatch):
@@ -207,10 +233,13 @@ def test_an_order_is_not_dealt_out_twice(monkeypatch):
         return accelerate.BatchSamplerShard(whole, num_processes=4, process_index=0)
 
     with pytest.raises(
-        RuntimeError, match="Shuffle divides its order among 4 processes, and so does .* num_replicas=1, rank=0"
+        RuntimeError,
+        match="Shuffle divides its order among 4 processes, and so does .* num_replicas=1, rank=0",
     ):
         list(batches())
     assert next(iter(batches(num_replicas=1, rank=0))) == order(0)[:B]
-    wrapped = pytest.importorskip("lightning_cases").lightning.fabric.utilities.distributed.DistributedSamplerWrapper
+    wrapped = pytest.importorskip(
+        "lightning_cases"
+    ).lightning.fabric.utilities.distributed.DistributedSamplerWrapper
     with pytest.raises(RuntimeError, match="use_distributed_sampler=False"):
         list(wrapped(Shuffle(range(N)), num_replicas=4, rank=0))

@@ -14,7 +14,9 @@ import thresher
 from thresher import StratifiedBatchSampler, labels_of
 from thresher.samplers.stratified import arranged, codes_of, strata_keys
 
-CASES = st.tuples(st.integers(1, 300), st.integers(1, 40), st.integers(1, 20), st.integers(0, 2**31))
+CASES = st.tuples(
+    st.integers(1, 300), st.integers(1, 40), st.integers(1, 20), st.integers(0, 2**31)
+)
 """Number of samples, of classes and of rows of a batch, and a seed."""
 
 
@@ -43,7 +45,10 @@ def test_each_sample_comes_once_and_classes_have_their_share(case):
     full = batches[: n // size]
     # The rows of a short last batch are taken at equal distances, which moves a share by less than a row in all batches
     assert all(largest_gap(labels, batch) < 2 + 1 / len(full) for batch in full)
-    assert all(largest_gap(labels, joined(full[at : at + 4])) < 3 + 4 / len(full) for at in range(len(full) - 3))
+    assert all(
+        largest_gap(labels, joined(full[at : at + 4])) < 3 + 4 / len(full)
+        for at in range(len(full) - 3)
+    )
 
 
 @given(CASES, st.integers(2, 4), st.booleans())
@@ -52,7 +57,11 @@ def test_processes_get_as_many_batches_and_share_all_samples(case, replicas, dro
     labels = labels_for(n, classes, seed)
     whole = list(StratifiedBatchSampler(labels, size, drop_last=drop_last, seed=seed))
     parts = [
-        list(StratifiedBatchSampler(labels, size, drop_last=drop_last, seed=seed, num_replicas=replicas, rank=rank))
+        list(
+            StratifiedBatchSampler(
+                labels, size, drop_last=drop_last, seed=seed, num_replicas=replicas, rank=rank
+            )
+        )
         for rank in range(replicas)
     ]
     steps = len(whole) // replicas if drop_last else -(-len(whole) // replicas)
@@ -69,7 +78,10 @@ def test_rows_of_a_class_vary_less_than_in_random_batches():
     chance = [order[at : at + 32].tolist() for at in range(0, 928, 32)]
 
     def spread(batches: list[list[int]], together: int) -> float:
-        windows = [joined(batches[at : at + together]) for at in range(0, len(batches) - together + 1, together)]
+        windows = [
+            joined(batches[at : at + together])
+            for at in range(0, len(batches) - together + 1, together)
+        ]
         return np.mean([np.bincount(labels[batch], minlength=94).var() for batch in windows])
 
     assert spread(stratified, 1) < 0.75 * spread(chance, 1)
@@ -87,7 +99,10 @@ def test_scores_are_spread_within_classes():
 
 def test_every_pass_has_an_order_of_its_own_and_the_same_again():
     labels = np.arange(60) % 7
-    sampler, other = StratifiedBatchSampler(labels, 8, seed=3), StratifiedBatchSampler(labels, 8, seed=3)
+    sampler, other = (
+        StratifiedBatchSampler(labels, 8, seed=3),
+        StratifiedBatchSampler(labels, 8, seed=3),
+    )
     first, second = list(sampler), list(sampler)
     assert first != second and sampler.epoch == 2
     other.set_epoch(1)
@@ -97,8 +112,12 @@ def test_every_pass_has_an_order_of_its_own_and_the_same_again():
 
 def test_rows_of_a_batch_are_in_random_order():
     labels = np.arange(64_000) % 2
-    places = np.concatenate([labels[batch] for batch in StratifiedBatchSampler(labels, 16)]).reshape(-1, 16)
-    assert np.abs(places.mean(axis=0) - 0.5).max() < 0.2  # a place that had one class would have a mean of 0 or 1
+    places = np.concatenate(
+        [labels[batch] for batch in StratifiedBatchSampler(labels, 16)]
+    ).reshape(-1, 16)
+    assert (
+        np.abs(places.mean(axis=0) - 0.5).max() < 0.2
+    )  # a place that had one class would have a mean of 0 or 1
 
 
 def test_a_saved_state_goes_on_with_the_next_batch():
@@ -130,7 +149,11 @@ def test_a_class_for_each_sample_one_class_and_one_sample(drop_last):
     for labels in (np.arange(10), np.zeros(10), [7]):
         sampler = StratifiedBatchSampler(labels, 4, drop_last=drop_last)
         batches = list(sampler)
-        assert len(batches) == len(sampler) == (len(labels) // 4 if drop_last else -(-len(labels) // 4))
+        assert (
+            len(batches)
+            == len(sampler)
+            == (len(labels) // 4 if drop_last else -(-len(labels) // 4))
+        )
 
 
 @pytest.mark.parametrize(
@@ -152,7 +175,9 @@ def test_arguments_out_of_range_are_refused(arguments, message):
 @pytest.mark.parametrize("sizes", [[3, 4, 3, 4], [3, 8, 3, 3, 4], [5, 5, 2], [1], [2, 1, 2]])
 @pytest.mark.parametrize("classes", [1, 3, 50])
 def test_batches_of_several_sizes_have_every_row_once(sizes, classes):
-    rows = np.sort(np.random.default_rng(0).integers(0, classes, sum(sizes))) * 1000 + np.arange(sum(sizes))
+    rows = np.sort(np.random.default_rng(0).integers(0, classes, sum(sizes))) * 1000 + np.arange(
+        sum(sizes)
+    )
     order = arranged(rows, np.array(sizes), np.random.default_rng(1))
     assert sorted(order) == sorted(rows)
 
@@ -162,7 +187,10 @@ def test_strata_sort_by_class_then_by_score():
     keys = strata_keys(codes, scores)
     assert np.argsort(keys).tolist() == [3, 1, 2, 0] and keys.dtype == np.uint16
     assert strata_keys(np.array([0, 70_000]), None).tolist() == [0, 70_000]
-    assert strata_keys(None, np.array([0.5, 0.5])).tolist() == [0, 0] and strata_keys(None, None) is None
+    assert (
+        strata_keys(None, np.array([0.5, 0.5])).tolist() == [0, 0]
+        and strata_keys(None, None) is None
+    )
     assert strata_keys(np.array([2, 2]), np.array([np.nan, np.nan])).tolist() == [0, 0]
 
 
@@ -217,7 +245,13 @@ def test_what_is_no_class_of_each_sample_is_no_class(labels):
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loader = DataLoader(data, 10, shuffle=True)
-    settings = {"criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer, "epochs": 2, "observe": True}
+    settings = {
+        "criterion": nn.CrossEntropyLoss(),
+        "model": model,
+        "optimizer": optimizer,
+        "epochs": 2,
+        "observe": True,
+    }
     run = thresher.attach(0.5, loader=loader, **settings)
     for _ in range(2):
         for x, y, _ in run.loader:
@@ -226,7 +260,9 @@ def test_what_is_no_class_of_each_sample_is_no_class(labels):
     assert run.cost.ratio() < 0.8
     run.detach()
     if not isinstance(labels[0], str):
-        with pytest.raises(ValueError, match="labels must be numbers or strings, one or several per sample, got"):
+        with pytest.raises(
+            ValueError, match="labels must be numbers or strings, one or several per sample, got"
+        ):
             thresher.attach(0.5, loader=loader, stratify=labels, **settings)
 
 

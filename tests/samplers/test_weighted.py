@@ -82,13 +82,25 @@ def test_without_replacement():
     p = np.append((k - 1) * skewed() / skewed().sum(), 1.0)
     certain = p >= 1
     assert (found[certain] == epochs).all()
-    assert (np.abs(found - epochs * p)[~certain] <= 4.5 * np.sqrt(epochs * p * (1 - p).clip(0))[~certain] + 1).all()
+    assert (
+        np.abs(found - epochs * p)[~certain]
+        <= 4.5 * np.sqrt(epochs * p * (1 - p).clip(0))[~certain] + 1
+    ).all()
 
 
-WEIGHTS = st.lists(st.sampled_from([0.0, 1.0, 1.0, 2.0, 0.3, 1e-9, 1e9]), min_size=1, max_size=12).filter(any)
+WEIGHTS = st.lists(
+    st.sampled_from([0.0, 1.0, 1.0, 2.0, 0.3, 1e-9, 1e9]), min_size=1, max_size=12
+).filter(any)
 
 
-@given(WEIGHTS, st.integers(1, 20), st.sampled_from(KINDS), st.integers(1, 5), st.booleans(), st.integers(0, 9))
+@given(
+    WEIGHTS,
+    st.integers(1, 20),
+    st.sampled_from(KINDS),
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(0, 9),
+)
 @example([1.0], 1, "paced", 5, False, 0)
 @example([0.0, 0.1, 0.1, 0.1], 3, False, 2, True, 0)
 def test_few_samples(weights, k, kind, replicas, drop_last, seed):
@@ -96,9 +108,14 @@ def test_few_samples(weights, k, kind, replicas, drop_last, seed):
     if kind is False:
         k = min(k, np.count_nonzero(weights))
     settings = {"replacement": kind, "seed": seed}
-    whole, seen = WeightedSampler(weights, k, num_replicas=1, rank=0, **settings), np.zeros(len(weights))
+    whole, seen = (
+        WeightedSampler(weights, k, num_replicas=1, rank=0, **settings),
+        np.zeros(len(weights)),
+    )
     parts = [
-        WeightedSampler(weights, k, num_replicas=replicas, rank=rank, drop_last=drop_last, **settings)
+        WeightedSampler(
+            weights, k, num_replicas=replicas, rank=rank, drop_last=drop_last, **settings
+        )
         for rank in range(replicas)
     ]
     rate = k * np.array(weights) / sum(weights)
@@ -106,8 +123,12 @@ def test_few_samples(weights, k, kind, replicas, drop_last, seed):
         order = list(whole)
         dealt = [list(part) for part in parts]
         total = k // replicas * replicas if drop_last else -(-k // replicas) * replicas
-        assert [i for ids in zip(*dealt, strict=True) for i in ids] == list(itertools.islice(itertools.cycle(order), total))
-        assert len(order) == k and all(len(ids) == len(part) for ids, part in zip(dealt, parts, strict=True))
+        assert [i for ids in zip(*dealt, strict=True) for i in ids] == list(
+            itertools.islice(itertools.cycle(order), total)
+        )
+        assert len(order) == k and all(
+            len(ids) == len(part) for ids, part in zip(dealt, parts, strict=True)
+        )
         seen += np.bincount(order, minlength=len(weights))
         assert not seen[np.array(weights) == 0].any()
         if kind == "paced":
@@ -135,7 +156,10 @@ def test_orders_depend_on_seed_and_epoch_alone(kind):
 def test_nothing_global_is_drawn(kind):
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     list(WeightedSampler(skewed(), K, replacement=kind))
-    assert torch.equal(torch.get_rng_state(), before[0]) and (np.random.get_state()[1] == before[1]).all()
+    assert (
+        torch.equal(torch.get_rng_state(), before[0])
+        and (np.random.get_state()[1] == before[1]).all()
+    )
 
 
 def test_the_first_orders():
@@ -149,7 +173,13 @@ FIRST = {"paced": [2, 3, 1, 3], True: [2, 2, 1, 3], False: [0, 1, 3, 2]}
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_in_a_loader(workers):
-    loader = DataLoader(range(N), 16, sampler=WeightedSampler(skewed(), K), num_workers=workers, persistent_workers=workers > 0)
+    loader = DataLoader(
+        range(N),
+        16,
+        sampler=WeightedSampler(skewed(), K),
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
     expected, weights = WeightedSampler(skewed(), K), np.arange(N) % 2.0
     for _ in range(2):
         assert torch.cat(list(loader)).tolist() == list(expected)
@@ -202,7 +232,8 @@ def test_weights_of_earlier_epochs_are_gone():
     list(sampler)
     sampler.set_epoch(0)
     with pytest.raises(
-        RuntimeError, match="were changed at epoch 1, and the weights of epoch 0 are no longer stored: load a state"
+        RuntimeError,
+        match="were changed at epoch 1, and the weights of epoch 0 are no longer stored: load a state",
     ):
         list(sampler)
 
@@ -216,7 +247,10 @@ def test_another_number_of_processes_goes_on(kind, after):
     """Two processes saved it: every visit of the epoch comes, and those of the end again only to fill the last step."""
 
     def shares(replicas):
-        return [WeightedSampler(skewed(), K, replacement=kind, num_replicas=replicas, rank=r) for r in range(replicas)]
+        return [
+            WeightedSampler(skewed(), K, replacement=kind, num_replicas=replicas, rank=r)
+            for r in range(replicas)
+        ]
 
     two = shares(2)
     for part in two:
@@ -224,7 +258,9 @@ def test_another_number_of_processes_goes_on(kind, after):
     passes = [iter(part) for part in two]
     seen = [next(ids) for _ in range(20) for ids in passes]
     states = [part.state_dict() for part in two]
-    assert states[0] == states[1] == json.loads(json.dumps(states[0])) and states[0]["consumed"] == 40
+    assert (
+        states[0] == states[1] == json.loads(json.dumps(states[0])) and states[0]["consumed"] == 40
+    )
     assert passes[0].state_dict() == states[0]
     rest = shares(after)
     for part in rest:
@@ -287,22 +323,62 @@ def test_a_state_between_epochs_and_after_a_drawn_ahead_one():
         ),
         (lambda: WeightedSampler([1, -2.0]), ValueError, "got -2.0 for sample 1.*the weight 0"),
         (lambda: WeightedSampler([float("inf")]), ValueError, "got inf for sample 0"),
-        (lambda: WeightedSampler([0.0, 0]), ValueError, "`weights` are all 0: give at least one sample"),
-        (lambda: WeightedSampler(3.0), ValueError, r"must have shape \(N,\), a weight per sample, got \(\)"),
-        (lambda: WeightedSampler([]), ValueError, r"`weights` must have shape \(N,\), a weight per sample, got \(0,\)"),
-        (lambda: WeightedSampler([[1.0]]), ValueError, r"must have shape \(1,\), a weight per sample, got \(1, 1\)"),
+        (
+            lambda: WeightedSampler([0.0, 0]),
+            ValueError,
+            "`weights` are all 0: give at least one sample",
+        ),
+        (
+            lambda: WeightedSampler(3.0),
+            ValueError,
+            r"must have shape \(N,\), a weight per sample, got \(\)",
+        ),
+        (
+            lambda: WeightedSampler([]),
+            ValueError,
+            r"`weights` must have shape \(N,\), a weight per sample, got \(0,\)",
+        ),
+        (
+            lambda: WeightedSampler([[1.0]]),
+            ValueError,
+            r"must have shape \(1,\), a weight per sample, got \(1, 1\)",
+        ),
         (lambda: WeightedSampler([1.0], 0), ValueError, "`num_samples` must be 1 or more, got 0"),
-        (lambda: WeightedSampler([1.0], 0.5), TypeError, "`num_samples` must be a whole number, got 0.5"),
-        (lambda: WeightedSampler([1.0], replacement="no"), ValueError, "must be 'paced', True or False, got 'no'"),
+        (
+            lambda: WeightedSampler([1.0], 0.5),
+            TypeError,
+            "`num_samples` must be a whole number, got 0.5",
+        ),
+        (
+            lambda: WeightedSampler([1.0], replacement="no"),
+            ValueError,
+            "must be 'paced', True or False, got 'no'",
+        ),
         (
             lambda: WeightedSampler([1.0, 0], replacement=False),
             ValueError,
             "`num_samples` is 2, but only 1 weights are above 0.*Pass a smaller num_samples=, or replacement='paced'",
         ),
-        (lambda: WeightedSampler([1.0], seed=0.5), TypeError, "WeightedSampler: `seed` must be a whole number"),
-        (lambda: WeightedSampler([1.0], rank=1), ValueError, "WeightedSampler: give `num_replicas` and `rank` together"),
-        (lambda: WeightedSampler([1.0]).set_weights([1.0, 2]), ValueError, r"must have shape \(1,\).*got \(2,\)"),
-        (lambda: WeightedSampler([1.0]).set_weights({1: 2.0}), ValueError, r"has the id 1, but ids must be within \[0, 1\)"),
+        (
+            lambda: WeightedSampler([1.0], seed=0.5),
+            TypeError,
+            "WeightedSampler: `seed` must be a whole number",
+        ),
+        (
+            lambda: WeightedSampler([1.0], rank=1),
+            ValueError,
+            "WeightedSampler: give `num_replicas` and `rank` together",
+        ),
+        (
+            lambda: WeightedSampler([1.0]).set_weights([1.0, 2]),
+            ValueError,
+            r"must have shape \(1,\).*got \(2,\)",
+        ),
+        (
+            lambda: WeightedSampler([1.0]).set_weights({1: 2.0}),
+            ValueError,
+            r"has the id 1, but ids must be within \[0, 1\)",
+        ),
         (lambda: WeightedSampler([1.0]).set_weights({0: 0.0}), ValueError, "are all 0"),
         (
             lambda: WeightedSampler([1.0]).load_state_dict(WeightedSampler([2.0]).state_dict()),
@@ -315,7 +391,9 @@ def test_a_state_between_epochs_and_after_a_drawn_ahead_one():
             "the state has num_samples=2, but this sampler has 1",
         ),
         (
-            lambda: WeightedSampler([1.0]).load_state_dict(WeightedSampler([1.0], seed=2).state_dict()),
+            lambda: WeightedSampler([1.0]).load_state_dict(
+                WeightedSampler([1.0], seed=2).state_dict()
+            ),
             ValueError,
             "the state has seed=2, but this sampler has 0",
         ),
@@ -344,7 +422,10 @@ def test_processes_are_those_of_torch_distributed(monkeypatch):
         found[:] = [value, value]
 
     in_two_processes(monkeypatch, same)
-    sampler, order = WeightedSampler(skewed(), K), list(WeightedSampler(skewed(), K, num_replicas=1, rank=0))
+    sampler, order = (
+        WeightedSampler(skewed(), K),
+        list(WeightedSampler(skewed(), K, num_replicas=1, rank=0)),
+    )
     assert len(sampler) == K // 2 and list(sampler) == order[1::2]
     list(sampler)
     sampler.set_weights({0: 1.0})
@@ -358,5 +439,7 @@ def test_a_process_with_other_weights_is_named(monkeypatch):
         found[:] = [value, value | {"weights": 0}]
 
     in_two_processes(monkeypatch, other)
-    with pytest.raises(RuntimeError, match="rank 1 differs from rank 0 in weights, .*torch.distributed.broadcast"):
+    with pytest.raises(
+        RuntimeError, match="rank 1 differs from rank 0 in weights, .*torch.distributed.broadcast"
+    ):
         list(WeightedSampler(skewed(), K))

@@ -21,7 +21,9 @@ class VAE(nn.Module):
     def forward(self, x):
         h = F.relu(self.fc1(x))
         mu, logvar = self.mu(h), self.logvar(h)
-        z = mu + torch.exp(0.5 * logvar) * (torch.randn_like(mu) if self.training and self.noisy else 0)
+        z = mu + torch.exp(0.5 * logvar) * (
+            torch.randn_like(mu) if self.training and self.noisy else 0
+        )
         return torch.sigmoid(self.fc4(F.relu(self.fc3(z)))), mu, logvar
 
     noisy = True
@@ -95,7 +97,9 @@ def simclr(kit: Kit) -> None:
         for first, second, labels in run.loader:
             features = F.normalize(run.model(torch.cat([first, second])), dim=1)
             n = len(labels)
-            similarity = (features @ features.T / 0.5).masked_fill(torch.eye(2 * n, dtype=torch.bool), float("-inf"))
+            similarity = (features @ features.T / 0.5).masked_fill(
+                torch.eye(2 * n, dtype=torch.bool), float("-inf")
+            )
             of_views = F.cross_entropy(similarity, torch.arange(2 * n).roll(n), reduction="none")
             loss = run.reduce((of_views[:n] + of_views[n:]) / 2, targets=labels)
             optimizer.zero_grad()

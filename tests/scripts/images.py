@@ -17,7 +17,9 @@ class ConvNet(nn.Module):
 
     def __init__(self, log_probs: bool = False, outputs: int = 5, channels: int = 3) -> None:
         super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(channels, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+        )
         self.fc = nn.Linear(8 * 16, outputs)
         self.log_probs = log_probs
 
@@ -26,7 +28,10 @@ class ConvNet(nn.Module):
         return F.log_softmax(logits, 1) if self.log_probs else logits
 
 
-@script("pytorch/examples: mnist/main.py", lambda model: F.nll_loss(model(IMAGES), LABELS, reduction="none"))
+@script(
+    "pytorch/examples: mnist/main.py",
+    lambda model: F.nll_loss(model(IMAGES), LABELS, reduction="none"),
+)
 def mnist(kit: Kit) -> None:
     model = ConvNet(log_probs=True)
     optimizer = kit.sgd(model)
@@ -49,7 +54,10 @@ def mnist(kit: Kit) -> None:
         scheduler.step()
 
 
-@script("pytorch/examples: imagenet/main.py", lambda model: F.cross_entropy(model(IMAGES), LABELS, reduction="none"))
+@script(
+    "pytorch/examples: imagenet/main.py",
+    lambda model: F.cross_entropy(model(IMAGES), LABELS, reduction="none"),
+)
 def imagenet(kit: Kit) -> None:
     model = ConvNet()
     optimizer = torch.optim.SGD(model.parameters(), kit.rate, momentum=0.9, weight_decay=1e-4)
@@ -58,7 +66,10 @@ def imagenet(kit: Kit) -> None:
     run = kit.attach(loader=loader, criterion=criterion, model=model, optimizer=optimizer)
     for _ in range(kit.epochs):
         for images, target in run.loader:
-            images, target = images.to("cpu", non_blocking=True), target.to("cpu", non_blocking=True)
+            images, target = (
+                images.to("cpu", non_blocking=True),
+                target.to("cpu", non_blocking=True),
+            )
             output = run.model(images)
             loss = run.criterion(output, target)
             (output.argmax(1) == target).float().sum().item()
@@ -75,7 +86,12 @@ def timm_train(kit: Kit) -> None:
     model = ConvNet()
     optimizer = kit.sgd(model)
     loader = DataLoader(TensorDataset(IMAGES, LABELS), B, shuffle=True, drop_last=False)
-    run = kit.attach(loader=loader, criterion=nn.CrossEntropyLoss(label_smoothing=0.1), model=model, optimizer=optimizer)
+    run = kit.attach(
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(label_smoothing=0.1),
+        model=model,
+        optimizer=optimizer,
+    )
     accumulation = 2
     for _ in range(kit.epochs):
         optimizer.zero_grad()
@@ -130,7 +146,9 @@ def unet(kit: Kit) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 1))
     optimizer = torch.optim.RMSprop(model.parameters(), kit.rate)
     loader = DataLoader(TensorDataset(IMAGES, MASKS), B, shuffle=True)
-    run = kit.attach(loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer)
+    run = kit.attach(
+        loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer
+    )
     for _ in range(kit.epochs):
         for images, masks in run.loader:
             pred = run.model(images)
@@ -150,7 +168,10 @@ class DiceLoss(nn.Module):
 
     def forward(self, input, target):  # noqa: A002
         probs = torch.sigmoid(input)
-        overlap, total = (probs * target).sum((2, 3), keepdim=True), (probs + target).sum((2, 3), keepdim=True)
+        overlap, total = (
+            (probs * target).sum((2, 3), keepdim=True),
+            (probs + target).sum((2, 3), keepdim=True),
+        )
         losses = 1 - (2 * overlap + 1e-5) / (total + 1e-5)
         return losses if self.reduction == "none" else losses.mean()
 
@@ -228,7 +249,9 @@ class Siamese(nn.Module):
 
 @script(
     "pytorch/examples: siamese_network/main.py",
-    lambda model: F.binary_cross_entropy(model(IMAGES, NOISY).squeeze(1), (LABELS > 2).float(), reduction="none"),
+    lambda model: F.binary_cross_entropy(
+        model(IMAGES, NOISY).squeeze(1), (LABELS > 2).float(), reduction="none"
+    ),
     note="`forward=` for methods with passes of their own: the model takes two inputs",
 )
 def siamese(kit: Kit) -> None:
@@ -253,13 +276,17 @@ def siamese(kit: Kit) -> None:
 
 @script(
     "CheXpert classifiers: several labels per image, BCEWithLogitsLoss",
-    lambda model: F.binary_cross_entropy_with_logits(model(IMAGES), F.one_hot(LABELS, 5).float(), reduction="none").mean(1),
+    lambda model: F.binary_cross_entropy_with_logits(
+        model(IMAGES), F.one_hot(LABELS, 5).float(), reduction="none"
+    ).mean(1),
     note="`forward=` for passes that Thresher adds: the loop converts the labels",
 )
 def several_labels(kit: Kit) -> None:
     model = ConvNet()
     optimizer = kit.sgd(model)
-    loader = DataLoader(TensorDataset(IMAGES, F.one_hot(LABELS, 5)), B, shuffle=True, drop_last=True)
+    loader = DataLoader(
+        TensorDataset(IMAGES, F.one_hot(LABELS, 5)), B, shuffle=True, drop_last=True
+    )
     run = kit.attach(
         loader=loader,
         criterion=nn.BCEWithLogitsLoss(),
@@ -284,14 +311,20 @@ def distillation(kit: Kit) -> None:
     model, teacher = ConvNet(), ConvNet().eval()
     optimizer = torch.optim.Adam(model.parameters(), kit.rate)
     loader = DataLoader(TensorDataset(IMAGES, LABELS), B, shuffle=True)
-    run = kit.attach(loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer)
+    run = kit.attach(
+        loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer
+    )
     for _ in range(kit.epochs):
         for inputs, labels in run.loader:
             optimizer.zero_grad()
             with torch.no_grad():
                 teacher_logits = teacher(inputs)
             student_logits = run.model(inputs)
-            soft = F.kl_div(F.log_softmax(student_logits / 2, 1), F.softmax(teacher_logits / 2, 1), reduction="batchmean")
+            soft = F.kl_div(
+                F.log_softmax(student_logits / 2, 1),
+                F.softmax(teacher_logits / 2, 1),
+                reduction="batchmean",
+            )
             loss = 0.25 * soft * 4 + 0.75 * run.criterion(student_logits, labels)
             loss.backward()
             optimizer.step()

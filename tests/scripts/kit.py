@@ -66,7 +66,9 @@ class Kit:
     """Rows of the forward passes with gradient, counted by a hook of the model."""
     models: list[nn.Module] = field(default_factory=list)
 
-    def attach(self, *, loader: Any, criterion: Any, model: nn.Module, optimizer: Any, **settings: Any) -> Any:
+    def attach(
+        self, *, loader: Any, criterion: Any, model: nn.Module, optimizer: Any, **settings: Any
+    ) -> Any:
         def count(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if module.training and torch.is_grad_enabled():
                 self.forward += self.rows_of(*args, **kwargs)
@@ -119,7 +121,9 @@ class Script:
 SCRIPTS: list[Script] = []
 
 
-def script(source: str, losses: Callable[[nn.Module], Tensor] | None, **settings: Any) -> Callable[[Any], Any]:
+def script(
+    source: str, losses: Callable[[nn.Module], Tensor] | None, **settings: Any
+) -> Callable[[Any], Any]:
     """Adds a loop to the scripts; the parameters are those of `Script`."""
 
     def add(train: Callable[[Kit], None]) -> Callable[[Kit], None]:

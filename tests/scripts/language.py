@@ -58,7 +58,11 @@ def time_first(kit: Kit) -> None:
 class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.lstm, self.out = nn.Embedding(WORDS, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 3)
+        self.embed, self.lstm, self.out = (
+            nn.Embedding(WORDS, 8),
+            nn.LSTM(8, 8, batch_first=True),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, tokens, lengths):
         packed = pack_padded_sequence(self.embed(tokens), lengths, batch_first=True)
@@ -115,7 +119,9 @@ class GPT(nn.Module):
 
     def forward(self, idx, targets=None):
         mask = nn.Transformer.generate_square_subsequent_mask(idx.shape[1])
-        logits = self.head(self.block(self.embed(idx) + self.place[: idx.shape[1]], src_mask=mask, is_causal=True))
+        logits = self.head(
+            self.block(self.embed(idx) + self.place[: idx.shape[1]], src_mask=mask, is_causal=True)
+        )
         loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return logits, loss
 
@@ -161,7 +167,9 @@ def mingpt_endless(kit: Kit) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), kit.rate)
     data = TensorDataset(TOKENS[:, :-1], TOKENS[:, 1:])
     loader = DataLoader(data, B, sampler=RandomSampler(data, replacement=True, num_samples=10**10))
-    run = kit.attach(loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer)
+    run = kit.attach(
+        loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer
+    )
     batches = iter(run.loader)
     for _ in range(18):
         x, y = next(batches)
@@ -181,8 +189,13 @@ class Bert(nn.Module):
         self.block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
 
     def forward(self, input_ids, attention_mask=None, labels=None):
-        logits = self.out(self.block(self.embed(input_ids), src_key_padding_mask=attention_mask == 0).mean(1))
-        return {"loss": None if labels is None else F.cross_entropy(logits, labels), "logits": logits}
+        logits = self.out(
+            self.block(self.embed(input_ids), src_key_padding_mask=attention_mask == 0).mean(1)
+        )
+        return {
+            "loss": None if labels is None else F.cross_entropy(logits, labels),
+            "logits": logits,
+        }
 
 
 MASK = (torch.arange(T) < LENGTHS[:, None]).long()
@@ -203,7 +216,10 @@ def glue(kit: Kit) -> None:
         criterion=nn.CrossEntropyLoss(),
         model=model,
         optimizer=optimizer,
-        forward=lambda model, batch: (model(batch["input_ids"], batch["attention_mask"])["logits"], batch["labels"]),
+        forward=lambda model, batch: (
+            model(batch["input_ids"], batch["attention_mask"])["logits"],
+            batch["labels"],
+        ),
     )
     schedule = run.pace(schedule, total=18)
     for _ in range(kit.epochs):
@@ -231,7 +247,9 @@ SOUND, TEXT = normal(N, 12, 5, seed=4), whole(WORDS - 1, N, 4, seed=5) + 1
 
 def _ctc(log_probs, text):
     n = len(text)
-    return F.ctc_loss(log_probs.transpose(0, 1), text, torch.full((n,), 12), torch.full((n,), 4), reduction="none")
+    return F.ctc_loss(
+        log_probs.transpose(0, 1), text, torch.full((n,), 12), torch.full((n,), 4), reduction="none"
+    )
 
 
 @script(
@@ -268,7 +286,9 @@ TARGET = torch.where(torch.arange(T) < LENGTHS[:, None], whole(WORDS - 1, N, T, 
 
 
 def _translation_losses(model):
-    losses = F.cross_entropy(model(TOKENS, TARGET[:, :-1]).mT, TARGET[:, 1:], ignore_index=0, reduction="none")
+    losses = F.cross_entropy(
+        model(TOKENS, TARGET[:, :-1]).mT, TARGET[:, 1:], ignore_index=0, reduction="none"
+    )
     return losses.sum(1) / (TARGET[:, 1:] != 0).sum(1)
 
 

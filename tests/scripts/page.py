@@ -22,8 +22,18 @@ REASONS = {
 
 def table() -> str:
     """Returns the table: each script, what its loop needs, and what is refused."""
-    rows = [(one.source, one.note, ", ".join(REASONS[message] for message in one.refused.values())) for one in SCRIPTS]
-    return markdown_table(("script", "changes besides `run.loader`, `run.model` and `run.criterion`", "not supported"), rows)
+    rows = [
+        (one.source, one.note, ", ".join(REASONS[message] for message in one.refused.values()))
+        for one in SCRIPTS
+    ]
+    return markdown_table(
+        (
+            "script",
+            "changes besides `run.loader`, `run.model` and `run.criterion`",
+            "not supported",
+        ),
+        rows,
+    )
 
 
 if __name__ == "__main__":

@@ -108,13 +108,17 @@ NODES = list(normal(int(SIZES.sum()), 6, seed=7).split(SIZES.tolist()))
 
 def _graphs(samples):
     nodes, labels = zip(*samples, strict=True)
-    graph = torch.repeat_interleave(torch.arange(len(nodes)), torch.tensor([len(one) for one in nodes]))
+    graph = torch.repeat_interleave(
+        torch.arange(len(nodes)), torch.tensor([len(one) for one in nodes])
+    )
     return torch.cat(nodes), graph, torch.stack(labels)
 
 
 @script(
     "PyG: graph classification (mutag_gin.py)",
-    lambda model: F.cross_entropy(model(*_graphs(list(zip(NODES, CLASSES, strict=True)))[:2], N), CLASSES, reduction="none"),
+    lambda model: F.cross_entropy(
+        model(*_graphs(list(zip(NODES, CLASSES, strict=True)))[:2], N), CLASSES, reduction="none"
+    ),
     note="`forward=` for passes that Thresher adds",
 )
 def graphs(kit: Kit) -> None:
@@ -148,7 +152,9 @@ class TwoHeads(nn.Module):
 
 
 def _both(outputs, targets):
-    return F.cross_entropy(outputs[0], targets[0], reduction="none") + F.mse_loss(outputs[1], targets[1], reduction="none")
+    return F.cross_entropy(outputs[0], targets[0], reduction="none") + F.mse_loss(
+        outputs[1], targets[1], reduction="none"
+    )
 
 
 @script(

@@ -20,7 +20,10 @@ METHODS = {
     "infobatch": "infobatch",
     "selective-backprop": thresher.SelectiveBackprop(keep=1 / 3),
 }
-pytestmark = [pytest.mark.usefixtures("shared_traces"), pytest.mark.filterwarnings("ignore:.*:UserWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("shared_traces"),
+    pytest.mark.filterwarnings("ignore:.*:UserWarning"),
+]
 each = pytest.mark.parametrize("one", SCRIPTS, ids=lambda one: one.name)
 
 
@@ -34,7 +37,9 @@ def trained(one: Script, method, rate: float, *, counts: bool = True) -> Kit:
 @each
 def test_full_data_trains_the_same_bits(one):
     """Nothing that a run adds to a loop changes its numbers."""
-    with_run, without = (trained(one, method, 0.05).models[0].state_dict() for method in (thresher.FullData(), None))
+    with_run, without = (
+        trained(one, method, 0.05).models[0].state_dict() for method in (thresher.FullData(), None)
+    )
     assert_same(with_run, without)
 
 
@@ -56,16 +61,26 @@ def test_losses_are_of_their_samples(one, method, counts):
     assert seen.sum() >= N // 3
     assert expected.unique().numel() > N // 2
     precise = recorded.dtype != torch.bfloat16
-    torch.testing.assert_close(recorded[seen].float(), expected[seen], rtol=1e-4 if precise else 1e-2, atol=1e-5)
+    torch.testing.assert_close(
+        recorded[seen].float(), expected[seen], rtol=1e-4 if precise else 1e-2, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
-    ("one", "method"), [(one, method) for one in SCRIPTS for method in one.refused], ids=lambda v: getattr(v, "name", v)
+    ("one", "method"),
+    [(one, method) for one in SCRIPTS for method in one.refused],
+    ids=lambda v: getattr(v, "name", v),
 )
 def test_refused_before_the_second_batch(one, method):
-    with pytest.raises((ValueError, thresher.AttributionError), match=one.refused[method]) as refused:
+    with pytest.raises(
+        (ValueError, thresher.AttributionError), match=one.refused[method]
+    ) as refused:
         trained(one, METHODS[method], 0.05)
-    run = next(kit.run for frame in refused.traceback if (kit := frame.frame.f_locals.get("kit")) is not None)
+    run = next(
+        kit.run
+        for frame in refused.traceback
+        if (kit := frame.frame.f_locals.get("kit")) is not None
+    )
     assert isinstance(run, Plain) or run.cost.backward == 0
 
 

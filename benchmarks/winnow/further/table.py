@@ -6,12 +6,23 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.marks import between_marks
-from benchmarks.winnow.further.trainings import BASE, FACTORS, TASKS, WAYS, Way, chosen_factor, counted_of
+from benchmarks.winnow.further.trainings import (
+    BASE,
+    FACTORS,
+    TASKS,
+    WAYS,
+    Way,
+    chosen_factor,
+    counted_of,
+)
 from benchmarks.winnow.jobs import Done
 from benchmarks.winnow.table import said
 from thresher_lab.comparison.statistics import ALPHA, Paired, holm
 
-BEGIN, END = "<!-- tables of benchmarks.winnow.further -->", "<!-- end of the tables of benchmarks.winnow.further -->"
+BEGIN, END = (
+    "<!-- tables of benchmarks.winnow.further -->",
+    "<!-- end of the tables of benchmarks.winnow.further -->",
+)
 """Lines of a page that the tables stand between."""
 
 
@@ -53,9 +64,15 @@ def lines_of(done: Done, task: str) -> Lines:
     counted = {way.name: _counted(done, way, task) for way in WAYS}
     lines = {way.name: _line(done, way, task, counted) for way in WAYS if counted[way.name]}
     attempts = {way.name for way in WAYS if way.attempt}
-    tested = {name: line.to_winnow.chance(0.0) for name, line in lines.items() if name in attempts and line.to_winnow}
+    tested = {
+        name: line.to_winnow.chance(0.0)
+        for name, line in lines.items()
+        if name in attempts and line.to_winnow
+    }
     corrected = holm(tested)
-    return {name: Line(**{**vars(line), "chance": corrected.get(name)}) for name, line in lines.items()}
+    return {
+        name: Line(**{**vars(line), "chance": corrected.get(name)}) for name, line in lines.items()
+    }
 
 
 def kept(lines: Mapping[str, Lines]) -> list[str]:
@@ -64,7 +81,11 @@ def kept(lines: Mapping[str, Lines]) -> list[str]:
     Args:
         lines: Lines by task.
     """
-    return [way.name for way in WAYS if way.attempt and _wins([of_task.get(way.name) for of_task in lines.values()])]
+    return [
+        way.name
+        for way in WAYS
+        if way.attempt and _wins([of_task.get(way.name) for of_task in lines.values()])
+    ]
 
 
 def results(done: Done) -> dict[str, Any]:
@@ -76,7 +97,10 @@ def results(done: Done) -> dict[str, Any]:
     lines = {task: lines_of(done, task) for task in TASKS}
     return {
         "trainings": len(done),
-        "tasks": {task: {name: asdict(line) for name, line in of_task.items()} for task, of_task in lines.items()},
+        "tasks": {
+            task: {name: asdict(line) for name, line in of_task.items()}
+            for task, of_task in lines.items()
+        },
         "kept": kept(lines),
     }
 
@@ -108,14 +132,20 @@ def _counted(done: Done, way: Way, task: str) -> Sequence[Mapping[str, Any]]:
     return [done[job] for job in jobs] if all(job in done for job in jobs) else []
 
 
-def _line(done: Done, way: Way, task: str, counted: Mapping[str, Sequence[Mapping[str, Any]]]) -> Line:
+def _line(
+    done: Done, way: Way, task: str, counted: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> Line:
     factor = chosen_factor(done, way, task)
     assert factor is not None
     own = [one[way.measure] for one in counted[way.name]]
 
     def differences(name: str) -> Paired | None:
         other = [one["metric"] for one in counted[name]]
-        return Paired.of([a - b for a, b in zip(own, other, strict=True)]) if other and name != way.name else None
+        return (
+            Paired.of([a - b for a, b in zip(own, other, strict=True)])
+            if other and name != way.name
+            else None
+        )
 
     cost = fmean(one["cost"]["ratio"] for one in counted[way.name])
     return Line(factor, len(own), fmean(own), cost, differences(BASE), differences("full"))
@@ -131,15 +161,25 @@ def _better(line: Line) -> bool:
 
 
 def _worse(line: Line) -> bool:
-    return line.to_winnow is not None and line.to_winnow.high is not None and line.to_winnow.high < 0
+    return (
+        line.to_winnow is not None and line.to_winnow.high is not None and line.to_winnow.high < 0
+    )
 
 
 def _finding(lines: Mapping[str, Lines]) -> str:
     attempts = [way.name for way in WAYS if way.attempt]
-    missing = [way.name for way in WAYS if not all(way.name in of_task for of_task in lines.values())]
+    missing = [
+        way.name for way in WAYS if not all(way.name in of_task for of_task in lines.values())
+    ]
     sentences = [f"**Kept: {', '.join(kept(lines)) or 'nothing'}.**"]
-    for beginning, judge in (("Better than Winnow after the correction", _better), ("Worse, without a correction", _worse)):
-        found = {name: [task for task, known in lines.items() if name in known and judge(known[name])] for name in attempts}
+    for beginning, judge in (
+        ("Better than Winnow after the correction", _better),
+        ("Worse, without a correction", _worse),
+    ):
+        found = {
+            name: [task for task, known in lines.items() if name in known and judge(known[name])]
+            for name in attempts
+        }
         parts = [f"{name} (on {', '.join(tasks)})" for name, tasks in found.items() if tasks]
         sentences.append(f"{beginning}: {'; '.join(parts) or 'none'}.")
     if missing:
@@ -155,6 +195,11 @@ def _table(lines: Lines) -> str:
     for name, line in lines.items():
         edge = " (edge)" if line.factor in (FACTORS[0], FACTORS[-1]) else ""
         parts = [name, f"x {line.factor:g}{edge}", f"{line.cost:.3f}", f"{line.metric:.2f}"]
-        parts += [said(line.to_winnow), said(line.to_full), "" if line.chance is None else f"{line.chance:.3f}", str(line.n)]
+        parts += [
+            said(line.to_winnow),
+            said(line.to_full),
+            "" if line.chance is None else f"{line.chance:.3f}",
+            str(line.n),
+        ]
         rows.append("| " + " | ".join(parts) + " |")
     return "\n".join(rows)

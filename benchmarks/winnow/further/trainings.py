@@ -78,7 +78,9 @@ def ready(done: Done, tasks: Sequence[str] = TASKS) -> Iterator[Job]:
 
 def looks_of(way: Way, task: str) -> list[Job]:
     """Returns the trainings that the rate of a way is chosen by."""
-    return [_job(way, task, factor, FIRST_LOOK + look) for factor in FACTORS for look in range(LOOKS)]
+    return [
+        _job(way, task, factor, FIRST_LOOK + look) for factor in FACTORS for look in range(LOOKS)
+    ]
 
 
 def counted_of(way: Way, task: str, factor: float) -> list[Job]:
@@ -95,5 +97,8 @@ def chosen_factor(done: Done, way: Way, task: str) -> float | None:
     looks = looks_of(way, task)
     if not all(job in done for job in looks):
         return None
-    means = {factor: fmean(done[job][way.measure] for job in looks if job.factor == factor) for factor in FACTORS}
+    means = {
+        factor: fmean(done[job][way.measure] for job in looks if job.factor == factor)
+        for factor in FACTORS
+    }
     return max(FACTORS, key=lambda factor: (means[factor], -factor))

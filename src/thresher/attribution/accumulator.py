@@ -59,7 +59,9 @@ def same_samples(one: Attribution, other: Attribution) -> bool:
     # Ids on a device are compared by object alone: comparing their values would wait for the device in each step.
     if one.key is not None and one.key == other.key:
         return True
-    return one.ids is other.ids or (one.ids.is_cpu and other.ids.is_cpu and torch.equal(one.ids, other.ids))
+    return one.ids is other.ids or (
+        one.ids.is_cpu and other.ids.is_cpu and torch.equal(one.ids, other.ids)
+    )
 
 
 def add_up(first: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -73,7 +75,9 @@ def add_up(first: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str,
         more: Signals of the later call.
     """
     empty = first["loss"] == NEVER_SEEN
-    either = {name: torch.where(empty, more.get(name, value), value) for name, value in first.items()}
+    either = {
+        name: torch.where(empty, more.get(name, value), value) for name, value in first.items()
+    }
     both = ~empty & (more["loss"] != NEVER_SEEN)
     return {**either, "loss": torch.where(both, first["loss"] + more["loss"], either["loss"])}
 
@@ -93,7 +97,11 @@ class CreditedCall(NamedTuple):
 
 
 def credited_before(
-    calls: Sequence[CreditedCall], outputs: Any, call: CallIdentity | None, batch: YieldedBatch | None, meter: Meter
+    calls: Sequence[CreditedCall],
+    outputs: Any,
+    call: CallIdentity | None,
+    batch: YieldedBatch | None,
+    meter: Meter,
 ) -> bool | None:
     """Returns whether an earlier call for the same samples had the same outputs as a loss.
 
@@ -201,7 +209,12 @@ class Entry:
     """
 
     def __init__(
-        self, attribution: Attribution, signals: EntrySignals, call: CallIdentity | None, rows: Tensor | None, backwards: int
+        self,
+        attribution: Attribution,
+        signals: EntrySignals,
+        call: CallIdentity | None,
+        rows: Tensor | None,
+        backwards: int,
     ) -> None:
         self.attribution = attribution
         self.key = attribution.key
@@ -236,7 +249,11 @@ class Entry:
 
 
 def _storages(outputs: Any) -> set[StorageWeakRef]:
-    return {StorageWeakRef(leaf.untyped_storage()) for leaf in leaves(outputs) if leaf.layout is torch.strided}
+    return {
+        StorageWeakRef(leaf.untyped_storage())
+        for leaf in leaves(outputs)
+        if leaf.layout is torch.strided
+    }
 
 
 class StepAccumulator:
@@ -249,7 +266,9 @@ class StepAccumulator:
         count_steps: Whether each batch with a loss counts as a step, because attach got no optimizer that counts steps.
     """
 
-    def __init__(self, records: Records, meter: Meter, trained: Records, *, count_steps: bool) -> None:
+    def __init__(
+        self, records: Records, meter: Meter, trained: Records, *, count_steps: bool
+    ) -> None:
         self._records = records
         self.meter = meter
         self._count_steps = count_steps
@@ -327,7 +346,11 @@ class StepAccumulator:
             later = origin is None or all(origin.first >= other.end for other in others)
             again = later and all(entry.backwards > other.backwards for other in others)
             if later and not again:
-                entry.instead = [self._pass_of(other) for other in others], {**entry.values()}, entry.rows
+                entry.instead = (
+                    [self._pass_of(other) for other in others],
+                    {**entry.values()},
+                    entry.rows,
+                )
             self._add_to(others, entry, again=again)
             # Heads of one forward pass share samples, which count once. The number stays on the device until the meter settles.
             if not later and entry.fresh is not None:
@@ -336,7 +359,9 @@ class StepAccumulator:
             self.meter.count(outputs, origin, new)
         self._open.append(entry)
 
-    def _credit_again(self, same: Entry, more: Entry, outputs: Any, origin: ForwardPass | None, *, tracked: bool) -> None:
+    def _credit_again(
+        self, same: Entry, more: Entry, outputs: Any, origin: ForwardPass | None, *, tracked: bool
+    ) -> None:
         """Adds a further loss to the entry of the same rows, or replaces it after another backward and forward pass."""
         origin = origin or self.meter.passes.origin(outputs)
         later = origin is None or origin.first >= same.end
@@ -369,7 +394,9 @@ class StepAccumulator:
     def _pass_of(self, entry: Entry) -> ForwardPass | None:
         """Returns the latest forward pass of an entry; None if it is not known."""
         batch = entry.attribution.batch
-        return entry.origin or (None if batch is None else self.meter.passes.last_pass(batch.number, entry.end))
+        return entry.origin or (
+            None if batch is None else self.meter.passes.last_pass(batch.number, entry.end)
+        )
 
     def gradients_cleared(self) -> None:
         """Notes that gradients were cleared: backward passes so far have no part in the next step."""
@@ -407,7 +434,8 @@ class StepAccumulator:
 
     def _has_credited_call(self, call: CallIdentity, attribution: Attribution) -> bool:
         return any(
-            call in (one.identity for one in entry.calls) and same_samples(entry.attribution, attribution)
+            call in (one.identity for one in entry.calls)
+            and same_samples(entry.attribution, attribution)
             for entry in self._open
         )
 
@@ -424,14 +452,21 @@ class StepAccumulator:
         place.clamp_(min=0)
         seen = every.index_select(0, place) == ids
         earlier = {
-            signal: torch.cat([other.values()[signal].to(new.dtype) for other in others])[order].index_select(0, place)
+            signal: torch.cat([other.values()[signal].to(new.dtype) for other in others])[
+                order
+            ].index_select(0, place)
             for signal, new in values.items()
             if signal == "loss" or signal in self._records.signals
         }
         # The records have the shared rows already: a column that adds up must get the difference to these values.
-        entry.written = {signal: torch.where(seen, old, torch.zeros_like(old)) for signal, old in earlier.items()}
+        entry.written = {
+            signal: torch.where(seen, old, torch.zeros_like(old)) for signal, old in earlier.items()
+        }
         if not again:
-            values |= {name: torch.where(seen, both, values[name]) for name, both in add_up(earlier, values).items()}
+            values |= {
+                name: torch.where(seen, both, values[name])
+                for name, both in add_up(earlier, values).items()
+            }
         entry.fresh = ~seen
         # Without keys, a further loss of these rows comes here again; `_credit_again` would change only one of the entries.
         entry.signals = values
@@ -454,7 +489,9 @@ class StepAccumulator:
             self.meter.discard_foreign()
             return
         sources = _storages(outputs)
-        self._open = [e for e in self._open if e.confirmed or e.sources is None or not e.sources & sources]
+        self._open = [
+            e for e in self._open if e.confirmed or e.sources is None or not e.sources & sources
+        ]
 
     def _count(self, entry: Entry) -> None:
         entry.confirmed = True
@@ -552,9 +589,13 @@ class StepAccumulator:
         # The flags are not read here, because that would wait for the device. A false one keeps these rows out of the records,
         # and raises an error at the end of the epoch.
         if entry.attribution.holds:
-            certain = torch.stack([flag.to(entry.attribution.ids.device) for flag in entry.attribution.holds]).all()
+            certain = torch.stack(
+                [flag.to(entry.attribution.ids.device) for flag in entry.attribution.holds]
+            ).all()
             self.doubts.append(certain)
-        self._records.write(entry.attribution.ids, values, entry.written, first=self._first(entry), certain=certain)
+        self._records.write(
+            entry.attribution.ids, values, entry.written, first=self._first(entry), certain=certain
+        )
         # If the user reads the records in mid-step, the entry is written again: columns that add up then get the difference.
         entry.written = values
         entry.dirty = False
@@ -636,12 +677,20 @@ class StepAccumulator:
 def _alike(entries: Sequence[Entry]) -> bool:
     """Whether entries can be written together: new ones with certain ids, each of another batch, with signals of one kind."""
     batches = {entry.attribution.batch for entry in entries}
-    if len(batches) < len(entries) or any(e.written is not None or e.key is None or e.attribution.holds for e in entries):
+    if len(batches) < len(entries) or any(
+        e.written is not None or e.key is None or e.attribution.holds for e in entries
+    ):
         return False
     first = entries[0].signals
     if isinstance(first, dict):
-        return all(isinstance(entry.signals, dict) and entry.signals.keys() == first.keys() for entry in entries)
-    return all(not isinstance(entry.signals, dict) and entry.signals.form == first.form for entry in entries)
+        return all(
+            isinstance(entry.signals, dict) and entry.signals.keys() == first.keys()
+            for entry in entries
+        )
+    return all(
+        not isinstance(entry.signals, dict) and entry.signals.form == first.form
+        for entry in entries
+    )
 
 
 def _together(signals: Sequence[EntrySignals]) -> dict[str, Tensor]:

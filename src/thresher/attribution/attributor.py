@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thresher.attribution.accumulator import CallIdentity, StepAccumulator, credited_before, identity_of, same_samples
+from thresher.attribution.accumulator import (
+    CallIdentity,
+    StepAccumulator,
+    credited_before,
+    identity_of,
+    same_samples,
+)
 from thresher.attribution.forward_passes import in_transform
 from thresher.attribution.resolve import StatedIds, attribute, check_stated
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
@@ -91,10 +97,15 @@ class HeldBatches:
             yielded: Number of yielded batches.
         """
         held = (*self._waiting, *self.recent)
-        newest = next((one.number for one in reversed(held) if self._accumulator.has_credited(one)), self._newest)
+        newest = next(
+            (one.number for one in reversed(held) if self._accumulator.has_credited(one)),
+            self._newest,
+        )
         return None if newest < 0 or yielded - newest > LABELS_AHEAD + BATCHES_AHEAD else newest
 
-    def stated(self, ids: Tensor, repeat: int | None, made_for: set[int], first_of_epoch: int) -> StatedIds:
+    def stated(
+        self, ids: Tensor, repeat: int | None, made_for: set[int], first_of_epoch: int
+    ) -> StatedIds:
         """Returns the ids that the caller gives, with the batches that they can belong to.
 
         Args:
@@ -114,8 +125,14 @@ class HeldBatches:
             recent=[*self._waiting, *self.recent],
             # Besides batches without a loss, three kinds may get a further one: a batch whose ids the loop asked for, one with
             # a loss in the step in progress (an auxiliary head, a second pass), and the latest batch.
-            waiting=[b for b in known if not b.credited or b.asked_ids is not None or b in in_step or b is self.latest],
-            passed_over=next((b for b in without if b.number >= first_of_epoch and b is not self.latest), None),
+            waiting=[
+                b
+                for b in known
+                if not b.credited or b.asked_ids is not None or b in in_step or b is self.latest
+            ],
+            passed_over=next(
+                (b for b in without if b.number >= first_of_epoch and b is not self.latest), None
+            ),
             made_for=origins if made_for else None,
             counted=next((batch for batch in without if batch.asked_ids is not None), self.latest),
             ids_repeat=self._accumulator.ids_repeat,
@@ -184,7 +201,12 @@ class Attributor:
         self._passed = 0
 
     def credit(
-        self, outputs: Any, targets: Any, ids: Tensor | None, measure: MeasureLoss, repeat: int | None = None
+        self,
+        outputs: Any,
+        targets: Any,
+        ids: Tensor | None,
+        measure: MeasureLoss,
+        repeat: int | None = None,
     ) -> Tensor | None:
         """Assigns one loss to its samples, and returns the scalar to train on.
 
@@ -208,14 +230,20 @@ class Attributor:
         if attribution is not None and (batch := attribution.batch) is not None:
             if not self.trains_model:
                 self._begin_training()
-            if batch.credited and self._was_stepped(outputs, identity_of(outputs, targets), attribution):
+            if batch.credited and self._was_stepped(
+                outputs, identity_of(outputs, targets), attribution
+            ):
                 return None
             measures = perf_counter()
             # The clock stops while the criterion runs, because the loop would have paid for it anyway.
-            value, found, *rows = measure(outputs, targets, attribution, batch.weights, batch.weights_over_n)
+            value, found, *rows = measure(
+                outputs, targets, attribution, batch.weights, batch.weights_over_n
+            )
             measured = perf_counter()
             # `id` is enough: the batch holds its targets, so no other object can get the same number.
-            self._accumulator.credit(attribution, found, outputs, None, rows[0] if rows else None, id(targets))
+            self._accumulator.credit(
+                attribution, found, outputs, None, rows[0] if rows else None, id(targets)
+            )
             self._timing.attribution_s += perf_counter() - measured + measures - begin
             return value
         attribution = self._resolve(outputs, targets, ids, repeat)
@@ -235,7 +263,9 @@ class Attributor:
         measures = perf_counter()
         value, found, *rows = measure(outputs, targets, attribution, weights, None)
         measured = perf_counter()
-        self._accumulator.credit(attribution, found, outputs, outputs, rows[0] if rows else None, call)
+        self._accumulator.credit(
+            attribution, found, outputs, outputs, rows[0] if rows else None, call
+        )
         if batch is not None:
             # A call of run.ids_of shows for one loss which batch is meant. For the next loss with `run.ids` this is uncertain
             # again if another batch waits for its loss.
@@ -243,13 +273,24 @@ class Attributor:
         self._timing.attribution_s += perf_counter() - measured + measures - begin
         return value
 
-    def _was_stepped(self, outputs: Any, call: CallIdentity | None, attribution: Attribution) -> bool:
+    def _was_stepped(
+        self, outputs: Any, call: CallIdentity | None, attribution: Attribution
+    ) -> bool:
         """Whether an earlier step had a loss of these outputs. Then this loss is only computed, and not recorded."""
         batch = attribution.batch
         open_now = self._accumulator.open
         # An entry of a prefetched batch can be in the last step and in the current one: its further losses still count.
-        over = [entry for entry in self._accumulator.over if entry.attribution.batch is batch and entry not in open_now]
-        calls = [one for entry in over if same_samples(entry.attribution, attribution) for one in entry.calls]
+        over = [
+            entry
+            for entry in self._accumulator.over
+            if entry.attribution.batch is batch and entry not in open_now
+        ]
+        calls = [
+            one
+            for entry in over
+            if same_samples(entry.attribution, attribution)
+            for one in entry.calls
+        ]
         stepped = credited_before(calls, outputs, call, batch, self.meter) if calls else None
         if stepped is False:
             raise AttributionError(AFTER_STEP)
@@ -262,20 +303,30 @@ class Attributor:
         if self._accumulator.in_step:
             self._accumulator.withdraw(None)
 
-    def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Attribution:
+    def _resolve(
+        self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None
+    ) -> Attribution:
         if in_transform():
             raise AttributionError(INSIDE_TRANSFORM)
         # Before tensors are looked up, so that wrong arguments withdraw nothing.
         check_stated(ids, repeat, self._ids_end)
         try:
             made_for = set[int]() if ids is None else self.meter.passes.batches_of(outputs)
-            stated = None if ids is None else self._batches.stated(ids, repeat, made_for, self._first_of_epoch)
+            stated = (
+                None
+                if ids is None
+                else self._batches.stated(ids, repeat, made_for, self._first_of_epoch)
+            )
             attribution = attribute(self._tracker, outputs, targets, stated)
         except AttributionError:
             # An earlier loss of these outputs, such as the first term of mixup, was assigned to the wrong samples as well.
             self._accumulator.withdraw(outputs)
             raise
-        if attribution.batch is not None and attribution.key is not None and attribution.batch.number < self._passed:
+        if (
+            attribution.batch is not None
+            and attribution.key is not None
+            and attribution.batch.number < self._passed
+        ):
             self._refuse_repeated(attribution.batch)
         return attribution
 
@@ -315,12 +366,18 @@ class Attributor:
             # Known rows slice the weights; ids need a search.
             rows = attribution.positions
             return batch.weights[rows.start : rows.stop : rows.step]
-        known = [one for one in (batch, *reversed(self._batches.known)) if one is not None and one.weights is not None]
+        known = [
+            one
+            for one in (batch, *reversed(self._batches.known))
+            if one is not None and one.weights is not None
+        ]
         if not known:
             return None
         # Weights are looked up by id. The batch of the ids comes first, because argmax takes the first match.
         same = attribution.ids.unsqueeze(1) == torch.cat([one.ids for one in known])
-        weights = torch.cat([one.weights for one in known if one.weights is not None])[same.int().argmax(1)]
+        weights = torch.cat([one.weights for one in known if one.weights is not None])[
+            same.int().argmax(1)
+        ]
         return torch.where(same.any(1), weights, 1.0)
 
     def samples_come_first(self) -> None:
@@ -349,7 +406,9 @@ class Attributor:
         ids = ids.to(self._device, non_blocking=True, copy=True)
         self.meter.next_batch(len(ids))
         tensors = leaves(batch)
-        record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows.reason, all_count=_none_ignored(tensors))
+        record = YieldedBatch(
+            ids, self._yielded, unknown=self.unknown_rows.reason, all_count=_none_ignored(tensors)
+        )
         if weights is not None:
             record.weights = weights.to(self._device, non_blocking=True)
             record.weights_over_n = record.weights / len(ids)
@@ -393,7 +452,11 @@ class Attributor:
     def runs_ahead(self) -> bool:
         """Whether the batch last yielded has no loss yet, or belongs to an earlier epoch; read before the next batch."""
         latest = self._batches.latest
-        return latest is None or latest.number < self._first_of_epoch or not self._accumulator.has_credited(latest)
+        return (
+            latest is None
+            or latest.number < self._first_of_epoch
+            or not self._accumulator.has_credited(latest)
+        )
 
     def pass_over(self) -> None:
         """Notes that the loop has ended its pass over the loader."""

@@ -10,9 +10,7 @@ from thresher.attribution.forward_passes import ForwardPass, ForwardPasses, next
 from thresher.attribution.pending_gradients import PendingGradients
 from thresher.cost import Cost
 
-UNCREDITED = (
-    "run.model was called with gradients for inputs that are not a batch of run.loader, and its outputs got no recorded loss"
-)
+UNCREDITED = "run.model was called with gradients for inputs that are not a batch of run.loader, and its outputs got no recorded loss"
 PARTS = (
     "the loop puts only a part of the rows of a batch through the model, so the cost of full training is unknown; take the "
     "samples that the loop leaves out out of the dataset, as with torch.utils.data.Subset"
@@ -64,7 +62,9 @@ class Meter:
         parameters: Function that returns the parameters of `run.model`. Default: attach got no model.
     """
 
-    def __init__(self, cost: Cost, parameters: Callable[[], Iterable[Tensor]] | None = None) -> None:
+    def __init__(
+        self, cost: Cost, parameters: Callable[[], Iterable[Tensor]] | None = None
+    ) -> None:
         self.cost = cost
         self.passes = ForwardPasses(parameters, self._forgotten)
         """The latest forward passes."""
@@ -103,7 +103,9 @@ class Meter:
         # Micro-batches add up to the whole batch, and a skipped batch adds nothing: only a remainder shows a part.
         counts = self._counts
         now = (self.of_loop(), self.reached)
-        if (now[0] - counts.at_batch[0]) % counts.size or (now[1] - counts.at_batch[1]) % counts.size:
+        if (now[0] - counts.at_batch[0]) % counts.size or (
+            now[1] - counts.at_batch[1]
+        ) % counts.size:
             counts.in_parts = True
         counts.at_batch = now
 
@@ -120,12 +122,19 @@ class Meter:
         cost = self.cost
         passed = self.of_loop()
         self.reached = 0
-        self._counts = LoaderPass((passed, cost.full_forward, cost.full_backward, cost.steps), self.evaluated, (passed, 0))
+        self._counts = LoaderPass(
+            (passed, cost.full_forward, cost.full_backward, cost.steps), self.evaluated, (passed, 0)
+        )
 
     # Counts from calls of the model
 
     def passed(
-        self, outputs: Any, n: int | None, first: int, batch: int | None = None, shapes: Sequence[Sequence[int]] = ()
+        self,
+        outputs: Any,
+        n: int | None,
+        first: int,
+        batch: int | None = None,
+        shapes: Sequence[Sequence[int]] = (),
     ) -> None:
         """Counts a forward pass of `run.model`.
 
@@ -213,7 +222,10 @@ class Meter:
             # The backward pass of outputs that were cached without gradients, as in GradCache, ends at the cache; a later
             # forward pass counts that of the model. Outputs that lead to a parameter of the model are not cached: the call
             # without gradients was for something else.
-            cached = self.evaluated != self._counts.evaluated and not self.passes.lead_to_parameters(outputs)
+            cached = (
+                self.evaluated != self._counts.evaluated
+                and not self.passes.lead_to_parameters(outputs)
+            )
             latest = self.passes.latest
             origin = ForwardPass(self, latest[-1].last if latest else 0, None, by_model=cached)
             if not cached:
@@ -271,7 +283,11 @@ class Meter:
             counts.more_forward = more_forward
             counts.more_backward = more_backward
             uncertain = passed % counts.yielded or self.reached % counts.yielded
-            in_parts = bool(uncertain and counts.in_parts and (forward != counts.yielded or backward != counts.yielded))
+            in_parts = bool(
+                uncertain
+                and counts.in_parts
+                and (forward != counts.yielded or backward != counts.yielded)
+            )
         uncredited = any(one.uncredited for one in self.passes.latest)
         cost.unknown = self._unknown or (UNCREDITED if uncredited else PARTS if in_parts else None)
 

@@ -55,7 +55,9 @@ class ForwardPass:
     # torch warns when a tensor with a hook is pickled, unless the hook has this attribute.
     __torch_unserializable__ = True
 
-    def __init__(self, meter: Any, first: int, n: int | None, *, by_model: bool = True, rows: int = 0) -> None:
+    def __init__(
+        self, meter: Any, first: int, n: int | None, *, by_model: bool = True, rows: int = 0
+    ) -> None:
         self.meter = meter
         self.first = first
         self.last = next_node()
@@ -160,7 +162,11 @@ class ForwardPasses:
         forgets: Function that is called with a pass that is not remembered any more.
     """
 
-    def __init__(self, parameters: Callable[[], Iterable[Tensor]] | None, forgets: Callable[[ForwardPass], None]) -> None:
+    def __init__(
+        self,
+        parameters: Callable[[], Iterable[Tensor]] | None,
+        forgets: Callable[[ForwardPass], None],
+    ) -> None:
         self.parameters = parameters
         self._forgets = forgets
         self.latest: list[ForwardPass] = []
@@ -190,11 +196,20 @@ class ForwardPasses:
 
     def has_passed(self, batch: int) -> bool:
         """Whether `run.model` made a forward pass for a batch, with outputs that can be trained on."""
-        return any(one.by_model and one.batch == batch and one.last > one.first for one in self.latest)
+        return any(
+            one.by_model and one.batch == batch and one.last > one.first for one in self.latest
+        )
 
     def last_pass(self, batch: int, before: int) -> ForwardPass | None:
         """Returns the last pass of `run.model` for batch number `batch` that began before autograd node number `before`."""
-        return next((one for one in reversed(self.latest) if one.batch == batch and one.by_model and one.first < before), None)
+        return next(
+            (
+                one
+                for one in reversed(self.latest)
+                if one.batch == batch and one.by_model and one.first < before
+            ),
+            None,
+        )
 
     def pass_with(self, number: int) -> ForwardPass | None:
         """Returns the forward pass that made the autograd node with this number; None if it is not remembered."""
@@ -217,7 +232,9 @@ class ForwardPasses:
             outputs: Outputs that a loss was computed from, in any nesting.
         """
         batches = {None if one is None else one.inputs_of for one in self.origins(outputs)}
-        return {number for number in batches if number is not None} if None not in batches else set()
+        return (
+            {number for number in batches if number is not None} if None not in batches else set()
+        )
 
     def origins(self, outputs: Any) -> Iterator[ForwardPass | None]:
         """Yields the forward passes that computed outputs, and None at the end if the graph is too large to search."""

@@ -28,7 +28,9 @@ class Suspicion:
         self._log_chance = torch.tensor(0.0, dtype=torch.float64)
         self._before: Tensor | None = None
 
-    def grows(self, moved: Tensor, found: Tensor, number: int, values: Tensor, few: Tensor) -> Tensor:
+    def grows(
+        self, moved: Tensor, found: Tensor, number: int, values: Tensor, few: Tensor
+    ) -> Tensor:
         """Adds the evidence of one batch; returns whether chance is ruled out, shape (), bool. Never waits for the device.
 
         Args:
@@ -50,7 +52,11 @@ class Suspicion:
         self._log_chance = torch.where(found, grown, total)
         self._number = torch.where(found, number, last)
         same_size = before is not None and before.shape == values.shape
-        self._before = torch.where(found, values, before.to(device)) if before is not None and same_size else values
+        self._before = (
+            torch.where(found, values, before.to(device))
+            if before is not None and same_size
+            else values
+        )
         return moved & found & (self._log_chance < LOG_CHANCE)
 
 
@@ -120,7 +126,9 @@ def moved_among_samples(
             origin = there.int().argmax().view(1)
             values = values.index_select(0, origin)[0]
             few = few.index_select(0, origin)[0]
-            flags.append(suspicion.grows(there.any() & ~in_order, missing, batch.number, values, few))
+            flags.append(
+                suspicion.grows(there.any() & ~in_order, missing, batch.number, values, few)
+            )
     return flags
 
 
@@ -130,23 +138,42 @@ def is_in_order(targets: Tensor, batch: YieldedBatch, repeat: int) -> bool:
     return any(torch.equal(*values) for values, _ in _compared(targets, batch, rows, repeat))
 
 
-def _compared(targets: Tensor, batch: YieldedBatch, rows: Tensor, repeat: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _compared(
+    targets: Tensor, batch: YieldedBatch, rows: Tensor, repeat: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields per-sample hashes of batch tensors and targets, shape (2, n), int64, and whether they can be class labels."""
     n = len(rows)
-    if targets.layout is not torch.strided or targets.is_complex() or targets.shape[0] not in (n, n * repeat):
+    if (
+        targets.layout is not torch.strided
+        or targets.is_complex()
+        or targets.shape[0] not in (n, n * repeat)
+    ):
         return
     size = targets.numel() // n
     for tensor, version in batch.marked:
         per_row = tensor.numel() // len(tensor)
-        if tensor._version != version or tensor.is_complex() or not size or size not in (per_row, per_row * repeat):
+        if (
+            tensor._version != version
+            or tensor.is_complex()
+            or not size
+            or size not in (per_row, per_row * repeat)
+        ):
             continue
         # As integers, floating-point inputs would often have the values of labels.
-        dtype = tensor.dtype if tensor.is_floating_point() and not targets.is_floating_point() else targets.dtype
+        dtype = (
+            tensor.dtype
+            if tensor.is_floating_point() and not targets.is_floating_point()
+            else targets.dtype
+        )
         origin = tensor.detach().index_select(0, rows.to(tensor.device)).reshape(n, -1)
         stated = _per_sample(targets.detach().to(dtype).reshape(n, -1))
         # A label that was repeated for each token of its sample adds its hash that many times to the hash of the targets.
         yielded = _per_sample(origin.to(targets.device, dtype)) * (size // per_row)
-        whole = targets.detach() == targets.detach().round() if per_row == 1 else torch.zeros(1, device=targets.device)
+        whole = (
+            targets.detach() == targets.detach().round()
+            if per_row == 1
+            else torch.zeros(1, device=targets.device)
+        )
         yield torch.stack([yielded, stated]), whole.all()
 
 

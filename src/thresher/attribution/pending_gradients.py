@@ -18,7 +18,9 @@ class PendingGradients:
         cleared: Function that is called when the gradients of all backward passes since the last step were cleared.
     """
 
-    def __init__(self, parameters: Callable[[], Iterable[Tensor]], cleared: Callable[[], None]) -> None:
+    def __init__(
+        self, parameters: Callable[[], Iterable[Tensor]], cleared: Callable[[], None]
+    ) -> None:
         self._parameters = parameters
         self._cleared = cleared
         self._probe: Tensor | None = None
@@ -67,7 +69,9 @@ class PendingGradients:
             return False
         grad = None if self._probe is None else self._probe.grad
         # At a step, gradients may have been clipped, so their values are not read.
-        if grad is not None and (at_step or (grad is self._seen and grad._version == self._version)):
+        if grad is not None and (
+            at_step or (grad is self._seen and grad._version == self._version)
+        ):
             return False
         left = (one.grad for one in self._parameters() if one.grad is not None)
         return not any(at_step or _is_nonzero(grad) for grad in left)

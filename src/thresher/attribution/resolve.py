@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 
 from thresher.attribution.given_ids import Suspicion, is_in_order, moved_among_samples, within
-from thresher.attribution.rows import Attribution, AttributionError, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
+from thresher.attribution.rows import (
+    Attribution,
+    AttributionError,
+    RowLayout,
+    Rows,
+    TrackedTensor,
+    YieldedBatch,
+    memory_layout,
+)
 from thresher.attribution.tracker import CHANGED_INPUTS, Lookup, RowTracker
 from thresher.loading.collate_check import MOVED
 from thresher.trees import leaves
@@ -135,9 +143,16 @@ def follow_rows(outputs: Tensor, returned: Mapping[GraphPlace, TrackedTensor]) -
             tracked = returned[place]
             states[place] = tracked.rows if tracked.changed is None else Moved("", tracked.changed)
             continue
-        edges = [None if one is None else (one, (one._sequence_nr(), nr)) for one, nr in node.next_functions]
+        edges = [
+            None if one is None else (one, (one._sequence_nr(), nr))
+            for one, nr in node.next_functions
+        ]
         # A node without operands is a leaf of the graph, such as a parameter: it has no rows.
-        known = [edge for edge in edges if edge is not None and oldest <= edge[1][0] and edge[0].next_functions]
+        known = [
+            edge
+            for edge in edges
+            if edge is not None and oldest <= edge[1][0] and edge[0].next_functions
+        ]
         missing = [edge for edge in known if edge[1] not in states]
         if missing and len(states) + len(todo) < MOST_OPERATIONS:
             todo += missing
@@ -145,7 +160,9 @@ def follow_rows(outputs: Tensor, returned: Mapping[GraphPlace, TrackedTensor]) -
         if missing:
             return Moved("too many operations")
         operands = [
-            None if edge is None or (state := states.get(edge[1])) is None else _Operand(i, _shape(edge[0], edge[1][1]), state)
+            None
+            if edge is None or (state := states.get(edge[1])) is None
+            else _Operand(i, _shape(edge[0], edge[1][1]), state)
             for i, edge in enumerate(edges)
         ]
         states[place] = _after(node, place[1], operands)
@@ -177,7 +194,11 @@ def _after(node: Any, number: int, all_operands: Sequence[_Operand | None]) -> F
     if kind in {"Slice", "Split", "SplitWithSizes"} and 0 in _dims(node, len(shape)):
         return _part(operands[0], *_range(node, kind, number, operands[0].shape[0]), shape[0], name)
     # An operand with fewer rows is broadcast, such as a mean over the batch that is subtracted: row i has no sample i there.
-    in_order = [one.state for one in operands if one.shape[:1] == shape[:1] != () and _keeps(node, kind, one, shape)]
+    in_order = [
+        one.state
+        for one in operands
+        if one.shape[:1] == shape[:1] != () and _keeps(node, kind, one, shape)
+    ]
     states = set(in_order)
     if len(states) == 1 and isinstance(found := in_order[0], Rows):
         return found
@@ -211,7 +232,12 @@ def _dims(node: Any, dimensions: int) -> set[int]:
     """Dimensions that an operation acts along; empty if unknown, or if it acts along all."""
     names = ("_saved_dim", "_saved_dims", "_saved_dim0", "_saved_dim1", "_saved_dimension")
     saved = [getattr(node, name) for name in names if hasattr(node, name)]
-    dims = [dim for one in saved if one is not None for dim in (one if isinstance(one, tuple | list) else (one,))]
+    dims = [
+        dim
+        for one in saved
+        if one is not None
+        for dim in (one if isinstance(one, tuple | list) else (one,))
+    ]
     return _positive(dims, dimensions)
 
 
@@ -227,8 +253,15 @@ def _indexes_in_order(indices: Sequence[Tensor | None], rows: int) -> bool:
     first = indices[0]
     indexed = [i for i, index in enumerate(indices) if index is not None]
     if first is None:
-        return indexed == list(range(indexed[0], indexed[-1] + 1))  # else the indexed dimensions come first
-    if first.device.type != "cpu" or first.dtype == torch.bool or first.shape[:1] != (rows,) or first.numel() != rows:
+        return indexed == list(
+            range(indexed[0], indexed[-1] + 1)
+        )  # else the indexed dimensions come first
+    if (
+        first.device.type != "cpu"
+        or first.dtype == torch.bool
+        or first.shape[:1] != (rows,)
+        or first.numel() != rows
+    ):
         return False
     others = all(index is None or index.dim() <= first.dim() for index in indices)
     return others and torch.equal(first.flatten(), torch.arange(rows))
@@ -259,7 +292,9 @@ def _part(whole: _Operand, start: int, step: int, count: int, name: str) -> Foll
     # Flattened tokens: a part that begins or ends within a sample, or takes every other token, is no whole number of samples.
     if not count or (repeat > 1 and (step > 1 or start % repeat or count % repeat)):
         return Moved(name)
-    return rows._replace(start=rows.start + rows.step * (start // repeat), step=rows.step * step, n=count // repeat)
+    return rows._replace(
+        start=rows.start + rows.step * (start // repeat), step=rows.step * step, n=count // repeat
+    )
 
 
 def _concatenate(operands: Sequence[_Operand | None], name: str) -> Followed:
@@ -272,7 +307,10 @@ def _concatenate(operands: Sequence[_Operand | None], name: str) -> Followed:
         if whole is None:
             whole = rows
             continue
-        follows = rows._replace(start=whole.start, n=whole.n) == whole and rows.start == whole.start + whole.step * whole.n
+        follows = (
+            rows._replace(start=whole.start, n=whole.n) == whole
+            and rows.start == whole.start + whole.step * whole.n
+        )
         if not follows:
             return Moved(name)
         whole = whole._replace(n=whole.n + rows.n)
@@ -302,7 +340,11 @@ def layout_of(batch: Any, n: int, targets: Any) -> RowLayout:
     ids = torch.arange(n, device=known[0].device if known else None)
     record = YieldedBatch(ids, 0)
     tracker.remember_batch(record, known)
-    repeats = [_repeat_of(leaf, n, tracker, record) for leaf in leaves(targets) if leaf.dim() and len(leaf) % n == 0]
+    repeats = [
+        _repeat_of(leaf, n, tracker, record)
+        for leaf in leaves(targets)
+        if leaf.dim() and len(leaf) % n == 0
+    ]
     return RowLayout(n, max(repeats, default=1))
 
 
@@ -310,13 +352,20 @@ def _repeat_of(targets: Tensor, n: int, tracker: RowTracker, record: YieldedBatc
     lookup = tracker.look(targets)
     if lookup.rows is not None:
         if (lookup.rows.start, lookup.rows.step, lookup.rows.n) != (0, 1, n):
-            raise AttributionError(f"forward= returned targets of only some rows of a batch of {n} samples. {WAY_OUT}")
+            raise AttributionError(
+                f"forward= returned targets of only some rows of a batch of {n} samples. {WAY_OUT}"
+            )
         return lookup.rows.repeat
     repeat = len(targets) // n
     # With a new `Suspicion`, because evidence about `forward` says nothing about the ids that the loop passes. Reading the
     # flags waits for the device, as an extra pass may.
-    if any(bool(flag) for flag in moved_among_samples(targets, [record], record.ids, repeat, Suspicion())):
-        raise AttributionError(f"forward= returned the targets of the batch in another order of samples. {WAY_OUT}")
+    if any(
+        bool(flag)
+        for flag in moved_among_samples(targets, [record], record.ids, repeat, Suspicion())
+    ):
+        raise AttributionError(
+            f"forward= returned the targets of the batch in another order of samples. {WAY_OUT}"
+        )
     if repeat > 1 and not is_in_order(targets, record, repeat):
         raise AttributionError(
             f"forward= returned targets of shape {tuple(targets.shape)} for {n} samples: cannot tell which rows belong to "
@@ -336,7 +385,9 @@ ITERATE = (
     "call it under torch.no_grad()."
 )
 NO_GRAD = "For other data, such as validation data, call it under torch.no_grad()."
-RETURN_INDEX = "Let the dataset return the index of each sample, and pass the indices of the rows as ids=."
+RETURN_INDEX = (
+    "Let the dataset return the index of each sample, and pass the indices of the rows as ids=."
+)
 OTHER_DEVICE = 'Batches are on {0}, and the loss is on {1}: pass model= or device="{1}" to attach, and drop `.to(device)`.'
 SAME_ROWS = "Pass outputs and targets of the same rows."
 ONE_BATCH = "Call it once for each batch; a step may have several calls."
@@ -404,7 +455,9 @@ class StatedIds:
     ids_repeat: bool
 
 
-def attribute(tracker: RowTracker, outputs: Any, targets: Any, stated: StatedIds | None = None) -> Attribution:
+def attribute(
+    tracker: RowTracker, outputs: Any, targets: Any, stated: StatedIds | None = None
+) -> Attribution:
     """Finds the samples that outputs and targets belong to.
 
     Args:
@@ -439,7 +492,9 @@ def attribute(tracker: RowTracker, outputs: Any, targets: Any, stated: StatedIds
     rows, flags = case.agreed_rows()
     if rows is None:
         raise case.refusal("Cannot tell which samples this loss belongs to", case.way_out())
-    return Attribution(rows.ids, rows.key, rows.batch, RowLayout(rows.n, rows.repeat), rows.positions(), flags)
+    return Attribution(
+        rows.ids, rows.key, rows.batch, RowLayout(rows.n, rows.repeat), rows.positions(), flags
+    )
 
 
 def certain_now(flag: Tensor) -> bool:
@@ -472,7 +527,9 @@ class _Case:
         elsewhere = [leaf.device for leaf in (*self.outputs, *self.targets) if leaf.device != here]
         if elsewhere:
             return OTHER_DEVICE.format(here, elsewhere[0])
-        rows_of_batch = any(len(leaf) % len(batch.ids) == 0 for leaf in (*self.outputs, *self.targets))
+        rows_of_batch = any(
+            len(leaf) % len(batch.ids) == 0 for leaf in (*self.outputs, *self.targets)
+        )
         return GIVE_IDS if rows_of_batch else NO_GRAD
 
     def refusal(self, why: str, way_out: str = "") -> AttributionError:
@@ -489,8 +546,12 @@ class _Case:
         """Returns the rows that outputs and targets agree on (None if neither shows any), and flags still on a device."""
         for lookup in (*self.output_lookups, *self.target_lookups):
             if lookup.refuse:
-                way_out = "" if lookup.description == CHANGED_INPUTS else GIVE_IDS  # that description says what to do
-                raise self.refusal(f"Cannot tell which samples this loss belongs to: {lookup.description}", way_out)
+                way_out = (
+                    "" if lookup.description == CHANGED_INPUTS else GIVE_IDS
+                )  # that description says what to do
+                raise self.refusal(
+                    f"Cannot tell which samples this loss belongs to: {lookup.description}", way_out
+                )
         followed = self._follow_outputs()
         derived = [Lookup(rows, "") for _, rows in followed if isinstance(rows, Rows)]
         by_output = self._one_of([*self.output_lookups, *derived], "outputs")
@@ -503,7 +564,10 @@ class _Case:
         if rows is None:
             return None, ()
         if rows.batch.unknown is not None:
-            raise self.refusal(f"The rows of a batch are not its samples in order: {rows.batch.unknown}", RETURN_INDEX)
+            raise self.refusal(
+                f"The rows of a batch are not its samples in order: {rows.batch.unknown}",
+                RETURN_INDEX,
+            )
         targets = zip(self.targets, self.target_lookups, strict=True)
         unknown = [leaf for leaf, lookup in targets if lookup.rows is None and len(leaf) >= rows.n]
         # Targets that were cast or moved are new tensors. Equal values are enough only together with outputs that name the
@@ -522,13 +586,20 @@ class _Case:
 
     def _follow_outputs(self) -> list[tuple[Tensor, Rows | Moved | None]]:
         """Returns outputs with unknown memory, and the rows that the operations since the model give them."""
-        unnamed = [leaf for leaf, lookup in zip(self.outputs, self.output_lookups, strict=True) if lookup.rows is None]
+        unnamed = [
+            leaf
+            for leaf, lookup in zip(self.outputs, self.output_lookups, strict=True)
+            if lookup.rows is None
+        ]
         returned = self.tracker.places() if unnamed else {}
         return [(leaf, follow_rows(leaf, returned)) for leaf in unnamed]
 
     def _check_order(self, followed: list[tuple[Tensor, Rows | Moved | None]], n: int) -> None:
         """Raises an error if outputs can be rows of samples, and an operation may have moved these rows."""
-        moved = next((state for leaf, state in followed if isinstance(state, Moved) and len(leaf) % n == 0), None)
+        moved = next(
+            (state for leaf, state in followed if isinstance(state, Moved) and len(leaf) % n == 0),
+            None,
+        )
         if moved is None:
             return
         if moved.changed is not None:
@@ -585,7 +656,8 @@ def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
         # `run.ids` has the samples as they were drawn. Here their rows are known to be in another order: each loss would
         # silently be recorded for another sample.
         raise case.refusal(
-            f"`ids` are in the order of the sampler, but the rows of the batch are not: {own.batch.unknown}", RETURN_INDEX
+            f"`ids` are in the order of the sampler, but the rows of the batch are not: {own.batch.unknown}",
+            RETURN_INDEX,
         )
     flags: tuple[Tensor, ...] = ()
     # A view of the ids of a batch cannot name a row twice, so only ids of other memory are sorted and compared.
@@ -604,17 +676,29 @@ def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
         flags += _check_batch(stated, own, {rows.batch: None for rows in shown}, case, asked=asked)
     repeat = stated.repeat or max((rows.repeat for rows in named), default=1)
     batches = [*stated.recent] if own is None else [own.batch]
-    if not any(rows is lookup.rows for rows in named for lookup in case.output_lookups):  # else the outputs confirm the ids
-        unnamed = [leaf for leaf, lookup in zip(case.targets, case.target_lookups, strict=True) if lookup.rows is None]
+    if not any(
+        rows is lookup.rows for rows in named for lookup in case.output_lookups
+    ):  # else the outputs confirm the ids
+        unnamed = [
+            leaf
+            for leaf, lookup in zip(case.targets, case.target_lookups, strict=True)
+            if lookup.rows is None
+        ]
         suspicion = case.tracker.suspicion
-        moved = [flag for leaf in unnamed for flag in moved_among_samples(leaf, batches, ids, repeat, suspicion)]
+        moved = [
+            flag
+            for leaf in unnamed
+            for flag in moved_among_samples(leaf, batches, ids, repeat, suspicion)
+        ]
         flags += _all_hold([~flag for flag in moved], case, OTHER_ORDER)
     layout = RowLayout(len(ids), repeat)
     if own is not None:
         return Attribution(own.ids, own.key, own.batch, layout, own.positions(), flags)
     device = stated.recent[-1].ids.device if stated.recent else ids.device
     # Without a key: ids of the caller's own tensor can be compared by value only, which waits for the device.
-    return Attribution(ids.to(device), None, _batch_of(stated, [rows.batch for rows in shown]), layout, None, flags)
+    return Attribution(
+        ids.to(device), None, _batch_of(stated, [rows.batch for rows in shown]), layout, None, flags
+    )
 
 
 def _batch_of(stated: StatedIds, shown: Sequence[YieldedBatch]) -> YieldedBatch | None:
@@ -635,16 +719,26 @@ def _check_rows(stated: StatedIds, own: Rows | None, rows: Rows, case: _Case) ->
     ids = stated.ids
     repeat = stated.repeat
     if repeat is not None and rows.repeat not in (1, repeat):
-        raise case.refusal(f"`repeat` is {repeat}, but tensors have {rows.repeat} rows per sample", REPEAT_OF_TENSORS)
+        raise case.refusal(
+            f"`repeat` is {repeat}, but tensors have {rows.repeat} rows per sample",
+            REPEAT_OF_TENSORS,
+        )
     if own is not None and own.key == rows.key:
         return ()
     if rows.n != len(ids):
-        raise case.refusal(f"`ids` has {len(ids)} rows, but outputs or targets have {rows.n}. {ANOTHER_BATCH}")
+        raise case.refusal(
+            f"`ids` has {len(ids)} rows, but outputs or targets have {rows.n}. {ANOTHER_BATCH}"
+        )
     return _all_hold([(rows.ids == ids.to(rows.ids.device)).all()], case, CONTRADICTION)
 
 
 def _check_batch(
-    stated: StatedIds, own: Rows | None, shown: Mapping[YieldedBatch, None], case: _Case, *, asked: bool
+    stated: StatedIds,
+    own: Rows | None,
+    shown: Mapping[YieldedBatch, None],
+    case: _Case,
+    *,
+    asked: bool,
 ) -> tuple[Tensor, ...]:
     """Compares the batch of the ids with the batches of the tensors, if no tensor names rows.
 
@@ -659,20 +753,37 @@ def _check_batch(
         The flags that are still on a device.
     """
     flags: tuple[Tensor, ...] = ()
-    origins = [batches for batches in (*((batch,) for batch in shown), stated.made_for) if batches is not None]
+    origins = [
+        batches
+        for batches in (*((batch,) for batch in shown), stated.made_for)
+        if batches is not None
+    ]
     for batches in origins:
         known = own is not None or not batches
         # For a view, the batch is compared, and no values are read. Without batches to compare with, no ids are right.
-        among = torch.tensor(own is not None and own.batch in batches) if known else within(stated.ids, *batches)
-        names = " or ".join(f"batch {batch.number}" for batch in batches) or "the batch of an earlier step"
+        among = (
+            torch.tensor(own is not None and own.batch in batches)
+            if known
+            else within(stated.ids, *batches)
+        )
+        names = (
+            " or ".join(f"batch {batch.number}" for batch in batches)
+            or "the batch of an earlier step"
+        )
         flags += _all_hold([among], case, OTHER_BATCH.format(names))
     # A tensor has shown the batch, so a skipped batch leaves no doubt.
     if origins:
         return flags
     if stated.passed_over is not None and not asked:
         latest = stated.recent[-1]
-        doubt = torch.tensor(own.batch is latest) if own is not None else within(stated.ids, latest) & (not latest.meant)
-        flags += _all_hold([~doubt], case, WHICH_BATCH.format(latest.number, stated.passed_over.number))
+        doubt = (
+            torch.tensor(own.batch is latest)
+            if own is not None
+            else within(stated.ids, latest) & (not latest.meant)
+        )
+        flags += _all_hold(
+            [~doubt], case, WHICH_BATCH.format(latest.number, stated.passed_over.number)
+        )
     if own is None and stated.waiting:
         flags += _all_hold([within(stated.ids, *stated.waiting)], case, STRANGE)
     return flags
@@ -699,17 +810,25 @@ def check_stated(ids: Any, repeat: Any, n: int) -> None:
             `ids`.
     """
     # True is an integer in Python.
-    if repeat is not None and (isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1):
-        raise ValueError(f"`repeat` must be the number of consecutive rows per id, an integer of at least 1, got {repeat!r}")
+    if repeat is not None and (
+        isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1
+    ):
+        raise ValueError(
+            f"`repeat` must be the number of consecutive rows per id, an integer of at least 1, got {repeat!r}"
+        )
     if ids is None:
         if repeat is not None:
-            raise ValueError("`repeat` is the number of consecutive rows per id: pass `ids` with it, for example ids=run.ids")
+            raise ValueError(
+                "`repeat` is the number of consecutive rows per id: pass `ids` with it, for example ids=run.ids"
+            )
         return
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
         got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
         raise TypeError(f"`ids` must be an int64 tensor of sample positions, got {got}")
     if ids.dim() != 1 or not ids.numel():
-        raise ValueError(f"`ids` must have shape (rows,) with at least one row, got {tuple(ids.shape)}")
+        raise ValueError(
+            f"`ids` must have shape (rows,) with at least one row, got {tuple(ids.shape)}"
+        )
     # Ids on a device are not read here, which would wait for it in every step.
     if ids.device.type == "cpu" and (int(ids.min()) < 0 or int(ids.max()) >= n):
         raise ValueError(

@@ -80,11 +80,15 @@ class YieldedBatch:
         """Releases all tensors but small ones that can be labels."""
         # Labels that the loop casts later are new tensors, which must still be compared with those that were yielded.
         self.tensors = tuple(tensor for tensor in self.tensors if _can_be_labels(tensor))
-        self.marked = tuple((tensor, version) for tensor, version in self.marked if _can_be_labels(tensor))
+        self.marked = tuple(
+            (tensor, version) for tensor, version in self.marked if _can_be_labels(tensor)
+        )
 
 
 def _can_be_labels(tensor: Tensor) -> bool:
-    return (tensor.dim() == 1 or not tensor.is_floating_point()) and tensor.numel() * tensor.element_size() <= LABEL_BYTES
+    return (
+        tensor.dim() == 1 or not tensor.is_floating_point()
+    ) and tensor.numel() * tensor.element_size() <= LABEL_BYTES
 
 
 class RowLayout(NamedTuple):
@@ -112,7 +116,11 @@ class RowLayout(NamedTuple):
             ValueError: The first dimension is not that of the samples.
         """
         leading = positions.shape[0] if positions.dim() else 0
-        known = leading in (self.n, self.n * self.repeat) if self.repeat else leading and leading % self.n == 0
+        known = (
+            leading in (self.n, self.n * self.repeat)
+            if self.repeat
+            else leading and leading % self.n == 0
+        )
         if not known:
             if leading and leading % self.n == 0:
                 raise AttributionError(
@@ -286,4 +294,9 @@ def memory_layout(tensor: Tensor) -> tuple[int, int, int, int] | None:
         if size == 0:
             return None
         span += (size - 1) * stride
-    return int(tensor.storage_offset()) * item, int(shape[0]), int(strides[0]) * item, int(span) * item
+    return (
+        int(tensor.storage_offset()) * item,
+        int(shape[0]),
+        int(strides[0]) * item,
+        int(span) * item,
+    )

@@ -77,7 +77,9 @@ class TrackedModel(nn.Module):
             members["_counted_by"].evaluated += 1
             return module(*args, **kwargs)
         kind = members["_runs_on"].type
-        members["autocast"] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        members["autocast"] = (
+            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        )
         if members["on_forward"] is not None:
             members["on_forward"](members["autocast"])
         # Before the call: a model may change its inputs in place, and the nodes of the pass are those made after this number.
@@ -88,7 +90,9 @@ class TrackedModel(nn.Module):
         members["_counted_by"].passes.subset = None
         measures = timer.running and module.training
         calls = perf_counter()
-        outputs = timer.forward(lambda: call(*args, **kwargs)) if measures else call(*args, **kwargs)
+        outputs = (
+            timer.forward(lambda: call(*args, **kwargs)) if measures else call(*args, **kwargs)
+        )
         called = perf_counter()
         tracker.remember_outputs(outputs, inputs)
         if inputs.rows is not None and not inputs.refuse:
@@ -96,7 +100,9 @@ class TrackedModel(nn.Module):
         # A call in evaluation mode with inputs that are not a batch counts as validation with gradients enabled, and so not as
         # a cost of training.
         elif module.training:
-            members["_counted_by"].passed(outputs, None, first, shapes=[leaf.shape[:2] for leaf in leaves((args, kwargs))])
+            members["_counted_by"].passed(
+                outputs, None, first, shapes=[leaf.shape[:2] for leaf in leaves((args, kwargs))]
+            )
         members["_booked_by"].attribution_s += perf_counter() - called + calls - begin
         return outputs
 
@@ -134,7 +140,9 @@ class TrackedModel(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "module":
-            raise AttributeError("run.model.module is the model that attach was given; attach a new run to train another one")
+            raise AttributeError(
+                "run.model.module is the model that attach was given; attach a new run to train another one"
+            )
         if name in ("autocast", "on_forward"):
             self.__dict__[name] = value
         else:

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from thresher.attribution.given_ids import Suspicion
-from thresher.attribution.rows import Attribution, AttributionError, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
+from thresher.attribution.rows import (
+    Attribution,
+    AttributionError,
+    RowLayout,
+    Rows,
+    TrackedTensor,
+    YieldedBatch,
+    memory_layout,
+)
 from thresher.loading.uncopied import Uncopied
 from thresher.trees import leaves
 
@@ -135,10 +143,18 @@ class RowTracker(Uncopied):
         self.latest = batch
         rows = Rows(batch, 0, 1, n, 1)
         if self.sample_dimension is None:
-            batch.tensors = tuple([tensor for tensor in tensors if tensor.dim() and tensor.shape[0] == n])
+            batch.tensors = tuple(
+                [tensor for tensor in tensors if tensor.dim() and tensor.shape[0] == n]
+            )
         else:
             batch.tensors = tuple(self.sample_dimension.with_samples_first(tensors, n))
-        batch.marked = tuple([(tensor, tensor._version) for tensor in reversed(batch.tensors) if not tensor.is_inference()])
+        batch.marked = tuple(
+            [
+                (tensor, tensor._version)
+                for tensor in reversed(batch.tensors)
+                if not tensor.is_inference()
+            ]
+        )
         for tensor in batch.tensors:
             self._remember(tensor, rows, None)
         self._forget_the_dead()
@@ -162,7 +178,9 @@ class RowTracker(Uncopied):
         if whole and repeat == 1 and count == len(batch.ids) == len(outputs) and step == 1:
             rows = Rows(batch, 0, 1, count, 1)
             # Not stored in the batch, which it refers to: without a cycle, a batch is freed as soon as nothing uses it.
-            of_all = Attribution(batch.ids, rows.key, batch, RowLayout(count), rows.positions(), (), batch.all_count)
+            of_all = Attribution(
+                batch.ids, rows.key, batch, RowLayout(count), rows.positions(), (), batch.all_count
+            )
             self._returned = weakref.ref(outputs), outputs._version, of_all
         changed = inputs.description if inputs.refuse else None
         for tensor in leaves(outputs):
@@ -212,12 +230,18 @@ class RowTracker(Uncopied):
                 changed = rows
             elif lookup is None:
                 lookup = Lookup(rows, tracked.changed or "", refuse=tracked.changed is not None)
-            elif lookup.rows is not None and rows.key != lookup.rows.key and not rows.batch.credited:
+            elif (
+                lookup.rows is not None and rows.key != lookup.rows.key and not rows.batch.credited
+            ):
                 return Lookup(None, "a tensor that two yielded batches share")
         if lookup is not None:
             return lookup
         if changed is not None:
-            return Lookup(None, "a tensor of the batch that was changed in place since the loader yielded it", changed=changed)
+            return Lookup(
+                None,
+                "a tensor of the batch that was changed in place since the loader yielded it",
+                changed=changed,
+            )
         return Lookup(None, "a view of a batch that has only parts of rows")
 
     def look_inputs(self, tree: Any) -> Lookup:
@@ -242,14 +266,21 @@ class RowTracker(Uncopied):
         chosen, first = named[0]
         for lookup, rows in named[1:]:
             if rows.key != first.key:
-                return Lookup(first, "outputs of the model for inputs from different rows", refuse=True)
+                return Lookup(
+                    first, "outputs of the model for inputs from different rows", refuse=True
+                )
             if lookup.refuse and not chosen.refuse:
                 chosen = lookup
         return chosen
 
     def places(self) -> dict[tuple[int, int], TrackedTensor]:
         """Returns the tensors with known rows by their place in the autograd graph."""
-        return {one.place: one for known in self._by_storage.values() for one in known if one.place is not None}
+        return {
+            one.place: one
+            for known in self._by_storage.values()
+            for one in known
+            if one.place is not None
+        }
 
     def _remember(self, tensor: Tensor, rows: Rows, changed: str | None) -> None:
         tracked = TrackedTensor.of(tensor, rows, changed)
@@ -266,6 +297,10 @@ class RowTracker(Uncopied):
         if len(self._by_storage) > self._limit:
             # All tensors of a key share one storage. The weak references keep its number from being used again until this
             # sweep.
-            alive = {key: known for key, known in self._by_storage.items() if not known[0].storage.expired()}
+            alive = {
+                key: known
+                for key, known in self._by_storage.items()
+                if not known[0].storage.expired()
+            }
             self._by_storage = alive
             self._limit = max(64, 2 * len(alive))

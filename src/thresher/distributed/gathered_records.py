@@ -46,7 +46,9 @@ class WriteBuffer:
                 # The memory of large blocks is returned to the system when they are cleared; the memory of many small ones is
                 # not.
                 self._left = max(BLOCK, self._rows // 8)
-                self._blocks.append({name: values.new_empty(self._left) for name, values in rows.items()})
+                self._blocks.append(
+                    {name: values.new_empty(self._left) for name, values in rows.items()}
+                )
             part = min(n - done, self._left)
             for name, block in self._blocks[-1].items():
                 place = len(block) - self._left
@@ -58,9 +60,13 @@ class WriteBuffer:
     def pieces(self) -> Iterator[dict[str, Tensor]]:
         """Yields the rows in the order of `add`, up to `BLOCK` at a time."""
         for block in self._blocks:
-            size = len(next(iter(block.values()))) - (self._left if block is self._blocks[-1] else 0)
+            size = len(next(iter(block.values()))) - (
+                self._left if block is self._blocks[-1] else 0
+            )
             for begin in range(0, size, BLOCK):
-                yield {name: values[begin : min(size, begin + BLOCK)] for name, values in block.items()}
+                yield {
+                    name: values[begin : min(size, begin + BLOCK)] for name, values in block.items()
+                }
 
     def clear(self) -> None:
         """Removes all rows."""
@@ -132,9 +138,17 @@ class GatheredRecords(Records):
         for name in self._fields:
             signal = self.written[name]
             column = self.columns[name]
-            new = values[signal] if callable(column.merge) else values[signal].to(self._sent.get(name, column.dtype))
+            new = (
+                values[signal]
+                if callable(column.merge)
+                else values[signal].to(self._sent.get(name, column.dtype))
+            )
             # Rank 0 adds up what it receives, so if rows are written again with another value, the difference is sent.
-            rows[name] = new - before[signal].to(column.dtype) if before is not None and column.merge == "sum" else new
+            rows[name] = (
+                new - before[signal].to(column.dtype)
+                if before is not None and column.merge == "sum"
+                else new
+            )
         self._write_buffer.add(rows)
 
     def sync(self) -> None:
@@ -145,12 +159,18 @@ class GatheredRecords(Records):
     def _collect(self, columns: Mapping[str, Tensor]) -> None:
         """Writes what all ranks have buffered to columns of rank 0."""
         # Cloned, because a pickle of a slice contains the whole tensor.
-        pieces = ({name: values.clone().cpu() for name, values in piece.items()} for piece in self._write_buffer.pieces())
+        pieces = (
+            {name: values.clone().cpu() for name, values in piece.items()}
+            for piece in self._write_buffer.pieces()
+        )
         for piece in self._world.to_first(pieces):
             certain = (piece[ID] >= 0).nonzero().flatten()
             for turn in _turns(piece[ID][certain].numpy()):
                 chosen = certain[turn]
-                self._store(columns, {name: values[chosen].to(self._device) for name, values in piece.items()})
+                self._store(
+                    columns,
+                    {name: values[chosen].to(self._device) for name, values in piece.items()},
+                )
 
     def _store(self, columns: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
         """Writes rows to columns; no two rows may have the same sample."""

@@ -56,7 +56,9 @@ class KeptOrder:
         for begin in range(first, last, AT_ONCE):
             end = min(last, begin + AT_ONCE)
             kept = keeps(piece(begin * unit, min(n, end * unit)))
-            counts[begin - first : end - first] = np.add.reduceat(kept, np.arange(0, len(kept), unit), dtype=np.uint16)
+            counts[begin - first : end - first] = np.add.reduceat(
+                kept, np.arange(0, len(kept), unit), dtype=np.uint16
+            )
         self._ends = np.cumsum(world.gather(counts).reshape(-1)[:units], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -135,7 +137,9 @@ class RankOrder:
         [[10, 12, 14], [11, 13, 10]]
     """
 
-    def __init__(self, piece: Piece, total: int, rank: int, size: int, *, drop_last: bool = False) -> None:
+    def __init__(
+        self, piece: Piece, total: int, rank: int, size: int, *, drop_last: bool = False
+    ) -> None:
         self._piece = piece
         self._total = total
         self._rank = rank
@@ -180,7 +184,9 @@ class RankBatches:
         [[10, 11, 14, 10], [12, 13, 11, 12]]
     """
 
-    def __init__(self, piece: Piece, total: int, rank: int, size: int, *, batch: int, drop_last: bool = False) -> None:
+    def __init__(
+        self, piece: Piece, total: int, rank: int, size: int, *, batch: int, drop_last: bool = False
+    ) -> None:
         self._piece = piece
         self._total = total
         self._rank = rank

@@ -95,7 +95,9 @@ class World(ABC):
                 self._broadcast((None, error))
             except (pickle.PicklingError, TypeError, AttributeError):
                 # An error of a class that cannot be sent. Pickling comes before sending, so the ranks still wait for a value.
-                self._broadcast((None, RuntimeError(f"process 0 raised {type(error).__name__}: {error}")))
+                self._broadcast(
+                    (None, RuntimeError(f"process 0 raised {type(error).__name__}: {error}"))
+                )
             raise
         self._broadcast((value, None))
         return value
@@ -149,7 +151,9 @@ class World(ABC):
             device: Device of the result.
         """
         # In float64, which represents any number of rows exactly; float32 does so only up to 2**24.
-        return torch.full((), self.size * count / max(1, self.total(count)), dtype=torch.float64, device=device)
+        return torch.full(
+            (), self.size * count / max(1, self.total(count)), dtype=torch.float64, device=device
+        )
 
     def total(self, number: int) -> int:
         """Returns the sum of the numbers of all ranks.
@@ -209,10 +213,14 @@ class ProcessWorld(World):
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         if not (dist.is_available() and dist.is_initialized()):
-            raise RuntimeError("there is no process group: call torch.distributed.init_process_group first")
+            raise RuntimeError(
+                "there is no process group: call torch.distributed.init_process_group first"
+            )
         rank = dist.get_rank(group)
         if rank < 0:
-            raise RuntimeError("`process_group` does not contain this process; pass a group that does")
+            raise RuntimeError(
+                "`process_group` does not contain this process; pass a group that does"
+            )
         self.rank = rank
         self.size = dist.get_world_size(group)
         self._group = group
@@ -220,7 +228,9 @@ class ProcessWorld(World):
         if not nccl:
             _let_threads_of_gloo_end()
         # nccl sends no CPU memory. The device is fixed here, because the loop may change the current device later.
-        self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+        self._device = (
+            torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+        )
 
     def meet(self, what: str, *, patient: bool = False) -> None:
         """Waits until all ranks have called this function, for at most `PATIENCE`; see `World`."""
@@ -243,7 +253,11 @@ class ProcessWorld(World):
         # continues.
         while not store.check([f"{place}/all"]):
             late = time.monotonic() > end
-            missing = [rank for rank in range(self.size) if late and not store.check([f"{place}/rank/{rank}"])]
+            missing = [
+                rank
+                for rank in range(self.size)
+                if late and not store.check([f"{place}/rank/{rank}"])
+            ]
             said = (
                 f"{what} was reached in process {self.rank} of {self.size}, but not within {PATIENCE.total_seconds():g} s in "
                 f"process {', '.join(map(str, missing))}."
@@ -332,7 +346,9 @@ def agree(world: World, facts: Mapping[str, Any]) -> None:
     every = world.every(described_facts)
     # A rank may have settings that others lack, such as those of a sampler of another class.
     names = [*facts, *sorted({name for one in every for name in one} - set(facts))]
-    lines = [f"  {_difference(name, [one.get(name, 'missing') for one in every])}" for name in names]
+    lines = [
+        f"  {_difference(name, [one.get(name, 'missing') for one in every])}" for name in names
+    ]
     raise DisagreementError(
         "The processes of this run were started with different settings:\n"
         + "\n".join(line for line in lines if line.strip())
@@ -353,7 +369,9 @@ def _difference(name: str, values: Sequence[str]) -> str:
 
 def _list_ranks(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:8]))
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{', ...' if len(ranks) > 8 else ''}"
+    return (
+        f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{', ...' if len(ranks) > 8 else ''}"
+    )
 
 
 def describe_setting(value: Any) -> str:
@@ -406,7 +424,9 @@ def sampler_facts(sampler: Any) -> dict[str, Any]:
         # Samplers keep their rank as `rank` or `_rank`.
         if name.strip("_") in RANK_ATTRIBUTES:
             continue
-        known = isinstance(value, (*PLAIN, torch.Generator, Tensor, np.ndarray, list, tuple, Mapping))
+        known = isinstance(
+            value, (*PLAIN, torch.Generator, Tensor, np.ndarray, list, tuple, Mapping)
+        )
         if known or isinstance(value, Sized):
             # A dataset is compared by its length: to read its samples could take as long as an epoch.
             facts[f"sampler.{name}"] = value if known else len(value)

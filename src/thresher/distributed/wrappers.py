@@ -68,18 +68,27 @@ def check_wrapping(model: nn.Module) -> None:
             problem = FLAT
         else:
             continue
-        raise ValueError(f"subset_backward: {f'module {name!r} of the model' if name else '`model`'} is {problem}.")
+        raise ValueError(
+            f"subset_backward: {f'module {name!r} of the model' if name else '`model`'} is {problem}."
+        )
 
 
 def is_sharded(model: nn.Module) -> bool:
     """Returns whether a call of a model gathers parameters, so all processes must call it."""
-    return any(isinstance(part, _kinds("FSDPModule", "FullyShardedDataParallel")) for part in model.modules())
+    return any(
+        isinstance(part, _kinds("FSDPModule", "FullyShardedDataParallel"))
+        for part in model.modules()
+    )
 
 
 def in_several_processes() -> bool:
     """Returns whether this process is one of a group that trains together."""
     # A build of torch without torch.distributed has no `is_initialized`.
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
 
 
 def data_parallel(model: nn.Module | None) -> DistributedDataParallel | None:
@@ -94,7 +103,9 @@ def inside(model: nn.Module) -> nn.Module:
     return model if parallel is None else parallel.module
 
 
-_AROUND: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[DistributedDataParallel]]" = weakref.WeakKeyDictionary()
+_AROUND: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[DistributedDataParallel]]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def trains_inside(model: nn.Module, parallel: nn.Module) -> None:
@@ -152,5 +163,12 @@ def _is_flattened(part: nn.Module) -> bool:
     # A module inside of FullyShardedDataParallel is not an instance of it, and torch has no public mark. `fully_shard` sets the
     # same private one but leaves parameters that are leaves, so its parameters are checked, too.
     managed = getattr(part, "_is_fsdp_managed_module", False)
-    parameters = [parameter for parameter in part._parameters.values() if parameter is not None] if managed else []
-    return any(hasattr(parameter, "_is_flat_param") or parameter.grad_fn is not None for parameter in parameters)
+    parameters = (
+        [parameter for parameter in part._parameters.values() if parameter is not None]
+        if managed
+        else []
+    )
+    return any(
+        hasattr(parameter, "_is_flat_param") or parameter.grad_fn is not None
+        for parameter in parameters
+    )

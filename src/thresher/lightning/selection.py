@@ -32,7 +32,9 @@ class EpochBatches(OfUser):
             because Lightning creates an iterator before the hooks of the epoch, and may then create another.
     """
 
-    def __init__(self, loader: SelectedLoader, begins: Callable[[int], None], *, resumes: bool) -> None:
+    def __init__(
+        self, loader: SelectedLoader, begins: Callable[[int], None], *, resumes: bool
+    ) -> None:
         self._user: Any = loader
         self._begins = begins
         self._resumes = resumes
@@ -240,13 +242,19 @@ def check_trainer(trainer: Any) -> None:
             f"Trainer(reload_dataloaders_every_n_epochs={every})",
             "Thresher remembers each sample from epoch to epoch: use one loader for all epochs.",
         )
-    if trainer.max_epochs is None or trainer.max_epochs < 0 or (trainer.max_steps != -1 and not trainer.fast_dev_run):
+    if (
+        trainer.max_epochs is None
+        or trainer.max_epochs < 0
+        or (trainer.max_steps != -1 and not trainer.fast_dev_run)
+    ):
         raise not_supported(
             f"Trainer(max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps})",
             "A method needs the number of epochs in advance, and decides how many steps each has: give only max_epochs.",
         )
     _check_limits(trainer)
-    if any(isinstance(callback, callbacks.StochasticWeightAveraging) for callback in trainer.callbacks):
+    if any(
+        isinstance(callback, callbacks.StochasticWeightAveraging) for callback in trainer.callbacks
+    ):
         raise not_supported(
             "The callback StochasticWeightAveraging",
             "Its last pass, for BatchNorm layers, would see only the selected samples, and it replaces the scheduler. Average "
@@ -256,7 +264,10 @@ def check_trainer(trainer: Any) -> None:
     for kind in map(type, trainer.callbacks):
         if issubclass(kind, finders) and kind not in finders:
             what = f"{kind.__name__}, a subclass of {kind.__mro__[1].__name__},"
-            raise not_supported(what, "It may search during training. Use the callback of Lightning itself, or Tuner.")
+            raise not_supported(
+                what,
+                "It may search during training. Use the callback of Lightning itself, or Tuner.",
+            )
 
 
 def _check_limits(trainer: Any) -> None:
@@ -294,11 +305,13 @@ def check_module(module: LightningModule, names: dict[str, Any]) -> None:
         )
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         raise not_supported(
-            "training_step(self, dataloader_iter)", "Take the batch as argument: training_step(self, batch, batch_idx)."
+            "training_step(self, dataloader_iter)",
+            "Take the batch as argument: training_step(self, batch, batch_idx).",
         )
     if hasattr(module, "thresher"):
         raise not_supported(
-            "A module with an attribute `thresher`", "During training, this attribute is the run: give yours another name."
+            "A module with an attribute `thresher`",
+            "During training, this attribute is the run: give yours another name.",
         )
     for argument, name in names.items():
         if isinstance(name, str):
@@ -333,7 +346,10 @@ def check_loader_of(trainer: Any) -> DataLoader[Any]:
     """
     loader = trainer.train_dataloader
     if not isinstance(loader, DataLoader):
-        raise not_supported(f"A training loader of the type {type(loader).__name__}", "Give one torch.utils.data.DataLoader.")
+        raise not_supported(
+            f"A training loader of the type {type(loader).__name__}",
+            "Give one torch.utils.data.DataLoader.",
+        )
     if isinstance(loader.dataset, IterableDataset):
         raise not_supported(
             f"A loader over {type(loader.dataset).__name__}, an IterableDataset",
@@ -386,7 +402,10 @@ def check_schedulers(trainer: Any) -> None:
                 f"A scheduler with interval='step' and frequency={config.frequency}",
                 "A shorter epoch would step it too seldom. Use frequency=1, or interval='epoch'.",
             )
-        if any(isinstance(callback, callbacks.GradientAccumulationScheduler) for callback in trainer.callbacks):
+        if any(
+            isinstance(callback, callbacks.GradientAccumulationScheduler)
+            for callback in trainer.callbacks
+        ):
             raise not_supported(
                 "A scheduler with interval='step' and a GradientAccumulationScheduler",
                 "The number of steps of full training is then unknown. Use Trainer(accumulate_grad_batches=), or "
@@ -500,7 +519,9 @@ class Selection(Callback):
 
         self._stand_ins.put(source, "dataloader", dataloader)
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Keeps the states of the schedulers until training starts."""
         if trainer.state.fn != "fit" or self._searches:
             return
@@ -525,7 +546,10 @@ class Selection(Callback):
         """Attaches the run, and continues where the checkpoint was saved."""
         self._own_loader = loader = check_loader_of(trainer)
         parts = {"criterion": self.criterion, "model": self.model}
-        members = {part: getattr(pl_module, name) if isinstance(name, str) else name for part, name in parts.items()}
+        members = {
+            part: getattr(pl_module, name) if isinstance(name, str) else name
+            for part, name in parts.items()
+        }
         optimizer = trainer.optimizers[0]
         epochs = trainer.max_epochs
         assert epochs is not None
@@ -544,13 +568,17 @@ class Selection(Callback):
         check_length(run.loader, self.method, processes=trainer.world_size)
         self._stand_ins.put(pl_module, "thresher", run)
         if isinstance(self.criterion, str):
-            self._stand_ins.put(pl_module, self.criterion, CriterionInPlace(members["criterion"], run))
+            self._stand_ins.put(
+                pl_module, self.criterion, CriterionInPlace(members["criterion"], run)
+            )
         if self.model is not None:
             self._stand_ins.put(pl_module, self.model, run.model)
         self._full = int(trainer.num_training_batches)
         for config in trainer.lr_scheduler_configs:
             if config.interval == "step" and not config.reduce_on_plateau:
-                config.scheduler = run.pace(config.scheduler, int(trainer.estimated_stepping_batches))
+                config.scheduler = run.pace(
+                    config.scheduler, int(trainer.estimated_stepping_batches)
+                )
         self._load(trainer, run)
         self._iterate(trainer, run)
 
@@ -567,7 +595,9 @@ class Selection(Callback):
             return {}
         return {"run": self.run.state_dict(), "batches": self._length}
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Puts the states of the original schedulers into the checkpoint, so that it also loads without the callback."""
         if self.state_key not in checkpoint["callbacks"]:
             self._searches = True  # only LearningRateFinder and BatchSizeFinder save before the training, to put this back
@@ -586,9 +616,13 @@ class Selection(Callback):
                 schedulers[number] = pace.pop("scheduler")
             paces.append(pace)
         checkpoint["callbacks"][self.state_key]["paces"] = paces
-        checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)  # the run has the place in the epoch
+        checkpoint["loops"]["fit_loop"]["state_dict"].pop(
+            "combined_loader", None
+        )  # the run has the place in the epoch
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """Restores the module."""
         self._leave(trainer, together=False)
 
@@ -603,14 +637,18 @@ class Selection(Callback):
         """Loads the state of the checkpoint, if there is one."""
         if self._saved is None:
             return
-        states = zip(trainer.lr_scheduler_configs, self._saved_schedulers, self._saved["paces"], strict=False)
+        states = zip(
+            trainer.lr_scheduler_configs, self._saved_schedulers, self._saved["paces"], strict=False
+        )
         for config, state, pace in states:
             if (pace is None) == isinstance(config.scheduler, PacedLR):
                 raise ValueError(
                     f"thresher.lightning.Selection: the checkpoint was saved with another interval of {config.name or 'a'} "
                     f"scheduler than interval={config.interval!r}, so its step count does not fit. Use the same interval."
                 )
-            config.scheduler.load_state_dict(state if pace is None else {"scheduler": state, **pace})
+            config.scheduler.load_state_dict(
+                state if pace is None else {"scheduler": state, **pace}
+            )
         check_processes(self._saved["run"])
         run.load_state_dict(self._saved["run"])
 
@@ -622,7 +660,9 @@ class Selection(Callback):
         combined = loop._combined_loader
         fetcher = loop._data_fetcher
         self._own_loader._iterator = None  # pyright: ignore[reportOptionalMemberAccess]  # lets its persistent workers go
-        self._batches = EpochBatches(run.loader, lambda length: self._begin_epoch(trainer, length), resumes=saved is not None)
+        self._batches = EpochBatches(
+            run.loader, lambda length: self._begin_epoch(trainer, length), resumes=saved is not None
+        )
         combined.flattened = [self._batches]
         if saved is None:
             now = rng.capture(device, self._generators)
@@ -632,7 +672,9 @@ class Selection(Callback):
             return
         self._begin_epoch(trainer, saved["batches"])
         if loop.epoch_loop.restarted_on_train_batch_end and trainer.is_last_batch:
-            loop.max_batches = saved["batches"]  # by it Lightning sees, before the next batch, that this epoch was over
+            loop.max_batches = saved[
+                "batches"
+            ]  # by it Lightning sees, before the next batch, that this epoch was over
         iter(fetcher)
         self._saved = None
         self._saved_schedulers = []
@@ -668,5 +710,8 @@ class Selection(Callback):
 
 def _generators_of(loader: Any) -> list[Any]:
     """Returns the generators that a loader draws from, each once."""
-    generators = [getattr(loader, "generator", None), getattr(getattr(loader, "sampler", None), "generator", None)]
+    generators = [
+        getattr(loader, "generator", None),
+        getattr(getattr(loader, "sampler", None), "generator", None),
+    ]
     return list({id(one): one for one in generators if one is not None}.values())

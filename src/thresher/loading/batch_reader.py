@@ -14,7 +14,14 @@ from torch.utils.data import DataLoader
 
 from thresher import rng
 from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows
-from thresher.loading.epoch_order import EpochCursor, IdBatchSampler, MapStyleBatches, Order, StreamBatches, sequential
+from thresher.loading.epoch_order import (
+    EpochCursor,
+    IdBatchSampler,
+    MapStyleBatches,
+    Order,
+    StreamBatches,
+    sequential,
+)
 from thresher.loading.settings import SettingsAtAttach, loader_settings
 from thresher.loading.worker_draws import NotedBatch, NotedCollate, ResumedDraws, begin_noted
 from thresher.trees import to_device
@@ -69,14 +76,18 @@ class Reader:
         """Checks that settings were not changed since the run was attached."""
         if self._settings is not None:
             self._settings.check()
-        self._ids.serve(NO_ROWS)  # frees the last order before the plan is made: at 10^9 samples both would not fit in memory
+        self._ids.serve(
+            NO_ROWS
+        )  # frees the last order before the plan is made: at 10^9 samples both would not fit in memory
         # Workers end with their pass, and their counts of compared batches are lost, so the count is set here.
         collate = self.loader.collate_fn
         workers = self._user.num_workers
         if isinstance(collate, CheckedCollate) and workers:
             collate.calls = self._ids.served // workers
 
-    def start(self, cursor: EpochCursor | None, length: int | None) -> MapStyleBatches | StreamBatches:
+    def start(
+        self, cursor: EpochCursor | None, length: int | None
+    ) -> MapStyleBatches | StreamBatches:
         """Begins an epoch with its first batch.
 
         Args:
@@ -87,17 +98,24 @@ class Reader:
         stay = loader.persistent_workers
         # A loader draws a seed for persistent workers only when it starts them. If the user's loader already started its
         # workers, the workers of the run start here without a draw, so the order of the epoch is that of the plain loop.
-        if stay and (self._resumes_after_epochs or loader in WITH_WORKERS or loader._iterator is not None):
+        if stay and (
+            self._resumes_after_epochs or loader in WITH_WORKERS or loader._iterator is not None
+        ):
             self._start_workers()
         self._resumes_after_epochs = False
-        self.epoch_start = {**rng.capture(self._draws_on, self._generators()), "workers_ran": self._workers_ran}
+        self.epoch_start = {
+            **rng.capture(self._draws_on, self._generators()),
+            "workers_ran": self._workers_ran,
+        }
         candidates = self._candidates(cursor, 0, iter, length)
         self._workers_ran = stay
         if stay:
             WITH_WORKERS.add(loader)
         return candidates
 
-    def resume(self, cursor: EpochCursor | None, consumed: int, length: int | None) -> MapStyleBatches | StreamBatches:
+    def resume(
+        self, cursor: EpochCursor | None, consumed: int, length: int | None
+    ) -> MapStyleBatches | StreamBatches:
         """Continues an interrupted epoch. After its consumed ids have been drawn again, the caller calls `put_back`.
 
         Args:
@@ -111,7 +129,9 @@ class Reader:
         if began["workers_ran"]:
             self._start_workers()
         rng.restore(began, self._draws_on, self._generators())
-        candidates = self._candidates(cursor, consumed, begin_noted if self._user.num_workers else iter, length)
+        candidates = self._candidates(
+            cursor, consumed, begin_noted if self._user.num_workers else iter, length
+        )
         self._workers_ran = self._user.persistent_workers
         return candidates
 
@@ -138,7 +158,11 @@ class Reader:
         self._resumes_after_epochs = epoch_start is not None and between_epochs
 
     def _candidates(
-        self, cursor: EpochCursor | None, consumed: int, begin: Callable[[Any], Iterator[Any]], length: int | None
+        self,
+        cursor: EpochCursor | None,
+        consumed: int,
+        begin: Callable[[Any], Iterator[Any]],
+        length: int | None,
     ) -> MapStyleBatches | StreamBatches:
         """Starts an iteration over the loader, and returns the batches of the epoch."""
         if cursor is None:

@@ -116,7 +116,9 @@ class Bitmask:
         """The bits as words of 64 bits, and the number of marked samples before each word."""
         # The bits begin with the lowest id, so words of 8 bytes must be read as little-endian on any machine. The counts take
         # as much memory as the bits, and are computed only when weights are looked up.
-        words = np.pad(self.bits, (0, -len(self.bits) % 8)).view(np.dtype(np.uint64).newbyteorder("<"))
+        words = np.pad(self.bits, (0, -len(self.bits) % 8)).view(
+            np.dtype(np.uint64).newbyteorder("<")
+        )
         counts = np.bitwise_count(words)
         return words, np.cumsum(counts, dtype=np.int64) - counts
 

@@ -117,14 +117,18 @@ class CheckedCollate:
         batch = self.collate(samples)
         name = getattr(self.collate, "__qualname__", type(self.collate).__name__)
         reason, seen = compare(parts, take_apart(batch, n)[0])
-        return CheckedBatch(batch, None if reason is None else f"collate_fn {name} {reason}", None if seen else name)
+        return CheckedBatch(
+            batch, None if reason is None else f"collate_fn {name} {reason}", None if seen else name
+        )
 
     def _number_of(self, samples: Any) -> int:
         """Returns the number of samples; 0 if `samples` may be something other than one entry per sample."""
         if isinstance(samples, list):
             # A dataset with __getitems__ may return a list of columns, such as [inputs, labels]. A list of tuples or dicts, or
             # one with batch_size entries, is a list of samples.
-            whole = len(samples) == self.batch_size or all(isinstance(sample, tuple | dict) for sample in samples)
+            whole = len(samples) == self.batch_size or all(
+                isinstance(sample, tuple | dict) for sample in samples
+            )
             return len(samples) if not self.batched or whole else 0
         try:
             return rows_of(samples)
@@ -155,8 +159,15 @@ def compare(parts: list[list[Any]], columns: list[Any]) -> tuple[str | None, boo
     # A part that one column has in order was not moved. Another column with the same values in another order is additional,
     # such as the labels of the partners in mixup.
     sought = [part for k, part in enumerate(parts) if k not in found]
-    reason = next((why for column, rows in others if (why := _why_moved(column, rows, sought)) is not None), None)
-    arrays = {k for k, part in enumerate(parts) if any(isinstance(one, np.ndarray) and one.ndim for one in part)}
+    reason = next(
+        (why for column, rows in others if (why := _why_moved(column, rows, sought)) is not None),
+        None,
+    )
+    arrays = {
+        k
+        for k, part in enumerate(parts)
+        if any(isinstance(one, np.ndarray) and one.ndim for one in part)
+    }
     # Mixup, for example, changes inputs and labels. If samples are only ids, by which the collate function reads the data,
     # there are no arrays, and nothing can be concluded.
     if columns and arrays and not found and reason is None:
@@ -170,7 +181,9 @@ def as_array(value: Any) -> Any:
         value = value.detach().cpu()
         return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if isinstance(value, bool | int | float) or (
-        isinstance(value, list | tuple) and value and all(isinstance(one, int | float) for one in value)
+        isinstance(value, list | tuple)
+        and value
+        and all(isinstance(one, int | float) for one in value)
     ):
         return np.asarray(value)
     return value
@@ -180,11 +193,15 @@ def _shows(row: Any, part: Any) -> bool:
     """Whether a row of a batch has the values of a part of a sample, possibly padded and in another dtype."""
     if not isinstance(row, np.ndarray) or not isinstance(part, np.ndarray):
         return isinstance(row, str) and isinstance(part, str) and row == part
-    if row.ndim != part.ndim or any(long < short for long, short in zip(row.shape, part.shape, strict=True)):
+    if row.ndim != part.ndim or any(
+        long < short for long, short in zip(row.shape, part.shape, strict=True)
+    ):
         return False
     # A collate function may pad on the right or, as for generation with language models, on the left.
     first = row[tuple(slice(0, size) for size in part.shape)]
-    last = row[tuple(slice(long - size, long) for long, size in zip(row.shape, part.shape, strict=True))]
+    last = row[
+        tuple(slice(long - size, long) for long, size in zip(row.shape, part.shape, strict=True))
+    ]
     return _key(first) == (key := _key(part.astype(row.dtype, copy=False))) or _key(last) == key
 
 
@@ -225,7 +242,9 @@ def _is_moved(rows: list[Any], part: list[Any]) -> bool:
     left = Counter(wanted)
     for row in rows:
         for shape in shapes:
-            if row.ndim != len(shape) or any(long < short for long, short in zip(row.shape, shape, strict=True)):
+            if row.ndim != len(shape) or any(
+                long < short for long, short in zip(row.shape, shape, strict=True)
+            ):
                 continue
             key = shape, _key(row[tuple(slice(0, size) for size in shape)])
             if left[key] > 0:

@@ -14,9 +14,20 @@ from torch.utils.data.distributed import DistributedSampler
 
 from thresher.distributed.order import KeptOrder, Piece, RankBatches, RankOrder
 from thresher.distributed.world import World, agree
-from thresher.loading.epoch_order import EpochCursor, IdBatchSampler, OrderPlace, as_ids, generators_of
+from thresher.loading.epoch_order import (
+    EpochCursor,
+    IdBatchSampler,
+    OrderPlace,
+    as_ids,
+    generators_of,
+)
 from thresher.loading.held_plan import HeldPlan
-from thresher.loading.samplers import check_unchanged, inner_sampler, is_dealt_by_accelerate, share_states
+from thresher.loading.samplers import (
+    check_unchanged,
+    inner_sampler,
+    is_dealt_by_accelerate,
+    share_states,
+)
 from thresher.loading.smaller_batches import StepSizes, smaller_sizes
 from thresher.permutation import Permutation
 from thresher.samplers.shuffle import Shuffle
@@ -60,11 +71,18 @@ class SharedSampler:
     @property
     def yields_once(self) -> bool:
         """Whether no sample comes twice in an epoch; some do if the first ids are repeated to give processes equal parts."""
-        return self._drops or self.n % (self._world.size * (self.batch_size if self.by_batches else 1)) == 0
+        return (
+            self._drops
+            or self.n % (self._world.size * (self.batch_size if self.by_batches else 1)) == 0
+        )
 
     @property
     def _drops(self) -> bool:
-        return bool(self._batches.drop_last if self.by_batches else getattr(self._batches.sampler, "drop_last", False))
+        return bool(
+            self._batches.drop_last
+            if self.by_batches
+            else getattr(self._batches.sampler, "drop_last", False)
+        )
 
     def generators(self) -> list[torch.Generator]:
         """Returns the generators that the loader draws from."""
@@ -89,14 +107,22 @@ class SharedSampler:
         # A plan of less than one batch for each process is shared by rows: otherwise no process would get any.
         short = self._drops and total < self._world.size * self.batch_size <= self.n
         if self.by_batches and not by_rows and not short:
-            return RankBatches(piece, total, *self._place, batch=self.batch_size, drop_last=self._drops)
+            return RankBatches(
+                piece, total, *self._place, batch=self.batch_size, drop_last=self._drops
+            )
         return RankOrder(piece, total, *self._place, drop_last=self._drops and not self.by_batches)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the settings that determine the order of this and later epochs, as plain values."""
         seed, epoch = (getattr(self.sampler, name, 0) for name in ("seed", "epoch"))
         name = type(self.sampler).__name__
-        return {"sampler": name, "seed": seed, "samples": self.n, "epoch": epoch, "begun": self._epoch}
+        return {
+            "sampler": name,
+            "seed": seed,
+            "samples": self.n,
+            "epoch": epoch,
+            "begun": self._epoch,
+        }
 
     def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
         """Restores the sample order of a saved run. The next epochs continue from it.
@@ -162,7 +188,10 @@ class SharedSampler:
         # A sampler may draw from a generator that differs between processes. These would then train on some samples twice and
         # on others never.
         ids = self._all_ids()
-        agree(self._world, {**known, "the checksum of the order of the epoch": zlib.crc32(ids.tobytes())})
+        agree(
+            self._world,
+            {**known, "the checksum of the order of the epoch": zlib.crc32(ids.tobytes())},
+        )
         return lambda begin, end: ids[begin:end].astype(np.int64, copy=False)
 
     def _all_ids(self) -> NDArray[Any]:
@@ -189,7 +218,9 @@ class OwnRows:
         plan: The plan.
     """
 
-    def __init__(self, make: Callable[[], RankOrder | RankBatches], place: int, plan: HeldPlan) -> None:
+    def __init__(
+        self, make: Callable[[], RankOrder | RankBatches], place: int, plan: HeldPlan
+    ) -> None:
         self._make = make
         self._place = place
         self._plan = plan
@@ -245,7 +276,11 @@ class SharedOrder:
     def is_free(self) -> bool:
         """Whether the order is a plain shuffle, which a method may replace by another order."""
         sampler = self.sampler
-        return sampler.shuffle if isinstance(sampler, DistributedSampler) else isinstance(sampler, RandomSampler | Shuffle)
+        return (
+            sampler.shuffle
+            if isinstance(sampler, DistributedSampler)
+            else isinstance(sampler, RandomSampler | Shuffle)
+        )
 
     @property
     def yields_once(self) -> bool:
@@ -268,7 +303,9 @@ class SharedOrder:
         """Returns the number of rows of this process in an epoch with this plan."""
         return self.sizes.rows_of(plan.rows)
 
-    def step_sizes(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int) -> StepSizes | None:
+    def step_sizes(
+        self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int
+    ) -> StepSizes | None:
         """Returns the sizes of the smaller batches of this process; None if an epoch has full batches.
 
         Args:
@@ -292,7 +329,9 @@ class SharedOrder:
 
     # An epoch
 
-    def cursor(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochCursor:
+    def cursor(
+        self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None
+    ) -> EpochCursor:
         """Returns the rows of this process in an epoch. Every process must call it.
 
         Args:
@@ -313,7 +352,9 @@ class SharedOrder:
         if smaller is not None:
             smaller.step_at(place.stayed)
         # accelerate divides an order by full batches. Smaller steps have other sizes, so their order is divided by single rows.
-        rows = OwnRows(partial(self._make, plan, epoch, by_rows=smaller is not None), place.stayed, plan)
+        rows = OwnRows(
+            partial(self._make, plan, epoch, by_rows=smaller is not None), place.stayed, plan
+        )
         return EpochCursor(
             order=rows,
             stayed=place.stayed,

@@ -73,7 +73,9 @@ class EpochScale(NamedTuple):
         if self.sizes is not None:
             return self.sizes.step_after(place.stayed), self.sizes.steps
         # A stream may yield more samples than its length says, and an unknown length is 0.
-        done, of = (place.consumed, self.candidates) if self.rows is None else (place.stayed, self.rows)
+        done, of = (
+            (place.consumed, self.candidates) if self.rows is None else (place.stayed, self.rows)
+        )
         return min(done, of), max(1, of)
 
     def samples_at(self, place: OrderPlace, units: tuple[int, int]) -> int:
@@ -123,7 +125,9 @@ class EpochControl(Protocol):
         """Returns how many rows of a candidate batch of n rows are chosen; None if unknown."""
         ...
 
-    def on_batch(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool) -> None:
+    def on_batch(
+        self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool
+    ) -> None:
         """Called before the loop gets a batch, with the ids and weights of its rows, and the position after it."""
         ...
 
@@ -152,7 +156,9 @@ class TensorOrder:
         finish: Function that is called once when the ids run out. Default: nothing.
     """
 
-    def __init__(self, make: Callable[[], Tensor], finish: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, make: Callable[[], Tensor], finish: Callable[[], object] = lambda: None
+    ) -> None:
         self._make = make
         self._finish = finish
         self._ids: Tensor | None = None
@@ -256,7 +262,9 @@ def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
         TypeError: An id is not a whole number.
         IndexError: An id is outside the dataset.
     """
-    values: list[Any] = numbers.tolist() if isinstance(numbers, Tensor | np.ndarray) else list(numbers)
+    values: list[Any] = (
+        numbers.tolist() if isinstance(numbers, Tensor | np.ndarray) else list(numbers)
+    )
     try:
         # operator.index takes integers of NumPy and tensors as well, and refuses floats, which int() would cut off.
         ids = torch.tensor([*map(operator.index, values)], dtype=torch.int64)
@@ -267,7 +275,9 @@ def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
             "properties of a sample, such as its size, must come from the dataset or the collate_fn."
         ) from None
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= n):
-        raise IndexError(f"the sampler yielded an id outside the dataset's [0, {n}): {reprlib.repr(ids.tolist())}")
+        raise IndexError(
+            f"the sampler yielded an id outside the dataset's [0, {n}): {reprlib.repr(ids.tolist())}"
+        )
     return ids
 
 
@@ -421,7 +431,9 @@ class IdBatchSampler(Sampler[list[int]]):
         self.drops_last = cursor.drops_last
         # Generators: no id is drawn before the first batch is asked for, which is when the plain loader draws.
         self._pieces = (
-            self._kept_ids(consumed, repeat(self.size)) if cursor.sizes is None else self._of_steps(cursor.sizes, consumed)
+            self._kept_ids(consumed, repeat(self.size))
+            if cursor.sizes is None
+            else self._of_steps(cursor.sizes, consumed)
         )
         self._batches = self._iterate()
 
@@ -482,7 +494,9 @@ class IdBatchSampler(Sampler[list[int]]):
             if len(ids) < size:
                 return
 
-    def _staying(self, drawn: int, keeps: Keeps, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
+    def _staying(
+        self, drawn: int, keeps: Keeps, sizes: Iterator[int]
+    ) -> Iterator[tuple[Tensor, int]]:
         order = self._cursor.order
         exhausted = False
         kept = places = torch.empty(0, dtype=torch.int64)
@@ -583,7 +597,11 @@ class StreamBatches:
         self._place = self._place + rows_of(batch)
         self.first = self.first if begin else _checksum_of(batch)
         # If a stream has yielded more samples than its length, nobody knows how many follow.
-        left = None if self._length is None or self._place > self._length else self._length - self._place
+        left = (
+            None
+            if self._length is None or self._place > self._length
+            else self._length - self._place
+        )
         return batch, torch.arange(begin, self._place), self._place, self._place, left
 
     def skip(self, consumed: int, look: Callable[[Any, Tensor], None]) -> Tensor:
@@ -622,8 +640,14 @@ def _checksum_of(batch: Any) -> int:
     # Floats are left out: when a stream is read again, augmentation may change the images, but not the labels.
     checksum = 1
     for leaf in leaves(batch):
-        if leaf.dtype in (torch.int64, torch.int32) and leaf.device.type == "cpu" and leaf.layout is torch.strided:
-            checksum = zlib.crc32(leaf.flatten().contiguous().view(torch.uint8).numpy().data, checksum)
+        if (
+            leaf.dtype in (torch.int64, torch.int32)
+            and leaf.device.type == "cpu"
+            and leaf.layout is torch.strided
+        ):
+            checksum = zlib.crc32(
+                leaf.flatten().contiguous().view(torch.uint8).numpy().data, checksum
+            )
     return checksum
 
 

@@ -73,7 +73,9 @@ class HeldPlan:
             plan: The plan, already checked by `EpochPlan.check`.
             n: Number of samples.
         """
-        values = {field.name: getattr(plan, field.name) for field in fields(HeldPlan) if field.name != "n"}
+        values = {
+            field.name: getattr(plan, field.name) for field in fields(HeldPlan) if field.name != "n"
+        }
         for name in ("refresh",) if plan.drawn else ("ids", "refresh"):
             if values[name] is not None:
                 values[name] = torch.from_numpy(packed(values[name].numpy(), n))
@@ -91,7 +93,9 @@ class HeldPlan:
     def state_dict(self) -> dict[str, Any]:
         """Returns the fields as tensors and plain values; `HeldPlan(**state)` restores the plan."""
         # Not dataclasses.asdict, which would copy the tensors.
-        return {field.name: getattr(self, field.name) for field in fields(self)} | {"facts": dict(self.facts)}
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {
+            "facts": dict(self.facts)
+        }
 
     @cached_property
     def rows(self) -> int:
@@ -136,7 +140,9 @@ class HeldPlan:
         if self.drawn:
             # Not initialized: only positions of drawn samples are looked up.
             place = torch.empty(self.n, dtype=torch.int32 if self.rows < 2**31 else torch.int64)
-            place[self.ids] = torch.arange(self.rows, dtype=place.dtype)  # a sample that was drawn twice has one weight
+            place[self.ids] = torch.arange(
+                self.rows, dtype=place.dtype
+            )  # a sample that was drawn twice has one weight
             return place.numpy().take
         return (lambda ids: ids) if self.everything else self._marks.before
 

@@ -80,14 +80,18 @@ class SelectedLoader(OfUser):
         """Rows that a batch method chose and that were not yielded yet; None if no rows are chosen before the loop."""
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
         self._seen = 0
-        self.order: UserOrder | SharedOrder = UserOrder(loader) if world.size == 1 else SharedOrder(loader, world)
+        self.order: UserOrder | SharedOrder = (
+            UserOrder(loader) if world.size == 1 else SharedOrder(loader, world)
+        )
         """The order in which the user's loader reads the dataset."""
         self.n = self.order.n
         self.saved: Any = None
         """Object whose `state_dict` and `load_state_dict` save and load the run of this loader."""
         self.device = device or torch.device("cpu")
         """Device on which the training loop draws random numbers."""
-        self.ids = IdBatchSampler(self.order.sizes, least, as_tensors=isinstance(loader.dataset, TensorRows))
+        self.ids = IdBatchSampler(
+            self.order.sizes, least, as_tensors=isinstance(loader.dataset, TensorRows)
+        )
         self.reader = Reader(
             loader,
             self.ids,
@@ -147,7 +151,9 @@ class SelectedLoader(OfUser):
             return sizes.steps
         stream: Any = self._user.dataset
         samples = (
-            len(stream) if self.streams else self.ids.served_of(self.control.held, self.order.samples_of(self.control.held))
+            len(stream)
+            if self.streams
+            else self.ids.served_of(self.control.held, self.order.samples_of(self.control.held))
         )
         # A batch method also chooses rows of the last batch, which may be smaller.
         full, rest = divmod(samples, self.ids.batch_size)
@@ -184,7 +190,10 @@ class SelectedLoader(OfUser):
             return EpochScale(self.candidates)
         try:
             rows = self.ids.served_of(plan, self.order.samples_of(plan))
-        except (TypeError, NotImplementedError):  # a sampler of the user without a length, or with an order that is not known
+        except (
+            TypeError,
+            NotImplementedError,
+        ):  # a sampler of the user without a length, or with an order that is not known
             rows = None
         return EpochScale(self.candidates, rows, self.step_sizes(plan))
 
@@ -205,7 +214,11 @@ class SelectedLoader(OfUser):
         if sizes is not None:
             return np.diff(sizes.ends()), True
         rows = self.order.samples_of(plan)
-        rows -= 0 if rows % self.ids.batch_size >= self.ids.least_of(plan) else rows % self.ids.batch_size
+        rows -= (
+            0
+            if rows % self.ids.batch_size >= self.ids.least_of(plan)
+            else rows % self.ids.batch_size
+        )
         ends = np.append(np.arange(0, rows, self.ids.batch_size), rows)
         return np.diff(ends), not getattr(self.order.sizes, "by_batches", False)
 
@@ -236,11 +249,15 @@ class SelectedLoader(OfUser):
         self._begin_with(NONE_WAIT)
         return self.reader.start(cursor, self.order.length_of_stream(self._seen))
 
-    def _resume(self, cursor: EpochCursor | None, place: OrderPlace) -> MapStyleBatches | StreamBatches:
+    def _resume(
+        self, cursor: EpochCursor | None, place: OrderPlace
+    ) -> MapStyleBatches | StreamBatches:
         """Continues an interrupted epoch."""
         # Read before `resume`, which restores the random states of the beginning of the epoch.
         now = self.reader.random_states()
-        candidates = self.reader.resume(cursor, place.consumed, self.order.length_of_stream(self._seen))
+        candidates = self.reader.resume(
+            cursor, place.consumed, self.order.length_of_stream(self._seen)
+        )
         # Kept in a variable, because the next line clears it.
         waiting = self._waiting
         self._begin_with(NONE_WAIT)
@@ -253,7 +270,9 @@ class SelectedLoader(OfUser):
         # An order that begins at the position of the interruption draws no ids again, so there is no checksum to compare.
         checksum = zlib.crc32(replayed.numpy().tobytes(), candidates.first)
         if self.streams and checksum != place.checksum:
-            warn(f"The stream begins with another batch than when the epoch was interrupted. {RESUMED_STREAM}")
+            warn(
+                f"The stream begins with another batch than when the epoch was interrupted. {RESUMED_STREAM}"
+            )
         elif (cursor is None or cursor.stayed is None) and checksum != place.checksum:
             raise RuntimeError(
                 f"{type(self.order.sampler).__name__} did not repeat the order of the interrupted epoch. The order must "
@@ -261,7 +280,9 @@ class SelectedLoader(OfUser):
                 "Trainer: TrainingArguments(data_seed=...)), or resume from a state that was saved between epochs."
             )
         if self.row_buffer is not None:
-            if cursor is not None and len(waiting[0]):  # rows that were selected and not trained on are read again
+            if cursor is not None and len(
+                waiting[0]
+            ):  # rows that were selected and not trained on are read again
                 self.row_buffer.put(self.reader.read_again(waiting[0]), *waiting)
             # All processes must call this together, also those that have no rows in the buffer.
             self.row_buffer.count()
@@ -283,7 +304,9 @@ class SelectedLoader(OfUser):
         """
         # If all processes keep the same number of rows, they need not exchange the numbers for each batch.
         world = self._world if by_chance else ALONE
-        self.row_buffer = None if fills is None else RowBuffer(self.ids.batch_size if fills else None, world)
+        self.row_buffer = (
+            None if fills is None else RowBuffer(self.ids.batch_size if fills else None, world)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Returns `run.state_dict()`: a script that saves the state of its loader then saves the run."""
@@ -297,7 +320,9 @@ class SelectedLoader(OfUser):
         """Returns the chosen rows not yielded yet, and the random and sampler states at the start of the epoch."""
         # Rows that came with a loaded state and were not read again yet are in `_waiting`.
         unbuffered = self.row_buffer is None or len(self._waiting[0])
-        ids, weights = self._waiting if unbuffered or self.row_buffer is None else self.row_buffer.waiting
+        ids, weights = (
+            self._waiting if unbuffered or self.row_buffer is None else self.row_buffer.waiting
+        )
         return {
             "waiting": {"ids": ids, "weights": weights},
             "seen": self._seen,
@@ -311,7 +336,9 @@ class SelectedLoader(OfUser):
         self._begin_with((state["waiting"]["ids"].clone(), state["waiting"]["weights"]))
         self._seen = state["seen"]
         self.reader.load(state["epoch_start"], between_epochs=not state["active"])
-        self.order.load_state_dict(state["shuffle"], active=state["active"], consumed=state["consumed"])
+        self.order.load_state_dict(
+            state["shuffle"], active=state["active"], consumed=state["consumed"]
+        )
 
     def _begin_with(self, waiting: tuple[Tensor, Tensor | None]) -> None:
         """Sets the rows that the next pass begins with: those chosen but not yielded when the epoch was interrupted."""
@@ -416,7 +443,9 @@ class EpochIterator:
         if self._cursor.weights is not None:
             # The epoch plan and the batch method each correct for their own selection, so their weights are multiplied.
             planned = self._cursor.weights(ids.numpy())
-            weights = weights if planned is None else planned if weights is None else planned * weights
+            weights = (
+                weights if planned is None else planned if weights is None else planned * weights
+            )
         self._control.on_batch(batch, ids, self._place, weights, last=last)
 
     @property
@@ -430,7 +459,11 @@ class EpochIterator:
         if left is None or size is None or not self._drops_rest:
             return left == 0 and not row_buffer.rows
         chosen = _rows_of(left, self._sizes.batch_size, self._control)
-        return row_buffer.rows + chosen < size if chosen is not None else left == 0 and not row_buffer.full
+        return (
+            row_buffer.rows + chosen < size
+            if chosen is not None
+            else left == 0 and not row_buffer.full
+        )
 
     def _next_candidate(self) -> tuple[Any, Tensor]:
         timing = self._loader.timing
@@ -452,7 +485,11 @@ class EpochIterator:
     def _fill(self, row_buffer: RowBuffer) -> None:
         """Selects from candidate batches until there is a full batch, or no candidate is left."""
         # A stream is read to its end, because it may have more samples than its length says.
-        while not (row_buffer.full or self._exhausted or (not self._loader.streams and self._leaves_nothing(row_buffer))):
+        while not (
+            row_buffer.full
+            or self._exhausted
+            or (not self._loader.streams and self._leaves_nothing(row_buffer))
+        ):
             try:
                 batch, ids = self._next_candidate()
             except StopIteration:

@@ -23,7 +23,9 @@ def rows_of(batch: Any) -> int:
             return len(leaf)
     if isinstance(batch, list | tuple) and batch and isinstance(batch[0], list):
         return len(batch[0])
-    raise ValueError(f"a batch of {type(batch).__name__} has no tensor with a sample dimension: its rows cannot be chosen")
+    raise ValueError(
+        f"a batch of {type(batch).__name__} has no tensor with a sample dimension: its rows cannot be chosen"
+    )
 
 
 def is_per_sample(tree: Any, n: int) -> bool:
@@ -39,7 +41,10 @@ def is_per_sample(tree: Any, n: int) -> bool:
         return False
     # With two samples, the pair [x, y] has two entries, but they are not the samples.
     whole = [leaf.dim() > 0 and len(leaf) == n for leaf in leaves(tree)]
-    alike = len({(item.dtype, item.dim()) if isinstance(item, Tensor) else type(item) for item in tree}) == 1
+    alike = (
+        len({(item.dtype, item.dim()) if isinstance(item, Tensor) else type(item) for item in tree})
+        == 1
+    )
     return not any(whole) or (alike and not all(whole))
 
 
@@ -84,7 +89,11 @@ def take_rows(columns: list[Any], rows: Tensor) -> list[Any]:
             continue
         # Only lists and arrays need the row numbers on the host. If all columns are tensors, nothing waits for the device.
         numbers = rows.tolist() if numbers is None else numbers
-        taken.append(column[numbers] if isinstance(column, np.ndarray) else type(column)(column[i] for i in numbers))
+        taken.append(
+            column[numbers]
+            if isinstance(column, np.ndarray)
+            else type(column)(column[i] for i in numbers)
+        )
     return taken
 
 
@@ -132,9 +141,19 @@ class Part(NamedTuple):
     def between(self, start: int, stop: int) -> "Part":
         """Returns the rows from `start` to `stop`."""
         # Copies, because a view has another memory alignment, with which kernels add in another order.
-        columns = [x[start:stop].clone() if isinstance(x, Tensor) else x[start:stop] for x in self.columns]
-        ids, rows = (self.ids[start:stop], None) if self.rows is None else (self.ids, self.rows[start:stop])
-        return Part(columns, self.rebuild, ids, rows, None if self.weights is None else self.weights[start:stop])
+        columns = [
+            x[start:stop].clone() if isinstance(x, Tensor) else x[start:stop] for x in self.columns
+        ]
+        ids, rows = (
+            (self.ids[start:stop], None) if self.rows is None else (self.ids, self.rows[start:stop])
+        )
+        return Part(
+            columns,
+            self.rebuild,
+            ids,
+            rows,
+            None if self.weights is None else self.weights[start:stop],
+        )
 
 
 def ids_and_weights(parts: Sequence[Part]) -> tuple[Tensor, Tensor | None]:
@@ -143,7 +162,12 @@ def ids_and_weights(parts: Sequence[Part]) -> tuple[Tensor, Tensor | None]:
     The row numbers and weights of all parts are copied to the host together, because each copy waits for the device.
     """
     # float64 represents row numbers up to 2**53 and float32 weights exactly, so one tensor can hold both.
-    there = [values.double() for part in parts for values in (part.rows, part.weights) if values is not None]
+    there = [
+        values.double()
+        for part in parts
+        for values in (part.rows, part.weights)
+        if values is not None
+    ]
     if not there:
         return torch.cat([torch.empty(0, dtype=torch.int64), *(part.ids for part in parts)]), None
     joint = torch.cat([values.to(there[0].device, non_blocking=True) for values in there]).cpu()
@@ -153,7 +177,9 @@ def ids_and_weights(parts: Sequence[Part]) -> tuple[Tensor, Tensor | None]:
     for part in parts:
         ids.append(part.ids if part.rows is None else part.ids[next(here).long()])
         weights.append(torch.ones(part.n) if part.weights is None else next(here).float())
-    return torch.cat(ids), torch.cat(weights) if any(part.weights is not None for part in parts) else None
+    return torch.cat(ids), torch.cat(weights) if any(
+        part.weights is not None for part in parts
+    ) else None
 
 
 class RowBuffer:
@@ -201,7 +227,9 @@ class RowBuffer:
             # If all rows are chosen, the tensors need no copy.
             entire = len(plan.rows) == len(ids) and not plan.drawn
             if not entire:
-                chosen = chosen._replace(columns=take_rows(chosen.columns, plan.rows), rows=plan.rows)
+                chosen = chosen._replace(
+                    columns=take_rows(chosen.columns, plan.rows), rows=plan.rows
+                )
             self._put(chosen, entire=entire)
         self.count()
 
@@ -219,7 +247,10 @@ class RowBuffer:
         columns, rest, rebuild = take_apart(batch, len(ids))
         kinds = [type(column) for column in columns]
         if not kinds or kinds != (self._kinds or kinds):
-            now, before = (", ".join(kind.__name__ for kind in some) or "none" for some in (kinds, self._kinds or ()))
+            now, before = (
+                ", ".join(kind.__name__ for kind in some) or "none"
+                for some in (kinds, self._kinds or ())
+            )
             raise ValueError(
                 f"a batch of {len(ids)} samples has these parts with one entry for each sample: {now}"
                 + (f"; others before it had {before}" if kinds else "")
@@ -260,7 +291,9 @@ class RowBuffer:
             wanted -= part.n
             parts.append(part)
         self.rows -= size
-        columns = [join_columns(column) for column in zip(*(part.columns for part in parts), strict=True)]
+        columns = [
+            join_columns(column) for column in zip(*(part.columns for part in parts), strict=True)
+        ]
         # `_put` refuses to join batches whose other parts differ, so the other parts of any batch are right for all rows.
         return parts[-1].rebuild(columns), *ids_and_weights(parts)
 

@@ -5,7 +5,14 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from thresher.distributed.world import World
@@ -37,7 +44,11 @@ class ShardedSampler(Sampler[int]):
         self.drop_last = drop_last
 
     def __len__(self) -> int:
-        return len(self.whole) // self.num_replicas if self.drop_last else -(-len(self.whole) // self.num_replicas)
+        return (
+            len(self.whole) // self.num_replicas
+            if self.drop_last
+            else -(-len(self.whole) // self.num_replicas)
+        )
 
     def __iter__(self) -> Iterator[int]:
         # Iterated once, because a shuffle has another order each time.
@@ -138,7 +149,15 @@ class PreparedLoader:
 
 def is_prepared(loader: Any) -> bool:
     """Whether a loader was prepared by accelerate; such a loader reports to accelerate where an epoch begins and ends."""
-    names = ("begin", "end", "end_of_dataloader", "remainder", "gradient_state", "iteration", "set_epoch")
+    names = (
+        "begin",
+        "end",
+        "end_of_dataloader",
+        "remainder",
+        "gradient_state",
+        "iteration",
+        "set_epoch",
+    )
     return all(hasattr(loader, name) for name in names)
 
 
@@ -151,7 +170,9 @@ def is_dealt_by_accelerate(batches: Any) -> bool:
 def foreign_batches(batches: Any) -> str | None:
     """Returns the class of a batch sampler that a run cannot replace, such as one that groups by length; None for others."""
     inner = batches.batch_sampler if is_dealt_by_accelerate(batches) else batches
-    known = type(inner) in (BatchSampler, StratifiedBatchSampler) or is_of_torchdata(inner, "BatchSampler")
+    known = type(inner) in (BatchSampler, StratifiedBatchSampler) or is_of_torchdata(
+        inner, "BatchSampler"
+    )
     return None if known else type(inner).__name__
 
 
@@ -170,13 +191,17 @@ def is_seeded_by_epoch(sampler: Any) -> bool:
 def is_of_torchdata(thing: Any, name: str) -> bool:
     """Whether the class of an object is exactly the class `name` of torchdata.stateful_dataloader."""
     # Compared by name, because torchdata need not be installed.
-    return type(thing).__name__ == name and type(thing).__module__.startswith("torchdata.stateful_dataloader")
+    return type(thing).__name__ == name and type(thing).__module__.startswith(
+        "torchdata.stateful_dataloader"
+    )
 
 
 def share_states(loader: Any) -> None:
     """Copies the random states of the first process to all others, as a loader of accelerate does before each epoch."""
     if getattr(loader, "rng_types", None) is not None:
-        sys.modules["accelerate.data_loader"].synchronize_rng_states(loader.rng_types, loader.synchronized_generator)
+        sys.modules["accelerate.data_loader"].synchronize_rng_states(
+            loader.rng_types, loader.synchronized_generator
+        )
 
 
 WRAPPED = "run = thresher.attach(..., loader=wrapper.loader); wrapper.loader = run.loader"
@@ -223,10 +248,14 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
                 "IterableDataset."
             )
         if loader.batch_size is None:
-            raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
+            raise ValueError(
+                "`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size."
+            )
         return
     if loader.batch_sampler is None:
-        raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
+        raise ValueError(
+            "`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size."
+        )
     foreign = foreign_batches(loader.batch_sampler)
     if foreign or (is_dealt_by_accelerate(loader.batch_sampler) and not several):
         name = foreign or type(loader.batch_sampler).__name__
@@ -237,11 +266,21 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         raise ValueError(
             "`loader` has in_order=False: batches may come back in another order than their ids were drawn. Use in_order=True."
         )
-    sampler = loader.sampler if isinstance(loader.sampler, ShardedSampler) else inner_sampler(loader.batch_sampler)
+    sampler = (
+        loader.sampler
+        if isinstance(loader.sampler, ShardedSampler)
+        else inner_sampler(loader.batch_sampler)
+    )
     if isinstance(sampler, EpochSampler):
         sampler.check_size(len(loader.dataset))  # pyright: ignore[reportArgumentType]
-    replicas = getattr(loader.batch_sampler, "num_processes", getattr(sampler, "num_replicas", None))
-    if not several and isinstance(sampler, DistributedSampler | Shuffle | ShardedSampler) and replicas not in (1, None):
+    replicas = getattr(
+        loader.batch_sampler, "num_processes", getattr(sampler, "num_replicas", None)
+    )
+    if (
+        not several
+        and isinstance(sampler, DistributedSampler | Shuffle | ShardedSampler)
+        and replicas not in (1, None)
+    ):
         raise ValueError(
             f"`loader` has a {type(sampler).__name__} for {replicas} processes, but there is no process group of several "
             "processes: call torch.distributed.init_process_group before attach. In one process, create it with "
@@ -311,9 +350,7 @@ def check_iteration(loader: DataLoader[Any]) -> None:
             )
 
 
-SHARED = (
-    "a torch.utils.data.DistributedSampler, a thresher.Shuffle with num_replicas= and rank=, or accelerator.prepare(loader)"
-)
+SHARED = "a torch.utils.data.DistributedSampler, a thresher.Shuffle with num_replicas= and rank=, or accelerator.prepare(loader)"
 """Ways to divide samples among several processes, for error messages."""
 
 
@@ -335,7 +372,11 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
     name = type(sampler).__name__
     size = len(dataset)
     if by_batches or isinstance(outer, ShardedSampler):
-        dealt: Any = (batches.num_processes, batches.process_index) if by_batches else (outer.num_replicas, outer.rank)
+        dealt: Any = (
+            (batches.num_processes, batches.process_index)
+            if by_batches
+            else (outer.num_replicas, outer.rank)
+        )
         if by_batches and not batches.even_batches and not batches.drop_last:
             raise ValueError(
                 "`loader` was prepared with even_batches=False: processes could have different numbers of batches. Use "
@@ -348,11 +389,17 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
             raise ValueError(
                 f"`loader` has a {name}, by which each of the {world.size} processes would train on all samples. Use {SHARED}."
             )
-        dealt = sampler.dealing() if isinstance(sampler, Shuffle) else (sampler.num_replicas, sampler.rank)
+        dealt = (
+            sampler.dealing()
+            if isinstance(sampler, Shuffle)
+            else (sampler.num_replicas, sampler.rank)
+        )
         source: Any = sampler.data_source if isinstance(sampler, Shuffle) else sampler.dataset
         read = len(source)
         if read != size:
-            raise ValueError(f"`loader` has a {name} over {read} samples, but its dataset has {size}: give it that dataset")
+            raise ValueError(
+                f"`loader` has a {name} over {read} samples, but its dataset has {size}: give it that dataset"
+            )
     if dealt != (world.size, world.rank):
         raise ValueError(
             f"`loader` loads the samples for process {dealt[1]} of {dealt[0]}, but this is process {world.rank} of "
@@ -364,8 +411,14 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
 def _check_dealt_order(sampler: Any, size: int) -> None:
     """Checks that an order that accelerate or `ShardedSampler` divides among processes has every sample once."""
     known: tuple[type, ...] = (RandomSampler, SequentialSampler, Shuffle)
-    repeats = isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != size)
-    fits = isinstance(sampler, known) and not repeats and getattr(sampler, "num_replicas", None) in (None, 1)
+    repeats = isinstance(sampler, RandomSampler) and (
+        sampler.replacement or sampler.num_samples != size
+    )
+    fits = (
+        isinstance(sampler, known)
+        and not repeats
+        and getattr(sampler, "num_replicas", None) in (None, 1)
+    )
     if not fits or len(sampler) != size:
         raise ValueError(
             f"`loader` has a {type(sampler).__name__}, whose order is divided among several processes: the method needs an "
@@ -380,4 +433,6 @@ def _check_size(batches: Any, size: int, world: World) -> None:
             f"multiple of {world.size}"
         )
     if size < world.size:
-        raise ValueError(f"the dataset has {size} samples, but there are {world.size} processes: each needs one or more")
+        raise ValueError(
+            f"the dataset has {size} samples, but there are {world.size} processes: each needs one or more"
+        )

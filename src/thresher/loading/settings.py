@@ -37,7 +37,15 @@ def loader_settings(loader: DataLoader[Any]) -> dict[str, Any]:
     return {name: getattr(loader, name) for name in KEPT_SETTINGS}
 
 
-OF_THE_USER = {*KEPT_SETTINGS, "dataset", "sampler", "batch_sampler", "batch_size", "drop_last", "in_order"}
+OF_THE_USER = {
+    *KEPT_SETTINGS,
+    "dataset",
+    "sampler",
+    "batch_sampler",
+    "batch_size",
+    "drop_last",
+    "in_order",
+}
 """Attributes that, if the user sets them on the run's loader, are set on the user's loader instead."""
 
 
@@ -79,13 +87,21 @@ class SettingsAtAttach:
     @staticmethod
     def _now(user: DataLoader[Any]) -> dict[str, Any]:
         batches: Any = user.batch_sampler
-        of_batches = {"batch_size": batches.batch_size, "drop_last": batches.drop_last, "sampler": inner_sampler(batches)}
-        return loader_settings(user) | {f"batch_sampler.{name}": value for name, value in of_batches.items()}
+        of_batches = {
+            "batch_size": batches.batch_size,
+            "drop_last": batches.drop_last,
+            "sampler": inner_sampler(batches),
+        }
+        return loader_settings(user) | {
+            f"batch_sampler.{name}": value for name, value in of_batches.items()
+        }
 
     def rebuilt(self, batch_sampler: Any) -> DataLoader[Any]:
         """Returns a loader with the same settings and another batch sampler."""
         settings = {name: self._known[name] for name in KEPT_SETTINGS}
-        settings["collate_fn"] = checked(self._user, collate_keeps_rows=self._unknown_rows.collate_keeps_rows)
+        settings["collate_fn"] = checked(
+            self._user, collate_keeps_rows=self._unknown_rows.collate_keeps_rows
+        )
         return DataLoader(self._user.dataset, batch_sampler=batch_sampler, **settings)
 
     def check(self) -> None:
@@ -96,8 +112,13 @@ class SettingsAtAttach:
         """
         for name, value in self._now(self._user).items():
             # By identity, because == of a user's sampler or function can mean anything. Numbers are compared by value.
-            if value is not (known := self._known[name]) and not (isinstance(value, int | float) and value == known):
-                said = [type(one).__name__ if hasattr(one, "__dict__") else repr(one) for one in (known, value)]
+            if value is not (known := self._known[name]) and not (
+                isinstance(value, int | float) and value == known
+            ):
+                said = [
+                    type(one).__name__ if hasattr(one, "__dict__") else repr(one)
+                    for one in (known, value)
+                ]
                 raise ValueError(
                     f"`loader.{name}` was changed from {said[0]} to {said[1]} after `attach`. Change it back, or call "
                     "run.detach() and attach again."
@@ -113,5 +134,7 @@ def checked_batch_size(sizes: Any) -> int:
     size = sizes.batch_size
     # In Python, True is an integer and would pass as a batch size of 1.
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"`loader.batch_sampler.batch_size` must be a whole number of at least 1, got {size!r}")
+        raise ValueError(
+            f"`loader.batch_sampler.batch_size` must be a whole number of at least 1, got {size!r}"
+        )
     return size

@@ -94,7 +94,9 @@ def too_few(least: int) -> str:
     Args:
         least: Least number of rows of a batch: 1, or 2 if the model has BatchNorm.
     """
-    return "less than one a batch" if least == 1 else "fewer than two per batch, which BatchNorm needs"
+    return (
+        "less than one a batch" if least == 1 else "fewer than two per batch, which BatchNorm needs"
+    )
 
 
 def rounded_up(share: float) -> float:
@@ -130,7 +132,9 @@ def smaller_sizes(
     try:
         staying = ids()
     except TypeError as error:
-        raise SmallerBatchesError(f"Smaller batches need the number of samples of an epoch, and {error}.") from None
+        raise SmallerBatchesError(
+            f"Smaller batches need the number of samples of an epoch, and {error}."
+        ) from None
     steps = everything // batch_size if drop_last else -(-everything // batch_size)
     most = steps * batch_size if drop_last else everything
     # With drop_last, the plan keeps the same fraction of the rows that full training does not drop. Rounded to the nearest

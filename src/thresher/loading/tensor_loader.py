@@ -81,6 +81,15 @@ class TensorLoader(DataLoader[Any]):
         sizes = {(len(one) if one.dim() else None, str(one.device)) for one in tensors}
         if len(sizes) != 1 or (None, str(tensors[0].device)) in sizes:
             shapes = ", ".join(f"{tuple(one.shape)} on {one.device}" for one in tensors)
-            raise ValueError(f"TensorLoader: `tensors` must have one length and one device, got {shapes or 'none'}")
+            raise ValueError(
+                f"TensorLoader: `tensors` must have one length and one device, got {shapes or 'none'}"
+            )
         rows = TensorRows(tensors, transform)
-        super().__init__(rows, batch_size, shuffle=shuffle, drop_last=drop_last, generator=generator, collate_fn=as_it_is)
+        super().__init__(
+            rows,
+            batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            generator=generator,
+            collate_fn=as_it_is,
+        )

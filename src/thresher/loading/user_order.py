@@ -87,7 +87,11 @@ class ShufflePasses:
     def state_dict(self) -> dict[str, Any]:
         """Returns the values that determine the orders of this pass and of later ones, as plain values."""
         shuffle = self._shuffle
-        return {**shuffle.state_at(shuffle.epoch, 0), "sampler": type(shuffle).__name__, "begun": self._ids.epoch}
+        return {
+            **shuffle.state_at(shuffle.epoch, 0),
+            "sampler": type(shuffle).__name__,
+            "begun": self._ids.epoch,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], *, active: bool, consumed: int) -> None:
         """Restores the sample order of a saved run. The next epochs continue from it.
@@ -123,7 +127,11 @@ class UserOrder:
         self.sampler: Any = None if self.streams else loader.batch_sampler.sampler  # pyright: ignore
         self.some_ids = None if self.streams else self._find_some_ids()
         """Ids that the sampler can yield, shape (K,), int64, ascending; None if these are all ids, or are not known."""
-        self.passes = ShufflePasses(self.sampler) if type(self.sampler) in (Shuffle, WeightedSampler) else None
+        self.passes = (
+            ShufflePasses(self.sampler)
+            if type(self.sampler) in (Shuffle, WeightedSampler)
+            else None
+        )
         """Chooses the epoch of each pass over a `Shuffle` or `WeightedSampler`; None for other samplers."""
 
     @property
@@ -141,7 +149,9 @@ class UserOrder:
     @property
     def _shuffles_itself(self) -> bool:
         """Whether the order is a plain shuffle that the sampler makes itself."""
-        shuffles = is_seeded_by_epoch(self.sampler) or is_of_torchdata(self.sampler, "RandomSampler")
+        shuffles = is_seeded_by_epoch(self.sampler) or is_of_torchdata(
+            self.sampler, "RandomSampler"
+        )
         return shuffles and self._has_all_once()
 
     def _find_some_ids(self) -> Tensor | None:
@@ -175,7 +185,12 @@ class UserOrder:
         # A sampler that is shorter than the dataset may yield a fixed part of it, which is not known, or may draw from all ids
         # each time, as these three do.
         draws = (RandomSampler, WeightedRandomSampler, WeightedSampler)
-        if not self.streams and self.some_ids is None and type(self.sampler) not in draws and self.candidates(0) < self.n:
+        if (
+            not self.streams
+            and self.some_ids is None
+            and type(self.sampler) not in draws
+            and self.candidates(0) < self.n
+        ):
             raise ValueError(
                 f"`loader` has a sampler, {type(self.sampler).__name__}, that yields {len(self.sampler)} of the {self.n} "
                 "samples of the dataset, and Thresher cannot find out which, so it cannot choose a share of them. Pass a "
@@ -236,13 +251,17 @@ class UserOrder:
     @property
     def is_free(self) -> bool:
         """Whether the order is a plain shuffle, which a method may replace by another order."""
-        return self._shuffles_itself or (self.is_known and isinstance(self.sampler, RandomSampler | Shuffle))
+        return self._shuffles_itself or (
+            self.is_known and isinstance(self.sampler, RandomSampler | Shuffle)
+        )
 
     def generators(self) -> list[torch.Generator]:
         """Returns the generators that the loader draws from."""
         return generators_of(self.sampler, self._loader)
 
-    def step_sizes(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int) -> StepSizes | None:
+    def step_sizes(
+        self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int
+    ) -> StepSizes | None:
         """Returns the sizes of the smaller batches of an epoch; None if its batches are full.
 
         Args:
@@ -262,7 +281,9 @@ class UserOrder:
         drop_last = sizes.drop_last
         return smaller_sizes(ids, everything, size, drop_last, least=sizes.least)
 
-    def cursor(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochCursor:
+    def cursor(
+        self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None
+    ) -> EpochCursor:
         """Returns the rows of an epoch: the order of the sampler, and which of its ids the plan keeps.
 
         Args:
@@ -304,7 +325,9 @@ class UserOrder:
         # The ids of other samplers are taken one by one, when the plain loader would take them.
         if not self.is_known:
             if is_of_torchdata(self.sampler, "RandomSampler") and self._loader.num_workers:
-                iter(self.sampler)  # StatefulDataLoader with workers calls iter twice per epoch, and uses the second order
+                iter(
+                    self.sampler
+                )  # StatefulDataLoader with workers calls iter twice per epoch, and uses the second order
             return SamplerOrder(self.sampler, self.n)
         if isinstance(self.sampler, SequentialSampler):
             return sequential(self.n)

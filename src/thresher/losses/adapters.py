@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.losses import signals as reading
-from thresher.losses.base import Criterion, DeferredSignals, LossAndSignals, as_measured, restore_random_states
+from thresher.losses.base import (
+    Criterion,
+    DeferredSignals,
+    LossAndSignals,
+    as_measured,
+    restore_random_states,
+)
 from thresher.records import NEVER_SEEN
 
 
@@ -91,7 +97,9 @@ class ClassCriterion(ReducedCriterion):
         return self.original.weight is not None
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
-        return type(self).function(outputs, targets, self.original.weight, reduction="none", **self._settings)
+        return type(self).function(
+            outputs, targets, self.original.weight, reduction="none", **self._settings
+        )
 
     def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
         return type(self).function(outputs, targets, reduction="none", **self._settings)
@@ -138,7 +146,9 @@ class NegativeLogLikelihood(ClassCriterion):
         # Not the original's `forward`: behind the log-softmax of `CrossEntropy` the original is an nn.CrossEntropyLoss.
         weight = self.original.weight
         ignore_index = self.original.ignore_index
-        return F.nll_loss(outputs, targets, weight, ignore_index=ignore_index, reduction=self.reduction)
+        return F.nll_loss(
+            outputs, targets, weight, ignore_index=ignore_index, reduction=self.reduction
+        )
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         return outputs.detach().float()
@@ -163,15 +173,26 @@ class CrossEntropy(ClassCriterion):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        return {"ignore_index": self.original.ignore_index, "label_smoothing": self.original.label_smoothing}
+        return {
+            "ignore_index": self.original.ignore_index,
+            "label_smoothing": self.original.label_smoothing,
+        }
 
     def measure(
-        self, outputs: Any, targets: Any, layout: RowLayout, *, weights: Tensor | None, wanted: set[str]
+        self,
+        outputs: Any,
+        targets: Any,
+        layout: RowLayout,
+        *,
+        weights: Tensor | None,
+        wanted: set[str],
     ) -> LossAndSignals:
         """Computes log-softmax once for scalar, losses and signals if cross-entropy is its negative log-likelihood."""
         if not self._is_likelihood(outputs, targets, wanted):
             return super().measure(outputs, targets, layout, weights=weights, wanted=wanted)
-        return self._after_softmax.measure(F.log_softmax(outputs, 1), targets, layout, weights=weights, wanted=wanted)
+        return self._after_softmax.measure(
+            F.log_softmax(outputs, 1), targets, layout, weights=weights, wanted=wanted
+        )
 
     def _is_likelihood(self, outputs: Tensor, targets: Tensor, wanted: set[str]) -> bool:
         # A softmax over the batch needs the logits, so `batch_confidence` cannot be read after the log-softmax. Autocast picks
@@ -195,9 +216,20 @@ class CrossEntropy(ClassCriterion):
     ) -> "tuple[Tensor, dict[str, Tensor] | DeferredSignals]":
         """Inlines the most common case, one label per sample, because every step runs it and each Python call costs time."""
         settings = self._settings_of_original
-        common = settings["reduction"] == "mean" and settings["ignore_index"] < 0 and not settings["label_smoothing"]
-        if not common or self._buffers_of_original["weight"] is not None or targets.dim() != 1 or _autocasts():
-            return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
+        common = (
+            settings["reduction"] == "mean"
+            and settings["ignore_index"] < 0
+            and not settings["label_smoothing"]
+        )
+        if (
+            not common
+            or self._buffers_of_original["weight"] is not None
+            or targets.dim() != 1
+            or _autocasts()
+        ):
+            return self.measure(
+                outputs, targets, attribution.layout, weights=weights, wanted=wanted
+            )
         if not wanted and attribution.all_count:
             # `dot` takes equal dtypes only. To convert the weights would cost what the prepared ones save.
             if weights_over_n is not None and weights_over_n.dtype is outputs.dtype:
@@ -210,12 +242,18 @@ class CrossEntropy(ClassCriterion):
                 losses = _nll_loss(log_probs.detach(), targets, None, 0, -100)
                 return _nll_loss(log_probs, targets, None, 1, -100), {"loss": losses}
         # One label per sample without smoothing or autocast: what is left of `_is_likelihood`.
-        likely = outputs.dim() > 1 and not targets.dtype.is_floating_point and reading.OF_A_BATCH.isdisjoint(wanted)
+        likely = (
+            outputs.dim() > 1
+            and not targets.dtype.is_floating_point
+            and reading.OF_A_BATCH.isdisjoint(wanted)
+        )
         if likely and weights is None and targets.shape[0] == attribution.layout.n:
             log_probs = torch.log_softmax(outputs, 1)
             value = _nll_loss(log_probs, targets, None, 1, settings["ignore_index"])
             # The signals are read some steps later. By then the loop may have written its targets in place.
-            return value, DeferredSignals(log_probs.detach(), targets.clone(), self._after_softmax, wanted)
+            return value, DeferredSignals(
+                log_probs.detach(), targets.clone(), self._after_softmax, wanted
+            )
         return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
 
 
@@ -227,7 +265,9 @@ class ElementCriterion(ReducedCriterion):
 
     def __init__(self, original: Any) -> None:
         super().__init__(original)
-        self.kind = "labels" if isinstance(original, nn.BCELoss | nn.BCEWithLogitsLoss) else "values"
+        self.kind = (
+            "labels" if isinstance(original, nn.BCELoss | nn.BCEWithLogitsLoss) else "values"
+        )
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
         # Before the call, because torch only warns about such shapes in MSE, L1 and Huber losses.
@@ -239,7 +279,11 @@ class ElementCriterion(ReducedCriterion):
         return super().positions(outputs, targets)
 
     def probs(self, outputs: Tensor) -> Tensor:
-        return outputs.float().sigmoid() if isinstance(self.original, nn.BCEWithLogitsLoss) else outputs.float()
+        return (
+            outputs.float().sigmoid()
+            if isinstance(self.original, nn.BCEWithLogitsLoss)
+            else outputs.float()
+        )
 
 
 class Divergence(ElementCriterion):
@@ -297,24 +341,32 @@ class CallableCriterion(Criterion):
         return losses if losses.dim() else self._by_rows(outputs, targets, losses)
 
     def _call(self, outputs: Any, targets: Any) -> Tensor:
-        losses = (self.original.forward if isinstance(self.original, nn.Module) else self.original)(outputs, targets)
+        losses = (self.original.forward if isinstance(self.original, nn.Module) else self.original)(
+            outputs, targets
+        )
         if not isinstance(losses, Tensor):
             raise self._refusal(f"returned {type(losses).__name__}")
         return losses
 
     def _by_rows(self, outputs: Any, targets: Any, mean: Tensor) -> Tensor:
         """Returns the losses of single rows, shape (rows,), and checks that their mean is `mean`."""
-        of_rows = all(isinstance(one, Tensor) and one.dim() for one in (outputs, targets)) and len(outputs) == len(targets)
+        of_rows = all(isinstance(one, Tensor) and one.dim() for one in (outputs, targets)) and len(
+            outputs
+        ) == len(targets)
         try:
             # Inside the block, because a loss with other arguments gets the same message as one that fails for single rows.
             if not of_rows:
-                raise ValueError("outputs and targets are not two tensors with the same number of rows")
-            with restore_random_states(outputs):
-                losses = torch.vmap(lambda row, target: self._call(row[None], target[None]), randomness="different")(
-                    outputs, targets
+                raise ValueError(
+                    "outputs and targets are not two tensors with the same number of rows"
                 )
+            with restore_random_states(outputs):
+                losses = torch.vmap(
+                    lambda row, target: self._call(row[None], target[None]), randomness="different"
+                )(outputs, targets)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise self._refusal(f"returned one number for all rows and fails for single rows ({error})") from error
+            raise self._refusal(
+                f"returned one number for all rows and fails for single rows ({error})"
+            ) from error
         if mean.device.type == "cpu" or not self._compared:
             found = losses.detach().mean()
             size = losses.detach().abs().mean()
@@ -322,7 +374,11 @@ class CallableCriterion(Criterion):
             rounding = 1e-4 if mean.dtype in (torch.float32, torch.float64) else 1e-2
             # Rounding grows with the size of the losses, while losses of both signs can cancel to a mean near 0. NaN is tested
             # by itself, because each comparison with it is false: a standard deviation of a single row is NaN, for example.
-            if losses.dim() != 1 or (mean.detach() - found).abs() > rounding * size or bool(found.isnan() & ~mean.isnan()):
+            if (
+                losses.dim() != 1
+                or (mean.detach() - found).abs() > rounding * size
+                or bool(found.isnan() & ~mean.isnan())
+            ):
                 raise self._refusal(
                     f"returned one number, {float(mean):.4g}, but the mean of its values for single rows is {float(found):.4g}"
                 )
@@ -372,7 +428,9 @@ class CustomCriterion(ReducedCriterion):
             value = self._copy().forward(outputs, targets)
         losses = self.plain_positions(outputs, targets).detach()
         # Rounding grows with the size of the losses, while losses of both signs can cancel to a scalar near 0.
-        expected, size = (one.sum() if self.reduction == "sum" else one.mean() for one in (losses, losses.abs()))
+        expected, size = (
+            one.sum() if self.reduction == "sum" else one.mean() for one in (losses, losses.abs())
+        )
         rounding = 1e-4 if value.dtype in (torch.float32, torch.float64) else 1e-2
         if value.numel() != 1 or (value - expected).abs() > rounding * size:
             raise ValueError(
@@ -404,7 +462,11 @@ class CustomCriterion(ReducedCriterion):
         # A forward pass does not write parameters, so the copy shares them, however large they are.
         memo: dict[int, Any] = {id(one): one for one in criterion.parameters()}
         # deepcopy refuses generators. The copy draws what the user's call will draw, and leaves the user's generator as it is.
-        memo |= {id(one): one.clone_state() for one in vars(criterion).values() if isinstance(one, torch.Generator)}
+        memo |= {
+            id(one): one.clone_state()
+            for one in vars(criterion).values()
+            if isinstance(one, torch.Generator)
+        }
         try:
             return copy.deepcopy(criterion, memo)
         except Exception as error:
@@ -499,7 +561,9 @@ def adapt(criterion: Any) -> Criterion:
         )
     # Hooks can be on the wrapper of torch.compile and on the module inside, so both are checked.
     _check_hooks(criterion)
-    criterion = getattr(criterion, "_orig_mod", criterion)  # of torch.compile, whose settings are those of the module inside
+    criterion = getattr(
+        criterion, "_orig_mod", criterion
+    )  # of torch.compile, whose settings are those of the module inside
     _check_hooks(criterion)
     if criterion in OTHER_FUNCTIONS or isinstance(criterion, OTHER_MODULES):
         name = getattr(criterion, "__name__", type(criterion).__name__)
@@ -516,10 +580,14 @@ def adapt(criterion: Any) -> Criterion:
         return CallableCriterion(criterion)
     allowed = ["mean", "sum", "none"] + ["batchmean"] * isinstance(criterion, nn.KLDivLoss)
     if criterion.reduction not in allowed:
-        raise ValueError(f"`criterion` has reduction {criterion.reduction!r}; allowed are {', '.join(allowed)}")
+        raise ValueError(
+            f"`criterion` has reduction {criterion.reduction!r}; allowed are {', '.join(allowed)}"
+        )
     # Other losses of torch.nn, such as PoissonNLLLoss, draw no random numbers and keep no state: no copy is needed.
     of_torch = type(criterion).__module__ == nn.MSELoss.__module__
-    return ADAPTERS.get(type(criterion), ReducedCriterion if of_torch else CustomCriterion)(criterion)
+    return ADAPTERS.get(type(criterion), ReducedCriterion if of_torch else CustomCriterion)(
+        criterion
+    )
 
 
 def _check_hooks(criterion: Any) -> None:

@@ -128,7 +128,13 @@ class Criterion:
         return rows.new_full(rows.shape[:1], rows.shape[1])
 
     def measure(
-        self, outputs: Any, targets: Any, layout: RowLayout, *, weights: Tensor | None, wanted: set[str]
+        self,
+        outputs: Any,
+        targets: Any,
+        layout: RowLayout,
+        *,
+        weights: Tensor | None,
+        wanted: set[str],
     ) -> LossAndSignals:
         """Returns the scalar for the loop and the signals of each sample.
 
@@ -206,7 +212,11 @@ class Criterion:
         loss = rows.squeeze(1) if all_count and rows.shape[1] == 1 else self.means(rows, targets)
         # `batch_loss` is made of the losses, which `read` does not have.
         signals = {"loss": loss, **self.read(outputs, targets, wanted - {"batch_loss"}, layout.n)}
-        return signals | {"batch_loss": reading.batch_loss(loss)} if "batch_loss" in wanted else signals
+        return (
+            signals | {"batch_loss": reading.batch_loss(loss)}
+            if "batch_loss" in wanted
+            else signals
+        )
 
     def check_weights(self, outputs: Any, targets: Any) -> None:
         """Checks that losses can be weighted within this criterion.
@@ -229,11 +239,17 @@ class Criterion:
 
     def reads(self, outputs: Any, targets: Any) -> reading.OutputKind:
         """Returns the meaning of the outputs of this call; the shapes decide if the type of the criterion does not."""
-        if self.kind != "unknown" or not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+        if self.kind != "unknown" or not (
+            isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+        ):
             return self.kind
         indices = not (targets.is_floating_point() or targets.is_complex())
         # One logit per sample scores no classes: read as such, target 0 would always be right, with confidence 1.
-        scores = outputs.dim() > 1 and outputs.shape[1] > 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
+        scores = (
+            outputs.dim() > 1
+            and outputs.shape[1] > 1
+            and outputs.shape[:1] + outputs.shape[2:] == targets.shape
+        )
         return "classes" if indices and scores else "unknown"
 
     def log_probs(self, outputs: Tensor) -> Tensor:
@@ -266,7 +282,9 @@ class Criterion:
             signals |= {"grad_norm": errors.norm(dim=1)} if "grad_norm" in wanted else {}
         if "stratum" in wanted:
             # Before outputs without classes are refused: `stratum` is -1 for them.
-            signals["stratum"] = reading.strata(targets, n, of_classes=self.reads(outputs, targets) == "classes")
+            signals["stratum"] = reading.strata(
+                targets, n, of_classes=self.reads(outputs, targets) == "classes"
+            )
         rest = wanted - {"error", "grad_norm", "batch_confidence", "stratum"}
         if not rest:
             return signals
@@ -281,7 +299,9 @@ class Criterion:
             log_probs = self.log_probs(outputs)
             if rest & (reading.ABOUT_CLASSES | reading.OF_THE_LABEL | {"uncertainty"}):
                 valid = self.valid(targets)
-                signals |= reading.of_classes(log_probs, self.class_targets(targets), rest, n=n, valid=valid)
+                signals |= reading.of_classes(
+                    log_probs, self.class_targets(targets), rest, n=n, valid=valid
+                )
             if rest & reading.PREDICTIONS:
                 # With one position per sample, an ignored target that is no class equals no prediction: nothing to mask.
                 one = targets.dim() == 1 and len(targets) == n
@@ -315,16 +335,29 @@ class Criterion:
         """
         # d/dz of -(positive y log p + (1 - y) log(1 - p)) with p = sigmoid(z); nn.BCELoss has no `pos_weight`.
         weight, positive = (getattr(self.original, name, None) for name in ("weight", "pos_weight"))
-        error = probs - targets if positive is None else probs * (1 + (positive - 1) * targets) - positive * targets
+        error = (
+            probs - targets
+            if positive is None
+            else probs * (1 + (positive - 1) * targets) - positive * targets
+        )
         return error if weight is None else error * weight
 
     def ignores_negatives_of(self, targets: Any) -> bool:
         """Returns whether targets are one label per sample, and only negative labels can be ignored (such as -100)."""
-        return self.ignore_index is not None and self.ignore_index < 0 and isinstance(targets, Tensor) and targets.dim() == 1
+        return (
+            self.ignore_index is not None
+            and self.ignore_index < 0
+            and isinstance(targets, Tensor)
+            and targets.dim() == 1
+        )
 
     def valid(self, targets: Tensor) -> Tensor | None:
         """Returns which positions count, shape of `targets`, bool; None if all do."""
-        return None if self.ignore_index is None or targets.is_floating_point() else targets != self.ignore_index
+        return (
+            None
+            if self.ignore_index is None or targets.is_floating_point()
+            else targets != self.ignore_index
+        )
 
     def errors(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor:
         """Returns the gradient of each sample's mean loss with respect to the model's outputs.
@@ -344,7 +377,11 @@ class Criterion:
         """
         if self.kind == "classes":
             targets, valid = self.class_targets(targets), self.valid(targets)
-            error = layout.rows(reading.class_errors(self.log_probs(outputs), targets, valid=valid, smoothing=self.smoothing))
+            error = layout.rows(
+                reading.class_errors(
+                    self.log_probs(outputs), targets, valid=valid, smoothing=self.smoothing
+                )
+            )
             if valid is not None:
                 # A sample without a valid position has errors of 0: 0 / 1 keeps them, and 0 / 0 would be NaN.
                 return error / layout.rows(valid).sum(1, keepdim=True).clamp(min=1)
@@ -430,7 +467,9 @@ class DeferredSignals(NamedTuple):
 
     def now(self) -> dict[str, Tensor]:
         """Computes the signals of each sample, by name, each of shape (n,)."""
-        return self.criterion.signals(self.log_probs, self.targets, RowLayout(len(self.targets)), self.wanted)
+        return self.criterion.signals(
+            self.log_probs, self.targets, RowLayout(len(self.targets)), self.wanted
+        )
 
     @staticmethod
     def together(several: "Sequence[DeferredSignals]") -> dict[str, Tensor]:
@@ -490,20 +529,37 @@ class SignalReader:
             # Decided once per run. If the type of the criterion says what its outputs mean, steps go to `in_step` without a
             # detour.
             by_shapes = self.recorded & NOT_OF_VALUES and self.criterion.kind == "unknown"
-            return self._measure_what_is_defined if by_shapes else partial(self.criterion.in_step, self.recorded)
+            return (
+                self._measure_what_is_defined
+                if by_shapes
+                else partial(self.criterion.in_step, self.recorded)
+            )
         return self._measure_with_own
 
     def _measure_what_is_defined(
-        self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Tensor | None
+        self,
+        outputs: Any,
+        targets: Any,
+        attribution: Attribution,
+        weights: Tensor | None,
+        weights_over_n: Tensor | None,
     ) -> tuple[Tensor, Any]:
         assert self.criterion is not None
         # In each call, because only the shapes tell whether a callable scores classes.
-        undefined = self.recorded & NOT_OF_VALUES if self.criterion.reads(outputs, targets) == "unknown" else set()
+        undefined = (
+            self.recorded & NOT_OF_VALUES
+            if self.criterion.reads(outputs, targets) == "unknown"
+            else set()
+        )
         missing = undefined & self._without.keys()
         if undefined != missing:
-            raise ValueError(unreadable(self.criterion.original, undefined, self._way_around(*sorted(undefined))))
+            raise ValueError(
+                unreadable(self.criterion.original, undefined, self._way_around(*sorted(undefined)))
+            )
         wanted = self.recorded - missing
-        value, signals = self.criterion.in_step(wanted, outputs, targets, attribution, weights, weights_over_n)
+        value, signals = self.criterion.in_step(
+            wanted, outputs, targets, attribution, weights, weights_over_n
+        )
         return value, (signals if isinstance(signals, dict) else signals.now()) | self._never_seen(
             missing, attribution.layout.n, value
         )
@@ -517,16 +573,29 @@ class SignalReader:
         return {name: torch.full((n,), NEVER_SEEN, device=loss.device) for name in missing}
 
     def _measure_with_own(
-        self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Tensor | None
+        self,
+        outputs: Any,
+        targets: Any,
+        attribution: Attribution,
+        weights: Tensor | None,
+        weights_over_n: Tensor | None,
     ) -> tuple[Tensor, Any]:
         assert self.criterion is not None
         user_signals = self._ask(outputs, targets, attribution.layout.n)
         wanted = self.recorded - user_signals.keys()
-        value, signals = self.criterion.in_step(wanted, outputs, targets, attribution, weights, weights_over_n)
+        value, signals = self.criterion.in_step(
+            wanted, outputs, targets, attribution, weights, weights_over_n
+        )
         return value, (signals if isinstance(signals, dict) else signals.now()) | user_signals
 
     def signals(
-        self, outputs: Any, targets: Any, layout: RowLayout, wanted: set[str], *, all_count: bool = False
+        self,
+        outputs: Any,
+        targets: Any,
+        layout: RowLayout,
+        wanted: set[str],
+        *,
+        all_count: bool = False,
     ) -> dict[str, Tensor]:
         """Computes the wanted signals of each sample, shape (n,), `loss` among them.
 
@@ -540,10 +609,19 @@ class SignalReader:
         assert self.criterion is not None
         user_signals = self._ask(outputs, targets, layout.n)
         wanted = wanted - user_signals.keys()
-        return {**self.criterion.signals(outputs, targets, layout, wanted, all_count=all_count), **user_signals}
+        return {
+            **self.criterion.signals(outputs, targets, layout, wanted, all_count=all_count),
+            **user_signals,
+        }
 
     def beside(
-        self, outputs: Any, targets: Any, n: int, wanted: set[str], missing: Callable[[set[str]], str], loss: Tensor
+        self,
+        outputs: Any,
+        targets: Any,
+        n: int,
+        wanted: set[str],
+        missing: Callable[[set[str]], str],
+        loss: Tensor,
     ) -> dict[str, Tensor]:
         """Computes the wanted signals of samples whose losses are known already.
 
@@ -598,8 +676,12 @@ class SignalReader:
         for name, tensor in signals.items():
             # Only methods that choose rows of a batch take several numbers per sample; records have one.
             wide = name in WIDE_SIGNALS and name in self.chosen_by
-            if not isinstance(tensor, Tensor) or (tensor.shape[:1] if wide else tensor.shape) != (n,):
+            if not isinstance(tensor, Tensor) or (tensor.shape[:1] if wide else tensor.shape) != (
+                n,
+            ):
                 got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise ValueError(f"`signals` must return tensors of shape ({n},), got {got} for {name!r}")
+                raise ValueError(
+                    f"`signals` must return tensors of shape ({n},), got {got} for {name!r}"
+                )
         # The function may return more than this method needs. Unneeded signals would be carried through every step.
         return {name: tensor for name, tensor in signals.items() if name in self.chosen_by}

@@ -50,11 +50,23 @@ class GivenLosses:
         (tensor(3.), tensor([1.5000, 6.0000]))
     """
 
-    def __init__(self, losses: Any, valid: Any = None, total: Any = None, keep: Any = None, *, by_row: bool = False) -> None:
+    def __init__(
+        self,
+        losses: Any,
+        valid: Any = None,
+        total: Any = None,
+        keep: Any = None,
+        *,
+        by_row: bool = False,
+    ) -> None:
         if not isinstance(losses, Tensor):
-            raise TypeError(f"run.reduce: `per_sample_losses` must be a tensor, got {type(losses).__name__}")
+            raise TypeError(
+                f"run.reduce: `per_sample_losses` must be a tensor, got {type(losses).__name__}"
+            )
         if not losses.dim():
-            raise ValueError("run.reduce: `per_sample_losses` is a scalar; pass one loss per sample, before averaging")
+            raise ValueError(
+                "run.reduce: `per_sample_losses` is a scalar; pass one loss per sample, before averaging"
+            )
         self.losses = losses
         self.by_row = by_row
         self._on_device = list[Tensor]()
@@ -77,7 +89,9 @@ class GivenLosses:
     def _mask_of(self, mask: Any, name: str) -> Tensor:
         if not isinstance(mask, Tensor) or mask.is_complex():
             got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-            raise TypeError(f"run.reduce: `{name}` must be a tensor: a mask (bool) or weights (numbers), got {got}")
+            raise TypeError(
+                f"run.reduce: `{name}` must be a tensor: a mask (bool) or weights (numbers), got {got}"
+            )
         if mask.requires_grad:
             raise ValueError(
                 f"run.reduce: `{name}` requires a gradient, but is only a mask. Multiply the losses by learned weights instead"
@@ -106,7 +120,9 @@ class GivenLosses:
         known = tuple(self.losses.shape)
         has = tuple(shape)
         missing = len(known) - len(has)
-        fits = missing >= 0 and all(one in (1, size) for one, size in zip(has, known[missing:], strict=True))
+        fits = missing >= 0 and all(
+            one in (1, size) for one, size in zip(has, known[missing:], strict=True)
+        )
         if not fits:
             raise ValueError(
                 f"run.reduce: `{name}` of shape {has} does not fit losses of shape {known}. Give one entry per loss, or size 1 "
@@ -121,7 +137,12 @@ class GivenLosses:
 
     def _check_total(self, total: Any) -> float | Tensor:
         if isinstance(total, Tensor):
-            if total.dim() or total.is_complex() or total.dtype == torch.bool or total.requires_grad:
+            if (
+                total.dim()
+                or total.is_complex()
+                or total.dtype == torch.bool
+                or total.requires_grad
+            ):
                 raise ValueError(
                     f"run.reduce: `total` must be a number, or a tensor of shape () without gradient, got {total.dtype} of "
                     f"shape {tuple(total.shape)}{' with gradient' if total.requires_grad else ''}"
@@ -137,7 +158,9 @@ class GivenLosses:
             # A tensor on the CPU, so reading it waits for nothing.
             total = total.item()
         if isinstance(total, bool) or not isinstance(total, Real):
-            raise TypeError(f"run.reduce: `total` must be a number or a tensor of shape (), got {type(total).__name__}")
+            raise TypeError(
+                f"run.reduce: `total` must be a number or a tensor of shape (), got {type(total).__name__}"
+            )
         number = float(total)
         if not 0 < number < math.inf:
             raise ValueError(f"run.reduce: `total` must be finite and above 0, got {total}")
@@ -162,7 +185,9 @@ class GivenLosses:
             return self.losses.mean()
         return self._divide(lambda positions: positions.reshape(1, -1), None, None)
 
-    def value(self, layout: RowLayout, weights: Tensor | None = None, chosen: Tensor | None = None) -> Tensor:
+    def value(
+        self, layout: RowLayout, weights: Tensor | None = None, chosen: Tensor | None = None
+    ) -> Tensor:
         """Returns the scalar for the loop, shape ().
 
         Args:
@@ -204,7 +229,9 @@ class GivenLosses:
             return len(chosen) / layout.n
         return counts.index_select(0, chosen).sum() / counts.sum()
 
-    def _divide(self, by_sample: Callable[[Tensor], Tensor], weights: Tensor | None, chosen: Tensor | None) -> Tensor:
+    def _divide(
+        self, by_sample: Callable[[Tensor], Tensor], weights: Tensor | None, chosen: Tensor | None
+    ) -> Tensor:
         """Returns sum(v s m) / total; `by_sample` gives positions the shape (n, positions)."""
         rows = by_sample(self.losses)
         trained = self._mask if self._kept is None else self._kept
@@ -217,14 +244,20 @@ class GivenLosses:
         if self._kept is not None and self.total is not None:
             counted = rows.numel() if self._mask is None else self._mask.sum()
             # `torch.where`, because a branch on the number of kept positions would wait for the device.
-            total = torch.where(batch > 0, total * (batch.to(sums.dtype) / counted), total)  # else the sum is 0
+            total = torch.where(
+                batch > 0, total * (batch.to(sums.dtype) / counted), total
+            )  # else the sum is 0
         if chosen is not None:
             sums = sums.index_select(0, chosen)
             kept = counts.index_select(0, chosen).sum()
-            total = torch.where(kept > 0, total * (kept.to(sums.dtype) / batch), total)  # else the sum is 0
+            total = torch.where(
+                kept > 0, total * (kept.to(sums.dtype) / batch), total
+            )  # else the sum is 0
         for flag in self._on_device:
             total = torch.where(flag, total, torch.nan)
-        return ((sums if weights is None else sums * weights.to(sums.dtype)).sum() / total).to(rows.dtype)
+        return ((sums if weights is None else sums * weights.to(sums.dtype)).sum() / total).to(
+            rows.dtype
+        )
 
 
 def _sums(rows: Tensor, mask: Tensor | None) -> Tensor:

@@ -74,7 +74,12 @@ def narrow(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def classes(
-    log_probs: Tensor, targets: Tensor, *, n: int, ignore_index: int | None = None, right_share: float = 0.5
+    log_probs: Tensor,
+    targets: Tensor,
+    *,
+    n: int,
+    ignore_index: int | None = None,
+    right_share: float = 0.5,
 ) -> dict[str, Tensor]:
     """Returns `correct`, `confidence` and `predicted` of outputs that score classes along dimension 1.
 
@@ -103,7 +108,9 @@ def classes(
     return signals | {"predicted": predicted.new_full((n,), -1) if several else predicted}
 
 
-def labels(probs: Tensor, targets: Tensor, *, n: int, right_share: float = 0.5) -> dict[str, Tensor]:
+def labels(
+    probs: Tensor, targets: Tensor, *, n: int, right_share: float = 0.5
+) -> dict[str, Tensor]:
     """Returns `correct`, `confidence` and `predicted` of outputs that score independent labels.
 
     If a sample has several labels, they are along dimension 1.
@@ -132,7 +139,9 @@ def labels(probs: Tensor, targets: Tensor, *, n: int, right_share: float = 0.5) 
     return _over_positions(right, confidence, None, n, right_share) | {"predicted": predicted}
 
 
-def _over_positions(right: Tensor, confidence: Tensor, valid: Tensor | None, n: int, share: float) -> dict[str, Tensor]:
+def _over_positions(
+    right: Tensor, confidence: Tensor, valid: Tensor | None, n: int, share: float
+) -> dict[str, Tensor]:
     """Reduces `correct` and `confidence` by position, samples first, to one value per sample."""
     # One label per sample, the most frequent case, needs no reduction and stays of dtype bool.
     if right.shape[0] == n and right.dim() == 1 and valid is None:
@@ -176,13 +185,21 @@ def of_classes(
         signals["el2n"] = class_errors(log_probs, targets, valid=valid).norm(dim=1)
     if wanted & (OF_THE_LABEL | {"margin"}):
         # An ignored target such as -100 is no index: class 0 stands in for it, and `_mean_over` leaves the position out.
-        index = targets.argmax(1) if targets.is_floating_point() else targets if valid is None else targets.where(valid, 0)
+        index = (
+            targets.argmax(1)
+            if targets.is_floating_point()
+            else targets
+            if valid is None
+            else targets.where(valid, 0)
+        )
         signals |= _of_the_label(log_probs, index.unsqueeze(1), wanted)
     if "entropy" in wanted:
         # xlogy is 0 where a probability is 0. The product of p and log p would be NaN there.
         signals["entropy"] = -torch.special.xlogy(probs := log_probs.exp(), probs).sum(1)
     if "uncertainty" in wanted:
-        signals["uncertainty"] = (log_probs.exp() * -torch.expm1(log_probs)).sum(1)  # p (1 - p), exact even if p is nearly 1
+        signals["uncertainty"] = (log_probs.exp() * -torch.expm1(log_probs)).sum(
+            1
+        )  # p (1 - p), exact even if p is nearly 1
     return {name: _mean_over(values, valid, n) for name, values in signals.items()}
 
 
@@ -196,11 +213,17 @@ def _of_the_label(log_probs: Tensor, index: Tensor, wanted: Set[str]) -> dict[st
         probs = log_probs.exp()
         others = probs.scatter(1, index, probs.new_full((), -1.0).expand(index.shape))
         # If there is only one class, there is no other: the -1 above must not count as its probability.
-        signals["margin"] = (probs.gather(1, index).squeeze(1) - others.amax(1).clamp(min=0)).float()
+        signals["margin"] = (
+            probs.gather(1, index).squeeze(1) - others.amax(1).clamp(min=0)
+        ).float()
     if "logit_margin" in wanted:
         # Log-probabilities are logits less one number for all classes; that of a probability of 0 is bounded.
-        others = log_probs.scatter(1, index, log_probs.new_full((), -torch.inf).expand(index.shape)).amax(1)
-        signals["logit_margin"] = (of_label.clamp(min=-LEAST_LOG) - others.clamp(min=-LEAST_LOG)).float()
+        others = log_probs.scatter(
+            1, index, log_probs.new_full((), -torch.inf).expand(index.shape)
+        ).amax(1)
+        signals["logit_margin"] = (
+            of_label.clamp(min=-LEAST_LOG) - others.clamp(min=-LEAST_LOG)
+        ).float()
     return signals
 
 
@@ -221,7 +244,9 @@ def label_uncertainty(probs: Tensor, *, n: int) -> Tensor:
     return (2 * probs * (1 - probs)).reshape(n, -1).mean(1)
 
 
-def label_agreement(probs: Tensor, targets: Tensor, wanted: Set[str], *, n: int) -> dict[str, Tensor]:
+def label_agreement(
+    probs: Tensor, targets: Tensor, wanted: Set[str], *, n: int
+) -> dict[str, Tensor]:
     """Returns `label_probability` and `logit_margin`, if wanted, of outputs that score independent labels.
 
     Args:
@@ -241,10 +266,14 @@ def label_agreement(probs: Tensor, targets: Tensor, wanted: Set[str], *, n: int)
     # The bound of `logit` keeps it finite for a probability of exactly 0 or 1, which a sigmoid in float32 reaches.
     right = torch.where(targets >= 0.5, probs, 1 - probs).float()
     signals = {"label_probability": right, "logit_margin": right.logit(1e-6)}
-    return {name: values.reshape(n, -1).mean(1) for name, values in signals.items() if name in wanted}
+    return {
+        name: values.reshape(n, -1).mean(1) for name, values in signals.items() if name in wanted
+    }
 
 
-def class_errors(log_probs: Tensor, targets: Tensor, *, valid: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+def class_errors(
+    log_probs: Tensor, targets: Tensor, *, valid: Tensor | None = None, smoothing: float = 0.0
+) -> Tensor:
     """Returns the gradient p - y of cross-entropy with respect to the logits.
 
     Args:
@@ -307,7 +336,11 @@ def as_classes(targets: object, n: int) -> Tensor:
             return targets.long()
         if targets.dim() == 2 and targets.is_floating_point() and _are_probabilities(targets):
             return targets.argmax(1)
-    got = f"shape {tuple(targets.shape)}, {targets.dtype}" if isinstance(targets, Tensor) else type(targets).__name__
+    got = (
+        f"shape {tuple(targets.shape)}, {targets.dtype}"
+        if isinstance(targets, Tensor)
+        else type(targets).__name__
+    )
     raise ValueError(
         f"one class per sample is needed: targets of shape ({n},), int64, or probabilities of shape ({n}, C), got {got}"
     )
@@ -393,4 +426,7 @@ def rows_in_order(signals: Mapping[str, Tensor], order: Tensor) -> dict[str, Ten
         tensor([1.5000, 0.5000])
     """
     ordered = {name: values.detach().index_select(0, order) for name, values in signals.items()}
-    return {name: values.index_select(1, order) if name in OF_PAIRS else values for name, values in ordered.items()}
+    return {
+        name: values.index_select(1, order) if name in OF_PAIRS else values
+        for name, values in ordered.items()
+    }

@@ -39,13 +39,17 @@ class OnSubset:
         """Returns what the method stores for each sample."""
         return self.method.columns()
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns the plan of the method, with ids of the whole dataset and with fractions of `of` samples."""
         columns = self.columns()
         kept = len(self.kept)
         # A full pass runs over the subset only, so its results need no selection.
         inside = {
-            name: values.index_select(0, self.kept.to(values.device)) if len(values) == self.n else values
+            name: values.index_select(0, self.kept.to(values.device))
+            if len(values) == self.n
+            else values
             for name, values in records.items()
         }
         plan = self.method.plan_epoch(inside, epoch=epoch, epochs=epochs, generator=generator)
@@ -64,7 +68,9 @@ class OnSubset:
             ids=self.kept[plan.ids],
             refresh=None if plan.refresh is None else self.kept[plan.refresh],
             facts=facts,
-            remember={name: self._spread(values, columns[name]) for name, values in plan.remember.items()},
+            remember={
+                name: self._spread(values, columns[name]) for name, values in plan.remember.items()
+            },
         )
 
     def _spread(self, values: Tensor, column: Column) -> Tensor:

@@ -84,7 +84,9 @@ class Chances:
         np.minimum(points, np.nextafter(self._total, 0), out=points)
         done = 0
         for first, edges in self._edges():
-            inside = points[done : done + int(np.searchsorted(points[done:], edges[-1], side="left"))]
+            inside = points[
+                done : done + int(np.searchsorted(points[done:], edges[-1], side="left"))
+            ]
             for some in chunks(len(inside)):
                 yield np.searchsorted(edges, inside[some], side="right") + first
             done += len(inside)
@@ -107,7 +109,9 @@ class Chances:
             yield part.start, edges
 
 
-def drawn_ids(chances: Chances, k: int, generator: torch.Generator) -> tuple[NDArray[np.int64], int]:
+def drawn_ids(
+    chances: Chances, k: int, generator: torch.Generator
+) -> tuple[NDArray[np.int64], int]:
     """Draws `k` samples with replacement, and adds each sample with an unknown probability once.
 
     The random points are sorted before they are looked up in the cumulative distribution. Then one pass over the samples finds
@@ -263,7 +267,9 @@ def check_keep(method: object, keep: Any) -> None:
         ValueError: `keep` is not a number, or is outside (0, 1].
     """
     if not (is_number(keep) and 0 < keep <= 1):
-        raise ValueError(f"{type(method).__name__}: `keep` is the share kept, within (0, 1], got {keep!r}")
+        raise ValueError(
+            f"{type(method).__name__}: `keep` is the share kept, within (0, 1], got {keep!r}"
+        )
 
 
 def check_choices(method: Any, *switches: str) -> None:
@@ -277,9 +283,17 @@ def check_choices(method: Any, *switches: str) -> None:
         ValueError: A setting has a value that is not allowed.
     """
     for one in fields(method):
-        allowed = get_args(one.type) if get_origin(one.type) is Literal else (True, False) if one.name in switches else None
+        allowed = (
+            get_args(one.type)
+            if get_origin(one.type) is Literal
+            else (True, False)
+            if one.name in switches
+            else None
+        )
         if allowed is not None and (value := getattr(method, one.name)) not in allowed:
-            raise ValueError(f"{type(method).__name__}: `{one.name}` must be one of {allowed}, got {value!r}")
+            raise ValueError(
+                f"{type(method).__name__}: `{one.name}` must be one of {allowed}, got {value!r}"
+            )
 
 
 def check_whole(method: object, name: str, *, least: int = 1) -> None:
@@ -296,7 +310,9 @@ def check_whole(method: object, name: str, *, least: int = 1) -> None:
     value = getattr(method, name)
     # True is an integer in Python.
     if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
-        raise ValueError(f"{type(method).__name__}: `{name}` must be a whole number of {least} or more, got {value!r}")
+        raise ValueError(
+            f"{type(method).__name__}: `{name}` must be a whole number of {least} or more, got {value!r}"
+        )
 
 
 def in_id_order(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -312,7 +328,9 @@ def in_id_order(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor
     return by_id, rows_in_order(signals, by_id)
 
 
-def plan_of(rows: Tensor, n: int, keep: float, weights: Tensor | None = None, *, drawn: bool = False) -> BatchPlan:
+def plan_of(
+    rows: Tensor, n: int, keep: float, weights: Tensor | None = None, *, drawn: bool = False
+) -> BatchPlan:
     """Returns a `BatchPlan` whose facts are the scheduled and the actual fraction of rows that are left out.
 
     Args:
@@ -364,7 +382,11 @@ class KeepShare:
         n = len(by_id)
         rows = by_id
         if n:
-            rows = by_id.index_select(0, self.picked(ordered, max(1, share(self.keep, n)), generator)).sort().values
+            rows = (
+                by_id.index_select(0, self.picked(ordered, max(1, share(self.keep, n)), generator))
+                .sort()
+                .values
+            )
         return plan_of(rows, n, self.keep), dict(state)
 
 
@@ -406,7 +428,9 @@ class KeepSmallest(KeepLargest):
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
         """Returns the rows with the smallest values; ties go to lower ids."""
-        return super().plan_batch({**signals, "id": -signals["id"]}, state, step=step, generator=generator)
+        return super().plan_batch(
+            {**signals, "id": -signals["id"]}, state, step=step, generator=generator
+        )
 
 
 def checked_scores(method: object, name: str, value: Any) -> Scores | str:
@@ -446,7 +470,9 @@ def table_of(method: object, irreducible: Scores | str) -> Tensor:
     """
     scores = loaded(irreducible)
     if not scores.samples:
-        raise ValueError(f"{type(method).__name__}: `irreducible` has no losses; compute them with thresher.scores.irreducible")
+        raise ValueError(
+            f"{type(method).__name__}: `irreducible` has no losses; compute them with thresher.scores.irreducible"
+        )
     return scores.dense(scores.samples)
 
 
@@ -469,7 +495,9 @@ def check_known(method: object, irreducible: Scores | str, ids: Tensor) -> None:
         )
 
 
-def with_irreducible(signals: Mapping[str, Tensor], state: State) -> tuple[dict[str, Tensor], State]:
+def with_irreducible(
+    signals: Mapping[str, Tensor], state: State
+) -> tuple[dict[str, Tensor], State]:
     """Adds irreducible losses to the signals of a batch; also returns the state, with its table on the device of the signals.
 
     Args:
@@ -477,7 +505,10 @@ def with_irreducible(signals: Mapping[str, Tensor], state: State) -> tuple[dict[
         state: State whose entry "irreducible" is the table that `table_of` returns.
     """
     table = state["irreducible"].to(signals["id"].device, non_blocking=True)
-    return {**signals, "irreducible": table_entries(table, signals["id"])}, {**state, "irreducible": table}
+    return {**signals, "irreducible": table_entries(table, signals["id"])}, {
+        **state,
+        "irreducible": table,
+    }
 
 
 def table_entries(table: Tensor, ids: Tensor) -> Tensor:

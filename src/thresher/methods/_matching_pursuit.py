@@ -96,7 +96,9 @@ class _Basis:
         """Returns the least-squares weights of the chosen atoms, of any sign, after one step of iterative refinement."""
         wanted = self.atoms.correlation[self.chosen]
         weights = self._inverse @ wanted
-        return weights + self._inverse @ (wanted - self.rows[:, self.chosen] @ weights - self.penalty * weights)
+        return weights + self._inverse @ (
+            wanted - self.rows[:, self.chosen] @ weights - self.penalty * weights
+        )
 
 
 def match(atoms: Atoms, budget: int, *, penalty: float = 0.0, tolerance: float = 0.0) -> Match:
@@ -192,7 +194,14 @@ def with_bias(feature: Values) -> Values:
 
 
 def match_runs(
-    error: Values, feature: Values, order: Values, size: int, budget: int, *, penalty: float = 0.0, tolerance: float = 0.0
+    error: Values,
+    feature: Values,
+    order: Values,
+    size: int,
+    budget: int,
+    *,
+    penalty: float = 0.0,
+    tolerance: float = 0.0,
 ) -> tuple[Values, float]:
     """Chooses ceil(budget / size) mini-batches whose weighted gradients add up to nearly the sum of all their gradients.
 
@@ -248,7 +257,9 @@ def match_classes(
         rows = np.flatnonzero(labels == label)
         outputs = slice(label, label + 1) if own_row else slice(None)
         atoms = sample_atoms(error[rows, outputs], with_bias(feature[rows]))
-        matched = match(atoms, -(-budget * len(rows) // len(error)), penalty=penalty, tolerance=tolerance)
+        matched = match(
+            atoms, -(-budget * len(rows) // len(error)), penalty=penalty, tolerance=tolerance
+        )
         weight[rows[matched.chosen]] = matched.weights
         residual = residual + matched.residual
         energy = energy + atoms.energy

@@ -127,7 +127,9 @@ class Target:
         """
         return int(on_host(records["left_out"]).sum(dtype=np.int64))
 
-    def counted(self, plan: EpochPlan, kept: Mask, records: Mapping[str, Tensor], epoch: int) -> EpochPlan:
+    def counted(
+        self, plan: EpochPlan, kept: Mask, records: Mapping[str, Tensor], epoch: int
+    ) -> EpochPlan:
         """Returns the plan, extended to store how often each sample was left out and to report the share left out so far.
 
         Args:

@@ -52,7 +52,14 @@ from torch import Tensor
 from thresher.methods._base import KeepLargest, check_choices, in_id_order, plan_of, top_positions
 from thresher.methods.ada_boost import AdaBoost, BoostFormula
 from thresher.methods.big_loss import BigLoss
-from thresher.methods.contract import BatchMethod, Card, Requirements, State, defines, requirements_of
+from thresher.methods.contract import (
+    BatchMethod,
+    Card,
+    Requirements,
+    State,
+    defines,
+    requirements_of,
+)
 from thresher.methods.coreset_center import CoresetCenter
 from thresher.methods.coreset_extremes import CoresetExtremes
 from thresher.methods.gradient_norm import GradientNorm
@@ -95,7 +102,9 @@ Selector = str | BatchMethod
 @cache
 def selectors(adaboost: BoostFormula) -> dict[str, KeepLargest | None]:
     """Returns the selectors that have names; None for the uniform one."""
-    by_name: dict[str, KeepLargest | None] = {name: None if kind is None else kind() for name, kind in SELECTORS.items()}
+    by_name: dict[str, KeepLargest | None] = {
+        name: None if kind is None else kind() for name, kind in SELECTORS.items()
+    }
     return by_name | {"ada_boost": AdaBoost(weights=adaboost)}
 
 
@@ -105,7 +114,11 @@ def name_in_pool(selector: Selector) -> str:
     Args:
         selector: Name of a selector, or a batch method.
     """
-    return selector if isinstance(selector, str) else re.sub(r"(?<!^)(?=[A-Z])", "_", type(selector).__name__).lower()
+    return (
+        selector
+        if isinstance(selector, str)
+        else re.sub(r"(?<!^)(?=[A-Z])", "_", type(selector).__name__).lower()
+    )
 
 
 def usable_signals(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -119,7 +132,10 @@ def usable_signals(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Ten
         other samples.
     """
     usable = reduce(torch.logical_and, (values.abs() < math.inf for values in signals.values()))
-    return usable, {name: torch.where(usable, each.float(), math.nan).clamp(-HUGE, HUGE) for name, each in signals.items()}
+    return usable, {
+        name: torch.where(usable, each.float(), math.nan).clamp(-HUGE, HUGE)
+        for name, each in signals.items()
+    }
 
 
 def over_mean(values: Tensor, usable: Tensor) -> Tensor:
@@ -162,7 +178,9 @@ def in_ranks(scores: Tensor, usable: Tensor) -> Tensor:
         Quantiles at (r - 1/2) / n for the ranks r from 1 to n, shape (n, M).
     """
     order = torch.where(usable[:, None], scores, -math.inf).argsort(dim=0, stable=True)
-    return torch.empty_like(scores).scatter_(0, order, normal_quantiles(len(scores), scores.device)[:, None].expand_as(scores))
+    return torch.empty_like(scores).scatter_(
+        0, order, normal_quantiles(len(scores), scores.device)[:, None].expand_as(scores)
+    )
 
 
 @lru_cache(maxsize=16)
@@ -173,14 +191,18 @@ def normal_quantiles(n: int, device: torch.device) -> Tensor:
 
 def as_votes(scores: Tensor, usable: Tensor, k: int) -> Tensor:
     """Returns 0 for the k usable samples with the largest scores of each column and -HUGE for the others, shape (n, M)."""
-    order = torch.where(usable[:, None], scores, -math.inf).argsort(dim=0, stable=True)[max(0, len(scores) - k) :]
+    order = torch.where(usable[:, None], scores, -math.inf).argsort(dim=0, stable=True)[
+        max(0, len(scores) - k) :
+    ]
     return torch.full_like(scores, -HUGE).scatter_(0, order, 0.0)
 
 
 def in_equal_spread(scores: Tensor, usable: Tensor) -> Tensor:
     """Scales the scores of each column to mean 0 and standard deviation 1 over the usable samples, shape (n, M)."""
     count = usable.sum()
-    away = torch.where(usable[:, None], scores - torch.where(usable[:, None], scores, 0.0).sum(0) / count, 0.0)
+    away = torch.where(
+        usable[:, None], scores - torch.where(usable[:, None], scores, 0.0).sum(0) / count, 0.0
+    )
     spread = (away.square().sum(0) / count).sqrt()
     return away / torch.where(spread > 0, spread, 1.0)
 
@@ -356,15 +378,23 @@ class AdaSelection(KeepLargest):
                 f"AdaSelection: `pool` must be some of {', '.join(SELECTORS)}, or batch methods, got {self.pool!r}"
             )
         if len(set(map(name_in_pool, self.pool))) < len(self.pool):
-            raise ValueError(f"AdaSelection: `pool` must have each selector once, got {self.pool!r}")
+            raise ValueError(
+                f"AdaSelection: `pool` must have each selector once, got {self.pool!r}"
+            )
         self._check_beta()
         for name in ("gamma", "stop_below"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"AdaSelection: `{name}` must be a finite number above 0, got {getattr(self, name)}")
+                raise ValueError(
+                    f"AdaSelection: `{name}` must be a finite number above 0, got {getattr(self, name)}"
+                )
         if self.uniform != "drawn" and self.importance != "softmax":
-            raise ValueError(f"AdaSelection: `uniform` must be one of ('drawn',), got {self.uniform!r}")
+            raise ValueError(
+                f"AdaSelection: `uniform` must be one of ('drawn',), got {self.uniform!r}"
+            )
         check_choices(self, "normalise")
-        if self.stop_after is not None and not (isinstance(self.stop_after, int) and self.stop_after >= 1):
+        if self.stop_after is not None and not (
+            isinstance(self.stop_after, int) and self.stop_after >= 1
+        ):
             raise ValueError(
                 f"AdaSelection: `stop_after` must be a whole number of 1 or more, or None, got {self.stop_after!r}"
             )
@@ -422,7 +452,9 @@ class AdaSelection(KeepLargest):
     def requires(self) -> Requirements:  # pyright: ignore[reportIncompatibleVariableOverride]
         """What the method needs: losses, gradient norms if a selector uses them, and what batch methods of the pool need."""
         of_members = [requirements_of(member) for member in self._members.values()]
-        signals = dict.fromkeys((*self._own_signals, *(name for needs in of_members for name in needs.signals)))
+        signals = dict.fromkeys(
+            (*self._own_signals, *(name for needs in of_members for name in needs.signals))
+        )
         return Requirements(signals=tuple(signals))
 
     def check(self, ids: Tensor) -> None:
@@ -444,12 +476,19 @@ class AdaSelection(KeepLargest):
     def init_state(self) -> State:
         """Returns the first state: equal weights, no average losses, and the states of the batch methods of the pool."""
         size = len(self.pool)
-        state: State = {"log_weights": torch.full((size,), -math.log(size)), "average": torch.full((size,), math.nan)}
+        state: State = {
+            "log_weights": torch.full((size,), -math.log(size)),
+            "average": torch.full((size,), math.nan),
+        }
         if UNIFORM in self.pool and self.uniform == "drawn":
             state |= {"random_picks": torch.zeros(2)}
         for name, member in self._members.items():
             state |= {f"{name}.{key}": value for key, value in member.init_state().items()}
-        return state if self.stop_after is None else {**state, "still": torch.zeros((), dtype=torch.int64)}
+        return (
+            state
+            if self.stop_after is None
+            else {**state, "still": torch.zeros((), dtype=torch.int64)}
+        )
 
     def report(self, state: State) -> dict[str, float]:
         """Returns the weights of the selectors for the history; this waits for the device.
@@ -462,17 +501,26 @@ class AdaSelection(KeepLargest):
             the rows kept so far that the uniform selector would have kept; with `stop_after` also `weights_fixed`, 0 or 1.
         """
         weights = state["log_weights"].exp().tolist()
-        facts = {f"weight_{name_in_pool(one)}": weight for one, weight in zip(self.pool, weights, strict=True)}
+        facts = {
+            f"weight_{name_in_pool(one)}": weight
+            for one, weight in zip(self.pool, weights, strict=True)
+        }
         if "random_picks" in state:
             shares, steps = state["random_picks"].tolist()
             facts["random_share"] = shares / max(1.0, steps)
-        return facts if self.stop_after is None else {**facts, "weights_fixed": float(state["still"] >= self.stop_after)}
+        return (
+            facts
+            if self.stop_after is None
+            else {**facts, "weights_fixed": float(state["still"] >= self.stop_after)}
+        )
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
         """Returns the rows that the weighted pool scores highest, and the state with the new weights."""
-        by_id, ordered = in_id_order({name: signals[name] for name in ("id", *self.requires.signals)})
+        by_id, ordered = in_id_order(
+            {name: signals[name] for name in ("id", *self.requires.signals)}
+        )
         k = max(1, share(self.keep, len(by_id)))
         usable, values = usable_signals({name: ordered[name] for name in self._own_signals})
         loss = values["loss"].nan_to_num(0.0)
@@ -488,7 +536,10 @@ class AdaSelection(KeepLargest):
         if draws is not None and k <= len(draws):
             among = (draws[picks] >= draws.topk(k).values[-1]).float().mean()
             counted = torch.stack((among, torch.ones_like(among)))
-            state = {**state, "random_picks": state["random_picks"].to(among.device, non_blocking=True) + counted}
+            state = {
+                **state,
+                "random_picks": state["random_picks"].to(among.device, non_blocking=True) + counted,
+            }
         return plan_of(by_id[picks].sort().values, len(by_id), self.keep), state
 
     def _scores(
@@ -506,8 +557,14 @@ class AdaSelection(KeepLargest):
         for one in self.pool:
             if not isinstance(one, str):
                 name = f"{name_in_pool(one)}."
-                member_state = {key.removeprefix(name): value for key, value in state.items() if key.startswith(name)}
-                plan, member_state = one.plan_batch(signals, member_state, step=step, generator=generator)
+                member_state = {
+                    key.removeprefix(name): value
+                    for key, value in state.items()
+                    if key.startswith(name)
+                }
+                plan, member_state = one.plan_batch(
+                    signals, member_state, step=step, generator=generator
+                )
                 kept = torch.zeros_like(loss).index_fill_(0, plan.rows, 1.0)
                 columns.append(kept + self._random(loss, generator) / 2)
                 state = {**state, **{f"{name}{key}": value for key, value in member_state.items()}}
@@ -521,7 +578,9 @@ class AdaSelection(KeepLargest):
 
     @staticmethod
     def _random(like: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.rand(len(like), generator=generator, dtype=torch.float32).to(like.device, non_blocking=True)
+        return torch.rand(len(like), generator=generator, dtype=torch.float32).to(
+            like.device, non_blocking=True
+        )
 
     def _voiced(self, scores: Tensor, usable: Tensor, k: int) -> Tensor:
         """Returns the numbers whose softmax gives the importances, according to the setting `importance`, shape (n, M)."""
@@ -536,7 +595,9 @@ class AdaSelection(KeepLargest):
             scores[:, column] = torch.where(drawn(scores[:, column], usable, k), 0.0, -HUGE)
         return scores
 
-    def _averages(self, scores: Tensor, importance: Tensor, loss: Tensor, usable: Tensor, k: int) -> Tensor:
+    def _averages(
+        self, scores: Tensor, importance: Tensor, loss: Tensor, usable: Tensor, k: int
+    ) -> Tensor:
         """Returns L of each selector, shape (M,); for a flat uniform selector the mean of all usable samples."""
         if self.average == "weighted":
             return (importance.exp() * loss[:, None]).sum(0)
@@ -547,13 +608,17 @@ class AdaSelection(KeepLargest):
 
     def _adapted(self, state: State, average: Tensor) -> State:
         """Returns the state with the weights of this step."""
-        old, before = (state[name].to(average.device, non_blocking=True) for name in ("log_weights", "average"))
+        old, before = (
+            state[name].to(average.device, non_blocking=True) for name in ("log_weights", "average")
+        )
         new = reweighted(old, before, average, self.beta)
         if self.stop_after is None:
             return {**state, "average": average, "log_weights": new}
         still = state["still"].to(average.device, non_blocking=True)
         fixed = still >= self.stop_after
-        counts = (before.isfinite() & average.isfinite()).all() & ((new.exp() - old.exp()).abs() < self.stop_below).all()
+        counts = (before.isfinite() & average.isfinite()).all() & (
+            (new.exp() - old.exp()).abs() < self.stop_below
+        ).all()
         return {
             **state,
             "average": average,

@@ -142,7 +142,10 @@ class BatchImportance:
         "scores of a batch are nearly equal, it trains on random rows and still pays for scoring all of them. The choice takes "
         "about four times as long as that of Big Loss, because it makes both kinds of draws in each step, to avoid waiting for "
         "the device",
-        missing=("Cached scores, and a model that predicts them.", "The norm of the full gradient as a score."),
+        missing=(
+            "Cached scores, and a model that predicts them.",
+            "The norm of the full gradient as a score.",
+        ),
     )
     keep: float = 1 / 3
     smoothing: float = 0.9
@@ -152,11 +155,17 @@ class BatchImportance:
     def __post_init__(self) -> None:
         check_keep(self, self.keep)
         if not 0 <= self.smoothing < 1:
-            raise ValueError(f"BatchImportance: `smoothing` is the weight of the old mean, within [0, 1), got {self.smoothing}")
+            raise ValueError(
+                f"BatchImportance: `smoothing` is the weight of the old mean, within [0, 1), got {self.smoothing}"
+            )
         if self.threshold is not None and not 0 <= self.threshold < math.inf:
-            raise ValueError(f"BatchImportance: `threshold` must be a finite number >= 0, or None, got {self.threshold}")
+            raise ValueError(
+                f"BatchImportance: `threshold` must be a finite number >= 0, or None, got {self.threshold}"
+            )
         if not -math.inf < self.exponent <= 1:
-            raise ValueError(f"BatchImportance: `exponent` must be a finite number of 1 or less, got {self.exponent}")
+            raise ValueError(
+                f"BatchImportance: `exponent` must be a finite number of 1 or less, got {self.exponent}"
+            )
 
     def init_state(self) -> State:
         """Returns the first state: the moving average of the gain, 0."""
@@ -178,26 +187,37 @@ class BatchImportance:
         n = len(by_id)
         scores = ordered["grad_norm"]
         if not n:
-            return plan_of(by_id, n, self.keep, torch.empty(0, device=by_id.device), drawn=True), dict(state)
+            return plan_of(
+                by_id, n, self.keep, torch.empty(0, device=by_id.device), drawn=True
+            ), dict(state)
         b = max(1, share(self.keep, n))
         average = state["gain"].to(scores.device, non_blocking=True)
         least = (n + 3 * b) / (3 * b) if self.threshold is None else self.threshold
         positions, weights = self._drawn(scores, b, average > least, generator)
         rows, order = by_id[positions].sort(stable=True)
-        return plan_of(rows, n, self.keep, weights[order], drawn=True), {**state, "gain": self._averaged(average, scores)}
+        return plan_of(rows, n, self.keep, weights[order], drawn=True), {
+            **state,
+            "gain": self._averaged(average, scores),
+        }
 
     def _averaged(self, average: Tensor, scores: Tensor) -> Tensor:
         known = scores.isfinite().sum()
         gain = variance_gain(masses(scores), known).float()
-        return torch.where(known > 0, self.smoothing * average + (1 - self.smoothing) * gain, average)
+        return torch.where(
+            known > 0, self.smoothing * average + (1 - self.smoothing) * gain, average
+        )
 
-    def _drawn(self, scores: Tensor, b: int, active: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _drawn(
+        self, scores: Tensor, b: int, active: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         """Returns the positions that are trained on and their weights, both of shape (b,)."""
         n = len(scores)
         finite = scores.isfinite()
         by_norm = masses(scores)
         keys = torch.rand(n, generator=generator).to(scores.device, non_blocking=True)
-        draws = torch.rand(b, generator=generator, dtype=by_norm.dtype).to(scores.device, non_blocking=True)
+        draws = torch.rand(b, generator=generator, dtype=by_norm.dtype).to(
+            scores.device, non_blocking=True
+        )
         # Rows without a finite score come first, then the others in random order.
         uniform = top_positions(torch.where(finite, keys, math.inf), b).flip(0)
         unscored = n - finite.sum()

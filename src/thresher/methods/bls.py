@@ -87,9 +87,13 @@ class Bls(InfoBatch):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.alpha < 1:
-            raise ValueError(f"Bls: `alpha` is the weight of the old score, within [0, 1), got {self.alpha}")
+            raise ValueError(
+                f"Bls: `alpha` is the weight of the old score, within [0, 1), got {self.alpha}"
+            )
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample: the score, 4 bytes; with `target` also how often it was left out, 2."""
         merge = partial(moving_mean, alpha=self.alpha)
-        return super().columns() | {"score": Column(torch.float32, fill=NEVER_SEEN, signal="batch_loss", merge=merge)}
+        return super().columns() | {
+            "score": Column(torch.float32, fill=NEVER_SEEN, signal="batch_loss", merge=merge)
+        }

@@ -184,7 +184,9 @@ class BatchMethod(Protocol):
         """Returns the number of rows kept from a batch of n rows; None if it depends on the losses or on chance."""
         ...
 
-    def plan_batch(self, signals: Any, state: State, *, step: int, generator: Any) -> tuple[Any, State]:
+    def plan_batch(
+        self, signals: Any, state: State, *, step: int, generator: Any
+    ) -> tuple[Any, State]:
         """Returns the `thresher.BatchPlan` of one batch and the next state, which is a new dict.
 
         The answer must not depend on the order of the rows.
@@ -312,11 +314,15 @@ def check_declaration(method: Any) -> None:
     kind = type(method)
     requires = requirements_of(method)
     if not isinstance(requires, Requirements):
-        raise TypeError(f"{kind.__name__}.requires must be a thresher.Requirements, got {type(requires).__name__}")
+        raise TypeError(
+            f"{kind.__name__}.requires must be a thresher.Requirements, got {type(requires).__name__}"
+        )
     for name, words in (("divide", ("kept", "batch")), ("order", ("loader", "plan", "class"))):
         if (word := getattr(requires, name)) not in words:
             allowed = " or ".join(map(repr, words))
-            raise ValueError(f"{kind.__name__} declares Requirements({name}={word!r}): it must be {allowed}")
+            raise ValueError(
+                f"{kind.__name__} declares Requirements({name}={word!r}): it must be {allowed}"
+            )
     known = CONTRACT_FUNCTIONS[method.stage] | {"stage", "requires", "card"}
     settings = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
     for name, value in sorted(_public(kind).items()):
@@ -338,8 +344,17 @@ def _check_attribute(kind: type, name: str, value: Any, known: set[str]) -> None
 
 def _public(kind: type) -> dict[str, Any]:
     """Returns the public attributes of a class by name, without class methods and static methods."""
-    attrs = {name: value for base in reversed(kind.__mro__[:-1]) if base is not Protocol for name, value in vars(base).items()}
-    return {k: v for k, v in attrs.items() if not k.startswith("_") and not isinstance(v, classmethod | staticmethod)}
+    attrs = {
+        name: value
+        for base in reversed(kind.__mro__[:-1])
+        if base is not Protocol
+        for name, value in vars(base).items()
+    }
+    return {
+        k: v
+        for k, v in attrs.items()
+        if not k.startswith("_") and not isinstance(v, classmethod | staticmethod)
+    }
 
 
 def as_written(method: Any) -> str:
@@ -353,6 +368,13 @@ def as_written(method: Any) -> str:
     if not is_dataclass(method):
         return repr(method)
     settings = [(one, getattr(method, one.name)) for one in fields(method) if one.repr and one.init]
-    differs = [place == 0 or one.default is MISSING or value != one.default for place, (one, value) in enumerate(settings)]
-    shown = (f"{one.name}={value!r}" for (one, value), differing in zip(settings, differs, strict=True) if differing)
+    differs = [
+        place == 0 or one.default is MISSING or value != one.default
+        for place, (one, value) in enumerate(settings)
+    ]
+    shown = (
+        f"{one.name}={value!r}"
+        for (one, value), differing in zip(settings, differs, strict=True)
+        if differing
+    )
     return f"{type(method).__name__}({', '.join(shown)})"

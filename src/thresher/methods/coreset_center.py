@@ -29,7 +29,9 @@ def closeness(loss: Tensor) -> Tensor:
     # Scaled by a power of two, which prevents an overflow of the sum and rounds no loss.
     scale = 0.5 ** len(loss).bit_length()
     mean = torch.where(finite, loss * scale, 0).sum() / (finite.sum() * scale)
-    return torch.where(finite, (loss - mean).abs().neg().clamp(min=torch.finfo(loss.dtype).min), math.nan)
+    return torch.where(
+        finite, (loss - mean).abs().neg().clamp(min=torch.finfo(loss.dtype).min), math.nan
+    )
 
 
 @dataclass(frozen=True)

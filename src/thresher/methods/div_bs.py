@@ -48,7 +48,11 @@ def gradient_products(error: Tensor, feature: Tensor | None) -> tuple[Tensor, Te
                 [0.5000, 0.5000]], dtype=torch.float64)
     """
     wide = torch.float32 if error.device.type == "mps" else torch.float64
-    finite = error.isfinite().all(1) if feature is None else error.isfinite().all(1) & feature.isfinite().all(1)
+    finite = (
+        error.isfinite().all(1)
+        if feature is None
+        else error.isfinite().all(1) & feature.isfinite().all(1)
+    )
     products = torch.ones((), dtype=wide, device=error.device)
     for factor in (error,) if feature is None else (error, feature):
         rows = torch.where(finite[:, None], factor, 0).to(wide)
@@ -79,13 +83,17 @@ def pursued(products: Tensor, finite: Tensor, k: int, lots: Tensor, waits: Tenso
     chosen = []
     for slot in range(k):
         worth = torch.where(left.abs() > least, left.abs(), 0)
-        worth = torch.where((worth * free).amax() > 0, worth if waits is None else worth / waits[slot], lots)
+        worth = torch.where(
+            (worth * free).amax() > 0, worth if waits is None else worth / waits[slot], lots
+        )
         worth = torch.where(finite, worth, torch.inf).masked_fill(~free, -1)
         pick = torch.where(worth == worth.amax(), place, -1).amax(0, keepdim=True)
         row = (products.index_select(0, pick) - basis.index_select(0, pick) @ basis.T).squeeze(0)
         own = row.index_select(0, pick)
         size = products.diagonal().index_select(0, pick)
-        length = torch.where(own > NOTHING * size, own.sqrt(), torch.inf)  # inf if earlier rows span the gradient
+        length = torch.where(
+            own > NOTHING * size, own.sqrt(), torch.inf
+        )  # inf if earlier rows span the gradient
         along = row / length
         left = left - along * left.index_select(0, pick) / length
         basis[:, slot] = along
@@ -134,7 +142,9 @@ class DivBS(KeepShare):
             "The code may draw a row more than once; here each row is chosen at most once.",
             "Rows whose gradient is not finite are kept first.",
         ),
-        missing=("Inner products on a random part of the entries of the gradients, as in the code on Tiny ImageNet.",),
+        missing=(
+            "Inner products on a random part of the entries of the gradients, as in the code on Tiny ImageNet.",
+        ),
         caveat="on the planted problems `rare`, `skewed` and `noisy` it is worse than random rows of the same cost. The choice "
         "takes about twenty times as long as that of Big Loss, because rows are chosen one after another",
     )
@@ -145,7 +155,9 @@ class DivBS(KeepShare):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.gradient not in ("layer", "outputs"):
-            raise ValueError(f"DivBS: `gradient` must be 'layer' or 'outputs', got {self.gradient!r}")
+            raise ValueError(
+                f"DivBS: `gradient` must be 'layer' or 'outputs', got {self.gradient!r}"
+            )
 
     @property
     def requires(self) -> Requirements:
@@ -158,8 +170,15 @@ class DivBS(KeepShare):
         n = len(signals["id"])
         device = signals["id"].device
         lots = torch.rand(n, generator=generator, dtype=torch.float64)
-        waits = torch.empty(k, n, dtype=torch.float64).exponential_(generator=generator) if self.sample else None
+        waits = (
+            torch.empty(k, n, dtype=torch.float64).exponential_(generator=generator)
+            if self.sample
+            else None
+        )
         products, finite = gradient_products(signals["error"].flatten(1), signals.get("feature"))
-        lots, waits = (None if x is None else x.to(device, products.dtype, non_blocking=True) for x in (lots, waits))
+        lots, waits = (
+            None if x is None else x.to(device, products.dtype, non_blocking=True)
+            for x in (lots, waits)
+        )
         assert lots is not None
         return pursued(products, finite, k, lots, waits)

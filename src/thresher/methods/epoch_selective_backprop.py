@@ -143,14 +143,18 @@ class EpochSelectiveBackprop:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.beta, int | float) and 0 <= self.beta < math.inf):
-            raise ValueError(f"EpochSelectiveBackprop: `beta` must be a finite number >= 0, got {self.beta!r}")
+            raise ValueError(
+                f"EpochSelectiveBackprop: `beta` must be a finite number >= 0, got {self.beta!r}"
+            )
         check_whole(self, "bins")
         if not 0 <= self.min_probability <= 1:
             raise ValueError(
                 f"EpochSelectiveBackprop: `min_probability` is a probability, within [0, 1], got {self.min_probability}"
             )
         if self.percentile not in ("histogram", "rank"):
-            raise ValueError(f"EpochSelectiveBackprop: `percentile` must be 'histogram' or 'rank', got {self.percentile!r}")
+            raise ValueError(
+                f"EpochSelectiveBackprop: `percentile` must be 'histogram' or 'rank', got {self.percentile!r}"
+            )
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample: the last loss, 4 bytes per sample."""
@@ -169,15 +173,24 @@ class EpochSelectiveBackprop:
         usable = np.isfinite(loss)
         if usable.any():
             finite = loss[usable]
-            q = share_up_to_bin(finite, self.bins) if self.percentile == "histogram" else share_up_to(finite)
+            q = (
+                share_up_to_bin(finite, self.bins)
+                if self.percentile == "histogram"
+                else share_up_to(finite)
+            )
             chance[usable] = np.maximum(q**self.beta, self.min_probability)
         return chance
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan with the samples that were drawn to be kept."""
         loss = on_host(records["loss"])
         if epoch == 0:
             return full_plan(len(loss))
         kept, expected = kept_by_chance(self.chances(loss), generator)
-        facts = {"scheduled_fraction": 1 - expected, "actual_fraction": np.count_nonzero(~kept) / len(kept)}
+        facts = {
+            "scheduled_fraction": 1 - expected,
+            "actual_fraction": np.count_nonzero(~kept) / len(kept),
+        }
         return EpochPlan(ids_of(kept), refresh=ids_of(~kept), facts=facts)

@@ -133,7 +133,9 @@ class Forgetting:
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction < 1:
-            raise ValueError(f"Forgetting: `fraction` is the share to remove, within [0, 1), got {self.fraction}")
+            raise ValueError(
+                f"Forgetting: `fraction` is the share to remove, within [0, 1), got {self.fraction}"
+            )
         if not (0 <= self.start < 1 or (self.start >= 1 and self.start % 1 == 0)):
             raise ValueError(
                 "Forgetting: `start` must be the number of an epoch (0, 1, ...) or a share of all epochs (below 1), "
@@ -158,22 +160,35 @@ class Forgetting:
         """Returns whether an epoch hides samples."""
         return epoch >= (self.start * epochs if self.start < 1 else self.start) - 1e-9
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan without the samples that were forgotten least often."""
         recorded = on_host(records["forgetting"])
         n = len(recorded)
         if not self.hides(epoch, epochs) or epoch == 0:
             return full_plan(n)
-        hidden = on_host(records["hidden"]).copy() if self.hide == "once" else np.zeros(n, dtype=np.bool_)
+        hidden = (
+            on_host(records["hidden"]).copy()
+            if self.hide == "once"
+            else np.zeros(n, dtype=np.bool_)
+        )
         if not hidden.any():
             hidden = fewest(self._counts(recorded), min(share(self.fraction, n), n - 1), generator)
         return EpochPlan(
             ids_of(~hidden),
             refresh=ids_of(hidden) if self.requires.refresh else None,
-            facts={"scheduled_fraction": self.fraction, "actual_fraction": np.count_nonzero(hidden) / n},
+            facts={
+                "scheduled_fraction": self.fraction,
+                "actual_fraction": np.count_nonzero(hidden) / n,
+            },
             remember={} if self.requires.refresh else {"hidden": torch.from_numpy(hidden)},
         )
 
     def _counts(self, recorded: Values) -> Values:
         """Returns how often each sample was forgotten; -1 for samples that must not be hidden."""
-        return np.where(recorded < (1 if self.never_learned == "keep" else 0), recorded.dtype.type(-1), recorded >> 1)
+        return np.where(
+            recorded < (1 if self.never_learned == "keep" else 0),
+            recorded.dtype.type(-1),
+            recorded >> 1,
+        )

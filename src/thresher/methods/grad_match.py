@@ -153,15 +153,23 @@ class GradMatch:
             check_whole(self, name, least=least)
         check_choices(self, "fill")
         if self.per == "class_gradient" and self.gradient == "bias":
-            raise ValueError("GradMatch: `per`='class_gradient' needs `gradient`='full', got 'bias'")
+            raise ValueError(
+                "GradMatch: `per`='class_gradient' needs `gradient`='full', got 'bias'"
+            )
         if not 0 <= self.penalty < math.inf:
-            raise ValueError(f"GradMatch: `penalty` must be a finite number >= 0, got {self.penalty}")
+            raise ValueError(
+                f"GradMatch: `penalty` must be a finite number >= 0, got {self.penalty}"
+            )
         if not 0 <= self.tolerance < 1:
-            raise ValueError(f"GradMatch: `tolerance` is a relative distance, within [0, 1), got {self.tolerance}")
+            raise ValueError(
+                f"GradMatch: `tolerance` is a relative distance, within [0, 1), got {self.tolerance}"
+            )
         if not 0 < self.memory < math.inf:
             raise ValueError(f"GradMatch: `memory` is a number of GiB, above 0, got {self.memory}")
         if not 0 <= self.warm_start <= 1:
-            raise ValueError(f"GradMatch: `warm_start` is a share of the epochs, within [0, 1], got {self.warm_start}")
+            raise ValueError(
+                f"GradMatch: `warm_start` is a share of the epochs, within [0, 1], got {self.warm_start}"
+            )
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample, 4 bytes: its weight in the last selection, 0 for samples left out."""
@@ -210,13 +218,21 @@ class GradMatch:
                 f"{self.memory:g} GiB: use {way_out}, or raise `memory`"
             )
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan with the subset of a new or the last selection; before the first selection, all samples."""
         if not self.full_pass(epoch, epochs):
             return self._plan(on_host(records["weight"]), {})
         error = on_host(records["error"])
-        feature = on_host(records["feature"]) if self.gradient == "full" else np.empty((len(error), 0), np.float32)
-        labels = on_host(records["label"]) if self.per != "batch" else np.zeros(len(error), np.int64)
+        feature = (
+            on_host(records["feature"])
+            if self.gradient == "full"
+            else np.empty((len(error), 0), np.float32)
+        )
+        labels = (
+            on_host(records["label"]) if self.per != "batch" else np.zeros(len(error), np.int64)
+        )
         return self._plan(*self._selected(error, feature, labels, generator), new=True)
 
     def _selected(
@@ -227,19 +243,28 @@ class GradMatch:
         weight = np.ones(n)
         usable = np.flatnonzero(np.isfinite(error).all(1) & np.isfinite(feature).all(1))
         budget = max(0, max(1, share(self.keep, n)) - (n - len(usable)))
-        found, distance = self._matched(error[usable], feature[usable], labels[usable], budget, generator)
+        found, distance = self._matched(
+            error[usable], feature[usable], labels[usable], budget, generator
+        )
         matched = int(np.count_nonzero(found))
         lacking = budget - matched if self.fill else int(n == len(usable) and not matched)
         if lacking > 0:
             others = np.flatnonzero(found == 0)
             found[others[chosen(len(others), lacking, generator)]] = 1
         if found.any():
-            found *= np.count_nonzero(found) / (found.sum() if self.weights_divisor == "weights" else len(found))
+            found *= np.count_nonzero(found) / (
+                found.sum() if self.weights_divisor == "weights" else len(found)
+            )
         weight[usable] = found
         return weight.astype(np.float32), {"matched": matched, "matching_error": distance}
 
     def _matched(
-        self, error: Values, feature: Values, labels: Values, budget: int, generator: torch.Generator
+        self,
+        error: Values,
+        feature: Values,
+        labels: Values,
+        budget: int,
+        generator: torch.Generator,
     ) -> tuple[Values, float]:
         if not budget:
             return np.zeros(len(error)), 0.0
@@ -247,21 +272,35 @@ class GradMatch:
         if self.per != "batch":
             largest = int(np.bincount(labels).max())
             wanted = -(-budget * largest // len(error))
-            self._check_held(wanted * largest, f"{wanted:,} of {largest:,} samples of a class", "`per`='batch'")
-            return match_classes(error, feature, labels, budget, own_row=self.per == "class_gradient", **settings)
+            self._check_held(
+                wanted * largest, f"{wanted:,} of {largest:,} samples of a class", "`per`='batch'"
+            )
+            return match_classes(
+                error, feature, labels, budget, own_row=self.per == "class_gradient", **settings
+            )
         shuffled = self.runs == "shuffled"
-        order = torch.randperm(len(error), generator=generator).numpy() if shuffled else np.arange(len(error))
+        order = (
+            torch.randperm(len(error), generator=generator).numpy()
+            if shuffled
+            else np.arange(len(error))
+        )
         return match_runs(error, feature, order, self.batch_size, budget, **settings)
 
     def _plan(self, weight: Values, facts: Mapping[str, float], *, new: bool = False) -> EpochPlan:
         n = len(weight)
         kept = weight > 0
         if not kept.any():
-            return EpochPlan(torch.arange(n), facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
+            return EpochPlan(
+                torch.arange(n), facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0}
+            )
         ids = ids_of(kept)
         return EpochPlan(
             ids,
             weights=torch.from_numpy(weight[kept]),
-            facts={"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - len(ids) / n, **facts},
+            facts={
+                "scheduled_fraction": 1 - self.keep,
+                "actual_fraction": 1 - len(ids) / n,
+                **facts,
+            },
             remember={"weight": torch.from_numpy(weight)} if new else {},
         )

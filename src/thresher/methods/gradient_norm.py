@@ -46,5 +46,7 @@ class GradientNorm(KeepLargest):
         claim="CIFAR-10 91.97 % where full training has 92.57 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",
         caveat="in the same table it falls behind random selection on noisy data: SVHN 67.14 % against 93.32 %, a toy "
         "regression's error 24.13 against 12.37",
-        missing=("The norm of the gradient of all parameters; the bound from the last layer takes its place.",),
+        missing=(
+            "The norm of the gradient of all parameters; the bound from the last layer takes its place.",
+        ),
     )

@@ -33,7 +33,12 @@ START = 6
 """First epoch that leaves out samples."""
 CALIBRATED = 0.15
 """Share of the epochs after which the threshold is set."""
-HISTORY = {"last": torch.float32, "slope": torch.float32, "bend": torch.bfloat16, "bend_before": torch.bfloat16}
+HISTORY = {
+    "last": torch.float32,
+    "slope": torch.float32,
+    "bend": torch.bfloat16,
+    "bend_before": torch.bfloat16,
+}
 """Columns with the loss one epoch ago, its difference from the loss before it, and the last two absolute second differences."""
 
 
@@ -120,20 +125,35 @@ class Ies:
     target: float | None = None
 
     def __post_init__(self) -> None:
-        if self.threshold != "noise" and not (is_number(self.threshold) and 0 < float(self.threshold) < math.inf):
-            raise ValueError(f"Ies: `threshold` must be 'noise' or a number above 0, got {self.threshold!r}")
+        if self.threshold != "noise" and not (
+            is_number(self.threshold) and 0 < float(self.threshold) < math.inf
+        ):
+            raise ValueError(
+                f"Ies: `threshold` must be 'noise' or a number above 0, got {self.threshold!r}"
+            )
         if not 0 < self.noise < math.inf:
             raise ValueError(f"Ies: `noise` is a multiple of the median, above 0, got {self.noise}")
         check_target(self, self.target)
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample, 20 bytes: its loss, its loss history, and the threshold or a count."""
-        history = {name: Column(dtype, fill=math.nan, merge="plan") for name, dtype in HISTORY.items()}
+        history = {
+            name: Column(dtype, fill=math.nan, merge="plan") for name, dtype in HISTORY.items()
+        }
         calibrates = self.threshold == "noise" and self.target is None
-        level = {"threshold": Column(torch.float32, fill=math.nan, merge="plan")} if calibrates else {}
-        return {"loss": Column(torch.float32, fill=NEVER_SEEN), **history, **level, **({} if self.target is None else LEFT_OUT)}
+        level = (
+            {"threshold": Column(torch.float32, fill=math.nan, merge="plan")} if calibrates else {}
+        )
+        return {
+            "loss": Column(torch.float32, fill=NEVER_SEEN),
+            **history,
+            **level,
+            **({} if self.target is None else LEFT_OUT),
+        }
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan without the samples whose loss curves are straight; these get a forward pass after the epoch."""
         n = len(records["loss"])
         target = None if self.target is None else Target(self, self.target, START, epochs, epochs)
@@ -159,10 +179,14 @@ class Ies:
 
     def _straightness(self, records: Mapping[str, Tensor]) -> tuple[Values, dict[str, Tensor]]:
         """Returns the means of the last second differences, and the columns of the history after this epoch."""
-        mean, history = bends(records["loss"].detach().cpu(), {name: records[name].detach().cpu() for name in HISTORY})
+        mean, history = bends(
+            records["loss"].detach().cpu(), {name: records[name].detach().cpu() for name in HISTORY}
+        )
         return mean.numpy(), history
 
-    def _mastered(self, mean: Values, records: Mapping[str, Tensor], epoch: int, epochs: int) -> tuple[Mask, dict[str, Tensor]]:
+    def _mastered(
+        self, mean: Values, records: Mapping[str, Tensor], epoch: int, epochs: int
+    ) -> tuple[Mask, dict[str, Tensor]]:
         """Returns the mask of the samples below the threshold (never all), and in the epoch that sets it, its column."""
         level, new = self._level(mean, records, epoch, epochs)
         out = mean < np.float32(level) if epoch >= START else np.zeros(len(mean), dtype=np.bool_)
@@ -170,7 +194,9 @@ class Ies:
             out = smallest(mean, len(mean) - 1)
         return out, new
 
-    def _level(self, mean: Values, records: Mapping[str, Tensor], epoch: int, epochs: int) -> tuple[float, dict[str, Tensor]]:
+    def _level(
+        self, mean: Values, records: Mapping[str, Tensor], epoch: int, epochs: int
+    ) -> tuple[float, dict[str, Tensor]]:
         """Returns the threshold, NaN before it is set, and its column in the epoch that sets it."""
         if self.threshold != "noise":
             return float(self.threshold), {}

@@ -95,7 +95,9 @@ class ImportanceSampling:
         """Returns what is stored for each sample: the last loss, 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan of samples drawn by loss; with "fresh", all samples get a forward pass after the epoch."""
         loss = on_host(records["loss"])
         if epoch == 0 and self.first_epoch == "all":
@@ -103,4 +105,8 @@ class ImportanceSampling:
         else:
             chances = Chances(loss if epoch else np.ones(len(loss), dtype=np.float32))
             plan = drawn_plan(chances, self.keep, generator, weighted=self.weights == "unbiased")
-        return replace(plan, refresh=torch.arange(len(loss))) if self.losses == "fresh" and epoch + 1 < epochs else plan
+        return (
+            replace(plan, refresh=torch.arange(len(loss)))
+            if self.losses == "fresh" and epoch + 1 < epochs
+            else plan
+        )

@@ -27,7 +27,16 @@ from thresher.methods._target import CANDIDATES, LEFT_OUT, Target, check_target
 from thresher.methods.contract import Card
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Mask, Values, draw_lots, ids_of, on_host, quantile_cut, share, smallest
+from thresher.selection import (
+    Mask,
+    Values,
+    draw_lots,
+    ids_of,
+    on_host,
+    quantile_cut,
+    share,
+    smallest,
+)
 
 
 def well_learned(loss: Values, threshold: float | Literal["mean"]) -> Mask:
@@ -44,7 +53,11 @@ def well_learned(loss: Values, threshold: float | Literal["mean"]) -> Mask:
     if not usable.any():
         return usable
     finite = loss if usable.all() else loss[usable]
-    cut = finite.mean(dtype=np.float64) if threshold == "mean" else np.float64(quantile_cut(finite, threshold))
+    cut = (
+        finite.mean(dtype=np.float64)
+        if threshold == "mean"
+        else np.float64(quantile_cut(finite, threshold))
+    )
     return (loss < cut) & usable
 
 
@@ -106,15 +119,25 @@ class InfoBatch:
     def __post_init__(self) -> None:
         name = type(self).__name__
         if not 0 <= self.prune_fraction < 1:
-            raise ValueError(f"{name}: `prune_fraction` is the share to remove, within [0, 1), got {self.prune_fraction}")
+            raise ValueError(
+                f"{name}: `prune_fraction` is the share to remove, within [0, 1), got {self.prune_fraction}"
+            )
         if not 0 <= self.delta <= 1:
-            raise ValueError(f"{name}: `delta` is a share of the epochs, within [0, 1], got {self.delta}")
-        if self.threshold != "mean" and not (isinstance(self.threshold, float) and 0 < self.threshold < 1):
-            raise ValueError(f"{name}: `threshold` must be 'mean' or a quantile within (0, 1), got {self.threshold!r}")
+            raise ValueError(
+                f"{name}: `delta` is a share of the epochs, within [0, 1], got {self.delta}"
+            )
+        if self.threshold != "mean" and not (
+            isinstance(self.threshold, float) and 0 < self.threshold < 1
+        ):
+            raise ValueError(
+                f"{name}: `threshold` must be 'mean' or a quantile within (0, 1), got {self.threshold!r}"
+            )
         if self.rescale not in ("mass", "ratio"):
             raise ValueError(f"{name}: `rescale` must be 'mass' or 'ratio', got {self.rescale!r}")
         check_target(self, self.target)
-        if self.target is not None and (not self.prune_fraction or self.threshold != "mean" or self.rescale != "mass"):
+        if self.target is not None and (
+            not self.prune_fraction or self.threshold != "mean" or self.rescale != "mass"
+        ):
             raise ValueError(
                 f"{name}: `target`={self.target} chooses the threshold and the weights: set `prune_fraction` above 0, and "
                 "leave out `threshold` and `rescale`"
@@ -122,9 +145,14 @@ class InfoBatch:
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample: the last loss, 4 bytes; with `target` also how often it was left out, 2."""
-        return {self._column: Column(torch.float32, fill=NEVER_SEEN), **({} if self.target is None else LEFT_OUT)}
+        return {
+            self._column: Column(torch.float32, fill=NEVER_SEEN),
+            **({} if self.target is None else LEFT_OUT),
+        }
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan with all samples above the threshold and a random part of the others, with their weights."""
         loss = on_host(records[self._column])
         n = len(loss)
@@ -145,7 +173,9 @@ class InfoBatch:
             mask = draw_lots(kept, generator, n, below)
             mask |= ~below
             factor = learned / kept if self.rescale == "mass" else 1 / (1 - self.prune_fraction)
-            weights = np.array([1, factor], dtype=np.float32)[below[np.flatnonzero(mask)].view(np.uint8)]
+            weights = np.array([1, factor], dtype=np.float32)[
+                below[np.flatnonzero(mask)].view(np.uint8)
+            ]
             left_out = 1 - (n - learned + kept) / n
             scheduled = self.prune_fraction if target is None else left_out
             facts = {"scheduled_fraction": scheduled, "actual_fraction": left_out}

@@ -54,13 +54,17 @@ def drawn_in_chunks(own: Tensor, pairs: Tensor | None, sizes: list[int], lots: T
     chosen = []
     both = None if pairs is None else torch.where(pairs.isfinite(), pairs, 0)
     if both is not None:
-        both = (both + both.T).masked_fill(torch.eye(len(own), dtype=torch.bool, device=own.device), 0)
+        both = (both + both.T).masked_fill(
+            torch.eye(len(own), dtype=torch.bool, device=own.device), 0
+        )
     for number, (size, waits) in enumerate(zip(sizes, lots, strict=True)):
         m = sum(sizes[:number])
         joint = own if both is None else own + both @ drawn.to(own.dtype)
         logits = torch.zeros_like(own) if number == 0 else joint / (2 * m + 1)
         # Exponential waiting times with rates exp(logit) end in the order of a draw without replacement.
-        keys = torch.where(known, logits - waits.log(), math.inf).masked_fill(drawn, -torch.finfo(own.dtype).max)
+        keys = torch.where(known, logits - waits.log(), math.inf).masked_fill(
+            drawn, -torch.finfo(own.dtype).max
+        )
         picked = top_positions(keys, size)
         drawn = drawn.index_fill(0, picked, True)
         chosen.append(picked)
@@ -112,7 +116,9 @@ class Jest(KeepShare):
         "2 m + 1, so after the first rows the draw is nearly uniform: on the planted problem `redundant` it gains a few "
         "points on random rows of the same cost, on `noisy` none. The choice takes about four times as long as that of Big "
         "Loss, because the chunks are drawn one after another",
-        missing=("Scores of smaller inputs as in Flexi-JEST, except by `Scoring(input_scale=...)`.",),
+        missing=(
+            "Scores of smaller inputs as in Flexi-JEST, except by `Scoring(input_scale=...)`.",
+        ),
     )
     irreducible: Scores | str | None = None
     keep: float = 0.2
@@ -128,7 +134,9 @@ class Jest(KeepShare):
                 "samples), not both"
             )
         if self.irreducible is not None:
-            object.__setattr__(self, "irreducible", checked_scores(self, "irreducible", self.irreducible))
+            object.__setattr__(
+                self, "irreducible", checked_scores(self, "irreducible", self.irreducible)
+            )
 
     @property
     def requires(self) -> Requirements:

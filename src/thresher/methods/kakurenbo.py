@@ -169,7 +169,9 @@ class Kakurenbo:
         check_milestones("Kakurenbo: `schedule`", self.schedule)
         for name in ("max_fraction", "drop_top"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"Kakurenbo: `{name}` is the share to remove, within [0, 1), got {getattr(self, name)}")
+                raise ValueError(
+                    f"Kakurenbo: `{name}` is the share to remove, within [0, 1), got {getattr(self, name)}"
+                )
         if self.max_fraction + self.drop_top >= 1:
             raise ValueError(
                 f"Kakurenbo: `max_fraction` + `drop_top` must stay below 1, got {self.max_fraction} + {self.drop_top}"
@@ -177,7 +179,9 @@ class Kakurenbo:
         if not 0 <= self.tau <= 1:
             raise ValueError(f"Kakurenbo: `tau` is a probability, within [0, 1], got {self.tau}")
         if self.warmup_epochs < 0:
-            raise ValueError(f"Kakurenbo: `warmup_epochs` must be 0 or more, got {self.warmup_epochs}")
+            raise ValueError(
+                f"Kakurenbo: `warmup_epochs` must be 0 or more, got {self.warmup_epochs}"
+            )
         check_choices(self)
 
     @classmethod
@@ -222,9 +226,13 @@ class Kakurenbo:
         """Returns F_e, the largest share of the samples that an epoch hides by low losses."""
         if epoch == 0 and not self.first_epoch_hides:
             return 0.0
-        return self.max_fraction * (step_value(self.schedule, epoch, epochs) if self.reduce_fraction else 1.0)
+        return self.max_fraction * (
+            step_value(self.schedule, epoch, epochs) if self.reduce_fraction else 1.0
+        )
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan without the easy samples and the largest losses; both get a forward pass after the epoch."""
         loss = on_host(records["loss"])
         n = len(loss)
@@ -234,7 +242,9 @@ class Kakurenbo:
         left_out = hiding_candidates(loss, fraction, by_threshold=self.candidates == "threshold")
         hidden = candidates = int(np.count_nonzero(left_out))
         if self.move_back:
-            left_out &= trusted(on_host(records["correct"]), on_host(records["confidence"]), self.tau)
+            left_out &= trusted(
+                on_host(records["correct"]), on_host(records["confidence"]), self.tau
+            )
             hidden = int(np.count_nonzero(left_out))
         facts = self._facts(fraction, hidden / n, candidates - hidden)
         absent = hidden
@@ -243,7 +253,9 @@ class Kakurenbo:
             absent = int(np.count_nonzero(left_out))
             facts["dropped_fraction"] = (absent - hidden) / n
         if absent == n:
-            raise ValueError(f"Kakurenbo: nothing is left to train on of {n} samples; lower `max_fraction` or `drop_top`")
+            raise ValueError(
+                f"Kakurenbo: nothing is left to train on of {n} samples; lower `max_fraction` or `drop_top`"
+            )
         return EpochPlan(
             ids_of(~left_out),
             refresh=ids_of(left_out),
@@ -258,4 +270,8 @@ class Kakurenbo:
 
     @staticmethod
     def _facts(scheduled: float, actual: float, moved_back: int) -> dict[str, float]:
-        return {"scheduled_fraction": scheduled, "actual_fraction": actual, "moved_back": moved_back}
+        return {
+            "scheduled_fraction": scheduled,
+            "actual_fraction": actual,
+            "moved_back": moved_back,
+        }

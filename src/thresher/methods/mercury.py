@@ -90,8 +90,18 @@ class Mercury:
         """Returns what is stored for each sample: the last loss, 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan of samples drawn by the last losses; one group gets a forward pass after the epoch."""
         loss = on_host(records["loss"])
-        plan = full_plan(len(loss)) if epoch == 0 else drawn_plan(Chances(loss), self.keep, generator, weighted=True)
-        return replace(plan, refresh=group_of(epoch, self.groups, len(loss))) if epoch + 1 < epochs else plan
+        plan = (
+            full_plan(len(loss))
+            if epoch == 0
+            else drawn_plan(Chances(loss), self.keep, generator, weighted=True)
+        )
+        return (
+            replace(plan, refresh=group_of(epoch, self.groups, len(loss)))
+            if epoch + 1 < epochs
+            else plan
+        )

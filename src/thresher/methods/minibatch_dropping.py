@@ -93,7 +93,9 @@ class MinibatchDropping:
         """Returns what is stored for each sample: the last loss, for information only; 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan with as many random samples as the kept mini-batches have."""
         n = len(records["loss"])
         sizes = np.full(-(-n // self.batch_size), self.batch_size)

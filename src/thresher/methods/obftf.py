@@ -94,7 +94,9 @@ class Obftf(KeepShare):
         "re-weighted",
         forwards="every sample of a batch, to choose by; none if the loop's own forward pass is enough; the paper "
         "takes the losses from inference that runs anyway (`Scoring(losses=...)`)",
-        differences=("The paper solves a 0/1 program; here quantiles and a fixed number of swaps come close to its solution.",),
+        differences=(
+            "The paper solves a 0/1 program; here quantiles and a fixed number of swaps come close to its solution.",
+        ),
         caveat="random rows have the mean loss of the batch on average, too: the gain is only less variance of the loss, "
         "which the gradient need not follow. On none of the planted problems (`thresher.testing`) does it beat random rows "
         "of the same cost, which are twice as many. The choice takes about seven times as long as that of Big Loss, because "

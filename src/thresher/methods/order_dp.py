@@ -111,9 +111,14 @@ class OrderDp:
         """Returns what is stored for each sample: the last loss, 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEW_SAMPLE)}
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan with the samples of the largest losses in a new pool."""
         loss = on_host(records["loss"])
         mask = best_of_pool(loss, max(1, share(self.keep, len(loss))), self.pool, generator)
-        facts = {"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - np.count_nonzero(mask) / len(mask)}
+        facts = {
+            "scheduled_fraction": 1 - self.keep,
+            "actual_fraction": 1 - np.count_nonzero(mask) / len(mask),
+        }
         return EpochPlan(ids_of(mask), facts=facts)

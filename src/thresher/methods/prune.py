@@ -65,7 +65,10 @@ def floors(order: Ids, labels: NDArray[np.int64], floor: float) -> Ids:
     of_classes = order[labels[order] >= 0]
     by_class = of_classes[np.argsort(labels[of_classes], kind="stable")]
     _, starts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
-    needed = [begin + np.arange(n - share(1 - floor, n)) for begin, n in zip(starts, counts.tolist(), strict=True)]
+    needed = [
+        begin + np.arange(n - share(1 - floor, n))
+        for begin, n in zip(starts, counts.tolist(), strict=True)
+    ]
     wanted = np.zeros(len(order), dtype=np.bool_)
     wanted[by_class[np.concatenate([np.empty(0, dtype=np.int64), *needed])]] = True
     return order[wanted[order]]
@@ -90,7 +93,9 @@ def keep_in_batch(before_fraction: float = 0.25, total_fraction: float = 0.5) ->
         0.667
     """
     if not 0 <= before_fraction < 1:
-        raise ValueError(f"keep_in_batch: `before_fraction` is the share to remove, within [0, 1), got {before_fraction}")
+        raise ValueError(
+            f"keep_in_batch: `before_fraction` is the share to remove, within [0, 1), got {before_fraction}"
+        )
     if not before_fraction <= total_fraction < 1:
         raise ValueError(
             f"keep_in_batch: `total_fraction` includes `before_fraction`, within [{before_fraction}, 1), got {total_fraction}"
@@ -161,9 +166,13 @@ class Prune:
                 f"Prune: `offset` is the share to remove, within [0, 1 - keep], got {self.offset!r} with keep={self.keep}"
             )
         if self.offset and self.which != "window":
-            raise ValueError(f"Prune: `offset` is for which='window' only, got {self.offset} with which={self.which!r}")
+            raise ValueError(
+                f"Prune: `offset` is for which='window' only, got {self.offset} with which={self.which!r}"
+            )
         if not (is_number(self.per_class_floor) and 0 <= self.per_class_floor <= 1):
-            raise ValueError(f"Prune: `per_class_floor` is a share kept, within [0, 1], got {self.per_class_floor!r}")
+            raise ValueError(
+                f"Prune: `per_class_floor` is a share kept, within [0, 1], got {self.per_class_floor!r}"
+            )
         if isinstance(self.scores, Scores):
             self._check_labels(self.scores)
 

@@ -206,9 +206,13 @@ class Rais:
 
     def __post_init__(self) -> None:
         if not 0 <= self.robustness < math.inf:
-            raise ValueError(f"Rais: `robustness` must be a finite number >= 0, got {self.robustness}")
+            raise ValueError(
+                f"Rais: `robustness` must be a finite number >= 0, got {self.robustness}"
+            )
         if not 0 <= self.uniform <= 1:
-            raise ValueError(f"Rais: `uniform` is a share of the draws, within [0, 1], got {self.uniform}")
+            raise ValueError(
+                f"Rais: `uniform` is a share of the draws, within [0, 1], got {self.uniform}"
+            )
         check_keep(self, self.keep)
 
     def columns(self) -> dict[str, Column]:
@@ -220,24 +224,33 @@ class Rais:
             "epoch_then": Column(torch.int16, fill=-1, merge="plan"),
         }
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan of samples drawn by the estimated norms; it stores their features for the fit after the epoch."""
         norm = on_host(records["grad_norm"])
         scale = _mean_square(norm[part][np.isfinite(norm[part])] for part in chunks(len(norm)))
         if epoch == 0 or scale is None:
             return full_plan(len(norm))
-        squared, importance = self._estimated(norm, epoch - on_host(records["epoch"]), scale, self._learned(records, epoch))
+        squared, importance = self._estimated(
+            norm, epoch - on_host(records["epoch"]), scale, self._learned(records, epoch)
+        )
         chances = Chances(importance)
         return drawn_plan(
             chances,
             self.keep,
             generator,
             weighted=True,
-            remember={"grad_norm_then": records["grad_norm"].clone(), "epoch_then": records["epoch"].clone()},
+            remember={
+                "grad_norm_then": records["grad_norm"].clone(),
+                "epoch_then": records["epoch"].clone(),
+            },
             facts={"gain": gain(squared, chances)},
         )
 
-    def _estimated(self, norm: Values, age: Values, scale: float, fit: tuple[Values, Values]) -> tuple[Values, Values]:
+    def _estimated(
+        self, norm: Values, age: Values, scale: float, fit: tuple[Values, Values]
+    ) -> tuple[Values, Values]:
         """Returns the estimates of the squared norms, and the importances with the uniform share; NaN if not known."""
         squared, importance, (c, d) = np.empty(len(norm)), np.empty(len(norm)), fit
         total = 0.0
@@ -260,14 +273,19 @@ class Rais:
 
         def pairs() -> Iterator[tuple[Values, Values, Values]]:
             for part in chunks(len(norm)):
-                both: Mask = (seen[part] == epoch - 1) & np.isfinite(norm[part]) & np.isfinite(then[part])
+                both: Mask = (
+                    (seen[part] == epoch - 1) & np.isfinite(norm[part]) & np.isfinite(then[part])
+                )
                 yield then[part][both], epoch - 1 - seen_then[part][both], norm[part][both]
 
         scale = _mean_square(earlier for earlier, _, _ in pairs())
         if scale is None:
             return TRUSTING
         return fitted_estimates(
-            lambda: ((features(earlier, age, scale), now.astype(np.float64) ** 2 / scale) for earlier, age, now in pairs())
+            lambda: (
+                (features(earlier, age, scale), now.astype(np.float64) ** 2 / scale)
+                for earlier, age, now in pairs()
+            )
         )
 
 

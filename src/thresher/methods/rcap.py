@@ -57,7 +57,9 @@ def budgets(wanted: Values, sizes: NDArray[np.int64], total: int) -> NDArray[np.
     while free.any():
         left = total - exact[~free].sum()
         sum_of_free = wanted[free].sum()
-        exact[free] = left * (wanted[free] / sum_of_free if sum_of_free > 0 else sizes[free] / sizes[free].sum())
+        exact[free] = left * (
+            wanted[free] / sum_of_free if sum_of_free > 0 else sizes[free] / sizes[free].sum()
+        )
         below = free & (exact < least)
         above = free & (exact > sizes)
         gained = (least - exact)[below].sum()
@@ -105,10 +107,14 @@ class Classified:
             counts = np.zeros(largest + 1, np.int64)
             for part in chunks(self.n):
                 label = self._label[part]
-                counts += np.bincount(label[np.isfinite(self._loss[part]) & (label >= 0)], minlength=largest + 1)
+                counts += np.bincount(
+                    label[np.isfinite(self._loss[part]) & (label >= 0)], minlength=largest + 1
+                )
             numbers = np.cumsum(counts > 0) - 1
             return lambda label: numbers[label], counts[counts > 0]
-        there, sizes = np.unique(self._label[np.isfinite(self._loss) & (self._label >= 0)], return_counts=True)
+        there, sizes = np.unique(
+            self._label[np.isfinite(self._loss) & (self._label >= 0)], return_counts=True
+        )
         return lambda label: np.searchsorted(there, label), sizes
 
     def part(self, part: slice) -> tuple[NDArray[np.int64], Values]:
@@ -233,7 +239,9 @@ class Rcap:
             "kept": Column(torch.bool, merge="plan"),
         }
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan with the drawn samples of each class."""
         loss = on_host(records["loss"])
         n = len(records["loss"])
@@ -248,9 +256,14 @@ class Rcap:
         if total:
             wanted = np.sqrt(samples.lasting(on_host(records["kept"])) * samples.sizes)
             counts = budgets(wanted, samples.sizes, total)
-            kept |= drawn_by_class(samples, counts, int(torch.randint(2**62, (), generator=generator)))
+            kept |= drawn_by_class(
+                samples, counts, int(torch.randint(2**62, (), generator=generator))
+            )
         return EpochPlan(
             ids_of(kept),
-            facts={"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - int(np.count_nonzero(kept)) / n},
+            facts={
+                "scheduled_fraction": 1 - self.keep,
+                "actual_fraction": 1 - int(np.count_nonzero(kept)) / n,
+            },
             remember={"kept": torch.from_numpy(kept)},
         )

@@ -60,11 +60,20 @@ def reexports(path: Path) -> dict[str, str]:
         >>> reexports(FOLDER / "built_in.py")["Kakurenbo"]
         'thresher.methods.kakurenbo'
     """
-    lines = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
-    return {alias.asname: str(line.module) for line in lines for alias in line.names if alias.asname}
+    lines = [
+        node
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+    ]
+    return {
+        alias.asname: str(line.module) for line in lines for alias in line.names if alias.asname
+    }
 
 
-BUILT_IN = {module.rpartition(".")[2]: f"{module}:{kind}" for kind, module in reexports(FOLDER / "built_in.py").items()}
+BUILT_IN = {
+    module.rpartition(".")[2]: f"{module}:{kind}"
+    for kind, module in reexports(FOLDER / "built_in.py").items()
+}
 """Methods of this package: name -> "package.module:Class"."""
 
 FOR_POSITIONS = {"token_selection": "thresher.methods.token_selection:TokenSelection"}
@@ -86,7 +95,11 @@ def _attribute(target: str, name: str) -> ast.expr | None:
     module, _, kind = target.partition(":")
     classes, imports = _classes(module)
     for node in classes[kind].body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and node.target.id == name
+        ):
             return node.value
     bases = [base.id for base in classes[kind].bases if isinstance(base, ast.Name)]
     return _attribute(f"{imports.get(bases[0], module)}:{bases[0]}", name) if bases else None
@@ -98,8 +111,16 @@ def _read_info(name: str) -> MethodInfo:
     target = BUILT_IN[name]
     stage = _attribute(target, "stage")
     card = _attribute(target, "card")
-    keywords = {keyword.arg: keyword.value for keyword in card.keywords} if isinstance(card, ast.Call) else {}
-    known = {field.name: ast.literal_eval(keywords[field.name]) for field in fields(MethodInfo) if field.name in keywords}
+    keywords = (
+        {keyword.arg: keyword.value for keyword in card.keywords}
+        if isinstance(card, ast.Call)
+        else {}
+    )
+    known = {
+        field.name: ast.literal_eval(keywords[field.name])
+        for field in fields(MethodInfo)
+        if field.name in keywords
+    }
     return MethodInfo(target, ast.literal_eval(stage) if stage else "?", **{"summary": "", **known})
 
 
@@ -116,7 +137,9 @@ def infos() -> dict[str, MethodInfo]:
         'every sample, every epoch'
     """
     others = {
-        point.name: MethodInfo(point.value, "?", f"from {point.dist.name if point.dist else point.module}")
+        point.name: MethodInfo(
+            point.value, "?", f"from {point.dist.name if point.dist else point.module}"
+        )
         for point in entry_points(group=GROUP)
     }
     return {**others, **{name: _read_info(name) for name in BUILT_IN}}
@@ -154,7 +177,9 @@ def load(name: str) -> type:
     return getattr(import_module(module), attribute)
 
 
-def no_such(kind: str, name: str, known: Iterable[str], *, also_near: Iterable[str] = (), also: str = "") -> str:
+def no_such(
+    kind: str, name: str, known: Iterable[str], *, also_near: Iterable[str] = (), also: str = ""
+) -> str:
     """Returns the error message for an unknown name: the name that was probably meant, if any, and all known names.
 
     Args:
@@ -226,4 +251,6 @@ def name_of(method: Any) -> str:
         'uniform'
     """
     target = f"{type(method).__module__}:{type(method).__qualname__}"
-    return next((name for name, place in _targets().items() if place == target), type(method).__qualname__)
+    return next(
+        (name for name, place in _targets().items() if place == target), type(method).__qualname__
+    )

@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 
 from thresher.methods._base import full_plan
-from thresher.methods._target import CANDIDATES, LEFT_OUT, Target, check_epochs, check_target, counted
+from thresher.methods._target import (
+    CANDIDATES,
+    LEFT_OUT,
+    Target,
+    check_epochs,
+    check_target,
+    counted,
+)
 from thresher.methods.contract import Card
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
@@ -95,14 +102,20 @@ class RePb:
 
     def __post_init__(self) -> None:
         if not 0 < self.prune_fraction < 1:
-            raise ValueError(f"RePb: `prune_fraction` is the share to remove, within (0, 1), got {self.prune_fraction}")
+            raise ValueError(
+                f"RePb: `prune_fraction` is the share to remove, within (0, 1), got {self.prune_fraction}"
+            )
         check_target(self, self.target)
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored per sample, 10 bytes: its loss, the mean loss of its batch, how many epochs skipped it."""
-        return {name: Column(torch.float32, fill=NEVER_SEEN) for name in ("loss", "batch_loss")} | LEFT_OUT
+        return {
+            name: Column(torch.float32, fill=NEVER_SEEN) for name in ("loss", "batch_loss")
+        } | LEFT_OUT
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan without a random part of the samples whose losses were below the means of their batches."""
         n = len(records["loss"])
         target = None if self.target is None else Target(self, self.target, 1, epochs, epochs)
@@ -113,7 +126,9 @@ class RePb:
         if target is None:
             below = above < 0
             candidates = int(np.count_nonzero(below))
-            pruned = candidates - max(1, share(1 - self.prune_fraction, candidates)) if candidates else 0
+            pruned = (
+                candidates - max(1, share(1 - self.prune_fraction, candidates)) if candidates else 0
+            )
             most = 1 / (1 - self.prune_fraction)
         else:
             below, candidates, pruned = self._for_target(above, target.due(records, epoch))
@@ -137,9 +152,15 @@ class RePb:
         """Returns the mask of the candidates for pruning, their number, and how many of them are pruned: `due` if possible."""
         usable = np.isfinite(above)
         below = int(np.count_nonzero(above < 0))
-        wanted = max(due + 1, min(max(below, round(due / CANDIDATES)), share(CANDIDATES, len(above))))
+        wanted = max(
+            due + 1, min(max(below, round(due / CANDIDATES)), share(CANDIDATES, len(above)))
+        )
         candidates = min(wanted, int(np.count_nonzero(usable))) if due else 0
-        return smallest(above, candidates, usable=usable), candidates, max(0, min(due, candidates - 1))
+        return (
+            smallest(above, candidates, usable=usable),
+            candidates,
+            max(0, min(due, candidates - 1)),
+        )
 
 
 def _above_the_mean(loss: Values, batch_loss: Values) -> Values:

@@ -17,7 +17,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods._base import KeepLargest, check_known, checked_scores, loaded, table_of, with_irreducible
+from thresher.methods._base import (
+    KeepLargest,
+    check_known,
+    checked_scores,
+    loaded,
+    table_of,
+    with_irreducible,
+)
 from thresher.methods.contract import Card, State
 from thresher.plans import BatchPlan
 from thresher.score_table import Scores
@@ -67,14 +74,18 @@ class RhoLoss(KeepLargest):
         caveat="with keep=0.1 a step costs as much as about 4.3 steps on random rows, because every row of the candidate "
         "batch is forwarded: at equal cost it wins only if it needs fewer than a quarter of the steps. Of the planted "
         "problems (`thresher.testing`) it wins the one without noise; with wrong labels it is no better than random rows",
-        missing=("Training the irreducible-loss model at the same time (`update_irreducible`), off by default in the code.",),
+        missing=(
+            "Training the irreducible-loss model at the same time (`update_irreducible`), off by default in the code.",
+        ),
     )
     keep: float = field(default=0.1, kw_only=True)
     irreducible: Scores | str
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "irreducible", checked_scores(self, "irreducible", self.irreducible))
+        object.__setattr__(
+            self, "irreducible", checked_scores(self, "irreducible", self.irreducible)
+        )
 
     @property
     def cost(self) -> tuple[int, int]:

@@ -81,7 +81,9 @@ class Rs2:
         """Returns what is stored for each sample, 1 byte: whether it has had its turn."""
         return {"used": Column(torch.bool, merge="plan")}
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan with a random subset: of all samples, or of the samples that have not had their turn."""
         fresh = ~on_host(records["used"])
         n = len(fresh)

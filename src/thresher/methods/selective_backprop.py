@@ -152,29 +152,47 @@ class SelectiveBackprop:
                 "SelectiveBackprop: `keep` (a fixed share) and `beta` (chance by percentile) exclude each other, got "
                 f"keep={self.keep} and beta={self.beta}; give one of them"
             )
-        if self.keep is not None and not (isinstance(self.keep, int | float) and 0 < self.keep <= 1):
-            raise ValueError(f"SelectiveBackprop: `keep` is the share kept, within (0, 1], got {self.keep!r}")
-        if self.beta is not None and not (isinstance(self.beta, int | float) and 0 <= self.beta < math.inf):
-            raise ValueError(f"SelectiveBackprop: `beta` must be a finite number >= 0, got {self.beta!r}")
+        if self.keep is not None and not (
+            isinstance(self.keep, int | float) and 0 < self.keep <= 1
+        ):
+            raise ValueError(
+                f"SelectiveBackprop: `keep` is the share kept, within (0, 1], got {self.keep!r}"
+            )
+        if self.beta is not None and not (
+            isinstance(self.beta, int | float) and 0 <= self.beta < math.inf
+        ):
+            raise ValueError(
+                f"SelectiveBackprop: `beta` must be a finite number >= 0, got {self.beta!r}"
+            )
         if not (isinstance(self.history, int) and self.history >= 1):
-            raise ValueError(f"SelectiveBackprop: `history` must be a whole number of 1 or more, got {self.history!r}")
+            raise ValueError(
+                f"SelectiveBackprop: `history` must be a whole number of 1 or more, got {self.history!r}"
+            )
         if not 0 <= self.min_probability <= 1:
             raise ValueError(
                 f"SelectiveBackprop: `min_probability` is a probability, within [0, 1], got {self.min_probability}"
             )
         if self.warmup_steps < 0:
-            raise ValueError(f"SelectiveBackprop: `warmup_steps` must be 0 or more, got {self.warmup_steps}")
+            raise ValueError(
+                f"SelectiveBackprop: `warmup_steps` must be 0 or more, got {self.warmup_steps}"
+            )
         if not 0 <= self.start < 1:
-            raise ValueError(f"SelectiveBackprop: `start` is a share of training, within [0, 1), got {self.start}")
+            raise ValueError(
+                f"SelectiveBackprop: `start` is a share of training, within [0, 1), got {self.start}"
+            )
         if not self.start < self.end <= 1:
             raise ValueError(
                 f"SelectiveBackprop: `end` is a share of training, above `start` and up to 1, got start={self.start} and "
                 f"end={self.end}"
             )
         if not (isinstance(self.interrupt, int) and self.interrupt >= 0):
-            raise ValueError(f"SelectiveBackprop: `interrupt` must be a whole number of 0 or more, got {self.interrupt!r}")
+            raise ValueError(
+                f"SelectiveBackprop: `interrupt` must be a whole number of 0 or more, got {self.interrupt!r}"
+            )
         if self.draw and self.keep is None:
-            raise ValueError("SelectiveBackprop: `draw` needs `keep`, the share to draw, got keep=None")
+            raise ValueError(
+                "SelectiveBackprop: `draw` needs `keep`, the share to draw, got keep=None"
+            )
 
     @property
     def expected_keep(self) -> float:
@@ -223,7 +241,9 @@ class SelectiveBackprop:
             history = extended_history(state["history"], loss.float(), self.history)
             picked = self._drawn(loss.float(), history, generator)
             state = {**state, "history": history}
-        return plan_of(by_id.index_select(0, picked).sort().values, len(ids), self.expected_keep), state
+        return plan_of(
+            by_id.index_select(0, picked).sort().values, len(ids), self.expected_keep
+        ), state
 
     def _fixed(self, loss: Tensor, keep: float, generator: torch.Generator) -> Tensor:
         """Returns the positions of the largest losses, or a draw by rank; losses that are not finite come before all others."""
@@ -233,7 +253,9 @@ class SelectiveBackprop:
             return top_positions(loss, k)
         ascending = top_positions(loss, n)
         places = precedence(n, keep, generator).to(loss.device, non_blocking=True)
-        return ascending[top_positions(torch.where(loss[ascending].isfinite(), places, math.inf), k)]
+        return ascending[
+            top_positions(torch.where(loss[ascending].isfinite(), places, math.inf), k)
+        ]
 
     def _drawn(self, loss: Tensor, history: Tensor, generator: torch.Generator) -> Tensor:
         """Returns positions drawn by the percentiles. This waits for the device, because only the device knows their number."""

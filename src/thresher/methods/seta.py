@@ -41,7 +41,9 @@ def bins_of(loss: Values) -> NDArray[np.uint32]:
     return (loss.astype(np.float32, copy=False) + np.float32(0)).view(np.uint32) >> np.uint32(16)
 
 
-def k_means(values: NDArray[np.float64], counts: NDArray[np.int64], groups: int) -> NDArray[np.intp]:
+def k_means(
+    values: NDArray[np.float64], counts: NDArray[np.int64], groups: int
+) -> NDArray[np.intp]:
     """Groups sorted numbers by k-means: each number belongs to the group with the nearest mean.
 
     Args:
@@ -57,7 +59,9 @@ def k_means(values: NDArray[np.float64], counts: NDArray[np.int64], groups: int)
         [0, 0, 1, 1, 2]
     """
     weight, mass = (np.concatenate([[0.0], np.cumsum(one)]) for one in (counts, counts * values))
-    group = np.minimum((weight[:-1] + weight[1:]) / 2 * min(groups, len(values)) / weight[-1], groups - 1).astype(np.intp)
+    group = np.minimum(
+        (weight[:-1] + weight[1:]) / 2 * min(groups, len(values)) / weight[-1], groups - 1
+    ).astype(np.intp)
     for _ in range(ROUNDS):
         first = np.flatnonzero(np.diff(group, prepend=-1))
         ends = np.append(first, len(values))
@@ -83,7 +87,9 @@ def loss_groups(loss: Values, groups: int) -> tuple[NDArray[np.int16], int]:
     counts = np.zeros(BINS, dtype=np.int64)
     for part in chunks(len(loss)):
         counts += np.bincount(bins_of(loss[part]), minlength=BINS)
-    middles = (np.arange(BINS, dtype=np.uint32) << np.uint32(16) | np.uint32(1 << 15)).view(np.float32)
+    middles = (np.arange(BINS, dtype=np.uint32) << np.uint32(16) | np.uint32(1 << 15)).view(
+        np.float32
+    )
     there = np.flatnonzero((counts > 0) & np.isfinite(middles))
     group_of_bin = np.full(BINS, -1, dtype=np.int16)
     if len(there):
@@ -162,20 +168,37 @@ class SeTa:
 
     def __post_init__(self) -> None:
         if not 0 <= self.prune_fraction < 1:
-            raise ValueError(f"SeTa: `prune_fraction` is the share to remove, within [0, 1), got {self.prune_fraction}")
-        if not (isinstance(self.groups, int) and not isinstance(self.groups, bool) and 1 <= self.groups <= 1000):
-            raise ValueError(f"SeTa: `groups` must be a whole number of 1 to 1000, got {self.groups!r}")
+            raise ValueError(
+                f"SeTa: `prune_fraction` is the share to remove, within [0, 1), got {self.prune_fraction}"
+            )
+        if not (
+            isinstance(self.groups, int)
+            and not isinstance(self.groups, bool)
+            and 1 <= self.groups <= 1000
+        ):
+            raise ValueError(
+                f"SeTa: `groups` must be a whole number of 1 to 1000, got {self.groups!r}"
+            )
         if not 0 < self.window <= 1:
-            raise ValueError(f"SeTa: `window` is a share of the groups, within (0, 1], got {self.window}")
+            raise ValueError(
+                f"SeTa: `window` is a share of the groups, within (0, 1], got {self.window}"
+            )
         if not 0 <= self.delta <= 1:
-            raise ValueError(f"SeTa: `delta` is a share of the epochs, within [0, 1], got {self.delta}")
+            raise ValueError(
+                f"SeTa: `delta` is a share of the epochs, within [0, 1], got {self.delta}"
+            )
         check_target(self, self.target)
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample: the last loss, 4 bytes; with `target` also how often it was left out, 2."""
-        return {"loss": Column(torch.float32, fill=NEVER_SEEN), **({} if self.target is None else LEFT_OUT)}
+        return {
+            "loss": Column(torch.float32, fill=NEVER_SEEN),
+            **({} if self.target is None else LEFT_OUT),
+        }
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan with a random part of the samples in the window."""
         loss = on_host(records["loss"])
         n = len(loss)
@@ -202,5 +225,7 @@ class SeTa:
         else:
             kept = ~(inside | outside) | draw_lots(within + beyond - pruned, generator, n, inside)
         left_out = pruned / n
-        plan = EpochPlan(ids_of(kept), facts={"scheduled_fraction": left_out, "actual_fraction": left_out})
+        plan = EpochPlan(
+            ids_of(kept), facts={"scheduled_fraction": left_out, "actual_fraction": left_out}
+        )
         return plan if target is None else target.counted(plan, kept, records, epoch)

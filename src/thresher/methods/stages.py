@@ -12,7 +12,9 @@ def split_by_stage(method: Any) -> tuple[Any, EpochMethod, BatchMethod | None]:
     by_stage: dict[str, Any] = {}
     for one in methods:
         if isinstance(one, type):
-            raise TypeError(f"`method` must be an instance, got the class {one.__name__}; write {one.__name__}()")
+            raise TypeError(
+                f"`method` must be an instance, got the class {one.__name__}; write {one.__name__}()"
+            )
         stage = getattr(one, "stage", None)
         name = type(one).__name__
         if stage == "position":
@@ -28,8 +30,12 @@ def split_by_stage(method: Any) -> tuple[Any, EpochMethod, BatchMethod | None]:
             )
         check_declaration(one)
         if stage in by_stage:
-            raise ValueError(f"`method` may have one method per `stage`, got {type(by_stage[stage]).__name__} and {name}")
+            raise ValueError(
+                f"`method` may have one method per `stage`, got {type(by_stage[stage]).__name__} and {name}"
+            )
         by_stage[stage] = one
     if not by_stage:
-        raise ValueError("`method` must be a method, or a list with at most one method per `stage`; got an empty list")
+        raise ValueError(
+            "`method` must be a method, or a list with at most one method per `stage`; got an empty list"
+        )
     return by_stage.get("before"), by_stage.get("epoch", FullData()), by_stage.get("batch")

@@ -19,7 +19,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_keep, check_whole, extended_history, in_id_order, is_number, running_sum
+from thresher.methods._base import (
+    check_keep,
+    check_whole,
+    extended_history,
+    in_id_order,
+    is_number,
+    running_sum,
+)
 from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 
@@ -56,7 +63,9 @@ def best_threshold(scores: Tensor, ratio: float) -> Tensor:
     n = known.sum()
     below = running_sum(known * s)
     certain = known.sum() - running_sum(known)
-    squares = running_sum((known * s * s).flip(0)).flip(0) - known * s * s  # of the scores above each
+    squares = (
+        running_sum((known * s * s).flip(0)).flip(0) - known * s * s
+    )  # of the scores above each
     above = torch.cat((s[1:], s[-1:]))
     tau = (squares * ratio / (n + ratio * certain).clamp(min=1)).sqrt().clamp(min=s, max=above)
     parts = torch.where(below > 0, below / tau, 0)
@@ -144,7 +153,9 @@ class ThresholdKeep:
         if self.keep is not None:
             check_keep(self, self.keep)
         if not (is_number(self.ratio) and 0 < self.ratio < math.inf):
-            raise ValueError(f"ThresholdKeep: `ratio` must be a finite number above 0, got {self.ratio!r}")
+            raise ValueError(
+                f"ThresholdKeep: `ratio` must be a finite number above 0, got {self.ratio!r}"
+            )
         check_whole(self, "history")
 
     def init_state(self) -> State:
@@ -177,13 +188,18 @@ class ThresholdKeep:
         n = len(by_id)
         scores = ordered["grad_norm"].float()
         history = extended_history(state["history"], scores, self.history)
-        draws = torch.rand(n, generator=generator, dtype=torch.float64).to(scores.device, non_blocking=True)
+        draws = torch.rand(n, generator=generator, dtype=torch.float64).to(
+            scores.device, non_blocking=True
+        )
         p = self._probabilities(scores, history, self._share_now(state))[0] if n else scores
         picked = (1 - draws.to(p.dtype) <= p).nonzero().flatten()
         rows, order = by_id.index_select(0, picked).sort()
         weights = p.index_select(0, picked[order]).reciprocal().float()
         left_out = 1 - len(rows) / max(1, n)
-        facts = {"scheduled_fraction": left_out if self.keep is None else 1 - self.keep, "actual_fraction": left_out}
+        facts = {
+            "scheduled_fraction": left_out if self.keep is None else 1 - self.keep,
+            "actual_fraction": left_out,
+        }
         seen = {"seen": state["seen"] + n, "kept": state["kept"] + len(rows)}
         return BatchPlan(rows, weights=weights, facts=facts), {"history": history, **seen}
 
@@ -198,7 +214,9 @@ class ThresholdKeep:
         missing = (self.keep * state["seen"] - state["kept"]) / self.history
         return min(max(self.keep + missing, self.keep / 2), (1 + self.keep) / 2)
 
-    def _probabilities(self, scores: Tensor, history: Tensor, keep: float | None) -> tuple[Tensor, Tensor]:
+    def _probabilities(
+        self, scores: Tensor, history: Tensor, keep: float | None
+    ) -> tuple[Tensor, Tensor]:
         """Returns the probability for each score, 1 if it is not finite or the threshold is 0, and the threshold."""
         if keep is None:
             tau = best_threshold(history, self.ratio)

@@ -35,7 +35,9 @@ def largest_positions(scores: Tensor, valid: Tensor, keep: float) -> Tensor:
     ranked = scores.nan_to_num(torch.inf, torch.inf, torch.inf).where(valid, -torch.inf).flatten()
     count = (valid.sum().double() * keep + 1e-9).floor().clamp(min=1)
     ascending = ranked.argsort(stable=True)
-    places = torch.empty_like(ascending).scatter_(0, ascending, torch.arange(len(ranked), device=ranked.device))
+    places = torch.empty_like(ascending).scatter_(
+        0, ascending, torch.arange(len(ranked), device=ranked.device)
+    )
     return (places >= len(ranked) - count).view(valid.shape) & valid
 
 
@@ -86,7 +88,9 @@ class TokenSelection:
         "the other tokens is 0.08; training on all tokens gives 0.73, and on a random half 0.82. Without random tokens it is "
         "0.033; all tokens give 0.037 (tests/reference/test_token_selection.py, seed 0). Language models were not measured "
         "here",
-        missing=("Training of the reference model, which is ordinary training on data of high quality.",),
+        missing=(
+            "Training of the reference model, which is ordinary training on data of high quality.",
+        ),
     )
     keep: float = 0.6
     reference: nn.Module | None = field(default=None, repr=False, compare=False)
@@ -99,7 +103,9 @@ class TokenSelection:
                 "you have computed to tokens.chosen(losses, valid, reference_losses)"
             )
 
-    def chosen(self, losses: Tensor, valid: Tensor | None = None, reference: Tensor | None = None) -> Tensor:
+    def chosen(
+        self, losses: Tensor, valid: Tensor | None = None, reference: Tensor | None = None
+    ) -> Tensor:
         """Returns the mask of the positions to train on in a batch.
 
         Args:

@@ -32,7 +32,9 @@ LARGEST = np.finfo(np.float32).max
 """Largest variance and score. The limit keeps the scores of samples with a mean finite."""
 
 
-def moments(loss: Values, mean: Values, variance: Values, seen: Mask, alpha: float) -> tuple[Values, Values]:
+def moments(
+    loss: Values, mean: Values, variance: Values, seen: Mask, alpha: float
+) -> tuple[Values, Values]:
     """Returns the moving means and variances after an epoch, each of shape (N,), float32.
 
     Args:
@@ -54,7 +56,9 @@ def moments(loss: Values, mean: Values, variance: Values, seen: Mask, alpha: flo
         there = seen[part] & np.isfinite(new)
         away = np.where(np.isnan(m), 0.0, new - np.where(np.isnan(m), 0.0, m))
         with np.errstate(over="ignore", invalid="ignore"):
-            variance[part] = np.where(there, np.minimum((1 - alpha) * v + alpha * away**2, LARGEST), v)
+            variance[part] = np.where(
+                there, np.minimum((1 - alpha) * v + alpha * away**2, LARGEST), v
+            )
             mean[part] = np.where(there, np.where(np.isnan(m), new, m + alpha * away), m)
     return mean, variance
 
@@ -100,7 +104,9 @@ class Ucb:
             "Samples without a finite loss are kept, before all others.",
         ),
         bytes_per_sample=17,
-        missing=("A rule for samples that were left out long ago: they keep their last mean. The paper has no rule, either.",),
+        missing=(
+            "A rule for samples that were left out long ago: they keep their last mean. The paper has no rule, either.",
+        ),
     )
     keep: float = 0.5
     explore: Literal["ucb", "epsilon"] = "ucb"
@@ -116,9 +122,13 @@ class Ucb:
         if not 0 <= self.c < math.inf:
             raise ValueError(f"Ucb: `c` is a factor of 0 or more, got {self.c}")
         if not 0 <= self.epsilon <= 1:
-            raise ValueError(f"Ucb: `epsilon` is a share of the kept samples, within [0, 1], got {self.epsilon}")
+            raise ValueError(
+                f"Ucb: `epsilon` is a share of the kept samples, within [0, 1], got {self.epsilon}"
+            )
         if not 0 < self.alpha <= 1:
-            raise ValueError(f"Ucb: `alpha` is the weight of a new loss, within (0, 1], got {self.alpha}")
+            raise ValueError(
+                f"Ucb: `alpha` is the weight of a new loss, within (0, 1], got {self.alpha}"
+            )
         check_whole(self, "every")
 
     def columns(self) -> dict[str, Column]:
@@ -131,13 +141,17 @@ class Ucb:
             "kept": Column(torch.bool, merge="plan"),
         }
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan with the samples of the largest scores, or with the last choice while it holds."""
         loss = on_host(records["loss"])
         if epoch == 0:
             return full_plan(len(loss))
         seen = on_host(records["epoch"]) == epoch - 1
-        mean, variance = moments(loss, on_host(records["mean"]), on_host(records["variance"]), seen, self.alpha)
+        mean, variance = moments(
+            loss, on_host(records["mean"]), on_host(records["variance"]), seen, self.alpha
+        )
         known = np.isfinite(loss) & np.isfinite(mean)
         choice = on_host(records["kept"])
         if (epoch - 1) % self.every == 0 or not choice.any():
@@ -145,8 +159,14 @@ class Ucb:
         kept = choice | ~known
         return EpochPlan(
             ids_of(kept),
-            facts={"scheduled_fraction": 1 - self.keep, "actual_fraction": np.count_nonzero(~kept) / len(kept)},
-            remember={name: torch.from_numpy(v) for name, v in (("mean", mean), ("variance", variance), ("kept", choice))},
+            facts={
+                "scheduled_fraction": 1 - self.keep,
+                "actual_fraction": np.count_nonzero(~kept) / len(kept),
+            },
+            remember={
+                name: torch.from_numpy(v)
+                for name, v in (("mean", mean), ("variance", variance), ("kept", choice))
+            },
         )
 
     def _scores(self, mean: Values, variance: Values, known: Mask) -> Values:

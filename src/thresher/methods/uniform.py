@@ -51,7 +51,9 @@ class UniformSubset:
 
     def __post_init__(self) -> None:
         if not 0 < self.keep <= 1:
-            raise ValueError(f"UniformSubset: `keep` is the share kept, within (0, 1], got {self.keep}")
+            raise ValueError(
+                f"UniformSubset: `keep` is the share kept, within (0, 1], got {self.keep}"
+            )
         if self.fixed not in (True, False):
             raise ValueError(f"UniformSubset: `fixed` must be True or False, got {self.fixed!r}")
 
@@ -60,7 +62,9 @@ class UniformSubset:
         columns = {"loss": Column(torch.float32, fill=NEVER_SEEN)}
         return {**columns, "kept": Column(torch.bool, merge="plan")} if self.fixed else columns
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan with a new random subset, or with the fixed subset."""
         n = samples_of(records)
         kept = max(1, share(self.keep, n))

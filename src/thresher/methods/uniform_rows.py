@@ -59,7 +59,9 @@ class UniformRows:
     def __post_init__(self) -> None:
         check_keep(self, self.keep)
         if self.least < 1:
-            raise ValueError(f"UniformRows: `least` is a number of rows, 1 or more, got {self.least}")
+            raise ValueError(
+                f"UniformRows: `least` is a number of rows, 1 or more, got {self.least}"
+            )
 
     def init_state(self) -> State:
         """Returns the first state: 0 rows seen and kept."""
@@ -78,4 +80,7 @@ class UniformRows:
         seen = state["seen"] + len(by_id)
         k = max(min(self.least, n), share(self.keep, n), share(self.keep, seen) - state["kept"])
         picked = ids_of(chosen(n, k, generator)).to(by_id.device, non_blocking=True)
-        return plan_of(by_id.index_select(0, picked).sort().values, n, self.keep), {"seen": seen, "kept": state["kept"] + k}
+        return plan_of(by_id.index_select(0, picked).sort().values, n, self.keep), {
+            "seen": seen,
+            "kept": state["kept"] + k,
+        }

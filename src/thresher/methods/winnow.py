@@ -65,12 +65,18 @@ def visits_per_score(score: Values, k: int) -> float:
     present = np.flatnonzero(counts)[::-1]  # from the largest score
     counts = counts[present]
     values = (present.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    before = np.concatenate([[0], np.cumsum(counts)[:-1]])  # samples with larger scores, which are visited once
+    before = np.concatenate(
+        [[0], np.cumsum(counts)[:-1]]
+    )  # samples with larger scores, which are visited once
     rest = np.cumsum((counts * values)[::-1])[::-1]
     with np.errstate(divide="ignore", invalid="ignore"):
         factors = (k - before) / rest
-        fits = factors * values <= 1  # the first score, from the largest, that is not visited more than once
-    return min(LARGEST_FACTOR, float(factors[int(np.argmax(fits))]) if fits.any() else LARGEST_FACTOR)
+        fits = (
+            factors * values <= 1
+        )  # the first score, from the largest, that is not visited more than once
+    return min(
+        LARGEST_FACTOR, float(factors[int(np.argmax(fits))]) if fits.any() else LARGEST_FACTOR
+    )
 
 
 def most_overdue(score: Values | Tensor | None, credit: Values, k: int) -> tuple[Mask, Values]:
@@ -207,13 +213,17 @@ class Winnow:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise ValueError(f"Winnow: `share` is a share of the cost, within (0, 1], got {self.share}")
+            raise ValueError(
+                f"Winnow: `share` is a share of the cost, within (0, 1], got {self.share}"
+            )
         if self.score not in ("uncertainty", "loss"):
             raise ValueError(f"Winnow: `score` must be 'uncertainty' or 'loss', got {self.score!r}")
         if not (is_number(self.lr_scale) and 0 < self.lr_scale < float("inf")):
             raise ValueError(f"Winnow: `lr_scale` must be a positive number, got {self.lr_scale!r}")
         if not -1 <= self.least_agreement <= 1:
-            raise ValueError(f"Winnow: `least_agreement` is a correlation, within [-1, 1], got {self.least_agreement}")
+            raise ValueError(
+                f"Winnow: `least_agreement` is a correlation, within [-1, 1], got {self.least_agreement}"
+            )
 
     @property
     def requires(self) -> Requirements:
@@ -225,17 +235,26 @@ class Winnow:
             smaller_batches=chooses,
             order="class" if chooses else "loader",
             records=chooses,
-            switches={"optimizer": "lr_scale=1", **({"uncertainty": "score='loss'"} if by_uncertainty else {})},
+            switches={
+                "optimizer": "lr_scale=1",
+                **({"uncertainty": "score='loss'"} if by_uncertainty else {}),
+            },
         )
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample: its last uncertainty and loss, 2 bytes each, and its credit, 4 bytes."""
-        without = "draws the rows of its smaller batches uniformly" if self.score == "uncertainty" else "judges no labels"
+        without = (
+            "draws the rows of its smaller batches uniformly"
+            if self.score == "uncertainty"
+            else "judges no labels"
+        )
         uncertainty = Column(torch.bfloat16, fill=NEVER_SEEN, optional=without)
         columns = {"uncertainty": uncertainty, "loss": Column(torch.bfloat16, fill=NEVER_SEEN)}
         return columns | {"credit": Column(torch.float32, fill=NEVER_SEEN, merge="plan")}
 
-    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         """Returns a plan with the samples that have the largest credits."""
         credit = on_host(records["credit"])
         n = len(credit)
@@ -250,7 +269,11 @@ class Winnow:
         judged = None if soon or spread < LEAST_SPREAD else measured
         doubted = judged is not None and judged < self.least_agreement
         if measured is not None:
-            facts |= {"agreement": round(measured, 4), "spread": round(spread, 4), "uniform": float(doubted)}
+            facts |= {
+                "agreement": round(measured, 4),
+                "spread": round(spread, 4),
+                "uniform": float(doubted),
+            }
         score = None if doubted else known.get(self.score)
         new = ~np.isfinite(credit)
         if new.any():
@@ -282,5 +305,10 @@ class Winnow:
             "labels are wrong, or the network has not learned much yet. "
         )
         if doubted:
-            return said + "Winnow draws uniformly in such epochs; least_agreement=-1 turns this off."
-        return said + "Winnow(score='loss') prefers samples with wrong labels; use score='uncertainty'."
+            return (
+                said + "Winnow draws uniformly in such epochs; least_agreement=-1 turns this off."
+            )
+        return (
+            said
+            + "Winnow(score='loss') prefers samples with wrong labels; use score='uncertainty'."
+        )

@@ -73,7 +73,9 @@ def watch_last_linear(model: nn.Module) -> Iterator[LastLinear]:
     """
     layers = [part for part in model.modules() if isinstance(part, nn.Linear)]
     if not layers:
-        raise ValueError(f"features are the input of the last nn.Linear, but {type(model).__name__} has no nn.Linear")
+        raise ValueError(
+            f"features are the input of the last nn.Linear, but {type(model).__name__} has no nn.Linear"
+        )
     last = LastLinear(model)
     hooks = [layer.register_forward_pre_hook(last.note) for layer in layers]
     try:
@@ -193,7 +195,11 @@ def isolated_pass(
             # One context per device: each restores the states of one CUDA device, besides those of the CPU, NumPy and Python.
             stack.enter_context(rng.undisturbed(device, generators))
         stack.enter_context(torch.no_grad())
-        autocast = nullcontext() if dtype in (None, torch.float32) else torch.autocast(devices[0].type, dtype=dtype)
+        autocast = (
+            nullcontext()
+            if dtype in (None, torch.float32)
+            else torch.autocast(devices[0].type, dtype=dtype)
+        )
         stack.enter_context(autocast)
         try:
             if training is not None:
@@ -227,7 +233,9 @@ def answers(
     """
     devices = [device_of_model(model) for model in models]
     with ExitStack() as stack:
-        watches = [stack.enter_context(watch_last_linear(model)) if features else None for model in models]
+        watches = [
+            stack.enter_context(watch_last_linear(model)) if features else None for model in models
+        ]
         for batch, n in batches:
             # One batch of all models at a time, so that outputs of earlier batches need not stay in memory.
             answers_of_models = []
@@ -236,7 +244,9 @@ def answers(
                 outputs, targets = forward(model, here)
                 head, feature = (None, None) if watch is None else watch.take()
                 # The rows of a plain pair are its samples. A function of the user's may flatten tokens or reorder rows.
-                layout = RowLayout(n, None) if forward is plain_forward else layout_of(here, n, targets)
+                layout = (
+                    RowLayout(n, None) if forward is plain_forward else layout_of(here, n, targets)
+                )
                 answers_of_models.append(Answer(outputs, targets, feature, layout, head))
             yield answers_of_models
 

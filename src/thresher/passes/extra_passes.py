@@ -115,7 +115,9 @@ class WrittenBuffers:
 
     def __init__(self) -> None:
         # By model, since a scoring model has buffers of its own; weakly, so that a model which the user drops is freed.
-        self._written: weakref.WeakKeyDictionary[nn.Module, list[BufferPlace]] = weakref.WeakKeyDictionary()
+        self._written: weakref.WeakKeyDictionary[nn.Module, list[BufferPlace]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     @contextmanager
     def untouched(self, module: nn.Module) -> Iterator[None]:
@@ -219,7 +221,9 @@ class ExtraPasses:
         """Whether a call of the criterion leaves no trace. A callable object that is not a module may count its calls."""
         criterion = None if self._reader.criterion is None else self._reader.criterion.original
         # The adapters repeat a module on a copy, and a plain function has nowhere to count.
-        return isinstance(criterion, nn.Module | FunctionType) or not getattr(criterion, "__dict__", {})
+        return isinstance(criterion, nn.Module | FunctionType) or not getattr(
+            criterion, "__dict__", {}
+        )
 
     def check(self, batch: Any) -> None:
         """Checks that extra passes can read a batch, so that an error comes before training and not after its first epoch.
@@ -237,7 +241,9 @@ class ExtraPasses:
 
     def can_choose(self, batch: Any, n: int) -> bool:
         """Returns whether a batch has one row for each of its n samples, so that rows can be left out before the loop."""
-        return self._unknown_rows.reason is None and all(leaf.shape[:1] == (n,) for leaf in leaves(batch))
+        return self._unknown_rows.reason is None and all(
+            leaf.shape[:1] == (n,) for leaf in leaves(batch)
+        )
 
     def refresh(self, ids: Order, *, training: bool) -> None:
         """Records the losses of samples that a plan left out, from one forward-only pass.
@@ -282,10 +288,14 @@ class ExtraPasses:
         self._share_buffers()
         with self._pass(module):
             forward = plain_forward if self._forward is None else self._call
-            for (answer,) in answers([module], self._with_counts(ids), forward, features="feature" in parts_of):
+            for (answer,) in answers(
+                [module], self._with_counts(ids), forward, features="feature" in parts_of
+            ):
                 n = answer.layout.n
                 if "error" in parts_of:
-                    parts_of["error"].append(criterion.errors(answer.outputs, answer.targets, answer.layout))
+                    parts_of["error"].append(
+                        criterion.errors(answer.outputs, answer.targets, answer.layout)
+                    )
                 if "label" in parts_of:
                     parts_of["label"].append(as_classes(answer.targets, n))
                 if answer.feature is not None:
@@ -331,7 +341,9 @@ class ExtraPasses:
             # The weight gradient of the last linear layer is error^T feature. Its product with that of one sample, error_i^T
             # feature_i, is (error_i gradient) feature_i: no gradient of a single sample is ever formed.
             gradient = error.flatten(1).T @ feature / len(feature)
-            signals["alignment"] = ((signals["error"].flatten(1) @ gradient) * signals["feature"]).sum(1)
+            signals["alignment"] = (
+                (signals["error"].flatten(1) @ gradient) * signals["feature"]
+            ).sum(1)
         self._records.write(ids, narrow(signals))
         return signals
 
@@ -360,7 +372,11 @@ class ExtraPasses:
     @property
     def call(self) -> str:
         """Description, for messages, of what an extra pass calls."""
-        return "`model(batch[0])`" if self._forward is None else "the function `forward` that attach was given"
+        return (
+            "`model(batch[0])`"
+            if self._forward is None
+            else "the function `forward` that attach was given"
+        )
 
     def beginning(self, autocast: torch.dtype | None) -> Beginning:
         """Captures the state in which a forward pass begins now.
@@ -369,7 +385,9 @@ class ExtraPasses:
             autocast: Dtype of autocast; None if there is none.
         """
         module = self._plain_module
-        return Beginning(rng.capture(self.device), copies_of(places_of(module)), Attributes(module), autocast)
+        return Beginning(
+            rng.capture(self.device), copies_of(places_of(module)), Attributes(module), autocast
+        )
 
     @property
     def _plain_module(self) -> nn.Module:
@@ -404,9 +422,13 @@ class ExtraPasses:
         module = self._plain_module
         now = beginning or self.beginning(dtype)
         # Without the cache of autocast: the loop would get back weights that were cast here under no_grad, without a gradient.
-        autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+        autocast = torch.autocast(
+            device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False
+        )
         with (
-            isolated_pass([module], devices=[device], generators=self._loader.generators(), training=None),
+            isolated_pass(
+                [module], devices=[device], generators=self._loader.generators(), training=None
+            ),
             # Buffers and attributes as they were when the loop's pass began; the present ones come back at the end.
             replaced(now.buffers),
             now.attributes.in_place(),
@@ -436,13 +458,17 @@ class ExtraPasses:
         share_buffers(data_parallel(self._model.module) or averages(self._plain_module))
 
     @contextmanager
-    def _pass(self, module: nn.Module, *, training: bool = False, dtype: torch.dtype | None = None) -> Iterator[None]:
+    def _pass(
+        self, module: nn.Module, *, training: bool = False, dtype: torch.dtype | None = None
+    ) -> Iterator[None]:
         """Prepares one pass. `dtype` is that of autocast; None for the one of the last training pass."""
         assert self._model is not None
         generators = self._loader.generators()
         dtype = dtype or self._model.autocast
         # Losses must be those of training, so they are computed in its precision unless the scoring names another one.
-        entered = isolated_pass([module], devices=[self.device], generators=generators, training=training, dtype=dtype)
+        entered = isolated_pass(
+            [module], devices=[self.device], generators=generators, training=training, dtype=dtype
+        )
         # A refresh in training mode is for methods whose code moves the statistics of normalizations there, too.
         with entered, nullcontext() if training else self._buffers.untouched(module):
             yield
@@ -453,7 +479,9 @@ class ExtraPasses:
             self.check(batch)
             yield batch, len(batch_ids)
 
-    def _signals(self, module: nn.Module, batch: Any, n: int, wanted: set[str]) -> dict[str, Tensor]:
+    def _signals(
+        self, module: nn.Module, batch: Any, n: int, wanted: set[str]
+    ) -> dict[str, Tensor]:
         with self._explain_errors(batch):
             outputs, targets, layout = self._answer(module, batch, n)
             return self._reader.signals(outputs, targets, layout, wanted)
@@ -469,11 +497,15 @@ class ExtraPasses:
         """Calls the user's `forward`, and notes how often it passes a sample through the model: twice for an image pair."""
         assert self._forward is not None
         calls: list[int] = []
-        with module.register_forward_pre_hook(lambda _, *inputs: calls.append(first_size(inputs)), with_kwargs=True):
+        with module.register_forward_pre_hook(
+            lambda _, *inputs: calls.append(first_size(inputs)), with_kwargs=True
+        ):
             answer = self._forward(module, batch)
         # Both images of a pair may go through the model in two calls, or in one call with twice the rows, if rows come first.
         rows = first_size(batch) if n in (None, first_size(batch)) else 0
-        self._per_sample = max(1, sum(size // rows if rows and size % rows == 0 else 1 for size in calls))
+        self._per_sample = max(
+            1, sum(size // rows if rows and size % rows == 0 else 1 for size in calls)
+        )
         return answer
 
     @contextmanager

@@ -63,7 +63,10 @@ class Comparison:
         self._stop()
         self._trial = trial if use is None else None
         self._use = use
-        replayed = self._passes.device.type in ("cpu", "cuda")  # random states of other devices cannot be put back
+        replayed = self._passes.device.type in (
+            "cpu",
+            "cuda",
+        )  # random states of other devices cannot be put back
         if (
             (use is not None or self._trial is not None)
             and self._times
@@ -177,7 +180,11 @@ class Comparison:
     def _is_whole(self, entry: Entry) -> bool:
         attribution = entry.attribution
         batch = attribution.batch
-        return batch is not None and batch.number in self._held and attribution.key == (batch.number, 0, 1, len(batch.ids))
+        return (
+            batch is not None
+            and batch.number in self._held
+            and attribution.key == (batch.number, 0, 1, len(batch.ids))
+        )
 
     def _repeat(self, batch: Any, n: int, beginning: Beginning | None) -> None:
         try:
@@ -213,7 +220,13 @@ class Comparison:
         loss = signals["loss"].to(repeated.dtype)
         exact = self._exact and repeated.dtype in (torch.float32, torch.float64)
         # Half precision rounds to 1e-3 (float16) or 8e-3 (bfloat16), and both passes may round otherwise in each layer.
-        same = torch.isclose(repeated, loss, rtol=1e-3 if exact else 0.05, atol=1e-4 if exact else 1e-2, equal_nan=True)
+        same = torch.isclose(
+            repeated,
+            loss,
+            rtol=1e-3 if exact else 0.05,
+            atol=1e-4 if exact else 1e-2,
+            equal_nan=True,
+        )
         different = int((~same).sum())
         # After a difference there is nothing left to find out. State is settled before the warning, which a filter may raise.
         trial = self._trial is not None

@@ -31,7 +31,11 @@ class Attributes:
         # One table for all parts: a list that two attributes or parts share is one list among the copies, too.
         copies: dict[int, Any] = {}
         # Modules of torch.jit keep their attributes in C++, where they are no entries of `__dict__`.
-        self._of = [(part, _copy_attributes(part, copies)) for part in module.modules() if not isinstance(part, ScriptModule)]
+        self._of = [
+            (part, _copy_attributes(part, copies))
+            for part in module.modules()
+            if not isinstance(part, ScriptModule)
+        ]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

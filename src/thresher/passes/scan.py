@@ -11,7 +11,15 @@ from thresher.distributed.wrappers import inside
 from thresher.loading.collate_check import UnknownRows, checked
 from thresher.loading.samplers import check_iteration
 from thresher.loading.settings import KEPT_SETTINGS
-from thresher.passes.engine import Answer, Forward, answers, device_of_model, isolated_pass, labels_or_none, plain_forward
+from thresher.passes.engine import (
+    Answer,
+    Forward,
+    answers,
+    device_of_model,
+    isolated_pass,
+    labels_or_none,
+    plain_forward,
+)
 
 Models = nn.Module | Sequence[nn.Module]
 BATCH_SIZE = 64
@@ -65,13 +73,17 @@ def scan(
     # Each device once, in the order of the models.
     devices = dict.fromkeys(device_of_model(model) or torch.device("cpu") for model in models)
     with isolated_pass(models, devices=devices):
-        for found in answers(models, _with_counts(sequential), forward or plain_forward, features=features):
+        for found in answers(
+            models, _with_counts(sequential), forward or plain_forward, features=features
+        ):
             n = found[0].layout.n
             _check_targets(found, n)
             # Kept on the CPU: values of all samples, such as features, may not fit on the device.
             part = read(found).detach().cpu()
             if not part.dim() or len(part) != n:
-                raise ValueError(f"{n} samples gave values of shape {tuple(part.shape)}; expected one row per sample")
+                raise ValueError(
+                    f"{n} samples gave values of shape {tuple(part.shape)}; expected one row per sample"
+                )
             values.append(part)
             labels.append(labels_or_none(found[0].targets, n))
     known = [one.cpu() for one in labels if one is not None]
@@ -96,7 +108,9 @@ def _check_targets(found: list[Answer], n: int) -> None:
     for targets in (one.targets for one in found):
         # Several targets per sample are allowed, as in flattened tokens.
         if isinstance(targets, Tensor) and targets.dim() and len(targets) % n:
-            raise ValueError(f"`loader` yielded {len(targets)} targets for {n} samples: they cannot be assigned to samples")
+            raise ValueError(
+                f"`loader` yielded {len(targets)} targets for {n} samples: they cannot be assigned to samples"
+            )
 
 
 def as_list(models: Models) -> list[nn.Module]:
@@ -121,7 +135,9 @@ def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
         ValueError: `loader` has batch_size=None, or is a subclass that makes batches in its own way; or the dataset is empty.
     """
     if not isinstance(loader, DataLoader):
-        raise TypeError(f"`loader` must be a torch.utils.data.DataLoader, got {type(loader).__name__}")
+        raise TypeError(
+            f"`loader` must be a torch.utils.data.DataLoader, got {type(loader).__name__}"
+        )
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
@@ -129,12 +145,18 @@ def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
             "(__getitem__ and __len__)."
         )
     if loader.batch_sampler is None:
-        raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
+        raise ValueError(
+            "`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size."
+        )
     if not len(dataset):
         raise ValueError("`loader`: the dataset is empty")
     check_iteration(loader)
     # A loader with a batch sampler has no batch size of its own.
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or BATCH_SIZE
     # The state of the user's generator must not move. Persistent workers would only outlive the single pass of this loader.
-    settings = {name: getattr(loader, name) for name in KEPT_SETTINGS if name not in ("generator", "persistent_workers")}
+    settings = {
+        name: getattr(loader, name)
+        for name in KEPT_SETTINGS
+        if name not in ("generator", "persistent_workers")
+    }
     return DataLoader(dataset, batch_size=size, **settings)

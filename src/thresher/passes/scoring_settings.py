@@ -50,25 +50,43 @@ class Scoring:
     def __post_init__(self) -> None:
         # Types before ranges: `<` of a wrong type would raise an error that names neither the setting nor the way out.
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
-            raise TypeError(f"Scoring: `dtype` must be a torch.dtype such as torch.bfloat16, or None, got {self.dtype!r}")
+            raise TypeError(
+                f"Scoring: `dtype` must be a torch.dtype such as torch.bfloat16, or None, got {self.dtype!r}"
+            )
         if self.dtype is not None and self.dtype not in DTYPES:
-            raise ValueError(f"Scoring: `dtype` must be torch.float32, torch.float16 or torch.bfloat16, got {self.dtype}")
+            raise ValueError(
+                f"Scoring: `dtype` must be torch.float32, torch.float16 or torch.bfloat16, got {self.dtype}"
+            )
         # A bool is an int in Python: True would pass for 1.
         if not isinstance(self.every_epochs, int) or isinstance(self.every_epochs, bool):
-            raise TypeError(f"Scoring: `every_epochs` must be a whole number, got {self.every_epochs!r}")
+            raise TypeError(
+                f"Scoring: `every_epochs` must be a whole number, got {self.every_epochs!r}"
+            )
         if self.every_epochs < 1:
-            raise ValueError(f"Scoring: `every_epochs` must be 1 (every epoch) or more, got {self.every_epochs}")
+            raise ValueError(
+                f"Scoring: `every_epochs` must be 1 (every epoch) or more, got {self.every_epochs}"
+            )
         if isinstance(self.model, type):
-            raise TypeError(f"Scoring: `model` must be a module, got a class; pass {self.model.__name__}(...)")
+            raise TypeError(
+                f"Scoring: `model` must be a module, got a class; pass {self.model.__name__}(...)"
+            )
         if self.model is not None and not isinstance(self.model, nn.Module):
-            raise TypeError(f"Scoring: `model` must be a torch.nn.Module or None, got {type(self.model).__name__}")
+            raise TypeError(
+                f"Scoring: `model` must be a torch.nn.Module or None, got {type(self.model).__name__}"
+            )
         if not isinstance(self.input_scale, int | float) or isinstance(self.input_scale, bool):
             raise TypeError(f"Scoring: `input_scale` must be a number, got {self.input_scale!r}")
-        if self.losses is not None and not (isinstance(self.losses, Tensor) and self.losses.is_floating_point()):
-            got = self.losses.dtype if isinstance(self.losses, Tensor) else type(self.losses).__name__
+        if self.losses is not None and not (
+            isinstance(self.losses, Tensor) and self.losses.is_floating_point()
+        ):
+            got = (
+                self.losses.dtype if isinstance(self.losses, Tensor) else type(self.losses).__name__
+            )
             raise TypeError(f"Scoring: `losses` must be a floating-point tensor or None, got {got}")
         if self.losses is not None and self.losses.dim() != 1:
-            raise ValueError(f"Scoring: `losses` must have shape (N,), got {tuple(self.losses.shape)}")
+            raise ValueError(
+                f"Scoring: `losses` must have shape (N,), got {tuple(self.losses.shape)}"
+            )
         if self.validation is not None and not callable(self.validation):
             raise TypeError(
                 "Scoring: `validation` must be a function that returns a validation batch, such as lambda: (inputs, targets), "
@@ -76,7 +94,9 @@ class Scoring:
             )
         # As one chain: NaN fails it, while it would pass both `<= 0` and `> 1`.
         if not 0 < self.input_scale <= 1:
-            raise ValueError(f"Scoring: `input_scale` must be within (0, 1], got {self.input_scale}")
+            raise ValueError(
+                f"Scoring: `input_scale` must be within (0, 1], got {self.input_scale}"
+            )
 
     def shrink(self, tree: Any) -> Any:
         """Returns inputs with their sizes scaled down; the same object if `input_scale` is 1.
@@ -110,4 +130,6 @@ class Scoring:
 
 def _resize(leaf: Tensor, scale: float) -> Tensor:
     sizes = [max(1, share(scale, size)) for size in leaf.shape[2:]]
-    return F.interpolate(leaf, size=sizes, mode=MODES[leaf.dim()], align_corners=False, antialias=False)
+    return F.interpolate(
+        leaf, size=sizes, mode=MODES[leaf.dim()], align_corners=False, antialias=False
+    )

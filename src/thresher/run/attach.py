@@ -24,7 +24,14 @@ from thresher.loading.samplers import without_wrapper
 from thresher.losses.base import SignalReader, Signals
 from thresher.methods import registry
 from thresher.methods._adapted import OnSubset
-from thresher.methods.contract import EpochMethod, Method, calls_model, defines, requirements_of, way_around
+from thresher.methods.contract import (
+    EpochMethod,
+    Method,
+    calls_model,
+    defines,
+    requirements_of,
+    way_around,
+)
 from thresher.methods.full import FullData
 from thresher.methods.text import parse
 from thresher.methods.uniform_rows import UniformRows
@@ -102,12 +109,20 @@ def _by_name(name: str) -> Any:
     parameters = inspect.signature(kind).parameters
     for key in settings:
         if key not in parameters:
-            raise ValueError(f"`method`: thresher.{kind.__name__} has no setting {key!r}; it has {', '.join(parameters)}")
+            raise ValueError(
+                f"`method`: thresher.{kind.__name__} has no setting {key!r}; it has {', '.join(parameters)}"
+            )
     # A guess would be a method that nobody chose.
-    needed = [one.name for one in parameters.values() if one.default is one.empty and one.name not in settings]
+    needed = [
+        one.name
+        for one in parameters.values()
+        if one.default is one.empty and one.name not in settings
+    ]
     if needed:
         missing = ", ".join(f"{one}=..." for one in needed)
-        raise ValueError(f"`method`: {name!r} has settings without a default; write thresher.{kind.__name__}({missing})")
+        raise ValueError(
+            f"`method`: {name!r} has settings without a default; write thresher.{kind.__name__}({missing})"
+        )
     return kind(**settings)
 
 
@@ -126,7 +141,9 @@ def build_run(config: RunConfig) -> Run:
     timing = Timing()
     loader, method = _data(config, device=device, timing=timing)
     # Without a device, a model and an optimizer, batches stay where they are, and the records are on the CPU.
-    parts = _attribution(config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing)
+    parts = _attribution(
+        config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing
+    )
     # A batch method may ask for the progress of training, which is known once the timeline is there.
     selection = _selection(parts, trained=trained, progress=lambda: timeline.clock.progress)
     timeline = _timeline(parts, method=method, selection=selection)
@@ -138,9 +155,15 @@ def build_run(config: RunConfig) -> Run:
     return Run(parts, timeline)
 
 
-def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> tuple[SelectedLoader, EpochMethod | OnSubset]:
+def _data(
+    config: RunConfig, *, device: torch.device | None, timing: Timing
+) -> tuple[SelectedLoader, EpochMethod | OnSubset]:
     """Builds the loader, and the epoch method restricted to the samples of the loader."""
-    settings: dict[str, Any] = {"kept": config.kept, "world": config.world, "collate_keeps_rows": config.collate_keeps_rows}
+    settings: dict[str, Any] = {
+        "kept": config.kept,
+        "world": config.world,
+        "collate_keeps_rows": config.collate_keeps_rows,
+    }
     # A batch method may fill batches up with rows of the next ones, so the sizes of its batches are left as they are.
     settings["least"] = least_rows(config.model) if config.batch_method is None else 1
     loader = SelectedLoader(config.loader, device=device, timing=timing, **settings)
@@ -155,7 +178,12 @@ def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> 
 
 
 def _attribution(
-    config: RunConfig, *, loader: SelectedLoader, trained: TrainedModel, device: torch.device, timing: Timing
+    config: RunConfig,
+    *,
+    loader: SelectedLoader,
+    trained: TrainedModel,
+    device: torch.device,
+    timing: Timing,
 ) -> Parts:
     """Builds what takes a loss to the records of its samples, and the other parts that the objects of a run share."""
     records = _records(_columns(config), loader.n, device, config.world)
@@ -172,8 +200,14 @@ def _attribution(
     tracker = RowTracker(SampleDimension() if own_collate else None)
     accumulator = StepAccumulator(records, meter, counts, count_steps=config.optimizer is None)
     unknown = loader.unknown_rows
-    attributor = Attributor(tracker, accumulator, samples=loader.n, device=device, unknown_rows=unknown, timing=timing)
-    model = None if module is None else TrackedModel(module, trained.call, tracker, stopwatch, device, meter, timing)
+    attributor = Attributor(
+        tracker, accumulator, samples=loader.n, device=device, unknown_rows=unknown, timing=timing
+    )
+    model = (
+        None
+        if module is None
+        else TrackedModel(module, trained.call, tracker, stopwatch, device, meter, timing)
+    )
     reader = _reader(config, records)
     return Parts(
         config=config,
@@ -183,7 +217,17 @@ def _attribution(
         attributor=attributor,
         accumulator=accumulator,
         reader=reader,
-        passes=ExtraPasses(model, loader, reader, records, cost, config.forward, device, unknown, _who_passes(config)),
+        passes=ExtraPasses(
+            model,
+            loader,
+            reader,
+            records,
+            cost,
+            config.forward,
+            device,
+            unknown,
+            _who_passes(config),
+        ),
         records=records,
         cost=cost,
         stopwatch=stopwatch,
@@ -192,7 +236,9 @@ def _attribution(
     )
 
 
-def _selection(parts: Parts, *, trained: TrainedModel, progress: Callable[[], float]) -> BatchSelection:
+def _selection(
+    parts: Parts, *, trained: TrainedModel, progress: Callable[[], float]
+) -> BatchSelection:
     """Builds the object that chooses the rows of batches."""
     config = parts.config
     mode = parts.config.mode
@@ -204,13 +250,22 @@ def _selection(parts: Parts, *, trained: TrainedModel, progress: Callable[[], fl
     fills = config.spend != "batches"
     if not mode.is_in_forward:
         return BeforeForward(parts, stage, scoring, fills=mode.fills and fills)
-    from thresher.run.in_forward import InForward  # loads `thresher.subset`, which no other selection needs
+    from thresher.run.in_forward import (
+        InForward,
+    )  # loads `thresher.subset`, which no other selection needs
 
     falls_back = mode is SelectionMode.IN_FORWARD_AT_FIRST
-    return InForward(parts, stage, trained, BeforeForward(parts, stage, scoring, fills=fills) if falls_back else None)
+    return InForward(
+        parts,
+        stage,
+        trained,
+        BeforeForward(parts, stage, scoring, fills=fills) if falls_back else None,
+    )
 
 
-def _timeline(parts: Parts, *, method: EpochMethod | OnSubset, selection: BatchSelection) -> Timeline:
+def _timeline(
+    parts: Parts, *, method: EpochMethod | OnSubset, selection: BatchSelection
+) -> Timeline:
     """Builds the timeline, has the loader report to it, and, in several processes, makes the plan of the first epoch."""
     parts.loader.select_before_loop(selection.fills, by_chance=selection.by_chance)
     timeline = Timeline(parts, method, selection)
@@ -227,12 +282,18 @@ def _cost_of_scores(config: RunConfig) -> Cost:
         if defines(method, "cost") and method.cost is not None:
             forward, backward = method.cost
             # Rounded down after adding the rank, the parts of all ranks add up to the whole.
-            cost.add_scores(((forward + world.rank) // world.size, (backward + world.rank) // world.size))
+            cost.add_scores(
+                ((forward + world.rank) // world.size, (backward + world.rank) // world.size)
+            )
     return cost
 
 
 def _records(
-    columns: dict[str, Column], n: int, device: torch.device, world: World, sent: Mapping[str, torch.dtype] | None = None
+    columns: dict[str, Column],
+    n: int,
+    device: torch.device,
+    world: World,
+    sent: Mapping[str, torch.dtype] | None = None,
 ) -> Records:
     """Builds the records of all samples, which process 0 stores."""
     if world.size == 1:
@@ -265,7 +326,15 @@ def _device(config: RunConfig) -> torch.device | None:
         return torch.device(config.device)
     if config.model is not None:
         return device_of_model(config.model)
-    return next((one.device for part in optimizers_of(config) for group in part.param_groups for one in group["params"]), None)
+    return next(
+        (
+            one.device
+            for part in optimizers_of(config)
+            for group in part.param_groups
+            for one in group["params"]
+        ),
+        None,
+    )
 
 
 def _columns(config: RunConfig) -> dict[str, Column]:
@@ -278,7 +347,9 @@ def _columns(config: RunConfig) -> dict[str, Column]:
     # The classes that the criterion gets are recorded if something reads them: the data map, or strata that have no codes or
     # compare their codes with these classes.
     shows_classes = adapter is not None and adapter.kind != "values"
-    if shows_classes and (config.observe or ((own := config.strata) and (own.codes is None or own.on_mismatch))):
+    if shows_classes and (
+        config.observe or ((own := config.strata) and (own.codes is None or own.on_mismatch))
+    ):
         columns.setdefault(STRATUM, STRATUM_COLUMN)
     if config.observe:
         # A column of the method replaces an observed one of the same name.
@@ -286,11 +357,15 @@ def _columns(config: RunConfig) -> dict[str, Column]:
         if adapter is not None and adapter.kind in ("classes", "labels"):
             columns = {name: column for name, column in columns.items() if name not in OF_ANY_LOSS}
     undefined = {*undefined_signals(config.optional, adapter, config.signals)}
-    if adapter is not None and adapter.kind == "values":  # signals of the user's are for the method, not for what is observed
+    if (
+        adapter is not None and adapter.kind == "values"
+    ):  # signals of the user's are for the method, not for what is observed
         undefined |= {name for name, instead in config.optional.items() if not instead}
     # A column of a signal that is not defined would stay empty for the whole training.
     for name in undefined:
-        columns = {known: column for known, column in columns.items() if (column.signal or known) != name}
+        columns = {
+            known: column for known, column in columns.items() if (column.signal or known) != name
+        }
     if batch is not None:
         # With `every_epochs`, the method chooses by losses and signals of an earlier epoch, which the records must have.
         stale = config.scoring is not None and config.scoring.every_epochs > 1
@@ -320,7 +395,9 @@ def _check_batches(parts: Parts, timeline: Timeline) -> None:
         if message := _without(config)[signal]:
             warn(message)
     if config.epochs == 1 and requires.smaller_batches and sizes is not None:
-        warn(f"{name} draws uniformly in the first epoch, and this run has only one. Train for two or more epochs.")
+        warn(
+            f"{name} draws uniformly in the first epoch, and this run has only one. Train for two or more epochs."
+        )
 
 
 def _without(config: RunConfig) -> dict[str, str]:
@@ -342,7 +419,9 @@ def _without(config: RunConfig) -> dict[str, str]:
 def _reader(config: RunConfig, records: Records) -> SignalReader:
     recorded = records.signals - {"loss"}
     batch = config.batch_method
-    chosen_by = recorded | (set() if batch is None else {*requirements_of(batch).signals} - {"loss"})
+    chosen_by = recorded | (
+        set() if batch is None else {*requirements_of(batch).signals} - {"loss"}
+    )
     return SignalReader(
         config.adapter,
         config.signals,
@@ -356,7 +435,9 @@ def _reader(config: RunConfig, records: Records) -> SignalReader:
 def _who_passes(config: RunConfig) -> str | None:
     """Returns the name of the method for which the run makes extra forward passes; None if it makes none."""
     known = config.scoring is not None and config.scoring.losses is not None
-    makes = (config.mode is SelectionMode.BEFORE_FORWARD and not known) or calls_model(config.epoch_method)
+    makes = (config.mode is SelectionMode.BEFORE_FORWARD and not known) or calls_model(
+        config.epoch_method
+    )
     return type(config.methods[-1]).__name__ if makes else None
 
 
@@ -427,14 +508,18 @@ def attach(
     loader = without_wrapper(loader)
     # A Scoring describes the pass before that of the loop, so it stands for "twice". Labels of the samples stand for "class".
     config = RunConfig(
-        method=method_of(method, streams=isinstance(getattr(loader, "dataset", None), IterableDataset)),
+        method=method_of(
+            method, streams=isinstance(getattr(loader, "dataset", None), IterableDataset)
+        ),
         loader=loader,
         criterion=criterion,
         model=model,
         optimizer=optimizer,
         epochs=epochs,
         forward=forward,
-        forward_passes="twice" if (scores := not isinstance(forward_passes, str | None)) else forward_passes,
+        forward_passes="twice"
+        if (scores := not isinstance(forward_passes, str | None))
+        else forward_passes,
         scoring=forward_passes if scores else None,
         signals=signals,
         seed=seed,
@@ -464,15 +549,29 @@ def check_options(options: Mapping[str, Any]) -> Options:
         if name in SUCCESSORS:
             raise TypeError(f"attach({name}=...) is attach({SUCCESSORS[name]})")
         if name not in Options.__annotations__:
-            raise TypeError(f"attach has no argument {name!r}; its options are {', '.join(Options.__annotations__)}")
+            raise TypeError(
+                f"attach has no argument {name!r}; its options are {', '.join(Options.__annotations__)}"
+            )
     return cast(Options, options)
 
 
-GIVEN_BY_TRAINER = {"method", "loader", "criterion", "model", "optimizer", "epochs", "device", "process_group", "options"}
+GIVEN_BY_TRAINER = {
+    "method",
+    "loader",
+    "criterion",
+    "model",
+    "optimizer",
+    "epochs",
+    "device",
+    "process_group",
+    "options",
+}
 """Arguments of `attach` that are not settings of a framework's `Selection`: it has its own, or reads them from the trainer."""
 
 
-def check_further_settings(settings: Mapping[str, Any], title: str = "", *, given: Set[str] = GIVEN_BY_TRAINER) -> None:
+def check_further_settings(
+    settings: Mapping[str, Any], title: str = "", *, given: Set[str] = GIVEN_BY_TRAINER
+) -> None:
     """Checks the names of settings of a framework's `Selection`.
 
     Args:
@@ -485,10 +584,19 @@ def check_further_settings(settings: Mapping[str, Any], title: str = "", *, give
     """
     known = {*inspect.signature(attach).parameters, *Options.__annotations__} - given
     if unknown := sorted(settings.keys() - known):
-        raise TypeError(f"Selection: {title}{', '.join(unknown)}: no such setting; the settings are {', '.join(sorted(known))}")
+        raise TypeError(
+            f"Selection: {title}{', '.join(unknown)}: no such setting; the settings are {', '.join(sorted(known))}"
+        )
 
 
-def observe(*, loader: DataLoader[Any], criterion: Any, model: nn.Module | None = None, epochs: int, **settings: Any) -> Run:
+def observe(
+    *,
+    loader: DataLoader[Any],
+    criterion: Any,
+    model: nn.Module | None = None,
+    epochs: int,
+    **settings: Any,
+) -> Run:
     """Records each sample's losses without selection; the loop trains exactly as without it. See `run.data_map()`.
 
     Args:
@@ -514,4 +622,12 @@ def observe(*, loader: DataLoader[Any], criterion: Any, model: nn.Module | None 
         >>> len(run.data_map().suspects(3)), run.data_map()["times_seen"].tolist()
         (3, [1, 1, 1, 1, 1, 1, 1, 1])
     """
-    return attach(FullData(), loader=loader, criterion=criterion, model=model, epochs=epochs, observe=True, **settings)
+    return attach(
+        FullData(),
+        loader=loader,
+        criterion=criterion,
+        model=model,
+        epochs=epochs,
+        observe=True,
+        **settings,
+    )

@@ -61,18 +61,30 @@ class BatchSelection:
         self._world = parts.config.world
         self.by_chance = stage is not None and by_chance(stage.method)
         """Whether processes keep different numbers of rows of equal batches."""
-        self.loss: MeasureLoss = parts.reader.measuring()  # the criterion's own function: this is called in every step
+        self.loss: MeasureLoss = (
+            parts.reader.measuring()
+        )  # the criterion's own function: this is called in every step
         """Computes the criterion of the rows that are trained on, and the signals of all."""
         self._dimension = LossDimension()
 
     def reduced(
-        self, given: GivenLosses, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, *_: Any
+        self,
+        given: GivenLosses,
+        outputs: Any,
+        targets: Any,
+        attribution: Attribution,
+        weights: Tensor | None,
+        *_: Any,
     ) -> tuple[Any, ...]:
         """Averages losses that the loop computed itself over the rows that are trained on, and reads the signals of all."""
-        signals = self._beside(given, attribution.layout, outputs[1], targets, self._parts.reader.recorded)
+        signals = self._beside(
+            given, attribution.layout, outputs[1], targets, self._parts.reader.recorded
+        )
         return given.value(attribution.layout, weights), signals
 
-    def _beside(self, given: GivenLosses, layout: RowLayout, outputs: Any, targets: Any, wanted: set[str]) -> dict[str, Tensor]:
+    def _beside(
+        self, given: GivenLosses, layout: RowLayout, outputs: Any, targets: Any, wanted: set[str]
+    ) -> dict[str, Tensor]:
         """Returns the signals of samples whose losses the loop computed itself."""
         # Before the means, which would mix samples if these were along the second dimension.
         if not given.by_row:

@@ -57,10 +57,14 @@ class BatchStage:
             TypeError: The method did not return a BatchPlan.
         """
         signals = {"id": ids, **signals}
-        plan, state = self.method.plan_batch(signals, self.state, step=self.step, generator=self._generator())
+        plan, state = self.method.plan_batch(
+            signals, self.state, step=self.step, generator=self._generator()
+        )
         if not isinstance(plan, BatchPlan):
             name = type(self.method).__name__
-            raise TypeError(f"{name}.plan_batch must return (thresher.BatchPlan, state), got {type(plan).__name__}")
+            raise TypeError(
+                f"{name}.plan_batch must return (thresher.BatchPlan, state), got {type(plan).__name__}"
+            )
         # Only now, so that an invalid plan leaves the state as it was.
         self.state = state
         # Counted apart from `candidates`: the warning about a choice that saves nothing must not include batches that were left
@@ -83,7 +87,9 @@ class BatchStage:
     @property
     def keeps_all(self) -> bool:
         """Whether the whole next batch is trained on, because the method does not choose at this point of training."""
-        return defines(self.method, "active") and not self.method.active(self._progress(), self.step)  # pyright: ignore[reportAttributeAccessIssue]
+        return defines(self.method, "active") and not self.method.active(
+            self._progress(), self.step
+        )  # pyright: ignore[reportAttributeAccessIssue]
 
     def whole(self, n: int, device: torch.device) -> BatchPlan:
         """Returns a plan with every row of a batch."""
@@ -123,7 +129,9 @@ class BatchStage:
         """Returns the state of the method and its position in the random numbers."""
         return {
             # A copy, because the method may change its tensors in place in the next step.
-            "state": {name: v.clone() if isinstance(v, Tensor) else v for name, v in self.state.items()},
+            "state": {
+                name: v.clone() if isinstance(v, Tensor) else v for name, v in self.state.items()
+            },
             "step": self.step,
             "seed": self.seed,
             "candidates": self.candidates,

@@ -35,7 +35,9 @@ class BeforeForward(BatchSelection):
         self.forward_passes = "twice" if fills else "once"
         self._known_losses = None if scoring.losses is None else scoring.losses.to(parts.device)
         # Losses from the user or another model are not compared with those of the loop: they are meant to differ.
-        self.scores = bool(stage.requires.signals) and scoring.losses is None and scoring.model is None
+        self.scores = (
+            bool(stage.requires.signals) and scoring.losses is None and scoring.model is None
+        )
         self._warned = False
         self._loss_of_rows = self.loss
         self._uneven = UnevenLabels(parts.device) if parts.config.by_batch else None
@@ -53,8 +55,12 @@ class BeforeForward(BatchSelection):
         if self._stage.keeps_all:
             return self._stage.whole(len(ids), ids.device)
         # A method without signals chooses on the host, where the loader needs the rows: nothing waits for the device then.
-        here = ids.to(self._parts.device, non_blocking=True) if self._stage.requires.signals else ids
-        plan = self._stage.plan(here, self._signals(batch, here, epoch) if self._stage.requires.signals else {})
+        here = (
+            ids.to(self._parts.device, non_blocking=True) if self._stage.requires.signals else ids
+        )
+        plan = self._stage.plan(
+            here, self._signals(batch, here, epoch) if self._stage.requires.signals else {}
+        )
         return part_of_batch(plan, len(ids)) if self._parts.config.by_batch else plan
 
     def _signals(self, batch: Any, ids: Tensor, epoch: int) -> dict[str, Tensor]:
@@ -64,20 +70,29 @@ class BeforeForward(BatchSelection):
         # Losses of this step may still wait in the accumulator, and stale ones are read from the records.
         if epoch % self._scoring.every_epochs:
             self._parts.attributor.write()
-            return {name: self._parts.records[name].index_select(0, ids) for name in self._stage.requires.signals}
+            return {
+                name: self._parts.records[name].index_select(0, ids)
+                for name in self._stage.requires.signals
+            }
         return without_ignored(self._parts.passes.score(batch, ids, self._scoring))
 
-    def _beside(self, given: GivenLosses, layout: RowLayout, outputs: Any, targets: Any, wanted: set[str]) -> dict[str, Tensor]:
+    def _beside(
+        self, given: GivenLosses, layout: RowLayout, outputs: Any, targets: Any, wanted: set[str]
+    ) -> dict[str, Tensor]:
         if self._uneven is not None and (counts := given.counts(layout)) is not None:
             self._uneven.note(counts)
         return super()._beside(given, layout, outputs, targets, wanted)
 
-    def _loss_by_rows(self, outputs: Any, targets: Any, attribution: Attribution, *weights: Any) -> tuple[Any, ...]:
+    def _loss_by_rows(
+        self, outputs: Any, targets: Any, attribution: Attribution, *weights: Any
+    ) -> tuple[Any, ...]:
         criterion = self._parts.reader.criterion
         device = self._parts.device
         assert self._uneven is not None
         assert criterion is not None
-        self._uneven.note(criterion.shares(torch.empty(attribution.layout.n, 1, device=device), targets))
+        self._uneven.note(
+            criterion.shares(torch.empty(attribution.layout.n, 1, device=device), targets)
+        )
         return self._loss_of_rows(outputs, targets, attribution, *weights)
 
     def warn_if_in_vain(self, keep: float, batches: int) -> None:
@@ -87,7 +102,12 @@ class BeforeForward(BatchSelection):
         scoring = self._scoring
         ratio = self._parts.stopwatch.ratio()
         # The measured ratio is that of a full pass of the model, and says nothing about a cheaper one.
-        cheaper = scoring.losses is not None or scoring.model is not None or scoring.dtype or scoring.input_scale != 1
+        cheaper = (
+            scoring.losses is not None
+            or scoring.model is not None
+            or scoring.dtype
+            or scoring.input_scale != 1
+        )
         if not self._stage.requires.signals or cheaper or self._warned or not (ratio and batches):
             return
         # Losses of an earlier epoch spread the cost of a scoring pass over several epochs.

@@ -61,7 +61,9 @@ def check_form(state: Any) -> None:
         ValueError: The state has another version, lacks a part, or was changed.
     """
     if not isinstance(state, Mapping):
-        raise TypeError(f"load_state_dict: `state` must come from run.state_dict(), got {type(state).__name__}")
+        raise TypeError(
+            f"load_state_dict: `state` must come from run.state_dict(), got {type(state).__name__}"
+        )
     if state.get("version") != VERSION:
         raise ValueError(
             f"load_state_dict: the state has version {state.get('version')}, but this is version {VERSION}. Nothing was "
@@ -72,7 +74,11 @@ def check_form(state: Any) -> None:
     missing = [name for name in needed if name not in state]
     unknown = [name for name in state if name not in FIELDS + BOOKS]
     if missing or unknown:
-        refuse(f"`state` lacks {missing}" if missing else f"`state` has {unknown}, which this version does not know")
+        refuse(
+            f"`state` lacks {missing}"
+            if missing
+            else f"`state` has {unknown}, which this version does not know"
+        )
     if state["digest"] != digest_of(state["ranks"]):
         refuse("`state` does not match its digest")
 
@@ -93,11 +99,17 @@ def digest_of(*values: Any) -> str:
         if isinstance(value, Tensor):
             # Bytes alone would not tell a tensor from its view in another shape or dtype.
             digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-            bits = value.view(torch.int16) if value.dtype is torch.bfloat16 else value  # which NumPy does not have
+            bits = (
+                value.view(torch.int16) if value.dtype is torch.bfloat16 else value
+            )  # which NumPy does not have
             digest.update(np.ascontiguousarray(bits.detach().cpu().numpy()).data)
         elif isinstance(value, Mapping):
             # By name, because a mapping that was saved and loaded may have its items in another order.
-            add(sorted(value.items()) if all(isinstance(name, str) for name in value) else list(value.items()))
+            add(
+                sorted(value.items())
+                if all(isinstance(name, str) for name in value)
+                else list(value.items())
+            )
         elif isinstance(value, list | tuple):
             # Brackets tell ([1], 2) from ([1, 2],).
             digest.update(b"[")
@@ -139,11 +151,19 @@ def _takes_the_place(value: Any, first: Any) -> bool:
         return type(value) is type(first) or {type(value), type(first)} == {int, float}
     # A window of losses, as of Selective-Backprop, begins empty and grows.
     sizes = zip(value.shape, first.shape, strict=False)
-    return value.dtype == first.dtype and value.dim() == first.dim() and all(size in (0, now) for now, size in sizes)
+    return (
+        value.dtype == first.dtype
+        and value.dim() == first.dim()
+        and all(size in (0, now) for now, size in sizes)
+    )
 
 
 def _kind_of(value: Any) -> str:
-    return f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    return (
+        f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else type(value).__name__
+    )
 
 
 def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
@@ -179,12 +199,18 @@ def _order_of(shuffle: Mapping[str, Any] | None, unlike: tuple[str, ...]) -> str
     """Describes for messages the sampler that orders a loader, without the settings in `unlike`."""
     if shuffle is None:
         return "another sampler"
-    known = [name for name in ("seed", "num_samples", "replacement", "weights") if name in shuffle and name not in unlike]
+    known = [
+        name
+        for name in ("seed", "num_samples", "replacement", "weights")
+        if name in shuffle and name not in unlike
+    ]
     settings = ", ".join(f"{name}={shuffle[name]!r}" for name in known)
     return f"{shuffle.get('sampler', 'Shuffle')}({settings}) over {shuffle['samples']} samples"
 
 
-def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: torch.device, *, restored: bool) -> None:
+def check_generators(
+    state: Mapping[str, Any], loader: SelectedLoader, device: torch.device, *, restored: bool
+) -> None:
     """Checks that random states can be restored, and that the loader draws random numbers as the saved loader did.
 
     Args:
@@ -224,7 +250,15 @@ def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: t
         )
 
 
-SAMPLES = ("forward", "backward", "refresh", "scoring", "comparing", "full_forward", "full_backward")
+SAMPLES = (
+    "forward",
+    "backward",
+    "refresh",
+    "scoring",
+    "comparing",
+    "full_forward",
+    "full_backward",
+)
 """Fields of `Cost` that count samples of one process."""
 
 
@@ -242,7 +276,11 @@ class OtherProcesses:
     """
 
     def __init__(
-        self, states: Sequence[Mapping[str, Any]], plan: Mapping[str, Any] | None, world: World, loader: SelectedLoader
+        self,
+        states: Sequence[Mapping[str, Any]],
+        plan: Mapping[str, Any] | None,
+        world: World,
+        loader: SelectedLoader,
     ) -> None:
         self._states = states
         self._world = world
@@ -254,19 +292,32 @@ class OtherProcesses:
         # All processes have trained on equally many rows, which together are the beginning of the common order.
         stayed = len(self._states) * self._first["stayed"]
         self._stayed = stayed // world.size
-        if stayed % world.size or (self._first["active"] and self._stayed % batch_size and not self._deals):
+        if stayed % world.size or (
+            self._first["active"] and self._stayed % batch_size and not self._deals
+        ):
             raise ValueError(
                 f"load_state_dict: the {len(self._states)} processes have trained on {stayed} rows of the epoch in progress, "
                 f"which are not whole batches of {batch_size} rows in each of {world.size} processes. Choose the batch size so "
                 "that all processes together have batches of the same size as before, or save between epochs."
             )
-        if world.size == 1 and stayed and self._first["active"] and self._plan is not None and self._plan.drawn:
+        if (
+            world.size == 1
+            and stayed
+            and self._first["active"]
+            and self._plan is not None
+            and self._plan.drawn
+        ):
             raise ValueError(
                 "load_state_dict: several processes were in the middle of an epoch whose order was drawn, and one process "
                 "cannot continue there. Use several processes, or save between epochs."
             )
         order = self._first["shuffle"]
-        if world.size == 1 and stayed and self._first["active"] and (order or {}).get("sampler") != "Shuffle":
+        if (
+            world.size == 1
+            and stayed
+            and self._first["active"]
+            and (order or {}).get("sampler") != "Shuffle"
+        ):
             raise ValueError(
                 "load_state_dict: several processes saved the state in the middle of an epoch. One process can continue it "
                 "only if the sampler of its loader is a thresher.Shuffle. Use that, or several processes, or save between "
@@ -302,7 +353,9 @@ class OtherProcesses:
     def _place_alone(self, plan: HeldPlan) -> int:
         """Returns the place in the order of a `Shuffle` from which a single process continues."""
         order = self._first["shuffle"]
-        kept = KeptOrder(Permutation(self._n, order["seed"], order["begun"]).piece, self._n, plan.keeps, ALONE)
+        kept = KeptOrder(
+            Permutation(self._n, order["seed"], order["begun"]).piece, self._n, plan.keeps, ALONE
+        )
         sizes = self._loader.step_sizes(plan)
         if sizes is not None:
             sizes.step_at(self._stayed)
@@ -352,7 +405,9 @@ class SavedState:
         records = self.parts.records.state_dict()
         # Without those of a step in progress, whose gradients are not part of a state.
         self.parts.accumulator.count_trained()
-        trained = self.parts.accumulator.counts.state_dict().get(TRAINED, torch.empty(0, dtype=torch.int32))
+        trained = self.parts.accumulator.counts.state_dict().get(
+            TRAINED, torch.empty(0, dtype=torch.int32)
+        )
         # The plan is an object, too: torch.distributed.checkpoint loads tensors in place, and those of plans differ in size.
         plan = position.pop("plan")
         kept = self.parts.config.kept
@@ -374,7 +429,12 @@ class SavedState:
         }
         # Each state has the random states of all processes, so that the file of process 0 is enough to go on.
         ranks = tuple(world.every(of_process))
-        return {"version": VERSION, "digest": digest_of(ranks), "ranks": ranks, **(books if world.is_first else {})}
+        return {
+            "version": VERSION,
+            "digest": digest_of(ranks),
+            "ranks": ranks,
+            **(books if world.is_first else {}),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
         """Loads the state of a saved run.
@@ -400,7 +460,9 @@ class SavedState:
         # What this run has recorded is written before the records are replaced, so that it cannot be written over them later.
         self.parts.accumulator.end_step()
         self.parts.accumulator.settle()
-        self.parts.records.load_state_dict(books["records"] if world.is_first else self.parts.records)
+        self.parts.records.load_state_dict(
+            books["records"] if world.is_first else self.parts.records
+        )
         vars(self.parts.cost).update(state["cost"])
         # After the cost, from whose counters the meter goes on.
         self.parts.accumulator.meter.restart()
@@ -424,7 +486,11 @@ class SavedState:
         # Only process 0 has the entries to check, and its error is raised in all processes.
         plan = world.from_first(lambda: self._plan_of(state))
         same = len(ranks) == world.size
-        of_process = ranks[world.rank] if same else OtherProcesses(ranks, plan, world, self.parts.loader).state()
+        of_process = (
+            ranks[world.rank]
+            if same
+            else OtherProcesses(ranks, plan, world, self.parts.loader).state()
+        )
         return {**of_process, "plan": plan}
 
     def _plan_of(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -440,8 +506,12 @@ class SavedState:
             if digest_of(state[name]) != digest:
                 refuse(f"`{name}` is not as it was saved: values, sizes or dtypes differ")
         if (not state["plan"]) != self.parts.loader.streams:
-            here, there = ("a stream", "a dataset with a length")[:: 1 if self.parts.loader.streams else -1]
-            raise ValueError(f"load_state_dict: the state is for {there}, but the loader of this run reads {here}")
+            here, there = ("a stream", "a dataset with a length")[
+                :: 1 if self.parts.loader.streams else -1
+            ]
+            raise ValueError(
+                f"load_state_dict: the state is for {there}, but the loader of this run reads {here}"
+            )
         if kept is not None and not torch.equal(kept, saved.cpu()):
             raise ValueError(
                 f"load_state_dict: pruning kept {len(saved)} samples in the saved run, but {len(kept)} other samples in this "
@@ -452,7 +522,9 @@ class SavedState:
             for found in (state["records"], self.parts.records)
         )
         if columns != expected:
-            raise ValueError(f"load_state_dict: the state has columns {columns}, but this run has {expected}")
+            raise ValueError(
+                f"load_state_dict: the state has columns {columns}, but this run has {expected}"
+            )
         return _copy(state["plan"][0]) if state["plan"] else None
 
     def _name(self) -> str:
@@ -465,8 +537,12 @@ class SavedState:
             message = f"{error} The state was saved with {state['settings']}, but this run has {self._options}."
             raise ValueError(message) from None
         passes = self.timeline.selection.forward_passes
-        if state["passes"] != passes and not (self.timeline.may_switch and state["passes"] in ("once", "twice")):
-            raise ValueError(f"load_state_dict: the state has forward_passes={state['passes']!r}, but this run has {passes!r}")
+        if state["passes"] != passes and not (
+            self.timeline.may_switch and state["passes"] in ("once", "twice")
+        ):
+            raise ValueError(
+                f"load_state_dict: the state has forward_passes={state['passes']!r}, but this run has {passes!r}"
+            )
         check_shuffle(state, self.parts.loader)
         check_generators(state, self.parts.loader, self.parts.device, restored=restore_rng)
         for what, saved, own in (
@@ -474,7 +550,9 @@ class SavedState:
             ("epochs=", state["epochs"], self.parts.config.epochs),
         ):
             if saved != own:
-                warn(f"load_state_dict: the state was saved with {what}{saved}, but this run has {what}{own}")
+                warn(
+                    f"load_state_dict: the state was saved with {what}{saved}, but this run has {what}{own}"
+                )
         if state["in_step"]:
             warn(
                 "load_state_dict: the state was saved within a step: some losses had no optimizer step yet, and gradients are "
@@ -505,11 +583,18 @@ class SavedState:
     def _check_kind(self, own: Mapping[str, Any]) -> None:
         """Raises an error if a state has another method or number of samples than this run."""
         if own["method"] != self._name():
-            raise ValueError(f"load_state_dict: the state has method {own['method']!r}, but this run has {self._name()!r}")
+            raise ValueError(
+                f"load_state_dict: the state has method {own['method']!r}, but this run has {self._name()!r}"
+            )
         if own["n"] != self.parts.loader.n:
-            raise ValueError(f"load_state_dict: the state is for {own['n']} samples, but this run has {self.parts.loader.n}")
+            raise ValueError(
+                f"load_state_dict: the state is for {own['n']} samples, but this run has {self.parts.loader.n}"
+            )
 
 
 def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a mapping with copies of its tensors on the host, wherever torch.load has put them."""
-    return {name: value.cpu().clone() if isinstance(value, Tensor) else value for name, value in values.items()}
+    return {
+        name: value.cpu().clone() if isinstance(value, Tensor) else value
+        for name, value in values.items()
+    }

@@ -60,21 +60,34 @@ def check(config: RunConfig, process_group: Any) -> RunConfig:
     several = isinstance(config.method, list | tuple) and len(config.method) > 1
     world = world_of(process_group)
     # A batch method alone needs no ids, so that it may train on a stream.
-    check_loader(config.loader, plans_epochs=batch_method is None or several, several=world.size > 1)
+    check_loader(
+        config.loader, plans_epochs=batch_method is None or several, several=world.size > 1
+    )
     streams = isinstance(config.loader.dataset, IterableDataset)
     check_spend(config.spend, streams=streams)
     if config.observe and streams:
-        raise ValueError("`observe`: `loader` iterates over an IterableDataset; use a map-style dataset")
-    check_settings(config.epochs, config.forward_passes, config.scoring, config.on_nonfinite, config.seed)
+        raise ValueError(
+            "`observe`: `loader` iterates over an IterableDataset; use a map-style dataset"
+        )
+    check_settings(
+        config.epochs, config.forward_passes, config.scoring, config.on_nonfinite, config.seed
+    )
     _check_types(config)
     # From here on a process may fail by itself, and the others would wait for it: first all of them compare what they have.
     world.meet("thresher.attach", patient=True)
     check_alike(world, _settings_of(config), config.loader)
-    check_free("optimizer", "" if config.optimizer is None else type(config.optimizer).__name__, optimizers_of(config))
+    check_free(
+        "optimizer",
+        "" if config.optimizer is None else type(config.optimizer).__name__,
+        optimizers_of(config),
+    )
     check_free("loader", type(config.loader).__name__, [config.loader])
     adapter = None if config.criterion is None else adapt(config.criterion)
     # `cache` makes of it a function that warns once, although strata and the data map both call it.
-    config = replace(config, on_mismatch=cache(partial(warn, OTHER_LABELS.format(type(config.loader.dataset).__name__))))
+    config = replace(
+        config,
+        on_mismatch=cache(partial(warn, OTHER_LABELS.format(type(config.loader.dataset).__name__))),
+    )
     strata = _strata(config, epoch_method, adapter, world)
     check_needs(config, epoch_method, batch_method, adapter)
     samples = None if streams else len(config.loader.dataset)  # pyright: ignore[reportArgumentType]
@@ -95,14 +108,18 @@ def check(config: RunConfig, process_group: Any) -> RunConfig:
     if config.model is not None:
         check_wrappers(config.model, config.mode, _who_calls_it(config))
     check_several(config)
-    config = replace(config, kept=None if before is None or samples is None else kept_of(before, samples))
+    config = replace(
+        config, kept=None if before is None or samples is None else kept_of(before, samples)
+    )
     # After pruning, because a method that looks samples up by their ids must know the ids that are left.
     for method in (epoch_method, batch_method):
         _check_ids(method, config.samples, config.kept)
     return config
 
 
-def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None, world: World) -> Strata | None:
+def _strata(
+    given: RunConfig, method: EpochMethod, adapter: Criterion | None, world: World
+) -> Strata | None:
     """Returns what batches are stratified by; None if they are not."""
     batches = given.loader.batch_sampler
     requires = requirements_of(method)
@@ -116,7 +133,12 @@ def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None, wo
     streams = isinstance(given.loader.dataset, IterableDataset)
     # Only a plain shuffle may be replaced by another order: any other order means something.
     # An order made for this question alone: the loader of the run is built after all checks.
-    free = streams or (UserOrder(given.loader) if world.size == 1 else SharedOrder(given.loader, world)).is_free
+    free = (
+        streams
+        or (
+            UserOrder(given.loader) if world.size == 1 else SharedOrder(given.loader, world)
+        ).is_free
+    )
     if why := why_not_stratified(method, streams=streams, free=free):
         if given.stratify == "auto":
             raise ValueError(
@@ -133,7 +155,16 @@ def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None, wo
 def _settings_of(given: RunConfig) -> dict[str, Any]:
     """Returns the arguments of `attach` that must be the same in all processes."""
     # Plain settings, and those that compare by value: models and functions are other objects in each process.
-    names = ("method", "epochs", "seed", "spend", "on_nonfinite", "forward_passes", "scoring", "stratify")
+    names = (
+        "method",
+        "epochs",
+        "seed",
+        "spend",
+        "on_nonfinite",
+        "forward_passes",
+        "scoring",
+        "stratify",
+    )
     return {name: getattr(given, name) for name in names}
 
 
@@ -146,14 +177,20 @@ def _check_types(given: RunConfig) -> None:
             "or wrap the scripted module, as in torch.nn.Sequential(model), and train this."
         )
     if given.optimizer is not None and not isinstance(given.optimizer, Optimizer):
-        raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(given.optimizer).__name__}")
+        raise TypeError(
+            f"`optimizer` must be a torch.optim.Optimizer, got {type(given.optimizer).__name__}"
+        )
     for name, function in (("forward", given.forward), ("signals", given.signals)):
         if function is not None and not callable(function):
             raise TypeError(f"`{name}` must be callable, got {type(function).__name__}")
     if given.stratify not in ("auto", "class", None):
-        raise ValueError(f"`stratify` must be 'auto', 'class', None or the class of each sample, got {given.stratify!r}")
+        raise ValueError(
+            f"`stratify` must be 'auto', 'class', None or the class of each sample, got {given.stratify!r}"
+        )
     if not isinstance(given.collate_keeps_rows, bool):
-        raise TypeError(f"`collate_keeps_rows` must be True or False, got {given.collate_keeps_rows!r}")
+        raise TypeError(
+            f"`collate_keeps_rows` must be True or False, got {given.collate_keeps_rows!r}"
+        )
 
 
 def _who_calls_it(config: RunConfig) -> str:
@@ -162,7 +199,11 @@ def _who_calls_it(config: RunConfig) -> str:
         return type(config.epoch_method).__name__
     scoring = config.scoring
     others = scoring is not None and (scoring.losses is not None or scoring.model is not None)
-    return type(config.batch_method).__name__ if config.mode is SelectionMode.BEFORE_FORWARD and not others else ""
+    return (
+        type(config.batch_method).__name__
+        if config.mode is SelectionMode.BEFORE_FORWARD and not others
+        else ""
+    )
 
 
 def check_wrappers(model: nn.Module, mode: SelectionMode, who: str) -> None:
@@ -238,15 +279,21 @@ def kept_of(before: Any, n: int) -> Tensor:
     return plan.ids
 
 
-def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite: Any, seed: Any) -> None:
+def check_settings(
+    epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite: Any, seed: Any
+) -> None:
     """Checks the arguments of `attach` that do not depend on each other."""
     # True is an integer in Python.
     if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
         raise ValueError(f"`epochs` must be a whole number of 1 or more, got {epochs!r}")
     if forward_passes not in ("auto", "once", "twice"):
-        raise ValueError(f"`forward_passes` must be 'auto', 'once' or 'twice', got {forward_passes!r}")
+        raise ValueError(
+            f"`forward_passes` must be 'auto', 'once' or 'twice', got {forward_passes!r}"
+        )
     if scoring is not None and not isinstance(scoring, Scoring):
-        raise TypeError(f"`forward_passes` must be 'auto', 'once', 'twice' or a thresher.Scoring, got {type(scoring).__name__}")
+        raise TypeError(
+            f"`forward_passes` must be 'auto', 'once', 'twice' or a thresher.Scoring, got {type(scoring).__name__}"
+        )
     if on_nonfinite not in ("keep", "raise"):
         raise ValueError(f"`on_nonfinite` must be 'keep' or 'raise', got {on_nonfinite!r}")
     if not isinstance(seed, int):
@@ -256,7 +303,9 @@ def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite:
 def check_spend(spend: Any, *, streams: bool) -> None:
     """Checks the argument `spend` of `attach`."""
     if spend not in (None, "steps", "batches"):
-        raise ValueError(f"`spend` must be 'steps', 'batches' or None for the default of the method, got {spend!r}")
+        raise ValueError(
+            f"`spend` must be 'steps', 'batches' or None for the default of the method, got {spend!r}"
+        )
     if spend is not None and streams:
         raise ValueError(
             "`spend`: `loader` iterates over an IterableDataset, for which it has no effect; leave it out. A share, as in "
@@ -264,7 +313,9 @@ def check_spend(spend: Any, *, streams: bool) -> None:
         )
 
 
-def undefined_signals(optional: Mapping[str, str], adapter: Criterion | None, signals: Any) -> list[str]:
+def undefined_signals(
+    optional: Mapping[str, str], adapter: Criterion | None, signals: Any
+) -> list[str]:
     """Returns the optional signals that the criterion does not define.
 
     Args:
@@ -279,14 +330,18 @@ def undefined_signals(optional: Mapping[str, str], adapter: Criterion | None, si
     return sorted(optional.keys() & NOT_OF_VALUES) if adapter.kind == "values" else []
 
 
-def check_needs(given: RunConfig, method: Any, batch: BatchMethod | None, adapter: Criterion | None) -> None:
+def check_needs(
+    given: RunConfig, method: Any, batch: BatchMethod | None, adapter: Criterion | None
+) -> None:
     """Checks that `attach` got everything that the methods need."""
     model = given.model
     optimizer = given.optimizer
     name = type(method).__name__
     requires = requirements_of(method)
     if requires.optimizer and optimizer is None:
-        raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=optimizer){way_around(method, 'optimizer')}")
+        raise ValueError(
+            f"{name} scales the learning rate: pass attach(optimizer=optimizer){way_around(method, 'optimizer')}"
+        )
     for group in optimizer.param_groups if requires.optimizer and optimizer is not None else ():
         # An optimizer that finds its own rate has no number to scale, such as Adafactor of Transformers with lr=None.
         if not isinstance(group.get("lr"), int | float | Tensor):
@@ -304,14 +359,18 @@ def check_needs(given: RunConfig, method: Any, batch: BatchMethod | None, adapte
     asked = full_pass_names(method, given.epochs)
     if asked and (model is None or adapter is None):
         missing = "model" if model is None else "criterion"
-        raise ValueError(f"{name} needs the gradients of all samples before an epoch: pass attach({missing}={missing})")
+        raise ValueError(
+            f"{name} needs the gradients of all samples before an epoch: pass attach({missing}={missing})"
+        )
     parts = () if model is None or "feature" not in asked else model.modules()
     if parts and not any(isinstance(part, nn.Linear) for part in parts):
         raise ValueError(
             f"{name} needs the input of the last nn.Linear, but {type(model).__name__} has none{way_around(method, 'feature')}"
         )
     # A missing optional signal is reported when the run is built, with what the method does instead.
-    wanted = {column.signal or own for own, column in method.columns().items() if column.optional is None}
+    wanted = {
+        column.signal or own for own, column in method.columns().items() if column.optional is None
+    }
     wanted |= set(() if batch is None else requirements_of(batch).signals)
     lacking = wanted & NOT_OF_VALUES
     if lacking and given.signals is None and adapter is not None and adapter.kind == "values":

@@ -119,5 +119,7 @@ class RunClock:
     def _reached(self) -> BatchPlace:
         """Returns the place of the batch that was trained on last."""
         trained = self._attributor.newest_trained
-        known = (place for place in reversed(self._places) if trained is None or place.number <= trained)
+        known = (
+            place for place in reversed(self._places) if trained is None or place.number <= trained
+        )
         return next(known, self._before)

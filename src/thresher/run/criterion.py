@@ -58,7 +58,14 @@ class CreditedCriterion(nn.Module):
             self._modules = criterion._modules
             self._non_persistent_buffers_set = criterion._non_persistent_buffers_set
 
-    def forward(self, outputs: Any, targets: Any, *others: Any, ids: Tensor | None = None, repeat: int | None = None) -> Tensor:
+    def forward(
+        self,
+        outputs: Any,
+        targets: Any,
+        *others: Any,
+        ids: Tensor | None = None,
+        repeat: int | None = None,
+    ) -> Tensor:
         """Computes the loss.
 
         Args:
@@ -87,13 +94,17 @@ class CreditedCriterion(nn.Module):
                 "run.reduce(losses, outputs=outputs)."
             )
         if self._adapter is None:
-            raise ValueError("run.criterion: attach was given criterion=None; use run.reduce, or pass a criterion")
+            raise ValueError(
+                "run.criterion: attach was given criterion=None; use run.reduce, or pass a criterion"
+            )
         # An evaluation, or a log of the validation loss: nothing is trained on, so nothing is recorded.
         if not torch.is_grad_enabled():
             return self._adapter.value(outputs, targets)
         # The selection is looked up in every call: with forward_passes="auto" it may be another one from the second epoch on.
         value = self._credit(outputs, targets, ids, self._timeline.selection.loss, repeat)
-        return self._adapter.value(outputs, targets) if value is None else self.watch(value, outputs)
+        return (
+            self._adapter.value(outputs, targets) if value is None else self.watch(value, outputs)
+        )
 
     def watch(self, value: Tensor, outputs: Any) -> Tensor:
         """Returns a recorded loss, whose backward pass is then timed, and which may be compared with that of an extra pass.

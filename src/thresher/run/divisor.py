@@ -82,7 +82,11 @@ def part_of_batch(plan: BatchPlan, n: int) -> BatchPlan:
     # Whole batches get no weights, so that they are trained on bit for bit as without the method.
     if k in (0, n):
         return plan
-    ones = torch.ones(k, dtype=torch.float32, device=plan.rows.device) if plan.weights is None else plan.weights
+    ones = (
+        torch.ones(k, dtype=torch.float32, device=plan.rows.device)
+        if plan.weights is None
+        else plan.weights
+    )
     return replace(plan, weights=ones * (k / n))
 
 

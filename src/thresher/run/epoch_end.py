@@ -52,7 +52,9 @@ class SilentEpochs:
         self._judge()
         if self._silent > (not self._warned_in_steps) and self._needed():
             epochs = f"{self._silent} epochs" if self._silent > 1 else "a whole epoch"
-            raise RuntimeError(f"{self._who} chooses by the losses of samples, but got no loss in {epochs}. {self._way_out}")
+            raise RuntimeError(
+                f"{self._who} chooses by the losses of samples, but got no loss in {epochs}. {self._way_out}"
+            )
         self._since = self._seen()
 
     def step_over(self) -> None:
@@ -73,7 +75,9 @@ class SilentEpochs:
         """
         if self._since is not None:
             # Looking at the first batch, as for a plot, is no silent epoch.
-            batches, _, passed, steps, _ = (new - old for new, old in zip(self._seen(), self._since, strict=True))
+            batches, _, passed, steps, _ = (
+                new - old for new, old in zip(self._seen(), self._since, strict=True)
+            )
             if (batches <= 1 or steps_are_seen) and not (passed or steps):
                 self._since = None
 
@@ -83,14 +87,22 @@ class SilentEpochs:
         if not complete:
             self._since = None
         elif self._since is not None:
-            batches, _, passed, steps, evaluated = (new - old for new, old in zip(self._seen(), self._since, strict=True))
+            batches, _, passed, steps, evaluated = (
+                new - old for new, old in zip(self._seen(), self._since, strict=True)
+            )
             if batches > BATCHES_AHEAD and (passed or steps or evaluated):
                 self._judge()
 
     def _seen(self) -> tuple[int, ...]:
         self._attributor.write()
         meter = self._meter
-        return self._attributor.batches, meter.credited, meter.of_loop(), meter.cost.steps, meter.evaluated
+        return (
+            self._attributor.batches,
+            meter.credited,
+            meter.of_loop(),
+            meter.cost.steps,
+            meter.evaluated,
+        )
 
     def _judge(self) -> None:
         if self._since is None:
@@ -98,7 +110,9 @@ class SilentEpochs:
         before = self._since
         now = self._seen()
         self._since = None
-        batches, credited, passed, steps, evaluated = (new - old for new, old in zip(now, before, strict=True))
+        batches, credited, passed, steps, evaluated = (
+            new - old for new, old in zip(now, before, strict=True)
+        )
         # A pass without a batch, as over an empty shard, says nothing about losses.
         if credited or not batches:
             self._silent = 0
@@ -110,8 +124,14 @@ class SilentEpochs:
             self._meter.make_unknown(WITHOUT_GRADIENTS if evaluated else UNSEEN)
         if evaluated and not passed:
             self._way_out = ENABLE_GRADIENTS
-        if self._silent == 1 and not self._warned_in_steps and (passed or steps or evaluated or self._needed()):
-            self._warn(f"run.criterion or run.reduce got no loss in an epoch{'' if passed else ', and run.cost is unknown'}")
+        if (
+            self._silent == 1
+            and not self._warned_in_steps
+            and (passed or steps or evaluated or self._needed())
+        ):
+            self._warn(
+                f"run.criterion or run.reduce got no loss in an epoch{'' if passed else ', and run.cost is unknown'}"
+            )
 
     def _warn(self, what: str) -> None:
         warn(f"{self._who}: {what}. {self._way_out}")
@@ -126,7 +146,9 @@ ENABLE_GRADIENTS = (
     "run.criterion(run.model(inputs), targets) under torch.enable_grad() once per batch, in the forward pass whose losses the "
     "method should use."
 )
-WITHOUT_GRADIENTS = "the loop trains without gradients, so its passes look like those of an evaluation"
+WITHOUT_GRADIENTS = (
+    "the loop trains without gradients, so its passes look like those of an evaluation"
+)
 
 
 class Pass(enum.Enum):
@@ -165,7 +187,9 @@ class EpochEnd:
             but not when one of them reads results.
     """
 
-    def __init__(self, parts: Parts, close: Callable[[bool], None], *, single_process: bool) -> None:
+    def __init__(
+        self, parts: Parts, close: Callable[[bool], None], *, single_process: bool
+    ) -> None:
         self._attributor = parts.attributor
         self._accumulator = parts.accumulator
         self._cost = parts.cost
@@ -180,7 +204,13 @@ class EpochEnd:
     def _now(self) -> tuple[int, int, int, int, int]:
         """Returns numbers of batches, batches with a loss, steps, samples in forward passes, and calls without gradients."""
         meter = self._attributor.meter
-        return self._attributor.batches, meter.credited, self._cost.steps, meter.of_loop(), meter.evaluated
+        return (
+            self._attributor.batches,
+            meter.credited,
+            self._cost.steps,
+            meter.of_loop(),
+            meter.evaluated,
+        )
 
     def begin(self) -> None:
         """Begins an epoch, or the rest of an interrupted epoch."""
@@ -232,7 +262,11 @@ class EpochEnd:
         The last group of accumulated batches may have no step. With a prefetcher, the step is still to come.
         """
         # A prefetcher asks for the end of the pass before the last batches are trained on.
-        done = self._last_step_done if self._ahead else self._attributor.last_credited or not self._credited
+        done = (
+            self._last_step_done
+            if self._ahead
+            else self._attributor.last_credited or not self._credited
+        )
         if self._single_process and done and self._thread == threading.get_ident():
             self._end(complete=True)
 
@@ -244,7 +278,9 @@ class EpochEnd:
         """
         # Read before the state changes: an epoch that was left early is over as well, and is not complete.
         complete = self.state in (Pass.ALL_YIELDED, Pass.OVER)
-        if leaves and self.state is not Pass.NONE and self.trained:  # it keeps the iterator, or has left early
+        if (
+            leaves and self.state is not Pass.NONE and self.trained
+        ):  # it keeps the iterator, or has left early
             self.state = Pass.OVER
         self._end(complete=complete)
         return self.state is Pass.NONE
@@ -264,14 +300,18 @@ class EpochEnd:
     @property
     def due(self) -> bool:
         """Whether the epoch is over but not ended yet, which happens when results are needed; True for one without batches."""
-        return self.state is Pass.OVER and (self._attributor.batches == self._at_begin[0] or self.trained)
+        return self.state is Pass.OVER and (
+            self._attributor.batches == self._at_begin[0] or self.trained
+        )
 
     @property
     def trained(self) -> bool:
         """Whether the loop trained in the epoch: it had a loss, a step, or a forward pass with gradients."""
         self._accumulator.flush()
         # One fact of three is enough: a loop may compute its losses itself, have no optimizer, or call another model.
-        return any(now > then for now, then in zip(self._now()[1:4], self._at_begin[1:4], strict=True))
+        return any(
+            now > then for now, then in zip(self._now()[1:4], self._at_begin[1:4], strict=True)
+        )
 
     @property
     def _credited(self) -> bool:

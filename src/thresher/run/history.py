@@ -40,7 +40,10 @@ def not_finite(losses: Tensor) -> tuple[int, NDArray[np.int64]]:
     first = [np.empty(0, dtype=np.int64)]
     for number, piece in enumerate(pieces):
         if counts[number] and sum(map(len, first)) < NAMED:
-            first.append((piece < torch.inf).logical_not_().nonzero().flatten()[:NAMED].cpu().numpy() + number * LOOKED_AT)
+            first.append(
+                (piece < torch.inf).logical_not_().nonzero().flatten()[:NAMED].cpu().numpy()
+                + number * LOOKED_AT
+            )
     return sum(counts), np.concatenate(first)[:NAMED]
 
 
@@ -58,7 +61,12 @@ def mean_loss(losses: Tensor) -> float | None:
     sums = torch.zeros(2, dtype=torch.float64, device=losses.device)
     for piece in losses.split(LOOKED_AT):
         finite = piece.isfinite()
-        sums += torch.stack([torch.where(finite, piece, 0).sum(dtype=torch.float64), finite.sum(dtype=torch.float64)])
+        sums += torch.stack(
+            [
+                torch.where(finite, piece, 0).sum(dtype=torch.float64),
+                finite.sum(dtype=torch.float64),
+            ]
+        )
     total, count = sums.tolist()
     # Rounded: the last bits of the losses depend on the number of processes that computed them.
     return float(f"{total / count:.4g}") if count else None
@@ -68,16 +76,33 @@ def _is_to_save(method: Any) -> bool:
     """Returns whether a method is there to leave samples out: its settings do not keep all of them."""
     # A method that draws the order of training, as in importance sampling, may draw as many samples as there are.
     draws = requirements_of(method).order == "plan"
-    return not (draws or isinstance(method, FullData) or 1 in (getattr(method, "keep", 0), getattr(method, "share", 0)))
+    return not (
+        draws
+        or isinstance(method, FullData)
+        or 1 in (getattr(method, "keep", 0), getattr(method, "share", 0))
+    )
 
 
-COUNTED = ("forward", "backward", "refresh", "scoring", "comparing", "steps", "full_forward", "full_backward")
+COUNTED = (
+    "forward",
+    "backward",
+    "refresh",
+    "scoring",
+    "comparing",
+    "steps",
+    "full_forward",
+    "full_backward",
+)
 """Fields of `Cost` whose values per epoch are in the history."""
 
 
 def _left_out(entry: Mapping[str, Any]) -> bool:
     """Returns whether the method of a run left a sample out of an epoch, by the entry of the epoch."""
-    counts = (("backward", "full_backward"), ("selected", "candidates"), ("batch_selected", "batch_candidates"))
+    counts = (
+        ("backward", "full_backward"),
+        ("selected", "candidates"),
+        ("batch_selected", "batch_candidates"),
+    )
     return any(entry.get(some, 0) < entry.get(every, 0) for some, every in counts)
 
 
@@ -146,7 +171,9 @@ class History:
         # With another fill, samples that were never seen would look as if they had a loss.
         shows_seen = self._records.columns["loss"].fill == NEVER_SEEN
         mean_of = mean_loss if shows_seen else lambda _: None
-        count, some, mean = self._config.world.from_first(lambda: (*not_finite(losses), mean_of(losses)))
+        count, some, mean = self._config.world.from_first(
+            lambda: (*not_finite(losses), mean_of(losses))
+        )
         entry["nonfinite"] = count
         if mean is not None:
             entry["mean_loss"] = mean
@@ -157,7 +184,9 @@ class History:
             raise FloatingPointError(f"{message}; attach(on_nonfinite='keep') trains on")
         if not self._warned:
             self._warned = True
-            warn(f"{message}; they are kept for training and not scored. This warning is given once.")
+            warn(
+                f"{message}; they are kept for training and not scored. This warning is given once."
+            )
 
     def warn_if_nothing_saved(self) -> None:
         """Warns if the method left no sample out of any epoch, after a last epoch whose plan has every sample."""
@@ -165,7 +194,9 @@ class History:
         if not names or self._cost.unknown is not None or any(map(_left_out, self.entries)):
             return
         back = sum(entry.get("moved_back", 0) for entry in self.entries)
-        moved = f", because {back:,} easy samples were moved back by `tau`: lower it" if back else ""
+        moved = (
+            f", because {back:,} easy samples were moved back by `tau`: lower it" if back else ""
+        )
         self.nothing_saved = (
             f"{names} kept every sample in every epoch, so nothing was saved{moved}. Train for more epochs, or use "
             "thresher.FullData()."

@@ -25,7 +25,9 @@ from thresher.warning import warn
 
 def gradient_of_nothing(outputs: Any) -> Tensor:
     """Returns a loss of 0, whose backward pass reaches all parameters, because other processes wait for it."""
-    return torch.stack([leaf.flatten()[:0].sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
+    return torch.stack(
+        [leaf.flatten()[:0].sum() for leaf in leaves(outputs) if leaf.is_floating_point()]
+    ).sum()
 
 
 def take_samples(tree: Any, plan: BatchPlan, layout: RowLayout) -> Any:
@@ -43,14 +45,22 @@ def take_samples(tree: Any, plan: BatchPlan, layout: RowLayout) -> Any:
         per = len(part) // layout.n if part.dim() else 0
         if not per or len(part) != layout.n * per or per not in (1, layout.repeat or per):
             return part
-        return kept_rows(part, plan.rows.to(part.device, non_blocking=True), layout.n, drawn=plan.drawn)
+        return kept_rows(
+            part, plan.rows.to(part.device, non_blocking=True), layout.n, drawn=plan.drawn
+        )
 
-    return map_where(take, tree, lambda part: isinstance(part, Tensor) or is_per_sample(part, layout.n))
+    return map_where(
+        take, tree, lambda part: isinstance(part, Tensor) or is_per_sample(part, layout.n)
+    )
 
 
 def times(value: Tensor, factor: Tensor | float | None) -> Tensor:
     """Returns a loss times a factor, in the dtype of the loss; None for a factor of 1."""
-    return value if factor is None else value * (factor.to(value.dtype) if isinstance(factor, Tensor) else factor)
+    return (
+        value
+        if factor is None
+        else value * (factor.to(value.dtype) if isinstance(factor, Tensor) else factor)
+    )
 
 
 def joint_weights(plan: BatchPlan, weights: Tensor | None) -> Tensor | None:
@@ -77,7 +87,9 @@ def not_by_rows(error: Exception, criterion: Any, kept: int, of: int) -> Excepti
     If the error has another cause, or already says what to do, it is returned unchanged.
     """
     # Memory has nothing to do with the kept rows, and an error that names the criterion has a way out already.
-    if isinstance(error, torch.OutOfMemoryError) or str(error).startswith(f"criterion {criterion!r}"):
+    if isinstance(error, torch.OutOfMemoryError) or str(error).startswith(
+        f"criterion {criterion!r}"
+    ):
         return error
     return ValueError(
         f"criterion {criterion!r} could be computed for the {of} samples of a batch, but not for {kept} of them: {error}. With "
@@ -93,7 +105,12 @@ MOSTLY = 0.9
 
 
 def part_of_divisor(
-    criterion: Criterion, targets: Any, layout: RowLayout, rows: Tensor, weights: Tensor | None, of_batch: Tensor | None
+    criterion: Criterion,
+    targets: Any,
+    layout: RowLayout,
+    rows: Tensor,
+    weights: Tensor | None,
+    of_batch: Tensor | None,
 ) -> Tensor | float:
     """Returns the share of some samples in the divisor of the loss of their batch.
 
@@ -130,7 +147,9 @@ class InForward(BatchSelection):
     forward_passes = "once"
     by_loop = True
 
-    def __init__(self, parts: Parts, stage: BatchStage, trained: TrainedModel, instead: BatchSelection | None) -> None:
+    def __init__(
+        self, parts: Parts, stage: BatchStage, trained: TrainedModel, instead: BatchSelection | None
+    ) -> None:
         super().__init__(parts, stage)
         self._stage = stage
         self._trained = trained
@@ -154,7 +173,12 @@ class InForward(BatchSelection):
         self._parts.stopwatch.watch(value, 1.0 if self._trained.is_plain else self._share)
 
     def _loss_of_chosen(
-        self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Any
+        self,
+        outputs: Any,
+        targets: Any,
+        attribution: Attribution,
+        weights: Tensor | None,
+        weights_over_n: Any,
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         reader = self._parts.reader
         layout = attribution.layout
@@ -168,10 +192,14 @@ class InForward(BatchSelection):
         all_count = attribution.all_count and criterion.ignores_negatives_of(targets)
         signals = reader.signals(outputs, targets, layout, reader.chosen_by, all_count=all_count)
         # If all labels of a sample are ignored, its loss is NEVER_SEEN, which would look like "not seen yet" to a method.
-        plan, factor = self._choose_rows(attribution, signals if all_count else without_ignored(signals))
+        plan, factor = self._choose_rows(
+            attribution, signals if all_count else without_ignored(signals)
+        )
         # Before the rows are taken: the divisor is that of the targets of the whole batch.
         if self._parts.config.by_batch:
-            factor = part_of_divisor(criterion, targets, layout, plan.rows, joint_weights(plan, weights), weights)
+            factor = part_of_divisor(
+                criterion, targets, layout, plan.rows, joint_weights(plan, weights), weights
+            )
         weights = joint_weights(plan, weights)
         k = len(plan.rows)
         outputs, targets = (take_samples(tree, plan, layout) for tree in (outputs, targets))
@@ -190,7 +218,9 @@ class InForward(BatchSelection):
             elif weights is None:
                 value = criterion.value(outputs, targets)
             else:
-                value = criterion.measure(outputs, targets, small, weights=weights, wanted=set()).value
+                value = criterion.measure(
+                    outputs, targets, small, weights=weights, wanted=set()
+                ).value
         except (RuntimeError, ValueError, IndexError) as error:
             raise not_by_rows(error, criterion.original, k, layout.n) from error
         if to_compare:
@@ -206,12 +236,20 @@ class InForward(BatchSelection):
         return self._world.share_of_mean(k, self._parts.device) if several else None
 
     def reduced(
-        self, given: GivenLosses, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, *_: Any
+        self,
+        given: GivenLosses,
+        outputs: Any,
+        targets: Any,
+        attribution: Attribution,
+        weights: Tensor | None,
+        *_: Any,
     ) -> tuple[Any, ...]:
         """Averages losses that the loop computed itself over the chosen rows, and records the signals of all rows."""
         layout = attribution.layout
         signals = self._beside(given, layout, outputs[1], targets, self._parts.reader.chosen_by)
-        plan, factor = self._choose_rows(attribution, signals if given.all_count else without_ignored(signals))
+        plan, factor = self._choose_rows(
+            attribution, signals if given.all_count else without_ignored(signals)
+        )
         value = given.value(layout, joint_weights(plan, weights), plan.rows)
         if self._parts.config.by_batch:
             factor = given.part(layout, plan.rows)
@@ -231,7 +269,13 @@ class InForward(BatchSelection):
         if alone is not None:
             # Fewer rows can take other kernels, and their losses differ in the last digits. Half precision has few digits.
             exact = losses.dtype in (torch.float32, torch.float64)
-            if not torch.allclose(alone.to(losses.dtype), losses, rtol=1e-3 if exact else 0.05, atol=1e-4, equal_nan=True):
+            if not torch.allclose(
+                alone.to(losses.dtype),
+                losses,
+                rtol=1e-3 if exact else 0.05,
+                atol=1e-4,
+                equal_nan=True,
+            ):
                 raise ValueError(
                     f"criterion {criterion.original!r} returns other losses for {len(losses)} samples of the batch than for "
                     "the whole batch: the loss of a sample depends on the other samples, as in a contrastive loss. "
@@ -240,7 +284,9 @@ class InForward(BatchSelection):
                 )
         self._compared = True
 
-    def _choose_rows(self, attribution: Attribution, found: Mapping[str, Tensor]) -> tuple[BatchPlan, Tensor | None]:
+    def _choose_rows(
+        self, attribution: Attribution, found: Mapping[str, Tensor]
+    ) -> tuple[BatchPlan, Tensor | None]:
         """Has the method choose among some rows; a second loss of the same rows in a step gets the same plan.
 
         Returns:
@@ -251,7 +297,14 @@ class InForward(BatchSelection):
             self._discard_foreign()
         # A second criterion for the same rows, as of an auxiliary head, keeps the same rows. Ids from the user have no key:
         # for these, the method chooses anew.
-        chosen = next((one for one in self._chosen_in_step if one[0] is not None and one[0] == attribution.key), None)
+        chosen = next(
+            (
+                one
+                for one in self._chosen_in_step
+                if one[0] is not None and one[0] == attribution.key
+            ),
+            None,
+        )
         if chosen is None:
             ids = attribution.ids
             device = self._parts.device
@@ -259,7 +312,11 @@ class InForward(BatchSelection):
             if not (trains_own or self._chosen_in_step):
                 self._before_step = self._stage.state_dict()
             self._may_be_foreign = not trains_own
-            plan = self._stage.whole(len(ids), device) if self._stage.keeps_all else self._stage.plan(ids, found)
+            plan = (
+                self._stage.whole(len(ids), device)
+                if self._stage.keeps_all
+                else self._stage.plan(ids, found)
+            )
             chosen = attribution.key, plan, self._factor(len(plan.rows))
             self._chosen_in_step.append(chosen)
         _, plan, factor = chosen
@@ -268,7 +325,11 @@ class InForward(BatchSelection):
 
     def at_epoch_start(self, *, can_score: bool) -> BatchSelection:
         """Returns the selection that scores before each step if the model could not be traced, else `self`."""
-        return self.instead if self.instead is not None and self._trained.is_plain_anywhere(can_score) else self
+        return (
+            self.instead
+            if self.instead is not None and self._trained.is_plain_anywhere(can_score)
+            else self
+        )
 
     def warn_if_in_vain(self, keep: float, batches: int) -> None:
         """Warns once if the backward pass costs the whole batch because of the loop."""
@@ -321,4 +382,6 @@ class InForward(BatchSelection):
         """Forgets the choices of batches that are not in use any more."""
         # A prefetcher asks for batches before the loss of an earlier one is computed.
         first = number - BATCHES_AHEAD
-        self._chosen_in_step = [one for one in self._chosen_in_step if one[0] is not None and one[0][0] > first]
+        self._chosen_in_step = [
+            one for one in self._chosen_in_step if one[0] is not None and one[0][0] > first
+        ]

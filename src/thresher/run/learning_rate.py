@@ -38,7 +38,9 @@ class PacedLR(LRScheduler):
         by_batches: Whether `total` is the default, the number of batches.
     """
 
-    def __init__(self, scheduler: LRScheduler, clock: RunClock, total: int, *, by_batches: bool = False) -> None:
+    def __init__(
+        self, scheduler: LRScheduler, clock: RunClock, total: int, *, by_batches: bool = False
+    ) -> None:
         # The user's scheduler has set the learning rates already; a second initialization would set them again.
         self.scheduler = scheduler
         self.total = total
@@ -63,7 +65,9 @@ class PacedLR(LRScheduler):
             RuntimeError: The state of the scheduler was loaded, but not the state of the run.
         """
         if epoch is not None:
-            raise TypeError("run.pace: step(epoch) is not supported. Call step() without arguments.")
+            raise TypeError(
+                "run.pace: step(epoch) is not supported. Call step() without arguments."
+            )
         now = self._clock.steps(self.total)
         if self._was_loaded and now < self.stepped:
             raise RuntimeError(
@@ -85,7 +89,9 @@ class PacedLR(LRScheduler):
         if len(batches) < FIRST_CALLS:
             return
         self._first_calls = None
-        if batches[-1] - batches[0] >= 2 * (FIRST_CALLS - 1):  # a loop that skips a batch is not meant
+        if batches[-1] - batches[0] >= 2 * (
+            FIRST_CALLS - 1
+        ):  # a loop that skips a batch is not meant
             warn(
                 f"run.pace: the scheduler has no number of steps, so it is paced for one step per batch ({self.total} in full "
                 "training), but the loop steps it once for several batches, as with accumulated gradients. Its learning rates "
@@ -102,7 +108,11 @@ class PacedLR(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the user's scheduler, and the number of its steps so far."""
-        return {"scheduler": self.scheduler.state_dict(), "total": self.total, "stepped": self.stepped}
+        return {
+            "scheduler": self.scheduler.state_dict(),
+            "total": self.total,
+            "stepped": self.stepped,
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads a saved state.
@@ -121,7 +131,9 @@ class PacedLR(LRScheduler):
             )
         if state_dict["total"] != self.total:
             saved = state_dict["total"]
-            raise ValueError(f"run.pace: the state was saved with total={saved}, but this scheduler has total={self.total}")
+            raise ValueError(
+                f"run.pace: the state was saved with total={saved}, but this scheduler has total={self.total}"
+            )
         self.scheduler.load_state_dict(dict(state_dict["scheduler"]))
         self.stepped = state_dict["stepped"]
         self._was_loaded = True
@@ -159,7 +171,9 @@ def pace(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
     by_batches = declared is None and total is None
     total = declared or clock.full_steps if total is None else total
     if isinstance(total, bool) or not isinstance(total, int) or total < 1:
-        raise ValueError(f"run.pace: `total` must be the number of steps of full training, 1 or more, got {total!r}")
+        raise ValueError(
+            f"run.pace: `total` must be the number of steps of full training, 1 or more, got {total!r}"
+        )
     if declared is not None and total != declared:
         raise ValueError(
             f"run.pace: {name} was created for {declared} steps, but total={total}. Both must be the number of steps of full "
@@ -177,7 +191,9 @@ def _of_accelerate(scheduler: Any, total: Any) -> Any:
     """Returns the scheduler that accelerate prepared, which steps once per update of all processes."""
     own = scheduler.scheduler
     state = scheduler.gradient_state
-    several = state.num_steps > 1 or any(one.accelerator_state.num_processes > 1 for one in scheduler.optimizers)
+    several = state.num_steps > 1 or any(
+        one.accelerator_state.num_processes > 1 for one in scheduler.optimizers
+    )
     if several and total is None and not hasattr(own, "total_steps"):
         raise ValueError(
             "run.pace: with accumulated gradients, or several processes, accelerate does not step a scheduler once per batch. "
@@ -220,7 +236,9 @@ class ProgressLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, run: Any, fn: Callable[[float], float]) -> None:
         if not callable(fn):
-            raise TypeError(f"ProgressLR: `fn` must map progress to a factor, got {type(fn).__name__}")
+            raise TypeError(
+                f"ProgressLR: `fn` must map progress to a factor, got {type(fn).__name__}"
+            )
         # Before the base class, whose constructor makes a first step and so asks for a rate.
         self.fn = fn
         self._clock = follow_clock(run._timeline)
@@ -234,4 +252,6 @@ class ProgressLR(LRScheduler):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state without `run` and `fn`; pass these to the new scheduler."""
         # LRScheduler saves all attributes but the optimizer.
-        return {key: value for key, value in super().state_dict().items() if key not in {"fn", "_clock"}}
+        return {
+            key: value for key, value in super().state_dict().items() if key not in {"fn", "_clock"}
+        }

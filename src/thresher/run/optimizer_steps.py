@@ -38,7 +38,11 @@ def _held(optimizer: Any) -> list[Optimizer]:
         if isinstance(value, Optimizer):
             held.append(value)
         elif value and isinstance(value, dict | list | tuple):
-            held += [one for one in (value.values() if isinstance(value, dict) else value) if isinstance(one, Optimizer)]
+            held += [
+                one
+                for one in (value.values() if isinstance(value, dict) else value)
+                if isinstance(one, Optimizer)
+            ]
     return held
 
 
@@ -94,7 +98,9 @@ class StepHooks:
         self._leading = innermost[0]
         me: weakref.ref[StepHooks] = weakref.ref(self)
         # A run without references leaves the optimizer as it was, because the hooks refer to the run weakly.
-        self._unhook = weakref.finalize(self, _remove, [undo for part in self.parts for undo in _hook(part, me)])
+        self._unhook = weakref.finalize(
+            self, _remove, [undo for part in self.parts for undo in _hook(part, me)]
+        )
         self._unhook.atexit = False
 
     def begin_epoch(self) -> None:
@@ -106,7 +112,9 @@ class StepHooks:
         """Scales the learning rates at the start of the outermost step."""
         begin = time.perf_counter()
         self._depth += 1
-        if self._depth > 1:  # a step that calls its parent's, or that of an optimizer inside, runs the hooks twice
+        if (
+            self._depth > 1
+        ):  # a step that calls its parent's, or that of an optimizer inside, runs the hooks twice
             return
         self._updated = False
         self._begins()
@@ -140,7 +148,12 @@ class StepHooks:
 
     def parameters(self) -> dict[int, Tensor]:
         """Returns the parameters that the optimizer, and the optimizers inside it, update now, by their identities."""
-        return {id(one): one for part in self.parts for group in part.param_groups for one in group["params"]}
+        return {
+            id(one): one
+            for part in self.parts
+            for group in part.param_groups
+            for one in group["params"]
+        }
 
     def _restore(self) -> None:
         saved = self._saved
@@ -217,7 +230,9 @@ def _guard_step(part: Any, hooks: "weakref.ref[StepHooks]") -> Callable[[], None
     # GradScaler reads the signature of the bound method, which drops the first parameter; a guard below it has one, too.
     signature = inspect.signature(method)
     first = inspect.Parameter("_optimizer", inspect.Parameter.POSITIONAL_ONLY)
-    others = [parameter for parameter in signature.parameters.values() if parameter.name != first.name]
+    others = [
+        parameter for parameter in signature.parameters.values() if parameter.name != first.name
+    ]
     vars(guarded)["__signature__"] = signature.replace(parameters=[first, *others])
     part.step = MethodType(guarded, part)
     guard = weakref.ref(guarded)
@@ -225,7 +240,11 @@ def _guard_step(part: Any, hooks: "weakref.ref[StepHooks]") -> Callable[[], None
     def unguard() -> None:
         optimizer = holder()
         guarded = guard()
-        if optimizer is None or guarded is None or getattr(vars(optimizer).get("step"), "__func__", None) is not guarded:
+        if (
+            optimizer is None
+            or guarded is None
+            or getattr(vars(optimizer).get("step"), "__func__", None) is not guarded
+        ):
             return  # a scheduler has wrapped it since: without its run the guard only passes the call on
         del optimizer.step
         if had_own:
@@ -272,14 +291,18 @@ class StepChecks:
         self._batches = batches
         self._whole = not resumed
         self.by_progress = False
-        self._versions = {id(parameter): parameter._version for parameter in self._model.parameters()}
+        self._versions = {
+            id(parameter): parameter._version for parameter in self._model.parameters()
+        }
 
     def _updated_elsewhere(self) -> bool:
         """Whether a parameter was updated in this epoch that the optimizer does not have now."""
         # Looked at anew each epoch: a loop that unfreezes a body adds a parameter group, or a second optimizer. An optimizer
         # updates in place, which raises the versions: this needs no value, and waits for no device.
         attached = self._hooks.parameters()
-        elsewhere = [one for one in self._model.parameters() if one.requires_grad and id(one) not in attached]
+        elsewhere = [
+            one for one in self._model.parameters() if one.requires_grad and id(one) not in attached
+        ]
         return any(one._version != self._versions.get(id(one), one._version) for one in elsewhere)
 
     def end_epoch(self, epoch: int, batches: int, full: int) -> None:
@@ -293,7 +316,13 @@ class StepChecks:
         # A schedule of a fixed number of steps shows by changes of the rate within the epoch and by fewer batches than full
         # training has.
         batches -= self._batches
-        if not self._whole or self.by_progress or self.paced or batches >= full or self._hooks.changes < CHANGES:
+        if (
+            not self._whole
+            or self.by_progress
+            or self.paced
+            or batches >= full
+            or self._hooks.changes < CHANGES
+        ):
             return
         self._warn(
             "schedule",
@@ -314,7 +343,11 @@ class StepChecks:
             scale: Factor on the learning rate in the plan of the epoch.
         """
         if backward and not steps:
-            unscaled = "" if scale == 1 else f" So the learning rate was not multiplied by {scale:.3g}, as the method asks."
+            unscaled = (
+                ""
+                if scale == 1
+                else f" So the learning rate was not multiplied by {scale:.3g}, as the method asks."
+            )
             self._warn(
                 "steps",
                 f"In epoch {epoch}, {backward} samples had a loss, but the attached {self._optimizer} made no step.{unscaled} "

@@ -29,7 +29,11 @@ def check_free(argument: str, kind: str, things: Iterable[Any]) -> None:
         return
     gc.collect()  # a run that nobody holds any more may be waiting for it
     if any(_owner(thing) is not None for thing in things):
-        why = "its learning rate would be scaled twice" if argument == "optimizer" else "two runs would take samples from it"
+        why = (
+            "its learning rate would be scaled twice"
+            if argument == "optimizer"
+            else "two runs would take samples from it"
+        )
         raise ValueError(
             f"`{argument}`: this {kind} is still attached to another run, and {why}. Call run.detach() on that run before you "
             f"attach again, or create a new {kind}."

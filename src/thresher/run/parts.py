@@ -119,17 +119,28 @@ class RunConfig:
     @property
     def optional(self) -> Mapping[str, str]:
         """Signals used only if the loss defines them, each with a note on what is done without it ("" for no note)."""
-        needed = {column.signal or name: column.optional for name, column in self.epoch_method.columns().items()}
+        needed = {
+            column.signal or name: column.optional
+            for name, column in self.epoch_method.columns().items()
+        }
         # A map of a regression has fewer columns, which needs no warning.
         observed = dict.fromkeys(OPTIONAL - needed.keys(), "") if self.observe else {}
-        return observed | {signal: instead for signal, instead in needed.items() if instead is not None}
+        return observed | {
+            signal: instead for signal, instead in needed.items() if instead is not None
+        }
 
     @property
     def methods(self) -> list[Any]:
         """The methods in the order of their stages, without `FullData` unless it is the only one."""
-        methods = [one for one in (self.before, self.epoch_method, self.batch_method) if one is not None]
+        methods = [
+            one for one in (self.before, self.epoch_method, self.batch_method) if one is not None
+        ]
         # Full training is named if it is the only method.
-        return methods if len(methods) == 1 else [one for one in methods if not isinstance(one, FullData)]
+        return (
+            methods
+            if len(methods) == 1
+            else [one for one in methods if not isinstance(one, FullData)]
+        )
 
 
 # Compared by identity: tensors and loaders have no useful equality.

@@ -27,7 +27,9 @@ class Planner:
         fills: Function that returns whether chosen rows of several batches are gathered into full batches.
     """
 
-    def __init__(self, parts: Parts, method: EpochMethod | OnSubset, *, fills: Callable[[], bool | None]) -> None:
+    def __init__(
+        self, parts: Parts, method: EpochMethod | OnSubset, *, fills: Callable[[], bool | None]
+    ) -> None:
         self._config = parts.config
         self._method = method
         self._fills = fills
@@ -52,7 +54,11 @@ class Planner:
         known = self._inputs(epoch)
         # One process plans, and the others receive the plan: means can differ in the last bit between kinds of CPUs, and
         # processes with different plans would wait for each other.
-        held = HeldPlan(**self._config.world.from_first(lambda: self._make_plan(known, epoch, seed).state_dict()))
+        held = HeldPlan(
+            **self._config.world.from_first(
+                lambda: self._make_plan(known, epoch, seed).state_dict()
+            )
+        )
         if held.note:
             self._warn(held.note)
         return held
@@ -62,12 +68,20 @@ class Planner:
         # The draws of an epoch depend on the seed and its number alone, so that a resumed run plans the same.
         generator = rng.seeded(seed, epoch)
         n = self._records.n
-        plan = self._method.plan_epoch(known, epoch=epoch, epochs=self._config.epochs, generator=generator)
+        plan = self._method.plan_epoch(
+            known, epoch=epoch, epochs=self._config.epochs, generator=generator
+        )
         plan = self._check(plan)
         if self._config.strata is not None:
             layout = lambda one: self._loader.rows_of_steps(HeldPlan.of(one, n))  # noqa: E731
-            plan = self._config.strata.in_order(plan, self._records, layout, self._config.world.size, generator)
-            if epoch and self._config.stratify == "class" and not self._config.strata.has_classes(self._records):
+            plan = self._config.strata.in_order(
+                plan, self._records, layout, self._config.world.size, generator
+            )
+            if (
+                epoch
+                and self._config.stratify == "class"
+                and not self._config.strata.has_classes(self._records)
+            ):
                 self._warn(NO_CLASSES)
         # After all checks: a refused plan leaves no trace in the records.
         self._records.remember(plan.remember)
@@ -89,14 +103,22 @@ class Planner:
         part = ids[slice(*equal_part(len(ids), world.rank, world.size))]
         signals = self._passes.full_pass(TensorOrder(lambda: part), names)
         if world.size > 1:
-            parts = [*world.to_first([{name: values.cpu() for name, values in signals.items()}])][::-1]
-            signals = {name: torch.cat([one[name] for one in parts]).to(signals[name].device) for name in signals if parts}
+            parts = [*world.to_first([{name: values.cpu() for name, values in signals.items()}])][
+                ::-1
+            ]
+            signals = {
+                name: torch.cat([one[name] for one in parts]).to(signals[name].device)
+                for name in signals
+                if parts
+            }
         return {**self._records, **signals}
 
     def _check(self, plan: Any) -> EpochPlan:
         name = title_of(self._method)
         if not isinstance(plan, EpochPlan):
-            raise TypeError(f"{name}.plan_epoch must return a thresher.EpochPlan, got {type(plan).__name__}")
+            raise TypeError(
+                f"{name}.plan_epoch must return a thresher.EpochPlan, got {type(plan).__name__}"
+            )
         plan.check(self._records.n)
         # Before the further checks, because `spend` decides about smaller batches and the learning rate.
         plan = as_spent(plan, self._config.spend)
@@ -117,7 +139,9 @@ class Planner:
         if plan.lr_scale != 1 and self._config.optimizer is None:
             raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=optimizer)")
         if plan.refresh is not None and not self._passes.possible:
-            raise ValueError(f"{name} makes extra forward passes: pass attach(model=model, criterion=criterion)")
+            raise ValueError(
+                f"{name} makes extra forward passes: pass attach(model=model, criterion=criterion)"
+            )
         return plan
 
 
@@ -135,7 +159,11 @@ def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None) -> Epoc
     if spend != "batches" or plan.smaller_batches:
         return plan
     # In float64, so that the mean of many weights keeps its digits.
-    weights = None if plan.weights is None else plan.weights / plan.weights.mean(dtype=torch.float64).item()
+    weights = (
+        None
+        if plan.weights is None
+        else plan.weights / plan.weights.mean(dtype=torch.float64).item()
+    )
     return replace(plan, smaller_batches=True, weights=weights, lr_scale=1.0)
 
 

@@ -103,7 +103,9 @@ class Position:
             samples: Number of samples of the epoch that full training would have consumed by the saved position.
         """
         names = ("seed", "epoch", "active", "ran_out", "left")
-        self.seed, self.epoch, self.active, self.ran_out, self.saved_left = (state[name] for name in names)
+        self.seed, self.epoch, self.active, self.ran_out, self.saved_left = (
+            state[name] for name in names
+        )
         self.place = place_of(state)
         self.resumed = self.active
         self._samples = samples

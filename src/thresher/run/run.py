@@ -72,7 +72,11 @@ def facts(
     if times and not isinstance(method, FullData):
         measures = "thresher compare measures it: it trains with this method and in full"
         rows.append(("saving", nothing_saved or measures))
-    rows += [("not traced", f"a backward pass costs all rows that are put forward: {why_plain}")] if why_plain else []
+    rows += (
+        [("not traced", f"a backward pass costs all rows that are put forward: {why_plain}")]
+        if why_plain
+        else []
+    )
     return [*rows, *_costs(cost)]
 
 
@@ -88,7 +92,10 @@ def as_text(found: Facts) -> str:
 
 def as_html(found: Facts) -> str:
     """Returns a table with one row per fact."""
-    rows = "".join(f"<tr><th scope='row' style='text-align:left'>{escape(n)}</th>{_cell(v)}</tr>" for n, v in found)
+    rows = "".join(
+        f"<tr><th scope='row' style='text-align:left'>{escape(n)}</th>{_cell(v)}</tr>"
+        for n, v in found
+    )
     return f"<table>{rows}</table>"
 
 
@@ -102,7 +109,11 @@ def _epoch(history: Sequence[Mapping[str, Any]], samples: int | None, *, counted
     if samples:
         # The share of the last epoch can be far from the others', as for a method that trains the end in full.
         all_of_them = sum(one["kept"] for one in history) / len(history) / samples
-        also = "" if abs(all_of_them - entry["kept"] / samples) < SAME_SHARE else f" ({all_of_them:.1%} in all epochs)"
+        also = (
+            ""
+            if abs(all_of_them - entry["kept"] / samples) < SAME_SHARE
+            else f" ({all_of_them:.1%} in all epochs)"
+        )
         parts.append(f"planned {entry['kept']:,} samples, {entry['kept'] / samples:.1%}{also}")
     if entry.get("moved_back"):
         parts.append(f"{entry['moved_back']:,} moved back")
@@ -133,7 +144,11 @@ def numbers_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Returns the numbers in some dicts by name; later dicts win. None, texts and lists are left out."""
     latest = {name: value for entry in entries for name, value in entry.items()}
     # True is an int in Python, and no number to plot.
-    return {name: value for name, value in latest.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    return {
+        name: value
+        for name, value in latest.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 Log = Callable[[Mapping[str, float], int], object]
@@ -282,7 +297,9 @@ class Run(Uncopied):
         # The losses were computed from the outputs, so they show the rows as well.
         made = (per_sample_losses, outputs)
         selection = self._timeline.selection
-        if (value := self._credit(made, targets, ids, partial(selection.reduced, losses), repeat)) is None:
+        if (
+            value := self._credit(made, targets, ids, partial(selection.reduced, losses), repeat)
+        ) is None:
             return losses.plain()
         return self.criterion.watch(value, made)
 
@@ -420,9 +437,13 @@ class Run(Uncopied):
             ['id', 'times_seen', 'loss', 'loss_mean', 'loss_spread', 'suspicion']
         """
         if not self._parts.config.observe:
-            raise ValueError("run.data_map: the run does not observe: use thresher.observe(...), or attach(..., observe=True)")
+            raise ValueError(
+                "run.data_map: the run does not observe: use thresher.observe(...), or attach(..., observe=True)"
+            )
         self._check_keeper("run.data_map()")
-        return map_of(self.records, self._parts.config.loader.dataset, labels, self._parts.config.on_mismatch)
+        return map_of(
+            self.records, self._parts.config.loader.dataset, labels, self._parts.config.on_mismatch
+        )
 
     @property
     def trained(self) -> Tensor:
@@ -520,7 +541,9 @@ class Run(Uncopied):
             cost,
             self._parts.why_plain(),
             nothing_saved=self._timeline.nothing_saved,
-            scored=any(defines(one, "cost") and any(one.cost or ()) for one in self._parts.config.methods),
+            scored=any(
+                defines(one, "cost") and any(one.cost or ()) for one in self._parts.config.methods
+            ),
             on_device=self._parts.device.type != "cpu",
         )
 
@@ -556,12 +579,19 @@ class Run(Uncopied):
         cost = self.cost
         history = self.history
         if not history:
-            raise ValueError("run.log: no epoch is over yet; call it after the loop over run.loader has ended")
+            raise ValueError(
+                "run.log: no epoch is over yet; call it after the loop over run.loader has ended"
+            )
         # Times are not saved, so that a resumed run may have none of its last epoch.
         entry = history[-1]
         times = [one for one in self.times if one["epoch"] == history[-1]["epoch"]]
-        numbers = numbers_of([entry, *times, {f"run/{name}": value for name, value in cost.to_dict().items()}])
-        log({prefix + name: value for name, value in numbers.items()}, entry["epoch"] if step is None else step)
+        numbers = numbers_of(
+            [entry, *times, {f"run/{name}": value for name, value in cost.to_dict().items()}]
+        )
+        log(
+            {prefix + name: value for name, value in numbers.items()},
+            entry["epoch"] if step is None else step,
+        )
 
     # Saving and leaving
 

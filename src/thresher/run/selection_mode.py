@@ -25,7 +25,9 @@ def _passes_for_signals(config: RunConfig) -> str:
             f"{name} needs {', '.join(lacking)}, which no criterion gives. Pass attach(signals=function) with "
             f"function(outputs, targets) -> {{'{lacking[0]}': (n, n) tensor}}{way_around(method, *lacking)}."
         )
-    if "alignment" in requirements_of(method).signals and (scoring is None or scoring.validation is None):
+    if "alignment" in requirements_of(method).signals and (
+        scoring is None or scoring.validation is None
+    ):
         raise ValueError(
             f"{name} needs a validation batch: pass attach(forward_passes=thresher.Scoring(validation=function)) with a "
             "function that returns one, such as lambda: (inputs, targets)"
@@ -44,7 +46,9 @@ def _passes_for_signals(config: RunConfig) -> str:
         )
     # The features are those of the model that makes the pass.
     scored = config.model if scoring is None or scoring.model is None else scoring.model
-    if isinstance(scored, nn.Module) and not any(isinstance(part, nn.Linear) for part in scored.modules()):
+    if isinstance(scored, nn.Module) and not any(
+        isinstance(part, nn.Linear) for part in scored.modules()
+    ):
         raise ValueError(
             f"{name} needs the input of the last nn.Linear, but {type(scored).__name__} has none{way_around(method, 'feature')}"
         )
@@ -67,17 +71,31 @@ def selection_mode(config: RunConfig) -> SelectionMode:
     forward_passes = _passes_for_signals(config)
     if method is None:
         if scoring is not None:
-            raise ValueError("`forward_passes`: a Scoring is for methods that choose in each batch; leave it out")
+            raise ValueError(
+                "`forward_passes`: a Scoring is for methods that choose in each batch; leave it out"
+            )
         return SelectionMode.NONE
     name = type(method).__name__
     signals = requirements_of(method).signals
     if not signals:
         if scoring is not None:
-            raise ValueError(f"`forward_passes`: {name} needs no losses to choose by; leave the Scoring out")
+            raise ValueError(
+                f"`forward_passes`: {name} needs no losses to choose by; leave the Scoring out"
+            )
         # Without losses there is nothing to score: "twice" then asks for full batches of chosen rows.
-        return SelectionMode.WITHOUT_LOSSES_FILLED if forward_passes == "twice" else SelectionMode.WITHOUT_LOSSES
-    if scoring is not None and n is None and (scoring.every_epochs > 1 or scoring.losses is not None):
-        raise ValueError("`forward_passes`: losses of earlier epochs need a map-style dataset (__getitem__ and __len__)")
+        return (
+            SelectionMode.WITHOUT_LOSSES_FILLED
+            if forward_passes == "twice"
+            else SelectionMode.WITHOUT_LOSSES
+        )
+    if (
+        scoring is not None
+        and n is None
+        and (scoring.every_epochs > 1 or scoring.losses is not None)
+    ):
+        raise ValueError(
+            "`forward_passes`: losses of earlier epochs need a map-style dataset (__getitem__ and __len__)"
+        )
     if scoring is not None and scoring.losses is not None and len(scoring.losses) != n:
         raise ValueError(
             f"`forward_passes`: the `losses` of the Scoring are of {len(scoring.losses)} samples, but the dataset has {n}"
@@ -86,20 +104,36 @@ def selection_mode(config: RunConfig) -> SelectionMode:
         # A loop that computes its own losses, for run.reduce, has them in its own forward pass.
         in_loop = argument == "criterion" and forward_passes != "twice" and scoring is None
         if given is None and not in_loop:
-            or_once = "" if argument == "model" else ", or leave out forward_passes= if the loop calls run.reduce"
-            raise ValueError(f"{name} chooses by {', '.join(signals)}: pass attach({argument}={argument}){or_once}")
+            or_once = (
+                ""
+                if argument == "model"
+                else ", or leave out forward_passes= if the loop calls run.reduce"
+            )
+            raise ValueError(
+                f"{name} chooses by {', '.join(signals)}: pass attach({argument}={argument}){or_once}"
+            )
     if scoring is not None or forward_passes == "twice":
         return SelectionMode.BEFORE_FORWARD
     # The fallback scores with the criterion, so that a loop that computes its own losses has none.
-    may_fall_back = forward_passes == "auto" and config.adapter is not None and _can_choose_before(config, method)
-    from thresher.subset.compilers import lacks_torch  # loads `thresher.subset`, which no other mode needs
+    may_fall_back = (
+        forward_passes == "auto"
+        and config.adapter is not None
+        and _can_choose_before(config, method)
+    )
+    from thresher.subset.compilers import (
+        lacks_torch,
+    )  # loads `thresher.subset`, which no other mode needs
 
     reason = lacks_torch()
     if reason is None:
         return SelectionMode.IN_FORWARD_AT_FIRST if may_fall_back else SelectionMode.IN_FORWARD
     if not may_fall_back:
-        raise RuntimeError(f"{reason}. Update torch, or use forward_passes='twice', which needs attach(criterion=criterion).")
-    warn(f"{reason}: {name} chooses by a scoring pass before each step, as with forward_passes='twice'.")
+        raise RuntimeError(
+            f"{reason}. Update torch, or use forward_passes='twice', which needs attach(criterion=criterion)."
+        )
+    warn(
+        f"{reason}: {name} chooses by a scoring pass before each step, as with forward_passes='twice'."
+    )
     return SelectionMode.BEFORE_FORWARD
 
 
@@ -116,8 +150,14 @@ def _can_choose_before(config: RunConfig, method: BatchMethod) -> bool:
 def check_counted_once(config: RunConfig) -> None:
     """Checks that no scoring pass is made for a method that adds up the losses of a sample."""
     method = config.epoch_method
-    scores = config.mode in (SelectionMode.BEFORE_FORWARD, SelectionMode.IN_FORWARD, SelectionMode.IN_FORWARD_AT_FIRST)
-    adds = any(column.merge == "sum" or callable(column.merge) for column in method.columns().values())
+    scores = config.mode in (
+        SelectionMode.BEFORE_FORWARD,
+        SelectionMode.IN_FORWARD,
+        SelectionMode.IN_FORWARD_AT_FIRST,
+    )
+    adds = any(
+        column.merge == "sum" or callable(column.merge) for column in method.columns().values()
+    )
     if scores and config.forward_passes != "once" and adds:
         raise ValueError(
             f"{type(method).__name__} adds up the losses of a sample, and a scoring pass would add them twice: pass "

@@ -13,7 +13,14 @@ from torch.utils.data import DataLoader
 from thresher.methods.contract import EpochMethod, requirements_of
 from thresher.plans import EpochPlan
 from thresher.records import Column
-from thresher.samplers.stratified import StratifiedBatchSampler, arranged, codes_of, labels_of, same_classes, strata_keys
+from thresher.samplers.stratified import (
+    StratifiedBatchSampler,
+    arranged,
+    codes_of,
+    labels_of,
+    same_classes,
+    strata_keys,
+)
 from thresher.selection import chunks, on_host
 
 STRATUM = "stratum"
@@ -45,7 +52,11 @@ def why_not_stratified(method: EpochMethod, *, streams: bool, free: bool) -> str
         return "`loader` iterates over an IterableDataset, whose order cannot be chosen"
     if not free:
         return "the loader's sampler sets another order: use shuffle=True"
-    return f"{type(method).__name__} draws the order of training" if requirements_of(method).order == "plan" else ""
+    return (
+        f"{type(method).__name__} draws the order of training"
+        if requirements_of(method).order == "plan"
+        else ""
+    )
 
 
 def given_codes(labels: Any, loader: DataLoader[Any]) -> NDArray[Any] | None:
@@ -68,7 +79,9 @@ def given_codes(labels: Any, loader: DataLoader[Any]) -> NDArray[Any] | None:
             raise
         return None
     if len(codes) != samples:
-        raise ValueError(f"`stratify` must have the class of each of {samples} samples, got {len(codes)}")
+        raise ValueError(
+            f"`stratify` must have the class of each of {samples} samples, got {len(codes)}"
+        )
     return codes
 
 
@@ -91,10 +104,17 @@ class Strata:
 
     def has_classes(self, records: Mapping[str, Tensor]) -> bool:
         """Returns whether the class of a sample is known: in advance, or from the losses recorded so far."""
-        return self.codes is not None or (STRATUM in records and bool((records[STRATUM] >= 0).any()))
+        return self.codes is not None or (
+            STRATUM in records and bool((records[STRATUM] >= 0).any())
+        )
 
     def in_order(
-        self, plan: EpochPlan, records: Mapping[str, Tensor], layout: StepLayout, ranks: int, generator: torch.Generator
+        self,
+        plan: EpochPlan,
+        records: Mapping[str, Tensor],
+        layout: StepLayout,
+        ranks: int,
+        generator: torch.Generator,
     ) -> EpochPlan:
         """Returns a plan in stratified order; unchanged if neither classes nor scores are known.
 
@@ -108,7 +128,12 @@ class Strata:
         ids = plan.ids.numpy()
         recorded = _read_column(records, (STRATUM,), ids)
         codes = recorded if self.codes is None else self.codes[ids]
-        if self.on_mismatch is not None and codes is not None and recorded is not None and not same_classes(codes, recorded):
+        if (
+            self.on_mismatch is not None
+            and codes is not None
+            and recorded is not None
+            and not same_classes(codes, recorded)
+        ):
             self.on_mismatch()
             codes = recorded
         keys = strata_keys(codes, scores := _read_column(records, SCORES, ids))
@@ -119,7 +144,9 @@ class Strata:
         by_score = scores is not None
         # At 10^8 samples each of these columns is hundreds of megabytes.
         del codes, scores, recorded
-        sorted_rows = np.argsort(keys, kind="stable").astype(np.int32 if len(ids) < 2**31 else np.int64)
+        sorted_rows = np.argsort(keys, kind="stable").astype(
+            np.int32 if len(ids) < 2**31 else np.int64
+        )
         if not by_score:  # within a class the order is random
             for stratum in np.split(sorted_rows, np.flatnonzero(np.diff(keys[sorted_rows])) + 1):
                 numbers.shuffle(stratum)
@@ -134,7 +161,9 @@ class Strata:
         return replace(drawn, ids=torch.from_numpy(ordered), weights=weights)
 
 
-def _read_column(records: Mapping[str, Tensor], names: tuple[str, ...], ids: NDArray[Any]) -> NDArray[Any] | None:
+def _read_column(
+    records: Mapping[str, Tensor], names: tuple[str, ...], ids: NDArray[Any]
+) -> NDArray[Any] | None:
     """Returns a column of some samples: the first that is recorded; None if none is."""
     for name in names:
         if name in records:
@@ -144,7 +173,11 @@ def _read_column(records: Mapping[str, Tensor], names: tuple[str, ...], ids: NDA
 
 
 def _deal(
-    rows: NDArray[Any], steps: NDArray[np.int64], by_rows: bool, ranks: int, numbers: np.random.Generator
+    rows: NDArray[Any],
+    steps: NDArray[np.int64],
+    by_rows: bool,
+    ranks: int,
+    numbers: np.random.Generator,
 ) -> NDArray[Any]:
     """Returns sorted rows in the order of training, in which the part of each rank in a step is stratified.
 
@@ -159,7 +192,9 @@ def _deal(
     missing = int(sizes.sum()) - len(rows)
     if missing < 0:  # rows that no rank gets
         sizes = np.append(sizes, -missing)
-    for step in range(len(sizes) - 1, -1, -1):  # rows that the order is continued with, by its beginning
+    for step in range(
+        len(sizes) - 1, -1, -1
+    ):  # rows that the order is continued with, by its beginning
         less = min(max(0, missing), int(sizes[step]))
         sizes[step] -= less
         missing -= less
@@ -169,7 +204,9 @@ def _deal(
     order = arranged(np.arange(len(rows), dtype=rows.dtype), sizes, numbers)
     begin = 0
     for end in sizes.cumsum().tolist():
-        if (end - begin) % ranks == 0:  # of a last step that cannot be shared equally, the ranks get any rows
+        if (
+            end - begin
+        ) % ranks == 0:  # of a last step that cannot be shared equally, the ranks get any rows
             # Every W-th row in the order of the strata. Turned, so that the first is not always that of rank 0, and in a random
             # order: no place in a batch may belong to a class, as mixup pairs rows by their places.
             by_rank = np.roll(np.sort(order[begin:end]), numbers.integers(ranks)).reshape(-1, ranks)

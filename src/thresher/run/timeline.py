@@ -50,7 +50,9 @@ class Timeline:
         selection: How the rows of batches are chosen.
     """
 
-    def __init__(self, parts: Parts, method: EpochMethod | OnSubset, selection: BatchSelection) -> None:
+    def __init__(
+        self, parts: Parts, method: EpochMethod | OnSubset, selection: BatchSelection
+    ) -> None:
         self._parts = parts
         self._method = method
         self.timing = parts.timing
@@ -90,11 +92,17 @@ class Timeline:
         def updated() -> list[Tensor]:
             attached = hooks.parameters()
             # A head outside of `run.model` has its gradients before the backward pass reaches the outputs of the model.
-            return [*attached.values()] if model is None else [one for one in model.parameters() if id(one) in attached]
+            return (
+                [*attached.values()]
+                if model is None
+                else [one for one in model.parameters() if id(one) in attached]
+            )
 
         accumulator = self._parts.accumulator
         pending = PendingGradients(updated, accumulator.gradients_cleared)
-        self.hooks = hooks = StepHooks(optimizer, self.step_over, self.trains, self.timing, pending.begin_step)
+        self.hooks = hooks = StepHooks(
+            optimizer, self.step_over, self.trains, self.timing, pending.begin_step
+        )
         self.step_checks = StepChecks(hooks, type(optimizer).__name__, model)
         accumulator.meter.pending = pending
 
@@ -121,7 +129,9 @@ class Timeline:
             self.close_books()
             parts.records.start_epoch()
             self._switch(self.selection.at_epoch_start(can_score=self.comparison.can_choose))
-        self.comparison.begin_epoch(_use_of_own_losses(self.selection, self._method, plan), trial=self.selection.gives_up)
+        self.comparison.begin_epoch(
+            _use_of_own_losses(self.selection, self._method, plan), trial=self.selection.gives_up
+        )
         if position.epoch >= parts.config.epochs and torch.is_grad_enabled():
             self._warn_once(
                 f"Epoch {position.epoch + 1} begins, but attach was given epochs={parts.config.epochs}, on which schedules of "
@@ -176,14 +186,20 @@ class Timeline:
     def keeps_a_row(self) -> bool:
         """Whether at least one row of every batch is kept; False for a method that keeps rows by chance, without a share."""
         stage = self.selection.stage
-        return stage is None or getattr(stage.method, "keep", None) is not None or not by_chance(stage.method)
+        return (
+            stage is None
+            or getattr(stage.method, "keep", None) is not None
+            or not by_chance(stage.method)
+        )
 
     def count(self, n: int) -> int | None:
         """Returns how many rows of a batch of n rows are kept; None if this depends on the losses."""
         stage = self.selection.stage
         return n if stage is None else stage.method.count(n)
 
-    def on_batch(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool) -> None:
+    def on_batch(
+        self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool
+    ) -> None:
         """Notes a batch before the loop gets it.
 
         Args:
@@ -198,7 +214,9 @@ class Timeline:
         self.end.on_batch(last=last)
         # After that call, which reads whether the batch before has its loss, and before this batch gets its number.
         number = attributor.batches
-        self.position.move(place, self.clock.on_batch(number, self.position.epoch, place, last=last))
+        self.position.move(
+            place, self.clock.on_batch(number, self.position.epoch, place, last=last)
+        )
         # A comparison of the batch before is read now: by then the device has computed its losses.
         if self.comparison.pending:
             self.comparison.compare()
@@ -220,7 +238,9 @@ class Timeline:
         """
         # A recorded loss belongs to this step; a batch without a loss may get it in the closure of the step.
         running = self.end.state in (Pass.RUNNING, Pass.ALL_YIELDED)
-        return running or self._parts.accumulator.in_step or not self._parts.attributor.last_credited
+        return (
+            running or self._parts.accumulator.in_step or not self._parts.attributor.last_credited
+        )
 
     def step_over(self) -> None:
         """Notes that the optimizer stepped."""
@@ -230,7 +250,10 @@ class Timeline:
         self._parts.accumulator.end_step()
         self._silence.step_over()
         self.end.step_over()
-        if self.end.state in (Pass.RUNNING, Pass.ALL_YIELDED):  # else the end of the epoch, timed apart, may be in it
+        if self.end.state in (
+            Pass.RUNNING,
+            Pass.ALL_YIELDED,
+        ):  # else the end of the epoch, timed apart, may be in it
             self.timing.attribution_s += perf_counter() - begin
         if self.end.state is Pass.ALL_YIELDED:  # the loop may keep the iterator, and evaluate next
             self.timing.switch(OUTSIDE)
@@ -247,7 +270,9 @@ class Timeline:
         self.end.on_loop_exit(exhausted=exhausted)
         self.timing.switch(OUTSIDE)
         # After the last epoch no other pass may come that could show that nothing was trained in this one.
-        looks = exhausted and self.position.epoch >= self._parts.config.epochs and not self.end.trained
+        looks = (
+            exhausted and self.position.epoch >= self._parts.config.epochs and not self.end.trained
+        )
         if self.position.active and (looks or self.end.evaluates):
             self._silence.end(complete=False)
             self._take_back()
@@ -272,7 +297,9 @@ class Timeline:
             # A loop that skips smaller batches trains on none of them.
             size = self._parts.loader.batch_sampler.batch_size
             smaller = (
-                "" if rows == size else f", in batches of about {rows} rows instead of {size}; skip none because of its size"
+                ""
+                if rows == size
+                else f", in batches of about {rows} rows instead of {size}; skip none because of its size"
             )
             self._warn_once(
                 "A loop over run.loader without training, as for evaluation or torch.optim.swa_utils.update_bn, had only the "
@@ -289,7 +316,11 @@ class Timeline:
         sizes = None if plan is None else self._parts.loader.step_sizes(plan)
         if sizes is not None:
             return round(sizes.rows / sizes.steps)
-        return round(size * stage.kept / stage.candidates) if self.selection.fills is False and stage is not None else size
+        return (
+            round(size * stage.kept / stage.candidates)
+            if self.selection.fills is False and stage is not None
+            else size
+        )
 
     def _end_epoch(self, complete: bool) -> None:
         """Ends the epoch: refreshes, and checks what the device has computed."""
@@ -310,7 +341,9 @@ class Timeline:
         # From here on no read ends this epoch a second time.
         self.end.forget()
         self._history.entries.append(self._entry(plan, complete=complete))
-        if position.epoch + 1 >= parts.config.epochs and (plan is None or (plan.everything and plan.weights is None)):
+        if position.epoch + 1 >= parts.config.epochs and (
+            plan is None or (plan.everything and plan.weights is None)
+        ):
             self._history.warn_if_nothing_saved()
         if complete and self.step_checks is not None:
             full = -(-parts.loader.candidates // parts.loader.batch_sampler.batch_size)
@@ -334,14 +367,27 @@ class Timeline:
         """Returns the entry of the history of an epoch that is over."""
         config = self._parts.config
         stage = self.selection.stage
-        entry: dict[str, Any] = {"epoch": self.position.epoch, "complete": complete, "lr_scale": 1.0}
+        entry: dict[str, Any] = {
+            "epoch": self.position.epoch,
+            "complete": complete,
+            "lr_scale": 1.0,
+        }
         if plan is not None:
             sizes = self._parts.loader.step_sizes(plan)
             kept = plan.rows if sizes is None else sizes.rows * config.world.size
-            entry |= {"kept": kept, "refreshed": plan.refreshed, "lr_scale": plan.lr_scale, **plan.facts}
+            entry |= {
+                "kept": kept,
+                "refreshed": plan.refreshed,
+                "lr_scale": plan.lr_scale,
+                **plan.facts,
+            }
         if stage is not None:
             facts = stage.facts()
-            entry |= facts if len(config.methods) == 1 else {f"batch_{name}": value for name, value in facts.items()}
+            entry |= (
+                facts
+                if len(config.methods) == 1
+                else {f"batch_{name}": value for name, value in facts.items()}
+            )
             self.selection.warn_if_in_vain(*stage.chosen())
         return entry
 
@@ -356,7 +402,9 @@ class Timeline:
             ValueError: The loader has an IterableDataset, for which no samples are chosen in advance.
         """
         if self._parts.loader.streams:
-            raise ValueError("run.plan: not available with an IterableDataset; rows are chosen in every batch")
+            raise ValueError(
+                "run.plan: not available with an IterableDataset; rows are chosen in every batch"
+            )
         if self.planner.current is None and not self._single_process:
             raise RuntimeError(NO_FURTHER_PLAN.format(self.epoch + 1, self._parts.config.epochs))
         plan = self.plan_if_any()
@@ -408,9 +456,15 @@ class Timeline:
 
     def close_books(self) -> None:
         """Adds the counts of the last epoch to its entry, because its last step may come after the end of the loop."""
-        entry = None if self.position.active else self._history.close(self._selection_attached.tracing_s)
+        entry = (
+            None
+            if self.position.active
+            else self._history.close(self._selection_attached.tracing_s)
+        )
         if entry is not None and self.step_checks is not None:
-            self.step_checks.check_steps(entry["epoch"], entry["steps"], entry["backward"], entry.get("lr_scale", 1.0))
+            self.step_checks.check_steps(
+                entry["epoch"], entry["steps"], entry["backward"], entry.get("lr_scale", 1.0)
+            )
 
     def detach(self) -> None:
         """Removes the hooks from the optimizer, which can then be attached to other runs, as the loader can."""
@@ -436,7 +490,9 @@ class Timeline:
         self.end.finish(leaves=False)
         position = self.position
         entries = self._history.entries
-        position.saved_left = position.active and (self.end.state is Pass.LEFT or (position.resumed and position.saved_left))
+        position.saved_left = position.active and (
+            self.end.state is Pass.LEFT or (position.resumed and position.saved_left)
+        )
         in_step = self.hooks is not None and self._parts.accumulator.waits_for_step
         plan = self.plan_if_any()
         stage = self.selection.stage
@@ -448,7 +504,10 @@ class Timeline:
             "active": position.active,
             "left": position.saved_left,
             "in_step": in_step,
-            "ran_out": position.active or position.ran_out or not entries or not entries[-1]["complete"],
+            "ran_out": position.active
+            or position.ran_out
+            or not entries
+            or not entries[-1]["complete"],
             **position.place._asdict(),
             "plan": None if plan is None else plan.state_dict(),
             "batch_stage": None if stage is None else stage.state_dict(),
@@ -473,7 +532,9 @@ class Timeline:
         self.timing.forget()
 
 
-def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset, plan: HeldPlan | None) -> str | None:
+def _use_of_own_losses(
+    selection: BatchSelection, method: EpochMethod | OnSubset, plan: HeldPlan | None
+) -> str | None:
     """Returns a sentence on how the run uses losses of its own forward passes; None if it makes no such passes."""
     if selection.scores:
         who = method if selection.stage is None else selection.stage.method

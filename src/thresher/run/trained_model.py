@@ -31,12 +31,18 @@ class TrainedModel:
     def __init__(self, model: nn.Module | None, *, subset: bool) -> None:
         as_given: Any = model
         if subset:
-            model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper would compile the backward pass of all rows
+            model = getattr(
+                model, "_orig_mod", model
+            )  # torch.compile's wrapper would compile the backward pass of all rows
         self.module = model
         self.call = None
         self._parallel = data_parallel(model)
         self._averages = averages(model)
-        self._parts = [] if model is None else [part for part in model.modules() if isinstance(part, SubsetModule)]
+        self._parts = (
+            []
+            if model is None
+            else [part for part in model.modules() if isinstance(part, SubsetModule)]
+        )
         self._whole = _innermost(model)
         if model is None or not subset:
             return
@@ -81,8 +87,12 @@ class TrainedModel:
         if self._averages is None:
             return self.is_plain and can_score
         # All processes choose in the same way, or one would wait for a scoring pass that the others do not make.
-        flags = torch.tensor([self.is_plain, not can_score], dtype=torch.int32, device=self._averages.device)
-        distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self._averages.process_group)
+        flags = torch.tensor(
+            [self.is_plain, not can_score], dtype=torch.int32, device=self._averages.device
+        )
+        distributed.all_reduce(
+            flags, op=distributed.ReduceOp.MAX, group=self._averages.process_group
+        )
         plain, unable = flags.tolist()
         return bool(plain) and not unable
 

@@ -13,7 +13,9 @@ from thresher.samplers.stratified import codes_of
 IntArray = NDArray[np.int64]
 
 
-def in_turn(members: IntArray, begin: int, batches: IntArray, generator: np.random.Generator) -> IntArray:
+def in_turn(
+    members: IntArray, begin: int, batches: IntArray, generator: np.random.Generator
+) -> IntArray:
     """Returns members in random rounds: each member comes once before any member comes again.
 
     A round that starts within a batch starts with members that are not in the batch yet.
@@ -33,7 +35,9 @@ def in_turn(members: IntArray, begin: int, batches: IntArray, generator: np.rand
     left = members[begin % n :][:k] if begin % n else members[:0]
     rounds, rest = divmod(k - len(left), n)
     whole = generator.permuted(np.tile(members, (rounds, 1)), axis=1).ravel()
-    taken = np.concatenate([generator.permutation(left), whole, generator.permutation(members[:rest])])
+    taken = np.concatenate(
+        [generator.permutation(left), whole, generator.permutation(members[:rest])]
+    )
     starts = np.arange(len(left), k, n if n > 1 else k + 1)
     firsts = np.searchsorted(batches, batches[starts])
     for first, start in zip(firsts.tolist(), starts.tolist(), strict=True):
@@ -102,7 +106,11 @@ class BalancedBatchSampler(EpochSampler):
         rank: int | None = None,
         drop_last: bool = False,
     ) -> None:
-        settings = {"batch_size": batch_size, "classes_per_batch": classes_per_batch, "samples_per_class": samples_per_class}
+        settings = {
+            "batch_size": batch_size,
+            "classes_per_batch": classes_per_batch,
+            "samples_per_class": samples_per_class,
+        }
         super().__init__(seed, num_replicas, rank, drop_last, **settings)
         _, codes = np.unique(codes_of(labels), return_inverse=True)
         self._sizes = np.bincount(codes)
@@ -112,7 +120,9 @@ class BalancedBatchSampler(EpochSampler):
             raise ValueError(
                 "BalancedBatchSampler: give `batch_size`, or two of `batch_size`, `classes_per_batch` and `samples_per_class`"
             )
-        self._rows = samples_per_class or (1 if self._mixed or not batch_size else batch_size // (classes_per_batch or 1))
+        self._rows = samples_per_class or (
+            1 if self._mixed or not batch_size else batch_size // (classes_per_batch or 1)
+        )
         self._classes = classes_per_batch or (batch_size or 0) // self._rows
         self.batch_size = self._rows_per_item = self._rows * self._classes
         if batch_size not in (None, self.batch_size) or not self.batch_size:
@@ -156,14 +166,19 @@ class BalancedBatchSampler(EpochSampler):
         """
         count = len(self._sizes)
         every = self._classes // len(self._sizes)
-        first, before = self._before if self._before[0] <= epoch else (0, np.zeros(count, dtype=np.int64))
+        first, before = (
+            self._before if self._before[0] <= epoch else (0, np.zeros(count, dtype=np.int64))
+        )
         for past in range(first, epoch):
             before = before + np.bincount(self._further_classes(past).ravel(), minlength=count)
         self._before = epoch, before
         in_each = np.tile(np.arange(count), (self.total, every))
-        classes = np.concatenate([in_each, self._further_classes(epoch)], axis=1).repeat(self._rows, axis=1)
+        classes = np.concatenate([in_each, self._further_classes(epoch)], axis=1).repeat(
+            self._rows, axis=1
+        )
         places = np.split(
-            np.argsort(classes, axis=None, kind="stable"), np.bincount(classes.ravel(), minlength=count).cumsum()[:-1]
+            np.argsort(classes, axis=None, kind="stable"),
+            np.bincount(classes.ravel(), minlength=count).cumsum()[:-1],
         )
         ids = np.empty(classes.size, dtype=np.int64)
         generator = np.random.default_rng((self.seed, epoch, 2))
@@ -177,5 +192,9 @@ class BalancedBatchSampler(EpochSampler):
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the order, as plain values; for the labels a checksum."""
-        settings = {"labels": self._checksum, "classes_per_batch": self._classes, "mixed": self._mixed}
+        settings = {
+            "labels": self._checksum,
+            "classes_per_batch": self._classes,
+            "mixed": self._mixed,
+        }
         return super().settings() | settings

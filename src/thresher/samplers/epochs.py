@@ -33,7 +33,9 @@ class PickedOrder:
 
     def piece(self, begin: int, end: int, step: int = 1) -> NDArray[np.int64]:
         """Returns the ids at positions begin, begin + step, ... below `end`, int64."""
-        places = slice(begin, end, step) if self._order is None else self._order.piece(begin, end, step)
+        places = (
+            slice(begin, end, step) if self._order is None else self._order.piece(begin, end, step)
+        )
         return self._ids[places].astype(np.int64)
 
 
@@ -51,7 +53,9 @@ class BatchOrder:
         [[0, 1], [2, 3, 4]]
     """
 
-    def __init__(self, ids: NDArray[Any], sizes: NDArray[np.int64], order: Permutation | None = None) -> None:
+    def __init__(
+        self, ids: NDArray[Any], sizes: NDArray[np.int64], order: Permutation | None = None
+    ) -> None:
         self._ids = ids
         self._ends = np.cumsum(np.append(0, sizes))
         self.piece = np.arange if order is None else order.piece
@@ -93,7 +97,14 @@ class EpochSampler(Sampler[Any]):
         ValueError: `num_replicas` and `rank` do not fit together, or a count is below 1.
     """
 
-    def __init__(self, seed: int, num_replicas: int | None, rank: int | None, drop_last: bool, **counts: int | None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        num_replicas: int | None,
+        rank: int | None,
+        drop_last: bool,
+        **counts: int | None,
+    ) -> None:
         name = type(self).__name__
         for argument, value in {"seed": seed, **counts}.items():
             if (
@@ -105,9 +116,13 @@ class EpochSampler(Sampler[Any]):
             if argument != "seed" and value is not None and value < 1:
                 raise ValueError(f"{name}: `{argument}` must be 1 or more, got {value}")
         if (num_replicas is None) != (rank is None):
-            raise ValueError(f"{name}: give `num_replicas` and `rank` together, got {num_replicas} and {rank}")
+            raise ValueError(
+                f"{name}: give `num_replicas` and `rank` together, got {num_replicas} and {rank}"
+            )
         if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
-            raise ValueError(f"{name}: `rank` must be within [0, num_replicas), got {rank} and {num_replicas}")
+            raise ValueError(
+                f"{name}: `rank` must be within [0, num_replicas), got {rank} and {num_replicas}"
+            )
         self.seed = seed
         self.num_replicas = num_replicas
         self.rank = rank
@@ -121,7 +136,11 @@ class EpochSampler(Sampler[Any]):
     @property
     def total(self) -> int:
         """Number of items (ids or batches) of an epoch in all processes together."""
-        return self.samples // self._rows_per_item if self.drop_last else -(-self.samples // self._rows_per_item)
+        return (
+            self.samples // self._rows_per_item
+            if self.drop_last
+            else -(-self.samples // self._rows_per_item)
+        )
 
     @property
     def samples(self) -> int:
@@ -211,7 +230,9 @@ class EpochSampler(Sampler[Any]):
             )
         divided = replicas > 1 or dealer in DEALERS
         by_world = divided and distributed.is_available() and distributed.is_initialized()
-        return SamplerPass(self, compares=by_world and replicas in (1, distributed.get_world_size()))
+        return SamplerPass(
+            self, compares=by_world and replicas in (1, distributed.get_world_size())
+        )
 
     def _check_loop(self) -> str | None:
         """Checks the dataset of the loader that loops over the sampler; returns the class that divides the order, if any."""
@@ -224,7 +245,9 @@ class EpochSampler(Sampler[Any]):
             name = type(caller).__name__
             if name in (*DEALERS, DISPATCHER):
                 dealer = name
-            elif isinstance(caller, Dataset):  # a dataset with a loop of its own; the loaders further up load something else
+            elif isinstance(
+                caller, Dataset
+            ):  # a dataset with a loop of its own; the loaders further up load something else
                 break
             elif isinstance(caller, _BaseDataLoaderIter) and dataset is None:
                 dataset = caller._dataset
@@ -379,11 +402,15 @@ class EpochIds:
         order, (replicas, rank) = self._begin(), self._sampler.dealing()
         total = self._sampler.total
         first = self._place + len(self._ahead)
-        places = range(self._first + rank, self._first + rank + self._items * replicas, replicas)[first : first + k]
+        places = range(self._first + rank, self._first + rank + self._items * replicas, replicas)[
+            first : first + k
+        ]
         end = min(places.stop, total)
         ids = torch.from_numpy(order.piece(min(places.start, end), end, replicas))
         # The processes get equally many items, so the last position may lie behind the end, where the order begins again.
-        again = [torch.from_numpy(order.piece(p % total, p % total + 1)) for p in places[len(ids) :]]
+        again = [
+            torch.from_numpy(order.piece(p % total, p % total + 1)) for p in places[len(ids) :]
+        ]
         return torch.cat([ids, *again])
 
 

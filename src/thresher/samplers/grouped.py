@@ -66,20 +66,40 @@ class Grouped(EpochSampler):
         rank: int | None = None,
         drop_last: bool = False,
     ) -> None:
-        super().__init__(seed, num_replicas, rank, drop_last, batch_size=batch_size, max_tokens=max_tokens, window=window)
+        super().__init__(
+            seed,
+            num_replicas,
+            rank,
+            drop_last,
+            batch_size=batch_size,
+            max_tokens=max_tokens,
+            window=window,
+        )
         if (batch_size is None) == (max_tokens is None):
-            raise ValueError(f"Grouped: give either `batch_size` or `max_tokens`, got {batch_size} and {max_tokens}")
+            raise ValueError(
+                f"Grouped: give either `batch_size` or `max_tokens`, got {batch_size} and {max_tokens}"
+            )
         values = torch.as_tensor(lengths).detach().cpu().numpy()
         if values.ndim != 1 or not len(values) or not values.min() > 0:
-            raise ValueError(f"Grouped: `lengths` must have shape (N,), and each must be above 0, got {values!r:.60}")
+            raise ValueError(
+                f"Grouped: `lengths` must have shape (N,), and each must be above 0, got {values!r:.60}"
+            )
         if max_tokens is not None and values.max() > max_tokens:
-            raise ValueError(f"Grouped: sample {values.argmax()} has length {values.max()}, above max_tokens={max_tokens}")
+            raise ValueError(
+                f"Grouped: sample {values.argmax()} has length {values.max()}, above max_tokens={max_tokens}"
+            )
         if window is None:
-            batches = len(values) / batch_size if batch_size else values.sum(dtype=np.float64) / (max_tokens or 1)
+            batches = (
+                len(values) / batch_size
+                if batch_size
+                else values.sum(dtype=np.float64) / (max_tokens or 1)
+            )
             window = min(max(2, int(math.sqrt(batches) / 3)), 50)
         self._settings = {"batch_size": batch_size, "max_tokens": max_tokens, "window": window}
         self._settings["lengths"] = zlib.crc32(values.astype(np.float64).data)
-        self._sorted = np.argsort(-values.astype(np.float64), kind="stable").astype(np.min_scalar_type(len(values)))
+        self._sorted = np.argsort(-values.astype(np.float64), kind="stable").astype(
+            np.min_scalar_type(len(values))
+        )
         ends = [0]
         sizes = []
         while ends[-1] < len(values):
@@ -106,7 +126,9 @@ class Grouped(EpochSampler):
         Args:
             epoch: Number of the epoch, 0 or more.
         """
-        rows = shuffled_within(self._sorted, self._ends, np.random.default_rng((self.seed, epoch, 3)))
+        rows = shuffled_within(
+            self._sorted, self._ends, np.random.default_rng((self.seed, epoch, 3))
+        )
         return BatchOrder(rows, self._sizes, Permutation(self.total, self.seed, epoch))
 
     def settings(self) -> dict[str, Any]:

@@ -50,12 +50,21 @@ def strata_keys(codes: NDArray[Any] | None, scores: NDArray[Any] | None) -> NDAr
     classes = high - low + 1
     levels = 1 if scores is None else max(FEWEST_LEVELS, LARGEST_KEY // classes)
     kinds = classes * levels
-    keys = np.zeros(len(known), dtype=np.uint16 if kinds <= LARGEST_KEY else np.uint32 if kinds <= 2**32 else np.uint64)
+    keys = np.zeros(
+        len(known),
+        dtype=np.uint16 if kinds <= LARGEST_KEY else np.uint32 if kinds <= 2**32 else np.uint64,
+    )
     least, scale = _scale(scores, levels)
     for part in chunks(len(keys)):
-        key = np.zeros(len(keys[part]), dtype=np.int64) if codes is None else codes[part].astype(np.int64) - low
+        key = (
+            np.zeros(len(keys[part]), dtype=np.int64)
+            if codes is None
+            else codes[part].astype(np.int64) - low
+        )
         if scores is not None:
-            level = (np.where(np.isfinite(scores[part]), scores[part] - least, 0) * scale).astype(np.int64)
+            level = (np.where(np.isfinite(scores[part]), scores[part] - least, 0) * scale).astype(
+                np.int64
+            )
             # Ascending in one class, descending in the next, so that neighbors are alike even in a group with rows of both
             key = key * levels + np.where(key % 2 == 1, levels - 1 - level, level)
         keys[part] = key
@@ -69,10 +78,14 @@ def _scale(scores: NDArray[Any] | None, levels: int) -> tuple[np.float32, np.flo
         finite = scores[part][np.isfinite(scores[part])]  # pyright: ignore[reportOptionalSubscript]
         ends = [min(ends[0], finite.min(initial=np.inf)), max(ends[1], finite.max(initial=-np.inf))]
     width = ends[1] - ends[0]
-    return np.float32(ends[0] if width >= 0 else 0), np.float32((levels - 1) / width if 0 < width < np.inf else 0)
+    return np.float32(ends[0] if width >= 0 else 0), np.float32(
+        (levels - 1) / width if 0 < width < np.inf else 0
+    )
 
 
-def arranged(rows: NDArray[Any], sizes: NDArray[np.int64], generator: np.random.Generator) -> NDArray[Any]:
+def arranged(
+    rows: NDArray[Any], sizes: NDArray[np.int64], generator: np.random.Generator
+) -> NDArray[Any]:
     """Takes rows sorted by stratum, and returns them in an order whose batches are stratified.
 
     Args:
@@ -89,7 +102,9 @@ def arranged(rows: NDArray[Any], sizes: NDArray[np.int64], generator: np.random.
     order = np.empty_like(rows)
     common = int(np.sort(sizes)[(len(sizes) - 1) // 2])
     regular = (sizes == common) | (sizes == common + 1)
-    for size in np.unique(sizes[~regular]).tolist():  # a short last batch; full batches among smaller ones
+    for size in np.unique(
+        sizes[~regular]
+    ).tolist():  # a short last batch; full batches among smaller ones
         batches = np.flatnonzero(sizes == size)
         sample, rows = _systematic(rows, size * len(batches), generator)
         _deal(sample, size, begins[batches], order, generator)
@@ -101,7 +116,9 @@ def arranged(rows: NDArray[Any], sizes: NDArray[np.int64], generator: np.random.
     return order
 
 
-def _systematic(rows: NDArray[Any], k: int, generator: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
+def _systematic(
+    rows: NDArray[Any], k: int, generator: np.random.Generator
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Returns k rows at equal distances, and the others."""
     if k == 0:
         return rows[:0], rows
@@ -115,7 +132,11 @@ def _places(n: int, k: int, generator: np.random.Generator) -> NDArray[np.int64]
 
 
 def _deal(
-    rows: NDArray[Any], size: int, begins: NDArray[np.int64], order: NDArray[Any], generator: np.random.Generator
+    rows: NDArray[Any],
+    size: int,
+    begins: NDArray[np.int64],
+    order: NDArray[Any],
+    generator: np.random.Generator,
 ) -> None:
     """Distributes sorted rows over batches of one size, which begin at the positions `begins` of `order`."""
     steps = len(begins)
@@ -128,13 +149,22 @@ def _deal(
     starts = generator.integers(steps, size=size)
     for group, start in zip(range(size), starts.tolist(), strict=True):
         turned = rows[group * steps : (group + 1) * steps][by_batch]
-        dealt[group, start:], dealt[group, :start] = turned[: steps - start], turned[steps - start :]
+        dealt[group, start:], dealt[group, :start] = (
+            turned[: steps - start],
+            turned[steps - start :],
+        )
     together = steps == 1 or bool((np.diff(begins) == size).all())
     columns = (
-        order[begins[0] : begins[0] + size * steps].reshape(steps, size) if together else np.empty_like(dealt.T, order="C")
+        order[begins[0] : begins[0] + size * steps].reshape(steps, size)
+        if together
+        else np.empty_like(dealt.T, order="C")
     )
-    torch.from_numpy(columns).copy_(torch.from_numpy(dealt).t())  # by blocks that fit the cache, as NumPy does not
-    for first in range(0, steps, BY_ONE_ORDER):  # mixup pairs rows by position, so none may belong to a class
+    torch.from_numpy(columns).copy_(
+        torch.from_numpy(dealt).t()
+    )  # by blocks that fit the cache, as NumPy does not
+    for first in range(
+        0, steps, BY_ONE_ORDER
+    ):  # mixup pairs rows by position, so none may belong to a class
         some = columns[first : first + BY_ONE_ORDER]
         some[:] = some[:, generator.permutation(size)]
     if not together:
@@ -203,7 +233,9 @@ class StratifiedBatchSampler(EpochSampler):
         n = len(self.codes)
         values = None if scores is None else np.asarray(scores, dtype=np.float32)
         if values is not None and values.shape != (n,):
-            raise ValueError(f"StratifiedBatchSampler: `scores` must have shape ({n},), got {values.shape}")
+            raise ValueError(
+                f"StratifiedBatchSampler: `scores` must have shape ({n},), got {values.shape}"
+            )
         self.sampler = Shuffle(n, seed, num_replicas=num_replicas, rank=rank, drop_last=drop_last)
         """Random order of the ids, for code that reads `sampler` of a batch sampler; an attached run computes its own order."""
         keys = strata_keys(self.codes, values)
@@ -237,7 +269,9 @@ class StratifiedBatchSampler(EpochSampler):
         return super().settings() | {"labels": self._checksum}
 
 
-def shuffled_within(rows: NDArray[Any], ends: NDArray[np.int64], generator: np.random.Generator) -> NDArray[Any]:
+def shuffled_within(
+    rows: NDArray[Any], ends: NDArray[np.int64], generator: np.random.Generator
+) -> NDArray[Any]:
     """Returns rows in random order within each group of neighbors.
 
     Args:
@@ -270,12 +304,24 @@ def codes_of(labels: Any) -> NDArray[Any]:
     """
     values = _values_of(labels)
     if values.ndim not in (1, 2) or not values.size:
-        raise ValueError(f"labels must have shape (N,) or (N, columns), with at least one sample, got shape {values.shape}")
-    if values.ndim == 1 and values.dtype.kind in "iu" and int(values.max()) - int(values.min()) < LARGEST_KEY:
-        return (values - values.min()).astype(np.min_scalar_type(int(values.max()) - int(values.min())))  # without a sort
+        raise ValueError(
+            f"labels must have shape (N,) or (N, columns), with at least one sample, got shape {values.shape}"
+        )
+    if (
+        values.ndim == 1
+        and values.dtype.kind in "iu"
+        and int(values.max()) - int(values.min()) < LARGEST_KEY
+    ):
+        return (values - values.min()).astype(
+            np.min_scalar_type(int(values.max()) - int(values.min()))
+        )  # without a sort
     kinds, codes = np.unique(values, return_inverse=True, axis=0 if values.ndim == 2 else None)
     # As the targets of a regression: each sample would be a class of its own.
-    if values.dtype.kind == "f" and len(values) < 2 * len(kinds) and (values != values.round()).any():
+    if (
+        values.dtype.kind == "f"
+        and len(values) < 2 * len(kinds)
+        and (values != values.round()).any()
+    ):
         raise ValueError(
             f"labels must be classes, got {len(kinds):,} different numbers for {len(values):,} samples. Group them, as with "
             "labels = np.digitize(values, np.quantile(values, [0.25, 0.5, 0.75]))"
@@ -300,8 +346,12 @@ def _values_of(labels: Any) -> NDArray[Any]:
     except (TypeError, ValueError, RuntimeError):
         values = np.empty(0, dtype=object)
     kinds = set(map(type, values.flat)) if values.dtype == object else {values.dtype.type}
-    if len(kinds) != 1 or not issubclass(kinds.pop(), str | bytes | int | float | np.number | np.bool_):
-        raise ValueError(f"labels must be numbers or strings, one or several per sample, got {reprlib.repr(labels)}")
+    if len(kinds) != 1 or not issubclass(
+        kinds.pop(), str | bytes | int | float | np.number | np.bool_
+    ):
+        raise ValueError(
+            f"labels must be numbers or strings, one or several per sample, got {reprlib.repr(labels)}"
+        )
     return values
 
 
@@ -354,14 +404,18 @@ def labels_of(dataset: Any) -> Any:
     if isinstance(dataset, ConcatDataset):
         return np.concatenate([np.asarray(labels_of(part)) for part in dataset.datasets])
     candidates = [getattr(dataset, name) for name in NAMES if hasattr(dataset, name)]
-    candidates += [dataset[name] for name in NAMES if name in (getattr(dataset, "column_names", None) or ())]
+    candidates += [
+        dataset[name] for name in NAMES if name in (getattr(dataset, "column_names", None) or ())
+    ]
     if isinstance(dataset, TensorDataset) and not dataset.tensors[-1].is_floating_point():
         candidates.append(dataset.tensors[-1])
     for labels in candidates:
         with suppress(IndexError, TypeError, ValueError):
             values = _values_of(labels)
             # Strings that are all different are file names, not classes.
-            if values.shape == (len(dataset),) and not (isinstance(values[0], str) and len({*values.tolist()}) == len(values)):
+            if values.shape == (len(dataset),) and not (
+                isinstance(values[0], str) and len({*values.tolist()}) == len(values)
+            ):
                 return labels
     raise ValueError(
         f"{type(dataset).__name__} has no classes in {', '.join(NAMES)}: pass them yourself, such as "

@@ -53,7 +53,9 @@ def running_sums(weights: Weights, place: float = 0.0) -> Iterator[tuple[slice, 
         >>> list(running_sums(np.array([0.5, 2.0])))
         [(slice(0, 2, None), array([0. , 0.5, 2.5]))]
     """
-    for part in chunks(len(weights)):  # added up in their order, so that the sums are the same on every platform
+    for part in chunks(
+        len(weights)
+    ):  # added up in their order, so that the sums are the same on every platform
         ends = np.add.accumulate(np.concatenate([[place], weights[part]]))
         place = float(ends[-1])
         yield part, ends
@@ -70,10 +72,15 @@ def total_of(weights: Weights, below: float = np.inf) -> float:
         >>> total_of(np.array([0.5, 2.0])), total_of(np.array([0.5, 2.0]), below=2)
         (2.5, 0.5)
     """
-    return sum(float(np.add.accumulate(np.where(weights[part] < below, weights[part], 0))[-1]) for part in chunks(len(weights)))
+    return sum(
+        float(np.add.accumulate(np.where(weights[part] < below, weights[part], 0))[-1])
+        for part in chunks(len(weights))
+    )
 
 
-def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, scale: float, base: int) -> NDArray[Any]:
+def overdue(
+    weights: Weights, lag: NDArray[np.float32], visits: int, scale: float, base: int
+) -> NDArray[Any]:
     """Returns the samples of a paced epoch: those that are due, chosen by the earliest deadline.
 
     Each sample has a random phase. A sample that has had more visits than its weight asks for is not visited, and one that
@@ -100,7 +107,9 @@ def overdue(weights: Weights, lag: NDArray[np.float32], visits: int, scale: floa
         phase = rng.uniform(base, range(part.start, part.stop))
         turn = -due - phase
         if len(weights) <= FEW:
-            turn = -1 / (1 + np.ceil((1 - NEARLY - due) / np.maximum(rate, 1e-9)) - rate + NEARLY * phase)
+            turn = -1 / (
+                1 + np.ceil((1 - NEARLY - due) / np.maximum(rate, 1e-9)) - rate + NEARLY * phase
+            )
         late[part] = np.where(due >= 1 - NEARLY, -8 - due, np.where(due <= NEARLY, 8 - due, turn))
         late[part][weights[part] == 0] = 100  # never among the smallest
         certain += int(whole.sum())
@@ -136,7 +145,9 @@ def independent(weights: Weights, visits: int, generator: np.random.Generator) -
     *_, (_, ends) = running_sums(weights)
     points *= ends[-1]
     # A product may be rounded up to the sum of all weights.
-    ids = np.full(visits, np.flatnonzero(weights)[-1], dtype=np.int32 if len(weights) < 2**31 else np.int64)
+    ids = np.full(
+        visits, np.flatnonzero(weights)[-1], dtype=np.int32 if len(weights) < 2**31 else np.int64
+    )
     for part, ends in running_sums(weights):
         first, last = np.searchsorted(points, [ends[0], ends[-1]])
         ids[first:last] = part.start + np.searchsorted(ends[1:], points[first:last], side="right")
@@ -168,7 +179,9 @@ def systematic(weights: Weights, visits: int, seed: int, epoch: int) -> NDArray[
         scale = (visits - certain) / rest if rest else 0.0
         bound = (1 - NEARLY / 2) / scale if scale else bound
     order = Permutation(len(weights), seed, epoch)
-    place = float(np.clip(rng.uniform(rng.seeds(1, seed, epoch, OWN_KEY)[0], range(1))[0], NEARLY, 1 - NEARLY))
+    place = float(
+        np.clip(rng.uniform(rng.seeds(1, seed, epoch, OWN_KEY)[0], range(1))[0], NEARLY, 1 - NEARLY)
+    )
     chosen = []
     for part in chunks(len(weights)):
         ids = order.piece(part.start, part.stop)
@@ -240,7 +253,9 @@ class WeightedSampler(EpochSampler):
     ) -> None:
         super().__init__(seed, num_replicas, rank, drop_last, num_samples=num_samples)
         if replacement not in ("paced", True, False):
-            raise ValueError(f"WeightedSampler: `replacement` must be 'paced', True or False, got {replacement!r}")
+            raise ValueError(
+                f"WeightedSampler: `replacement` must be 'paced', True or False, got {replacement!r}"
+            )
         values = _as_weights(weights)
         n = len(values) if values.ndim else 0
         self.num_samples = n if num_samples is None else int(num_samples)
@@ -284,7 +299,9 @@ class WeightedSampler(EpochSampler):
             ids = np.fromiter(weights.keys(), dtype=np.int64, count=len(weights))
             if len(ids) and not (ids.min() >= 0 and ids.max() < n):
                 outside = ids[(ids < 0) | (ids >= n)][0]
-                raise ValueError(f"WeightedSampler: `weights` has the id {outside}, but ids must be within [0, {n})")
+                raise ValueError(
+                    f"WeightedSampler: `weights` has the id {outside}, but ids must be within [0, {n})"
+                )
             values[ids] = np.fromiter(weights.values(), dtype=np.float64, count=len(weights))
         else:
             values = _as_weights(weights)
@@ -314,7 +331,9 @@ class WeightedSampler(EpochSampler):
         if self.replacement is False:
             return PickedOrder(systematic(self._weights, self.num_samples, self.seed, epoch))
         if self.replacement is True:
-            ids = independent(self._weights, self.num_samples, np.random.default_rng((self.seed, epoch, OWN_KEY)))
+            ids = independent(
+                self._weights, self.num_samples, np.random.default_rng((self.seed, epoch, OWN_KEY))
+            )
         else:
             ids = self._paced(epoch)
         return PickedOrder(ids, Permutation(len(ids), self.seed, epoch))
@@ -330,13 +349,19 @@ class WeightedSampler(EpochSampler):
         if self._since or self._later is not None:
             weights = torch.from_numpy(self._weights)
             lag = torch.from_numpy(self._begin_lag)
-            later = None if self._later is None else (self._later[0], torch.from_numpy(self._later[1]))
+            later = (
+                None if self._later is None else (self._later[0], torch.from_numpy(self._later[1]))
+            )
             state["changed"] = {"since": self._since, "values": weights, "lag": lag, "later": later}
         return state
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the order, as plain values; for the weights a checksum."""
-        settings = {"num_samples": self.num_samples, "replacement": self.replacement, "weights": self._checksum}
+        settings = {
+            "num_samples": self.num_samples,
+            "replacement": self.replacement,
+            "weights": self._checksum,
+        }
         return super().settings() | settings
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -370,7 +395,11 @@ class WeightedSampler(EpochSampler):
         base = rng.seeds(1, self.seed, OWN_KEY)[0]
         last, ids = self._drawn or (epoch + 1, None)
         if last > epoch:
-            self._lag = self._begin_lag.copy() if len(self._begin_lag) else np.zeros(self.samples, dtype=np.float32)
+            self._lag = (
+                self._begin_lag.copy()
+                if len(self._begin_lag)
+                else np.zeros(self.samples, dtype=np.float32)
+            )
             last = self._since - 1
         self._drawn = None  # a draw that is interrupted begins again
         for _ in range(last, epoch):
@@ -410,7 +439,9 @@ class WeightedSampler(EpochSampler):
             )
         positive = int(np.count_nonzero(weights))
         if not positive:
-            raise ValueError("WeightedSampler: `weights` are all 0: give at least one sample a positive weight.")
+            raise ValueError(
+                "WeightedSampler: `weights` are all 0: give at least one sample a positive weight."
+            )
         if self.replacement is False and positive < self.num_samples:
             raise ValueError(
                 f"WeightedSampler: `num_samples` is {self.num_samples}, but only {positive} weights are above 0, and no sample "

@@ -50,7 +50,9 @@ def checked_window(name: str, window: int, epochs: int) -> int:
         ValueError: `window` is not an integer of 2 or more, or there are fewer epochs.
     """
     if not isinstance(window, int) or isinstance(window, bool) or not 2 <= window <= epochs:
-        raise ValueError(f"{name}: `window` must be a whole number of epochs within [2, {epochs}], got {window!r}")
+        raise ValueError(
+            f"{name}: `window` must be a whole number of epochs within [2, {epochs}], got {window!r}"
+        )
     return window
 
 
@@ -72,10 +74,22 @@ def of_history(
         provenance: Facts about the training run; None for none.
         **settings: Settings of the score.
     """
-    known = {"versions": {"thresher": __version__, "torch": str(torch.__version__)}, **settings, **(provenance or {})}
+    known = {
+        "versions": {"thresher": __version__, "torch": str(torch.__version__)},
+        **settings,
+        **(provenance or {}),
+    }
     forward, backward = trained
     values = torch.where(values.isfinite(), values, torch.nan)
-    return Scores(torch.arange(len(values)), values, name, labels=labels, forward=forward, backward=backward, provenance=known)
+    return Scores(
+        torch.arange(len(values)),
+        values,
+        name,
+        labels=labels,
+        forward=forward,
+        backward=backward,
+        provenance=known,
+    )
 
 
 def or_nan(values: Tensor, known: Tensor) -> Tensor:
@@ -110,9 +124,17 @@ def scored(
     models = as_list(models)
     n = len(seen.values)
     if len(trained) != 2 or not all(isinstance(count, int) and count >= 0 for count in trained):
-        raise ValueError(f"{name}: `trained` must be two whole numbers of 0 or more (forward, backward), got {trained!r}")
+        raise ValueError(
+            f"{name}: `trained` must be two whole numbers of 0 or more (forward, backward), got {trained!r}"
+        )
     versions = {"thresher": __version__, "torch": str(torch.__version__)}
-    known = {"models": len(models), "model": type(models[0]).__name__, "versions": versions, **settings, **(provenance or {})}
+    known = {
+        "models": len(models),
+        "model": type(models[0]).__name__,
+        "versions": versions,
+        **settings,
+        **(provenance or {}),
+    }
     return Scores(
         torch.arange(n),
         seen.values,
@@ -178,7 +200,9 @@ def class_outputs(name: str, answer: Answer) -> Tensor:
     return outputs
 
 
-def class_probabilities(model: nn.Module, loader: DataLoader[Any], *, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
+def class_probabilities(
+    model: nn.Module, loader: DataLoader[Any], *, forward: Forward | None = None
+) -> tuple[Tensor, Tensor]:
     """Computes the class probabilities of all samples by a forward pass without gradients.
 
     Call it after each epoch of training and stack the results, from which `aum`, `dyn_unc`, `dual` and `tdds` compute scores.
@@ -213,5 +237,7 @@ def class_probabilities(model: nn.Module, loader: DataLoader[Any], *, forward: F
 
     seen = scan(model, loader, read, forward=forward)
     if seen.labels is None:
-        raise ValueError("class_probabilities: targets are not classes; give class indices or class probabilities")
+        raise ValueError(
+            "class_probabilities: targets are not classes; give class indices or class probabilities"
+        )
     return seen.values, seen.labels

@@ -43,7 +43,9 @@ def nearest(features: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.flo
     ids = []
     distances = []
     for start in range(0, len(features), BLOCK):
-        block = torch.cdist(features[start : start + BLOCK], features, compute_mode="donot_use_mm_for_euclid_dist")
+        block = torch.cdist(
+            features[start : start + BLOCK], features, compute_mode="donot_use_mm_for_euclid_dist"
+        )
         rows = torch.arange(len(block))
         block[rows, start + rows] = torch.inf
         order = _smallest(block, k)
@@ -57,13 +59,17 @@ def _smallest(rows: Tensor, k: int) -> Tensor:
     values, order = rows.topk(k, dim=1, largest=False)
     order = order.sort(dim=1).values
     order = order.gather(1, rows.gather(1, order).argsort(dim=1, stable=True))
-    tied = ((rows <= values[:, -1:]).sum(1) > k).nonzero().squeeze(1)  # which of equal values topk takes is not defined
+    tied = (
+        ((rows <= values[:, -1:]).sum(1) > k).nonzero().squeeze(1)
+    )  # which of equal values topk takes is not defined
     if len(tied):
         order[tied] = rows[tied].argsort(dim=1, stable=True)[:, :k]
     return order
 
 
-def pick_order(scores: NDArray[np.float64], ids: NDArray[np.int64], messages: NDArray[np.float64]) -> NDArray[np.int64]:
+def pick_order(
+    scores: NDArray[np.float64], ids: NDArray[np.int64], messages: NDArray[np.float64]
+) -> NDArray[np.int64]:
     """Picks the sample with the largest score again and again, and lowers the scores of its neighbors after each pick.
 
     A neighbor loses the score of the picked sample times the message to that neighbor.
@@ -134,16 +140,24 @@ def d2(
         tensor([4., 2., 3., 1.])
     """
     if not isinstance(scores, Scores):
-        raise TypeError(f"d2: `scores` must be a thresher.scores.Scores, got {type(scores).__name__}")
+        raise TypeError(
+            f"d2: `scores` must be a thresher.scores.Scores, got {type(scores).__name__}"
+        )
     n = scores.samples
     if features.dim() != 2 or len(features) != n or not features.shape[1]:
-        raise ValueError(f"d2: `features` must have shape ({n}, D), one row per sample, got {tuple(features.shape)}")
+        raise ValueError(
+            f"d2: `features` must have shape ({n}, D), one row per sample, got {tuple(features.shape)}"
+        )
     if not isinstance(neighbours, int) or isinstance(neighbours, bool) or neighbours < 1:
-        raise ValueError(f"d2: `neighbours` must be a whole number of 1 or more, got {neighbours!r}")
+        raise ValueError(
+            f"d2: `neighbours` must be a whole number of 1 or more, got {neighbours!r}"
+        )
     for name, gamma in (("forward", forward), ("reverse", reverse)):
         if not 0 <= gamma < math.inf:
             raise ValueError(f"d2: `{name}` must be a finite number >= 0, got {gamma!r}")
-    places = _places(scores.dense(n).double(), features.detach().cpu(), neighbours, forward, reverse)
+    places = _places(
+        scores.dense(n).double(), features.detach().cpu(), neighbours, forward, reverse
+    )
     facts = {"of": scores.name, "neighbours": neighbours, "forward": forward, "reverse": reverse}
     return Scores(
         torch.arange(n),
@@ -156,7 +170,9 @@ def d2(
     )
 
 
-def _places(values: Tensor, features: Tensor, neighbours: int, forward: float, reverse: float) -> Tensor:
+def _places(
+    values: Tensor, features: Tensor, neighbours: int, forward: float, reverse: float
+) -> Tensor:
     """Returns 1 for the last pick, 2 for the one before, and so on, shape (N,); NaN for samples that cannot be picked."""
     known = values.isfinite() & features.isfinite().all(1)
     places = torch.full((len(values),), torch.nan)

@@ -95,13 +95,19 @@ def disagreement(
     """
     models = as_list(models)
     if kind not in get_args(DisagreementKind):
-        raise ValueError(f"disagreement: `kind` must be one of {get_args(DisagreementKind)}, got {kind!r}")
+        raise ValueError(
+            f"disagreement: `kind` must be one of {get_args(DisagreementKind)}, got {kind!r}"
+        )
     if kind != "entropy" and len(models) < 2:
-        raise ValueError(f"disagreement: `models` must be two or more for {kind!r}, got one, which always agrees with itself")
+        raise ValueError(
+            f"disagreement: `models` must be two or more for {kind!r}, got one, which always agrees with itself"
+        )
 
     def read(answers: list[Answer]) -> Tensor:
         outputs = [class_outputs("disagreement", one) for one in answers]
-        return disagreement_of(torch.stack([one.double().softmax(1).cpu() for one in outputs]), kind)
+        return disagreement_of(
+            torch.stack([one.double().softmax(1).cpu() for one in outputs]), kind
+        )
 
     seen = scan(models, loader, read, forward=forward)
     return scored(kind, seen, models, trained=trained, provenance=provenance)

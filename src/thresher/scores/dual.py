@@ -37,7 +37,11 @@ def beta_density(x: Tensor, a: float, b: float) -> Tensor:
         tensor([0.5000, 1.0000])
     """
     constant = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    return torch.special.xlogy(x.new_full((), a - 1), x) + torch.special.xlogy(x.new_full((), b - 1), 1 - x) + constant
+    return (
+        torch.special.xlogy(x.new_full((), a - 1), x)
+        + torch.special.xlogy(x.new_full((), b - 1), 1 - x)
+        + constant
+    )
 
 
 def dual(
@@ -93,19 +97,34 @@ def dual(
     values = (10 * windows.std(-1) * (1 - windows.mean(-1))).mean(0)
     if pruned is not None:
         values = _drawn(values, history.mean(0), pruned**exponent, seed)
-    settings = {"epochs": len(history), "window": window, "pruned": pruned, "exponent": exponent, "seed": seed}
+    settings = {
+        "epochs": len(history),
+        "window": window,
+        "pruned": pruned,
+        "exponent": exponent,
+        "seed": seed,
+    }
     return of_history("dual", values, labels, trained, provenance, **settings)
 
 
 def _drawn(values: Tensor, easy: Tensor, power: float, seed: int) -> Tensor:
     """Returns ranks from a draw without replacement, the highest for the first drawn; samples without a chance rank lowest."""
     finite = values.isfinite()
-    highest = values.where(finite, -torch.inf).argsort(descending=True, stable=True)[: min(ANCHORS, int(finite.sum()))]
+    highest = values.where(finite, -torch.inf).argsort(descending=True, stable=True)[
+        : min(ANCHORS, int(finite.sum()))
+    ]
     anchor = float(easy[highest].mean()) if len(highest) else 0.5
     b = STRENGTH * (1 - anchor) * (1 - power)
-    log_chance = beta_density(easy, STRENGTH + 1 - b, max(b, torch.finfo(torch.float64).tiny)) + values.clamp(min=0).log()
+    log_chance = (
+        beta_density(easy, STRENGTH + 1 - b, max(b, torch.finfo(torch.float64).tiny))
+        + values.clamp(min=0).log()
+    )
     waits = torch.empty(len(values), dtype=torch.float64).exponential_(generator=rng.seeded(seed))
-    keys = log_chance - waits.log()  # exponential waiting times with these rates end in the order of such a draw
+    keys = (
+        log_chance - waits.log()
+    )  # exponential waiting times with these rates end in the order of such a draw
     order = torch.where(keys.isfinite(), keys, -torch.inf).argsort(stable=True)
-    places = torch.empty_like(values).index_copy_(0, order, torch.arange(len(values), dtype=torch.float64))
+    places = torch.empty_like(values).index_copy_(
+        0, order, torch.arange(len(values), dtype=torch.float64)
+    )
     return places.where(finite, torch.nan)

@@ -34,7 +34,9 @@ def error_norms(answer: Answer) -> Tensor:
         >>> error_norms(Answer(probs.log(), target, None, RowLayout(1)))
         tensor([0.3742])
     """
-    signals = adapt(nn.CrossEntropyLoss()).signals(answer.outputs, answer.targets, answer.layout, {"el2n"})
+    signals = adapt(nn.CrossEntropyLoss()).signals(
+        answer.outputs, answer.targets, answer.layout, {"el2n"}
+    )
     return or_nan(signals["el2n"], signals["loss"] != NEVER_SEEN)
 
 
@@ -71,5 +73,10 @@ def el2n(
         >>> el2n(model, DataLoader(data)).values
         tensor([0.0254, 0.6366, 1.3888])
     """
-    seen = scan(models, loader, lambda answers: torch.stack([error_norms(one) for one in answers]).mean(0), forward=forward)
+    seen = scan(
+        models,
+        loader,
+        lambda answers: torch.stack([error_norms(one) for one in answers]).mean(0),
+        forward=forward,
+    )
     return scored("el2n", seen, models, trained=trained, provenance=provenance)

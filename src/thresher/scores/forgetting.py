@@ -69,8 +69,12 @@ def score_of_never_learned(name: str, never_learned: NeverLearned, presentations
         8.0
     """
     if never_learned not in get_args(NeverLearned):
-        raise ValueError(f"{name}: `never_learned` must be one of {get_args(NeverLearned)}, got {never_learned!r}")
-    return {"presentations": float(presentations), "infinite": torch.inf, "zero": 0.0}[never_learned]
+        raise ValueError(
+            f"{name}: `never_learned` must be one of {get_args(NeverLearned)}, got {never_learned!r}"
+        )
+    return {"presentations": float(presentations), "infinite": torch.inf, "zero": 0.0}[
+        never_learned
+    ]
 
 
 def forgetting(
@@ -109,10 +113,20 @@ def forgetting(
     if correct.dtype != torch.bool:
         raise TypeError(f"forgetting: `correctness` must be bool, got {correct.dtype}")
     if correct.dim() != 2 or not correct.numel():
-        raise ValueError(f"forgetting: `correctness` must have shape (presentations, samples), got {tuple(correct.shape)}")
+        raise ValueError(
+            f"forgetting: `correctness` must have shape (presentations, samples), got {tuple(correct.shape)}"
+        )
     times, n = correct.shape
     hardest = score_of_never_learned("forgetting", never_learned, times)
     values = torch.where(correct.any(0), events_in_history(correct).float(), hardest)
     known = {"presentations": times, "never_learned": never_learned, **(provenance or {})}
     forward, backward = trained
-    return Scores(torch.arange(n), values, "forgetting", labels=labels, forward=forward, backward=backward, provenance=known)
+    return Scores(
+        torch.arange(n),
+        values,
+        "forgetting",
+        labels=labels,
+        forward=forward,
+        backward=backward,
+        provenance=known,
+    )

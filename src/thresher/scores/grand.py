@@ -43,7 +43,9 @@ def last_layer(errors: Tensor, feature: Tensor, *, bias: bool = True) -> Tensor:
     return errors.norm(dim=1) * (feature.square().sum(1) + bias).sqrt()
 
 
-def whole_model(model: nn.Module, batch: Any, criterion: Criterion, forward: Forward) -> tuple[Tensor, Any]:
+def whole_model(
+    model: nn.Module, batch: Any, criterion: Criterion, forward: Forward
+) -> tuple[Tensor, Any]:
     """Returns for each sample the norm of the gradient of all parameters with requires_grad=True.
 
     Each sample takes one forward and one backward pass.
@@ -70,20 +72,30 @@ def whole_model(model: nn.Module, batch: Any, criterion: Criterion, forward: For
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise ValueError(f"grand: no parameter of {type(model).__name__} has requires_grad=True: there is no gradient")
+        raise ValueError(
+            f"grand: no parameter of {type(model).__name__} has requires_grad=True: there is no gradient"
+        )
     n = rows_of(batch)
     row_norms = []
     targets = []
     for row in range(n):
-        one = map_leaves(lambda leaf, i=row: leaf[i : i + 1] if leaf.dim() and len(leaf) == n else leaf, batch)
+        one = map_leaves(
+            lambda leaf, i=row: leaf[i : i + 1] if leaf.dim() and len(leaf) == n else leaf, batch
+        )
         with torch.enable_grad():
             outputs, target = forward(model, one)
-            loss = criterion.means(RowLayout(1, None).rows(criterion.plain_positions(outputs, target)), target).sum()
+            loss = criterion.means(
+                RowLayout(1, None).rows(criterion.plain_positions(outputs, target)), target
+            ).sum()
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        norms = torch.stack([gradient.float().norm() for gradient in gradients if gradient is not None])
+        norms = torch.stack(
+            [gradient.float().norm() for gradient in gradients if gradient is not None]
+        )
         row_norms.append(or_nan(norms.norm(), loss.isfinite()))
         targets.append(target)
-    return torch.stack(row_norms), torch.cat(targets) if all(isinstance(target, Tensor) for target in targets) else targets
+    return torch.stack(row_norms), torch.cat(targets) if all(
+        isinstance(target, Tensor) for target in targets
+    ) else targets
 
 
 def grand(
@@ -134,7 +146,12 @@ def grand(
     if layer == "all":
         run_forward = forward or plain_forward
         norms = lambda model, batch: whole_model(model, batch, adapter, run_forward)  # noqa: E731
-        seen = scan(models, loader, lambda answers: torch.stack([one.outputs for one in answers]).mean(0), forward=norms)
+        seen = scan(
+            models,
+            loader,
+            lambda answers: torch.stack([one.outputs for one in answers]).mean(0),
+            forward=norms,
+        )
         backward = len(models) * len(seen.values)
     else:
         backward = 0
@@ -143,7 +160,15 @@ def grand(
             return torch.stack([_head_norms(adapter, answer) for answer in answers]).mean(0)
 
         seen = scan(models, loader, read, forward=forward, features=True)
-    return scored("grand", seen, models, trained=trained, provenance=provenance, backward=backward, layer=layer)
+    return scored(
+        "grand",
+        seen,
+        models,
+        trained=trained,
+        provenance=provenance,
+        backward=backward,
+        layer=layer,
+    )
 
 
 def _head_norms(criterion: Criterion, answer: Answer) -> Tensor:
@@ -151,11 +176,18 @@ def _head_norms(criterion: Criterion, answer: Answer) -> Tensor:
     head = answer.head
     assert head is not None
     if not isinstance(answer.outputs, Tensor) or answer.outputs.shape != (n, head.out_features):
-        got = tuple(answer.outputs.shape) if isinstance(answer.outputs, Tensor) else type(answer.outputs).__name__
+        got = (
+            tuple(answer.outputs.shape)
+            if isinstance(answer.outputs, Tensor)
+            else type(answer.outputs).__name__
+        )
         raise ValueError(
             f"grand: the model must return the outputs of its last nn.Linear, of shape {(n, head.out_features)}, got {got}. "
             "For other models, use layer='all'."
         )
     loss = criterion.signals(answer.outputs, answer.targets, answer.layout, set())["loss"]
     errors = criterion.errors(answer.outputs, answer.targets, answer.layout)
-    return or_nan(last_layer(errors, feature_rows(answer.feature, n), bias=head.bias is not None), loss.isfinite())
+    return or_nan(
+        last_layer(errors, feature_rows(answer.feature, n), bias=head.bias is not None),
+        loss.isfinite(),
+    )

@@ -75,7 +75,10 @@ def irreducible(
         )
 
     def read(answers: list[Answer]) -> Tensor:
-        losses = [adapter.signals(one.outputs, one.targets, one.layout, set())["loss"].cpu() for one in answers]
+        losses = [
+            adapter.signals(one.outputs, one.targets, one.layout, set())["loss"].cpu()
+            for one in answers
+        ]
         return torch.stack(losses, dim=1)
 
     seen = scan(models, loader, read, forward=forward)

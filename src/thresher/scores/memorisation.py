@@ -37,14 +37,18 @@ def membership(name: str, trained_on: Sequence[Tensor], models: int, n: int) -> 
                 [False,  True, False]])
     """
     if len(trained_on) != models:
-        raise ValueError(f"{name}: `trained_on` must have the ids of each of the {models} models, got {len(trained_on)}")
+        raise ValueError(
+            f"{name}: `trained_on` must have the ids of each of the {models} models, got {len(trained_on)}"
+        )
     member = torch.zeros(models, n, dtype=torch.bool)
     for row, ids in zip(member, trained_on, strict=True):
         if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
             got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
             raise TypeError(f"{name}: `trained_on` must be int64 tensors of ids, got {got}")
         if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= n):
-            raise ValueError(f"{name}: `trained_on` must be ids within [0, {n}), got {int(ids.min())} to {int(ids.max())}")
+            raise ValueError(
+                f"{name}: `trained_on` must be ids within [0, {n}), got {int(ids.min())} to {int(ids.max())}"
+            )
         row[ids.cpu()] = True
     return member
 
@@ -114,7 +118,10 @@ def memorisation(
     member = membership("memorisation", trained_on, len(models), n)
 
     def read(answers: list[Answer]) -> Tensor:
-        correct = [criterion.read(one.outputs, one.targets, {"correct"}, one.layout.n)["correct"].cpu() for one in answers]
+        correct = [
+            criterion.read(one.outputs, one.targets, {"correct"}, one.layout.n)["correct"].cpu()
+            for one in answers
+        ]
         return torch.stack(correct, dim=1)
 
     seen = scan(models, loader, read, forward=forward)

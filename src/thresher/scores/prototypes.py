@@ -39,7 +39,9 @@ def to_nearest(features: Tensor, centroids: Tensor) -> Tensor:
         >>> to_nearest(torch.tensor([[2.0, 0.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.0]]))
         tensor([0.0000, 0.4000], dtype=torch.float64)
     """
-    unit, middle = (nn.functional.normalize(vectors.double(), dim=1) for vectors in (features, centroids))
+    unit, middle = (
+        nn.functional.normalize(vectors.double(), dim=1) for vectors in (features, centroids)
+    )
     return 1 - (unit @ middle.T).amax(1)
 
 
@@ -67,8 +69,12 @@ def centroids_of(features: Tensor, clusters: int, seed: int) -> Tensor:
             from sklearn.cluster import KMeans
             from sklearn.exceptions import ConvergenceWarning
         except ImportError as error:
-            raise ImportError("prototypes need scikit-learn for k-means: pip install scikit-learn") from error
-        warnings.simplefilter("ignore", ConvergenceWarning)  # with fewer different samples than clusters, centroids coincide
+            raise ImportError(
+                "prototypes need scikit-learn for k-means: pip install scikit-learn"
+            ) from error
+        warnings.simplefilter(
+            "ignore", ConvergenceWarning
+        )  # with fewer different samples than clusters, centroids coincide
         clustering = KMeans(clusters, n_init=STARTS, random_state=seed).fit(unit.numpy())  # pyright: ignore[reportArgumentType]
     return torch.from_numpy(clustering.cluster_centers_)
 
@@ -117,15 +123,30 @@ def prototypes(
     if embed is None:
         seen = Seen(*sample_features(model, loader, forward=forward))
     else:
-        targets = lambda batch: batch[1] if isinstance(batch, list | tuple) and len(batch) == 2 else None  # noqa: E731
-        seen = scan(model, loader, _embedded, forward=lambda model, batch: (embed(model, batch), targets(batch)))
+        targets = lambda batch: (
+            batch[1] if isinstance(batch, list | tuple) and len(batch) == 2 else None
+        )  # noqa: E731
+        seen = scan(
+            model,
+            loader,
+            _embedded,
+            forward=lambda model, batch: (embed(model, batch), targets(batch)),
+        )
     known = seen.values.isfinite().all(1)
     if int(known.sum()) < clusters:
-        raise ValueError(f"prototypes: {clusters} `clusters` need as many samples with finite features, got {int(known.sum())}")
+        raise ValueError(
+            f"prototypes: {clusters} `clusters` need as many samples with finite features, got {int(known.sum())}"
+        )
     distances = to_nearest(seen.values, centroids_of(seen.values[known], clusters, seed))
     distances_seen = Seen(or_nan(distances, known), seen.labels)
     settings = {"clusters": clusters, "seed": seed}
-    return scored("prototypes", distances_seen, model, trained=trained, provenance={**settings, **(provenance or {})})
+    return scored(
+        "prototypes",
+        distances_seen,
+        model,
+        trained=trained,
+        provenance={**settings, **(provenance or {})},
+    )
 
 
 def _embedded(answers: list[Answer]) -> Tensor:

@@ -42,7 +42,9 @@ class FinishedRun(Protocol):
         ...
 
 
-def forgotten_in(run: FinishedRun, *, never_learned: NeverLearned = "presentations", labels: Tensor | None = None) -> Scores:
+def forgotten_in(
+    run: FinishedRun, *, never_learned: NeverLearned = "presentations", labels: Tensor | None = None
+) -> Scores:
     """Scores each sample by its number of forgetting events in a run of `thresher.Forgetting`.
 
     The cost of the scores is the cost of the run.
@@ -80,7 +82,11 @@ def forgotten_in(run: FinishedRun, *, never_learned: NeverLearned = "presentatio
         labels=labels,
         forward=run.cost.forward,
         backward=run.cost.backward,
-        provenance={"method": repr(run.method), "epochs": run.epochs, "never_learned": never_learned},
+        provenance={
+            "method": repr(run.method),
+            "epochs": run.epochs,
+            "never_learned": never_learned,
+        },
     )
 
 
@@ -116,8 +122,13 @@ def from_run(path: str | os.PathLike[str]) -> Scores:
     with path.open("rb") as file:
         try:
             table = pq.ParquetFile(file)
-            names = [name for name in ("id", "trained", "target") if name in table.schema_arrow.names]
-            columns = {name: column.to_numpy() for name, column in zip(names, table.read(names).columns, strict=True)}
+            names = [
+                name for name in ("id", "trained", "target") if name in table.schema_arrow.names
+            ]
+            columns = {
+                name: column.to_numpy()
+                for name, column in zip(names, table.read(names).columns, strict=True)
+            }
             ids, times_trained, target = (
                 torch.from_numpy(columns[name].astype("int64")) if name in columns else None
                 for name in ("id", "trained", "target")
@@ -138,7 +149,11 @@ def from_run(path: str | os.PathLike[str]) -> Scores:
         forward=cost.get("forward", int(times_trained.sum())),
         backward=cost.get("backward", int(times_trained.sum())),
         provenance={"run": path.name}
-        | {name: result[name] for name in ("method", "settings", "seed", "classes") if name in result},
+        | {
+            name: result[name]
+            for name in ("method", "settings", "seed", "classes")
+            if name in result
+        },
     )
 
 
@@ -155,7 +170,11 @@ def _run_result(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error})") from error
     cost = result.get("cost", {}) if isinstance(result, dict) else None
-    counts = [cost.get(name, 0) for name in ("forward", "backward")] if isinstance(cost, dict) else [None]
+    counts = (
+        [cost.get(name, 0) for name in ("forward", "backward")]
+        if isinstance(cost, dict)
+        else [None]
+    )
     if not all(type(count) is int and count >= 0 for count in counts):
         raise ValueError(
             f"{path}: `cost` must have whole numbers `forward` and `backward`. Delete the files of the run, and run the same "

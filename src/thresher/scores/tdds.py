@@ -68,7 +68,9 @@ def tdds(
     history = checked_history("tdds", "probabilities", probabilities, 3)
     checked_window("tdds", window, len(history) - 1)
     if not 0 < decay <= 1:
-        raise ValueError(f"tdds: `decay`, the weight of the newest window, must be within (0, 1], got {decay!r}")
+        raise ValueError(
+            f"tdds: `decay`, the weight of the newest window, must be within (0, 1], got {decay!r}"
+        )
     windows = movements(history).unfold(0, window, 1)
     average = windows.new_zeros(windows.shape[1])
     for deviations in (windows - windows.mean(-1, keepdim=True)).norm(dim=-1):

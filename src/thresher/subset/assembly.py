@@ -9,7 +9,16 @@ from torch._functorch._aot_autograd import descriptors as aot
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.graph import _BoxedCodeGen
 
-from thresher.subset.graphs import Graphs, Layout, SavedValue, Unsupported, aten, is_random, output_node, returned_nodes
+from thresher.subset.graphs import (
+    Graphs,
+    Layout,
+    SavedValue,
+    Unsupported,
+    aten,
+    is_random,
+    output_node,
+    returned_nodes,
+)
 
 prims: Any = torch.ops.prims
 
@@ -66,7 +75,9 @@ def assemble(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) ->
     inputs = [node for node in joint.graph.graph.nodes if node.op == "placeholder"]
     sources = {node.name: _source(node.meta["desc"]) for node in inputs}
     tangents = {
-        node.name: node.meta["desc"].output.idx for node in inputs if isinstance(node.meta["desc"], aot.TangentAOTInput)
+        node.name: node.meta["desc"].output.idx
+        for node in inputs
+        if isinstance(node.meta["desc"], aot.TangentAOTInput)
     }
     mutated = _mutated_buffers(descriptors[:num_forward])
     # The partitioner copies nodes into two graphs, where a value that goes from one to the other keeps its name.
@@ -86,18 +97,26 @@ def assemble(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) ->
         differentiable=[tangents[node.name] for node in arguments if node.name in tangents],
         saved=[
             SavedValue(position, counts=_counts_rows(returned_nodes(forward)[position], node))
-            for node, position in ((n, saved_names.index(n.name)) for n in arguments if n.name not in tangents)
+            for node, position in (
+                (n, saved_names.index(n.name)) for n in arguments if n.name not in tangents
+            )
         ],
         grads=[
-            _source(descriptor.grad_of) if isinstance(descriptor, aot.GradAOTOutput) and value is not None else None
+            _source(descriptor.grad_of)
+            if isinstance(descriptor, aot.GradAOTOutput) and value is not None
+            else None
             for descriptor, value in zip(descriptors[num_forward:], gradients, strict=True)
         ],
-        grad_layouts=[layouts_of(value, symbol) if isinstance(value, fx.Node) else None for value in gradients],
+        grad_layouts=[
+            layouts_of(value, symbol) if isinstance(value, fx.Node) else None for value in gradients
+        ],
         grads_of=[reached.get(value, set()) for value in gradients],
         num_forward=num_forward,
         **joint.sizes._asdict(),
     )
-    graphs.layouts = {node: layouts_of(node, symbol) for node in forward.graph.nodes if node.op != "output"}
+    graphs.layouts = {
+        node: layouts_of(node, symbol) for node in forward.graph.nodes if node.op != "output"
+    }
     return graphs
 
 
@@ -112,7 +131,9 @@ def place_rows(graphs: Graphs) -> None:
             sample.
     """
     nodes = returned_nodes(graphs.forward_module)
-    graphs.outputs = [graphs.layouts[node] for node in nodes[len(graphs.mutated) : graphs.num_forward]]
+    graphs.outputs = [
+        graphs.layouts[node] for node in nodes[len(graphs.mutated) : graphs.num_forward]
+    ]
     for saved in graphs.saved:
         layout = graphs.layouts[nodes[saved.index]]
         if isinstance(layout, Unsupported):
@@ -152,7 +173,9 @@ def _mutated_buffers(descriptors: list[Any]) -> list[str]:
     mutated = []
     outputs = {}
     for position, descriptor in enumerate(descriptors):
-        if isinstance(descriptor, aot.InputMutationAOTOutput) and isinstance(descriptor.mutated_input, aot.BufferAOTInput):
+        if isinstance(descriptor, aot.InputMutationAOTOutput) and isinstance(
+            descriptor.mutated_input, aot.BufferAOTInput
+        ):
             mutated.append(descriptor.mutated_input.target.removeprefix("inner."))
         elif isinstance(descriptor, aot.PlainAOTOutput):
             outputs[descriptor.idx] = position
@@ -179,7 +202,9 @@ def _outputs_reached(backward: fx.GraphModule, tangents: dict[str, int]) -> dict
             reached[node] = set().union(*(reached[source] for source in node.all_input_nodes))
         if is_random(node):
             # Fewer rows would draw other random numbers than the whole batch, so the gradients would be wrong.
-            raise Unsupported(f"its backward pass draws random numbers ({node.target}), as dropout inside a checkpoint does")
+            raise Unsupported(
+                f"its backward pass draws random numbers ({node.target}), as dropout inside a checkpoint does"
+            )
     return reached
 
 
@@ -197,7 +222,10 @@ def _counts_rows(source: Any, argument: fx.Node) -> bool:
         source.target is aten.arange.default
         or (source.target is aten.arange.start and source.args[0] == 0)
         # Inductor's decompositions turn arange into this operation.
-        or (source.target is prims.iota.default and (source.kwargs["start"], source.kwargs["step"]) == (0, 1))
+        or (
+            source.target is prims.iota.default
+            and (source.kwargs["start"], source.kwargs["step"]) == (0, 1)
+        )
     )
     # In any other use the numbers are values, and each kept row must keep the number that it had in the batch.
     return starts_at_zero and all(
@@ -255,7 +283,9 @@ def _multiple(size: Any, symbol: Any) -> Any:
     # The number of positions is symbolic, too: 0 means that it is read from the size of each tensor.
     if not per.has(symbol) and per.is_integer:
         return 0
-    return Unsupported(f"a size is {size.node.expr}, which is not a whole number of rows per sample")
+    return Unsupported(
+        f"a size is {size.node.expr}, which is not a whole number of rows per sample"
+    )
 
 
 # Graphs as functions
@@ -264,7 +294,9 @@ def _multiple(size: Any, symbol: Any) -> Any:
 def drop_unused(backward: fx.GraphModule) -> None:
     """Removes from a graph what no gradient needs: unused random draws, and saved values that only such draws use."""
     # By default fx would keep random draws, which it takes for impure.
-    backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    backward.graph.eliminate_dead_code(
+        is_impure_node=lambda node: node.op in ("placeholder", "output")
+    )
     for node in backward.graph.find_nodes(op="placeholder"):
         # Tangents are passed by position, so they stay even if nothing reads them.
         if not node.users and not node.name.startswith("tangents"):
@@ -274,7 +306,9 @@ def drop_unused(backward: fx.GraphModule) -> None:
 def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Returns the graph as a function that empties its list of arguments, so values are freed right after their last use."""
     for node in module.graph.nodes:
-        if node.target is aten.view.default:  # fewer rows may have other strides than the traced ones
+        if (
+            node.target is aten.view.default
+        ):  # fewer rows may have other strides than the traced ones
             node.target = aten.reshape.default
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()

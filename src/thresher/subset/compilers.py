@@ -76,7 +76,9 @@ def _backends(model: nn.Module) -> Iterator[Any]:
             yield _innermost(getattr(context, "callback", None))
         elif part._compiled_call_impl is not None:
             # A module that was compiled in place by its `compile()` has no wrapper: only a closure holds its backend.
-            yield _innermost(inspect.getclosurevars(part._compiled_call_impl).nonlocals.get("callback"))
+            yield _innermost(
+                inspect.getclosurevars(part._compiled_call_impl).nonlocals.get("callback")
+            )
 
 
 def _innermost(callback: Any) -> Any:

@@ -89,14 +89,24 @@ class SubsetFunction(torch.autograd.Function):
         ctx.row_gradients = []
         # An output that shares memory with a saved value has its own version counter. It is checked, too: if the loop changed
         # such an output in place, the backward pass would use the changed numbers.
-        memory = {value.untyped_storage().data_ptr() for value in saved if isinstance(value, Tensor)}
-        shown = [output.detach() for output in outputs if output.untyped_storage().data_ptr() in memory]
-        ctx.versions = [(value, value._version) for value in (*saved, *shown) if isinstance(value, Tensor)]
-        ctx.differentiated = [(tensor.shape, tensor.dtype, tensor.device) for tensor in differentiated]
+        memory = {
+            value.untyped_storage().data_ptr() for value in saved if isinstance(value, Tensor)
+        }
+        shown = [
+            output.detach() for output in outputs if output.untyped_storage().data_ptr() in memory
+        ]
+        ctx.versions = [
+            (value, value._version) for value in (*saved, *shown) if isinstance(value, Tensor)
+        ]
+        ctx.differentiated = [
+            (tensor.shape, tensor.dtype, tensor.device) for tensor in differentiated
+        ]
         ctx.outputs = [(output.shape, output.dtype, output.device) for output in outputs]
         # None must stay None: it tells which outputs no loss has reached, and so which parameters get no gradient at all.
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(outputs[i] for i in range(len(outputs)) if i not in graphs.differentiable))
+        ctx.mark_non_differentiable(
+            *(outputs[i] for i in range(len(outputs)) if i not in graphs.differentiable)
+        )
         return outputs
 
     @staticmethod
@@ -129,15 +139,23 @@ class SubsetFunction(torch.autograd.Function):
         if rows is not None and not len(rows):
             return None, *(
                 torch.zeros(shape, dtype=dtype, device=device) if is_wanted else None
-                for (shape, dtype, device), is_wanted in zip(ctx.differentiated, wanted, strict=True)
+                for (shape, dtype, device), is_wanted in zip(
+                    ctx.differentiated, wanted, strict=True
+                )
             )
         with torch._C._DisableAutocast():
             computed = run_backward(graphs, saved, tangents, rows, n, ctx.lengths)
         results = []
-        for gradient, layout, source in zip(computed, graphs.grad_layouts, graphs.grads, strict=True):
+        for gradient, layout, source in zip(
+            computed, graphs.grad_layouts, graphs.grads, strict=True
+        ):
             if source is not None:
-                results.append(gradient if rows is None or layout is None else layout.put(gradient, rows, n))
-        return None, *(result if is_wanted else None for result, is_wanted in zip(results, wanted, strict=True))
+                results.append(
+                    gradient if rows is None or layout is None else layout.put(gradient, rows, n)
+                )
+        return None, *(
+            result if is_wanted else None for result, is_wanted in zip(results, wanted, strict=True)
+        )
 
 
 def run_backward(
@@ -178,10 +196,16 @@ def run_backward(
     arguments.extend(tangents)
     tangents.clear()
     compiled = graphs.compiled_backward
-    return compiled(arguments) if compiled is not None and compiled.holds_for(k, lengths) else graphs.backward(arguments)
+    return (
+        compiled(arguments)
+        if compiled is not None and compiled.holds_for(k, lengths)
+        else graphs.backward(arguments)
+    )
 
 
-def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: bool = False) -> Tensor:
+def kept_rows(
+    outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: bool = False
+) -> Tensor:
     """Selects rows of an output of a `subset_backward` model, and passes their numbers to its backward pass.
 
     Without this function, the backward pass searches for the rows that carry gradient, which makes the CPU wait for a GPU. On
@@ -210,7 +234,11 @@ def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: boo
     layout = Layout(0, len(outputs) // n)
     node: Any = outputs.grad_fn
     # A hook and `retain_grad` need the gradient of the whole outputs, which is never computed if the rows are passed directly.
-    if not isinstance(node, SubsetFunction._backward_cls) or outputs._backward_hooks or outputs.retains_grad:
+    if (
+        not isinstance(node, SubsetFunction._backward_cls)
+        or outputs._backward_hooks
+        or outputs.retains_grad
+    ):
         return _index(outputs, rows, n)
     known = node.graphs.outputs[outputs.output_nr]
     if node.n != n or known not in (layout, Layout(0, 0)):
@@ -268,16 +296,26 @@ def _saved(ctx: Any) -> list[Any]:
     return saved
 
 
-def _rows_and_tangents(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor | None, list[Tensor]]:
+def _rows_and_tangents(
+    ctx: Any, gradients: list[Tensor | None]
+) -> tuple[Tensor | None, list[Tensor]]:
     """Returns the rows that carry gradient (None for all rows), and the gradients of all outputs for these rows."""
     graphs = ctx.graphs
     n = ctx.n
     # An earlier backward pass that stopped before this node, such as `torch.autograd.grad` with respect to the outputs, may
     # have left gradients here. They are not part of this pass.
-    received = [(position, rows, gradient) for task, position, rows, gradient in ctx.row_gradients if task == _task()]
+    received = [
+        (position, rows, gradient)
+        for task, position, rows, gradient in ctx.row_gradients
+        if task == _task()
+    ]
     ctx.row_gradients = []
     # The row tensors are compared by identity, because comparing their numbers would wait for the device.
-    if received and all(g is None for g in gradients) and len({id(rows) for _, rows, _ in received}) == 1:
+    if (
+        received
+        and all(g is None for g in gradients)
+        and len({id(rows) for _, rows, _ in received}) == 1
+    ):
         rows = received[0][1]
         for position, _, gradient in received:
             before = gradients[position]
@@ -295,7 +333,11 @@ def _rows_and_tangents(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor
         return None, _complete(ctx, gradients, n)
     masks = [layouts[i].carries(gradients[i], n) for i in carrying]
     # `nonzero` waits for a GPU. This is the price of plain indexing, which `kept_rows` does not pay.
-    rows = torch.stack(masks).any(0).nonzero().squeeze(1) if masks else torch.empty(0, dtype=torch.int64)
+    rows = (
+        torch.stack(masks).any(0).nonzero().squeeze(1)
+        if masks
+        else torch.empty(0, dtype=torch.int64)
+    )
     if len(rows) == n:
         return None, _complete(ctx, gradients, n)
     for i in carrying:
@@ -312,7 +354,11 @@ def _complete(ctx: Any, gradients: list[Tensor | None], k: int) -> list[Tensor]:
             shape, dtype, device = ctx.outputs[position]
             layout = ctx.graphs.outputs[position]
             if layout is not None:
-                shape = (*shape[: layout.axis], k * layout.entries(shape[layout.axis], ctx.n), *shape[layout.axis + 1 :])
+                shape = (
+                    *shape[: layout.axis],
+                    k * layout.entries(shape[layout.axis], ctx.n),
+                    *shape[layout.axis + 1 :],
+                )
             gradient = torch.zeros(shape, dtype=dtype, device=device)
         complete.append(gradient)
     return complete

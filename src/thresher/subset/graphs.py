@@ -106,7 +106,9 @@ class Layout:
         parts, axis = self.split(value, n)
         # NaN is both the largest and the smallest entry of its row, so a row with NaN carries gradient, too.
         flat = parts.movedim(axis, 0).reshape(n, -1)
-        return (flat.amax(1) != 0) | (flat.amin(1) != 0)  # takes a tenth of the time of comparing every entry
+        return (flat.amax(1) != 0) | (
+            flat.amin(1) != 0
+        )  # takes a tenth of the time of comparing every entry
 
     def any(self, flags: Tensor, n: int) -> Tensor:
         """Returns which samples have an entry that is true, shape (n,), bool."""
@@ -116,7 +118,9 @@ class Layout:
     def labels(self, value: Tensor, n: int) -> Tensor:
         """Returns the number of the sample that each entry of a tensor belongs to, in the shape of the tensor, int64."""
         parts, axis = self.split(value, n)
-        sample = torch.arange(n, device=value.device).view([n if d == axis else 1 for d in range(parts.dim())])
+        sample = torch.arange(n, device=value.device).view(
+            [n if d == axis else 1 for d in range(parts.dim())]
+        )
         return sample.expand(parts.shape).reshape(value.shape)
 
 
@@ -159,7 +163,14 @@ class Taker:
 aten: Any = torch.ops.aten
 CONSTANT_TYPES = (
     *(bool, int, float, complex, str, bytes, type(None), type, range, enum.Enum, np.generic),
-    *(types.FunctionType, types.BuiltinFunctionType, torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(
+        types.FunctionType,
+        types.BuiltinFunctionType,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+    ),
 )
 """Immutable types. An object of any other type may have other contents in the next call."""
 
@@ -321,10 +332,14 @@ class Graphs:
         lengths = self.lengths if lengths is None else lengths
         # sympy takes too long for every call, and the sizes of a training come again.
         if (n, lengths) not in self._valid:
-            holds = guards_hold(self.guards, {self.symbol: n, **dict(zip(self.free, lengths, strict=True))})
+            holds = guards_hold(
+                self.guards, {self.symbol: n, **dict(zip(self.free, lengths, strict=True))}
+            )
             if len(self._valid) >= MOST_SIZES:
                 self._valid.clear()
-            self._valid[n, lengths] = holds and (self.examined is None or self.examined.holds_for(n, lengths))
+            self._valid[n, lengths] = holds and (
+                self.examined is None or self.examined.holds_for(n, lengths)
+            )
         return self._valid[n, lengths]
 
     def lengths_of(self, tensors: list[Tensor]) -> tuple[int, ...]:
@@ -347,7 +362,9 @@ class Graphs:
 
     def rebuild(self, outputs: list[Any]) -> Any:
         """Builds the module's result from its output tensors. Empties the list, so that the list keeps no tensor alive."""
-        returned = map_leaves(lambda leaf: outputs[leaf.index], self.returned, LeafIndex, objects=False)
+        returned = map_leaves(
+            lambda leaf: outputs[leaf.index], self.returned, LeafIndex, objects=False
+        )
         outputs.clear()
         return returned
 
@@ -376,7 +393,10 @@ def is_getitem(node: fx.Node) -> bool:
 def is_random(node: fx.Node) -> bool:
     """Checks whether an operation draws random numbers, also one by which Inductor has replaced an operation of PyTorch."""
     # On CUDA, attention kernels and their backward passes are tagged as random even without dropout.
-    seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and attention_dropout(node) != 0
+    seeded = (
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        and attention_dropout(node) != 0
+    )
     return seeded or str(node.target).startswith(("prims.inductor_rand", "prims.inductor_seed"))
 
 
@@ -386,7 +406,10 @@ def attention_dropout(node: fx.Node) -> float | None:
     for position, argument in enumerate(schema.arguments if schema is not None else ()):
         if argument.name == "dropout_p":
             arguments: Any = dict(node.kwargs)
-            return arguments.get("dropout_p", node.args[position] if position < len(node.args) else argument.default_value)
+            return arguments.get(
+                "dropout_p",
+                node.args[position] if position < len(node.args) else argument.default_value,
+            )
     return None
 
 

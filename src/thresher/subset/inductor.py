@@ -41,7 +41,13 @@ from thresher.subset.graphs import (
     is_random,
     returned_nodes,
 )
-from thresher.subset.mixing import choose_row_count, run_on_few_rows, several, trial, trial_arguments
+from thresher.subset.mixing import (
+    choose_row_count,
+    run_on_few_rows,
+    several,
+    trial,
+    trial_arguments,
+)
 from thresher.subset.tracing import trace_joint
 from thresher.subset.verify import check_agreement
 
@@ -57,7 +63,11 @@ HEURISTICS = frozenset(
 )
 """Functions of Inductor that compare sizes only to choose the faster of two ways that are both correct for all sizes."""
 NAMED = "inductor_node"
-OWN_SETTINGS = {"triton.cudagraphs": False, "cpp.descriptive_names": NAMED, "triton.descriptive_names": NAMED}
+OWN_SETTINGS = {
+    "triton.cudagraphs": False,
+    "cpp.descriptive_names": NAMED,
+    "triton.descriptive_names": NAMED,
+}
 """Settings of Inductor that override the user's. CUDA graphs would be recorded again whenever the number of rows changes. The
 names of kernels are part of the key under which Inductor caches a compiled graph on disk; with other names, it does not reuse
 an equal graph of the user's, which has the guards of heuristics."""
@@ -65,7 +75,9 @@ DEEPEST = 24
 """Number of stack frames that are searched for a function of `HEURISTICS`."""
 LAYOUTS = "thresher_layouts"
 """Key in the `meta` of a node for the layouts of its values."""
-SAME_IN_ALL_ROWS = frozenset({aten.full.default, aten.expand.default, aten.scalar_tensor.default, aten.empty.memory_format})
+SAME_IN_ALL_ROWS = frozenset(
+    {aten.full.default, aten.expand.default, aten.scalar_tensor.default, aten.empty.memory_format}
+)
 
 
 class CompilingSizes(ShapeEnv):
@@ -124,7 +136,9 @@ class InductorBackward:
         if sizes not in self._valid:
             if len(self._valid) >= MOST_SIZES:
                 self._valid.clear()
-            self._valid[sizes] = guards_hold(self._guards, dict(zip(self._symbols, sizes, strict=True)))
+            self._valid[sizes] = guards_hold(
+                self._guards, dict(zip(self._symbols, sizes, strict=True))
+            )
         return self._valid[sizes]
 
     def __call__(self, arguments: list[Any]) -> Any:
@@ -134,7 +148,9 @@ class InductorBackward:
             order = self._orders[position]
             dense = self._dense[position]
             # Compiled kernels have the strides built in, and would read wrong entries of memory with another layout.
-            if wanted is not None and not (_has_strides(value, wanted) and (not dense or _is_dense(value, order))):
+            if wanted is not None and not (
+                _has_strides(value, wanted) and (not dense or _is_dense(value, order))
+            ):
                 arguments[position] = _lay_out(value, order)
                 del value
         return self._compiled(arguments)
@@ -175,10 +191,15 @@ def compile_graphs(
         )
         with _at_work(joint.mode):
             # As torch.compile does before it splits a graph: these rewrites need forward and backward together.
-            _recursive_joint_graph_passes(joint.graph, input_device=tensors[joint.sizes.first].device)
+            _recursive_joint_graph_passes(
+                joint.graph, input_device=tensors[joint.sizes.first].device
+            )
             _mark_saved(joint, examined, state, tensors, batched)
             forward, backward = min_cut_rematerialization_partition(
-                joint.graph, None, num_fwd_outputs=joint.num_forward, static_lifetime_input_indices=[]
+                joint.graph,
+                None,
+                num_fwd_outputs=joint.num_forward,
+                static_lifetime_input_indices=[],
             )
         # Before the copies, which must take the same arguments as the graphs that `assemble` describes.
         drop_unused(backward)
@@ -186,7 +207,9 @@ def compile_graphs(
         copies = copy.deepcopy(forward), copy.deepcopy(backward)
         graphs = assemble(joint, forward, backward)
         # Layouts from the trial run replace those read from shapes, which do not show whether samples or positions come first.
-        graphs.layouts |= {node: node.meta[LAYOUTS] for node in graphs.layouts if LAYOUTS in node.meta}
+        graphs.layouts |= {
+            node: node.meta[LAYOUTS] for node in graphs.layouts if LAYOUTS in node.meta
+        }
         place_rows(graphs)
         graphs.examined = examined
         graphs.mixing = examined.mixing
@@ -200,7 +223,9 @@ def compile_graphs(
     least = next((k for k in range(2, 64) if backward_of.holds_for(k)), 2)
     graphs.tried = choose_row_count(graphs, least=2 * least + 1)
     with trial(tensors, state):
-        check_agreement(graphs, examined, next(trial_arguments(graphs, state, tensors, batched, graphs.tried)))
+        check_agreement(
+            graphs, examined, next(trial_arguments(graphs, state, tensors, batched, graphs.tried))
+        )
     return graphs
 
 
@@ -208,7 +233,12 @@ def compile_graphs(
 def _at_work(mode: FakeTensorMode) -> Iterator[None]:
     """Enters the contexts that Inductor expects."""
     with contextlib.ExitStack() as stack:
-        for context in (torch.no_grad(), torch._C._DisableAutocast(), V.set_fake_mode(mode), tracing(TracingContext(mode))):
+        for context in (
+            torch.no_grad(),
+            torch._C._DisableAutocast(),
+            V.set_fake_mode(mode),
+            tracing(TracingContext(mode)),
+        ):
             stack.enter_context(context)
         stack.enter_context(compiled_autograd._disable())
         yield
@@ -217,7 +247,9 @@ def _at_work(mode: FakeTensorMode) -> Iterator[None]:
 # Values that are computed once
 
 
-def _mark_saved(joint: Joint, examined: Graphs, state: Any, tensors: list[Tensor], batched: list[bool]) -> None:
+def _mark_saved(
+    joint: Joint, examined: Graphs, state: Any, tensors: list[Tensor], batched: list[bool]
+) -> None:
     """Marks values that cannot be computed again from the kept rows as saved, and stores the layout of each value in its node.
 
     Raises:
@@ -225,7 +257,14 @@ def _mark_saved(joint: Joint, examined: Graphs, state: Any, tensors: list[Tensor
     """
     graph, nodes = _without_tangents(joint)
     layouts = {copied: layouts_of(copied, joint.sizes.symbol) for copied in nodes.values()}
-    whole = replace(examined, **joint.sizes._asdict(), forward_module=graph, layouts=layouts, examined=examined, _valid={})
+    whole = replace(
+        examined,
+        **joint.sizes._asdict(),
+        forward_module=graph,
+        layouts=layouts,
+        examined=examined,
+        _valid={},
+    )
     with trial(tensors, state):
         _, mixing = run_on_few_rows(whole, state, tensors, batched)
     mixing = [node for node in mixing if _gives_tensors(node)]
@@ -245,8 +284,15 @@ def _without_tangents(joint: Joint) -> tuple[fx.GraphModule, dict[fx.Node, fx.No
     dependent = set[fx.Node]()
     for node in joint.graph.graph.nodes:
         if node.op == "output":
-            made.output([nodes[value] if isinstance(value, fx.Node) else value for value in node.args[0][: joint.num_forward]])
-        elif isinstance(node.meta.get("desc"), TangentAOTInput) or not dependent.isdisjoint(node.all_input_nodes):
+            made.output(
+                [
+                    nodes[value] if isinstance(value, fx.Node) else value
+                    for value in node.args[0][: joint.num_forward]
+                ]
+            )
+        elif isinstance(node.meta.get("desc"), TangentAOTInput) or not dependent.isdisjoint(
+            node.all_input_nodes
+        ):
             dependent.add(node)
         else:
             nodes[node] = made.node_copy(node, nodes.__getitem__)
@@ -274,7 +320,10 @@ def _is_made_once(node: fx.Node, layouts: dict[fx.Node, Any]) -> bool:
 
 def _gives_tensors(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    return any(isinstance(part, Tensor) for part in (value if isinstance(value, tuple | list) else (value,)))
+    return any(
+        isinstance(part, Tensor)
+        for part in (value if isinstance(value, tuple | list) else (value,))
+    )
 
 
 # Inductor
@@ -288,7 +337,9 @@ def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) 
     nodes = returned_nodes(forward)
     visible = range(len(graphs.mutated), graphs.num_forward)
     # What the user gets keeps the strides of the module's outputs. For all other values Inductor may choose faster ones.
-    forward.graph.output_node().meta["user_visible_output_idxs"] = [i for i in visible if isinstance(nodes[i], fx.Node)]
+    forward.graph.output_node().meta["user_visible_output_idxs"] = [
+        i for i in visible if isinstance(nodes[i], fx.Node)
+    ]
     with TracingContext.report_output_strides() as strides:
         graphs.forward = compile_fx_inner(forward, _fakes(forward), is_backward=False)
     # Read before the backward is compiled in the same environment: what that assumes of the number of kept rows must not
@@ -299,7 +350,11 @@ def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) 
     for position, saved in enumerate(graphs.saved):
         if isinstance(fakes[position], Tensor):
             # An input is saved as it is, with its own strides.
-            stride = None if not strides or nodes[saved.index].op == "placeholder" else strides[saved.index]
+            stride = (
+                None
+                if not strides or nodes[saved.index].op == "placeholder"
+                else strides[saved.index]
+            )
             fakes[position] = _as_given(fakes[position], stride, saved.layout)
     backward.graph.output_node().meta["user_visible_output_idxs"] = []
     compiled = compile_fx_inner(backward, list(fakes), is_backward=True)
@@ -348,7 +403,10 @@ def _fixed_strides(fake: Any) -> list[int | None] | None:
 
 def _has_strides(value: Tensor, wanted: list[int | None]) -> bool:
     # The stride of a dimension with one entry is never used.
-    return all(w is None or w == s or size == 1 for w, s, size in zip(wanted, value.stride(), value.shape, strict=True))
+    return all(
+        w is None or w == s or size == 1
+        for w, s, size in zip(wanted, value.stride(), value.shape, strict=True)
+    )
 
 
 def _follows_dense(fake: Tensor) -> bool:

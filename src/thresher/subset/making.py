@@ -61,9 +61,17 @@ def _may_overwrite(node: fx.Node, written: set[fx.Node]) -> bool:
     """Checks that the first operand is new memory, is read only here and once, and has the shape and dtype of the result."""
     operand: Any = node.args[0]
     value = operand.meta.get("val") if isinstance(operand, fx.Node) else None
-    if not isinstance(operand, fx.Node) or len(operand.users) != 1 or list(node.all_input_nodes).count(operand) != 1:
+    if (
+        not isinstance(operand, fx.Node)
+        or len(operand.users) != 1
+        or list(node.all_input_nodes).count(operand) != 1
+    ):
         return False
-    while operand.target in RESHAPES and len(operand.users) == 1 and isinstance(operand.args[0], fx.Node):
+    while (
+        operand.target in RESHAPES
+        and len(operand.users) == 1
+        and isinstance(operand.args[0], fx.Node)
+    ):
         # A reshape that only this operation reads: the memory that it views is what counts.
         operand = operand.args[0]
     if len(operand.users) != 1 or operand in node.all_input_nodes[1:]:
@@ -74,7 +82,9 @@ def _may_overwrite(node: fx.Node, written: set[fx.Node]) -> bool:
     result = node.meta.get("val")
     if not isinstance(result, FakeTensor) or not isinstance(value, FakeTensor):
         return False
-    shapes = [[str(size) for size in fake.shape] for fake in (result, value)]  # comparing sizes would add guards
+    shapes = [
+        [str(size) for size in fake.shape] for fake in (result, value)
+    ]  # comparing sizes would add guards
     same = result.dtype == value.dtype and shapes[0] == shapes[1] and result.device == value.device
     return same and _is_new(operand, written)
 
@@ -123,7 +133,13 @@ def make_graphs(
     first_reason = None
     for batched in itertools.islice(_likely_batched(tensors, sizes), ATTEMPTS):
         try:
-            graphs = _trace_free(module, rebuild, tensors, batched, [(i, d) for i, d in varying if d or not batched[i]])
+            graphs = _trace_free(
+                module,
+                rebuild,
+                tensors,
+                batched,
+                [(i, d) for i, d in varying if d or not batched[i]],
+            )
             examine(graphs, state, tensors, batched)
             _examine_shorter(graphs, state, tensors, batched)
         except Exception as error:
@@ -177,7 +193,9 @@ def _reuse_memory_of(graphs: Graphs) -> None:
     graphs.backward = graphs.backward_module.forward
 
 
-def _examine_shorter(graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[bool]) -> None:
+def _examine_shorter(
+    graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[bool]
+) -> None:
     """Examines graphs at a second, shorter length, if lengths differ from call to call.
 
     Raises:
@@ -192,13 +210,24 @@ def _examine_shorter(graphs: Graphs, state: Any, tensors: list[Tensor], batched:
         for i, d in places:
             narrowed[i] = narrowed[i].narrow(d, 0, length).contiguous()
     if graphs.holds_for(graphs.tried, lengths):
-        with contextlib.suppress(Unclear):  # only these values allow no check; the graphs passed before
+        with contextlib.suppress(
+            Unclear
+        ):  # only these values allow no check; the graphs passed before
             # A copy, because `examine` sets layouts, and the graphs must keep those of the length that was traced.
-            examine(replace(graphs, lengths=lengths, layouts=dict(graphs.layouts), _valid={}), state, narrowed, batched)
+            examine(
+                replace(graphs, lengths=lengths, layouts=dict(graphs.layouts), _valid={}),
+                state,
+                narrowed,
+                batched,
+            )
 
 
 def _trace_free(
-    module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[bool], varying: list[tuple[int, int]]
+    module: nn.Module,
+    rebuild: Any,
+    tensors: list[Tensor],
+    batched: list[bool],
+    varying: list[tuple[int, int]],
 ) -> Graphs:
     """Traces with the batch size of the call; if that fails, with other batch sizes, in case it equals another size."""
     n = next(len(t) for t, is_batched in zip(tensors, batched, strict=True) if is_batched)
@@ -208,7 +237,9 @@ def _trace_free(
         try:
             joint = tracing.trace_joint(module, rebuild, tensors, batched, rows, varying)
             outputs = joint.num_forward
-            parts = default_partition(joint.graph, None, num_fwd_outputs=outputs, static_lifetime_input_indices=[])
+            parts = default_partition(
+                joint.graph, None, num_fwd_outputs=outputs, static_lifetime_input_indices=[]
+            )
             graphs = assemble(joint, *parts)
         except Exception as error:
             reason = _as_unsupported(error)
@@ -220,7 +251,9 @@ def _trace_free(
 
 def _compile(graphs: Graphs, *arguments: Any) -> Graphs:
     """Returns compiled graphs, or `graphs` with the reason in `uncompiled` if compilation fails."""
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of torch, about a part of itself
+    with warnings.catch_warnings(
+        action="ignore", category=DeprecationWarning
+    ):  # of torch, about a part of itself
         from thresher.subset.inductor import compile_graphs
     # Whatever Inductor raises, the examined graphs are right, and still save the cost of the rows that are left out.
     try:
@@ -248,12 +281,17 @@ def _tensors_by_source(module: nn.Module) -> dict[tuple[str, Any], Tensor]:
     # Tied weights and shared modules have several names, and a trace may use any one of them.
     parameters = module.named_parameters(remove_duplicate=False)
     buffers = module.named_buffers(remove_duplicate=False)
-    return {**{("param", name): p for name, p in parameters}, **{("buffer", name): b for name, b in buffers}}
+    return {
+        **{("param", name): p for name, p in parameters},
+        **{("buffer", name): b for name, b in buffers},
+    }
 
 
 def _as_unsupported(error: Exception) -> Unsupported:
     if isinstance(error, Unsupported):
         return error
-    reason = Unsupported(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+    reason = Unsupported(
+        f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+    )
     reason.__cause__ = error
     return reason

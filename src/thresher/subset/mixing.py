@@ -40,7 +40,9 @@ BATCH_NORM = (
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
 
-def examine(graphs: Graphs, state: dict[tuple[str, Any], Tensor], leaves: list[Tensor], batched: list[bool]) -> None:
+def examine(
+    graphs: Graphs, state: dict[tuple[str, Any], Tensor], leaves: list[Tensor], batched: list[bool]
+) -> None:
     """Finds where the samples are in every saved value, and verifies the gradients that the graphs give for some rows.
 
     Runs the graphs on a few rows, and leaves the global random states as they were. Graphs with values of half precision are
@@ -122,14 +124,23 @@ class InOwnPrecision:
         self.__name__ = "in_own_precision"
         self._low = low
         self._high = high
-        self._dtypes = [getattr(_value(given), "dtype", None) for given in tree_leaves((node.args, node.kwargs))]
+        self._dtypes = [
+            getattr(_value(given), "dtype", None) for given in tree_leaves((node.args, node.kwargs))
+        ]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the results of the kernel in the higher precision."""
         leaves, form = tree_flatten((args, kwargs))
-        cast = [x.to(dtype) if isinstance(x, Tensor) else x for x, dtype in zip(leaves, self._dtypes, strict=True)]
+        cast = [
+            x.to(dtype) if isinstance(x, Tensor) else x
+            for x, dtype in zip(leaves, self._dtypes, strict=True)
+        ]
         args, kwargs = tree_unflatten(cast, form)
-        return tree_map_only(Tensor, lambda t: t.to(self._high) if t.dtype in self._low else t, self.kernel(*args, **kwargs))
+        return tree_map_only(
+            Tensor,
+            lambda t: t.to(self._high) if t.dtype in self._low else t,
+            self.kernel(*args, **kwargs),
+        )
 
     def __str__(self) -> str:
         return str(self.kernel)
@@ -140,7 +151,9 @@ def _value(given: Any) -> Any:
 
 
 @contextlib.contextmanager
-def in_precision(graphs: Graphs, low: tuple[torch.dtype, ...], high: torch.dtype) -> Iterator[Callable[[Any], Any]]:
+def in_precision(
+    graphs: Graphs, low: tuple[torch.dtype, ...], high: torch.dtype
+) -> Iterator[Callable[[Any], Any]]:
     """Makes both graphs compute in a higher precision, and yields the function that converts their arguments.
 
     Args:
@@ -157,7 +170,12 @@ def in_precision(graphs: Graphs, low: tuple[torch.dtype, ...], high: torch.dtype
 
     modules = (graphs.forward_module, graphs.backward_module)
     before = list[Callable[[], None]]()
-    values = [value for module in modules for node in module.graph.nodes for value in tree_leaves(node.meta.get("val"))]
+    values = [
+        value
+        for module in modules
+        for node in module.graph.nodes
+        for value in tree_leaves(node.meta.get("val"))
+    ]
     if not any(isinstance(value, Tensor) and value.dtype in low for value in values):
         yield unchanged
         return
@@ -170,8 +188,12 @@ def in_precision(graphs: Graphs, low: tuple[torch.dtype, ...], high: torch.dtype
                 kernel: Any = InOwnPrecision(node, low, high)
                 node.target = kernel
             # Casts have their dtype as an argument: `_to_copy(x, dtype=torch.bfloat16)`.
-            node.args, node.kwargs = (map_aggregate(given, precise_dtype) for given in (node.args, node.kwargs))
-            if node.op == "get_attr" and isinstance(constant := getattr(module, node.target), Tensor):
+            node.args, node.kwargs = (
+                map_aggregate(given, precise_dtype) for given in (node.args, node.kwargs)
+            )
+            if node.op == "get_attr" and isinstance(
+                constant := getattr(module, node.target), Tensor
+            ):
                 before.append(partial(setattr, module, node.target, constant))
                 setattr(module, node.target, convert([constant])[0])
     _recompile(graphs)
@@ -199,7 +221,9 @@ def _run_all_rows(graphs: Graphs, returned: list[Any]) -> None:
     outputs = returned[len(graphs.mutated) :]
     tangents = [torch.ones_like(outputs[position]) for position in graphs.differentiable]
     gradients = graphs.backward([*(returned[value.index] for value in graphs.saved), *tangents])
-    if not all(bool(gradient.isfinite().all()) for gradient in gradients if isinstance(gradient, Tensor)):
+    if not all(
+        bool(gradient.isfinite().all()) for gradient in gradients if isinstance(gradient, Tensor)
+    ):
         raise Unclear("its gradients are not finite")
 
 
@@ -246,7 +270,10 @@ def choose_row_count(graphs: Graphs, least: int = 5) -> int:
     nodes = graphs.forward_module.graph.nodes
     # Numbers from 2**31 on are no sizes: a slice to the end has 2**63 - 1 in its arguments.
     numbers = set(graphs.lengths) | {
-        x for node in nodes for x in tree_leaves((node.args, node.kwargs)) if type(x) is int and 1 < abs(x) < 2**31
+        x
+        for node in nodes
+        for x in tree_leaves((node.args, node.kwargs))
+        if type(x) is int and 1 < abs(x) < 2**31
     }
     # Below 5 rows, nearly every graph has a multiple among its numbers, so they are not checked there.
     for n in (*range(least, 64), *range(min(least, 64) - 1, 1, -1)):
@@ -255,7 +282,9 @@ def choose_row_count(graphs: Graphs, least: int = 5) -> int:
     raise Unsupported("it does not take a batch of a few rows")
 
 
-def trial_arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[bool], n: int) -> Iterator[list[Tensor]]:
+def trial_arguments(
+    graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[bool], n: int
+) -> Iterator[list[Tensor]]:
     """Yields the arguments of the forward graph twice, for the same few rows, the second time with one row changed.
 
     Random numbers replace parameters of almost zero, which would hide the effect of everything that they scale.
@@ -274,23 +303,35 @@ def trial_arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched: 
                 # A batch with NaN is only one batch, and no reason to refuse the model.
                 base, changed = (torch.where(rows.isnan(), 0, rows) for rows in (base, changed))
                 # Noise, because rows of real data are often equal or mostly zeros, which would hide an effect.
-                base, noise = base + 0.1 * torch.randn_like(base), 0.1 * torch.randn_like(base[CHANGED])
+                base, noise = (
+                    base + 0.1 * torch.randn_like(base),
+                    0.1 * torch.randn_like(base[CHANGED]),
+                )
                 noise = changed[CHANGED] + noise
                 changed = base.clone()
                 changed[CHANGED] = noise
         else:
             base = changed = tensor.detach()
-            if kind == "param" and tensor.is_floating_point() and tensor.numel() and float(tensor.abs().max()) < 1e-2:
+            if (
+                kind == "param"
+                and tensor.is_floating_point()
+                and tensor.numel()
+                and float(tensor.abs().max()) < 1e-2
+            ):
                 base = changed = 0.1 * torch.randn_like(tensor)
         own.append(base)
         other.append(changed)
     if all(x is y or torch.equal(x, y) for x, y in zip(own, other, strict=True)):
-        raise Unclear("all samples of the batch are equal, so mixing cannot be detected; use a batch of different samples")
+        raise Unclear(
+            "all samples of the batch are equal, so mixing cannot be detected; use a batch of different samples"
+        )
     yield own
     yield other
 
 
-def _run_both(graphs: Graphs, own: list[Tensor], other: list[Tensor]) -> tuple[list[Any], list[fx.Node]]:
+def _run_both(
+    graphs: Graphs, own: list[Tensor], other: list[Tensor]
+) -> tuple[list[Any], list[fx.Node]]:
     """Runs the forward graph on both lists of arguments, node by node, and undoes each effect of one sample on others.
 
     Returns:
@@ -303,7 +344,9 @@ def _run_both(graphs: Graphs, own: list[Tensor], other: list[Tensor]) -> tuple[l
     inputs = iter(zip(own, other, strict=True))
     for node in graphs.forward_module.graph.nodes:
         if node.op == "output":
-            returned = [a.get(value) if isinstance(value, fx.Node) else value for value in node.args[0]]
+            returned = [
+                a.get(value) if isinstance(value, fx.Node) else value for value in node.args[0]
+            ]
             return returned, _reaching_rows(mixing, graphs)
         if node.op == "placeholder":
             a[node], b[node] = next(inputs)
@@ -331,19 +374,29 @@ def _run_node(runner: fx.Interpreter, node: fx.Node, values: dict[fx.Node, Any])
     return getattr(runner, node.op)(node.target, args, kwargs)
 
 
-def _undo_mixing(graphs: Graphs, node: fx.Node, values: dict[fx.Node, Any], other: Any) -> tuple[Any, bool]:
+def _undo_mixing(
+    graphs: Graphs, node: fx.Node, values: dict[fx.Node, Any], other: Any
+) -> tuple[Any, bool]:
     """Returns the second value of a node without effects of one sample on another, and whether there were any."""
     layouts: Any = graphs.layouts[node]
     own = values[node]
     n = graphs.tried
-    before = [layout for source in node.all_input_nodes for layout in several(graphs.layouts[source])]
-    if node.target in (*VIEWS, aten.repeat.default) and isinstance(layouts, Layout) and isinstance(before[0], Layout):
+    before = [
+        layout for source in node.all_input_nodes for layout in several(graphs.layouts[source])
+    ]
+    if (
+        node.target in (*VIEWS, aten.repeat.default)
+        and isinstance(layouts, Layout)
+        and isinstance(before[0], Layout)
+    ):
         # A merged size does not show whether samples or positions come first, nor do values that are equal in both orders, such
         # as a mask without padding. The numbers of the samples, reshaped in the same way, do show it.
         labels = before[0].labels(values[node.all_input_nodes[0]], n)
         times: Any = None if node.target in VIEWS else fx.map_arg(node.args[1], values.get)
         labels = labels.reshape(own.shape) if times is None else labels.repeat(times)
-        before = [layout for layout in _candidates(layouts) if torch.equal(labels, layout.labels(own, n))]
+        before = [
+            layout for layout in _candidates(layouts) if torch.equal(labels, layout.labels(own, n))
+        ]
     if not isinstance(own, tuple | list):
         unmixed, layout, mixes = _undo_in_tensor(own, other, layouts, before, n)
         graphs.layouts[node] = layout
@@ -351,9 +404,18 @@ def _undo_mixing(graphs: Graphs, node: fx.Node, values: dict[fx.Node, Any], othe
     if attention_dropout(node) == 0:
         # On CUDA, the seeds of attention without dropout, and the padding of its sums, are memory that was never written.
         other = type(own)(
-            [other[0], *(_with_row(x, y, at, n) for x, y, at in zip(own[1:], other[1:], several(layouts)[1:], strict=True))]
+            [
+                other[0],
+                *(
+                    _with_row(x, y, at, n)
+                    for x, y, at in zip(own[1:], other[1:], several(layouts)[1:], strict=True)
+                ),
+            ]
         )
-    parts = [_undo_in_tensor(x, y, layout, before, n) for x, y, layout in zip(own, other, several(layouts), strict=True)]
+    parts = [
+        _undo_in_tensor(x, y, layout, before, n)
+        for x, y, layout in zip(own, other, several(layouts), strict=True)
+    ]
     graphs.layouts[node] = tuple(layout for _, layout, _ in parts)
     return type(own)(unmixed for unmixed, _, _ in parts), any(mixes for _, _, mixes in parts)
 
@@ -362,7 +424,9 @@ def _candidates(layout: Layout) -> list[Layout]:
     return [layout] if layout.per == 1 else [layout, replace(layout, inner=True)]
 
 
-def _undo_in_tensor(own: Any, other: Any, layout: Any, before: list[Any], n: int) -> tuple[Any, Any, bool]:
+def _undo_in_tensor(
+    own: Any, other: Any, layout: Any, before: list[Any], n: int
+) -> tuple[Any, Any, bool]:
     if not isinstance(own, Tensor) or isinstance(layout, Unsupported):
         return own, layout, isinstance(layout, Unsupported)
     if layout is None:
@@ -372,7 +436,9 @@ def _undo_in_tensor(own: Any, other: Any, layout: Any, before: list[Any], n: int
     orders = {(source.per, source.inner) for source in before if isinstance(source, Layout)}
     # A value that is the same for all samples fits both orders. The order of a source comes first: a dropout mask has that of
     # the tensor that it masks.
-    for candidate in sorted(_candidates(layout), key=lambda candidate: (candidate.per, candidate.inner) not in orders):
+    for candidate in sorted(
+        _candidates(layout), key=lambda candidate: (candidate.per, candidate.inner) not in orders
+    ):
         reached = candidate.any(_differ(own, other), n)
         if not bool(torch.cat([reached[:CHANGED], reached[CHANGED + 1 :]]).any()):
             return other, candidate, False
@@ -411,7 +477,9 @@ def _reaching_rows(mixing: list[fx.Node], graphs: Graphs) -> list[fx.Node]:
                 continue
             seen.add(here)
             ahead.extend(here.users)
-        follow = [found for found in seen if found in graphs.layouts and _has_rows(graphs.layouts[found])]
+        follow = [
+            found for found in seen if found in graphs.layouts and _has_rows(graphs.layouts[found])
+        ]
         if follow:
             reaching.append(node)
     return reaching
@@ -452,17 +520,30 @@ def _verify(graphs: Graphs, returned: list[Any]) -> None:
         tangent = torch.randn_like(outputs[position])
         # The backward pass of an output without rows, such as a loss of the whole batch, always runs on all rows, so there is
         # nothing to compare.
-        tangents.append(tangent if graphs.outputs[position] is not None else torch.zeros_like(tangent))
+        tangents.append(
+            tangent if graphs.outputs[position] is not None else torch.zeros_like(tangent)
+        )
     layouts = [graphs.outputs[position] for position in graphs.differentiable]
     # Batch normalization mixes samples by design, so some rows are compared with its statistics held constant: everything else
     # in the model must still be exact. All rows in another order are compared with the graphs as they are.
     apart = _statistics_constant(graphs) if graphs.mixing else graphs
     # Another order than that of the batch, to detect a gradient that depends on the position of a row.
     every = [*range(n - 2, -1, -1), n - 1]
-    for tried, rows in (graphs, every), (apart, [0, 2] if n > 2 else [0]), (apart, [1]), (apart, [n - 1]):
+    for tried, rows in (
+        (graphs, every),
+        (apart, [0, 2] if n > 2 else [0]),
+        (apart, [1]),
+        (apart, [n - 1]),
+    ):
         chosen = torch.tensor(rows, device=tangents[0].device)
-        selected = [t if at is None else at.take(t, chosen, n) for t, at in zip(tangents, layouts, strict=True)]
-        masked = [t if at is None else at.put(t, chosen, n) for t, at in zip(selected, layouts, strict=True)]
+        selected = [
+            t if at is None else at.take(t, chosen, n)
+            for t, at in zip(tangents, layouts, strict=True)
+        ]
+        masked = [
+            t if at is None else at.put(t, chosen, n)
+            for t, at in zip(selected, layouts, strict=True)
+        ]
         whole = tried.backward([*saved, *masked])
         some = run_backward(tried, list(saved), selected, chosen, n)
         compare_gradients(tried, whole, some, chosen)
@@ -473,19 +554,37 @@ def _statistics_constant(graphs: Graphs) -> Graphs:
     backward = copy.deepcopy(graphs.backward_module)
     for node in backward.graph.nodes:
         if "batch_norm" in str(node.target) and node.op == "call_function":
-            arguments = dict(zip((argument.name for argument in node.target._schema.arguments), node.args, strict=False))
+            arguments = dict(
+                zip(
+                    (argument.name for argument in node.target._schema.arguments),
+                    node.args,
+                    strict=False,
+                )
+            )
             # The kernels of cudnn and miopen have other names for the same arguments.
             mean = arguments["save_mean"]
             spread = arguments["save_invstd" if "save_invstd" in arguments else "save_var"]
             gradient, eps = (
-                arguments[a if a in arguments else b] for a, b in (("grad_out", "grad_output"), ("eps", "epsilon"))
+                arguments[a if a in arguments else b]
+                for a, b in (("grad_out", "grad_output"), ("eps", "epsilon"))
             )
             wanted = arguments.get("output_mask", [True] * 3)
             # `False` stands for evaluation. The spread is passed in the place of a variance, so the gradients are not those of
             # the model. But both compared results come from this graph, and only an effect of one row on another can make them
             # differ.
             node.target = aten.native_batch_norm_backward.default
-            node.args = (gradient, arguments["input"], arguments["weight"], mean, spread, mean, spread, False, eps, wanted)
+            node.args = (
+                gradient,
+                arguments["input"],
+                arguments["weight"],
+                mean,
+                spread,
+                mean,
+                spread,
+                False,
+                eps,
+                wanted,
+            )
     backward.recompile()
     return replace(graphs, backward=backward.forward)
 

@@ -114,7 +114,9 @@ def subset_backward(
         tensor([[4., 5.]])
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"subset_backward: `model` must be a torch.nn.Module, got {type(model).__name__}")
+        raise TypeError(
+            f"subset_backward: `model` must be a torch.nn.Module, got {type(model).__name__}"
+        )
     if (reason := lacks_torch()) is not None:
         raise RuntimeError(reason)
     check_wrapping(model)
@@ -124,12 +126,16 @@ def subset_backward(
 def _around(model: nn.Module, strict: bool, wanted: bool | None) -> "SubsetBackward":
     """Wraps a model; `wanted` is the argument `compile`."""
     wrapped = given(model)
-    options = {} if wanted and wrapped.options is None else None if wanted is False else wrapped.options
+    options = (
+        {} if wanted and wrapped.options is None else None if wanted is False else wrapped.options
+    )
     reason = None if options is None else lacks_compiler(wrapped.module)
     if wrapped.other is not None and wanted is None:
         reason = f"the backend {wrapped.other} compiled the model, and only Inductor can compile the graphs"
     if reason is not None and (strict or wanted):
-        raise RuntimeError(f"subset_backward: its graphs cannot be compiled: {reason}; or set compile=False.")
+        raise RuntimeError(
+            f"subset_backward: its graphs cannot be compiled: {reason}; or set compile=False."
+        )
     # Python looks special methods up in the class, so `__getattr__` cannot forward them.
     kind = SubsetContainer if hasattr(type(wrapped.module), "__getitem__") else SubsetBackward
     unusable = reason is not None and options is not None
@@ -165,7 +171,12 @@ class SubsetBackward(SubsetModule):
     """
 
     def __init__(
-        self, model: nn.Module, *, strict: bool, options: dict[str, Any] | None = None, plain: nn.Module | None = None
+        self,
+        model: nn.Module,
+        *,
+        strict: bool,
+        options: dict[str, Any] | None = None,
+        plain: nn.Module | None = None,
     ) -> None:
         super().__init__()
         # Loads torch's compiler, which takes too long for a training step.
@@ -181,7 +192,9 @@ class SubsetBackward(SubsetModule):
         self.compilations = 0
         self.tracing_s = 0.0
         self._options = options
-        self.__dict__["_plain"] = plain  # not a submodule: a parameter has only one name in the state_dict
+        self.__dict__["_plain"] = (
+            plain  # not a submodule: a parameter has only one name in the state_dict
+        )
         self._traces: OrderedDict[Any, list[Graphs]] = OrderedDict()
         self._refused: dict[Any, Unsupported] = {}
         self._patience = Patience(MAX_TRACES if strict else FREE_TRACES)
@@ -203,7 +216,9 @@ class SubsetBackward(SubsetModule):
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._call_plain(*args, **kwargs)
         if _transforms() is not None or torch.autograd.forward_ad._current_level >= 0:
-            raise RuntimeError("subset_backward: torch.func transforms are not supported; call the model itself (.wrapped)")
+            raise RuntimeError(
+                "subset_backward: torch.func transforms are not supported; call the model itself (.wrapped)"
+            )
         try:
             traced = self._prepare_call(args, kwargs)
         except Unsupported as reason:
@@ -236,7 +251,9 @@ class SubsetBackward(SubsetModule):
         if self._stopped is not None:
             raise self._stopped
         if has_global_hooks():
-            raise Unsupported("hooks are registered for all modules, which a traced graph does not call")
+            raise Unsupported(
+                "hooks are registered for all modules, which a traced graph does not call"
+            )
         tensors, rebuild = flatten_tensors(arguments)
         inputs = [dense(tensor) for tensor in tensors]
         settings = self._settings
@@ -259,17 +276,25 @@ class SubsetBackward(SubsetModule):
         inputs = [inputs[i] if isinstance(i, int) else i for i in arranged.inputs]
         return Call(graphs, inputs, arranged.buffers, n, graphs.lengths_of(tensors)), differentiated
 
-    def _graphs(self, tensors: list[Tensor], rebuild: Any, arguments: Any, settings: Settings) -> tuple[Graphs, int] | None:
+    def _graphs(
+        self, tensors: list[Tensor], rebuild: Any, arguments: Any, settings: Settings
+    ) -> tuple[Graphs, int] | None:
         """Returns graphs that hold for these inputs, and their batch size; None if there is nothing to leave out."""
         sizes = Counter(len(t) for t in tensors if t.dim())
-        if set(sizes) <= {0, 1} or not (settings.trains or any(tensor.requires_grad for tensor in tensors)):
+        if set(sizes) <= {0, 1} or not (
+            settings.trains or any(tensor.requires_grad for tensor in tensors)
+        ):
             return None  # in a batch of one sample there is nothing to leave out
         likely = sizes.most_common(1)[0][0]
         base = settings.key, autocast(tensors)
         exact = (*base, describe(arguments, likely))
         graphs = self._find_graphs(exact, tensors)
         # A last batch with only one sample is no reason for a further trace if its kind was traced with more samples.
-        if graphs is None and exact in self._traces and max(len(tensors[one.first]) for one in self._traces[exact]) < 2:
+        if (
+            graphs is None
+            and exact in self._traces
+            and max(len(tensors[one.first]) for one in self._traces[exact]) < 2
+        ):
             return None
         any_size = (*base, describe(arguments, likely, sizes=False))
         graphs = graphs or self._find_graphs(any_size, tensors)
@@ -277,10 +302,16 @@ class SubsetBackward(SubsetModule):
             varying = self._shapes.varying(any_size, tensors, likely)
             # A model that needs to know its length, as in a loop over positions, is traced for this length below.
             with contextlib.suppress(Unsupported):
-                graphs = self._trace_kind(any_size, settings, tensors, rebuild, sizes, varying) if varying else None
+                graphs = (
+                    self._trace_kind(any_size, settings, tensors, rebuild, sizes, varying)
+                    if varying
+                    else None
+                )
         # Otherwise each further length would be traced at once.
         at_once = self.strict or any_size not in self._refused
-        graphs = graphs or self._trace_kind(exact, settings, tensors, rebuild, sizes, at_once=at_once)
+        graphs = graphs or self._trace_kind(
+            exact, settings, tensors, rebuild, sizes, at_once=at_once
+        )
         return graphs, len(tensors[graphs.first])
 
     def _find_graphs(self, key: Any, tensors: list[Tensor]) -> Graphs | None:
@@ -339,7 +370,9 @@ class SubsetBackward(SubsetModule):
             self._traces.popitem(last=False)
         return graphs
 
-    def _compare(self, graphs: Graphs, settings: Settings, tensors: list[Tensor], rebuild: Any) -> None:
+    def _compare(
+        self, graphs: Graphs, settings: Settings, tensors: list[Tensor], rebuild: Any
+    ) -> None:
         """Compares graphs with the model; instead of compiled graphs, the examined graphs from which they were compiled.
 
         Raises:
@@ -364,7 +397,11 @@ class SubsetBackward(SubsetModule):
             raise self._stopped
 
     def _trace(
-        self, tensors: list[Tensor], rebuild: Any, sizes: Counter[int], varying: Sequence[tuple[int, int]] = ()
+        self,
+        tensors: list[Tensor],
+        rebuild: Any,
+        sizes: Counter[int],
+        varying: Sequence[tuple[int, int]] = (),
     ) -> Graphs:
         """Traces the model, and compiles the graphs if they are to be compiled."""
         from thresher.subset.making import make_graphs
@@ -397,7 +434,9 @@ class SubsetBackward(SubsetModule):
     def _give_up(self, reason: Unsupported) -> None:
         name = type(self.wrapped).__name__
         if self.strict:
-            raise RuntimeError(f"subset_backward: {name} cannot be used with strict=True: {reason}") from reason
+            raise RuntimeError(
+                f"subset_backward: {name} cannot be used with strict=True: {reason}"
+            ) from reason
         self.fallback = str(reason)
         if isinstance(reason, HasEffects):
             self._traces.clear()  # they lack the side effect that a comparison has found
@@ -412,7 +451,9 @@ class SubsetBackward(SubsetModule):
     def _warn(self, kind: type, text: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
-            warn(f"subset_backward: {text}. strict=True raises instead. This warning is given once.")
+            warn(
+                f"subset_backward: {text}. strict=True raises instead. This warning is given once."
+            )
 
     # Everything else is forwarded to the user's model
 
@@ -449,7 +490,9 @@ class SubsetBackward(SubsetModule):
     def __setattr__(self, name: str, value: Any) -> None:
         members = self.__dict__
         if name == "wrapped":
-            raise AttributeError("subset_backward: `wrapped` cannot be replaced; call subset_backward with the other model")
+            raise AttributeError(
+                "subset_backward: `wrapped` cannot be replaced; call subset_backward with the other model"
+            )
         if name == "training" and "wrapped" in members:
             members["wrapped"].training = value
         # A loop that sets an attribute, such as a temperature, means the model whose forward reads it, not this wrapper.
@@ -463,7 +506,12 @@ class SubsetBackward(SubsetModule):
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs and settings refer to the tensor objects of this model. A copy has other tensors, so it is traced again.
-        fresh = {"_traces": OrderedDict(), "_refused": {}, "_patience": Patience(self._patience.free), "_shapes": Shapes()}
+        fresh = {
+            "_traces": OrderedDict(),
+            "_refused": {},
+            "_patience": Patience(self._patience.free),
+            "_shapes": Shapes(),
+        }
         return {**self.__dict__, **fresh, "_settings": None, "_plain": None, "meter": None}
 
 
@@ -532,7 +580,9 @@ def mixes_samples(model: nn.Module) -> tuple[str, ...]:
         ()
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"mixes_samples: `model` must be a torch.nn.Module, got {type(model).__name__}")
+        raise TypeError(
+            f"mixes_samples: `model` must be a torch.nn.Module, got {type(model).__name__}"
+        )
     names = list(_batch_norms(model.wrapped if isinstance(model, SubsetBackward) else model))
     for part in model.modules():
         if isinstance(part, SubsetBackward):

@@ -61,7 +61,9 @@ def effects_undone(objects: Iterable[tuple[str, Any]]) -> Iterator[list[str]]:
                 changed += [name for name in names if name.rpartition(".")[2] not in TENSOR_TABLES]
         # Raised even if the block failed: tracing fails if it meets a tensor that it has itself left in a container.
         if changed and not isinstance(sys.exc_info()[1], KeyboardInterrupt):
-            raise HasEffects(f"its forward changes {', '.join(sorted(changed)[:3])}, which a traced graph does not repeat")
+            raise HasEffects(
+                f"its forward changes {', '.join(sorted(changed)[:3])}, which a traced graph does not repeat"
+            )
 
 
 def _snapshot(objects: Iterable[tuple[str, Any]]) -> list[tuple[str, Any, dict[Any, Any]]]:
@@ -80,7 +82,10 @@ def _snapshot(objects: Iterable[tuple[str, Any]]) -> list[tuple[str, Any, dict[A
             room -= size
             found.append((label, store, contents := _contents(store)))
             if not (isinstance(store, ARRAYS) or label.rpartition(".")[2] in TENSOR_TABLES):
-                inside = ((f"{label}{key}" if label.endswith(".") else label, value) for key, value in contents.items())
+                inside = (
+                    (f"{label}{key}" if label.endswith(".") else label, value)
+                    for key, value in contents.items()
+                )
                 ahead.extend(pair for pair in inside if not isinstance(pair[1], CONSTANT_TYPES))
     return found
 
@@ -89,7 +94,9 @@ def _stores(label: str, thing: Any) -> Iterator[tuple[str, Any]]:
     """Yields each object that holds contents of `thing`, with a label, which ends with a dot if the contents are attributes."""
     kind = type(thing)
     # Not a Parameter: a forward that writes one is refused by `assemble`, and all of them may be too large to copy.
-    array = kind is np.ndarray or (kind is Tensor and not (thing.requires_grad or thing.is_meta or thing.is_sparse))
+    array = kind is np.ndarray or (
+        kind is Tensor and not (thing.requires_grad or thing.is_meta or thing.is_sparse)
+    )
     if array or (isinstance(thing, (*CONTAINERS, tuple)) and len(thing) <= MOST_OBJECTS):
         yield label, thing
     bases = [base for base in kind.__mro__ if not is_library(base.__module__)]
@@ -109,12 +116,18 @@ def _contents(store: Any) -> dict[Any, Any]:
     if isinstance(store, dict):
         # Not by the method `items`, which a subclass may override. The registries of a module, such as its hooks, are compared
         # elsewhere.
-        return {key: value for key, value in dict.items(store) if key not in REGISTRIES or key in TENSOR_TABLES}
+        return {
+            key: value
+            for key, value in dict.items(store)
+            if key not in REGISTRIES or key in TENSOR_TABLES
+        }
     if isinstance(store, type):
         return {name: value for name, value in vars(store).items() if not name.startswith("__")}
     if isinstance(store, (*CONTAINERS, tuple)):
         return dict(enumerate(store))
-    return {name: getattr(store, name, None) for base in type(store).__mro__ for name in slots_of(base)}
+    return {
+        name: getattr(store, name, None) for base in type(store).__mro__ for name in slots_of(base)
+    }
 
 
 def _restore(store: Any, before: dict[Any, Any]) -> list[Any]:
@@ -130,7 +143,11 @@ def _restore(store: Any, before: dict[Any, Any]) -> list[Any]:
     now = _contents(store)
     # By identity: `==` of arrays has no truth value, and that of objects is the user's code. `LeafIndex` stands for a missing
     # key, since None may be a value.
-    keys = [key for key in {**before, **now} if before.get(key, LeafIndex) is not now.get(key, LeafIndex)]
+    keys = [
+        key
+        for key in {**before, **now}
+        if before.get(key, LeafIndex) is not now.get(key, LeafIndex)
+    ]
     if keys and isinstance(store, CONTAINERS) and not isinstance(store, dict):
         # In place, because others may hold the same container.
         store.clear()
@@ -138,7 +155,11 @@ def _restore(store: Any, before: dict[Any, Any]) -> list[Any]:
         return keys
     # Not through the user's `__setattr__`, which may have side effects itself.
     owner: Any = type if isinstance(store, type) else object
-    put, drop = (kind.__setitem__, kind.__delitem__) if isinstance(store, dict) else (owner.__setattr__, owner.__delattr__)
+    put, drop = (
+        (kind.__setitem__, kind.__delitem__)
+        if isinstance(store, dict)
+        else (owner.__setattr__, owner.__delattr__)
+    )
     for key in keys:
         put(store, key, before[key]) if key in before else drop(store, key)
     return keys

@@ -20,7 +20,13 @@ RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 SHOWN = "thresher_shown"
 """Key in the `meta` of nodes whose values the forward graph returns, other than saved values."""
 
-MOVES = (aten.t.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dim)
+MOVES = (
+    aten.t.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+)
 """Operations that only move dimensions."""
 
 
@@ -81,7 +87,10 @@ def _shape(node: Any) -> list[str]:
 
 
 def _sizes(node: Any) -> list[Any]:
-    return [size.node.expr if isinstance(size, torch.SymInt) else size for size in node.meta["val"].shape]
+    return [
+        size.node.expr if isinstance(size, torch.SymInt) else size
+        for size in node.meta["val"].shape
+    ]
 
 
 def _is_output(node: Any) -> bool:
@@ -89,7 +98,9 @@ def _is_output(node: Any) -> bool:
     return SHOWN in node.meta
 
 
-def _insert(graph: fx.Graph, before: fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
+def _insert(
+    graph: fx.Graph, before: fx.Node, target: Any, args: tuple[Any, ...], value: Any
+) -> fx.Node:
     with graph.inserting_before(before):
         inserted = graph.call_function(target, args)
     inserted.meta["val"] = value
@@ -147,7 +158,9 @@ def _moves(module: fx.GraphModule) -> None:
         if dims == list(range(len(dims))) and not _is_output(node):
             _replace(node, root)
         elif source is not root:
-            permuted = _insert(module.graph, node, aten.permute.default, (root, dims), node.meta["val"])
+            permuted = _insert(
+                module.graph, node, aten.permute.default, (root, dims), node.meta["val"]
+            )
             chains[permuted] = root, dims
             del chains[node]
             _replace(node, permuted)
@@ -156,14 +169,20 @@ def _moves(module: fx.GraphModule) -> None:
 def _reshapes(module: fx.GraphModule) -> None:
     """Removes reshapes and copies that a reshape follows, and reshapes and expansions to the same shape."""
     for node in _nodes(module):
-        if node.target is aten.expand.default and _shape(node) == _shape(node.args[0]) and not _is_output(node):
+        if (
+            node.target is aten.expand.default
+            and _shape(node) == _shape(node.args[0])
+            and not _is_output(node)
+        ):
             _replace(node, node.args[0])
             continue
         if node.target not in RESHAPES:
             continue
         source: Any = node.args[0]
         # A copy of an input stays: without it the output could share memory with the input.
-        while source.target in RESHAPES or (_is_copy(source) and len(source.users) == 1 and source.args[0].op != "placeholder"):
+        while source.target in RESHAPES or (
+            _is_copy(source) and len(source.users) == 1 and source.args[0].op != "placeholder"
+        ):
             source = source.args[0]
             node.args = (source, node.args[1])
             node.target = aten.reshape.default
@@ -177,7 +196,9 @@ def _is_copy(node: Any) -> bool:
 
 def _is_fresh(node: Any) -> bool:
     """Whether a value is a view of memory that an operation of the graph made."""
-    while node.op == "call_function" and (node.target in (*RESHAPES, *MOVES, aten.select.int, aten.expand.default)):
+    while node.op == "call_function" and (
+        node.target in (*RESHAPES, *MOVES, aten.select.int, aten.expand.default)
+    ):
         node = node.args[0]
     return node.op != "placeholder" and node.op != "get_attr"
 
@@ -189,7 +210,9 @@ def _copies(module: fx.GraphModule) -> None:
             continue
         # A copy with a memory format changes the strides. Readers need that, except `select`, which takes any strides.
         parts = all(user.target is aten.select.int for user in node.users)
-        same = not node.kwargs and not any(user.target is aten._unsafe_view.default and _is_output(user) for user in node.users)
+        same = not node.kwargs and not any(
+            user.target is aten._unsafe_view.default and _is_output(user) for user in node.users
+        )
         if (parts or same) and not _is_output(node):
             _replace(node, node.args[0])
 
@@ -204,27 +227,48 @@ def _heads(module: fx.GraphModule) -> None:
             continue
         moved: Any = node.args[0]
         inner: Any = moved.args[0]
-        if tuple(moved.args[1:]) not in ((0, 1), (1, 0)) or inner.target not in RESHAPES or _is_output(node.args[0]):
+        if (
+            tuple(moved.args[1:]) not in ((0, 1), (1, 0))
+            or inner.target not in RESHAPES
+            or _is_output(node.args[0])
+        ):
             continue
         source: Any = inner.args[0]
         x = _sizes(source)
         y = _sizes(inner)
         z = _sizes(node)
         # Merging: (n, heads, length, width) by way of (n * heads, length, width) to (length, n, heads * width).
-        if len(x) == 4 and len(y) == 3 and len(z) == 3 and y == [x[0] * x[1], x[2], x[3]] and z == [x[2], x[0], x[1] * x[3]]:
+        if (
+            len(x) == 4
+            and len(y) == 3
+            and len(z) == 3
+            and y == [x[0] * x[1], x[2], x[3]]
+            and z == [x[2], x[0], x[1] * x[3]]
+        ):
             value = source.meta["val"].permute(2, 0, 1, 3)
-            permuted = _insert(module.graph, node, aten.permute.default, (source, [2, 0, 1, 3]), value)
+            permuted = _insert(
+                module.graph, node, aten.permute.default, (source, [2, 0, 1, 3]), value
+            )
             node.args = (permuted, node.args[1])
             node.target = aten.reshape.default
         # Splitting: (length, n, heads * width) by way of (length, n * heads, width) to (n, heads, length, width).
-        elif len(x) == 3 and len(y) == 3 and len(z) == 4 and y == [x[0], z[0] * z[1], z[3]] and z[2] == x[0] and z[0] == x[1]:
+        elif (
+            len(x) == 3
+            and len(y) == 3
+            and len(z) == 4
+            and y == [x[0], z[0] * z[1], z[3]]
+            and z[2] == x[0]
+            and z[0] == x[1]
+        ):
             sizes = list(node.args[1])
             whole = [sizes[2], sizes[0], sizes[1], sizes[3]]
             if _is_output(node):
                 continue
             value = node.meta["val"].permute(2, 0, 1, 3)
             split = _insert(module.graph, node, aten.reshape.default, (source, whole), value)
-            permuted = _insert(module.graph, node, aten.permute.default, (split, [1, 2, 0, 3]), node.meta["val"])
+            permuted = _insert(
+                module.graph, node, aten.permute.default, (split, [1, 2, 0, 3]), node.meta["val"]
+            )
             _replace(node, permuted)
     _split_gradients(module)
 
@@ -255,10 +299,18 @@ def _stacks(module: fx.GraphModule) -> None:
         sizes = parts[0].args[1]
         dim = parts[0].args[2]
         count = sizes[dim]
-        index = {part.args[3] % count: part.args[0] for part in parts if part.args[1:3] == (sizes, dim)}
+        index = {
+            part.args[3] % count: part.args[0] for part in parts if part.args[1:3] == (sizes, dim)
+        }
         # Each part exactly once: a missing one would have to be zeros, and a repeated one a sum.
         if type(count) is int and len(parts) == count == len(index):
-            stacked = _insert(module.graph, node, aten.stack.default, ([index[i] for i in range(count)], dim), node.meta["val"])
+            stacked = _insert(
+                module.graph,
+                node,
+                aten.stack.default,
+                ([index[i] for i in range(count)], dim),
+                node.meta["val"],
+            )
             _replace(node, stacked)
 
 
@@ -268,7 +320,9 @@ def _parts(node: Any) -> list[Any] | None:
         return [node] if len(node.users) == 1 else None
     if node.target is not aten.add.Tensor or node.kwargs:
         return None
-    left, right = (_parts(operand) if isinstance(operand, fx.Node) else None for operand in node.args[:2])
+    left, right = (
+        _parts(operand) if isinstance(operand, fx.Node) else None for operand in node.args[:2]
+    )
     return None if left is None or right is None else left + right
 
 
@@ -289,12 +343,19 @@ def _move_stacks(module: fx.GraphModule) -> None:
         at = dims.index(dim)
         stacked = _insert(module.graph, node, aten.stack.default, (parts, at), node.meta["val"])
         _replace(node, stacked)
-        reshaped = [part.target in RESHAPES and part.args[0].target is aten.permute.default for part in parts]
+        reshaped = [
+            part.target in RESHAPES and part.args[0].target is aten.permute.default
+            for part in parts
+        ]
         if all(reshaped) and at == len(dims) - 2:  # merged last dimensions stay apart, as views
             wide = [part.args[0] for part in parts]
             shapes = {tuple(_shape(part)) for part in wide}
             users = list(stacked.users)
-            if len(shapes) == 1 and len(next(iter(shapes))) == len(dims) and all(_reshaped_only(user) for user in users):
+            if (
+                len(shapes) == 1
+                and len(next(iter(shapes))) == len(dims)
+                and all(_reshaped_only(user) for user in users)
+            ):
                 value = torch.stack([part.meta["val"] for part in wide], at)
                 whole = _insert(module.graph, stacked, aten.stack.default, (wide, at), value)
                 stacked.replace_all_uses_with(whole)
@@ -303,12 +364,16 @@ def _move_stacks(module: fx.GraphModule) -> None:
 
 def _reshaped_only(user: Any) -> bool:
     """Whether the shape of a value does not matter to the node that reads it, because the node reshapes it."""
-    return user.target in RESHAPES or (_is_copy(user) and all(after.target in RESHAPES for after in user.users))
+    return user.target in RESHAPES or (
+        _is_copy(user) and all(after.target in RESHAPES for after in user.users)
+    )
 
 
 def dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Computes aten.native_dropout with a mask of bytes: products with bools take three times as long on a CPU."""
-    if torch._C._len_torch_dispatch_stack():  # a comparison with the model replaces random operations
+    if (
+        torch._C._len_torch_dispatch_stack()
+    ):  # a comparison with the model replaces random operations
         dropped, mask = aten.native_dropout.default(x, p, True)
         return dropped, mask.view(torch.uint8)
     # `bernoulli_` draws the same numbers for bytes as for bools, and the products are those of native_dropout on a CPU: the
@@ -333,7 +398,11 @@ def _byte_masks(graphs: Graphs) -> None:
     returned = returned_nodes(graphs.forward_module)
     of = dict(zip((returned[saved.index] for saved in graphs.saved), arguments, strict=False))
     for node in _nodes(graphs.forward_module):
-        if node.target is not aten.native_dropout.default or not 0 < node.args[1] < 1 or node.args[2] is False:
+        if (
+            node.target is not aten.native_dropout.default
+            or not 0 < node.args[1] < 1
+            or node.args[2] is False
+        ):
             continue
         value = node.args[0].meta["val"]
         masks = [user for user in node.users if user.args[1] == 1]
@@ -342,9 +411,15 @@ def _byte_masks(graphs: Graphs) -> None:
         if value.device.type != "cpu" or value.dtype != torch.float32 or len(masks) > 1:
             continue
         # Anything else that reads the mask expects bools.
-        if any(user.op != "output" for mask in masks for user in mask.users) or len(readers) != len(masks):
+        if any(user.op != "output" for mask in masks for user in mask.users) or len(readers) != len(
+            masks
+        ):
             continue
-        if any(user.target is not aten.native_dropout_backward.default for one in readers for user in one.users):
+        if any(
+            user.target is not aten.native_dropout_backward.default
+            for one in readers
+            for user in one.users
+        ):
             continue
         node.target = dropout
         node.args = node.args[:2]

@@ -135,19 +135,27 @@ def describe(tree: Any, n: int, *, sizes: bool = True) -> Any:
     if isinstance(tree, Tensor):
         others = (lambda shape: tuple(shape)) if sizes else len
         # A tensor with another first dimension is shared by all samples, so this size counts.
-        shape = ("n", others(tree.shape[1:])) if tree.dim() and len(tree) == n else others(tree.shape)
+        shape = (
+            ("n", others(tree.shape[1:])) if tree.dim() and len(tree) == n else others(tree.shape)
+        )
         channels_last = tree.dim() == 4 and tree.is_contiguous(memory_format=torch.channels_last)
         return shape, tree.dtype, tree.device, tree.requires_grad, channels_last
     if isinstance(tree, Mapping):
-        return type(tree), tuple((key, describe(value, n, sizes=sizes)) for key, value in tree.items())
+        return type(tree), tuple(
+            (key, describe(value, n, sizes=sizes)) for key, value in tree.items()
+        )
     if isinstance(tree, tuple | list):
         return type(tree), tuple(describe(value, n, sizes=sizes) for value in tree)
     if is_dataclass(tree) and not isinstance(tree, type):
-        return type(tree), tuple(describe(getattr(tree, field.name), n, sizes=sizes) for field in fields(tree))
+        return type(tree), tuple(
+            describe(getattr(tree, field.name), n, sizes=sizes) for field in fields(tree)
+        )
     if isinstance(tree, CONSTANT_TYPES):
         # With the type, since True, 1 and 1.0 are equal.
         return type(tree), tree
-    raise Unsupported(f"it is given a {type(tree).__name__}, whose contents would be constants in the trace")
+    raise Unsupported(
+        f"it is given a {type(tree).__name__}, whose contents would be constants in the trace"
+    )
 
 
 class Shapes:
@@ -207,7 +215,12 @@ class Variables:
             # Statically: `getattr` would run a descriptor of the user's.
             self._follow(inspect.getattr_static(kind, "forward", None), kind)
         # Functions in attributes, such as an activation or a `forward` that was replaced for one module.
-        for function in [value for part in parts for value in part.__dict__.values() if type(value) is types.FunctionType]:
+        for function in [
+            value
+            for part in parts
+            for value in part.__dict__.values()
+            if type(value) is types.FunctionType
+        ]:
             self._follow(function, None)
         self._fixed = []
         self._open = []
@@ -219,7 +232,10 @@ class Variables:
             elif isinstance(value, CONTAINERS) or hasattr(value, "__dict__"):
                 self._open.append((space, name, value, _members(value)))
         self.key = (
-            tuple(value if isinstance(value, CONSTANT_TYPES) else id(value) for _, _, value in self._fixed),
+            tuple(
+                value if isinstance(value, CONSTANT_TYPES) else id(value)
+                for _, _, value in self._fixed
+            ),
             tuple((id(value), _by_identity(members)) for _, _, value, members in self._open),
         )
 
@@ -258,7 +274,11 @@ class Variables:
         """
         # Bound methods, static methods and decorators wrap the function whose code names its variables.
         function = inspect.unwrap(getattr(function, "__func__", function))
-        if type(function) is not types.FunctionType or id(function) in self._seen or is_library(function.__module__):
+        if (
+            type(function) is not types.FunctionType
+            or id(function) in self._seen
+            or is_library(function.__module__)
+        ):
             return
         self._seen.add(id(function))
         names = _names(function.__code__)
@@ -288,8 +308,12 @@ class Variables:
             return
         # Objects of libraries have too many attributes to compare in every call, and a module in a global is no part of the
         # model.
-        library = isinstance(value, nn.Module) or is_library(getattr(type(value), "__module__", None) or "")
-        if library and not isinstance(value, (*CONSTANT_TYPES, *CONTAINERS, Tensor, types.SimpleNamespace)):
+        library = isinstance(value, nn.Module) or is_library(
+            getattr(type(value), "__module__", None) or ""
+        )
+        if library and not isinstance(
+            value, (*CONSTANT_TYPES, *CONTAINERS, Tensor, types.SimpleNamespace)
+        ):
             return
         self._follow(value, None)
         self._found[id(space), name] = space, name
@@ -324,7 +348,11 @@ def _members(value: Any) -> Any:
         if len(value) > LONGEST:
             return len(value)
         return dict(value) if isinstance(value, dict) else list(value)
-    return {name: member for name, member in value.__dict__.items() if isinstance(member, CONSTANT_TYPES)}
+    return {
+        name: member
+        for name, member in value.__dict__.items()
+        if isinstance(member, CONSTANT_TYPES)
+    }
 
 
 def _same(now: Any, before: Any) -> bool:
@@ -340,7 +368,9 @@ def _by_identity(members: Any) -> Any:
     if isinstance(members, int):
         return members
     values = members.items() if isinstance(members, dict) else enumerate(members)
-    return tuple((name, value if isinstance(value, CONSTANT_TYPES) else id(value)) for name, value in values)
+    return tuple(
+        (name, value if isinstance(value, CONSTANT_TYPES) else id(value)) for name, value in values
+    )
 
 
 TABLES = ("_modules", "_parameters", "_buffers")
@@ -395,7 +425,10 @@ class Settings:
 
     def hold(self) -> bool:
         """Checks that nothing has changed since the snapshot, including the identity of the tensors; runs in every call."""
-        return all(_unchanged(*snapshot) for snapshot in self._snapshots) and self.outside.changed() is None
+        return (
+            all(_unchanged(*snapshot) for snapshot in self._snapshots)
+            and self.outside.changed() is None
+        )
 
     def tensors(self, graphs: Graphs) -> GraphTensors:
         """Returns the tensors that graphs traced with these settings read or update."""
@@ -430,7 +463,9 @@ def check_traceable(module: nn.Module) -> None:
         raise Unsupported("it has parameters without a shape yet; call it once before wrapping it")
     for name, part in module.named_modules():
         if has_hooks(part):
-            raise Unsupported(f"module {name or 'model'!r} has hooks, which a traced graph does not call")
+            raise Unsupported(
+                f"module {name or 'model'!r} has hooks, which a traced graph does not call"
+            )
         # A process that keeps no row runs no backward graph, and the others would wait for its part of the statistics.
         if isinstance(part, nn.SyncBatchNorm) and part.training and in_several_processes():
             raise Unsupported(
@@ -440,16 +475,28 @@ def check_traceable(module: nn.Module) -> None:
 
 def has_hooks(part: nn.Module) -> bool:
     """Checks whether a call of a module runs more than its forward."""
-    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+    return bool(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
+    )
 
 
 def has_global_hooks() -> bool:
     """Checks whether a hook is registered for all modules, other than those by which torch names modules in profiles."""
     if not torch_module._has_any_global_hook():  # pyright: ignore[reportAttributeAccessIssue]
         return False
-    tables = [table for name, table in vars(torch_module).items() if name.startswith(("_global_forward", "_global_backward"))]
+    tables = [
+        table
+        for name, table in vars(torch_module).items()
+        if name.startswith(("_global_forward", "_global_backward"))
+    ]
     hooks = [hook for table in tables for hook in table.values() if callable(hook)]
-    return any(type(getattr(hook, "__self__", None)).__module__ != "torch.utils.module_tracker" for hook in hooks)
+    return any(
+        type(getattr(hook, "__self__", None)).__module__ != "torch.utils.module_tracker"
+        for hook in hooks
+    )
 
 
 def _modules_by_prefix(module: nn.Module) -> dict[str, nn.Module]:
@@ -465,7 +512,11 @@ def _modules_by_prefix(module: nn.Module) -> dict[str, nn.Module]:
                 f"{name} comes from torch.jit.script or torch.jit.trace, and cannot be traced; use the original Python module"
             )
         modules[prefix] = part
-        ahead.extend((f"{prefix}{name}.", child) for name, child in part._modules.items() if child is not None)
+        ahead.extend(
+            (f"{prefix}{name}.", child)
+            for name, child in part._modules.items()
+            if child is not None
+        )
     return modules
 
 
@@ -479,32 +530,61 @@ def _module_signature(part: nn.Module) -> tuple[Any, ...]:
     """Returns a hashable description of one module without its children."""
     seen: set[int] = set()
     attributes = tuple(_constant(value, seen) for _, value in own_attributes(part))
-    return type(part), has_hooks(part), attributes, tuple(_tensor_signature(tensor) for tensor in _registered_tensors(part))
+    return (
+        type(part),
+        has_hooks(part),
+        attributes,
+        tuple(_tensor_signature(tensor) for tensor in _registered_tensors(part)),
+    )
 
 
 def _snapshot(part: nn.Module) -> tuple[Any, ...]:
     """Returns the arguments of `_unchanged`: a module and everything that is compared with it later."""
-    inside = {name: _constant(value, set()) for name, value in own_attributes(part) if not _is_fixed(value)}
-    tables = [_module_members(table) for table in (part.__dict__, *(part.__dict__[name] for name in TABLES))]
-    return part, type(part), has_hooks(part), tables, inside, [_tensor_signature(t) for t in _registered_tensors(part)]
+    inside = {
+        name: _constant(value, set())
+        for name, value in own_attributes(part)
+        if not _is_fixed(value)
+    }
+    tables = [
+        _module_members(table)
+        for table in (part.__dict__, *(part.__dict__[name] for name in TABLES))
+    ]
+    return (
+        part,
+        type(part),
+        has_hooks(part),
+        tables,
+        inside,
+        [_tensor_signature(t) for t in _registered_tensors(part)],
+    )
 
 
 def _module_members(table: dict[str, Any]) -> tuple[list[str], list[Any]]:
     return list(table), list(table.values())
 
 
-def _unchanged(part: Any, kind: type, hooked: bool, tables: Any, inside: dict[str, Any], signatures: Any) -> bool:
+def _unchanged(
+    part: Any, kind: type, hooked: bool, tables: Any, inside: dict[str, Any], signatures: Any
+) -> bool:
     """Compares by identity, not by equality: a tensor may equal the number whose place it has taken."""
     attributes = part.__dict__
     if type(part) is not kind or has_hooks(part) != hooked:
         return False
     # Empty tables first, then names, then members: this runs for every module in every call.
-    for table, (names, members) in zip((attributes, *map(attributes.__getitem__, TABLES)), tables, strict=True):
-        if (table or names) and not (list(table) == names and all(map(is_, table.values(), members))):
+    for table, (names, members) in zip(
+        (attributes, *map(attributes.__getitem__, TABLES)), tables, strict=True
+    ):
+        if (table or names) and not (
+            list(table) == names and all(map(is_, table.values(), members))
+        ):
             return False
-    if inside and any(_constant(attributes[name], set()) != value for name, value in inside.items()):
+    if inside and any(
+        _constant(attributes[name], set()) != value for name, value in inside.items()
+    ):
         return False
-    return not signatures or all(map(eq, map(_tensor_signature, _registered_tensors(part)), signatures))
+    return not signatures or all(
+        map(eq, map(_tensor_signature, _registered_tensors(part)), signatures)
+    )
 
 
 def _registered_tensors(part: nn.Module) -> list[Tensor | None]:
@@ -514,12 +594,19 @@ def _registered_tensors(part: nn.Module) -> list[Tensor | None]:
 def _tensor_signature(tensor: Tensor | None) -> Any:
     if tensor is None:
         return None
-    return tensor.requires_grad, tensor.dtype, tensor.device, None if is_lazy(tensor) else tensor.shape
+    return (
+        tensor.requires_grad,
+        tensor.dtype,
+        tensor.device,
+        None if is_lazy(tensor) else tensor.shape,
+    )
 
 
 def _is_fixed(value: Any) -> bool:
     """Checks that nothing inside a value can change."""
-    return isinstance(value, CONSTANT_TYPES) or (type(value) is tuple and all(map(_is_fixed, value)))
+    return isinstance(value, CONSTANT_TYPES) or (
+        type(value) is tuple and all(map(_is_fixed, value))
+    )
 
 
 def _constant(value: Any, seen: set[int]) -> Any:
@@ -541,14 +628,18 @@ def _constant(value: Any, seen: set[int]) -> Any:
         return tuple(_constant(member, seen) for member in value)
     if isinstance(value, np.ndarray):
         # The bytes of an array of objects are addresses.
-        return id(value), value.tobytes() if value.nbytes <= MAX_BYTES and not value.dtype.hasobject else None
+        return id(
+            value
+        ), value.tobytes() if value.nbytes <= MAX_BYTES and not value.dtype.hasobject else None
     # Objects may refer to each other in a circle.
     if id(value) in seen:
         return id(value)
     seen.add(id(value))
     if isinstance(value, Namespace | SimpleNamespace) or is_dataclass(value):
         return id(value), tuple(_constant(member, seen) for member in _attributes(value))
-    return id(value), tuple(member for member in _attributes(value) if isinstance(member, CONSTANT_TYPES))
+    return id(value), tuple(
+        member for member in _attributes(value) if isinstance(member, CONSTANT_TYPES)
+    )
 
 
 def _attributes(value: Any) -> Iterable[Any]:

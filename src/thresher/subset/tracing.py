@@ -14,7 +14,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    free_unbacked_symbols,
+)
 
 from thresher import rng
 from thresher.subset.assembly import Joint, TracedSizes
@@ -47,7 +52,9 @@ class FlatModule(nn.Module):
         outputs = self.inner(*args, **kwargs)
         for name, buffer in self.inner.named_buffers():
             if before.get(name) is not buffer:
-                raise Unsupported(f"its forward assigns buffer {name}, which a traced graph does not repeat")
+                raise Unsupported(
+                    f"its forward assigns buffer {name}, which a traced graph does not repeat"
+                )
         # Returned as it is, such a size would be a symbol of the trace, or in every later call the size of the traced call.
         for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
             map_leaves(_refuse_size, outputs, kind, objects=False)
@@ -104,11 +111,15 @@ def trace_joint(
         # Parts of the module that torch.compile has compiled could not be traced.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         # torch.export has no backward graph, and torch.compile does not show its backends which argument is which parameter.
-        joint = aot_export_joint_with_descriptors(stack, flat, tuple(fakes), {}, decompositions=decompositions)
+        joint = aot_export_joint_with_descriptors(
+            stack, flat, tuple(fakes), {}, decompositions=decompositions
+        )
         replaced = any(env.replacements.get(symbol, symbol) != symbol for symbol in symbols)
         # A symbol that equals a number makes graphs for this one batch size.
         if replaced or any(guard.expr.func is sympy.Eq for guard in env.guards):
-            raise Unsupported(f"its {'sizes are' if varying else 'batch size is'} compared with a number")
+            raise Unsupported(
+                f"its {'sizes are' if varying else 'batch size is'} compared with a number"
+            )
         graph = joint.graph_module
         _refuse_hidden_inputs(graph)
         _refuse_frequencies(graph)
@@ -120,7 +131,9 @@ def trace_joint(
     return Joint(graph, flat.returned, num_forward, sizes, mode)
 
 
-def _sizes_of(fakes: list[Tensor], tensors: list[Tensor], batched: list[bool], rows: int, varying: Any) -> TracedSizes:
+def _sizes_of(
+    fakes: list[Tensor], tensors: list[Tensor], batched: list[bool], rows: int, varying: Any
+) -> TracedSizes:
     """Returns the symbols of a trace; equal sizes have the same symbol.
 
     Raises:
@@ -136,8 +149,14 @@ def _sizes_of(fakes: list[Tensor], tensors: list[Tensor], batched: list[bool], r
         raise Unsupported("its batch size equals another size")
     lengths = tuple(tensors[places[0][0]].shape[places[0][1]] for places in free.values())
     places = [(i, d) for i, t in enumerate(tensors) for d in range(t.dim()) if d or not batched[i]]
-    fixed = {(i, d): tensors[i].shape[d] for i, d in places if (i, d) not in varying} if free else {}
-    shared = {i: None if (i, 0) in varying else len(t) for i, t in enumerate(tensors) if t.dim() and not batched[i]}
+    fixed = (
+        {(i, d): tensors[i].shape[d] for i, d in places if (i, d) not in varying} if free else {}
+    )
+    shared = {
+        i: None if (i, 0) in varying else len(t)
+        for i, t in enumerate(tensors)
+        if t.dim() and not batched[i]
+    }
     return TracedSizes([], size.node.expr, first, shared, rows, lengths, free, fixed)
 
 
@@ -151,16 +170,25 @@ def _fake(mode: FakeTensorMode, tensor: Tensor, rows: int | None, varying: Seque
         varying: Other dimensions that are symbolic, too.
     """
     if rows is not None:
-        channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+        channels_last = tensor.dim() == 4 and tensor.is_contiguous(
+            memory_format=torch.channels_last
+        )
         # In the format that `dense` gives the tensors of each call, since strides are a part of the trace.
-        contiguous = tensor.new_empty((rows, *tensor.shape[1:])).requires_grad_(tensor.requires_grad)
-        tensor = contiguous if not channels_last else torch.empty_like(contiguous, memory_format=torch.channels_last)
+        contiguous = tensor.new_empty((rows, *tensor.shape[1:])).requires_grad_(
+            tensor.requires_grad
+        )
+        tensor = (
+            contiguous
+            if not channels_last
+            else torch.empty_like(contiguous, memory_format=torch.channels_last)
+        )
         tensor = tensor.detach().requires_grad_(contiguous.requires_grad)
     symbolic = {*varying, *([] if rows is None else [0])}
     # DUCK gives equal sizes one symbol, as all inputs with the batch must have.
     sizes = [DimDynamic.DUCK if d in symbolic else DimDynamic.STATIC for d in range(tensor.dim())]
     return mode.from_tensor(
-        tensor.detach().requires_grad_(tensor.requires_grad), symbolic_context=StatelessSymbolicContext(sizes)
+        tensor.detach().requires_grad_(tensor.requires_grad),
+        symbolic_context=StatelessSymbolicContext(sizes),
     )
 
 
@@ -238,8 +266,14 @@ def _no_random_numbers() -> Iterator[None]:
         after = rng.capture(cpu)
         rng.restore(before, cpu)
     same = before["python"] == after["python"] and before["numpy"][2:] == after["numpy"][2:]
-    if not (same and torch.equal(before["numpy"][1], after["numpy"][1]) and torch.equal(before["torch"], after["torch"])):
-        raise Unsupported("its forward draws random numbers outside the graph, as random.random() does")
+    if not (
+        same
+        and torch.equal(before["numpy"][1], after["numpy"][1])
+        and torch.equal(before["torch"], after["torch"])
+    ):
+        raise Unsupported(
+            "its forward draws random numbers outside the graph, as random.random() does"
+        )
 
 
 # The graph of forward and backward together
@@ -259,16 +293,24 @@ def _refuse_hidden_inputs(graph: fx.GraphModule) -> None:
         for part in value if isinstance(value, tuple | list) else (value,):
             # Such a size, as of the result of `nonzero`, is an unbacked symbol: it does not follow from the sizes of the
             # inputs.
-            if isinstance(part, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) and free_unbacked_symbols(part):
+            if isinstance(
+                part, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool
+            ) and free_unbacked_symbols(part):
                 raise Unsupported(f"{node.target} returns a size or number that depends on values")
 
 
 def _refuse_frequencies(graph: fx.GraphModule) -> None:
     """Refuses gradients that are divided by how often an index is in the batch; on some rows it is there less often."""
     for node in graph.graph.nodes:
-        names = [argument.name for argument in node.target._schema.arguments] if hasattr(node.target, "_schema") else ()
+        names = (
+            [argument.name for argument in node.target._schema.arguments]
+            if hasattr(node.target, "_schema")
+            else ()
+        )
         if dict(zip(names, node.args, strict=False), **node.kwargs).get("scale_grad_by_freq"):
-            raise Unsupported("an embedding has scale_grad_by_freq=True: its gradients depend on all rows of the batch")
+            raise Unsupported(
+                "an embedding has scale_grad_by_freq=True: its gradients depend on all rows of the batch"
+            )
 
 
 def _refuse_communication(graph: fx.GraphModule) -> None:

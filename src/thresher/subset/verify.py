@@ -18,7 +18,12 @@ from thresher.subset.trace_key import GraphTensors, dense
 from thresher.subset.tracing import without_caches
 from thresher.trees import leaves
 
-SAME_BUT_FOR_ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-2, torch.float16: 1e-1, torch.bfloat16: 2e-1}
+SAME_BUT_FOR_ROUNDING = {
+    torch.float64: 1e-6,
+    torch.float32: 2e-2,
+    torch.float16: 1e-1,
+    torch.bfloat16: 2e-1,
+}
 """Largest norm of the difference of two results, divided by the norm of the expected one. A rounding error in the forward can
 switch off a unit whose input is almost zero; for 33 samples of a ResNet-20, this changes gradients by a relative 2e-3. Wrong
 rows change them by 0.1 to 1."""
@@ -46,7 +51,10 @@ def check_agreement(graphs: Graphs, examined: Graphs, arguments: list[Any]) -> N
     found = graphs.forward(list(arguments))
     expected = examined.forward(list(arguments))
     _check_close("outputs", _outputs(graphs, found), _outputs(examined, expected), share)
-    drawn = [torch.randn_like(_outputs(examined, expected)[position]) for position in graphs.differentiable]
+    drawn = [
+        torch.randn_like(_outputs(examined, expected)[position])
+        for position in graphs.differentiable
+    ]
     for rows in _chosen_rows(graphs, drawn[0].device):
         tangents = _tangents(graphs, drawn, rows)
         wanted = run_backward(examined, _saved(examined, expected), list(tangents), rows, n)
@@ -80,7 +88,9 @@ def same_results(short: Graphs, graphs: Graphs, arguments: list[Any]) -> bool:
     count = graphs.num_forward
     if not (rng.equal(*states) and all(map(_as_exact, whole[:count], shortened[:count]))):
         return False
-    drawn = [torch.randn_like(_outputs(graphs, whole)[position]) for position in graphs.differentiable]
+    drawn = [
+        torch.randn_like(_outputs(graphs, whole)[position]) for position in graphs.differentiable
+    ]
     for rows in _chosen_rows(graphs, device):
         tangents = _tangents(graphs, drawn, rows)
         wanted = run_backward(graphs, _saved(graphs, whole), list(tangents), rows, n)
@@ -108,7 +118,11 @@ def _allowed(module: fx.GraphModule) -> float:
     """Returns the allowed relative difference of results, by the least precise dtype in a graph."""
     values = [value for node in module.graph.nodes for value in tree_leaves(node.meta.get("val"))]
     # The least precise value decides: errors of half precision stay in a result that was cast to float32.
-    return max(SAME_BUT_FOR_ROUNDING.get(value.dtype, 1e-6) for value in values if isinstance(value, Tensor))
+    return max(
+        SAME_BUT_FOR_ROUNDING.get(value.dtype, 1e-6)
+        for value in values
+        if isinstance(value, Tensor)
+    )
 
 
 def _check_close(what: str, found: Any, wanted: Any, share: float) -> None:
@@ -124,8 +138,12 @@ def _check_close(what: str, found: Any, wanted: Any, share: float) -> None:
         Unsupported: The results differ.
         Unclear: The results are not finite.
     """
-    pairs = [(x, y) for x, y in zip(found, wanted, strict=True) if isinstance(y, Tensor) and y.numel()]
-    largest = max((float(torch.linalg.vector_norm(y)) for _, y in pairs if y.is_floating_point()), default=0.0)
+    pairs = [
+        (x, y) for x, y in zip(found, wanted, strict=True) if isinstance(y, Tensor) and y.numel()
+    ]
+    largest = max(
+        (float(torch.linalg.vector_norm(y)) for _, y in pairs if y.is_floating_point()), default=0.0
+    )
     for x, y in pairs:
         if not (y.is_floating_point() or y.is_complex()):
             continue
@@ -136,7 +154,9 @@ def _check_close(what: str, found: Any, wanted: Any, share: float) -> None:
             raise Unclear(f"its {what} are not finite")
         # Not `>`, which an error of NaN would pass.
         if not error <= share * scale:
-            raise Unsupported(f"its compiled graphs return other {what}, with a relative difference of {error / scale:.1e}")
+            raise Unsupported(
+                f"its compiled graphs return other {what}, with a relative difference of {error / scale:.1e}"
+            )
 
 
 def _compare_with_itself(graphs: Graphs, arguments: list[Any]) -> None:
@@ -150,26 +170,41 @@ def _compare_with_itself(graphs: Graphs, arguments: list[Any]) -> None:
     """
     n = graphs.tried
     values = graphs.forward(list(arguments))
-    drawn = [torch.randn_like(_outputs(graphs, values)[position]) for position in graphs.differentiable]
+    drawn = [
+        torch.randn_like(_outputs(graphs, values)[position]) for position in graphs.differentiable
+    ]
     for rows in _chosen_rows(graphs, drawn[0].device):
         tangents = _tangents(graphs, drawn, rows)
         layouts = [graphs.outputs[position] for position in graphs.differentiable]
-        masked = [t if at is None else at.put(t, rows, n) for t, at in zip(tangents, layouts, strict=True)]
+        masked = [
+            t if at is None else at.put(t, rows, n) for t, at in zip(tangents, layouts, strict=True)
+        ]
         whole = run_backward(graphs, _saved(graphs, values), masked, None, n)
-        compare_gradients(graphs, whole, run_backward(graphs, _saved(graphs, values), tangents, rows, n), rows)
+        compare_gradients(
+            graphs, whole, run_backward(graphs, _saved(graphs, values), tangents, rows, n), rows
+        )
 
 
 def _chosen_rows(graphs: Graphs, device: torch.device) -> Iterator[Tensor]:
     """Yields choices of rows, as positions: all rows in another order, then fewer and fewer, at last a single row."""
     n = graphs.tried
-    for rows in ([n - 1, *range(n - 1)], list(range(1, n)), list(range(0, n, 2)), [0, n - 2, n - 1], [n - 1]):
+    for rows in (
+        [n - 1, *range(n - 1)],
+        list(range(1, n)),
+        list(range(0, n, 2)),
+        [0, n - 2, n - 1],
+        [n - 1],
+    ):
         yield torch.tensor(rows, device=device)
 
 
 def _tangents(graphs: Graphs, drawn: list[Tensor], rows: Tensor) -> list[Tensor]:
     """Returns the gradients of the outputs for some rows; zeros for outputs that have no rows."""
     layouts = [graphs.outputs[position] for position in graphs.differentiable]
-    return [torch.zeros_like(t) if at is None else at.take(t, rows, graphs.tried) for t, at in zip(drawn, layouts, strict=True)]
+    return [
+        torch.zeros_like(t) if at is None else at.take(t, rows, graphs.tried)
+        for t, at in zip(drawn, layouts, strict=True)
+    ]
 
 
 def _outputs(graphs: Graphs, returned: Any) -> Any:
@@ -191,7 +226,9 @@ noticeable share of a short training run.
 """
 
 
-def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[Tensor], rebuild: Any) -> bool:
+def differs(
+    module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[Tensor], rebuild: Any
+) -> bool:
     """Runs a module and its graphs on a few samples of a call, and checks whether outputs or updated buffers differ.
 
     Leaves random states, buffers and gradients as they were. Dropout is off in both, because a graph may draw random numbers in
@@ -209,17 +246,25 @@ def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[
     inputs = [dense(few[i]) if isinstance(i, int) else i for i in own.inputs]
     with rng.undisturbed(tensors[0].device), _NothingDrawn():
         with _buffers_kept(module) as changed:
-            expected = [leaf.detach() for leaf in leaves(without_caches(module(*args, **kwargs)), objects=False)]
+            expected = [
+                leaf.detach()
+                for leaf in leaves(without_caches(module(*args, **kwargs)), objects=False)
+            ]
         # After the block above, which has restored the buffers: both must begin with the same values.
         with torch.no_grad(), torch._C._DisableAutocast():
             returned = graphs.forward(inputs)
     count = len(graphs.mutated)
     results = returned[count : graphs.num_forward]
-    updated = {id(buffer): value for buffer, value in zip(own.buffers, returned[:count], strict=True)}
+    updated = {
+        id(buffer): value for buffer, value in zip(own.buffers, returned[:count], strict=True)
+    }
     # A branch that returns something else is a change that a trace cannot see.
     if len(results) != len(expected):
         return True
-    pairs = [*zip(expected, results, strict=True), *((value, updated.get(place)) for place, value in changed.items())]
+    pairs = [
+        *zip(expected, results, strict=True),
+        *((value, updated.get(place)) for place, value in changed.items()),
+    ]
     return any(new is None or _differ(old, new) for old, new in pairs)
 
 
@@ -262,7 +307,11 @@ class _NothingDrawn(TorchDispatchMode):
         name = func.overloadpacket.__name__.removesuffix("_")
         schema = func._schema.arguments
         names = [argument.name for argument in schema]
-        arguments = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+        arguments = {
+            argument.name: argument.default_value
+            for argument in schema
+            if argument.has_default_value()
+        }
         arguments |= {**dict(zip(names, args, strict=False)), **kwargs}
         if name == "bernoulli":
             drawn = func(*args, **kwargs)
@@ -272,9 +321,12 @@ class _NothingDrawn(TorchDispatchMode):
         if name in DRAWS:
             return func(*args, **kwargs).fill_(0.5)
         args = [
-            0.0 if part in CHANCES and isinstance(value, float) else value for part, value in zip(names, args, strict=False)
+            0.0 if part in CHANCES and isinstance(value, float) else value
+            for part, value in zip(names, args, strict=False)
         ]
-        return func(*args, **{part: 0.0 if part in CHANCES else value for part, value in kwargs.items()})
+        return func(
+            *args, **{part: 0.0 if part in CHANCES else value for part, value in kwargs.items()}
+        )
 
 
 def _differ(old: Tensor, new: Tensor) -> bool:

@@ -107,7 +107,9 @@ def signal_values(generator: SignalGenerator, kind: str, seed: tuple[int, ...], 
     return torch.from_numpy(values.astype(np.float32))
 
 
-def signals_of_kind(generators: Mapping[str, SignalGenerator], kind: str, seed: int, n: int) -> dict[str, Tensor]:
+def signals_of_kind(
+    generators: Mapping[str, SignalGenerator], kind: str, seed: int, n: int
+) -> dict[str, Tensor]:
     """Draws values of several signals.
 
     Args:
@@ -124,7 +126,8 @@ def signals_of_kind(generators: Mapping[str, SignalGenerator], kind: str, seed: 
         tensor([0., 0.])
     """
     return {
-        name: signal_values(generator, kind, (i, seed), n) for i, (name, generator) in enumerate(sorted(generators.items()))
+        name: signal_values(generator, kind, (i, seed), n)
+        for i, (name, generator) in enumerate(sorted(generators.items()))
     }
 
 
@@ -173,7 +176,9 @@ def full_pass_columns(kind: str, seed: tuple[int, ...], n: int) -> dict[str, Ten
         columns = {name: np.broadcast_to(rows[:1], rows.shape) for name, rows in columns.items()}
     if kind != "smooth":
         columns = {name: np.round(rows * 8) / 8 for name, rows in columns.items()}
-    return {name: torch.tensor(rows, dtype=torch.float32) * scale for name, rows in columns.items()} | {"label": label}
+    return {
+        name: torch.tensor(rows, dtype=torch.float32) * scale for name, rows in columns.items()
+    } | {"label": label}
 
 
 def comparable(value: Any) -> Any:
@@ -208,7 +213,10 @@ def comparable_plan(plan: EpochPlan | BatchPlan) -> Any:
         >>> comparable_plan(BatchPlan(torch.tensor([0, 2]))) == comparable_plan(BatchPlan(torch.tensor([0, 1])))
         False
     """
-    contents = {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(plan).items()}
+    contents = {
+        name: dict(value) if isinstance(value, Mapping) else value
+        for name, value in vars(plan).items()
+    }
     return comparable(contents)
 
 
@@ -252,7 +260,9 @@ class Subject:
         20
     """
 
-    def __init__(self, method: Any, signals: Mapping[str, SignalGenerator] | None, epochs: int, samples: int) -> None:
+    def __init__(
+        self, method: Any, signals: Mapping[str, SignalGenerator] | None, epochs: int, samples: int
+    ) -> None:
         self.method = method
         self.signals = signals
         self.epochs = epochs
@@ -305,7 +315,9 @@ class Subject:
         except ContractError:
             raise
         except Exception as error:
-            raise ContractError(f"{self.name}: {question} raised {type(error).__name__}: {error}") from error
+            raise ContractError(
+                f"{self.name}: {question} raised {type(error).__name__}: {error}"
+            ) from error
 
     def check_facts(self, facts: Mapping[str, Any], actual: float) -> None:
         """Checks that the facts of a plan are plain finite numbers, and have the correct fractions of samples left out.
@@ -315,21 +327,34 @@ class Subject:
             actual: Share of the samples that the plan leaves out.
         """
         for name in ("scheduled_fraction", "actual_fraction"):
-            self.expect(name in facts, f"its plan has no fact {name!r}, a share of the samples left out, for the history")
+            self.expect(
+                name in facts,
+                f"its plan has no fact {name!r}, a share of the samples left out, for the history",
+            )
         for name, value in facts.items():
             is_plain = type(value) in (bool, int, float) and math.isfinite(value)
-            self.expect(is_plain, f"its plan has the fact {name!r} = {value!r}; facts are finite plain numbers")
+            self.expect(
+                is_plain,
+                f"its plan has the fact {name!r} = {value!r}; facts are finite plain numbers",
+            )
         dropped = facts.get("dropped_fraction", 0.0)
         if abs(facts["actual_fraction"] + dropped - actual) > 1e-6:
-            said = f"actual_fraction = {facts['actual_fraction']}" + (f" and dropped_fraction = {dropped}" if dropped else "")
+            said = f"actual_fraction = {facts['actual_fraction']}" + (
+                f" and dropped_fraction = {dropped}" if dropped else ""
+            )
             self.fail(f"its plan has {said}, but {actual} of the samples are left out")
 
     def check_weights(self, weights: Tensor | None) -> None:
         """Checks that weights are finite and not negative, and that not all are 0."""
         if weights is None or not weights.numel():
             return
-        sound = bool(weights.isfinite().all()) and bool((weights >= 0).all()) and bool(weights.any())
-        self.expect(sound, f"its plan has weights that are not finite, negative, or all 0: {weights.tolist()}")
+        sound = (
+            bool(weights.isfinite().all()) and bool((weights >= 0).all()) and bool(weights.any())
+        )
+        self.expect(
+            sound,
+            f"its plan has weights that are not finite, negative, or all 0: {weights.tolist()}",
+        )
 
 
 class EpochSubject(Subject):
@@ -367,10 +392,14 @@ class EpochSubject(Subject):
         for epoch in range(3):
             table.epoch = epoch
             table.start_epoch()
-            table.write(everyone, signals_of_kind(self.generators, kind, seed + epoch, len(everyone)))
+            table.write(
+                everyone, signals_of_kind(self.generators, kind, seed + epoch, len(everyone))
+            )
         return table
 
-    def full_pass(self, epoch: int, n: int, kind: str = "tied", *, seed: int = 0) -> dict[str, Tensor]:
+    def full_pass(
+        self, epoch: int, n: int, kind: str = "tied", *, seed: int = 0
+    ) -> dict[str, Tensor]:
         """Returns generated results of the forward pass over all samples that the method asks for before it plans an epoch.
 
         Args:
@@ -379,7 +408,9 @@ class EpochSubject(Subject):
             kind: Kind of values, one of `VALUE_KINDS`. Default: "tied".
             seed: Random seed of the values. Default: 0.
         """
-        names = self.method.full_pass(epoch, self.epochs) if defines(self.method, "full_pass") else ()
+        names = (
+            self.method.full_pass(epoch, self.epochs) if defines(self.method, "full_pass") else ()
+        )
         self.expect(
             set(names) <= {"error", "feature", "label"},
             f"full_pass asks for {names}; it can ask for 'error', 'feature' and 'label' only",
@@ -388,7 +419,13 @@ class EpochSubject(Subject):
         return {name: columns[name] for name in names}
 
     def ask(
-        self, records: Mapping[str, Tensor], epoch: int, *, n: int | None = None, seed: int = 0, kind: str = "tied"
+        self,
+        records: Mapping[str, Tensor],
+        epoch: int,
+        *,
+        n: int | None = None,
+        seed: int = 0,
+        kind: str = "tied",
     ) -> EpochPlan:
         """Returns the plan of an epoch, after checking every promise about a single plan.
 
@@ -401,11 +438,17 @@ class EpochSubject(Subject):
         """
         n = self.samples if n is None else n
         with self.asked(f"plan_epoch of epoch {epoch} ({n} samples, {kind})"):
-            inputs = {**records, **{k: v for k, v in self.full_pass(epoch, n, kind).items() if k not in records}}
+            inputs = {
+                **records,
+                **{k: v for k, v in self.full_pass(epoch, n, kind).items() if k not in records},
+            }
             generator = rng.seeded(seed, epoch)
-            plan = self.method.plan_epoch(inputs, epoch=epoch, epochs=self.epochs, generator=generator)
+            plan = self.method.plan_epoch(
+                inputs, epoch=epoch, epochs=self.epochs, generator=generator
+            )
             self.expect(
-                isinstance(plan, EpochPlan), f"plan_epoch returned {type(plan).__name__}, it must return a thresher.EpochPlan"
+                isinstance(plan, EpochPlan),
+                f"plan_epoch returned {type(plan).__name__}, it must return a thresher.EpochPlan",
             )
             plan.check(n)
         self.check_weights(plan.weights)
@@ -423,7 +466,9 @@ class EpochSubject(Subject):
                 table.remember(plan.remember)
             table.epoch = epoch
             table.start_epoch()
-            seen = torch.cat([plan.ids, plan.ids[:0] if plan.refresh is None else plan.refresh]).unique()
+            seen = torch.cat(
+                [plan.ids, plan.ids[:0] if plan.refresh is None else plan.refresh]
+            ).unique()
             values = signals_of_kind(self.generators, kind, epoch, self.samples)
             with self.asked("a merge of its columns"):
                 table.write(seen, {name: column[seen] for name, column in values.items()})
@@ -431,7 +476,9 @@ class EpochSubject(Subject):
 
     def reads_values(self, epoch: int) -> bool:
         """Checks whether the plan of an epoch depends on the records or the full pass at all."""
-        questions = ({**self.seen(seed=i), **self.full_pass(epoch, self.samples, seed=i)} for i in (0, 100))
+        questions = (
+            {**self.seen(seed=i), **self.full_pass(epoch, self.samples, seed=i)} for i in (0, 100)
+        )
         one, other = (comparable_plan(self.ask(question, epoch)) for question in questions)
         return one != other
 
@@ -451,7 +498,9 @@ class BatchSubject(Subject):
         """Returns "loss" and the names of the signals that the method declares."""
         return {"loss", *requirements_of(self.method).signals}
 
-    def batch(self, n: int, seed: int, kind: str = "tied", samples: int | None = None) -> dict[str, Tensor]:
+    def batch(
+        self, n: int, seed: int, kind: str = "tied", samples: int | None = None
+    ) -> dict[str, Tensor]:
         """Returns the signals of n samples, with their ids in random order.
 
         Args:
@@ -463,11 +512,20 @@ class BatchSubject(Subject):
         ids = np.random.default_rng([seed, n]).permutation(samples or self.samples)[:n]
         wide = {*requirements_of(self.method).signals} & OF_A_PASS
         columns = full_pass_columns(kind, (9, seed), len(ids)) if wide else {}
-        signals = {**signals_of_kind(self.generators, kind, seed, len(ids)), **{name: columns[name] for name in sorted(wide)}}
+        signals = {
+            **signals_of_kind(self.generators, kind, seed, len(ids)),
+            **{name: columns[name] for name in sorted(wide)},
+        }
         return {"id": torch.from_numpy(ids.astype(np.int64)), **signals}
 
     def ask(
-        self, signals: Mapping[str, Tensor], state: State, step: int, *, seed: int = 0, check_values: bool = True
+        self,
+        signals: Mapping[str, Tensor],
+        state: State,
+        step: int,
+        *,
+        seed: int = 0,
+        check_values: bool = True,
     ) -> tuple[BatchPlan, State]:
         """Returns the plan of a batch and the next state, after checking every promise about a single plan.
 
@@ -481,26 +539,40 @@ class BatchSubject(Subject):
         """
         n = len(signals["id"])
         with self.asked(f"plan_batch of {n} samples"):
-            plan, after = self.method.plan_batch(signals, state, step=step, generator=rng.seeded(seed, step))
-        self.expect(isinstance(plan, BatchPlan), f"plan_batch returned {type(plan).__name__}, not (thresher.BatchPlan, state)")
-        self.expect(after is not state, "plan_batch returned the state it was given; the next state is always a new dict")
+            plan, after = self.method.plan_batch(
+                signals, state, step=step, generator=rng.seeded(seed, step)
+            )
+        self.expect(
+            isinstance(plan, BatchPlan),
+            f"plan_batch returned {type(plan).__name__}, not (thresher.BatchPlan, state)",
+        )
+        self.expect(
+            after is not state,
+            "plan_batch returned the state it was given; the next state is always a new dict",
+        )
         count = self.method.count(n)
         self.expect(
-            count is None or count == len(plan.rows), f"count({n}) gives {count} rows, plan_batch kept {len(plan.rows)}"
+            count is None or count == len(plan.rows),
+            f"count({n}) gives {count} rows, plan_batch kept {len(plan.rows)}",
         )
         self.check_facts(plan.facts, 1 - len(plan.rows) / n)
         rows = plan.rows
         self.expect(
-            rows.device == signals["id"].device, f"its rows are on {rows.device}, its signals on {signals['id'].device}"
+            rows.device == signals["id"].device,
+            f"its rows are on {rows.device}, its signals on {signals['id'].device}",
         )
         if check_values and rows.numel():
-            self.expect(bool((rows[1:] >= rows[:-1]).all()), f"its rows are not ascending: {rows.tolist()}")
+            self.expect(
+                bool((rows[1:] >= rows[:-1]).all()), f"its rows are not ascending: {rows.tolist()}"
+            )
             within = bool(rows[0] >= 0) and bool(rows[-1] < n)
             self.expect(within, f"its rows are not within a batch of {n}: {rows.tolist()}")
             self.check_weights(plan.weights)
         return plan, after
 
-    def steps(self, kind: str = "tied", state: State | None = None, start: int = 0) -> tuple[list[Any], State]:
+    def steps(
+        self, kind: str = "tied", state: State | None = None, start: int = 0
+    ) -> tuple[list[Any], State]:
         """Runs the method on a fixed series of batches; returns plans and states as copies to compare, and the last state.
 
         Args:
@@ -511,7 +583,9 @@ class BatchSubject(Subject):
         now: State = self.method.init_state() if state is None else state
         answers = []
         for step in range(start, len(BATCH_SIZES)):
-            plan, now = self.ask(self.batch(min(BATCH_SIZES[step], self.samples), step, kind), now, step)
+            plan, now = self.ask(
+                self.batch(min(BATCH_SIZES[step], self.samples), step, kind), now, step
+            )
             answers.append([comparable_plan(plan), comparable(now)])
         return answers, now
 
@@ -535,13 +609,24 @@ class BeforeSubject(Subject):
         """Returns the ids of the samples that the method keeps, after checking every promise about them."""
         with self.asked(f"kept({self.samples})"):
             ids = self.method.kept(self.samples)
-        self.expect(isinstance(ids, Tensor), f"kept returned {type(ids).__name__}, it must return a tensor of ids")
+        self.expect(
+            isinstance(ids, Tensor),
+            f"kept returned {type(ids).__name__}, it must return a tensor of ids",
+        )
         self.expect(
             ids.dtype == torch.int64 and ids.dim() == 1,
             f"kept returned {ids.dtype} of shape {tuple(ids.shape)}, ids are int64 of one dimension",
         )
-        sound = len(ids) > 0 and bool((ids[1:] > ids[:-1]).all()) and int(ids[0]) >= 0 and int(ids[-1]) < self.samples
-        self.expect(sound, f"kept({self.samples}) is not ascending within the dataset, or empty: {ids.tolist()}")
+        sound = (
+            len(ids) > 0
+            and bool((ids[1:] > ids[:-1]).all())
+            and int(ids[0]) >= 0
+            and int(ids[-1]) < self.samples
+        )
+        self.expect(
+            sound,
+            f"kept({self.samples}) is not ascending within the dataset, or empty: {ids.tolist()}",
+        )
         return ids
 
     def answers(self, kind: str = "tied") -> list[Any]:
@@ -549,10 +634,16 @@ class BeforeSubject(Subject):
         return self.ask().tolist()
 
 
-SUBJECTS = {"epoch": (EpochSubject, EpochMethod), "batch": (BatchSubject, BatchMethod), "before": (BeforeSubject, BeforeMethod)}
+SUBJECTS = {
+    "epoch": (EpochSubject, EpochMethod),
+    "batch": (BatchSubject, BatchMethod),
+    "before": (BeforeSubject, BeforeMethod),
+}
 
 
-def subject_of(method: Any, signals: Mapping[str, SignalGenerator] | None, epochs: int, samples: int) -> Subject:
+def subject_of(
+    method: Any, signals: Mapping[str, SignalGenerator] | None, epochs: int, samples: int
+) -> Subject:
     """Checks the stage and the declaration of a method, and wraps it in the `Subject` of its stage.
 
     Args:
@@ -574,12 +665,18 @@ def subject_of(method: Any, signals: Mapping[str, SignalGenerator] | None, epoch
     name = type(method).__name__
     stage = getattr(method, "stage", None)
     if isinstance(method, type):
-        raise ContractError(f"{method.__name__}: is a class; check an instance, {method.__name__}()")
+        raise ContractError(
+            f"{method.__name__}: is a class; check an instance, {method.__name__}()"
+        )
     if stage not in SUBJECTS:
-        raise ContractError(f"{name}: has stage = {stage!r}; it must be one of {', '.join(map(repr, SUBJECTS))}")
+        raise ContractError(
+            f"{name}: has stage = {stage!r}; it must be one of {', '.join(map(repr, SUBJECTS))}"
+        )
     kind, protocol = SUBJECTS[stage]
     if not isinstance(method, protocol):
-        members = sorted(name for name in {*dir(protocol), *protocol.__annotations__} if not name.startswith("_"))
+        members = sorted(
+            name for name in {*dir(protocol), *protocol.__annotations__} if not name.startswith("_")
+        )
         missing = [member for member in members if not hasattr(method, member)]
         raise ContractError(f"{name}: has stage = {stage!r} but lacks {', '.join(missing)}")
     try:
@@ -674,27 +771,53 @@ def check_value(subject: Subject) -> None:
         thresher.testing.check.ContractError: Listed: its setting `ids` owns a list; state belongs to the run
     """
     method = subject.method
-    subject.expect(dataclasses.is_dataclass(method), "is not a dataclass; a method is a frozen dataclass of settings")
+    subject.expect(
+        dataclasses.is_dataclass(method),
+        "is not a dataclass; a method is a frozen dataclass of settings",
+    )
     frozen = type(method).__dataclass_params__.frozen  # pyright: ignore[reportAttributeAccessIssue]
-    subject.expect(frozen, "is not frozen: settings could change while it decides; write @dataclass(frozen=True)")
+    subject.expect(
+        frozen,
+        "is not frozen: settings could change while it decides; write @dataclass(frozen=True)",
+    )
     for field in dataclasses.fields(method):
         owned = _forbidden_type(getattr(method, field.name))
-        subject.expect(not owned, f"its setting `{field.name}` owns a {owned}; state belongs to the run")
-    extra = sorted(set(getattr(method, "__dict__", ())) - {field.name for field in dataclasses.fields(method)})
-    subject.expect(not extra, f"keeps {', '.join(extra)} besides its settings; a method must not store anything itself")
+        subject.expect(
+            not owned, f"its setting `{field.name}` owns a {owned}; state belongs to the run"
+        )
+    extra = sorted(
+        set(getattr(method, "__dict__", ())) - {field.name for field in dataclasses.fields(method)}
+    )
+    subject.expect(
+        not extra,
+        f"keeps {', '.join(extra)} besides its settings; a method must not store anything itself",
+    )
     with subject.asked("hash, pickle or deepcopy"):
         again = {"pickle": pickle.loads(pickle.dumps(method)), "deepcopy": copy.deepcopy(method)}
         for how, other in again.items():
-            subject.expect(other == method and hash(other) == hash(method), f"{how} gives another method: {other!r}")
-    if not any(isinstance(getattr(method, field.name), Scores) for field in dataclasses.fields(method)):
+            subject.expect(
+                other == method and hash(other) == hash(method),
+                f"{how} gives another method: {other!r}",
+            )
+    if not any(
+        isinstance(getattr(method, field.name), Scores) for field in dataclasses.fields(method)
+    ):
         with subject.asked("eval(repr(method))"):
-            names = {**vars(pathlib), **vars(sys.modules[type(method).__module__]), type(method).__name__: type(method)}
-            subject.expect(eval(repr(method), names) == method, f"its repr gives another method: {method!r}")
+            names = {
+                **vars(pathlib),
+                **vars(sys.modules[type(method).__module__]),
+                type(method).__name__: type(method),
+            }
+            subject.expect(
+                eval(repr(method), names) == method, f"its repr gives another method: {method!r}"
+            )
 
 
 def _forbidden_type(value: Any) -> str:
     """Returns the name of the type of a value that no setting may have; "" if the value is allowed."""
-    if isinstance(value, (*PLAIN_TYPES, Scores, pathlib.PurePath, type)) or inspect.isroutine(value):
+    if isinstance(value, (*PLAIN_TYPES, Scores, pathlib.PurePath, type)) or inspect.isroutine(
+        value
+    ):
         return ""
     if isinstance(value, tuple | frozenset):
         return next(filter(None, map(_forbidden_type, value)), "")
@@ -721,20 +844,27 @@ def check_interface(subject: Subject) -> None:
     method = subject.method
     card = getattr(method, "card", None)
     subject.expect(
-        isinstance(card, Card), "has no `card`: add a thresher.methods.contract.Card with facts that the settings do not show"
+        isinstance(card, Card),
+        "has no `card`: add a thresher.methods.contract.Card with facts that the settings do not show",
     )
     if method.stage == "before":
         return
     function = method.plan_epoch if method.stage == "epoch" else method.plan_batch
-    wanted = {"epoch": ["epoch", "epochs", "generator"], "batch": ["step", "generator"]}[method.stage]
+    wanted = {"epoch": ["epoch", "epochs", "generator"], "batch": ["step", "generator"]}[
+        method.stage
+    ]
     parameters = inspect.signature(function).parameters.values()
     named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     subject.expect(
-        named == wanted, f"{function.__name__} takes {', '.join(named) or 'nothing'} by name, not {', '.join(wanted)}"
+        named == wanted,
+        f"{function.__name__} takes {', '.join(named) or 'nothing'} by name, not {', '.join(wanted)}",
     )
     if method.stage == "batch":
         names = requirements_of(method).signals
-        subject.expect(isinstance(names, tuple), f"`signals` is a {type(names).__name__}, it must be a tuple of names")
+        subject.expect(
+            isinstance(names, tuple),
+            f"`signals` is a {type(names).__name__}, it must be a tuple of names",
+        )
         _check_active(subject)
 
 
@@ -744,7 +874,10 @@ def _check_active(subject: Subject) -> None:
     for step, progress in enumerate((0.0, 0.3, 0.5, 0.999, 1.0)):
         with subject.asked(f"active({progress}, {step})"):
             answer = subject.method.active(progress, step)
-        subject.expect(type(answer) is bool, f"active({progress}, {step}) is {answer!r}, it must be True or False")
+        subject.expect(
+            type(answer) is bool,
+            f"active({progress}, {step}) is {answer!r}, it must be True or False",
+        )
 
 
 @promise("epoch", "batch")
@@ -765,20 +898,30 @@ def check_bytes(subject: Subject) -> None:
         Modest: its card says 1 bytes per sample, it takes 9
     """
     defaults = {
-        f.name: f.default for f in dataclasses.fields(subject.method) if f.init and f.default is not dataclasses.MISSING
+        f.name: f.default
+        for f in dataclasses.fields(subject.method)
+        if f.init and f.default is not dataclasses.MISSING
     }
     default = subject.of(dataclasses.replace(subject.method, **defaults))
     declared = subject.method.card.bytes_per_sample
     used = _bytes_per_sample(default)
-    subject.expect(abs(used - declared) < 1e-6, f"its card says {declared:g} bytes per sample, it takes {used:g}")
+    subject.expect(
+        abs(used - declared) < 1e-6,
+        f"its card says {declared:g} bytes per sample, it takes {used:g}",
+    )
 
 
 def _bytes_per_sample(subject: Subject) -> float:
     if isinstance(subject, EpochSubject):
         return subject.table(1).bytes_per_sample
     assert isinstance(subject, BatchSubject)
-    if any(field.default is field.default_factory is dataclasses.MISSING for field in dataclasses.fields(subject.method)):
-        return _bytes_of(subject.method.init_state()) / subject.samples  # a required setting has a value of every sample
+    if any(
+        field.default is field.default_factory is dataclasses.MISSING
+        for field in dataclasses.fields(subject.method)
+    ):
+        return (
+            _bytes_of(subject.method.init_state()) / subject.samples
+        )  # a required setting has a value of every sample
     few = 64
     many = 1024
     size = 64
@@ -787,7 +930,9 @@ def _bytes_per_sample(subject: Subject) -> float:
         state = subject.method.init_state()
         for step in range(many // size):
             ids = torch.arange(size) + (step * size) % samples
-            _, state = subject.ask({**subject.batch(size, step, samples=samples), "id": ids}, state, step)
+            _, state = subject.ask(
+                {**subject.batch(size, step, samples=samples), "id": ids}, state, step
+            )
         used.append(_bytes_of(state))
     return (used[1] - used[0]) / (many - few)
 
@@ -829,8 +974,13 @@ def check_random_states(subject: Subject) -> None:
         before = comparable(rng.capture(CPU))
         answers.append(subject.answers())
         same = before == comparable(rng.capture(CPU))
-        subject.expect(same, "draws from global random state (torch, NumPy or random); draw from `generator`")
-    subject.expect(answers[0] == answers[1], "its answer depends on global random state (torch, NumPy or random)")
+        subject.expect(
+            same, "draws from global random state (torch, NumPy or random); draw from `generator`"
+        )
+    subject.expect(
+        answers[0] == answers[1],
+        "its answer depends on global random state (torch, NumPy or random)",
+    )
 
 
 @promise("before", "epoch", "batch")
@@ -856,9 +1006,15 @@ def check_determinism(subject: Subject) -> None:
     first = subject.answers()
     for _ in range(2):
         again = subject.of(copy.deepcopy(subject.method)).answers()
-        subject.expect(again == first, "answers differently to the same question: it draws or remembers something of its own")
+        subject.expect(
+            again == first,
+            "answers differently to the same question: it draws or remembers something of its own",
+        )
     subject.answers("smooth")
-    subject.expect(subject.answers() == first, "answers differently after other questions: it keeps state outside")
+    subject.expect(
+        subject.answers() == first,
+        "answers differently after other questions: it keeps state outside",
+    )
 
 
 @promise("epoch", "batch")
@@ -947,20 +1103,34 @@ def _check_epoch_not_finite(subject: EpochSubject) -> None:
     n = subject.samples
     columns = subject.table(1).columns
     epochs = [epoch for epoch in range(subject.epochs) if subject.reads_values(epoch)]
-    for value, bad in itertools.product((math.nan, math.inf, -math.inf), (torch.arange(n - n // 5, n), torch.arange(n))):
+    for value, bad in itertools.product(
+        (math.nan, math.inf, -math.inf), (torch.arange(n - n // 5, n), torch.arange(n))
+    ):
         records = subject.seen()
-        floats = [name for name in records.written if records[name].is_floating_point() and columns[name].signal != EPOCH]
+        floats = [
+            name
+            for name in records.written
+            if records[name].is_floating_point() and columns[name].signal != EPOCH
+        ]
         for name in floats:
             records[name][bad] = value
         for epoch in epochs:
-            full_pass = {name: column.clone() for name, column in subject.full_pass(epoch, subject.samples).items()}
+            full_pass = {
+                name: column.clone()
+                for name, column in subject.full_pass(epoch, subject.samples).items()
+            }
             for column in full_pass.values():
                 if column.is_floating_point():
                     column[bad] = value
             if not (floats or full_pass):
                 continue
-            hidden = set(bad.tolist()) - set(subject.ask({**records, **full_pass}, epoch).ids.tolist())
-            subject.expect(not hidden, f"hides samples whose loss is {value}; a sample without a finite score must be kept")
+            hidden = set(bad.tolist()) - set(
+                subject.ask({**records, **full_pass}, epoch).ids.tolist()
+            )
+            subject.expect(
+                not hidden,
+                f"hides samples whose loss is {value}; a sample without a finite score must be kept",
+            )
 
 
 def _check_batch_not_finite(subject: BatchSubject) -> None:
@@ -970,7 +1140,9 @@ def _check_batch_not_finite(subject: BatchSubject) -> None:
     signals = subject.batch(20, 3)
     for name, values in signals.items():
         if values.is_floating_point():
-            values[bad] = torch.tensor([math.nan, math.inf, -math.inf]).view(-1, *[1] * (values.dim() - 1))
+            values[bad] = torch.tensor([math.nan, math.inf, -math.inf]).view(
+                -1, *[1] * (values.dim() - 1)
+            )
             signals[name] = values
     for step in range(3):
         plan, _ = subject.ask(signals, subject.method.init_state(), step)
@@ -1023,7 +1195,10 @@ def _check_rows(subject: BatchSubject) -> None:
             order = torch.randperm(16, generator=rng.seeded(seed))
             permuted = {name: values[order] for name, values in signals.items()}
             same = _chosen_samples(subject, permuted, state) == expected
-            subject.expect(same, f"another order of a batch's rows gives other samples, weights or states ({kind} values)")
+            subject.expect(
+                same,
+                f"another order of a batch's rows gives other samples, weights or states ({kind} values)",
+            )
         strided = {name: _strided(values) for name, values in signals.items()}
         same = _chosen_samples(subject, strided, state) == expected
         subject.expect(same, "signals that are not contiguous in memory give other samples")
@@ -1041,7 +1216,9 @@ def _check_strides(subject: EpochSubject) -> None:
     records = subject.seen()
     strided = {name: _strided(values) for name, values in records.items()}
     for epoch in range(subject.epochs):
-        same = comparable_plan(subject.ask(records, epoch)) == comparable_plan(subject.ask(strided, epoch))
+        same = comparable_plan(subject.ask(records, epoch)) == comparable_plan(
+            subject.ask(strided, epoch)
+        )
         subject.expect(same, "columns that are not contiguous in memory give another plan")
 
 
@@ -1059,11 +1236,15 @@ def _check_ties(subject: EpochSubject) -> None:
         table.write(torch.arange(n), graded_signals(subject.generators, labels))
         tables.append(table)
     by_values = "plan" not in {column.merge for column in tables[0].columns.values()}
-    for epoch in range(subject.epochs if by_values and not defines(subject.method, "full_pass") else 0):
+    for epoch in range(
+        subject.epochs if by_values and not defines(subject.method, "full_pass") else 0
+    ):
         here, there = (subject.ask(table, epoch, n=n) for table in tables)
         draws = comparable_plan(subject.ask(tables[0], epoch, n=n, seed=1)) != comparable_plan(here)
         same = set(to[here.ids.numpy()].tolist()) == set(there.ids.tolist())
-        subject.expect(draws or same, "breaks ties by something else than (value, id): use a stable order")
+        subject.expect(
+            draws or same, "breaks ties by something else than (value, id): use a stable order"
+        )
 
 
 class AttachedTraining:
@@ -1095,7 +1276,9 @@ class AttachedTraining:
         self.net = nn.Linear(6, 3)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.3, momentum=0.5)
         user_signals = sorted(set(subject.generators) - set(SIGNAL_GENERATORS))
-        method = [subject.method, FullData()] if subject.method.stage == "before" else subject.method
+        method = (
+            [subject.method, FullData()] if subject.method.stage == "before" else subject.method
+        )
         self.run = attach(
             method,
             loader=DataLoader(TensorDataset(self.x, self.y), self.BATCH, shuffle=True),
@@ -1103,7 +1286,9 @@ class AttachedTraining:
             model=self.net,
             optimizer=self.optimizer,
             epochs=self.EPOCHS,
-            signals=(lambda outputs, _: {name: outputs.square().mean(1) for name in user_signals}) if user_signals else None,
+            signals=(lambda outputs, _: {name: outputs.square().mean(1) for name in user_signals})
+            if user_signals
+            else None,
             **settings,
         )
         self.log: list[Any] = []
@@ -1221,7 +1406,10 @@ def _check_epoch_inputs(subject: EpochSubject) -> None:
         content = comparable_plan(plan)
         for values in inputs.values():
             values.zero_()
-        subject.expect(comparable_plan(plan) == content, "its plan holds on to the records: it changes when they do")
+        subject.expect(
+            comparable_plan(plan) == content,
+            "its plan holds on to the records: it changes when they do",
+        )
 
 
 def _check_batch_inputs(subject: BatchSubject) -> None:
@@ -1232,11 +1420,15 @@ def _check_batch_inputs(subject: BatchSubject) -> None:
     plan, after = subject.ask(signals, state, 5)
     subject.expect(comparable(signals) == before, "changes the signals it is given")
     subject.expect(
-        comparable(state) == remembered, "changes the state it is given; the next state is a new dict of new tensors"
+        comparable(state) == remembered,
+        "changes the state it is given; the next state is a new dict of new tensors",
     )
     answer = comparable_plan(plan), comparable(after)
     unchanged = {id(value) for name, value in after.items() if value is state.get(name)}
-    for tensor in (*signals.values(), *(v for v in state.values() if isinstance(v, Tensor) and id(v) not in unchanged)):
+    for tensor in (
+        *signals.values(),
+        *(v for v in state.values() if isinstance(v, Tensor) and id(v) not in unchanged),
+    ):
         tensor.zero_()
     same = (comparable_plan(plan), comparable(after)) == answer
     subject.expect(same, "its plan or its state holds on to the signals: it changes when they do")
@@ -1265,7 +1457,9 @@ def check_state(subject: Subject) -> None:
         loaded = subject.table()
         loaded.load_state_dict(save_and_load(subject, records.state_dict()))
         for epoch in range(subject.epochs):
-            same = comparable_plan(subject.ask(loaded, epoch)) == comparable_plan(subject.ask(records, epoch))
+            same = comparable_plan(subject.ask(loaded, epoch)) == comparable_plan(
+                subject.ask(records, epoch)
+            )
             subject.expect(same, "answers differently after its records were saved and loaded")
     if isinstance(subject, BatchSubject):
         answers, _ = subject.steps()
@@ -1273,7 +1467,9 @@ def check_state(subject: Subject) -> None:
         for step in range(3):
             _, state = subject.ask(subject.batch(BATCH_SIZES[step], step), state, step)
         again, _ = subject.steps(state=save_and_load(subject, state), start=3)
-        subject.expect(again == answers[3:], "answers differently after its state was saved and loaded")
+        subject.expect(
+            again == answers[3:], "answers differently after its state was saved and loaded"
+        )
 
 
 @promise("batch")
@@ -1337,8 +1533,13 @@ def check_device(subject: Subject) -> None:
         for step, n in enumerate(BATCH_SIZES):
             signals = subject.batch(n, step)
             here, states[0] = subject.ask(signals, states[0], step)
-            there, states[1] = subject.ask({name: values.cuda() for name, values in signals.items()}, states[1], step)
-            subject.expect(there.rows.tolist() == here.rows.tolist(), "chooses differently if the signals are on a GPU")
+            there, states[1] = subject.ask(
+                {name: values.cuda() for name, values in signals.items()}, states[1], step
+            )
+            subject.expect(
+                there.rows.tolist() == here.rows.tolist(),
+                "chooses differently if the signals are on a GPU",
+            )
 
 
 @promise("before", "epoch", "batch")
@@ -1365,8 +1566,12 @@ def check_training(subject: Subject) -> None:
     passes: list[dict[str, Any]] = [{}]
     if isinstance(subject, BatchSubject) and requirements_of(subject.method).signals:
         passes = [{"forward_passes": "once"}, {"forward_passes": "twice"}]
-        if "feature" in requirements_of(subject.method).signals:  # which the forward pass of the loop does not give
-            passes = [{"forward_passes": Scoring(validation=lambda: (torch.eye(6), torch.arange(6) % 3))}]
+        if (
+            "feature" in requirements_of(subject.method).signals
+        ):  # which the forward pass of the loop does not give
+            passes = [
+                {"forward_passes": Scoring(validation=lambda: (torch.eye(6), torch.arange(6) % 3))}
+            ]
     for settings in passes:
         whole = _check_learning(subject, settings)
         _check_resuming(subject, settings, whole)
@@ -1381,10 +1586,14 @@ def _check_learning(subject: Subject, settings: dict[str, Any]) -> AttachedTrain
     for epoch, plan in whole.planned.items() if not isinstance(subject, BatchSubject) else ():
         seen = sorted(i for entry in whole.log if entry[0] == epoch for i in entry[1])
         ids = plan.ids.tolist()
-        subject.expect(seen == sorted(ids), f"epoch {epoch} trains on other samples than its plan has")
+        subject.expect(
+            seen == sorted(ids), f"epoch {epoch} trains on other samples than its plan has"
+        )
     before = whole.loss(start)
     after = whole.loss()
-    subject.expect(after < before, f"training does not lower the loss: {before:.3f} before, {after:.3f} after")
+    subject.expect(
+        after < before, f"training does not lower the loss: {before:.3f} before, {after:.3f} after"
+    )
     return whole
 
 
@@ -1400,7 +1609,9 @@ def _check_resuming(subject: Subject, settings: dict[str, Any], whole: AttachedT
         second.load(checkpoint)
         second.train()
     same = [*first.log, *second.log] == whole.log and second.result() == whole.result()
-    subject.expect(same, "a run that is resumed in the middle of an epoch differs from an uninterrupted run")
+    subject.expect(
+        same, "a run that is resumed in the middle of an epoch differs from an uninterrupted run"
+    )
     for training in (whole, first, second):
         training.run.detach()
 

@@ -43,7 +43,9 @@ def check_policy(make: Callable[[int], Any], *, prompts: int = 12) -> None:
         thresher.testing.check.ContractError: First: propose(4) must return 4 ids, whole numbers in [0, 1), got [0, 1, 2, 3]
     """
     if hasattr(make, "propose") and not isinstance(make, type):
-        raise TypeError(f"check_policy: `make` must create new policies; pass the class {type(make).__name__}, not an instance")
+        raise TypeError(
+            f"check_policy: `make` must create new policies; pass the class {type(make).__name__}, not an instance"
+        )
     with rng.undisturbed(CPU):
         first = make(prompts)
         other = make(prompts)
@@ -53,9 +55,16 @@ def check_policy(make: Callable[[int], Any], *, prompts: int = 12) -> None:
             before = torch.get_rng_state()
             ids = _asked(first, (1, prompts // 2 or 1, prompts + 3)[number % 3], name, prompts)
             if not torch.equal(before, torch.get_rng_state()):
-                raise ContractError(f"{name}: propose draws from torch's global generator; use a separate torch.Generator")
+                raise ContractError(
+                    f"{name}: propose draws from torch's global generator; use a separate torch.Generator"
+                )
             torch.manual_seed(number + 1000)  # ranks have other global random states
-            _same(name, "a policy made anew, as on another rank,", _asked(other, len(ids), name, prompts), ids)
+            _same(
+                name,
+                "a policy made anew, as on another rank,",
+                _asked(other, len(ids), name, prompts),
+                ids,
+            )
             rewards = _rewards(len(ids), number)
             for policy in (first, other):
                 policy.observe(list(ids), rewards.clone())
@@ -72,13 +81,24 @@ def check_policy(make: Callable[[int], Any], *, prompts: int = 12) -> None:
         )
         again.load_state_dict(state)
         at_hand = [_asked(again, 3, name, prompts) for _ in range(ROUNDS)]
-        _same(name, "state_dict must return copies: one that was saved before further proposals", at_hand, expected)
+        _same(
+            name,
+            "state_dict must return copies: one that was saved before further proposals",
+            at_hand,
+            expected,
+        )
 
 
 def _asked(policy: Any, k: int, name: str, prompts: int) -> list[int]:
     ids = policy.propose(k)
-    if not isinstance(ids, list) or len(ids) != k or not all(type(one) is int and 0 <= one < prompts for one in ids):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        raise ContractError(f"{name}: propose({k}) must return {k} ids, whole numbers in [0, {prompts}), got {ids!r:.300}")
+    if (
+        not isinstance(ids, list)
+        or len(ids) != k
+        or not all(type(one) is int and 0 <= one < prompts for one in ids)
+    ):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        raise ContractError(
+            f"{name}: propose({k}) must return {k} ids, whole numbers in [0, {prompts}), got {ids!r:.300}"
+        )
     return ids  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -89,7 +109,14 @@ def _same(name: str, what: str, found: Any, expected: Any) -> None:
 
 def _rewards(k: int, number: int) -> Tensor:
     """Returns rewards of k prompts: mixed values, one group all equal, one with a NaN, and in odd rounds one with NaN only."""
-    rewards = torch.rand(k, ROLLOUTS, generator=torch.Generator().manual_seed(number), dtype=torch.float64).mul(3).floor() / 2
+    rewards = (
+        torch.rand(
+            k, ROLLOUTS, generator=torch.Generator().manual_seed(number), dtype=torch.float64
+        )
+        .mul(3)
+        .floor()
+        / 2
+    )
     rewards[0] = 1.0
     rewards[k // 2, -1] = torch.nan
     rewards[-1] = torch.nan if number % 2 else rewards[-1]

@@ -120,7 +120,11 @@ class Contest(NamedTuple):
     def standard_error(self) -> float:
         """The standard error of the gain, with seeds paired; infinite with one seed."""
         differences = np.subtract(self.method, self.uniform)
-        return float(np.std(differences, ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else float("inf")
+        return (
+            float(np.std(differences, ddof=1) / np.sqrt(len(differences)))
+            if len(differences) > 1
+            else float("inf")
+        )
 
 
 def _as_tensors(*arrays: Any) -> tuple[Tensor, ...]:
@@ -291,7 +295,9 @@ def planted(name: str, seed: int) -> Toy:
     return Toy(name, seed, **PLANTED[name](np.random.default_rng([seed, *name.encode()])))
 
 
-def train_model(method: Any, toy: Toy, *, epochs: int | None = None, **settings: Any) -> tuple[nn.Module, float]:
+def train_model(
+    method: Any, toy: Toy, *, epochs: int | None = None, **settings: Any
+) -> tuple[nn.Module, float]:
     """Trains the model of a planted problem with a method attached.
 
     Args:
@@ -311,11 +317,17 @@ def train_model(method: Any, toy: Toy, *, epochs: int | None = None, **settings:
     """
     epochs = toy.epochs if epochs is None else epochs
     with rng.undisturbed(torch.device("cpu")), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # on so small a model scoring costs more than it saves
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # on so small a model scoring costs more than it saves
         torch.manual_seed(toy.seed)
         model = toy.model()
         optimizer = torch.optim.SGD(model.parameters(), lr=toy.lr)
-        common: dict[str, Any] = {"loader": toy.loader(), "criterion": toy.criterion, "seed": toy.seed}
+        common: dict[str, Any] = {
+            "loader": toy.loader(),
+            "criterion": toy.criterion,
+            "seed": toy.seed,
+        }
         run = attach(method, model=model, optimizer=optimizer, epochs=epochs, **common, **settings)
         for _ in range(epochs):
             for x, y in run.loader:
@@ -327,7 +339,9 @@ def train_model(method: Any, toy: Toy, *, epochs: int | None = None, **settings:
     return model, cost
 
 
-def train_and_score(method: Any, toy: Toy, *, epochs: int | None = None, **settings: Any) -> Outcome:
+def train_and_score(
+    method: Any, toy: Toy, *, epochs: int | None = None, **settings: Any
+) -> Outcome:
     """Trains the model of a planted problem as `train_model` does, and evaluates it.
 
     Args:
@@ -351,10 +365,14 @@ def _control(stage: str, name: str, seed: int, cost: float) -> float:
     toy = planted(name, seed)
     if cost >= 1:
         return train_and_score(FullData(), toy, epochs=round(cost * toy.epochs)).score
-    return train_and_score(RandomBackprop(keep=cost) if stage == "batch" else UniformSubset(keep=cost), toy).score
+    return train_and_score(
+        RandomBackprop(keep=cost) if stage == "batch" else UniformSubset(keep=cost), toy
+    ).score
 
 
-def beats_uniform(method: Any, toy: str, seeds: Sequence[int] = (0, 1, 2), **settings: Any) -> Contest:
+def beats_uniform(
+    method: Any, toy: str, seeds: Sequence[int] = (0, 1, 2), **settings: Any
+) -> Contest:
     """Compares a method with random samples at the same cost, which is counted in the run of the method.
 
     A method that decides in the batch is compared with a random part of every batch, any other method with a random subset of
@@ -385,7 +403,9 @@ def beats_uniform(method: Any, toy: str, seeds: Sequence[int] = (0, 1, 2), **set
         problem = planted(toy, seed)
         candidate = method(problem) if callable(method) else method
         score, cost = train_and_score(candidate, problem, **settings)
-        stage = getattr(candidate[-1] if isinstance(candidate, list | tuple) else candidate, "stage", "epoch")
+        stage = getattr(
+            candidate[-1] if isinstance(candidate, list | tuple) else candidate, "stage", "epoch"
+        )
         scores.append(score)
         controls.append(_control(stage, toy, seed, round(cost, 3)))
         costs.append(cost)

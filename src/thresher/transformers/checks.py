@@ -41,7 +41,9 @@ def check_settings_of(trainer: Any) -> None:
             "selection_settings={'spend': 'batches'}, which has as many steps as full training. So has {'forward_passes': "
             "'once'}, for a method that chooses within a batch.",
         )
-    if args.max_steps <= 0 and (args.num_train_epochs != int(args.num_train_epochs) or args.num_train_epochs < 1):
+    if args.max_steps <= 0 and (
+        args.num_train_epochs != int(args.num_train_epochs) or args.num_train_epochs < 1
+    ):
         raise unsupported(
             f"TrainingArguments(num_train_epochs={args.num_train_epochs})",
             "Methods choose samples for whole epochs: give a whole number, 1 or more.",
@@ -87,7 +89,11 @@ def passes_beside_head(trainer: Any) -> dict[str, Any]:
     """
     batch_method = split_by_stage(method_of(trainer.selection))[2]
     passes = trainer.selection_settings.get("forward_passes", "auto")
-    if batch_method is None or not requirements_of(batch_method).signals or passes not in ("auto", "once"):
+    if (
+        batch_method is None
+        or not requirements_of(batch_method).signals
+        or passes not in ("auto", "once")
+    ):
         return {}
     if passes == "once":
         raise unsupported(
@@ -115,7 +121,9 @@ def check_labels_of_rows(trainer: Any, valid: Tensor) -> None:
     """
     args = trainer.args
     config = trainer.run._parts.config
-    shared = args.gradient_accumulation_steps > 1 or (args.world_size > 1 and args.average_tokens_across_devices)
+    shared = args.gradient_accumulation_steps > 1 or (
+        args.world_size > 1 and args.average_tokens_across_devices
+    )
     if not (shared and config.mode.is_in_forward) or config.by_batch:
         return
     labels = valid.reshape(len(valid), -1).sum(1)
@@ -132,10 +140,14 @@ def _keeps_steps(trainer: Any) -> bool:
     """Whether an epoch has as many steps as full training."""
     _, epoch_method, batch_method = split_by_stage(method_of(trainer.selection))
     spend = trainer.selection_settings.get("spend")
-    smaller = spend != "steps" and (spend == "batches" or requirements_of(epoch_method).smaller_batches)
+    smaller = spend != "steps" and (
+        spend == "batches" or requirements_of(epoch_method).smaller_batches
+    )
     # "auto" may gather rows into fewer batches from the second epoch on.
     one_pass = trainer.selection_settings.get("forward_passes") == "once"
-    return (batch_method is None or spend == "batches" or one_pass) and (smaller or isinstance(epoch_method, FullData))
+    return (batch_method is None or spend == "batches" or one_pass) and (
+        smaller or isinstance(epoch_method, FullData)
+    )
 
 
 _WHY = {
@@ -149,7 +161,11 @@ _WHY = {
 
 def _check_processes(trainer: Any) -> None:
     args = trainer.args
-    split = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or trainer.is_distributed_loading_by_transformers
+    split = (
+        trainer.is_deepspeed_enabled
+        or trainer.is_fsdp_enabled
+        or trainer.is_distributed_loading_by_transformers
+    )
     if split or getattr(trainer.accelerator, "parallelism_config", None) is not None:
         raise unsupported(
             "A model in shards (DeepSpeed, FSDP, tensor or context parallelism)",
@@ -200,7 +216,9 @@ def keeps_own_batches(trainer: Any, loader: DataLoader[Any]) -> bool:
             "sample has a loss of its own. Use selection=thresher.FullData() without observe, which trains as without a "
             "selection, or a Trainer with a shuffled loader and a loss per sample.",
         )
-    warn(f"FullData keeps the batches of {batches}, and records nothing: training is as without a selection.")
+    warn(
+        f"FullData keeps the batches of {batches}, and records nothing: training is as without a selection."
+    )
     return True
 
 

@@ -24,7 +24,11 @@ def module_of_head(kind: type) -> ModuleType | None:
     Args:
         kind: Class of a trainer.
     """
-    bases = [base for base in kind.__mro__ if base.__name__ == "SFTTrainer" and base.__module__.startswith("trl.")]
+    bases = [
+        base
+        for base in kind.__mro__
+        if base.__name__ == "SFTTrainer" and base.__module__.startswith("trl.")
+    ]
     module = sys.modules[bases[0].__module__] if bases else None
     return module if hasattr(module, "add_fused_lm_head") else None
 
@@ -41,7 +45,9 @@ def squares_in_head(kind: type) -> Iterator[None]:
         yield
         return
     add = module.add_fused_lm_head
-    module.add_fused_lm_head = lambda *args, outputs, **kwargs: add(*args, outputs=(*outputs, "log_sum_sq_probs"), **kwargs)
+    module.add_fused_lm_head = lambda *args, outputs, **kwargs: add(
+        *args, outputs=(*outputs, "log_sum_sq_probs"), **kwargs
+    )
     try:
         yield
     finally:
@@ -60,7 +66,10 @@ class NotingLengths:
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Returns the batch."""
-        return {**self._collate(examples), ROWS: [len(example["input_ids"]) for example in examples]}
+        return {
+            **self._collate(examples),
+            ROWS: [len(example["input_ids"]) for example in examples],
+        }
 
 
 class HeadLosses(UsersLosses):
@@ -96,7 +105,9 @@ class HeadLosses(UsersLosses):
             count = valid.sum(1)
 
             def mean(values: Tensor) -> Tensor:
-                return by_example(values, lengths).float().where(valid, 0).sum(1) / count.clamp(min=1)
+                return by_example(values, lengths).float().where(valid, 0).sum(1) / count.clamp(
+                    min=1
+                )
 
             probability = mean(outputs.log_probs.float().exp())
             return {
@@ -139,7 +150,9 @@ def by_example(values: Tensor, lengths: Sequence[int] | None) -> Tensor:
             f"thresher.transformers.Selection: examples of {tokens + 1} tokens were joined, but the model returned values of "
             f"shape {tuple(values.shape)}. Use the data_collator of SFTTrainer, or padding_free=False."
         )
-    return pad_sequence(list(values[0, :tokens].split([*lengths[:-1], lengths[-1] - 1])), batch_first=True)
+    return pad_sequence(
+        list(values[0, :tokens].split([*lengths[:-1], lengths[-1] - 1])), batch_first=True
+    )
 
 
 def aux_loss(trainer: Any, outputs: Any, total: Any) -> Tensor | float:
@@ -153,5 +166,7 @@ def aux_loss(trainer: Any, outputs: Any, total: Any) -> Tensor | float:
     if not trainer.aux_loss_enabled:
         return 0.0
     return (
-        trainer.router_aux_loss_coef * outputs.aux_loss / (1 if total is None else trainer.current_gradient_accumulation_steps)
+        trainer.router_aux_loss_coef
+        * outputs.aux_loss
+        / (1 if total is None else trainer.current_gradient_accumulation_steps)
     )

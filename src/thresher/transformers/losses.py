@@ -55,7 +55,9 @@ class ClassLosses:
         """
         logits, targets = self._checked(outputs, labels)
         settings: Any = {"ignore_index": IGNORED, "label_smoothing": self.criterion.label_smoothing}
-        losses = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none", **settings)
+        losses = F.cross_entropy(
+            logits.flatten(0, -2), targets.flatten(), reduction="none", **settings
+        )
         return losses.view(targets.shape), targets != IGNORED
 
     def pair(self, outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,13 +67,19 @@ class ClassLosses:
 
     def _checked(self, outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         logits = outputs.get("logits") if isinstance(outputs, Mapping) else outputs[0]
-        if not isinstance(logits, Tensor) or labels.is_floating_point() or logits.shape[:-1] != labels.shape:
+        if (
+            not isinstance(logits, Tensor)
+            or labels.is_floating_point()
+            or logits.shape[:-1] != labels.shape
+        ):
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(
                 f"thresher.transformers.Selection: labels of shape {tuple(labels.shape)} and dtype {labels.dtype} are not "
                 f"classes of the model's logits, {got}. {GIVE_LOSSES}"
             )
-        return logits.float(), F.pad(labels[:, 1:], (0, 1), value=IGNORED) if self._shifts else labels
+        return logits.float(), F.pad(
+            labels[:, 1:], (0, 1), value=IGNORED
+        ) if self._shifts else labels
 
 
 class UsersLosses:
@@ -122,9 +130,7 @@ _OTHER_LOSSES = (
     "Return losses and valid so that sum(valid * losses) / sum(valid), or / num_items_in_batch, is the loss of the trainer. "
     "With class weights, valid=class_weights[labels]. Or give the trainer this loss, by compute_loss_func= or its compute_loss."
 )
-_DECODER = (
-    "For an encoder with a decoder, the batch must have decoder_input_ids: use DataCollatorForSeq2Seq(tokenizer, model=model)."
-)
+_DECODER = "For an encoder with a decoder, the batch must have decoder_input_ids: use DataCollatorForSeq2Seq(tokenizer, model=model)."
 
 
 @contextmanager
@@ -142,7 +148,9 @@ def naming_collator(model: Any) -> Iterator[None]:
     except ValueError as error:
         if not _decodes(model):
             raise
-        raise ValueError(f"thresher.transformers.Selection: without labels, the model raises: {error}. {_DECODER}") from error
+        raise ValueError(
+            f"thresher.transformers.Selection: without labels, the model raises: {error}. {_DECODER}"
+        ) from error
 
 
 def _decodes(model: Any) -> bool:
@@ -154,7 +162,12 @@ OwnLoss = Callable[[Any], tuple[Tensor, tuple[Tensor, Tensor]]]
 
 
 def divides_by_total(
-    own: OwnLoss, losses: Losses, positions: tuple[Tensor, Tensor], *, takes_total: bool, scale: Tensor | float = 1.0
+    own: OwnLoss,
+    losses: Losses,
+    positions: tuple[Tensor, Tensor],
+    *,
+    takes_total: bool,
+    scale: Tensor | float = 1.0,
 ) -> bool | None:
     """Compares losses with the loss of a trainer, and returns whether the trainer divides by `num_items_in_batch`.
 
@@ -182,7 +195,9 @@ def divides_by_total(
     try:
         trainer_loss, with_labels = own(total)
     except (TypeError, ValueError, KeyError) as error:
-        raise ValueError(f"thresher.transformers.Selection: the trainer has no loss of its own ({error}). {way_out}") from error
+        raise ValueError(
+            f"thresher.transformers.Selection: the trainer has no loss of its own ({error}). {way_out}"
+        ) from error
     by_mean = GivenLosses(*positions).plain() * scale
     by_total = GivenLosses(*positions, total).plain() * scale
     divides = takes_total and bool((trainer_loss - by_total).abs() < (trainer_loss - by_mean).abs())

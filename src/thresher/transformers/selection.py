@@ -33,7 +33,14 @@ from thresher.transformers.checks import (
     keeps_own_batches,
     passes_beside_head,
 )
-from thresher.transformers.fused_head import ROWS, HeadLosses, NotingLengths, aux_loss, module_of_head, squares_in_head
+from thresher.transformers.fused_head import (
+    ROWS,
+    HeadLosses,
+    NotingLengths,
+    aux_loss,
+    module_of_head,
+    squares_in_head,
+)
 from thresher.transformers.losses import (
     GIVE_LOSSES,
     PerPosition,
@@ -79,7 +86,9 @@ class Tokens:
             )
         self._reference.to(device).eval()
 
-    def chosen(self, inputs: Any, of_reference: Callable[[Any], Tensor], by_position: Tensor, valid: Tensor) -> Tensor:
+    def chosen(
+        self, inputs: Any, of_reference: Callable[[Any], Tensor], by_position: Tensor, valid: Tensor
+    ) -> Tensor:
         """Runs the reference model on a batch, and returns the mask of the token positions to train on.
 
         Args:
@@ -111,9 +120,13 @@ def split_tokens(selection: Any) -> tuple[Any, Tokens | None]:
     if not token_methods:
         return selection, None
     if len(token_methods) > 1:
-        raise ValueError("thresher.transformers.Selection: `selection` has two TokenSelection; give only one")
+        raise ValueError(
+            "thresher.transformers.Selection: `selection` has two TokenSelection; give only one"
+        )
     others = [one for one in methods if not isinstance(one, TokenSelection)]
-    return (others[0] if len(others) == 1 else others) if others else FullData(), Tokens(token_methods[0])
+    return (others[0] if len(others) == 1 else others) if others else FullData(), Tokens(
+        token_methods[0]
+    )
 
 
 Base: Any = object
@@ -125,7 +138,9 @@ FILE = "thresher.pt"
 
 def _checked(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns the settings of a selection; raises TypeError for one that is not an argument of `attach` for users."""
-    check_further_settings(settings or {}, "selection_settings: ", given=GIVEN_BY_TRAINER | {"forward"})
+    check_further_settings(
+        settings or {}, "selection_settings: ", given=GIVEN_BY_TRAINER | {"forward"}
+    )
     return dict(settings or {})
 
 
@@ -190,7 +205,9 @@ class Selection(Base):
         self._trains = False
         self._divides: bool | None = None
         self._batches: Iterator[Any] = iter(())
-        self._rows: tuple[Tensor | None, Any] | None = None  # ids of the batch in training, lengths of joined examples
+        self._rows: tuple[Tensor | None, Any] | None = (
+            None  # ids of the batch in training, lengths of joined examples
+        )
         self._done = self._length = 0
         self.add_callback(StepEnd(self))
 
@@ -205,7 +222,11 @@ class Selection(Base):
 
     @classmethod
     def add_to(
-        cls, trainer: Any, selection: Any, per_position: PerPosition | None = None, selection_settings: Any = None
+        cls,
+        trainer: Any,
+        selection: Any,
+        per_position: PerPosition | None = None,
+        selection_settings: Any = None,
     ) -> Any:
         """Adds a selection to a trainer that exists already, and returns the trainer.
 
@@ -226,7 +247,9 @@ class Selection(Base):
         """
         kind = type(trainer)
         if isinstance(trainer, cls):
-            raise ValueError(f"thresher.transformers.Selection.add_to: call it once; {kind.__name__} has a selection already")
+            raise ValueError(
+                f"thresher.transformers.Selection.add_to: call it once; {kind.__name__} has a selection already"
+            )
         if module_of_head(kind) is not None:
             raise ValueError(
                 f"thresher.transformers.Selection.add_to: {kind.__name__} sets up its fused head when it is created, "
@@ -295,20 +318,28 @@ class Selection(Base):
             self.lr_scheduler = own
             self._scheduler_state = held.state
 
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> tuple[Any, Any]:
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any
+    ) -> tuple[Any, Any]:
         """Attaches the run, and continues from the position of the checkpoint."""
         check_has_ids(train_dataloader)
         if keeps_own_batches(self, train_dataloader):
-            return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+            return super()._prepare_for_training(
+                max_steps, train_dataloader, resume_from_checkpoint
+            )
         smoothing = self.args.label_smoothing_factor
-        self._losses = losses = self._fused_head() or losses_of(self._users_model(), self.per_position, smoothing=smoothing)
+        self._losses = losses = self._fused_head() or losses_of(
+            self._users_model(), self.per_position, smoothing=smoothing
+        )
         if self._head is not None and self.padding_free:
             check_rows_joined(self)
             train_dataloader.collate_fn = NotingLengths(train_dataloader.collate_fn)
         of_head: dict[str, Any] = {}
         if self._head is not None:
             of_head = {"signals": self._head.signals, **passes_beside_head(self)}
-        model, loader = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        model, loader = super()._prepare_for_training(
+            max_steps, train_dataloader, resume_from_checkpoint
+        )
         self._run = run = attach(
             self.selection,
             loader=loader,
@@ -334,21 +365,32 @@ class Selection(Base):
         self.callback_handler.train_dataloader = run.loader
         return model, run.loader
 
-    def _run_epoch(self, *args: Any, steps_in_epoch: int, num_update_steps_per_epoch: int, **kwargs: Any) -> None:
+    def _run_epoch(
+        self, *args: Any, steps_in_epoch: int, num_update_steps_per_epoch: int, **kwargs: Any
+    ) -> None:
         """Runs an epoch with as many batches as its plan has, or the rest of the batches of an interrupted epoch."""
         if not self._trains:
-            own = {"steps_in_epoch": steps_in_epoch, "num_update_steps_per_epoch": num_update_steps_per_epoch}
+            own = {
+                "steps_in_epoch": steps_in_epoch,
+                "num_update_steps_per_epoch": num_update_steps_per_epoch,
+            }
             super()._run_epoch(*args, **own, **kwargs)
             return
         self._length = batches_in_epoch(self.run.loader)
         steps = self._length - self._done
         updates = math.ceil(steps / self.args.gradient_accumulation_steps)
-        super()._run_epoch(*args, steps_in_epoch=steps, num_update_steps_per_epoch=updates, **kwargs)
+        super()._run_epoch(
+            *args, steps_in_epoch=steps, num_update_steps_per_epoch=updates, **kwargs
+        )
         self._done = 0
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
         """Returns the batches of the next step, and the number of positions in them that count."""
-        batches, total = super().get_batch_samples(self._with_ids(epoch_iterator), num_batches, device)
+        batches, total = super().get_batch_samples(
+            self._with_ids(epoch_iterator), num_batches, device
+        )
         self._batches = epoch_iterator
         if self._trains and len(batches) < num_batches:
             raise RuntimeError(self._wrong_length("fewer"))
@@ -372,7 +414,9 @@ class Selection(Base):
         finally:
             self._rows = None
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """Returns the loss of the selected samples in training, and the trainer's own loss otherwise."""
         if self._rows is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -427,10 +471,17 @@ class Selection(Base):
         more = aux_loss(self, outputs, total)
         lengths: Any = self._rows and self._rows[1]
         # The gradients are averaged over the processes, but `total` counts the positions of all processes.
-        scale = self.accelerator.num_processes if self.args.average_tokens_across_devices and total is not None else 1
+        scale = (
+            self.accelerator.num_processes
+            if self.args.average_tokens_across_devices and total is not None
+            else 1
+        )
         if self._is_compared():
             losses, valid = self._losses.by_position(outputs, lengths)
-            check_same(trainer_loss.detach(), GivenLosses(losses, valid, total).plain().detach() * scale + more)
+            check_same(
+                trainer_loss.detach(),
+                GivenLosses(losses, valid, total).plain().detach() * scale + more,
+            )
         loss = self._reduced(inputs, outputs, lengths, total) * scale + more
         return (loss, outputs) if return_outputs else loss
 
@@ -441,7 +492,12 @@ class Selection(Base):
             return
         with self._users_scheduler() as pace:
             super()._save_optimizer_and_scheduler(output_dir)
-        state = {"run": self.run.state_dict(), "epoch": self.run.epoch, "batches": self._done, "pace": pace}
+        state = {
+            "run": self.run.state_dict(),
+            "epoch": self.run.epoch,
+            "batches": self._done,
+            "pace": pace,
+        }
         state |= {"divides": self._divides, "direct": self._direct}
         if self.args.should_save:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
@@ -455,8 +511,17 @@ class Selection(Base):
 
     def _fused_head(self) -> HeadLosses | None:
         """Losses of the fused head, if SFTTrainer computes its loss with it; None if the loss takes logits."""
-        by_logits = self.per_position or self.compute_loss_func or self.label_smoother or "signals" in self.selection_settings
-        return HeadLosses(self.args.loss_type) if module_of_head(type(self)) and not by_logits else None
+        by_logits = (
+            self.per_position
+            or self.compute_loss_func
+            or self.label_smoother
+            or "signals" in self.selection_settings
+        )
+        return (
+            HeadLosses(self.args.loss_type)
+            if module_of_head(type(self)) and not by_logits
+            else None
+        )
 
     def _with_ids(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Adds the ids of the examples to the lengths of a joined row, while `run.ids` is still that of the same batch."""
@@ -495,7 +560,9 @@ class Selection(Base):
         """Returns the number of epochs; with `max_steps`, the last one may not be trained to its end."""
         if self.args.max_steps <= 0:
             return int(self.args.num_train_epochs)
-        return math.ceil(self.args.max_steps / math.ceil(len(loader) / self.args.gradient_accumulation_steps))
+        return math.ceil(
+            self.args.max_steps / math.ceil(len(loader) / self.args.gradient_accumulation_steps)
+        )
 
     def _pace(self, run: Run, max_steps: int) -> None:
         """Paces the scheduler, and loads its state."""
@@ -516,7 +583,9 @@ class Selection(Base):
                 f"thresher.transformers.Selection: the checkpoint is of a schedule of {pace['total']} steps, and "
                 f"this one has {self.lr_scheduler.total}. Go on with the same num_train_epochs and batch size."
             )
-        self.lr_scheduler.load_state_dict({"scheduler": self._scheduler_state, **pace} if counts else self._scheduler_state)
+        self.lr_scheduler.load_state_dict(
+            {"scheduler": self._scheduler_state, **pace} if counts else self._scheduler_state
+        )
 
     @contextmanager
     def _users_scheduler(self) -> Iterator[dict[str, Any] | None]:
@@ -543,14 +612,21 @@ class Selection(Base):
 
     def _parted(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         """Returns the inputs of a batch without labels, and the labels: a tensor, or a dictionary by name for several."""
-        names = ["labels"] if "labels" in batch else [name for name in self.label_names if name in batch]
+        names = (
+            ["labels"]
+            if "labels" in batch
+            else [name for name in self.label_names if name in batch]
+        )
         if not names:
             raise ValueError(
                 f"thresher.transformers.Selection: the batch has no `labels`, only {', '.join(batch)}. Rename the labels in "
-                "the dataset or the data_collator. If the loss is not a cross-entropy: " + GIVE_LOSSES
+                "the dataset or the data_collator. If the loss is not a cross-entropy: "
+                + GIVE_LOSSES
             )
         labels = {name: batch[name] for name in names}
-        return {name: value for name, value in batch.items() if name not in names}, labels.get("labels", labels)
+        return {name: value for name, value in batch.items() if name not in names}, labels.get(
+            "labels", labels
+        )
 
     def _compare(self, inputs: Mapping[str, Any], total: Any) -> None:
         """Checks that the loss is that of the trainer; finds out whether it is divided by the positions of the whole step."""
@@ -567,8 +643,12 @@ class Selection(Base):
             self.compute_loss_func = function_of_user
             loss, outputs = self._own_loss(self.model, {**inputs}, total)
             # A fused head returns no logits, and losses of the user's function are compared by the loss alone.
-            by_loss = self._losses.is_given or (isinstance(outputs, Mapping) and outputs.get("logits") is None)
-            return loss, found[0] if by_loss else self._losses.by_position(without_loss(outputs), labels)
+            by_loss = self._losses.is_given or (
+                isinstance(outputs, Mapping) and outputs.get("logits") is None
+            )
+            return loss, found[0] if by_loss else self._losses.by_position(
+                without_loss(outputs), labels
+            )
 
         try:
             checked = isolated_pass([self.model], devices=[self.args.device])
@@ -576,7 +656,9 @@ class Selection(Base):
                 if "labels" in inputs:  # elsewhere Trainer would call the function without labels
                     self.compute_loss_func = note
                     with naming_collator(self._users_model()):
-                        scale = super().compute_loss(self.model, {**inputs}, num_items_in_batch=total)
+                        scale = super().compute_loss(
+                            self.model, {**inputs}, num_items_in_batch=total
+                        )
                 self._direct = not found
                 if self._direct and self.per_position is None:
                     raise ValueError(
@@ -586,7 +668,9 @@ class Selection(Base):
                 if self._direct:
                     scale = 1.0
                     note(*self._forward(self.model, inputs))
-                self._divides = divides_by_total(own, self._losses, found[0], takes_total=total is not None, scale=scale)
+                self._divides = divides_by_total(
+                    own, self._losses, found[0], takes_total=total is not None, scale=scale
+                )
                 cost = self.run._parts.cost
                 cost.comparing += 2 * len(found[0][0])
                 cost.forward += 2 * len(found[0][0])
@@ -595,7 +679,9 @@ class Selection(Base):
             if metrics is not None:  # metrics that trl's trainers record in every call
                 self._metrics = metrics
 
-    def _reduced(self, inputs: Any, outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
+    def _reduced(
+        self, inputs: Any, outputs: Any, labels: Any, num_items_in_batch: Any = None
+    ) -> Tensor:
         """Returns the loss of the selected samples; takes the inputs, then what Trainer passes to `compute_loss_func`."""
         losses, valid = self._losses.by_position(outputs, labels)
         made, targets = self._losses.pair(outputs, labels)
@@ -608,8 +694,12 @@ class Selection(Base):
             keep = self._tokens.chosen(inputs, of_reference, losses, valid)
             self.run._parts.cost.add_scores((len(losses), 0))
         ids = self._rows and self._rows[0]
-        repeat = None if ids is None else 1  # the first dimension is the samples, even if there are as many positions
-        return self.run.reduce(losses, ids, made, targets, repeat, valid=valid, total=total, keep=keep)
+        repeat = (
+            None if ids is None else 1
+        )  # the first dimension is the samples, even if there are as many positions
+        return self.run.reduce(
+            losses, ids, made, targets, repeat, valid=valid, total=total, keep=keep
+        )
 
     def _losses_of_reference(self, inputs: Any, labels: Any, outputs: Any) -> Tensor:
         if self._head is not None:
@@ -623,7 +713,9 @@ class Selection(Base):
         args = self.args
         state = self.state
         run = self.run
-        state.epoch = run.epoch + self._done / self._length if self._done < self._length else state.epoch
+        state.epoch = (
+            run.epoch + self._done / self._length if self._done < self._length else state.epoch
+        )
         if self._done < self._length:
             return
         if next(self._batches, None) is not None:

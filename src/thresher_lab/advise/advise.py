@@ -77,7 +77,13 @@ def advise(
         announce("reading the data, and preparing the training")
         training = trainable.training(trainable.load(trainable.find(data)), seed)
         measured = TimedTraining(training, seed=seed, seconds=seconds, announce=announce).measure()
-    given = {"task": task, "epochs": epochs, "budget": list(budget), "threads": threads, "versions": versions()}
+    given = {
+        "task": task,
+        "epochs": epochs,
+        "budget": list(budget),
+        "threads": threads,
+        "versions": versions(),
+    }
     return answer(measured, given, data)
 
 
@@ -120,12 +126,16 @@ def savings(pace: Pace, share: float, *, traced: bool = True) -> dict[str, float
         "hiding samples each epoch": share * pace.full,
         "hiding samples, with a forward pass for the hidden ones": hidden,
         "selection within the batch, in one forward pass": pace.step(once),
-        "selection within the batch, in two forward passes": pace.step(pace.scoring + share * pace.compute),
+        "selection within the batch, in two forward passes": pace.step(
+            pace.scoring + share * pace.compute
+        ),
     }
     return {way: 1 - time / pace.full for way, time in times.items()}
 
 
-def comparison(measured: Measured, given: Mapping[str, Any], data: Path | None = None) -> dict[str, Any]:
+def comparison(
+    measured: Measured, given: Mapping[str, Any], data: Path | None = None
+) -> dict[str, Any]:
     """Returns the comparison to run: its command, its number of trainings, and the seconds that it takes.
 
     Winnow is compared at each budget. If smaller batches save little, it trains on full-size batches in fewer steps.
@@ -146,7 +156,9 @@ def comparison(measured: Measured, given: Mapping[str, Any], data: Path | None =
     options = ["--epochs", str(given["epochs"])]
     if data is not None:
         options += ["--data", str(data)]
-    command = shlex.join(["thresher", "compare", given["task"], *arms, *options, "--out", f"runs/{folder}"])
+    command = shlex.join(
+        ["thresher", "compare", given["task"], *arms, *options, "--out", f"runs/{folder}"]
+    )
     trainings = SEEDS * (1 + len(budget) * (1 + CONTROLS))
     if pace is None:
         return {"command": command, "trainings": trainings, "seconds": None}
@@ -158,7 +170,9 @@ def comparison(measured: Measured, given: Mapping[str, Any], data: Path | None =
         # Winnow, its placebo, smaller batches and fewer epochs in the same time; then random samples and fewer epochs.
         full += 4 * method + 2 * share
     epochs = SEEDS * full * given["epochs"]
-    seconds = epochs * measured.steps * pace.full + trainings * given["epochs"] * measured.evaluation_s
+    seconds = (
+        epochs * measured.steps * pace.full + trainings * given["epochs"] * measured.evaluation_s
+    )
     return {"command": command, "trainings": trainings, "seconds": seconds / SIDE_BY_SIDE}
 
 
@@ -223,7 +237,9 @@ def _lines_on_time(measured: Measured, pace: Pace) -> list[str]:
         bottleneck = f"The loader is the bottleneck: a step waits for it {_percent(pace.waiting)} of the time."
     said = [f"A step takes {_milliseconds(pace.full)}: {listed}.", bottleneck]
     if pace.half is not None:
-        half = f"Half a batch takes {_percent(pace.half_share)} of the computing time of a whole one"
+        half = (
+            f"Half a batch takes {_percent(pace.half_share)} of the computing time of a whole one"
+        )
         little = ": smaller batches save little" if _smaller_saves_little(pace) else ""
         said.append(f"{half}{little}.")
     if measured.sizes is not None:
@@ -248,10 +264,14 @@ def _lines_on_ways(measured: Measured, advice: Mapping[str, Any]) -> list[str]:
     columns = "".join(f"at {share:g}".rjust(SHARE_WIDTH) for share in advice["budget"])
     rows = ["Time that each way saves at most, by share of the cost".ljust(WAY_WIDTH) + columns]
     for way, saved in advice["ways"].items():
-        cells = "".join((_percent(share) if share >= 0.005 else "none").rjust(SHARE_WIDTH) for share in saved)
+        cells = "".join(
+            (_percent(share) if share >= 0.005 else "none").rjust(SHARE_WIDTH) for share in saved
+        )
         rows.append(f"  {way}".ljust(WAY_WIDTH) + cells)
     if measured.fallback is not None:
-        rows.append("One forward pass saves no part of the backward pass: the model cannot be traced.")
+        rows.append(
+            "One forward pass saves no part of the backward pass: the model cannot be traced."
+        )
     return rows
 
 

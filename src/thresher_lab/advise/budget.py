@@ -16,7 +16,10 @@ def equal_seeds(runs: Sequence[Mapping[str, Any]]) -> list[list[int]]:
             continue
         name = run["metric"]["name"]
         history = run["history"]
-        epochs = [(entry.get(name), entry.get("loss_histogram", entry.get("eval_loss"))) for entry in history]
+        epochs = [
+            (entry.get(name), entry.get("loss_histogram", entry.get("eval_loss")))
+            for entry in history
+        ]
         if all(loss is not None for _, loss in epochs):
             groups.setdefault(repr((run["metric"]["value"], epochs)), []).append(run["seed"])
     return [seeds for seeds in groups.values() if len(seeds) > 1]

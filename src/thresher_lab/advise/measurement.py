@@ -171,7 +171,9 @@ class TimedTraining:
         )
 
     def _result(self, pace: Pace | None, step_s: float, **more: Any) -> Measured:
-        return Measured(str(self._device), self._batch_size, len(self._training.loader), pace, step_s, **more)
+        return Measured(
+            str(self._device), self._batch_size, len(self._training.loader), pace, step_s, **more
+        )
 
     def _since(self, begun: Spent) -> Spent:
         end = self._clock()
@@ -234,7 +236,9 @@ class TimedTraining:
             self._training.passed(traced, self._collate(samples))
         return traced.fallback
 
-    def _measure_rounds(self, samples: Sequence[Sequence[Any]], step: Mapping[str, Spent]) -> list[dict[str, Spent]]:
+    def _measure_rounds(
+        self, samples: Sequence[Sequence[Any]], step: Mapping[str, Spent]
+    ) -> list[dict[str, Spent]]:
         """Times all parts in turns, until the rounds are done or the time is up; the first of several warms up."""
         batches = [self._collate(batch) for batch in samples]
         compute = sum(part.wall for name, part in step.items() if name != "loader")
@@ -244,7 +248,9 @@ class TimedTraining:
         if self._batch_size >= SMALLEST_HALVED:
             half = [self._collate(batch[: len(batch) // 2]) for batch in samples]
             halves = [half[i % len(half)] for i in range(len(batches))]
-        self._announce(f"timing the parts of a step, for {max(0.0, self._until - self._clock().wall):.0f} s at most")
+        self._announce(
+            f"timing the parts of a step, for {max(0.0, self._until - self._clock().wall):.0f} s at most"
+        )
         rounds: list[dict[str, Spent]] = []
         while len(rounds) <= ROUNDS:
             begun = self._clock()
@@ -254,18 +260,24 @@ class TimedTraining:
                 break
         return rounds[1:] or rounds
 
-    def _measure_round(self, batches: Sequence[Any], halves: Sequence[Any], loading: float) -> dict[str, Spent]:
+    def _measure_round(
+        self, batches: Sequence[Any], halves: Sequence[Any], loading: float
+    ) -> dict[str, Spent]:
         times = self._time_parts(batches)
         if halves:
             parts = self._time_parts(halves)
-            times["half"] = Spent(sum(part.wall for part in parts.values()), sum(part.cpu for part in parts.values()))
+            times["half"] = Spent(
+                sum(part.wall for part in parts.values()), sum(part.cpu for part in parts.values())
+            )
         times["scoring"] = self._time_scoring(batches)
         times["loader"] = self._time_loader(loading)
         if self._training.loader.num_workers or self._device.type != "cpu":
             times["loop"] = self._time_loader(loading, train=True)
         return times
 
-    def _time_parts(self, batches: Sequence[Any], check: Callable[[], None] = lambda: None) -> dict[str, Spent]:
+    def _time_parts(
+        self, batches: Sequence[Any], check: Callable[[], None] = lambda: None
+    ) -> dict[str, Spent]:
         """Returns the mean seconds of the forward pass, the backward pass and the optimizer."""
         marks: list[list[Spent]] = []
         for batch in batches:

@@ -87,11 +87,15 @@ class Pace:
 
     def as_dict(self) -> dict[str, float | None]:
         """Returns the values by name, the derived ones included."""
-        derived = {name: getattr(self, name) for name in ("compute", "full", "waiting", "half_share")}
+        derived = {
+            name: getattr(self, name) for name in ("compute", "full", "waiting", "half_share")
+        }
         return {**vars(self), **derived}
 
 
-def pace_of_rounds(rounds: Sequence[Mapping[str, Spent]], *, by_cpu: bool, accumulate: int = 1) -> Pace:
+def pace_of_rounds(
+    rounds: Sequence[Mapping[str, Spent]], *, by_cpu: bool, accumulate: int = 1
+) -> Pace:
     """Returns the pace of a training: medians of the ratios to the time of computing in the same round.
 
     Args:
@@ -106,7 +110,9 @@ def pace_of_rounds(rounds: Sequence[Mapping[str, Spent]], *, by_cpu: bool, accum
         for times in rounds:
             if name in times:
                 cpu = by_cpu and name not in ("loader", "loop")
-                ratios.append(_seconds(times[name], cpu=cpu) / max(_computing(times, cpu=cpu), 1e-12))
+                ratios.append(
+                    _seconds(times[name], cpu=cpu) / max(_computing(times, cpu=cpu), 1e-12)
+                )
         return statistics.median(ratios) if ratios else None
 
     compute = statistics.median(_computing(times, cpu=by_cpu) for times in rounds)

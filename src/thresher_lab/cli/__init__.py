@@ -12,7 +12,18 @@ from typing import Any, NoReturn
 
 ALWAYS = ("rich", "typer")
 """Import names of the packages that every command needs."""
-OF_LAB = (*ALWAYS, "accelerate", "jinja2", "PIL", "plotly", "pyarrow", "pydantic", "scipy", "sklearn", "yaml")
+OF_LAB = (
+    *ALWAYS,
+    "accelerate",
+    "jinja2",
+    "PIL",
+    "plotly",
+    "pyarrow",
+    "pydantic",
+    "scipy",
+    "sklearn",
+    "yaml",
+)
 """Import names of the packages that the extra `lab` installs."""
 
 
@@ -47,7 +58,11 @@ def main() -> None:
     As one of several processes of torchrun or accelerate launch it lets the first one speak, see `cli._several`.
     """
     if any(find_spec(name) is None for name in ALWAYS):
-        sys.exit(_complain("the command line needs packages that are not installed: pip install 'thresher[lab]'"))
+        sys.exit(
+            _complain(
+                "the command line needs packages that are not installed: pip install 'thresher[lab]'"
+            )
+        )
     if os.environ.get("WORLD_SIZE", "1") == "1":
         _run()
         return
@@ -61,12 +76,18 @@ def _run() -> None:
 
     _SAID.clear()
     warnings.showwarning = _warned
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the profiler of a step complains of memory from before it
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # the profiler of a step complains of memory from before it
     try:
         app()
     except OSError as error:
         named = error.filename is not None and error.strerror is not None
-        sys.exit(_complain(f"{error.filename}: {error.strerror}" if named else error.strerror or str(error)))
+        sys.exit(
+            _complain(
+                f"{error.filename}: {error.strerror}" if named else error.strerror or str(error)
+            )
+        )
     except ValueError as error:
         sys.exit(_complain(str(error)))
     except ImportError as error:
@@ -74,14 +95,20 @@ def _run() -> None:
         package = str(getattr(cause, "name", None)).partition(".")[0]
         if package not in OF_LAB:
             raise
-        sys.exit(_complain(f"this command needs {package}, which is not installed: pip install 'thresher[lab]'"))
+        sys.exit(
+            _complain(
+                f"this command needs {package}, which is not installed: pip install 'thresher[lab]'"
+            )
+        )
 
 
 _SAID = set[str]()
 """Warnings that were printed: a training is made several times, and would say the same each time."""
 
 
-def _warned(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+def _warned(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any
+) -> None:
     """Prints a warning as the other messages of the command; of code with a line to look at, with that line."""
     where = "" if category is UserWarning else f"{filename}:{lineno}: {category.__name__}: "
     if (said := f"{where}{message}") not in _SAID:

@@ -26,7 +26,9 @@ def cluster_of(ray: str | None, gpus: float, cpus: int, *, here: bool) -> "Clust
     if ray is None and (gpus, cpus) != (0, 1):
         raise ValueError("--gpus-per-run and --cpus-per-run are for --ray; without it, give --jobs")
     if ray is not None and here:
-        raise ValueError("--ray trains on the devices that --gpus-per-run asks for; leave out --device and --dry-run")
+        raise ValueError(
+            "--ray trains on the devices that --gpus-per-run asks for; leave out --device and --dry-run"
+        )
     return None if ray is None else Cluster(ray, gpus, cpus)
 
 
@@ -35,7 +37,9 @@ def print_rate(task: str) -> str:
     from thresher_lab.recipes.batches import rate_note
     from thresher_lab.recipes.running import BATCH_OF, task_of
 
-    recipe: Any = task_of(task) if BATCH_OF.fullmatch(task) else None  # a script of the user's is not run here
+    recipe: Any = (
+        task_of(task) if BATCH_OF.fullmatch(task) else None
+    )  # a script of the user's is not run here
     if getattr(recipe, "before", None) and (note := rate_note(recipe.before, recipe.settings)):
         typer.echo(note, err=True)
     return task
@@ -48,14 +52,25 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
         console: Console to print to, 60 columns wide or more.
         results: Content of results.json.
     """
-    from thresher_lab.comparison.summary import closing, length_sentences, rates_sentences, time_of, times_of_busy_machine
+    from thresher_lab.comparison.summary import (
+        closing,
+        length_sentences,
+        rates_sentences,
+        time_of,
+        times_of_busy_machine,
+    )
 
     for line in table_lines(results, console.width):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print()
     for sentence in closing(results):
         console.print(sentence, markup=False, highlight=False)
-    notes = [NOTE, *length_sentences(results), *rates_sentences(results), *times_of_busy_machine(results)]
+    notes = [
+        NOTE,
+        *length_sentences(results),
+        *rates_sentences(results),
+        *times_of_busy_machine(results),
+    ]
     if any(time_of(row, results)[0] is None for row in results["summary"]):
         notes.append(TIME_UNKNOWN)
     console.print(f"\n{' '.join(notes)}\n", markup=False, highlight=False)
@@ -92,11 +107,19 @@ def table_lines(results: dict[str, Any], width: int) -> list[str]:
         return f"    {line}".rstrip()
 
     plural = "" if seeds == 1 else "s"
-    lines = wrap(f"{results['task']}, {results['epochs']} epochs, {seeds} seed{plural}, {results['device']}", width)
+    lines = wrap(
+        f"{results['task']}, {results['epochs']} epochs, {seeds} seed{plural}, {results['device']}",
+        width,
+    )
     lines.append(aligned(headings))
     for row, numbers in zip(results["summary"], table, strict=True):
         indent = "  " if row["control_of"] else ""
-        lines += wrap(f"{row['method']}: {row['verdict']}", width, initial_indent=indent, subsequent_indent=f"{indent}    ")
+        lines += wrap(
+            f"{row['method']}: {row['verdict']}",
+            width,
+            initial_indent=indent,
+            subsequent_indent=f"{indent}    ",
+        )
         lines.append(aligned(numbers))
     return lines
 
@@ -106,8 +129,17 @@ def _numbers(row: dict[str, Any], results: dict[str, Any]) -> tuple[str, ...]:
 
     show, signed = forms(results)
     spread = "" if row["std"] is None else f" ± {show(row['std'])}"
-    time, memory = ("?" if share is None else f"{share:.2f}" for share in (time_of(row, results)[0], row.get("memory_ratio")))
-    return time, f"{row['cost_ratio']:.3f}", memory, f"{show(row['mean'])}{spread}", difference_text(row, signed)
+    time, memory = (
+        "?" if share is None else f"{share:.2f}"
+        for share in (time_of(row, results)[0], row.get("memory_ratio"))
+    )
+    return (
+        time,
+        f"{row['cost_ratio']:.3f}",
+        memory,
+        f"{show(row['mean'])}{spread}",
+        difference_text(row, signed),
+    )
 
 
 def print_dry_run(
@@ -164,7 +196,9 @@ def dry_run_lines(plan: Mapping[str, Any]) -> list[str]:
         lines.append(f"{indent}{arm}: {len(runs)} runs{length}, {_finished(runs)} finished")
     lines += plan["left_out"]
     if plan["looks"]:
-        lines.append(f"To choose the rates: {len(plan['looks'])} runs, {_finished(plan['looks'])} finished")
+        lines.append(
+            f"To choose the rates: {len(plan['looks'])} runs, {_finished(plan['looks'])} finished"
+        )
     runs = [*plan["runs"], *plan["looks"]]
     lines.append(f"{_finished(runs)} of {len(runs)} runs are finished.")
     if _finished(runs) < len(runs):
@@ -228,17 +262,26 @@ def run_and_print(
         try:
             write_report(out, data, refreshes=goes_on)
         except Exception as error:
-            typer.echo(f"The report of the runs so far is not written: {type(error).__name__}: {error}", err=True)
+            typer.echo(
+                f"The report of the runs so far is not written: {type(error).__name__}: {error}",
+                err=True,
+            )
 
-    results = run_with_progress(console, task, methods, seeds, epochs, out, quiet=quiet, on_results=write_anew, **options)
+    results = run_with_progress(
+        console, task, methods, seeds, epochs, out, quiet=quiet, on_results=write_anew, **options
+    )
     if own_rank():
         return None
     print_summary(console, results)
     for sentence in kept_sentences(before, found_in(out)):
         console.print(f"{sentence}\n", markup=False, highlight=False)
-    console.print(f"{write_report(out, data)}\n{out / RESULTS}", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"{write_report(out, data)}\n{out / RESULTS}", markup=False, highlight=False, soft_wrap=True
+    )
     if json is not None:
-        write_result(json, {name: results[name] for name in ("task", "epochs", "margin", "summary")})
+        write_result(
+            json, {name: results[name] for name in ("task", "epochs", "margin", "summary")}
+        )
     return results
 
 
@@ -250,11 +293,18 @@ def found_in(folder: Path) -> tuple[set[str], set[str]]:
     try:
         rows = load_json((folder / RESULTS).read_text())["summary"]
         return runs, {row["method"] for row in rows if row["control_of"] is None}
-    except (OSError, ValueError, KeyError, TypeError):  # no results yet, or others than ours: there is nothing to tell of them
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # no results yet, or others than ours: there is nothing to tell of them
         return runs, set()
 
 
-def kept_sentences(before: tuple[set[str], set[str]], after: tuple[set[str], set[str]]) -> list[str]:
+def kept_sentences(
+    before: tuple[set[str], set[str]], after: tuple[set[str], set[str]]
+) -> list[str]:
     """Returns what to know of a folder that held runs before a command: what is not shown any more, and times of then.
 
     Args:
@@ -273,7 +323,9 @@ def kept_sentences(before: tuple[set[str], set[str]], after: tuple[set[str], set
         said.append(
             f"The report no longer shows {listed(gone)}. {its} runs are kept: a command that names {it}, too, shows {it} again."
         )
-    full, kept = ({name for name in names if name.startswith("full-seed")} for names in (after[0], before[0]))
+    full, kept = (
+        {name for name in names if name.startswith("full-seed")} for names in (after[0], before[0])
+    )
     if kept and after[0] - before[0]:
         said.append(
             f"{len(kept)} of {len(full)} runs of full training are of an earlier command: their CPU time and wall time are "
@@ -288,7 +340,9 @@ LARGEST_SHARE = 0.9
 """Share of the cost up to which a larger one is tried after a method has lost."""
 
 
-def after_a_loss(results: Mapping[str, Any], methods: str, given: Mapping[str, Any]) -> tuple[str, str] | None:
+def after_a_loss(
+    results: Mapping[str, Any], methods: str, given: Mapping[str, Any]
+) -> tuple[str, str] | None:
     """Returns what to do after a method has lost, as a sentence and as the command for it.
 
     The first reason for a loss is a learning rate that does not suit fewer samples; the second is a share that is too small.
@@ -305,7 +359,11 @@ def after_a_loss(results: Mapping[str, Any], methods: str, given: Mapping[str, A
     from thresher_lab.training.specs import parse_methods
 
     pick = conclude(results).pick
-    lost = [row for row in results["summary"] if row["control_of"] is None and row.get("finding") == "loses"]
+    lost = [
+        row
+        for row in results["summary"]
+        if row["control_of"] is None and row.get("finding") == "loses"
+    ]
     if not lost or (pick is not None and pick["control_of"] is None):
         return None
     options = {name: value for name, value in given.items() if value is not None}
@@ -329,7 +387,15 @@ def after_a_loss(results: Mapping[str, Any], methods: str, given: Mapping[str, A
 
 
 def run_with_progress(
-    console: "Console", task: str, methods: str, seeds: str, epochs: int, out: Path, *, quiet: bool = False, **options: Any
+    console: "Console",
+    task: str,
+    methods: str,
+    seeds: str,
+    epochs: int,
+    out: Path,
+    *,
+    quiet: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Runs a comparison with progress on a console, and returns its results; see `run_and_print`.
 
@@ -350,7 +416,11 @@ def run_with_progress(
         with progress_on(console, quiet=quiet) as watcher:
             options |= {"watcher": watcher}
             if factors:
-                tries = {name: value for name, value in options.items() if name not in ("most", "on_results")}
+                tries = {
+                    name: value
+                    for name, value in options.items()
+                    if name not in ("most", "on_results")
+                }
                 options["rates"] = chosen_rates(task, specs, numbers, epochs, out, factors, **tries)
             return run(task, specs, numbers, epochs, out, **options)
 
@@ -377,8 +447,13 @@ def explained_interruptions(folder: Path) -> Iterator[None]:
         kept = f"Finished runs are kept in {folder}: mend this one, or leave out its seed or method, and the rest goes on"
         raise ValueError(f"{str(error).rstrip('.')}. {kept}.") from error
     except RunError as error:
-        typer.echo(f"{error.__cause__}\nthresher: {error}. Finished runs are kept in {folder}.", err=True)
+        typer.echo(
+            f"{error.__cause__}\nthresher: {error}. Finished runs are kept in {folder}.", err=True
+        )
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        typer.echo(f"\nStopped. Finished runs are kept in {folder}; the same command goes on from there.", err=True)
+        typer.echo(
+            f"\nStopped. Finished runs are kept in {folder}; the same command goes on from there.",
+            err=True,
+        )
         raise typer.Exit(130) from None

@@ -102,11 +102,20 @@ def targets_table(measured: dict[str, Any]) -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = Table(title="cost and CPU time to reach an error of", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title="cost and CPU time to reach an error of",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     table.add_column("\nmethod", overflow="fold", min_width=LEAST_NAME)
     table.add_column("error at\nthe end", justify="right", no_wrap=True)
     for target in measured["targets"]:
-        table.add_column(f"{percent(target['error'])} ({target['factor']:g}x)\ncost, CPU, seeds", justify="right", no_wrap=True)
+        table.add_column(
+            f"{percent(target['error'])} ({target['factor']:g}x)\ncost, CPU, seeds",
+            justify="right",
+            no_wrap=True,
+        )
     for arm in measured["arms"]:
         cells = [_target_cell(reached) for reached in arm["reached"]]
         table.add_row(arm["method"], percent(arm["error"]), *cells)
@@ -130,10 +139,20 @@ TASK_OPTION = typer.Option(help="Name of a built-in task, in place of the argume
 ScriptArgument = Annotated[str | None, SCRIPT_ARGUMENT]
 OptionalTaskOption = Annotated[str | None, TASK_OPTION]
 EpochsOption = Annotated[int, typer.Option(min=1, help="Number of epochs of every run.")]
-OutOption = Annotated[Path, typer.Option(help="Folder for the results. Finished runs in it are not repeated.")]
-SeedsOption = Annotated[str, typer.Option(help="Random seeds, separated by commas. Every method is trained once with each.")]
-DataOption = Annotated[Path | None, typer.Option(help="Folder or file with the data, for tasks that need one.")]
-JobsOption = Annotated[int, typer.Option(min=1, help="Number of processes that train side by side, with one thread each.")]
+OutOption = Annotated[
+    Path, typer.Option(help="Folder for the results. Finished runs in it are not repeated.")
+]
+SeedsOption = Annotated[
+    str,
+    typer.Option(help="Random seeds, separated by commas. Every method is trained once with each."),
+]
+DataOption = Annotated[
+    Path | None, typer.Option(help="Folder or file with the data, for tasks that need one.")
+]
+JobsOption = Annotated[
+    int,
+    typer.Option(min=1, help="Number of processes that train side by side, with one thread each."),
+]
 TOGETHER_JOBS_HELP = (
     "Number of processes that train side by side, with one thread each. Default: 2. Under torchrun or accelerate launch all "
     "processes train each run together instead."
@@ -149,18 +168,30 @@ AccumulateOption = Annotated[int | None, typer.Option(min=1, metavar="K", help=A
 
 
 DeviceOption = Annotated[
-    str | None, typer.Option(help="Device to train on, such as cpu, cuda or cuda:1. Default: what accelerate chooses.")
+    str | None,
+    typer.Option(
+        help="Device to train on, such as cpu, cuda or cuda:1. Default: what accelerate chooses."
+    ),
 ]
 RAY_HELP = (
     "Train the runs on a cluster of Ray: auto (the one of this machine), HOST:PORT, or local (a new one). Without an address: "
     "the cluster of RAY_ADDRESS or of this machine, else a new one."
 )
 RayOption = Annotated[str | None, typer.Option("--ray", metavar="[ADDRESS]", help=RAY_HELP)]
-GpusOption = Annotated[float, typer.Option(min=0, help="GPUs of a run with --ray, such as 0.25 for four runs on each.")]
+GpusOption = Annotated[
+    float, typer.Option(min=0, help="GPUs of a run with --ray, such as 0.25 for four runs on each.")
+]
 CpusOption = Annotated[int, typer.Option(min=1, help="CPUs of a run with --ray.")]
-JsonOption = Annotated[Path | None, typer.Option(help="File to write the result to as JSON; - for the standard output.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result without the progress.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file of --out, if it is there.")]
+JsonOption = Annotated[
+    Path | None,
+    typer.Option(help="File to write the result to as JSON; - for the standard output."),
+]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print the result without the progress.")
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Overwrite the file of --out, if it is there.")
+]
 
 
 def use_device(device: str | None) -> None:
@@ -196,7 +227,9 @@ def check_new(out: Path, *, force: bool) -> None:
         ValueError: The file is there, or its folder cannot be written.
     """
     if out.exists() and not force:
-        raise ValueError(f"--out {out} is there already: give another file, or --force to overwrite it")
+        raise ValueError(
+            f"--out {out} is there already: give another file, or --force to overwrite it"
+        )
     folder = out.absolute().parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -218,8 +251,12 @@ def training_of(script: str | None, task: str | None) -> str:
     """
     training = script or task
     if training is None or (script and task):
-        raise typer.BadParameter("give the name of a task, or your own training as FILE.py:FUNCTION, once")
+        raise typer.BadParameter(
+            "give the name of a task, or your own training as FILE.py:FUNCTION, once"
+        )
     path, _, function = training.rpartition(":")
     if training.endswith(".py") or (path.endswith(".py") and not function):
-        raise typer.BadParameter(f"write your own training as FILE.py:FUNCTION, such as my_training.py:build; got {training}")
+        raise typer.BadParameter(
+            f"write your own training as FILE.py:FUNCTION, such as my_training.py:build; got {training}"
+        )
     return training

@@ -65,12 +65,21 @@ def progress_on(console: Console, *, quiet: bool = False) -> Iterator[Watcher]:
 
 def _columns(width: int) -> list[ProgressColumn]:
     """Returns columns that are whole at any width from 60, but for the name of the run, which gives way."""
-    name = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+    name = TextColumn(
+        "{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    )
     counts = MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9))
     left = [TextColumn("left"), TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7))]
     if width < WIDE:
         return [name, BarColumn(8), counts, *left]
-    return [name, BarColumn(30), counts, TextColumn("epochs {task.fields[note]}"), TimeElapsedColumn(), *left]
+    return [
+        name,
+        BarColumn(30),
+        counts,
+        TextColumn("epochs {task.fields[note]}"),
+        TimeElapsedColumn(),
+        *left,
+    ]
 
 
 def _shown(metric: float) -> str:
@@ -113,7 +122,9 @@ class Remarks(Watcher):
 
     def warned(self, text: str, run: str) -> None:
         """Prints a warning once, with the first of the runs that it comes from; other numbers in it make no other warning."""
-        self._once(f"{text} (first in the run {run})" if run else text, key=re.sub(r"\d+", "0", text))
+        self._once(
+            f"{text} (first in the run {run})" if run else text, key=re.sub(r"\d+", "0", text)
+        )
 
     def _once(self, text: str, *, key: str = "") -> None:
         if (key or text) not in self._said:
@@ -146,13 +157,19 @@ class RunProgress(Remarks):
         self._runs = runs
         self._done = 0
         self._epochs = epochs
-        tried = "" if look is None else f"learning rate times {look:g}, tried on seeds that do not count: "
+        tried = (
+            ""
+            if look is None
+            else f"learning rate times {look:g}, tried on seeds that do not count: "
+        )
         self._print(f"{tried}up to {runs} runs of {epochs} epochs")
         self._progress.reset(self._all, total=runs * epochs)
 
     def started(self, job: Job) -> None:
         """Adds the bar of a run; a shorter run shortens the bar of all runs."""
-        self._bars[job.key] = self._progress.add_task(f"  {job.name}", total=job.epochs(self._epochs), note="")
+        self._bars[job.key] = self._progress.add_task(
+            f"  {job.name}", total=job.epochs(self._epochs), note=""
+        )
         self._shorten(self._epochs - job.epochs(self._epochs))
 
     def advanced(self, job: Job, epochs: int, metric: float) -> None:
@@ -165,7 +182,9 @@ class RunProgress(Remarks):
         self._done += 1
         took = "kept from before" if reused else f"{run['wall_s']:.1f} s"
         metric = run["metric"]
-        self._print(f"[{self._done}/{self._runs}] {job.name}: {metric['name']} {_shown(metric['value'])}, {took}")
+        self._print(
+            f"[{self._done}/{self._runs}] {job.name}: {metric['name']} {_shown(metric['value'])}, {took}"
+        )
         if reused:
             self._shorten(self._epochs)
         else:
@@ -191,7 +210,9 @@ class RunProgress(Remarks):
         left = "not known before the first epoch is over"
         if whole.completed:
             left = f"about {timedelta(seconds=round((whole.elapsed or 0) / whole.completed * (whole.remaining or 0)))}"
-        self._print(f"{self._done} of {self._runs} runs done, {whole.completed:g} of {whole.total:g} epochs; time left: {left}")
+        self._print(
+            f"{self._done} of {self._runs} runs done, {whole.completed:g} of {whole.total:g} epochs; time left: {left}"
+        )
 
     def _remove_bar(self, job: Job) -> None:
         """Removes the bar of a run, and shortens the bar of all runs by the epochs that are not trained any more."""

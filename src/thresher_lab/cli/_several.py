@@ -95,11 +95,17 @@ def _joined() -> Any:
     if not torch.accelerator.is_available():
         os.environ["ACCELERATE_USE_CPU"] = "true"
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1", "yes")
-    device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator(check_available=True)
+    device = (
+        torch.device("cpu")
+        if on_cpu
+        else torch.accelerator.current_accelerator(check_available=True)
+    )
     store, rank, size = next(rendezvous("env://"))
     if not distributed.is_initialized():
         backend = distributed.get_default_backend_for_device(device or "cpu")
-        distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+        distributed.init_process_group(
+            backend, store=store, rank=rank, world_size=size, timeout=PATIENCE
+        )
     if PartialState(cpu=on_cpu).num_processes != size:
         kind = "the CPU" if device is None else f"devices of the kind {device.type}"
         message = f"thresher: accelerate does not train in several processes on {kind}; ACCELERATE_USE_CPU=true takes the CPU"

@@ -17,9 +17,7 @@ from thresher_lab.cli._console import (
     write_result,
 )
 
-TRAINING_HELP = (
-    "Name of a task as in `thresher compare --task`, or your own training as FILE.py:FUNCTION (see `thresher init`)."
-)
+TRAINING_HELP = "Name of a task as in `thresher compare --task`, or your own training as FILE.py:FUNCTION (see `thresher init`)."
 BUDGET_HELP = "Shares of the cost of full training that you want to pay, separated by commas, such as 0.5,0.35."
 SECONDS_HELP = "Time limit, in seconds, after which no further round of timing begins. There is always one round."
 THREADS_HELP = "Number of CPU threads torch may use (`compare` always uses one per run)."
@@ -27,7 +25,9 @@ THREADS_HELP = "Number of CPU threads torch may use (`compare` always uses one p
 
 def advise(
     training: Annotated[str, typer.Argument(metavar="TASK|FILE.py:FUNCTION", help=TRAINING_HELP)],
-    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs of the training that you plan.")] = 20,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Number of epochs of the training that you plan.")
+    ] = 20,
     budget: Annotated[str, typer.Option(help=BUDGET_HELP)] = "0.5",
     seconds: Annotated[float, typer.Option(help=SECONDS_HELP)] = 20.0,
     json: JsonOption = None,

@@ -37,8 +37,15 @@ class Commands(TyperGroup):
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
-        bare = [one == "--ray" and after.startswith("-") for one, after in zip(args, [*args[1:], "-"], strict=True)]
-        args = [part for one, alone in zip(args, bare, strict=True) for part in ([one, ""] if alone else [one])]
+        bare = [
+            one == "--ray" and after.startswith("-")
+            for one, after in zip(args, [*args[1:], "-"], strict=True)
+        ]
+        args = [
+            part
+            for one, alone in zip(args, bare, strict=True)
+            for part in ([one, ""] if alone else [one])
+        ]
         return super().resolve_command(ctx, args)
 
 
@@ -78,7 +85,10 @@ def _print_version(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     _: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Train on the samples that still teach, skip the rest, and show what it cost."""

@@ -5,7 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from thresher_lab.cli._comparison import after_a_loss, cluster_of, print_dry_run, print_rate, run_and_print
+from thresher_lab.cli._comparison import (
+    after_a_loss,
+    cluster_of,
+    print_dry_run,
+    print_rate,
+    run_and_print,
+)
 from thresher_lab.cli._console import (
     STANDARD_OUTPUT,
     AccumulateOption,
@@ -84,11 +90,17 @@ def compare(
     margin: Annotated[float | None, typer.Option(help=MARGIN_HELP)] = None,
     controls: Annotated[str | None, typer.Option(help=CONTROLS_HELP)] = None,
     rates: Annotated[str | None, typer.Option(help=RATES_HELP)] = None,
-    track: Annotated[str | None, typer.Option(help="Tracker of accelerate that logs every epoch, such as wandb.")] = None,
+    track: Annotated[
+        str | None, typer.Option(help="Tracker of accelerate that logs every epoch, such as wandb.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help=QUICK_HELP)] = False,
     until_decided: Annotated[bool, typer.Option("--until-decided", help=UNTIL_HELP)] = False,
-    max_seeds: Annotated[int, typer.Option(min=3, help="Largest number of seeds with --until-decided.")] = 12,
-    restart: Annotated[bool, typer.Option("--restart", help="Delete the runs in --out, and begin anew.")] = False,
+    max_seeds: Annotated[
+        int, typer.Option(min=3, help="Largest number of seeds with --until-decided.")
+    ] = 12,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Delete the runs in --out, and begin anew.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN_HELP)] = False,
     json: JsonOption = None,
     quiet: QuietOption = False,
@@ -102,7 +114,9 @@ def compare(
     from thresher_lab.recipes.running import with_batch_of
 
     if methods is None and budget is None:
-        raise ValueError("compare: give --methods, such as infobatch, or --budget, such as 0.5,0.35")
+        raise ValueError(
+            "compare: give --methods, such as infobatch, or --budget, such as 0.5,0.35"
+        )
     cluster = cluster_of(ray, gpus_per_run, cpus_per_run, here=bool(device or dry_run))
     use_device(device)
     training = print_rate(with_batch_of(training_of(script, task), batch_size, accumulate))
@@ -110,31 +124,74 @@ def compare(
     kept = [] if budget is None else [f"winnow:share={share:g}" for share in parse_budget(budget)]
     asked = ",".join(filter(None, (methods, *kept)))
     if quick and (until_decided or controls or rates):
-        raise ValueError("compare: --quick trains one seed without controls; leave out --until-decided, --controls and --rates")
+        raise ValueError(
+            "compare: --quick trains one seed without controls; leave out --until-decided, --controls and --rates"
+        )
     factors = {} if rates is None else {"factors": parse_rates(rates)}
     if quick:
         seeds = seeds.partition(",")[0]
         kinds = ()
     if dry_run:
         if restart:
-            raise ValueError("compare: --dry-run deletes nothing; leave out --restart, or give an --out that is not there yet")
-        given = {"data": data, "jobs": jobs, "controls": kinds, "most": max_seeds if until_decided else None, **factors}
+            raise ValueError(
+                "compare: --dry-run deletes nothing; leave out --restart, or give an --out that is not there yet"
+            )
+        given = {
+            "data": data,
+            "jobs": jobs,
+            "controls": kinds,
+            "most": max_seeds if until_decided else None,
+            **factors,
+        }
         print_dry_run(training, asked, seeds, epochs, out, json=json, **given)
         return
     if restart:
         _begin_anew(out, training, asked, seeds)
     most = {"most": max_seeds} if until_decided else {}
-    given = {"data": data, "jobs": jobs, "margin": margin, "track": track, "controls": kinds, **most, **factors}
-    results = run_and_print(training, asked, seeds, epochs, out, json=json, quiet=quiet, cluster=cluster, **given)
-    again = {"epochs": epochs, "seeds": seeds, "rates": rates, "controls": controls, "data": data, "jobs": jobs, "out": out}
-    _print_next(results, asked, again, margin, cluster, quick=quick, to_stderr=json == STANDARD_OUTPUT)
+    given = {
+        "data": data,
+        "jobs": jobs,
+        "margin": margin,
+        "track": track,
+        "controls": kinds,
+        **most,
+        **factors,
+    }
+    results = run_and_print(
+        training, asked, seeds, epochs, out, json=json, quiet=quiet, cluster=cluster, **given
+    )
+    again = {
+        "epochs": epochs,
+        "seeds": seeds,
+        "rates": rates,
+        "controls": controls,
+        "data": data,
+        "jobs": jobs,
+        "out": out,
+    }
+    _print_next(
+        results, asked, again, margin, cluster, quick=quick, to_stderr=json == STANDARD_OUTPUT
+    )
 
 
-def _print_next(results: Any, methods: str, given: Any, margin: Any, cluster: Any, *, quick: bool, to_stderr: bool) -> None:
+def _print_next(
+    results: Any,
+    methods: str,
+    given: Any,
+    margin: Any,
+    cluster: Any,
+    *,
+    quick: bool,
+    to_stderr: bool,
+) -> None:
     """Prints the next command after a method has lost, in the first process, and that a quick look decides nothing."""
     given |= {} if margin is None else {"margin": f"{margin:.12g}"}
     if cluster is not None:
-        given |= {"ray": cluster.address, "gpus-per-run": cluster.gpus, "cpus-per-run": cluster.cpus}
+        given |= {
+            "ray": cluster.address,
+            "gpus-per-run": cluster.gpus,
+            "cpus-per-run": cluster.cpus,
+        }
     after = None if results is None else after_a_loss(results, methods, given)
     if after is not None:
         typer.echo("\n{}\n{}".format(*after), err=to_stderr)

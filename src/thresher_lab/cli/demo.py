@@ -28,7 +28,9 @@ def demo(out: OutOption = Path("runs/demo"), *, quiet: QuietOption = False) -> N
     They train on 4,000 digits of MNIST, turned and shifted at random; every fifth has a wrong label.
     """
     settings = {"data": None, "jobs": 2, "controls": DEMO_CONTROLS}
-    results = run_and_print(DEMO_TASK, DEMO_METHODS, DEMO_SEEDS, DEMO_EPOCHS, out, quiet=quiet, **settings)
+    results = run_and_print(
+        DEMO_TASK, DEMO_METHODS, DEMO_SEEDS, DEMO_EPOCHS, out, quiet=quiet, **settings
+    )
     console = open_console()
     if results is not None:
         console.print(f"\n{wrong_labels_found(results, out)}", markup=False, highlight=False)

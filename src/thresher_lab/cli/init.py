@@ -35,7 +35,10 @@ def init(
         ),
     ] = "my_training.py",
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Name of the new method, such as `big_loss`. Only after `method`.")
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Name of the new method, such as `big_loss`. Only after `method`."
+        ),
     ] = None,
     stage: Annotated[
         str | None,
@@ -54,7 +57,9 @@ def init(
     if target == "method":
         _init_method(name, stage or "epoch")
     elif name is not None or stage is not None:
-        raise ValueError(f"a name and --stage belong to a new method: `thresher init method NAME`, got {target!r} before them")
+        raise ValueError(
+            f"a name and --stage belong to a new method: `thresher init method NAME`, got {target!r} before them"
+        )
     else:
         _init_training(Path(target))
 
@@ -71,12 +76,17 @@ def _init_training(path: Path) -> None:
 
 def _init_method(name: str | None, stage: str) -> None:
     if name is None:
-        raise ValueError("a new method needs a name: `thresher init method NAME`, such as `thresher init method big_loss`")
+        raise ValueError(
+            "a new method needs a name: `thresher init method NAME`, such as `thresher init method big_loss`"
+        )
     if stage not in STAGE_NAMES:
         raise ValueError(f"--stage must be one of {', '.join(STAGE_NAMES)}, got {stage!r}")
     kind = _class_name(name)
     root = _checkout()
-    written = {METHODS_FOLDER / f"{name}.py": f"{stage}.py.txt", REFERENCE_TESTS / f"test_{name}.py": f"{stage}_test.py.txt"}
+    written = {
+        METHODS_FOLDER / f"{name}.py": f"{stage}.py.txt",
+        REFERENCE_TESTS / f"test_{name}.py": f"{stage}_test.py.txt",
+    }
     for path in written:
         if (root / path).exists():
             raise ValueError(f"{path} is there already; choose another name, or delete the file")
@@ -103,7 +113,9 @@ def _class_name(name: str) -> str:
     kind = "".join(word.capitalize() for word in name.split("_"))
     in_use = {name, kind} & {*thresher.methods.names(), *thresher.__all__}
     if in_use:
-        raise ValueError(f"thresher has {' and '.join(sorted(in_use))} already; choose another name than {name!r}")
+        raise ValueError(
+            f"thresher has {' and '.join(sorted(in_use))} already; choose another name than {name!r}"
+        )
     return kind
 
 

@@ -24,7 +24,9 @@ def observe(
     script: ScriptArgument = None,
     task: OptionalTaskOption = None,
     epochs: Annotated[int, typer.Option(min=1, help="Number of epochs of the training.")] = 10,
-    out: Annotated[Path, typer.Option(help="Folder for map.html, the page, and map.parquet, the table.")] = Path("observed"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for map.html, the page, and map.parquet, the table.")
+    ] = Path("observed"),
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the training.")] = 0,
     data: DataOption = None,
     device: DeviceOption = None,
@@ -43,7 +45,11 @@ def observe(
         check_new(path, force=force)
     says = announcer("observe", quiet=quiet)
     found, training = observed(
-        training_name, epochs=epochs, seed=seed, data=data, progress=lambda done: says(f"epoch {done} of {epochs} is trained")
+        training_name,
+        epochs=epochs,
+        seed=seed,
+        data=data,
+        progress=lambda done: says(f"epoch {done} of {epochs} is trained"),
     )
     out.mkdir(parents=True, exist_ok=True)
     write_table(found, training.classes, table)
@@ -59,4 +65,6 @@ def observe(
         images=images_of(training_name, data, len(found["id"])),
     )
     suspects = ", ".join(map(str, found.suspects(8)))
-    typer.echo(f"{page} and {table}: {len(found['id']):,} samples; the likeliest wrong labels are of the samples {suspects}")
+    typer.echo(
+        f"{page} and {table}: {len(found['id']):,} samples; the likeliest wrong labels are of the samples {suspects}"
+    )

@@ -40,12 +40,17 @@ def prune(
         ),
     ] = "hard",
     offset: Annotated[
-        float, typer.Option(help="Share of the samples that are dropped as too hard, with --which window.")
+        float,
+        typer.Option(
+            help="Share of the samples that are dropped as too hard, with --which window."
+        ),
     ] = 0.0,
-    per_class_floor: Annotated[float, typer.Option(help="Smallest share to keep of each class.")] = 0.0,
-    out: Annotated[Path, typer.Option(help="File to write the ids to: .parquet, or .txt with one id per line.")] = Path(
-        "kept.parquet"
-    ),
+    per_class_floor: Annotated[
+        float, typer.Option(help="Smallest share to keep of each class.")
+    ] = 0.0,
+    out: Annotated[
+        Path, typer.Option(help="File to write the ids to: .parquet, or .txt with one id per line.")
+    ] = Path("kept.parquet"),
     force: ForceOption = False,
 ) -> None:
     """Write the ids of a fixed subset of the samples, to train on with any tool."""
@@ -61,7 +66,9 @@ def prune(
         table = static.from_run(run_named(from_run))
     elif scores is not None and from_run is None:
         if not scores.is_file():
-            raise ValueError(f"{scores}: no such file; `thresher score` or `thresher observe` writes one")
+            raise ValueError(
+                f"{scores}: no such file; `thresher score` or `thresher observe` writes one"
+            )
         table = read_scores(scores) or static.Scores.load(scores)
     else:
         raise typer.BadParameter("give either a file of scores or --from-run")
@@ -70,7 +77,9 @@ def prune(
     export(kept, out)
     beyond = len(kept) - max(1, int(keep * table.samples))
     floor = f", {beyond:,} of them for --per-class-floor, beyond --keep" * (beyond > 0)
-    typer.echo(f"{out}: {len(kept):,} of {table.samples:,} samples kept: {KEPT[which].format(table.name)}{floor}")
+    typer.echo(
+        f"{out}: {len(kept):,} of {table.samples:,} samples kept: {KEPT[which].format(table.name)}{floor}"
+    )
     for line in _of_classes(kept_of_classes(table, kept), keep):
         typer.echo(line)
 

@@ -17,7 +17,9 @@ LISTED_RESULTS = 2
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(help="Name of a recipe, to show its settings, its published results, and what its source leaves open."),
+        typer.Argument(
+            help="Name of a recipe, to show its settings, its published results, and what its source leaves open."
+        ),
     ] = None,
     json: JsonOption = None,
 ) -> None:
@@ -38,12 +40,19 @@ def recipes(
     file = loading.file_of(name)
     recipe = loading.read_recipe(file)
     paper = recipe.paper
-    source = ", ".join([paper.title, *([f"arXiv:{paper.arxiv}"] if paper.arxiv else []), paper.where])
+    source = ", ".join(
+        [paper.title, *([f"arXiv:{paper.arxiv}"] if paper.arxiv else []), paper.where]
+    )
     console.print(f"[bold]{escape(recipe.title)}[/]\n{escape(source)}\n{file}\n")
     published = [(one.what, f"{one.value} ({one.where})") for one in recipe.published]
     console.print(_text_table("setting", "", flat(recipe.settings)), "")
     console.print(_text_table("published", "", published), "")
-    console.print(_text_table("contradictions, and what was chosen", None, ((note,) for note in recipe.notes)), "")
+    console.print(
+        _text_table(
+            "contradictions, and what was chosen", None, ((note,) for note in recipe.notes)
+        ),
+        "",
+    )
     console.print(_text_table("not given", "chosen", recipe.not_given.items()), "")
     typer.echo(f"thresher train {name} --smoke\nthresher train {name} --data DIR")
 
@@ -76,7 +85,9 @@ def _recipe_table() -> "Table":
         table.add_column(heading, min_width=24)
     for name in loading.recipe_names():
         recipe = loading.read_recipe(loading.file_of(name))
-        published = "; ".join(f"{one.what}: {one.value}" for one in recipe.published[:LISTED_RESULTS])
+        published = "; ".join(
+            f"{one.what}: {one.value}" for one in recipe.published[:LISTED_RESULTS]
+        )
         table.add_row(name, recipe.paper.arxiv or "poster", recipe.title, published)
     return table
 

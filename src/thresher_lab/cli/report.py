@@ -7,16 +7,30 @@ import typer
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a comparison: the --out of `thresher compare`.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="Folder of a comparison: the --out of `thresher compare`."
+        ),
+    ],
     data: Annotated[
-        Path | None, typer.Option(help="Folder with the files of Fashion-MNIST, CIFAR or SVHN, to show images of the samples.")
+        Path | None,
+        typer.Option(
+            help="Folder with the files of Fashion-MNIST, CIFAR or SVHN, to show images of the samples."
+        ),
     ] = None,
     png: Annotated[
-        Path | None, typer.Option(help="Folder to write every chart to as a PNG file. Needs Chromium or Chrome.")
+        Path | None,
+        typer.Option(
+            help="Folder to write every chart to as a PNG file. Needs Chromium or Chrome."
+        ),
     ] = None,
     markdown: Annotated[
         bool,
-        typer.Option("--markdown", help="Print the verdicts as Markdown, for a pull request, in place of writing the page."),
+        typer.Option(
+            "--markdown",
+            help="Print the verdicts as Markdown, for a pull request, in place of writing the page.",
+        ),
     ] = False,
 ) -> None:
     """Write DIR/report.html: verdicts, charts and the samples that stand out, in one file that works offline."""

@@ -44,10 +44,18 @@ PLAN_NOTE = (
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names of tables and figures, or `all`. Without a name, all are listed.")
+        list[str] | None,
+        typer.Argument(
+            help="Names of tables and figures, or `all`. Without a name, all are listed."
+        ),
     ] = None,
-    work: Annotated[Path, typer.Option(help="Folder for the runs. Finished runs are not repeated.")] = Path("runs/reproduce"),
-    results: Annotated[Path | None, typer.Option(help="Folder for a JSON file of each. Default: `results` in --work.")] = None,
+    work: Annotated[
+        Path, typer.Option(help="Folder for the runs. Finished runs are not repeated.")
+    ] = Path("runs/reproduce"),
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Folder for a JSON file of each. Default: `results` in --work."),
+    ] = None,
     page: Annotated[Path | None, typer.Option(help=PAGE_HELP)] = None,
     data: DataOption = None,
     jobs: TogetherJobsOption = None,
@@ -84,7 +92,9 @@ def reproduce(
     cluster = cluster_of(ray, gpus_per_run, cpus_per_run, here=dry_run)
     pairs = _pairs(asked, recipe, alone=dry_run != smoke and not any(batch.values()))
     if recipe is None and (smoke or dry_run or any(batch.values())):
-        raise ValueError("reproduce: --smoke, --dry-run, --batch-size and --accumulate go with --recipe")
+        raise ValueError(
+            "reproduce: --smoke, --dry-run, --batch-size and --accumulate go with --recipe"
+        )
     if smoke and data is not None:
         typer.echo(f"--smoke: the data is made up, {data} is not read", err=True)
         options["data"] = None
@@ -101,7 +111,9 @@ def reproduce(
             with whole(page if page and recipe != "all" else work / f"{at_size.name}.md") as file:
                 file.write(single_page(found).encode())
     if recipe is None:
-        every = [_reproduced(ARTEFACTS[name], work, folder, cluster=cluster, **options) for name in asked]
+        every = [
+            _reproduced(ARTEFACTS[name], work, folder, cluster=cluster, **options) for name in asked
+        ]
         if all(every):
             _write_pages(page or work / PAGE, folder)
             typer.echo(f"{folder}\n{page or work / PAGE}")
@@ -126,10 +138,14 @@ def _pairs(asked: list[str], recipe: str | None, *, alone: bool) -> "list[tuple[
 
     if recipe == "all":
         if not alone:
-            raise ValueError("--recipe all: goes with --dry-run, which prints all commands, or --smoke, and not with a batch")
+            raise ValueError(
+                "--recipe all: goes with --dry-run, which prints all commands, or --smoke, and not with a batch"
+            )
         return [(ARTEFACTS[name], one) for name in asked for one in ARTEFACTS[name].recipes]
     if recipe is not None and len(asked) > 1:
-        raise ValueError(f"--recipe: give one table or figure, got {', '.join(asked)}; or --recipe all")
+        raise ValueError(
+            f"--recipe: give one table or figure, got {', '.join(asked)}; or --recipe all"
+        )
     return [] if recipe is None else [(ARTEFACTS[asked[0]], recipe)]
 
 
@@ -140,14 +156,18 @@ def _dry_run(artefact: "Artefact", work: Path, **given: Any) -> None:
 
     for part in artefact.parts:
         if part.scores is not None:
-            typer.echo("The scores that some rows need are made before, and are not listed.", err=True)
+            typer.echo(
+                "The scores that some rows need are made before, and are not listed.", err=True
+            )
         rows = [text for text in part.rows.values() if "{scores}" not in text] or ["full"]
         seeds = map(str, artefact.seeds)
         own = part.task, ",".join(rows), ",".join(seeds), part.epochs, runs_folder(work, part)
         print_dry_run(*own, controls=part.controls, **given)
 
 
-def _reproduced(artefact: "Artefact", work: Path, folder: Path, *, quiet: bool, **given: Any) -> dict[str, Any]:
+def _reproduced(
+    artefact: "Artefact", work: Path, folder: Path, *, quiet: bool, **given: Any
+) -> dict[str, Any]:
     """Trains one table or figure, prints it, and writes its results; in all but the first process it returns nothing."""
     from thresher_lab.cli._comparison import explained_interruptions
     from thresher_lab.cli._console import open_console
@@ -168,16 +188,31 @@ def _write_pages(path: Path, folder: Path) -> None:
     """Writes the index of all results of a folder, and beside it the pages of the papers; without matplotlib, no charts."""
     from thresher_lab.reproduction import ARTEFACTS
     from thresher_lab.reproduction.artefact import untested
-    from thresher_lab.reproduction.page import PICTURES, chart_file, index_page, paper_pages, pictures_of, reason_to_train
+    from thresher_lab.reproduction.page import (
+        PICTURES,
+        chart_file,
+        index_page,
+        paper_pages,
+        pictures_of,
+        reason_to_train,
+    )
     from thresher_lab.training.files import Reproduced, read_checked
     from thresher_lab.training.store import whole
 
     remedy = "Delete the file, and give its name to `thresher reproduce`"
-    files = [file for name in ARTEFACTS for file in (folder / f"{name}.json", *sorted(folder.glob(f"{name}@*.json")))]
+    files = [
+        file
+        for name in ARTEFACTS
+        for file in (folder / f"{name}.json", *sorted(folder.glob(f"{name}@*.json")))
+    ]
     shown = [file for file in files if file.exists() and not file.stem.endswith("-smoke")]
     found = {file.stem: read_checked(file, Reproduced, remedy) for file in shown}
-    reasons = {name: reason_to_train(one, ARTEFACTS[name.partition("@")[0]]) for name, one in found.items()}
-    anew = {name: "Not trained yet." for name in ARTEFACTS if name not in found} | {name: r for name, r in reasons.items() if r}
+    reasons = {
+        name: reason_to_train(one, ARTEFACTS[name.partition("@")[0]]) for name, one in found.items()
+    }
+    anew = {name: "Not trained yet." for name in ARTEFACTS if name not in found} | {
+        name: r for name, r in reasons.items() if r
+    }
     for one in found.values():
         if one.get("outdated"):
             one |= {"claims": untested(one["claims"], one["outdated"]), "verdict": "not tested"}
@@ -187,7 +222,10 @@ def _write_pages(path: Path, folder: Path) -> None:
     for one in results:
         pictures |= pictures_of(one)
     contents = {path: index_page(results, anew).encode()}
-    contents |= {path.parent / name: text.encode() for name, text in paper_pages(results, anew, charts, path.name).items()}
+    contents |= {
+        path.parent / name: text.encode()
+        for name, text in paper_pages(results, anew, charts, path.name).items()
+    }
     contents |= {path.parent / PICTURES / name: content for name, content in pictures.items()}
     for target, content in contents.items():
         with whole(target) as file:
@@ -200,9 +238,14 @@ def _charts(results: "Mapping[str, Any]") -> dict[str, bytes]:
     from thresher_lab.reproduction import ARTEFACTS
 
     if find_spec("matplotlib") is None:
-        typer.echo("The pages have no charts: they are drawn by matplotlib (pip install 'thresher[figures]')", err=True)
+        typer.echo(
+            "The pages have no charts: they are drawn by matplotlib (pip install 'thresher[figures]')",
+            err=True,
+        )
         return {}
-    declared = {name: chart for name, one in ARTEFACTS.items() if name in results and (chart := one.chart)}
+    declared = {
+        name: chart for name, one in ARTEFACTS.items() if name in results and (chart := one.chart)
+    }
     return {name: table_chart(results[name]["tables"], chart) for name, chart in declared.items()}
 
 
@@ -212,7 +255,12 @@ def _artefact_table() -> "Table":
     from thresher_lab.reproduction import ARTEFACTS
 
     table = Table(box=None, pad_edge=False)
-    for heading, least in (("name", 30), ("in the paper", 12), ("what it shows", 30), ("recipes for --recipe", 20)):
+    for heading, least in (
+        ("name", 30),
+        ("in the paper", 12),
+        ("what it shows", 30),
+        ("recipes for --recipe", 20),
+    ):
         table.add_column(heading, min_width=least)
     for artefact in ARTEFACTS.values():
         table.add_row(artefact.name, artefact.paper, artefact.shows, ", ".join(artefact.recipes))

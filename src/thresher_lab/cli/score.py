@@ -22,9 +22,7 @@ SCORE_HELP = (
     "Name of the score: el2n, grand, grand_all, forgetting, prototypes, memorisation, entropy, mutual_information, "
     "variation_ratio, irreducible, aum, dyn_unc, dual, tdds or d2. The last five and forgetting look at every epoch."
 )
-MODELS_HELP = (
-    "Number of models to train for the score. For irreducible: number of pairs, whose models train on half of the data."
-)
+MODELS_HELP = "Number of models to train for the score. For irreducible: number of pairs, whose models train on half of the data."
 
 
 def score(
@@ -33,18 +31,34 @@ def score(
     task: OptionalTaskOption = None,
     score: Annotated[str, typer.Option(help=SCORE_HELP)] = "el2n",
     models: Annotated[int, typer.Option(min=1, help=MODELS_HELP)] = 3,
-    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs that each model is trained for.")] = 2,
-    out: Annotated[Path, typer.Option(help="Parquet file to write the scores to.")] = Path("scores.parquet"),
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Number of epochs that each model is trained for.")
+    ] = 2,
+    out: Annotated[Path, typer.Option(help="Parquet file to write the scores to.")] = Path(
+        "scores.parquet"
+    ),
     seed: Annotated[
-        int, typer.Option(min=0, help="Random seed of the first model. The other models take the seeds that follow it.")
+        int,
+        typer.Option(
+            min=0,
+            help="Random seed of the first model. The other models take the seeds that follow it.",
+        ),
     ] = 0,
     data: DataOption = None,
     device: DeviceOption = None,
     clusters: Annotated[
-        int | None, typer.Option(min=1, help="Number of clusters of the score prototypes. Default: the number of classes.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of clusters of the score prototypes. Default: the number of classes.",
+        ),
     ] = None,
     window: Annotated[
-        int, typer.Option(min=2, help="Number of epochs of a window of the scores dyn_unc, dual and tdds, as published.")
+        int,
+        typer.Option(
+            min=2,
+            help="Number of epochs of a window of the scores dyn_unc, dual and tdds, as published.",
+        ),
     ] = 10,
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -65,7 +79,9 @@ def score(
         data=data,
         clusters=clusters,
         window=window,
-        progress=lambda model, of, epoch: says(f"model {model} of {of}: epoch {epoch} of {epochs} is trained"),
+        progress=lambda model, of, epoch: says(
+            f"model {model} of {of}: epoch {epoch} of {epochs} is trained"
+        ),
     )
     table.save(out)
     cost = f"cost as much as {in_epochs(table):.2f} epochs of full training"

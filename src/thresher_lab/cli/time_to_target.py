@@ -45,7 +45,9 @@ def time_to_target(
     task: OptionalTaskOption = None,
     epochs: EpochsOption,
     out: OutOption,
-    methods: Annotated[str, typer.Option(help=TIMED_METHODS_HELP, show_default=False)] = TIMED_METHODS,
+    methods: Annotated[
+        str, typer.Option(help=TIMED_METHODS_HELP, show_default=False)
+    ] = TIMED_METHODS,
     seeds: SeedsOption = "0,1,2",
     data: DataOption = None,
     jobs: JobsOption = 2,
@@ -53,11 +55,16 @@ def time_to_target(
     gpus_per_run: GpusOption = 0.0,
     cpus_per_run: CpusOption = 1,
     results: Annotated[
-        Path | None, typer.Option(help=f"File to write the numbers to. Default: {MEASURED} in the --out folder.")
+        Path | None,
+        typer.Option(
+            help=f"File to write the numbers to. Default: {MEASURED} in the --out folder."
+        ),
     ] = None,
     figure: Annotated[
         Path | None,
-        typer.Option(help=f"File to write the figure to: .html, .svg or .png. Default: {FIGURE} in the --out folder."),
+        typer.Option(
+            help=f"File to write the figure to: .html, .svg or .png. Default: {FIGURE} in the --out folder."
+        ),
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -75,7 +82,9 @@ def time_to_target(
     console = open_console()
     cluster = cluster_of(ray, gpus_per_run, cpus_per_run, here=False)
     options = {"data": data, "jobs": jobs, "controls": (), "cluster": cluster}
-    compared = run_with_progress(console, training, methods, seeds, epochs, out, quiet=quiet, **options)
+    compared = run_with_progress(
+        console, training, methods, seeds, epochs, out, quiet=quiet, **options
+    )
     measured = measure(compared)
     write_json(results, measured)
     write_panels(error_panels(measured), figure)

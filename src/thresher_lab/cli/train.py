@@ -17,15 +17,34 @@ DATA_HELP = "Folder with the data of the recipe; `thresher recipes NAME` says wh
 def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.yaml", help=RECIPE_HELP)],
     data: Annotated[Path | None, typer.Option(help=DATA_HELP)] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Try it out: a small network and few samples, made up.")] = False,
-    method: Annotated[str | None, typer.Option(help="One method, as in `thresher compare`. Default: the recipe's.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Number of epochs; the schedules are stretched to it.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed for weight initialization, sample order and selection.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for results.json and model.pt. Default: runs/RECIPE.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="model.pt to start from, of the recipe that this one names.")] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Try it out: a small network and few samples, made up.")
+    ] = False,
+    method: Annotated[
+        str | None,
+        typer.Option(help="One method, as in `thresher compare`. Default: the recipe's."),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Number of epochs; the schedules are stretched to it.")
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Random seed for weight initialization, sample order and selection."
+        ),
+    ] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for results.json and model.pt. Default: runs/RECIPE."),
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="model.pt to start from, of the recipe that this one names.")
+    ] = None,
     batch_size: BatchSizeOption = None,
     accumulate: AccumulateOption = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes that load data. Default: one per CPU core.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes that load data. Default: one per CPU core.")
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Train one of the papers' experiments. If training is interrupted, the same command continues after the last full epoch.
@@ -39,10 +58,18 @@ def train(
     from thresher_lab.recipes.task import RecipeTask
 
     out = out or Path("runs") / (Path(recipe).stem + "-smoke" * smoke)
-    many = 0 if smoke else max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    many = (
+        0
+        if smoke
+        else max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    )
     options = {"weights": weights, "workers": many if workers is None else workers}
     options |= {} if epochs is None else {"shortened": epochs}
-    named = SmokeTask.at(recipe, out / "made-up", **options) if smoke else RecipeTask.of(recipe, **options)
+    named = (
+        SmokeTask.at(recipe, out / "made-up", **options)
+        if smoke
+        else RecipeTask.of(recipe, **options)
+    )
     task = named.batched(batch_size, accumulate)
     spec = task.spec(method)
     says: Callable[[str], None] = (lambda _: None) if quiet else partial(typer.echo, err=True)
@@ -58,7 +85,9 @@ def train(
     results = run(task, spec, out=out, data=data, seed=seed, progress=print_epoch)
     metric = results["runs"][0]["metric"]
     cost = results["runs"][0]["cost"]["ratio"]
-    typer.echo(f"\n{metric['name']} {metric['value']:.4f} at {cost:.3f} of the cost of full training")
+    typer.echo(
+        f"\n{metric['name']} {metric['value']:.4f} at {cost:.3f} of the cost of full training"
+    )
     for one in () if smoke else results["published"]:
         typer.echo(f"published: {one['what']} {one['value']} ({one['where']})")
     typer.echo(out / "results.json")

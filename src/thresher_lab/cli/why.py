@@ -10,9 +10,17 @@ from thresher_lab.cli._console import JsonOption
 
 def why(
     run: Annotated[
-        Path, typer.Argument(help="A run of a comparison: DIR/runs/NAME, or the beginning of NAME, such as kakurenbo-seed0.")
+        Path,
+        typer.Argument(
+            help="A run of a comparison: DIR/runs/NAME, or the beginning of NAME, such as kakurenbo-seed0."
+        ),
     ],
-    sample: Annotated[int, typer.Argument(metavar="ID", help="Id of the sample: its position in the dataset, from 0.", min=0)],
+    sample: Annotated[
+        int,
+        typer.Argument(
+            metavar="ID", help="Id of the sample: its position in the dataset, from 0.", min=0
+        ),
+    ],
     json: JsonOption = None,
 ) -> None:
     """Show when a sample was trained on, when it was left out, and by which rule."""

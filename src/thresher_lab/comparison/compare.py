@@ -26,7 +26,14 @@ from thresher_lab.comparison.controls import (
 )
 from thresher_lab.comparison.ray_workers import Cluster, RayWorkers
 from thresher_lab.comparison.summary import margin_of, summarize
-from thresher_lab.comparison.workers import Advanced, RunRefusedError, RunValueError, TogetherWorkers, Warned, Workers
+from thresher_lab.comparison.workers import (
+    Advanced,
+    RunRefusedError,
+    RunValueError,
+    TogetherWorkers,
+    Warned,
+    Workers,
+)
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.folders import sole_use
 from thresher_lab.training.loop import TEXTBOOK, with_costs
@@ -133,7 +140,9 @@ def compare(
         RunError: A run failed; finished runs are kept.
     """
     if not seeds or epochs < 1 or (jobs is not None and jobs < 1):
-        raise ValueError(f"compare: needs a seed, and 1 or more epochs and jobs; got {list(seeds)}, {epochs} and {jobs}")
+        raise ValueError(
+            f"compare: needs a seed, and 1 or more epochs and jobs; got {list(seeds)}, {epochs} and {jobs}"
+        )
     check_joined()
     if (processes := number_of_processes()) > 1 and (jobs not in (None, 1) or cluster):
         raise ValueError(
@@ -149,10 +158,14 @@ def compare(
     watcher = watcher or Watcher()
     where = {"task": task, "epochs": epochs, "folder": task_of(task).find(data)}
     workers = _workers(jobs, watcher, cluster, out, **where, trackers=track)
-    if isinstance(workers, TogetherWorkers) and not workers.leads([Job.of(one, seeds[0]) for one in (FULL_TRAINING, *methods)]):
+    if isinstance(workers, TogetherWorkers) and not workers.leads(
+        [Job.of(one, seeds[0]) for one in (FULL_TRAINING, *methods)]
+    ):
         return of_first(None)
     with sole_use(out):
-        comparison = ComparedRuns(Store(out, folder_identity(task, epochs)), methods, seeds, controls, watcher, rates)
+        comparison = ComparedRuns(
+            Store(out, folder_identity(task, epochs)), methods, seeds, controls, watcher, rates
+        )
         watcher.planned(comparison.expected, epochs, comparison.rates.everywhere)
         sizes = {len(seeds), *looks}
 
@@ -170,14 +183,18 @@ def compare(
         return of_first(_save_results(comparison, task, epochs, margin, sizes))
 
 
-def _workers(jobs: int | None, watcher: Watcher, cluster: Cluster | None, out: Path, **where: Any) -> Any:
+def _workers(
+    jobs: int | None, watcher: Watcher, cluster: Cluster | None, out: Path, **where: Any
+) -> Any:
     """Returns what trains: processes of this machine, a cluster, or the processes that were started to train together."""
     if cluster is not None:
         return RayWorkers(jobs, cluster, out, **where)
     where |= {"samples": out / RUNS, "track_to": out / "trackers"}
     if number_of_processes() == 1:
         return Workers(jobs or JOBS, **where)
-    return TogetherWorkers(lambda event: watcher.advanced(event.job, event.epochs, event.metric), **where)
+    return TogetherWorkers(
+        lambda event: watcher.advanced(event.job, event.epochs, event.metric), **where
+    )
 
 
 def folder_identity(task: str, epochs: int) -> dict[str, Any]:
@@ -188,11 +205,23 @@ def folder_identity(task: str, epochs: int) -> dict[str, Any]:
         epochs: Number of epochs of every run.
     """
     recipe = task_of(task).recipe
-    return {"task": task, "epochs": epochs, "recipe": recipe, "versions": versions(), "processes": number_of_processes()}
+    return {
+        "task": task,
+        "epochs": epochs,
+        "recipe": recipe,
+        "versions": versions(),
+        "processes": number_of_processes(),
+    }
 
 
 def _save_results(
-    comparison: "ComparedRuns", task: str, epochs: int, margin: float | None, sizes: set[int], *, running: bool = False
+    comparison: "ComparedRuns",
+    task: str,
+    epochs: int,
+    margin: float | None,
+    sizes: set[int],
+    *,
+    running: bool = False,
 ) -> dict[str, Any]:
     """Writes results.json, and returns its content; empty if no run can be compared yet."""
     runs = comparison.runs()
@@ -204,7 +233,10 @@ def _save_results(
     margin = margin_of(runs) if margin is None else margin
     device = ", ".join(sorted({run.pop("device") for run in runs}))
     classes = next(filter(None, [run.pop("classes", None) for run in runs]), None)
-    left_out = [{"method": method, "control": kind, "why": why} for (method, kind), why in comparison.left_out.items()]
+    left_out = [
+        {"method": method, "control": kind, "why": why}
+        for (method, kind), why in comparison.left_out.items()
+    ]
     results = {
         "task": task,
         "epochs": epochs,
@@ -213,7 +245,9 @@ def _save_results(
         "versions": versions(),
         "margin": margin,
         "looks": looks,
-        "rates": {"factors": [*rates.factors], "seeds": [*rates.seeds]} if (rates := comparison.rates).factors else None,
+        "rates": {"factors": [*rates.factors], "seeds": [*rates.seeds]}
+        if (rates := comparison.rates).factors
+        else None,
         "loss_bins": LOSS_BINS.tolist(),
         "classes": classes,
         "left_out": left_out,
@@ -233,7 +267,11 @@ def check_tracker(name: str) -> None:
 
     available = [str(tracker) for tracker in get_available_trackers()]
     if name not in available:
-        why = "its package is not installed" if name in LOGGER_TYPE_TO_CLASS else "accelerate has no such tracker"
+        why = (
+            "its package is not installed"
+            if name in LOGGER_TYPE_TO_CLASS
+            else "accelerate has no such tracker"
+        )
         raise ValueError(f"--track {name}: {why}; installed: {', '.join(available) or 'none'}")
 
 
@@ -295,7 +333,11 @@ class ComparedRuns:
         self.rates = rates or Rates()
         of_full = self.rates.of(FULL_TRAINING.label)
         specs = (FULL_TRAINING, *others)
-        self._asked = [Job.of(spec, seed, self.rates.of(spec.label), of_full) for spec in specs for seed in seeds]
+        self._asked = [
+            Job.of(spec, seed, self.rates.of(spec.label), of_full)
+            for spec in specs
+            for seed in seeds
+        ]
         self._place = {seed: place for place, seed in enumerate(seeds)}
         self._queue = [*self._asked]
         self._done: dict[str, dict[str, Any]] = {}
@@ -315,7 +357,11 @@ class ComparedRuns:
         """Number of finished runs."""
         return len(self._done)
 
-    def work(self, workers: Workers | RayWorkers | TogetherWorkers, on_run: Callable[[], None] | None = None) -> None:
+    def work(
+        self,
+        workers: Workers | RayWorkers | TogetherWorkers,
+        on_run: Callable[[], None] | None = None,
+    ) -> None:
         """Trains until no run is waiting.
 
         Args:
@@ -361,14 +407,25 @@ class ComparedRuns:
         runs = []
         listed = set()
         for asked in self._asked:
-            arms = {None: asked} | {kind: self._controls.get(asked.key, {}).get(kind) for kind in self._kinds[asked.label]}
+            arms = {None: asked} | {
+                kind: self._controls.get(asked.key, {}).get(kind)
+                for kind in self._kinds[asked.label]
+            }
             for kind, job in arms.items():
                 if (asked.label, kind) in self.left_out or (job is not None and job.key in listed):
                     continue
                 arm = asked.label if kind is None else f"{kind} of {asked.label}"
-                run = {"name": f"{arm}, seed {asked.seed}", "of": asked.label, "arm": arm, "control": kind is not None}
+                run = {
+                    "name": f"{arm}, seed {asked.seed}",
+                    "of": asked.label,
+                    "arm": arm,
+                    "control": kind is not None,
+                }
                 done = None if job is None else self._done.get(job.key)
-                run |= {"finished": done is not None, "seconds": None if done is None else done["wall_s"]}
+                run |= {
+                    "finished": done is not None,
+                    "seconds": None if done is None else done["wall_s"],
+                }
                 runs.append(run | {"epochs": None if job is None else job.epochs(epochs)})
                 if job is not None:
                     listed.add(job.key)
@@ -381,16 +438,24 @@ class ComparedRuns:
         """
         if not self._has_costs():
             return []
-        seeds = {job.seed for job in self._asked if job.spec == FULL_TRAINING and job.key in self._done}
+        seeds = {
+            job.seed for job in self._asked if job.spec == FULL_TRAINING and job.key in self._done
+        }
         runs = []
         for asked in self._asked:
             if asked.seed not in seeds or asked.key not in self._done:
                 continue
             runs.append(self._run(asked))
-            trained = {kind: job for kind, job in self._controls.get(asked.key, {}).items() if job.key in self._done}
+            trained = {
+                kind: job
+                for kind, job in self._controls.get(asked.key, {}).items()
+                if job.key in self._done
+            }
             for kind in self._kinds[asked.label]:
                 if kind in trained and (asked.label, kind) not in self.left_out:
-                    length = {"length": self.store.lengths[asked.label]} if kind == SAME_TIME else {}
+                    length = (
+                        {"length": self.store.lengths[asked.label]} if kind == SAME_TIME else {}
+                    )
                     runs.append(self._run(trained[kind]) | {"control_of": asked.label} | length)
         return runs
 
@@ -444,7 +509,9 @@ class ComparedRuns:
         return job
 
     def _take_finished(self) -> None:
-        while kept := [(job, run) for job in self._queue if (run := self.store.run(job.key)) is not None]:
+        while kept := [
+            (job, run) for job in self._queue if (run := self.store.run(job.key)) is not None
+        ]:
             for job, run in kept:
                 self._queue.remove(job)
                 self._finish(job, run, reused=True)
@@ -465,7 +532,9 @@ class ComparedRuns:
             if kind in controls or (cost := self._share_of(asked, kind)) is None:
                 continue
             job = Job.control(kind, asked.seed, cost, asked.spec, self.rates.of(asked.label, kind))
-            if any(job.key == other.key for jobs in self._controls.values() for other in jobs.values()):
+            if any(
+                job.key == other.key for jobs in self._controls.values() for other in jobs.values()
+            ):
                 self._shared += 1
                 self.watcher.shared(job)
             else:
@@ -481,12 +550,19 @@ class ComparedRuns:
         lengths = self.store.lengths
         first = [*self._place][:SEEDS_OF_LENGTH]
         own, full = (
-            [job.key for seed in first for job in self._asked if (job.label, job.seed) == (name, seed)]
+            [
+                job.key
+                for seed in first
+                for job in self._asked
+                if (job.label, job.seed) == (name, seed)
+            ]
             for name in (label, FULL_TRAINING.label)
         )
         if label not in lengths and all(key in self._done for key in (*own, *full)):
             clock = "cpu_s" if self._done[asked.key].get("device", "cpu") == "cpu" else "wall_s"
-            share = same_time_share(*([self._done[key][clock] for key in keys] for keys in (own, full)))
+            share = same_time_share(
+                *([self._done[key][clock] for key in keys] for keys in (own, full))
+            )
             if share is None:
                 self._leave_out(label, kind, "The time of its runs is not known")
                 return None
@@ -511,7 +587,11 @@ class ComparedRuns:
         ratio = self.store.backward_to_forward
         assert ratio is not None
         run = with_costs(self._done[job.key], ratio)
-        return run | self.store.beside(job.key) | {"cost": run["cost"] | {"backward_to_forward": ratio}}
+        return (
+            run
+            | self.store.beside(job.key)
+            | {"cost": run["cost"] | {"backward_to_forward": ratio}}
+        )
 
 
 LOOK_SEEDS = (10_000, 10_001)
@@ -519,7 +599,13 @@ LOOK_SEEDS = (10_000, 10_001)
 
 
 def chosen_rates(
-    task: str, methods: Sequence[Spec], seeds: Sequence[int], epochs: int, out: Path, factors: Sequence[float], **options: Any
+    task: str,
+    methods: Sequence[Spec],
+    seeds: Sequence[int],
+    epochs: int,
+    out: Path,
+    factors: Sequence[float],
+    **options: Any,
 ) -> Rates:
     """Tries every arm of a comparison with the same factors on its learning rate, and returns the best factor of each.
 
@@ -546,7 +632,15 @@ def chosen_rates(
     metrics: dict[Arm, dict[float, list[float]]] = {}
     for factor in factors:
         try:
-            results = compare(task, methods, LOOK_SEEDS, epochs, out / LOOKS, rates=Rates(everywhere=factor), **options)
+            results = compare(
+                task,
+                methods,
+                LOOK_SEEDS,
+                epochs,
+                out / LOOKS,
+                rates=Rates(everywhere=factor),
+                **options,
+            )
         except RunValueError as error:
             raise ValueError(
                 f"--rates: with the factor {factor:g}, {error}. Leave this factor out, if it is the reason."
@@ -554,7 +648,10 @@ def chosen_rates(
         for run in results["runs"]:
             arm: Any = (run["control_of"] or run["method"], kind_of(run))
             metrics.setdefault(arm, {}).setdefault(factor, []).append(run["metric"]["value"])
-    chosen = {arm: max(of, key=lambda factor, of=of: (mean(of[factor]), -abs(factor - 1))) for arm, of in metrics.items()}
+    chosen = {
+        arm: max(of, key=lambda factor, of=of: (mean(of[factor]), -abs(factor - 1)))
+        for arm, of in metrics.items()
+    }
     return Rates(chosen, factors, LOOK_SEEDS)
 
 
@@ -585,14 +682,27 @@ def undecided(results: dict[str, Any]) -> list[str]:
     Args:
         results: Content of results.json.
     """
-    methods = [row for row in results["summary"] if row["control_of"] is None and row["finding"] is not None]
+    methods = [
+        row
+        for row in results["summary"]
+        if row["control_of"] is None and row["finding"] is not None
+    ]
     return [
-        row["method"] for row in methods if "unclear" in (row["finding"], *(one["finding"] for one in row["against"].values()))
+        row["method"]
+        for row in methods
+        if "unclear" in (row["finding"], *(one["finding"] for one in row["against"].values()))
     ]
 
 
 def compare_until_decided(
-    task: str, methods: Sequence[Spec], seeds: Sequence[int], epochs: int, out: Path, *, most: int, **options: Any
+    task: str,
+    methods: Sequence[Spec],
+    seeds: Sequence[int],
+    epochs: int,
+    out: Path,
+    *,
+    most: int,
+    **options: Any,
 ) -> dict[str, Any]:
     """Compares with more and more seeds until every verdict is decided, or until there are as many seeds as allowed.
 
@@ -615,7 +725,9 @@ def compare_until_decided(
         ValueError: `most` is smaller than the number of seeds, or an argument of `compare` is not possible.
     """
     if most < len(seeds):
-        raise ValueError(f"--max-seeds {most} is less than the {len(seeds)} seeds of --seeds; give at least as many")
+        raise ValueError(
+            f"--max-seeds {most} is less than the {len(seeds)} seeds of --seeds; give at least as many"
+        )
     sizes = look_sizes(len(seeds), most)
     more = [number for number in range(most + len(seeds)) if number not in seeds]
     results: dict[str, Any] = {}

@@ -54,14 +54,24 @@ CONTROLS: dict[Any, ControlKind] = {
         "not reached: training had ended",
     ),
     # Another random subset in each epoch.
-    "uniform": ControlKind("random", "trains on a random subset each epoch", "random, same cost", "dot"),
+    "uniform": ControlKind(
+        "random", "trains on a random subset each epoch", "random, same cost", "dot"
+    ),
     # Full data for fewer epochs, with a learning rate that decays within them.
     "shorter": ControlKind(
-        "fewer epochs", "trains for fewer epochs", "fewer epochs, same cost", "dash", "not reached: training had ended"
+        "fewer epochs",
+        "trains for fewer epochs",
+        "fewer epochs, same cost",
+        "dash",
+        "not reached: training had ended",
     ),
     # As many steps as full training, with smaller batches.
     "smaller": ControlKind(
-        "smaller batches", "trains on smaller batches", "smaller batches, same cost", "dashdot", "not in the random subset"
+        "smaller batches",
+        "trains on smaller batches",
+        "smaller batches, same cost",
+        "dashdot",
+        "not in the random subset",
     ),
     # The method itself, with its signals permuted among the samples.
     "placebo": ControlKind(
@@ -94,7 +104,13 @@ def kind_of(run: Mapping[str, Any]) -> str | None:
         'uniform'
     """
     label = run["method"]
-    return None if run["control_of"] is None else label if label == SAME_TIME else label.partition("@")[0]
+    return (
+        None
+        if run["control_of"] is None
+        else label
+        if label == SAME_TIME
+        else label.partition("@")[0]
+    )
 
 
 def same_time_share(method: Sequence[float], full: Sequence[float]) -> float | None:
@@ -166,7 +182,9 @@ def parse_controls(text: str) -> tuple[Control, ...]:
     kinds: dict[str, Control] = {kind: kind for kind in CONTROLS}
     chosen: tuple[Control, ...] = tuple(kinds[one] for one in named if one in kinds)
     if len(chosen) < len(named) or len(set(chosen)) < len(chosen):
-        raise ValueError(f"--controls: {', '.join(CONTROLS)}, each at most once and separated by commas; got {text!r}")
+        raise ValueError(
+            f"--controls: {', '.join(CONTROLS)}, each at most once and separated by commas; got {text!r}"
+        )
     return chosen
 
 
@@ -186,7 +204,10 @@ def as_placebo(spec: Spec) -> Spec:
     """
     if reason := why_no_placebo_of(spec):
         raise ValueError(f"{spec.label}: {reason}")
-    permuted = tuple(part if _why_none(part) else replace(part, batch={**part.batch, "placebo": True}) for part in spec.parts)
+    permuted = tuple(
+        part if _why_none(part) else replace(part, batch={**part.batch, "placebo": True})
+        for part in spec.parts
+    )
     return Composition(permuted) if isinstance(spec, Composition) else permuted[0]
 
 
@@ -201,7 +222,11 @@ def why_no_placebo_of(spec: Spec) -> str:
 
 
 def _why_none(part: MethodSpec) -> str:
-    return "its signals are permuted already" if part.batch.get("placebo") else why_no_placebo(part.create())
+    return (
+        "its signals are permuted already"
+        if part.batch.get("placebo")
+        else why_no_placebo(part.create())
+    )
 
 
 @dataclass(frozen=True)
@@ -232,7 +257,9 @@ class Job:
         return cls(spec, seed, spec.label, rate=rate, rate_of_full=rate_of_full)
 
     @classmethod
-    def control(cls, kind: Control, seed: int, cost: float, of: Spec = FULL_TRAINING, rate: float = 1.0) -> "Job":
+    def control(
+        cls, kind: Control, seed: int, cost: float, of: Spec = FULL_TRAINING, rate: float = 1.0
+    ) -> "Job":
         """Returns the control of a run.
 
         Costs are rounded to three digits after the point, so that methods of the same cost share their controls, and no
@@ -270,9 +297,18 @@ class Job:
     @cached_property
     def key(self) -> str:
         """Stem of the run's files: readable, and different for every difference in settings."""
-        identity = [self.spec.name, self.spec.settings, self.seed, self.label, self.share, *[self.rate] * (self.rate != 1)]
+        identity = [
+            self.spec.name,
+            self.spec.settings,
+            self.seed,
+            self.label,
+            self.share,
+            *[self.rate] * (self.rate != 1),
+        ]
         identity += [hashlib.sha256(path.read_bytes()).hexdigest() for path in self.spec.files]
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=repr).encode()).hexdigest()[:10]
+        digest = hashlib.sha256(
+            json.dumps(identity, sort_keys=True, default=repr).encode()
+        ).hexdigest()[:10]
         return f"{re.sub(r'[^A-Za-z0-9_.@=-]+', '_', self.label)[:80]}-seed{self.seed}-{digest}"
 
     @property
@@ -311,7 +347,9 @@ class Rates:
         if self.everywhere is not None:
             return self.everywhere
         of_method = self.chosen.get((method, None), 1.0)
-        return of_method if kind in (None, "placebo") else self.chosen.get((method, kind), of_method)
+        return (
+            of_method if kind in (None, "placebo") else self.chosen.get((method, kind), of_method)
+        )
 
 
 def parse_rates(text: str) -> list[float]:

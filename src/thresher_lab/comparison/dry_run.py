@@ -58,10 +58,15 @@ def dry_run(
     looks = []
     for factor in factors:
         store = ReadOnlyStore(out / LOOKS, identity)
-        looks += ComparedRuns(store, methods, LOOK_SEEDS, controls, Watcher(), Rates(everywhere=factor)).planned(epochs)
+        looks += ComparedRuns(
+            store, methods, LOOK_SEEDS, controls, Watcher(), Rates(everywhere=factor)
+        ).planned(epochs)
     labels = [FULL_TRAINING.label, *(spec.label for spec in methods)]
     runs.sort(key=lambda run: labels.index(run["of"]))
-    reasons = [{"method": method, "control": kind, "why": why} for (method, kind), why in compared.left_out.items()]
+    reasons = [
+        {"method": method, "control": kind, "why": why}
+        for (method, kind), why in compared.left_out.items()
+    ]
     return {
         "runs": runs,
         "looks": looks,

@@ -46,10 +46,14 @@ def history_of(run: Path, sample: int) -> dict[str, Any]:
         raise ValueError(f"{table}: the columns {', '.join(missing)} are missing. {REMEDY}")
     rows = pq.read_table(table, filters=[("id", "==", sample)]).to_pylist()
     if not rows:
-        raise ValueError(f"{table} has no sample {sample}; ids are 0 to {pq.read_metadata(table).num_rows - 1}")
+        raise ValueError(
+            f"{table} has no sample {sample}; ids are 0 to {pq.read_metadata(table).num_rows - 1}"
+        )
     epochs = len(rows[0]["loss_by_epoch"])
     if len(run_of["history"]) != epochs:
-        raise ValueError(f"{details}: `history` has {len(run_of['history'])} epochs, {table.name} has {epochs}. {REMEDY}")
+        raise ValueError(
+            f"{details}: `history` has {len(run_of['history'])} epochs, {table.name} has {epochs}. {REMEDY}"
+        )
     return _history_from(rows[0], run_of)
 
 
@@ -68,14 +72,20 @@ def run_named(run: Path) -> Path:
     there = sorted(path.stem for path in run.parent.glob("*.parquet"))
     matching = [label] if label in there else [name for name in there if name.startswith(label)]
     if not matching and (inside := sorted(path.stem for path in (run / RUNS).glob("*.parquet"))):
-        raise FileNotFoundError(f"{run} is a comparison; give one of its runs, such as {run / RUNS / inside[0]}")
+        raise FileNotFoundError(
+            f"{run} is a comparison; give one of its runs, such as {run / RUNS / inside[0]}"
+        )
     if not matching:
         names = list(dict.fromkeys(name.rpartition("-seed")[0] or name for name in there))
         near = nearest_name(label, names)
         question = f"did you mean {near!r}? There are" if near else "there are"
-        raise FileNotFoundError(f"{run}: no such run of a comparison; {question} {', '.join(names) or 'none'}")
+        raise FileNotFoundError(
+            f"{run}: no such run of a comparison; {question} {', '.join(names) or 'none'}"
+        )
     if len({name.rpartition("-seed")[0] or name for name in matching}) > 1:
-        raise ValueError(f"{run}: several runs begin so: {', '.join(matching)}; give more of the name")
+        raise ValueError(
+            f"{run}: several runs begin so: {', '.join(matching)}; give more of the name"
+        )
     return run.with_name(min(matching, key=_seed_of))
 
 
@@ -88,8 +98,15 @@ def _seed_of(name: str) -> int:
 def _history_from(row: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
     rule = rule_of(run)
     epochs = [
-        {"epoch": entry["epoch"], "loss": loss, "trained": times, "rule": "" if times else _skip_reason(rule, entry)}
-        for entry, loss, times in zip(run["history"], row["loss_by_epoch"], row["trained_by_epoch"], strict=True)
+        {
+            "epoch": entry["epoch"],
+            "loss": loss,
+            "trained": times,
+            "rule": "" if times else _skip_reason(rule, entry),
+        }
+        for entry, loss, times in zip(
+            run["history"], row["loss_by_epoch"], row["trained_by_epoch"], strict=True
+        )
     ]
     target = f" (class {class_name(row['target'], run.get('classes'))})" if "target" in row else ""
     title = (
@@ -106,7 +123,9 @@ def rule_of(run: dict[str, Any]) -> str:
     if info is None:
         return CONTROLS[name].rule if name in CONTROLS else methods.MethodInfo("", "", "").rule
     wanted = {field for _, field, _, _ in Formatter().parse(info.rule) if field}
-    return info.rule.format(**{field: run["settings"].get(field, "its setting") for field in wanted})
+    return info.rule.format(
+        **{field: run["settings"].get(field, "its setting") for field in wanted}
+    )
 
 
 def _skip_reason(rule: str, entry: dict[str, Any]) -> str:

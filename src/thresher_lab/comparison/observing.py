@@ -74,15 +74,22 @@ def read_scores(path: Path) -> Scores | None:
         return None
     table = pq.read_table(path)
     hardness = DataMap({name: table[name].to_numpy() for name in table.column_names}).scores()
-    return replace(hardness, provenance={"classes": json.loads((table.schema.metadata or {}).get(CLASSES, b"null"))})
+    return replace(
+        hardness,
+        provenance={"classes": json.loads((table.schema.metadata or {}).get(CLASSES, b"null"))},
+    )
 
 
-def _trained(training: Training, epochs: int, seed: int, progress: Callable[[int], None] | None) -> DataMap:
+def _trained(
+    training: Training, epochs: int, seed: int, progress: Callable[[int], None] | None
+) -> DataMap:
     def report(run: thresher.Run, model: nn.Module, epoch: int) -> None:
         if progress is not None:
             progress(epoch)
 
-    run, _ = train_on_all(training, thresher.observe, epochs=epochs, seed=seed, command="observe", after_epoch=report)
+    run, _ = train_on_all(
+        training, thresher.observe, epochs=epochs, seed=seed, command="observe", after_epoch=report
+    )
     table = run.data_map()
     run.detach()
     return table

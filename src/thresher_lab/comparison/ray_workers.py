@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from thresher_lab.comparison.controls import FULL_TRAINING, Job
-from thresher_lab.comparison.workers import Advanced, Failed, Finished, Message, RunError, Slots, Warned, Workers
+from thresher_lab.comparison.workers import (
+    Advanced,
+    Failed,
+    Finished,
+    Message,
+    RunError,
+    Slots,
+    Warned,
+    Workers,
+)
 from thresher_lab.training.store import BESIDE, RUNS, whole
 
 
@@ -37,7 +46,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"|auto|local|[^:/]+:\d+", self.address):
-            raise ValueError(f"--ray {self.address}: give auto, local or HOST:PORT, on a machine of the cluster")
+            raise ValueError(
+                f"--ray {self.address}: give auto, local or HOST:PORT, on a machine of the cluster"
+            )
         if self.gpus < 0 or self.cpus < 1 or (self.gpus > 1 and self.gpus % 1):
             raise ValueError(
                 "--ray: a run takes a part of one GPU or whole ones, and one CPU or more; got "
@@ -56,7 +67,13 @@ class Cluster:
         """
         runs = int(machine.get("CPU", 0) // self.cpus)
         gpus = machine.get("GPU", 0)
-        return min(runs, int(gpus * int(1 / self.gpus + 1e-9) if self.gpus <= 1 else gpus // self.gpus)) if self.gpus else runs
+        return (
+            min(
+                runs, int(gpus * int(1 / self.gpus + 1e-9) if self.gpus <= 1 else gpus // self.gpus)
+            )
+            if self.gpus
+            else runs
+        )
 
 
 class RayWorkers(Slots):
@@ -74,15 +91,23 @@ class RayWorkers(Slots):
 
     def __init__(self, jobs: int | None, cluster: Cluster, out: Path, **settings: Any) -> None:
         self._ray = _connected(cluster.address)
-        room = sum(cluster.room(machine["Resources"]) for machine in self._ray.nodes() if machine["Alive"])
+        room = sum(
+            cluster.room(machine["Resources"]) for machine in self._ray.nodes() if machine["Alive"]
+        )
         if not room:
             raise ValueError(
                 f"--ray: no machine of the cluster has {cluster.cpus} CPUs and {cluster.gpus:g} GPUs for a run; give less of "
                 "--cpus-per-run or --gpus-per-run"
             )
         super().__init__(min(jobs or room, room))
-        takes = {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus, "scheduling_strategy": "SPREAD"}
-        self._new_actor = lambda: self._ray.remote(**takes)(Actor).remote(Path.cwd(), bool(cluster.gpus), settings)
+        takes = {
+            "num_cpus": cluster.cpus,
+            "num_gpus": cluster.gpus,
+            "scheduling_strategy": "SPREAD",
+        }
+        self._new_actor = lambda: self._ray.remote(**takes)(Actor).remote(
+            Path.cwd(), bool(cluster.gpus), settings
+        )
         self._out = out
         self._idle = list[Any]()
         self._actors = dict[Any, Any]()
@@ -98,7 +123,11 @@ class RayWorkers(Slots):
         """Hands a job to an idle actor, or to a new one if none is idle."""
         actor = self._idle.pop() if self._idle else self._new_actor()
         full = f"{RUNS}/{Job.of(FULL_TRAINING, job.seed, job.rate_of_full).key}{BESIDE['samples']}"
-        files = {} if job.is_control or not (self._out / full).exists() else {full: (self._out / full).read_bytes()}
+        files = (
+            {}
+            if job.is_control or not (self._out / full).exists()
+            else {full: (self._out / full).read_bytes()}
+        )
         stream = actor.train.options(num_returns="streaming").remote(job, files)
         self._busy[stream], self._actors[stream] = job, actor
 
@@ -150,9 +179,13 @@ class Actor:
         if not on_gpu:
             os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
         self._out = Path(tempfile.mkdtemp())
-        self._workers = Workers(1, **settings, samples=self._out / RUNS, track_to=self._out / "trackers")
+        self._workers = Workers(
+            1, **settings, samples=self._out / RUNS, track_to=self._out / "trackers"
+        )
 
-    def train(self, job: Job, given: dict[str, bytes]) -> Iterator[tuple[Message, dict[str, bytes]]]:
+    def train(
+        self, job: Job, given: dict[str, bytes]
+    ) -> Iterator[tuple[Message, dict[str, bytes]]]:
         """Trains a job.
 
         Args:
@@ -163,7 +196,11 @@ class Actor:
         self._workers.start(job)
         while not isinstance(message := self._workers.next_message(), Finished | Failed):
             yield message, {}
-        paths = {path.relative_to(self._out).as_posix(): path for path in self._out.rglob("*") if path.is_file()}
+        paths = {
+            path.relative_to(self._out).as_posix(): path
+            for path in self._out.rglob("*")
+            if path.is_file()
+        }
         files = {name: path.read_bytes() for name, path in paths.items() if name not in given}
         shutil.rmtree(self._out)
         yield message, files
@@ -189,7 +226,12 @@ def _connected(address: str) -> Any:
         raise ValueError("--ray needs the package ray: pip install 'thresher[ray]'") from None
     if not ray.is_initialized():
         try:
-            ray.init(address or None, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(
+                address or None,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
         except ConnectionError as error:
             raise ValueError(f"--ray {address}: {error}") from error
     return ray

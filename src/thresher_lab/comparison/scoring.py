@@ -20,7 +20,12 @@ from thresher.scores import Scores
 from thresher.selection import share
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.loop import train_on_all
-from thresher_lab.training.processes import dealt, number_of_processes, of_each_process, of_processes
+from thresher_lab.training.processes import (
+    dealt,
+    number_of_processes,
+    of_each_process,
+    of_processes,
+)
 from thresher_lab.training.samples import class_labels, class_name
 from thresher_lab.training.store import versions, whole
 from thresher_lab.training.trainable import Trainable, Training
@@ -73,7 +78,9 @@ class Ensemble:
     @property
     def cost(self) -> tuple[int, int]:
         """Numbers of samples that went through forward and backward passes, for all models together."""
-        return sum(forward for forward, _ in self.passes), sum(backward for _, backward in self.passes)
+        return sum(forward for forward, _ in self.passes), sum(
+            backward for _, backward in self.passes
+        )
 
 
 def make_scores(
@@ -121,13 +128,29 @@ def make_scores(
     labels = class_labels(first.loader.dataset)
     if score == "prototypes" and clusters is None:
         if labels is None:
-            raise ValueError("score: the dataset does not tell its classes; give the number of `clusters`")
+            raise ValueError(
+                "score: the dataset does not tell its classes; give the number of `clusters`"
+            )
         clusters = len(set(labels.tolist()))
-    ensemble = train_ensemble(trainable, loaded, first, seeds, epochs, parts, WATCHED.get(score), progress=progress)
-    provenance = {"task": task, "epochs": epochs, "seeds": seeds, "recipe": trainable.recipe, "versions": versions()}
+    ensemble = train_ensemble(
+        trainable, loaded, first, seeds, epochs, parts, WATCHED.get(score), progress=progress
+    )
+    provenance = {
+        "task": task,
+        "epochs": epochs,
+        "seeds": seeds,
+        "recipe": trainable.recipe,
+        "versions": versions(),
+    }
     groups = None if labels is None else torch.from_numpy(labels)
-    result = _score_with(score, ensemble, provenance, clusters=clusters, window=window, seed=seed, labels=groups)
-    return result if first.classes is None else replace(result, provenance={**result.provenance, "classes": [*first.classes]})
+    result = _score_with(
+        score, ensemble, provenance, clusters=clusters, window=window, seed=seed, labels=groups
+    )
+    return (
+        result
+        if first.classes is None
+        else replace(result, provenance={**result.provenance, "classes": [*first.classes]})
+    )
 
 
 def _check(score: str, *, models: int, epochs: int, window: int) -> None:
@@ -135,9 +158,13 @@ def _check(score: str, *, models: int, epochs: int, window: int) -> None:
     if score not in SCORES:
         raise ValueError(f"--score: {no_such('score', score, SCORES)}")
     if models < 1 or epochs < 1:
-        raise ValueError(f"score: `models` and `epochs` must be 1 or more, got {models} and {epochs}")
+        raise ValueError(
+            f"score: `models` and `epochs` must be 1 or more, got {models} and {epochs}"
+        )
     if models < 2 and score in ("memorisation", "mutual_information", "variation_ratio"):
-        raise ValueError(f"score: {score} compares models with each other: `models` must be 2 or more, got {models}")
+        raise ValueError(
+            f"score: {score} compares models with each other: `models` must be 2 or more, got {models}"
+        )
     if score in WINDOWS and not 2 <= window <= epochs - WINDOWS[score]:
         raise ValueError(
             f"score: {score} needs windows of 2 epochs or more, and {WINDOWS[score]} more epochs than a window has; got "
@@ -164,27 +191,43 @@ def _score_with(score: str, made: Ensemble, provenance: dict[str, Any], **how: A
     if score == "el2n":
         return scores.el2n(models, loader, **settings)
     if score in ("grand", "grand_all"):
-        return scores.grand(models, loader, criterion, layer="all" if score == "grand_all" else "last", **settings)
+        return scores.grand(
+            models, loader, criterion, layer="all" if score == "grand_all" else "last", **settings
+        )
     if score == "irreducible":
-        return scores.irreducible(models, loader, criterion, trained_on=_known(made.trained_on), **settings)
+        return scores.irreducible(
+            models, loader, criterion, trained_on=_known(made.trained_on), **settings
+        )
     if score == "memorisation":
         return scores.memorisation(models, _known(made.trained_on), loader, **settings)
     if score in WATCHED:
         windows = {"window": how["window"]} if score in WINDOWS else {}
-        score_of = partial(getattr(scores, "forgetting" if score == "d2" else score), **windows, labels=how["labels"])
+        score_of = partial(
+            getattr(scores, "forgetting" if score == "d2" else score),
+            **windows,
+            labels=how["labels"],
+        )
         runs = zip(made.watched, made.passes, strict=True)
-        found = Scores.mean([score_of(seen, trained=cost, provenance=provenance) for seen, cost in runs])
+        found = Scores.mean(
+            [score_of(seen, trained=cost, provenance=provenance) for seen, cost in runs]
+        )
         return picked_apart(models[0], loader, found, forward) if score == "d2" else found
     if score == "prototypes":
         pairs = zip(models, made.passes, strict=True)
         settings = {**settings, "seed": how["seed"]}
-        found = [scores.prototypes(one, loader, how["clusters"], **{**settings, "trained": cost}) for one, cost in pairs]
+        found = [
+            scores.prototypes(one, loader, how["clusters"], **{**settings, "trained": cost})
+            for one, cost in pairs
+        ]
         return Scores.mean(found)
     return scores.disagreement(models, loader, kind=score, **settings)  # pyright: ignore[reportArgumentType]
 
 
 def picked_apart(
-    model: nn.Module, loader: DataLoader[Any], hard: Scores, forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None = None
+    model: nn.Module,
+    loader: DataLoader[Any],
+    hard: Scores,
+    forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None = None,
 ) -> Scores:
     """Returns D2 scores of samples by how hard they are and by their features, with the cost of both.
 
@@ -232,18 +275,29 @@ def train_ensemble(
             training = first if number == part == 0 else task.training(data, seed)
             if ids is not None:
                 training = replace(training, loader=part_of(training.loader, ids, seed))
-            done = None if progress is None else partial(progress, len(ensemble.models) + 1, len(seeds) * len(split))
+            done = (
+                None
+                if progress is None
+                else partial(progress, len(ensemble.models) + 1, len(seeds) * len(split))
+            )
             _train(training, epochs, seed, watch, ensemble, done)
             ensemble.trained_on.append(ids)
     return ensemble
 
 
 def _train(
-    training: Training, epochs: int, seed: int, watch: Watch | None, made: Ensemble, done: Callable[[int], None] | None
+    training: Training,
+    epochs: int,
+    seed: int,
+    watch: Watch | None,
+    made: Ensemble,
+    done: Callable[[int], None] | None,
 ) -> None:
     """Trains one model in a plain loop over all data, calls `done` after each epoch, and adds model and cost to `made`."""
     if training.accumulate > 1 or (watch is not None and number_of_processes() > 1):
-        raise ValueError("score: models for this score are trained in one process, and without accumulated gradients")
+        raise ValueError(
+            "score: models for this score are trained in one process, and without accumulated gradients"
+        )
     method = FullDataWithCorrect() if watch is was_right else FullData()
     seen = list[Tensor]()
 
@@ -255,7 +309,9 @@ def _train(
 
     training = replace(training, loader=dealt(training.loader, seed))
     attach = partial(thresher.attach, method)
-    run, model = train_on_all(training, attach, epochs=epochs, seed=seed, command="score", after_epoch=record)
+    run, model = train_on_all(
+        training, attach, epochs=epochs, seed=seed, command="score", after_epoch=record
+    )
     made.models.append(model)
     cost = of_processes(of_each_process(asdict(run.cost)))
     watched = 0 if watch in (None, was_right) else sum(map(len, seen))
@@ -331,10 +387,14 @@ def part_of(loader: DataLoader[Any], ids: Tensor, seed: int) -> DataLoader[Any]:
         ValueError: The loader has no batch size.
     """
     if loader.batch_size is None:
-        raise ValueError("score: models that train on a part of the data take a loader with a batch_size")
+        raise ValueError(
+            "score: models that train on a part of the data take a loader with a batch_size"
+        )
     shuffle = {"shuffle": True, "generator": torch.Generator().manual_seed(seed)}
     sizes = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    return DataLoader(Subset(loader.dataset, ids.tolist()), **{**loader_settings(loader), **sizes, **shuffle})
+    return DataLoader(
+        Subset(loader.dataset, ids.tolist()), **{**loader_settings(loader), **sizes, **shuffle}
+    )
 
 
 def _known(trained_on: list[Tensor | None]) -> list[Tensor]:
@@ -354,7 +414,9 @@ def check_export(path: Path) -> None:
         ValueError: The file has another suffix.
     """
     if path.suffix not in EXPORT_SUFFIXES:
-        raise ValueError(f"--out {path}: ids go to a file that ends in {' or '.join(EXPORT_SUFFIXES)}")
+        raise ValueError(
+            f"--out {path}: ids go to a file that ends in {' or '.join(EXPORT_SUFFIXES)}"
+        )
 
 
 def export(ids: Tensor, path: Path) -> None:
@@ -382,5 +444,11 @@ def kept_of_classes(table: Scores, kept: Tensor) -> dict[str, float]:
     classes, counts = table.labels.unique(return_counts=True)
     left = table.labels[torch.isin(table.ids, kept)]
     names = [class_name(number, table.provenance.get("classes")) for number in classes.tolist()]
-    shares = [int((left == number).sum()) / n for number, n in zip(classes.tolist(), counts.tolist(), strict=True)]
-    return {f"class {name}" if name.isdigit() else name: share for name, share in zip(names, shares, strict=True)}
+    shares = [
+        int((left == number).sum()) / n
+        for number, n in zip(classes.tolist(), counts.tolist(), strict=True)
+    ]
+    return {
+        f"class {name}" if name.isdigit() else name: share
+        for name, share in zip(names, shares, strict=True)
+    }

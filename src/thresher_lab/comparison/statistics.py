@@ -62,7 +62,9 @@ class Paired:
         """Returns how often a mean this large would occur if the true difference were `at_most`; 1 without a spread."""
         if not self.decides or self.spread is None:
             return 1.0
-        return float(stats.t.sf((self.mean - at_most) * math.sqrt(self.n) / self.spread, self.n - 1))
+        return float(
+            stats.t.sf((self.mean - at_most) * math.sqrt(self.n) / self.spread, self.n - 1)
+        )
 
     def chance_below(self, at_least: float) -> float:
         """Returns how often a mean this small would occur if the true difference were `at_least`."""
@@ -89,7 +91,9 @@ class Paired:
 def _power(n: NDArray[np.int64], effect: float, alpha: float) -> NDArray[np.float64]:
     """Returns the power of one-sided t-tests with n differences whose mean is `effect` standard deviations from the limit."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # scipy's, of a series that does not converge
+        warnings.simplefilter(
+            "ignore", RuntimeWarning
+        )  # scipy's, of a series that does not converge
         power = stats.nct.sf(stats.t.ppf(1 - alpha, n - 1), n - 1, effect * np.sqrt(n))
     return np.where(np.isfinite(power), power, 1.0)  # an effect so large that the series fails
 
@@ -125,14 +129,25 @@ def findings(compared: Mapping[Key, Paired], margin: float, looks: int = 1) -> d
         "no loss" where the true difference is shown to be above -margin, else "loses" where it is shown to be below 0, else
         "unclear".
     """
-    tests = {"no loss": lambda paired: paired.chance(-margin), "loses": lambda paired: paired.chance_below(0.0)}
+    tests = {
+        "no loss": lambda paired: paired.chance(-margin),
+        "loses": lambda paired: paired.chance_below(0.0),
+    }
     return _first_shown(compared, tests, looks)
 
 
-def _first_shown(compared: Mapping[Key, Paired], tests: Mapping[str, Callable[[Paired], float]], looks: int) -> dict[Key, Any]:
+def _first_shown(
+    compared: Mapping[Key, Paired], tests: Mapping[str, Callable[[Paired], float]], looks: int
+) -> dict[Key, Any]:
     """Returns for each comparison the first finding whose test shows it, or "unclear"."""
-    corrected = {name: holm({key: test(paired) for key, paired in compared.items()}, looks) for name, test in tests.items()}
-    return {key: next((name for name in tests if corrected[name][key] <= ALPHA), "unclear") for key in compared}
+    corrected = {
+        name: holm({key: test(paired) for key, paired in compared.items()}, looks)
+        for name, test in tests.items()
+    }
+    return {
+        key: next((name for name in tests if corrected[name][key] <= ALPHA), "unclear")
+        for key in compared
+    }
 
 
 def seeds_to_tell(paired: Paired, margin: float, among: int) -> int | None:
@@ -140,7 +155,9 @@ def seeds_to_tell(paired: Paired, margin: float, among: int) -> int | None:
     return _more_seeds(paired, max(paired.mean + margin, -paired.mean), among)
 
 
-def against_controls(compared: Mapping[Key, Paired], margin: float, looks: int = 1) -> dict[Key, Against]:
+def against_controls(
+    compared: Mapping[Key, Paired], margin: float, looks: int = 1
+) -> dict[Key, Against]:
     """Returns what the differences of methods to controls of the same cost show, corrected for the number of differences.
 
     Args:
@@ -152,8 +169,13 @@ def against_controls(compared: Mapping[Key, Paired], margin: float, looks: int =
         "better" or "worse" where the true difference is shown to be above or below 0, else "no better" where it is shown to
         be less than the margin, else "unclear".
     """
-    tests = {"better": lambda paired: paired.chance(0.0), "worse": lambda paired: paired.chance_below(0.0)}
-    return _first_shown(compared, tests | {"no better": lambda paired: paired.chance_below(margin)}, looks)
+    tests = {
+        "better": lambda paired: paired.chance(0.0),
+        "worse": lambda paired: paired.chance_below(0.0),
+    }
+    return _first_shown(
+        compared, tests | {"no better": lambda paired: paired.chance_below(margin)}, looks
+    )
 
 
 def seeds_to_tell_from_control(paired: Paired, margin: float, among: int) -> int | None:

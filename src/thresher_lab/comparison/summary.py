@@ -28,9 +28,7 @@ OF_FULL = 0.05
 BASELINE = "the baseline"
 """Verdict of full training."""
 
-WALL_LEFT_BLANK = (
-    "A wall time is blank if the machine was busy, or if more or fewer other runs were in progress than during full training."
-)
+WALL_LEFT_BLANK = "A wall time is blank if the machine was busy, or if more or fewer other runs were in progress than during full training."
 
 RunDict = dict[str, Any]
 """A run as in results.json."""
@@ -61,7 +59,9 @@ def times_of_busy_machine(results: Mapping[str, Any]) -> list[str]:
         results: Content of results.json.
     """
     runs = results["runs"]
-    each = {run.get("samples", number): run.get("busy") is True for number, run in enumerate(runs)}  # methods share controls
+    each = {
+        run.get("samples", number): run.get("busy") is True for number, run in enumerate(runs)
+    }  # methods share controls
     busy = sum(each.values())
     if not busy:
         return []
@@ -80,7 +80,9 @@ def unfinished(results: Mapping[str, Any]) -> list[str]:
     if running is None:
         return []
     done = f"Not finished: {running['finished']} of at most {running['runs']} runs."
-    return [f"{done} Verdicts may change. Do not stop because one looks good: that finds more by chance."]
+    return [
+        f"{done} Verdicts may change. Do not stop because one looks good: that finds more by chance."
+    ]
 
 
 def left_out_sentence(one: Mapping[str, str]) -> str:
@@ -112,7 +114,9 @@ def margin_of(runs: Sequence[RunDict]) -> float:
     return float(f"{size:.2g}") if 0 < size < math.inf else DEFAULT_MARGIN
 
 
-def summarize(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: int = 1) -> list[RowDict]:
+def summarize(
+    runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: int = 1
+) -> list[RowDict]:
     """Returns one row per method and control, in the order of their first runs; controls follow their method.
 
     Args:
@@ -136,13 +140,23 @@ def summarize(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: in
     groups = _grouped_runs(runs)
     full = groups["full", None]
     broken = {place: seeds for place, group in groups.items() if (seeds := _diverged(group))}
-    sound = {} if ("full", None) in broken else {place: group for place, group in groups.items() if place not in broken}
+    sound = (
+        {}
+        if ("full", None) in broken
+        else {place: group for place, group in groups.items() if place not in broken}
+    )
     to_full = {place: _paired(group, full) for place, group in sound.items() if place[0] != "full"}
     found: dict[Place, Finding] = {}
     for of_methods in (True, False):
-        found |= findings({at: paired for at, paired in to_full.items() if (at[1] is None) is of_methods}, margin, looks)
+        found |= findings(
+            {at: paired for at, paired in to_full.items() if (at[1] is None) is of_methods},
+            margin,
+            looks,
+        )
     beside = {
-        at: _paired(sound[at[0], None], group) for at, group in sound.items() if at[1] is not None and (at[0], None) in sound
+        at: _paired(sound[at[0], None], group)
+        for at, group in sound.items()
+        if at[1] is not None and (at[0], None) in sound
     }
     against = against_controls(beside, margin, looks)
     for at in [at for at in beside if at[1] == SAME_TIME]:
@@ -153,12 +167,20 @@ def summarize(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: in
         row = _summary_row(group, full)
         if place in to_full:
             own = [at for at in beside if at[0] == place[0] and place[1] is None]
-            kinds = {at[1]: _against(beside[at], against.get(at), margin, looks * len(beside)) for at in own}
+            kinds = {
+                at[1]: _against(beside[at], against.get(at), margin, looks * len(beside))
+                for at in own
+            }
             among = looks * sum((at[1] is None) is (place[1] is None) for at in to_full)
             row |= _judged(to_full[place], found[place], margin, among, whole=whole)
-            row["against"], row["verdict"] = kinds, "; ".join([row["verdict"], *_verdicts_against(kinds, row["cost_ratio"])])
+            row["against"], row["verdict"] = (
+                kinds,
+                "; ".join([row["verdict"], *_verdicts_against(kinds, row["cost_ratio"])]),
+            )
         elif place in broken or ("full", None) in broken:
-            row["verdict"] = _broken_in_words(broken.get(place, ()), of_full=("full", None) in broken)
+            row["verdict"] = _broken_in_words(
+                broken.get(place, ()), of_full=("full", None) in broken
+            )
         rows.append(row)
     return rows
 
@@ -180,9 +202,15 @@ def _time_gap(method: float | None, control: float | None) -> float | None:
     return control / min(1.0, method) - 1 if method and control is not None else None
 
 
-def _is_fair(finding: Against, method: Sequence[RunDict], control: Sequence[RunDict], full: Sequence[RunDict]) -> bool:
+def _is_fair(
+    finding: Against, method: Sequence[RunDict], control: Sequence[RunDict], full: Sequence[RunDict]
+) -> bool:
     """Returns whether a finding holds although the times differ: the winner must not be the one with more time."""
-    clock = "cpu_ratio" if control[0].get("length", {}).get("clock", "cpu_s") == "cpu_s" else "wall_ratio"
+    clock = (
+        "cpu_ratio"
+        if control[0].get("length", {}).get("clock", "cpu_s") == "cpu_s"
+        else "wall_ratio"
+    )
     gap = _time_gap(*(_summary_row(runs, full)[clock] for runs in (method, control)))
     if gap is None or abs(gap) <= TIME_TOLERANCE:
         return gap is not None
@@ -192,7 +220,11 @@ def _is_fair(finding: Against, method: Sequence[RunDict], control: Sequence[RunD
 def _diverged(runs: Sequence[RunDict]) -> list[int]:
     """Returns the seeds with which half of the losses of the last epoch or more were not finite."""
     last = [(run["seed"], run["history"][-1]) for run in runs if run.get("history")]
-    return [seed for seed, entry in last if 2 * entry.get("nonfinite", 0) >= max(1, entry.get("backward", 0))]
+    return [
+        seed
+        for seed, entry in last
+        if 2 * entry.get("nonfinite", 0) >= max(1, entry.get("backward", 0))
+    ]
 
 
 def _broken_in_words(seeds: Sequence[int], *, of_full: bool) -> str:
@@ -206,14 +238,18 @@ def _grouped_runs(runs: Sequence[RunDict]) -> dict[Place, list[RunDict]]:
     """Returns the runs of each method and control; methods come in the order of their first runs, before their controls."""
     groups: dict[str, dict[str | None, list[RunDict]]] = {}
     for run in runs:
-        groups.setdefault(run["control_of"] or run["method"], {None: []}).setdefault(kind_of(run), []).append(run)
+        groups.setdefault(run["control_of"] or run["method"], {None: []}).setdefault(
+            kind_of(run), []
+        ).append(run)
     return {(name, kind): group for name, kinds in groups.items() for kind, group in kinds.items()}
 
 
 def _paired(runs: Sequence[RunDict], others: Sequence[RunDict]) -> Paired:
     value = {run["seed"]: run["metric"]["value"] for run in others}
     # While a comparison runs, a method may have seeds that its control does not have yet.
-    return Paired.of([run["metric"]["value"] - value[run["seed"]] for run in runs if run["seed"] in value])
+    return Paired.of(
+        [run["metric"]["value"] - value[run["seed"]] for run in runs if run["seed"] in value]
+    )
 
 
 def _summary_row(runs: Sequence[RunDict], full: Sequence[RunDict]) -> RowDict:
@@ -279,33 +315,60 @@ def _judged(paired: Paired, finding: Finding, margin: float, among: int, *, whol
         "loses": "loses",
         "unclear": _unclear(paired, needed),
     }
-    return {**_difference_entries(paired), "finding": finding, "seeds_needed": needed, "verdict": verdicts[finding]}
+    return {
+        **_difference_entries(paired),
+        "finding": finding,
+        "seeds_needed": needed,
+        "verdict": verdicts[finding],
+    }
 
 
 def _against(paired: Paired, finding: Against | None, margin: float, among: int) -> RowDict:
     needed = seeds_to_tell_from_control(paired, margin, among) if finding == "unclear" else None
-    verdict = _unclear(paired, needed) if finding == "unclear" else finding or "no verdict, the times are not equal"
-    return {**_difference_entries(paired), "finding": finding, "seeds_needed": needed, "verdict": verdict}
+    verdict = (
+        _unclear(paired, needed)
+        if finding == "unclear"
+        else finding or "no verdict, the times are not equal"
+    )
+    return {
+        **_difference_entries(paired),
+        "finding": finding,
+        "seeds_needed": needed,
+        "verdict": verdict,
+    }
 
 
 def _difference_entries(paired: Paired) -> RowDict:
-    return {"difference": paired.mean, "ci95": None if paired.low is None else [paired.low, paired.high]}
+    return {
+        "difference": paired.mean,
+        "ci95": None if paired.low is None else [paired.low, paired.high],
+    }
 
 
 def _verdicts_against(against: Mapping[Any, RowDict], cost: float) -> list[str]:
     """Returns the verdicts against the controls of a method; those of the same cost with the same finding share one."""
-    words = {"unclear": "not told apart from {}", None: "no verdict against {}: the times are not equal"}
+    words = {
+        "unclear": "not told apart from {}",
+        None: "no verdict against {}: the times are not equal",
+    }
     kinds: dict[tuple[str | None, str], list[str]] = {}
     for kind, found in against.items():
         kinds.setdefault((found["finding"], _at_cost(kind, cost)), []).append(CONTROLS[kind].words)
-    return [f"{words.get(one, f'{one} than {{}}').format(listed(names))}{at}" for (one, at), names in kinds.items()]
+    return [
+        f"{words.get(one, f'{one} than {{}}').format(listed(names))}{at}"
+        for (one, at), names in kinds.items()
+    ]
 
 
 def _at_cost(kind: str, cost: float) -> str:
     """Returns what a control costs beside its method; none but a placebo costs more than full training."""
     if kind == SAME_TIME:
         return ""
-    return " at the cost of full training" if kind != "placebo" and round(cost, 3) > 1 else " at the same cost"
+    return (
+        " at the cost of full training"
+        if kind != "placebo" and round(cost, 3) > 1
+        else " at the same cost"
+    )
 
 
 def _unclear(paired: Paired, needed: int | None) -> str:
@@ -329,7 +392,9 @@ def is_share(runs: Sequence[RunDict]) -> bool:
 
 def _with_interval(of: RowDict, whole: bool) -> str:
     return difference_text(
-        of, (lambda value: f"{100 * value:+.2f}") if whole else (lambda value: f"{value:+.4g}"), " points" * whole
+        of,
+        (lambda value: f"{100 * value:+.2f}") if whole else (lambda value: f"{value:+.4g}"),
+        " points" * whole,
     )
 
 
@@ -400,10 +465,16 @@ def conclude(results: Mapping[str, Any]) -> Conclusion:
     """
     if results.get("equal_seeds"):
         return Conclusion(None, [about_equal_seeds(seeds) for seeds in results["equal_seeds"]])
-    judged = [row for row in results["summary"] if row["control_of"] is None and row.get("finding") is not None]
+    judged = [
+        row
+        for row in results["summary"]
+        if row["control_of"] is None and row.get("finding") is not None
+    ]
     if not judged:
         return Conclusion(None, [NOTHING_JUDGED])
-    without_loss = [row for row in judged if row["finding"] == "no loss" and row["cost_ratio"] <= SAVES]
+    without_loss = [
+        row for row in judged if row["finding"] == "no loss" and row["cost_ratio"] <= SAVES
+    ]
     best = [row for row in without_loss if _is_best(row)]
     if best:
         pick = min(best, key=lambda row: time_of(row, results)[0] or row["cost_ratio"])
@@ -444,7 +515,9 @@ def _simplest_control(judged: Sequence[RowDict], results: Mapping[str, Any]) -> 
         and row["cost_ratio"] <= SAVES
         and kind_of(row) in SIMPLEST
     ]
-    return min(controls, key=lambda row: (SIMPLEST.index(kind_of(row)), row["cost_ratio"]), default=None)
+    return min(
+        controls, key=lambda row: (SIMPLEST.index(kind_of(row)), row["cost_ratio"]), default=None
+    )
 
 
 def _in_numbers(row: RowDict, results: Mapping[str, Any]) -> str:
@@ -471,14 +544,21 @@ def _against_controls(row: RowDict, results: Mapping[str, Any]) -> str:
         if found["finding"] is None:
             return f"cannot be compared with {CONTROLS[SAME_TIME].words}: the times are not equal"
         interval = f" ({_with_interval(found, _whole(results))})"
-        others = [CONTROLS[kind].words for kind, other in against.items() if other["finding"] != "better"]
+        others = [
+            CONTROLS[kind].words for kind, other in against.items() if other["finding"] != "better"
+        ]
         if found["finding"] == "better" and others:
             interval += f", but not shown to be better than {listed(others)} of the same cost"
         against = {SAME_TIME: found}
     else:
         interval = " of the same cost"
-    for words, those in (("worse than", ("worse",)), ("not shown to be better than", ("no better", "unclear"))):
-        names = [CONTROLS[kind].words for kind, found in against.items() if found["finding"] in those]
+    for words, those in (
+        ("worse than", ("worse",)),
+        ("not shown to be better than", ("no better", "unclear")),
+    ):
+        names = [
+            CONTROLS[kind].words for kind, found in against.items() if found["finding"] in those
+        ]
         if names:
             return f"is {words} {listed(names)}{interval}"
     return f"is better than {listed([CONTROLS[kind].words for kind in against])}{interval}"
@@ -492,7 +572,9 @@ def _what_would_decide(row: RowDict, results: Mapping[str, Any]) -> list[str]:
         return []
     seeds = len({run["seed"] for run in results["runs"]})
     if None in unclear:
-        return [f"{seeds} seed{'' if seeds == 1 else 's'} cannot tell: repeat the command with more of them."]
+        return [
+            f"{seeds} seed{'' if seeds == 1 else 's'} cannot tell: repeat the command with more of them."
+        ]
     needed = max(unclear)
     command = f" (--until-decided --max-seeds {needed})" if needed <= MOST_SENSIBLE else ""
     return [f"About {needed} seeds{command} would decide, by a rough estimate from {seeds}."]
@@ -533,7 +615,11 @@ def _whole(results: Mapping[str, Any]) -> bool:
 
 def _in_words(results: Mapping[str, Any], amount: float) -> str:
     """Returns an amount of the metric, which is in points where the metric is a share."""
-    return f"{amount:.2g} point{'s' if f'{amount:.2g}' != '1' else ''}" if _whole(results) else f"{amount:.3g}"
+    return (
+        f"{amount:.2g} point{'s' if f'{amount:.2g}' != '1' else ''}"
+        if _whole(results)
+        else f"{amount:.3g}"
+    )
 
 
 def rates_sentences(results: Mapping[str, Any]) -> list[str]:
@@ -554,7 +640,11 @@ def rates_sentences(results: Mapping[str, Any]) -> list[str]:
         f"count, and has the best one: {'; '.join(_of_method(rows) for rows in by_method.values())}."
     ]
     ends = {min(looked["factors"]), max(looked["factors"])}
-    at_end = [row["method"] for row in results["summary"] if row["rate"] in ends and not row["method"].startswith("placebo@")]
+    at_end = [
+        row["method"]
+        for row in results["summary"]
+        if row["rate"] in ends and not row["method"].startswith("placebo@")
+    ]
     if at_end and len(looked["factors"]) > 2:
         named = listed([*dict.fromkeys(at_end)])
         said.append(
@@ -565,5 +655,9 @@ def rates_sentences(results: Mapping[str, Any]) -> list[str]:
 
 def _of_method(rows: Sequence[RowDict]) -> str:
     own, *controls = rows
-    others = [f"{kind_of(row)} {row['rate']:g}" for row in controls if not row["method"].startswith("placebo@")]
+    others = [
+        f"{kind_of(row)} {row['rate']:g}"
+        for row in controls
+        if not row["method"].startswith("placebo@")
+    ]
     return f"{own['method']} {own['rate']:g}" + (f" ({', '.join(others)})" if others else "")

@@ -46,7 +46,11 @@ def measure(results: dict[str, Any], factors: Sequence[float] = TARGET_FACTORS) 
     ]
     copied = ("task", "epochs", "device", "versions")
     ratio = results["runs"][0]["cost"]["backward_to_forward"]
-    return {name: results[name] for name in copied} | {"backward_to_forward": ratio, "targets": targets, "arms": arms}
+    return {name: results[name] for name in copied} | {
+        "backward_to_forward": ratio,
+        "targets": targets,
+        "arms": arms,
+    }
 
 
 def points_of(run: dict[str, Any]) -> list[dict[str, float]]:
@@ -57,15 +61,23 @@ def points_of(run: dict[str, Any]) -> list[dict[str, float]]:
     """
     name = run["metric"]["name"]
     if any(name not in entry for entry in run["history"]):
-        raise ValueError(f"time to target needs the metric after each epoch; {name!r} is measured once, after the last")
-    return [{"cost": entry["cost"], "cpu_s": entry["cpu_s"], "error": 1 - entry[name]} for entry in run["history"]]
+        raise ValueError(
+            f"time to target needs the metric after each epoch; {name!r} is measured once, after the last"
+        )
+    return [
+        {"cost": entry["cost"], "cpu_s": entry["cpu_s"], "error": 1 - entry[name]}
+        for entry in run["history"]
+    ]
 
 
 def _mean_curve(seeds: Sequence[list[dict[str, float]]]) -> list[dict[str, float]]:
     curve = []
     for epoch, points in enumerate(zip(*seeds, strict=True)):
         errors = [point["error"] for point in points]
-        means = {name: statistics.mean(point[name] for point in points) for name in ("cost", "cpu_s", "error")}
+        means = {
+            name: statistics.mean(point[name] for point in points)
+            for name in ("cost", "cpu_s", "error")
+        }
         curve.append({"epoch": epoch, **means, "lowest": min(errors), "highest": max(errors)})
     return curve
 
@@ -75,12 +87,19 @@ def _times_reached(
 ) -> dict[str, float | int | None]:
     times = {seed: first_at(points, target) for seed, points in seeds.items()}
     of_full = {seed: first_at(full[seed], target) for seed in seeds}
-    reached: dict[str, float | int | None] = {"seeds": sum(time is not None for time in times.values()), "of": len(seeds)}
+    reached: dict[str, float | int | None] = {
+        "seeds": sum(time is not None for time in times.values()),
+        "of": len(seeds),
+    }
     for name, short in (("cost", "cost"), ("cpu_s", "cpu")):
         reached[name] = _median([None if time is None else time[name] for time in times.values()])
         pairs = [(time, of_full[seed]) for seed, time in times.items()]
         reached[f"{short}_to_full"] = _median(
-            [None if time is None else time[name] / whole[name] for time, whole in pairs if whole is not None]
+            [
+                None if time is None else time[name] / whole[name]
+                for time, whole in pairs
+                if whole is not None
+            ]
         )
     return reached
 

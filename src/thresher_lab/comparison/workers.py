@@ -120,7 +120,9 @@ class Failed:
     def error(self) -> RunError | RunValueError:
         """The error that is raised where the comparison runs; the traceback is that of the job."""
         refused = issubclass(self.kind, RunRefusedError)
-        error = self.kind(self.job, self.why) if refused else self.kind(f"{self.job.name}: {self.why}")
+        error = (
+            self.kind(self.job, self.why) if refused else self.kind(f"{self.job.name}: {self.why}")
+        )
         error.__cause__ = RuntimeError(f"\n{self.trace}")
         return error
 
@@ -201,7 +203,9 @@ class Workers(Slots):
 
     def start(self, job: Job) -> None:
         """Hands a job to an idle process, or to a new one where none is idle."""
-        idle = next((connection for connection in self._processes if connection not in self._busy), None)
+        idle = next(
+            (connection for connection in self._processes if connection not in self._busy), None
+        )
         connection = idle or self._spawn()
         self._busy[connection] = job
         with self._alive(connection):
@@ -221,7 +225,9 @@ class Workers(Slots):
         except (EOFError, ConnectionError) as error:
             process = self._processes[connection]
             process.join()
-            raise RunError(f"{self._busy[connection].name}: its process died with exit code {process.exitcode}") from error
+            raise RunError(
+                f"{self._busy[connection].name}: its process died with exit code {process.exitcode}"
+            ) from error
 
     def _spawn(self) -> Connection:
         for name, value in QUIET.items():
@@ -293,11 +299,15 @@ def _work(connection: Connection, settings: dict[str, Any]) -> None:
     usual = warnings.showwarning
 
     def send(message: Message) -> None:
-        pickled = ForkingPickler.dumps(message)  # outside of the lock: objects that are freed now may warn
+        pickled = ForkingPickler.dumps(
+            message
+        )  # outside of the lock: objects that are freed now may warn
         with one_by_one:
             connection.send_bytes(pickled)
 
-    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any
+    ) -> None:
         if os.getpid() == owner:
             send(Warned(warning_text(message, category, filename, lineno), outcome.run))
         else:  # a process that loads data has no part in the connection
@@ -310,7 +320,9 @@ def _work(connection: Connection, settings: dict[str, Any]) -> None:
             send(outcome(connection.recv()))
 
 
-def warning_text(message: Warning | str, category: type[Warning], filename: str, lineno: int) -> str:
+def warning_text(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int
+) -> str:
     """Returns a warning as people read it: with its place, unless it is one of Thresher about the training.
 
     Args:
@@ -384,24 +396,43 @@ class Trainer:
         def progress(done: int, metric: float) -> None:
             self._send(Advanced(job, done, metric))
 
-        what = {"seed": job.seed, "epochs": self._epochs, "label": job.label, "share": job.share, "rate": job.rate}
+        what = {
+            "seed": job.seed,
+            "epochs": self._epochs,
+            "label": job.label,
+            "share": job.share,
+            "rate": job.rate,
+        }
         what |= self._tracking
-        what |= {"samples_to": self._beside(job, "samples"), "on_end": partial(self._write_shown, job)}
+        what |= {
+            "samples_to": self._beside(job, "samples"),
+            "on_end": partial(self._write_shown, job),
+        }
         try:
             with warnings.catch_warnings():
-                if job.is_control:  # what Thresher warns of is about settings that the user has not chosen
-                    warnings.filterwarnings("ignore", category=UserWarning, module=r"thresher(_lab)?\.")
+                if (
+                    job.is_control
+                ):  # what Thresher warns of is about settings that the user has not chosen
+                    warnings.filterwarnings(
+                        "ignore", category=UserWarning, module=r"thresher(_lab)?\."
+                    )
                 if takes_overrides(self._data):
                     from thresher_lab.training.trainers import train_by_trainer
 
-                    return Finished(job, train_by_trainer(self._data, job.spec, progress=progress, **what))
-                return Finished(job, train(self._task, self._data, job.spec, progress=progress, **what))
+                    return Finished(
+                        job, train_by_trainer(self._data, job.spec, progress=progress, **what)
+                    )
+                return Finished(
+                    job, train(self._task, self._data, job.spec, progress=progress, **what)
+                )
         except Exception as error:
             if isinstance(error, SmallerBatchesError):
                 return Failed(job, str(error), RunRefusedError, traceback.format_exc())
             kind = RunValueError if isinstance(error, ValueError | OSError) else RunError
             place = self._task.place_of(error) if isinstance(self._task, Script) else ""
-            return Failed(job, f"{place}{type(error).__name__}: {error}", kind, traceback.format_exc())
+            return Failed(
+                job, f"{place}{type(error).__name__}: {error}", kind, traceback.format_exc()
+            )
 
     def _beside(self, job: Job, kind: str) -> Path | None:
         return None if self._samples is None else self._samples / f"{job.key}{BESIDE[kind]}"
@@ -412,7 +443,9 @@ class Trainer:
         shown = self._beside(job, "shown")
         if file is None or shown is None or own_rank():
             return
-        shown.unlink(missing_ok=True)  # of a run that did not finish, of a script that has changed since
+        shown.unlink(
+            missing_ok=True
+        )  # of a run that did not finish, of a script that has changed since
         if training.show is None or job.is_control:
             return
         from thresher_lab.training.samples import read_history
@@ -420,7 +453,11 @@ class Trainer:
 
         full = self._beside(Job.of(FULL_TRAINING, job.seed, job.rate_of_full), "samples")
         history = read_history(file)
-        write_shown(shown, training.show, ids_to_show(history, read_history(full) if full and full.exists() else None))
+        write_shown(
+            shown,
+            training.show,
+            ids_to_show(history, read_history(full) if full and full.exists() else None),
+        )
 
 
 class TogetherWorkers(Slots):

@@ -14,7 +14,9 @@ SCALED: dict[str, tuple[Callable[[float], float], str]] = {
 """Factor on the learning rate, a function of the ratio of the samples of a step, and its name; by optimizer."""
 
 
-def with_batch(recipe: Recipe, batch_size: int | None = None, accumulate: int | None = None) -> Recipe:
+def with_batch(
+    recipe: Recipe, batch_size: int | None = None, accumulate: int | None = None
+) -> Recipe:
     """Returns a recipe with another batch, and with the learning rate that goes with it.
 
     Args:
@@ -32,19 +34,30 @@ def with_batch(recipe: Recipe, batch_size: int | None = None, accumulate: int | 
         (256, 0.0055, 0.00275)
     """
     before = recipe.batch
-    asked = before.size if batch_size is None else batch_size, before.accumulate if accumulate is None else accumulate
+    asked = (
+        before.size if batch_size is None else batch_size,
+        before.accumulate if accumulate is None else accumulate,
+    )
     if asked == (before.size, before.accumulate):
         return recipe
     batch = before.model_copy(update={"workers": 1, "per_worker": asked[0], "accumulate": asked[1]})
     factor, _ = SCALED[recipe.optimizer.name]
-    rate = rate_of(recipe) if batch.step == before.step else rate_of(recipe) * factor(batch.step / before.step)
-    optimizer = OptimizerSection.model_validate(recipe.optimizer.model_dump() | {"lr": rate, "lr_per": "batch"})
+    rate = (
+        rate_of(recipe)
+        if batch.step == before.step
+        else rate_of(recipe) * factor(batch.step / before.step)
+    )
+    optimizer = OptimizerSection.model_validate(
+        recipe.optimizer.model_dump() | {"lr": rate, "lr_per": "batch"}
+    )
     return recipe.model_copy(update={"batch": batch, "optimizer": optimizer})
 
 
 def rate_of(recipe: Recipe) -> float:
     """Returns the largest learning rate of a recipe, that of all its workers together."""
-    return recipe.optimizer.lr * (recipe.batch.workers if recipe.optimizer.lr_per == "worker" else 1)
+    return recipe.optimizer.lr * (
+        recipe.batch.workers if recipe.optimizer.lr_per == "worker" else 1
+    )
 
 
 def rate_note(before: Recipe, recipe: Recipe) -> str | None:

@@ -30,7 +30,9 @@ def train_transform(settings: ImageSection) -> Transform:
     vision = optional("torchvision.transforms")
     steps: list[Any] = []
     if settings.train_crop is not None:
-        steps.append(vision.RandomResizedCrop(settings.train_crop, interpolation=_interpolation(settings)))
+        steps.append(
+            vision.RandomResizedCrop(settings.train_crop, interpolation=_interpolation(settings))
+        )
     if settings.pad:
         steps.append(PaddedCrop(settings.pad))
     steps += [vision.RandomHorizontalFlip(settings.flip)] * bool(settings.flip)
@@ -41,7 +43,11 @@ def train_transform(settings: ImageSection) -> Transform:
     if settings.cutout:
         steps.append(Cutout(settings.cutout))
     if settings.erasing:
-        steps.append(vision.RandomErasing(settings.erasing, value="random" if settings.erase_with == "noise" else 0))
+        steps.append(
+            vision.RandomErasing(
+                settings.erasing, value="random" if settings.erase_with == "noise" else 0
+            )
+        )
     return vision.Compose(steps)
 
 
@@ -116,10 +122,19 @@ class SeededTransform:
 def _auto_augment(settings: ImageSection) -> Callable[[Image.Image], Image.Image]:
     policy = settings.auto_augment or ""
     if policy == "ta_wide":
-        return optional("torchvision.transforms").TrivialAugmentWide(interpolation=_interpolation(settings))
+        return optional("torchvision.transforms").TrivialAugmentWide(
+            interpolation=_interpolation(settings)
+        )
     gray = tuple(round(255 * value) for value in settings.mean or MEAN)
-    options = {"img_mean": gray, "interpolation": getattr(Image.Resampling, settings.interpolation.upper())}
-    return SeededTransform(optional("timm.data").rand_augment_transform(policy, options | {"magnitude_max": MAX_MAGNITUDE}))
+    options = {
+        "img_mean": gray,
+        "interpolation": getattr(Image.Resampling, settings.interpolation.upper()),
+    }
+    return SeededTransform(
+        optional("timm.data").rand_augment_transform(
+            policy, options | {"magnitude_max": MAX_MAGNITUDE}
+        )
+    )
 
 
 def _interpolation(settings: ImageSection) -> Any:
@@ -182,7 +197,11 @@ class ImageDataset(Dataset[tuple[Tensor, Any]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         stored = self._images[index]
         target = self.targets[index]
-        image = open_image(stored) if isinstance(stored, Path) else Image.fromarray(stored.permute(1, 2, 0).numpy())
+        image = (
+            open_image(stored)
+            if isinstance(stored, Path)
+            else Image.fromarray(stored.permute(1, 2, 0).numpy())
+        )
         return self._transform(image), target if self._soft is None else self._soft(target)
 
 
@@ -195,7 +214,9 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
         classes: Number of classes; targets are 0 to `classes` - 1.
     """
 
-    def __init__(self, files: Sequence[tuple[Path, Path]], shape: tuple[int, ...], classes: int) -> None:
+    def __init__(
+        self, files: Sequence[tuple[Path, Path]], shape: tuple[int, ...], classes: int
+    ) -> None:
         self._files = files
         self._shape = shape
         self._classes = classes
@@ -208,8 +229,12 @@ class ArrayDataset(Dataset[tuple[Tensor, Tensor]]):
         values = _read_array(file, self._shape)
         labels = _read_array(labels_file, self._shape[1:])
         if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= self._classes:
-            raise ValueError(f"{labels_file}: classes are whole numbers from 0 to {self._classes - 1}; it has others")
-        return torch.from_numpy(values.astype(np.float32)), torch.from_numpy(labels.astype(np.int64))
+            raise ValueError(
+                f"{labels_file}: classes are whole numbers from 0 to {self._classes - 1}; it has others"
+            )
+        return torch.from_numpy(values.astype(np.float32)), torch.from_numpy(
+            labels.astype(np.int64)
+        )
 
 
 def open_image(path: Path) -> Image.Image:
@@ -233,10 +258,14 @@ def find_folder(recipe: Recipe, folder: Path | None) -> Path:
     """
     wanted = "; ".join(LAYOUTS[recipe.data.kind].format(part=part) for part in _subfolders(recipe))
     if folder is None:
-        raise FileNotFoundError(f"data: {recipe.data.name} is not there by itself: --data DIR with {wanted}")
+        raise FileNotFoundError(
+            f"data: {recipe.data.name} is not there by itself: --data DIR with {wanted}"
+        )
     missing = [str(folder / part) for part in _subfolders(recipe) if not (folder / part).is_dir()]
     if missing:
-        raise FileNotFoundError(f"data: no folder {' and no '.join(missing)}; --data DIR is a folder with {wanted}")
+        raise FileNotFoundError(
+            f"data: no folder {' and no '.join(missing)}; --data DIR is a folder with {wanted}"
+        )
     return folder
 
 
@@ -250,16 +279,21 @@ def read_folder(recipe: Recipe, folder: Path) -> TrainAndTest:
         assert recipe.data.classes is not None
         files = [_pairs(folder / part) for part in _subfolders(recipe)]
         train, test = (
-            ArrayDataset(found, recipe.data.shape or (), recipe.data.classes) for found in _split_off_test(files, recipe)
+            ArrayDataset(found, recipe.data.shape or (), recipe.data.classes)
+            for found in _split_off_test(files, recipe)
         )
         return TrainAndTest(train, test)
     found = [_images_by_class(folder / part) for part in _subfolders(recipe)]
     for part, (classes, _) in zip(_subfolders(recipe), found, strict=True):
         if len(classes) != recipe.data.classes:
-            raise ValueError(f"data.classes: {recipe.data.classes}, but {folder / part} has {len(classes)} folders of classes")
+            raise ValueError(
+                f"data.classes: {recipe.data.classes}, but {folder / part} has {len(classes)} folders of classes"
+            )
         if classes != found[0][0]:
             odd = min(set(classes) ^ set(found[0][0]))
-            raise ValueError(f"data: {folder / 'train'} and {folder / part} have different classes: {odd!r} is in one of them")
+            raise ValueError(
+                f"data: {folder / 'train'} and {folder / part} have different classes: {odd!r} is in one of them"
+            )
     train, test = _split_off_test([files for _, files in found], recipe)
     return image_datasets(recipe, *zip(*train, strict=True), *zip(*test, strict=True))
 
@@ -272,11 +306,15 @@ def from_task(recipe: Recipe, data: Data) -> TrainAndTest:
     """
     got = tuple(data.train.tensors[0].shape[1:])
     if got != recipe.data.shape:
-        raise ValueError(f"data.shape: {recipe.data.shape}, but samples of the task {recipe.data.task} have shape {got}")
+        raise ValueError(
+            f"data.shape: {recipe.data.shape}, but samples of the task {recipe.data.task} have shape {got}"
+        )
     if recipe.pictures is None:
         return TrainAndTest(data.train, TensorDataset(data.test_inputs, data.test_targets))
     train, test = as_bytes(data)
-    return image_datasets(recipe, train, data.train.tensors[1].tolist(), test, data.test_targets.tolist())
+    return image_datasets(
+        recipe, train, data.train.tensors[1].tolist(), test, data.test_targets.tolist()
+    )
 
 
 def as_bytes(data: Data) -> tuple[Tensor, Tensor]:
@@ -288,21 +326,31 @@ def as_bytes(data: Data) -> tuple[Tensor, Tensor]:
     pixels = data.train.tensors[0]
     least = pixels.amin((0, 2, 3), keepdim=True)
     most = pixels.amax((0, 2, 3), keepdim=True)
-    train, test = (((part - least) / (most - least) * 255).round().clamp(0, 255).byte() for part in (pixels, data.test_inputs))
+    train, test = (
+        ((part - least) / (most - least) * 255).round().clamp(0, 255).byte()
+        for part in (pixels, data.test_inputs)
+    )
     return train, test
 
 
-def image_datasets(recipe: Recipe, train: Any, targets: Iterable[int], test: Any, test_targets: Iterable[int]) -> TrainAndTest:
+def image_datasets(
+    recipe: Recipe, train: Any, targets: Iterable[int], test: Any, test_targets: Iterable[int]
+) -> TrainAndTest:
     """Returns training and test images with the transforms of a recipe."""
     assert recipe.pictures is not None
     settings = recipe.pictures
     soft = _soft(recipe)
     if isinstance(train, Tensor) and settings.mean is None:
         std, mean = torch.std_mean(train.float() / 255, (0, 2, 3))
-        settings = settings.model_copy(update={"mean": tuple(mean.tolist()), "std": tuple(std.tolist())})
+        settings = settings.model_copy(
+            update={"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
+        )
     to_train = train_transform(settings)
     to_test = test_transform(settings)
-    return TrainAndTest(ImageDataset(train, [*targets], to_train, soft), ImageDataset(test, [*test_targets], to_test))
+    return TrainAndTest(
+        ImageDataset(train, [*targets], to_train, soft),
+        ImageDataset(test, [*test_targets], to_test),
+    )
 
 
 def _soft(recipe: Recipe) -> Callable[[int], Tensor] | None:
@@ -325,7 +373,9 @@ def _split_off_test(found: list[list[Any]], recipe: Recipe) -> tuple[list[Any], 
     if every is None:
         return found[0], found[1]
     [samples] = found
-    return [one for place, one in enumerate(samples) if place % every != every - 1], samples[every - 1 :: every]
+    return [one for place, one in enumerate(samples) if place % every != every - 1], samples[
+        every - 1 :: every
+    ]
 
 
 def _images_by_class(folder: Path) -> tuple[list[str], list[tuple[Path, int]]]:
@@ -337,7 +387,9 @@ def _images_by_class(folder: Path) -> tuple[list[str], list[tuple[Path, int]]]:
     try:
         found = optional("torchvision.datasets").ImageFolder(folder)
     except FileNotFoundError as error:
-        raise ValueError(f"data: {error}; it is to be {LAYOUTS['folder'].format(part=folder.name)}") from error
+        raise ValueError(
+            f"data: {error}; it is to be {LAYOUTS['folder'].format(part=folder.name)}"
+        ) from error
     return found.classes, [(Path(path), number) for path, number in found.samples]
 
 
@@ -347,9 +399,14 @@ def _pairs(folder: Path) -> list[tuple[Path, Path]]:
     Raises:
         ValueError: There are no inputs, or an input has no target.
     """
-    pairs = [(path, path.with_name("label" + path.name.removeprefix("data"))) for path in sorted(folder.glob("data-*.npy"))]
+    pairs = [
+        (path, path.with_name("label" + path.name.removeprefix("data")))
+        for path in sorted(folder.glob("data-*.npy"))
+    ]
     if not pairs:
-        raise ValueError(f"data: {folder} has no data-NAME.npy; it is to be {LAYOUTS['arrays'].format(part=folder.name)}")
+        raise ValueError(
+            f"data: {folder} has no data-NAME.npy; it is to be {LAYOUTS['arrays'].format(part=folder.name)}"
+        )
     for path, labels in pairs:
         if not labels.is_file():
             raise ValueError(f"data: {path} has no {labels.name} beside it")

@@ -10,7 +10,9 @@ from thresher_lab.tasks.networks import UNet, resnet18, resnet20
 from thresher_lab.tasks.vision import optional
 
 
-def wide_resnet(*, depth: int = 28, width: int = 10, dropout: float = 0.0, classes: int = 10) -> nn.Sequential:
+def wide_resnet(
+    *, depth: int = 28, width: int = 10, dropout: float = 0.0, classes: int = 10
+) -> nn.Sequential:
     """Returns a Wide ResNet: three stages of blocks with normalization before each convolution (arXiv:1605.07146).
 
     Args:
@@ -29,9 +31,19 @@ def wide_resnet(*, depth: int = 28, width: int = 10, dropout: float = 0.0, class
     for stage in range(3):
         for block in range((depth - 4) // 6):
             outputs = 16 * 2**stage * width
-            layers.append(WideBlock(channels, outputs, stride=2 if stage and not block else 1, dropout=dropout))
+            layers.append(
+                WideBlock(
+                    channels, outputs, stride=2 if stage and not block else 1, dropout=dropout
+                )
+            )
             channels = outputs
-    end = (nn.BatchNorm2d(channels), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+    end = (
+        nn.BatchNorm2d(channels),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(channels, classes),
+    )
     return nn.Sequential(*layers, *end)
 
 
@@ -46,7 +58,11 @@ class WideBlock(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.dropout = nn.Dropout(dropout)
         self.relu = nn.ReLU(inplace=True)
-        self.shortcut = None if inputs == outputs and stride == 1 else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        self.shortcut = (
+            None
+            if inputs == outputs and stride == 1
+            else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps shape (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
@@ -57,8 +73,12 @@ class WideBlock(nn.Module):
 
 def googlenet(*, classes: int = 10) -> nn.Module:
     """Returns the GoogLeNet of torchvision for images of 32 x 32: a 3x3 convolution first, and no pooling after it."""
-    network = optional("torchvision.models").googlenet(num_classes=classes, aux_logits=False, init_weights=True)
-    network.conv1 = optional("torchvision.models.googlenet").BasicConv2d(3, 64, kernel_size=3, padding=1)
+    network = optional("torchvision.models").googlenet(
+        num_classes=classes, aux_logits=False, init_weights=True
+    )
+    network.conv1 = optional("torchvision.models.googlenet").BasicConv2d(
+        3, 64, kernel_size=3, padding=1
+    )
     network.maxpool1 = nn.Identity()
     return network
 

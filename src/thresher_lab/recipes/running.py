@@ -64,7 +64,9 @@ class SmokeTask(RecipeTask):
     def spec(self, text: str | None = None) -> Spec:
         """Returns the method, with synthetic scores."""
         scaled = self.scaled(self.given_method(text))
-        return map_settings(scaled, lambda name, value: str(self._scores()) if name == "scores" else value)
+        return map_settings(
+            scaled, lambda name, value: str(self._scores()) if name == "scores" else value
+        )
 
     def scaled(self, spec: Spec) -> Spec:
         """Returns a method whose counts of epochs and steps shrink like those of the training."""
@@ -79,7 +81,9 @@ class SmokeTask(RecipeTask):
             ValueError: A folder was given.
         """
         if folder is not None:
-            raise ValueError(f"--data {folder}: with --smoke the data is made up; leave out one of the two")
+            raise ValueError(
+                f"--data {folder}: with --smoke the data is made up; leave out one of the two"
+            )
         write = {"folder": _write_images, "arrays": _write_arrays}.get(self.settings.data.kind)
         if write is not None:
             once_per_machine(lambda: write(self.settings, self.folder))
@@ -89,7 +93,9 @@ class SmokeTask(RecipeTask):
         """Returns the data sets."""
         if self.settings.data.kind != "task":
             return super().load(folder)
-        return self.naming_file(lambda: datasets.from_task(self.settings, synthetic_data(self.settings)))
+        return self.naming_file(
+            lambda: datasets.from_task(self.settings, synthetic_data(self.settings))
+        )
 
     def build(self, seed: int) -> Any:
         """Returns the network; if the recipe starts from another recipe, it gets the initial weights of that one."""
@@ -138,7 +144,9 @@ def reduced(recipe: Recipe, file: Path) -> Recipe:
         small["pictures"] = _smaller(recipe.pictures.model_dump(exclude_none=True))
     if recipe.ema is not None:
         small["ema"] = {"steps": 2}
-    return loading.validated(_merged(_merged(recipe.model_dump(), small), recipe.smoke), file, inside="smoke.")
+    return loading.validated(
+        _merged(_merged(recipe.model_dump(), small), recipe.smoke), file, inside="smoke."
+    )
 
 
 def synthetic_data(recipe: Recipe) -> Data:
@@ -150,8 +158,14 @@ def synthetic_data(recipe: Recipe) -> Data:
     n = recipe.data.samples
     if len(shape) == 3:
         assert classes is not None
-        train, test = (synthetic_images(count, shape, classes, generator) for count in (n, TEST_SAMPLES))
-        return Data(TensorDataset(train[0].float(), _partly_wrong(train[1], classes)), test[0].float(), test[1])
+        train, test = (
+            synthetic_images(count, shape, classes, generator) for count in (n, TEST_SAMPLES)
+        )
+        return Data(
+            TensorDataset(train[0].float(), _partly_wrong(train[1], classes)),
+            test[0].float(),
+            test[1],
+        )
     if classes is None:
         x = torch.randn(n + TEST_SAMPLES, *shape, generator=generator)
         y = x.mean(1, keepdim=True) + 0.1 * torch.randn(n + TEST_SAMPLES, 1, generator=generator)
@@ -163,7 +177,9 @@ def synthetic_data(recipe: Recipe) -> Data:
     return Data(TensorDataset(x[:n], y[:n]), x[n:], y[n:])
 
 
-def synthetic_images(n: int, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def synthetic_images(
+    n: int, shape: tuple[int, ...], classes: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Returns noisy images, whose classes differ in brightness and in the width of their stripes.
 
     Args:
@@ -205,7 +221,11 @@ def _write_arrays(recipe: Recipe, folder: Path) -> None:
     for part, count in (("train", recipe.data.samples), ("val", TEST_SAMPLES)):
         (folder / part).mkdir(parents=True, exist_ok=True)
         for number in range(count):
-            coarse = draw.integers(recipe.data.classes, size=[side // 4 for side in recipe.data.shape[1:]], dtype=np.uint8)
+            coarse = draw.integers(
+                recipe.data.classes,
+                size=[side // 4 for side in recipe.data.shape[1:]],
+                dtype=np.uint8,
+            )
             labels = coarse.repeat(4, 0).repeat(4, 1)
             values = draw.normal(scale=0.3, size=recipe.data.shape) + labels
             np.save(folder / part / f"data-{number}.npy", values.astype(np.float32))
@@ -227,8 +247,16 @@ def _smaller(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(content: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `content` with the fields of `other`, which have priority, section by section."""
-    sections = {name: value for name, value in other.items() if isinstance(value, Mapping) and content.get(name)}
-    return {**content, **other, **{name: _merged(content[name], value) for name, value in sections.items()}}
+    sections = {
+        name: value
+        for name, value in other.items()
+        if isinstance(value, Mapping) and content.get(name)
+    }
+    return {
+        **content,
+        **other,
+        **{name: _merged(content[name], value) for name, value in sections.items()},
+    }
 
 
 def _generator() -> torch.Generator:
@@ -241,7 +269,9 @@ BATCH_OF = re.compile(rf"((?:{PREFIX}|{SMOKE}).+)@([1-9]\d*)x([1-9]\d*)")
 """Name of a recipe with another batch."""
 
 
-def with_batch_of(name: str, batch_size: int | None, accumulate: int | None, factor: int = 1) -> str:
+def with_batch_of(
+    name: str, batch_size: int | None, accumulate: int | None, factor: int = 1
+) -> str:
     """Returns the name of a recipe with another batch, `NAME@SIZExACCUMULATE`.
 
     Args:
@@ -287,7 +317,9 @@ def task_of(name: str) -> Trainable:
     if name.startswith(PREFIX):
         return RecipeTask.of(name.removeprefix(PREFIX))
     if name.startswith(SMOKE):
-        return SmokeTask.at(function, Path(tempfile.gettempdir()) / f"thresher-{getpass.getuser()}" / function)
+        return SmokeTask.at(
+            function, Path(tempfile.gettempdir()) / f"thresher-{getpass.getuser()}" / function
+        )
     if colon and path.endswith(".py"):
         return Script.of(Path(path), function)
     return built_in(name)
@@ -298,7 +330,13 @@ CHECKPOINT = "checkpoint.pt"
 
 
 def run(
-    task: RecipeTask, spec: Spec, *, out: Path, data: Path | None = None, seed: int = 0, progress: EpochCallback | None = None
+    task: RecipeTask,
+    spec: Spec,
+    *,
+    out: Path,
+    data: Path | None = None,
+    seed: int = 0,
+    progress: EpochCallback | None = None,
 ) -> dict[str, Any]:
     """Trains a recipe, and writes its results and the weights that were tested last.
 
@@ -327,7 +365,14 @@ def run(
     checkpoint = Checkpoint(out / CHECKPOINT, identity(task, spec, seed))
     trained = list[Training]()
     found = train(
-        task, loaded, spec, seed=seed, epochs=task.epochs, progress=progress, checkpoint=checkpoint, on_end=trained.append
+        task,
+        loaded,
+        spec,
+        seed=seed,
+        epochs=task.epochs,
+        progress=progress,
+        checkpoint=checkpoint,
+        on_end=trained.append,
     )
     results = {
         "task": task.name,
@@ -355,5 +400,11 @@ def tested_network(training: Training) -> nn.Module:
 
 def identity(task: RecipeTask, spec: Spec, seed: int) -> dict[str, Any]:
     """Returns the values that distinguish a training from others in the same folder."""
-    named = {"recipe": task.name, "epochs": task.epochs, "method": spec.label, "seed": seed, "weights": str(task.weights)}
+    named = {
+        "recipe": task.name,
+        "epochs": task.epochs,
+        "method": spec.label,
+        "seed": seed,
+        "weights": str(task.weights),
+    }
     return named | {"settings of the recipe": task.recipe, "settings of the method": spec.settings}

@@ -55,9 +55,13 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
         if (self.kind == "task") != (self.task is not None):
-            raise ValueError("`task` is the name of a task with kind: task, and is left out otherwise")
+            raise ValueError(
+                "`task` is the name of a task with kind: task, and is left out otherwise"
+            )
         if (self.kind == "folder") != (self.shape is None):
-            raise ValueError("`shape` is that of a sample; it is left out with kind: folder, where images have any size")
+            raise ValueError(
+                "`shape` is that of a sample; it is left out with kind: folder, where images have any size"
+            )
         return self
 
 
@@ -154,7 +158,9 @@ class ScheduleSection(Section):
     def _check_step(self) -> Self:
         set_fields = (self.rate is not None, bool(self.epochs) != (self.every is not None))
         if set_fields != (self.decay == "step",) * 2:
-            raise ValueError("decay: step takes `rate` and either `epochs` or `every`; other decays take none of them")
+            raise ValueError(
+                "decay: step takes `rate` and either `epochs` or `every`; other decays take none of them"
+            )
         return self
 
 
@@ -313,10 +319,14 @@ def file_of(name: str) -> Path:
     """
     if name.endswith(RECIPE_SUFFIX):
         if not Path(name).is_file():
-            raise FileNotFoundError(f"{name}: no such file; `thresher recipes` lists those that there are by name")
+            raise FileNotFoundError(
+                f"{name}: no such file; `thresher recipes` lists those that there are by name"
+            )
         return Path(name)
     if name not in recipe_names():
-        raise ValueError(no_such("recipe", name, recipe_names(), also=", and your own as FILE.yaml"))
+        raise ValueError(
+            no_such("recipe", name, recipe_names(), also=", and your own as FILE.yaml")
+        )
     return folder() / f"{name}{RECIPE_SUFFIX}"
 
 
@@ -329,9 +339,13 @@ def read_recipe(path: Path) -> Recipe:
     try:
         content = yaml.safe_load(path.read_bytes())
     except yaml.YAMLError as error:
-        raise ValueError(f"{display_path(path)}: not YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(
+            f"{display_path(path)}: not YAML: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(content, dict):
-        raise ValueError(f"{display_path(path)}: a recipe has fields such as {', '.join(Recipe.model_fields)}; got {content!r}")
+        raise ValueError(
+            f"{display_path(path)}: a recipe has fields such as {', '.join(Recipe.model_fields)}; got {content!r}"
+        )
     return validated(content, path)
 
 
@@ -350,7 +364,9 @@ def validated(content: Mapping[str, Any], path: Path, *, inside: str = "") -> Re
         return Recipe.model_validate(content)
     except ValidationError as error:
         problems = [inside + _problem(one) for one in error.errors(include_url=False)]
-        raise ValueError("\n".join(f"{display_path(path)}: {problem}" for problem in problems)) from None
+        raise ValueError(
+            "\n".join(f"{display_path(path)}: {problem}" for problem in problems)
+        ) from None
 
 
 def display_path(path: Path) -> str:

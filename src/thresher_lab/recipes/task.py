@@ -49,12 +49,16 @@ class WeightAverage:
         copied: Number of steps, those of the warm-up, in which the average is a copy of the network.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, decay: float, every: int, copied: int) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, *, decay: float, every: int, copied: int
+    ) -> None:
         self._own = model
         self._every = every
         self._copied = copied
         self._steps = 0
-        self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+        self._averaged = AveragedModel(
+            model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True
+        )
         optimizer.register_step_post_hook(lambda *_: self._after_step())
 
     @property
@@ -155,7 +159,9 @@ class Measure:
         device = next(tested.parameters()).device
         tested.eval()
         with torch.inference_mode():
-            total = sum(self._statistics(tested(x.to(device)), y.to(device)) for x, y in self.batches)
+            total = sum(
+                self._statistics(tested(x.to(device)), y.to(device)) for x, y in self.batches
+            )
         model.train()
         assert isinstance(total, Tensor)
         return mean_iou(total) if self.metric == "mean IoU" else float(total[0] / total[1])
@@ -211,7 +217,9 @@ class RecipeTask:
 
     def batched(self, batch_size: int | None = None, accumulate: int | None = None) -> Self:
         """Returns the recipe with another batch; see `batches.with_batch`."""
-        return replace(self, settings=with_batch(self.settings, batch_size, accumulate), before=self.settings)
+        return replace(
+            self, settings=with_batch(self.settings, batch_size, accumulate), before=self.settings
+        )
 
     @property
     def name(self) -> str:
@@ -259,13 +267,17 @@ class RecipeTask:
         missing = [file for file in score_files(method) if not Path(file).is_file()]
         if missing:
             make = f"`thresher score --task {self.name} --data DIR --out {missing[0]}` makes it"
-            raise FileNotFoundError(f"{loading.display_path(self.file)}: method: no file of scores {missing[0]}; {make}")
+            raise FileNotFoundError(
+                f"{loading.display_path(self.file)}: method: no file of scores {missing[0]}; {make}"
+            )
         return self.scaled(method)
 
     def scaled(self, spec: Spec) -> Spec:
         """Returns a method whose counts of epochs shrink with the epochs; those of batches grow where batches are smaller."""
         batches = 1.0 if self.before is None else self.before.batch.size / self.settings.batch.size
-        return scale_counts(spec, warmup_epochs=min(1.0, self.epochs / self.settings.epochs), warmup_steps=batches)
+        return scale_counts(
+            spec, warmup_epochs=min(1.0, self.epochs / self.settings.epochs), warmup_steps=batches
+        )
 
     def given_method(self, text: str | None) -> Spec:
         """Returns the given method, or that of the recipe if none is given, without changes.
@@ -273,7 +285,10 @@ class RecipeTask:
         Raises:
             ValueError: The text is not one method, or there is no such method or setting.
         """
-        return one_method(text or self.settings.method, "--method" if text else f"{loading.display_path(self.file)}: method")
+        return one_method(
+            text or self.settings.method,
+            "--method" if text else f"{loading.display_path(self.file)}: method",
+        )
 
     def find(self, folder: Path | None) -> Path | None:
         """Returns the path of the data.
@@ -311,10 +326,15 @@ class RecipeTask:
             steps = math.ceil(len(loader) / recipe.batch.accumulate)
             copied = round(recipe.schedule.warmup_epochs / recipe.epochs * self.epochs * steps)
             decay = decay_of(recipe.ema, recipe.batch.step, self.epochs)
-            average = WeightAverage(model, optimizer, decay=decay, every=recipe.ema.steps, copied=copied)
+            average = WeightAverage(
+                model, optimizer, decay=decay, every=recipe.ema.steps, copied=copied
+            )
         test = Measure(self._loader(data.test, shuffle=None), recipe.metric, criterion, average)
         schedule = LearningRateFactor(recipe.schedule, recipe.epochs)
-        more: dict[str, Any] = {"also": {} if average is None else {"average": average}, "accumulate": recipe.batch.accumulate}
+        more: dict[str, Any] = {
+            "also": {} if average is None else {"average": average},
+            "accumulate": recipe.batch.accumulate,
+        }
         more["classes"] = None if self.task is None else self.task.classes
         return Training(model, loader, criterion, optimizer, test, schedule, recipe.metric, **more)
 
@@ -332,9 +352,13 @@ class RecipeTask:
                     assert self.task is not None
                     model: nn.Module = self.task.network(**wanted.arguments)
                 else:
-                    model = network(wanted.source, wanted.name, self.settings.data.classes, wanted.arguments)
+                    model = network(
+                        wanted.source, wanted.name, self.settings.data.classes, wanted.arguments
+                    )
         if wanted.pretrained is None and self.weights is not None:
-            raise ValueError(f"--weights {self.weights}: `model.pretrained` names no recipe to start from")
+            raise ValueError(
+                f"--weights {self.weights}: `model.pretrained` names no recipe to start from"
+            )
         if wanted.pretrained is not None:
             if self.weights is None:
                 raise ValueError(
@@ -361,8 +385,12 @@ def criterion_of(recipe: Recipe) -> nn.Module:
     if recipe.loss.name == "mse":
         return nn.MSELoss()
     class_weights = recipe.loss.class_weights
-    weights = None if class_weights is None else torch.tensor(class_weights, device=PartialState().device)
-    return nn.CrossEntropyLoss(weights, label_smoothing=0.0 if recipe.loss.soft_targets else recipe.loss.label_smoothing)
+    weights = (
+        None if class_weights is None else torch.tensor(class_weights, device=PartialState().device)
+    )
+    return nn.CrossEntropyLoss(
+        weights, label_smoothing=0.0 if recipe.loss.soft_targets else recipe.loss.label_smoothing
+    )
 
 
 @contextmanager
@@ -386,7 +414,11 @@ def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
 
 def _make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     settings = recipe.optimizer
-    options: dict[str, Any] = {"lr": rate_of(recipe), "weight_decay": settings.weight_decay, **settings.arguments}
+    options: dict[str, Any] = {
+        "lr": rate_of(recipe),
+        "weight_decay": settings.weight_decay,
+        **settings.arguments,
+    }
     groups = _parameter_groups(model, settings.weight_decay, norms=settings.decay_norms)
     match settings.name:
         case "sgd":
@@ -405,7 +437,10 @@ def _parameter_groups(model: nn.Module, decay: float, *, norms: bool) -> list[di
     if norms or not decay:
         return [{"params": parameters}]
     flat = [one for one in parameters if one.dim() <= 1]
-    return [{"params": [one for one in parameters if one.dim() > 1]}, {"params": flat, "weight_decay": 0.0}]
+    return [
+        {"params": [one for one in parameters if one.dim() > 1]},
+        {"params": flat, "weight_decay": 0.0},
+    ]
 
 
 def start_from(model: nn.Module, file: Path) -> None:
@@ -418,18 +453,31 @@ def start_from(model: nn.Module, file: Path) -> None:
     if not file.is_file():
         raise FileNotFoundError(f"--weights {file}: no such file")
     last = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)][-1]
-    kept_shapes = {name: value.shape for name, value in model.state_dict().items() if not name.startswith(f"{last}.")}
+    kept_shapes = {
+        name: value.shape
+        for name, value in model.state_dict().items()
+        if not name.startswith(f"{last}.")
+    }
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
         loaded = {name: value for name, value in state.items() if not name.startswith(f"{last}.")}
         shapes = {name: value.shape for name, value in loaded.items()}
     except (AttributeError, EOFError, KeyError, RuntimeError, UnpicklingError, ValueError) as error:
         raise ValueError(f"--weights {file}: not a file of weights: {error}") from error
-    differing = sorted(name for name in kept_shapes.keys() | shapes.keys() if kept_shapes.get(name) != shapes.get(name))
+    differing = sorted(
+        name
+        for name in kept_shapes.keys() | shapes.keys()
+        if kept_shapes.get(name) != shapes.get(name)
+    )
     if differing:
         name = differing[0]
-        shape = {place: tuple(of[name]) if name in of else "none" for place, of in (("file", shapes), ("network", kept_shapes))}
-        raise ValueError(f"--weights {file}: of another network: {name} is {shape['file']} there and {shape['network']} here")
+        shape = {
+            place: tuple(of[name]) if name in of else "none"
+            for place, of in (("file", shapes), ("network", kept_shapes))
+        }
+        raise ValueError(
+            f"--weights {file}: of another network: {name} is {shape['file']} there and {shape['network']} here"
+        )
     model.load_state_dict(loaded, strict=False)
 
 
@@ -448,7 +496,9 @@ def one_method(text: str, where: str) -> Spec:
     except ValueError as error:
         raise ValueError(f"{where}: {str(error).removeprefix('--methods: ')}") from error
     if len(specs) != 1:
-        raise ValueError(f"{where}: one method is wanted, those of several stages joined by a plus; got {text!r}")
+        raise ValueError(
+            f"{where}: one method is wanted, those of several stages joined by a plus; got {text!r}"
+        )
     return specs[0]
 
 
@@ -461,7 +511,9 @@ def map_settings(spec: Spec, change: Callable[[str, Any], Any]) -> Spec:
 
 def scale_counts(spec: Spec, **shares: float) -> Spec:
     """Returns the method with the settings of these names, which are counts, multiplied by a share and rounded down."""
-    return map_settings(spec, lambda name, value: int(value * shares[name]) if name in shares else value)
+    return map_settings(
+        spec, lambda name, value: int(value * shares[name]) if name in shares else value
+    )
 
 
 def score_files(spec: Spec) -> list[str]:

@@ -58,12 +58,16 @@ def measurements(name: str, folder: Path) -> str:
         rows = method_rows(name, found["summary"])
         key = (found["task"], found["epochs"], found["seeds"])
         if any(
-            (*key, row["method"], row["control_of"]) not in shown for row in rows if name == "full" or row["method"] != "full"
+            (*key, row["method"], row["control_of"]) not in shown
+            for row in rows
+            if name == "full" or row["method"] != "full"
         ):
             sections.append(_section(found, rows))
         shown |= {(*key, row["method"], row["control_of"]) for row in rows}
     sections = [LEGEND, *sections] if sections else []
-    sections += [section for read in (_of_pairs, _of_grids, _of_leagues) for section in read(name, folder)]
+    sections += [
+        section for read in (_of_pairs, _of_grids, _of_leagues) for section in read(name, folder)
+    ]
     return "\n\n".join(sections) or NOT_MEASURED
 
 
@@ -83,19 +87,34 @@ def compared(folder: Path) -> Iterator[Compared]:
     for path, found in _read(folder):
         if "summary" in found:
             runs = found["runs"]
-            same = {name: found.get(name) for name in ("task", "epochs", "device", "summary", "rates")}
+            same = {
+                name: found.get(name) for name in ("task", "epochs", "device", "summary", "rates")
+            }
             seeds = len({run["seed"] for run in runs})
             metric = runs[0]["metric"]["name"]
-            yield same | {"source": path.name, "seeds": seeds, "metric": metric, "share": is_share(runs)}
+            yield same | {
+                "source": path.name,
+                "seeds": seeds,
+                "metric": metric,
+                "share": is_share(runs),
+            }
 
 
 def reproduced(folder: Path) -> Iterator[Compared]:
     """Yields the parts of the tables and figures of `thresher reproduce`."""
     for path, found in _read(folder / REPRODUCED):
-        same = {"source": f"{REPRODUCED}/{path.name}", "seeds": len(found["seeds"]), "device": found["device"]}
+        same = {
+            "source": f"{REPRODUCED}/{path.name}",
+            "seeds": len(found["seeds"]),
+            "device": found["device"],
+        }
         for part in found["parts"]:
             share = all(0 <= row["mean"] <= 1 for row in part["summary"] if row["method"] == "full")
-            yield same | {name: part[name] for name in ("task", "epochs", "metric", "summary")} | {"share": share}
+            yield (
+                same
+                | {name: part[name] for name in ("task", "epochs", "metric", "summary")}
+                | {"share": share}
+            )
 
 
 def method_rows(name: str, summary: Sequence[Row]) -> list[Row]:
@@ -110,7 +129,11 @@ def method_rows(name: str, summary: Sequence[Row]) -> list[Row]:
         >>> [row["method"] for row in method_rows("uniform", rows)]
         ['full', 'uniform:keep=0.3']
     """
-    labels = {row["method"] for row in summary if row["control_of"] is None and labeled_method(row["method"]) == name}
+    labels = {
+        row["method"]
+        for row in summary
+        if row["control_of"] is None and labeled_method(row["method"]) == name
+    }
     rows = [row for row in summary if (row["control_of"] or row["method"]) in labels]
     full = [row for row in summary if row["method"] == "full" and "full" not in labels]
     return [*full, *rows] if rows else []
@@ -124,9 +147,21 @@ def labeled_method(label: str) -> str:
 def _section(found: Compared, rows: Sequence[Row]) -> str:
     seeds = f"{found['seeds']} seed{'s' * (found['seeds'] > 1)}"
     share = found["share"]
-    header = ("", f"{found['metric']}, %" if share else found["metric"], "difference to full", "cost", "CPU time", "verdict")
+    header = (
+        "",
+        f"{found['metric']}, %" if share else found["metric"],
+        "difference to full",
+        "cost",
+        "CPU time",
+        "verdict",
+    )
     table = markdown_table(header, [result_cells(row, share=share) for row in rows])
-    said = " ".join([f"From `{found['source']}`.", *rates_sentences({"rates": found.get("rates"), "summary": rows})])
+    said = " ".join(
+        [
+            f"From `{found['source']}`.",
+            *rates_sentences({"rates": found.get("rates"), "summary": rows}),
+        ]
+    )
     return f"### `{found['task']}`, {found['epochs']} epochs, {seeds}, {found['device']}\n\n{said}\n\n{table}"
 
 
@@ -151,10 +186,21 @@ def _of_pairs(name: str, folder: Path) -> Iterator[str]:
     """Yields the tables of methods that were compared in pairs, with as many optimizer steps."""
     for path, found in _read(folder):
         pairs = [
-            pair for pair in found.get("pairs", ()) if name in (labeled_method(pair["method"]), labeled_method(pair["other"]))
+            pair
+            for pair in found.get("pairs", ())
+            if name in (labeled_method(pair["method"]), labeled_method(pair["other"]))
         ]
         if pairs:
-            header = ("task", "method", "metric", "beside", "metric", "difference", "steps", "seeds")
+            header = (
+                "task",
+                "method",
+                "metric",
+                "beside",
+                "metric",
+                "difference",
+                "steps",
+                "seeds",
+            )
             table = markdown_table(header, [_pair_cells(pair) for pair in pairs])
             yield f"### In pairs with as many optimizer steps\n\nFrom `{path.name}`; metrics in hundredths.\n\n{table}"
 
@@ -177,26 +223,49 @@ def _of_grids(name: str, folder: Path) -> Iterator[str]:
     """Yields the tables of methods at a share of the cost, each with the best learning rate of a grid that all arms look at."""
     for path, found in _read(folder):
         for share, at_share in found.get("shares", {}).items():
-            held = [(task, arms) for task, arms in at_share["tasks"].items() if {"full", name} <= set(arms)]
+            held = [
+                (task, arms)
+                for task, arms in at_share["tasks"].items()
+                if {"full", name} <= set(arms)
+            ]
             rows = [_grid_cells(task, arms["full"], arms[name]) for task, arms in held]
             if rows and name != "full":
-                header = ("task", "metric, hundredths", "full", "difference to full", "to smaller batches", "cost", "seeds")
+                header = (
+                    "task",
+                    "metric, hundredths",
+                    "full",
+                    "difference to full",
+                    "to smaller batches",
+                    "cost",
+                    "seeds",
+                )
                 title = f"### At a share of {share}, each arm with its own learning rate"
                 yield f"{title}\n\nFrom `{path.name}`.\n\n{markdown_table(header, rows)}"
 
 
 def _grid_cells(task: str, full: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[str, ...]:
     between = [
-        "" if paired is None else f"{paired['mean']:+.2f} [{paired['low']:+.2f}, {paired['high']:+.2f}]"
+        ""
+        if paired is None
+        else f"{paired['mean']:+.2f} [{paired['low']:+.2f}, {paired['high']:+.2f}]"
         for paired in (own["to_full"], own["to_smaller"])
     ]
-    return f"`{task}`", f"{own['metric']:.2f}", f"{full['metric']:.2f}", *between, f"{own['cost']:.3f}", str(own["n"])
+    return (
+        f"`{task}`",
+        f"{own['metric']:.2f}",
+        f"{full['metric']:.2f}",
+        *between,
+        f"{own['cost']:.3f}",
+        str(own["n"]),
+    )
 
 
 def _of_leagues(name: str, folder: Path) -> Iterator[str]:
     """Yields the tables of methods that were compared one a family, each with the best learning rate of a grid."""
     for path, found in _read(folder):
-        rows = [row for row in found.get("rows", ()) if "families" in found and row["method"] == name]
+        rows = [
+            row for row in found.get("rows", ()) if "families" in found and row["method"] == name
+        ]
         if rows:
             full = {one["task"]: one["metric"] for one in found["controls"] if one["arm"] == "full"}
             columns = ("difference to full", "to smaller batches", "to its placebo")
@@ -207,9 +276,19 @@ def _of_leagues(name: str, folder: Path) -> Iterator[str]:
 
 
 def _league_cells(row: Mapping[str, Any], full: float) -> tuple[str, ...]:
-    against = [row["to_full"] | {"finding": row["finding"]}, *(row["against"].get(kind) for kind in ("smaller", "placebo"))]
+    against = [
+        row["to_full"] | {"finding": row["finding"]},
+        *(row["against"].get(kind) for kind in ("smaller", "placebo")),
+    ]
     between = ["" if one is None else _with_finding(one) for one in against]
-    return f"`{row['task']}`", f"{row['metric']:.2f}", f"{full:.2f}", *between, f"{row['cost']:.3f}", str(row["to_full"]["n"])
+    return (
+        f"`{row['task']}`",
+        f"{row['metric']:.2f}",
+        f"{full:.2f}",
+        *between,
+        f"{row['cost']:.3f}",
+        str(row["to_full"]["n"]),
+    )
 
 
 def _with_finding(one: Mapping[str, Any]) -> str:
@@ -253,7 +332,11 @@ def card_page(name: str, results: Path | None = None, *, as_lists: bool = False)
         f"`{_import_path(kind)}`: {card.summary or methods.infos()[name].summary}.",
         "\n".join(f"- **{title}:** {fact}" for title, fact in _fact_lines(kind, card).items()),
         f"## Settings\n\n{_settings(kind, as_lists=as_lists)}",
-        *(f"## {title}\n\n" + "\n".join(f"- {entry}" for entry in entries) for title, entries in listed.items() if entries),
+        *(
+            f"## {title}\n\n" + "\n".join(f"- {entry}" for entry in entries)
+            for title, entries in listed.items()
+            if entries
+        ),
         *([f"## Caveat\n\n{_as_sentence(card.caveat)}"] if card.caveat else []),
         *([] if results is None else [f"## What it reached here\n\n{measurements(name, results)}"]),
     ]
@@ -288,7 +371,14 @@ def index_row(name: str) -> tuple[str, ...]:
     card = _card_of(name, kind)
     paper = _paper_link(card.paper)
     signals = _as_code(signals_of(kind))
-    return f"[{name}]({name}.md)", card.summary, f"`{kind.stage}`", paper, signals, f"{card.bytes_per_sample:g}"
+    return (
+        f"[{name}]({name}.md)",
+        card.summary,
+        f"`{kind.stage}`",
+        paper,
+        signals,
+        f"{card.bytes_per_sample:g}",
+    )
 
 
 def _card_of(name: str, kind: type) -> Card:
@@ -310,11 +400,16 @@ def _fact_lines(kind: Any, card: Card) -> dict[str, str]:
         "Paper": _paper_link(card.paper),
         "Decides": STAGE_TITLES[kind.stage],
         "Signals": _as_code(signals_of(kind)) or "none",
-        "Remembers of each sample": f"{card.bytes_per_sample:g} bytes" if card.bytes_per_sample else "nothing",
+        "Remembers of each sample": f"{card.bytes_per_sample:g} bytes"
+        if card.bytes_per_sample
+        else "nothing",
         "Extra forward passes": card.forwards,
         "Biased": card.biased,
         "Published": card.claim,
-        "Skips a sample": "".join(said + (f"`{field}`" if field else "") for said, field, _, _ in Formatter().parse(card.rule)),
+        "Skips a sample": "".join(
+            said + (f"`{field}`" if field else "")
+            for said, field, _, _ in Formatter().parse(card.rule)
+        ),
     }
     return {title: _as_sentence(fact) for title, fact in facts.items() if fact}
 
@@ -347,7 +442,9 @@ def signals_of(kind: Any) -> tuple[str, ...]:
         return tuple(requirements_of(method).signals)
     recorded = sorted(Records(method.columns(), 0, torch.device("cpu")).signals)
     passes = range(EXAMPLE_EPOCHS) if defines(method, "full_pass") else ()
-    return *recorded, *dict.fromkeys(name for epoch in passes for name in method.full_pass(epoch, EXAMPLE_EPOCHS))
+    return *recorded, *dict.fromkeys(
+        name for epoch in passes for name in method.full_pass(epoch, EXAMPLE_EPOCHS)
+    )
 
 
 def _has_no_default(field: Field[Any]) -> bool:
@@ -359,12 +456,19 @@ def _settings(kind: Any, *, as_lists: bool) -> str:
     settings = [field for field in fields(kind) if field.init]
     unknown = [field.name for field in settings if field.name not in meanings]
     if unknown:
-        raise ValueError(f"{kind.__qualname__}: the Args section of its docstring does not explain {', '.join(unknown)}")
+        raise ValueError(
+            f"{kind.__qualname__}: the Args section of its docstring does not explain {', '.join(unknown)}"
+        )
     if not settings:
         return "None."
-    rows = [(f"`{field.name}`", _type_of(field.type), _default_of(field), meanings[field.name]) for field in settings]
+    rows = [
+        (f"`{field.name}`", _type_of(field.type), _default_of(field), meanings[field.name])
+        for field in settings
+    ]
     if as_lists:
-        return "\n".join(f"- {name} ({of}; default: {default}): {meaning}" for name, of, default, meaning in rows)
+        return "\n".join(
+            f"- {name} ({of}; default: {default}): {meaning}" for name, of, default, meaning in rows
+        )
     return markdown_table(("setting", "type", "default", "meaning"), rows)
 
 
@@ -413,7 +517,12 @@ def _args_section(docstring: str) -> dict[str, str]:
 def write_pages(
     folder: Annotated[Path, typer.Argument(help="Folder for the pages, such as docs/methods.")],
     results: Annotated[
-        Path, typer.Option(exists=True, file_okay=False, help="Folder with results.json files of comparisons to quote.")
+        Path,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Folder with results.json files of comparisons to quote.",
+        ),
     ] = COMPARISONS,
 ) -> None:
     """Writes the pages of the methods of this package into a folder."""

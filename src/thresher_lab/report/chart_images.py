@@ -71,7 +71,9 @@ def write_chart_images(results: ResultsDict, samples: Samples, folder: Path) -> 
     }
     drawn = _render(browser, list(figures.values()))
     if len(drawn) != len(figures):
-        raise ValueError(f"{browser} drew {len(drawn)} of {len(figures)} charts; nothing was written")
+        raise ValueError(
+            f"{browser} drew {len(drawn)} of {len(figures)} charts; nothing was written"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for name, image in zip(figures, drawn, strict=True):
         (folder / name).write_bytes(image)
@@ -85,14 +87,27 @@ def _suffix(number: int, label: str) -> str:
 
 def _render(browser: str, figures: list[str]) -> list[bytes]:
     """Returns figures, given as JSON, as PNG files, all drawn by one run of the browser on a temporary page."""
-    script = DRAWING.replace("IMAGE_WIDTH", json.dumps(IMAGE_WIDTH)).replace("SCALE", json.dumps(SCALE))
+    script = DRAWING.replace("IMAGE_WIDTH", json.dumps(IMAGE_WIDTH)).replace(
+        "SCALE", json.dumps(SCALE)
+    )
     held = f'<script type="application/json" id="figures">[{",".join(figures)}]</script>'
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "figures.html"
         text = f"<!DOCTYPE html><meta charset=utf-8><body>{held}<script>{plotly_js()}</script><script>{script}</script>"
         page.write_text(text, encoding="utf-8")
-        options = (f"--user-data-dir={folder}/profile", f"--virtual-time-budget={VIRTUAL_TIME_MS}", "--dump-dom")
-        done = subprocess.run(
-            [browser, *BROWSER_FLAGS, *options, page.as_uri()], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        options = (
+            f"--user-data-dir={folder}/profile",
+            f"--virtual-time-budget={VIRTUAL_TIME_MS}",
+            "--dump-dom",
         )
-    return [base64.b64decode(found) for found in re.findall(r'<img src="data:image/png;base64,([^"]+)"', done.stdout)]
+        done = subprocess.run(
+            [browser, *BROWSER_FLAGS, *options, page.as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    return [
+        base64.b64decode(found)
+        for found in re.findall(r'<img src="data:image/png;base64,([^"]+)"', done.stdout)
+    ]

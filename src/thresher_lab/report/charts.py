@@ -19,7 +19,14 @@ from scipy.stats import rankdata
 from thresher_lab.comparison.controls import CONTROLS, kind_of
 from thresher_lab.comparison.summary import is_share
 from thresher_lab.comparison.time_to_target import measure
-from thresher_lab.report.loading import ResultsDict, Samples, by_epoch, controls, histories, runs_by_method
+from thresher_lab.report.loading import (
+    ResultsDict,
+    Samples,
+    by_epoch,
+    controls,
+    histories,
+    runs_by_method,
+)
 from thresher_lab.training.samples import RunHistory, class_name, mean_of_part
 
 INK = "#76767a"
@@ -148,7 +155,9 @@ def line_trace(
         "line": {"color": of.color, "dash": of.dash, "width": 2},
         "marker": {"color": of.color, "symbol": of.symbol, "size": 7},
     }
-    return go.Scatter(x=short(x), y=short(y), mode=mode, name=escaped(name), legendgroup=name, **(drawn | more))
+    return go.Scatter(
+        x=short(x), y=short(y), mode=mode, name=escaped(name), legendgroup=name, **(drawn | more)
+    )
 
 
 def band_trace(name: str, of: Look, x: ArrayLike, low: ArrayLike, high: ArrayLike) -> go.Scatter:
@@ -170,7 +179,9 @@ def band_trace(name: str, of: Look, x: ArrayLike, low: ArrayLike, high: ArrayLik
     )
 
 
-def median_traces(name: str, of: Look, x: ArrayLike, values: NDArray[np.float64], **more: Any) -> Iterable[go.Scatter]:
+def median_traces(
+    name: str, of: Look, x: ArrayLike, values: NDArray[np.float64], **more: Any
+) -> Iterable[go.Scatter]:
     """Yields the median over the rows of `values`, and for several rows also the band from the lowest to the highest."""
     if len(values) > 1:
         yield band_trace(name, of, x, values.min(axis=0), values.max(axis=0))
@@ -212,15 +223,37 @@ def metric_against_cost(results: ResultsDict, _: Samples, by: str = "cost") -> g
     _margin_below_full(figure, results)
     for kind in dict.fromkeys(filter(None, map(kind_of, rows))):
         group = [row for row in rows if kind_of(row) == kind]
-        _add_points(figure, results, CONTROLS[kind].label, control_look(kind), group, f"{by}_ratio", "lines+markers")
+        _add_points(
+            figure,
+            results,
+            CONTROLS[kind].label,
+            control_look(kind),
+            group,
+            f"{by}_ratio",
+            "lines+markers",
+        )
     for row in rows:
         if kind_of(row) is None:
-            _add_points(figure, results, row["method"], looks(results)[row["method"]], [row], f"{by}_ratio", "markers")
+            _add_points(
+                figure,
+                results,
+                row["method"],
+                looks(results)[row["method"]],
+                [row],
+                f"{by}_ratio",
+                "markers",
+            )
     return figure
 
 
 def _add_points(
-    figure: go.Figure, results: ResultsDict, name: str, of: Look, rows: list[dict[str, Any]], x: str, mode: Any
+    figure: go.Figure,
+    results: ResultsDict,
+    name: str,
+    of: Look,
+    rows: list[dict[str, Any]],
+    x: str,
+    mode: Any,
 ) -> None:
     rows = sorted(rows, key=lambda row: row[x])
     scale = _scale(results)
@@ -238,7 +271,9 @@ def _add_points(
     }
     means = scale * np.array([row["mean"] for row in rows])
     marker = {"color": of.color, "symbol": of.symbol, "size": 7 if control else 12}
-    figure.add_trace(line_trace(name, of, [row[x] for row in rows], means, mode, error_y=interval, marker=marker))
+    figure.add_trace(
+        line_trace(name, of, [row[x] for row in rows], means, mode, error_y=interval, marker=marker)
+    )
 
 
 def _margin_below_full(figure: go.Figure, results: ResultsDict) -> None:
@@ -249,7 +284,14 @@ def _margin_below_full(figure: go.Figure, results: ResultsDict) -> None:
     level = _scale(results) * means[0]
     figure.add_hline(y=level, line={"color": INK, "width": 1, "dash": "dot"})
     if results.get("margin"):
-        figure.add_hrect(y0=level - results["margin"], y1=level, fillcolor=INK, opacity=0.12, line={"width": 0}, layer="below")
+        figure.add_hrect(
+            y0=level - results["margin"],
+            y1=level,
+            fillcolor=INK,
+            opacity=0.12,
+            line={"width": 0},
+            layer="below",
+        )
 
 
 def metric_curve(results: ResultsDict, _: Samples, by: str = "epoch") -> go.Figure | None:
@@ -259,19 +301,30 @@ def metric_curve(results: ResultsDict, _: Samples, by: str = "epoch") -> go.Figu
         results: Content of results.json.
         by: Quantity on the x axis, a key of `AXES`.
     """
-    figure = epoch_figure(results, _metric_title(results)) if by == "epoch" else empty_figure(AXES[by], _metric_title(results))
+    figure = (
+        epoch_figure(results, _metric_title(results))
+        if by == "epoch"
+        else empty_figure(AXES[by], _metric_title(results))
+    )
     for kind, of_methods in controls(results).items():
         curves = [
-            _curve_traces(results, runs, by, CONTROLS[kind].label, control_look(kind))[-1:] for runs in of_methods.values()
+            _curve_traces(results, runs, by, CONTROLS[kind].label, control_look(kind))[-1:]
+            for runs in of_methods.values()
         ]
         for number, [median] in enumerate(filter(None, curves)):
-            figure.add_trace(median.update(mode="lines", line={"width": 1}, showlegend=not number, visible="legendonly"))
+            figure.add_trace(
+                median.update(
+                    mode="lines", line={"width": 1}, showlegend=not number, visible="legendonly"
+                )
+            )
     for method, runs in runs_by_method(results).items():
         figure.add_traces(_curve_traces(results, runs, by, method, looks(results)[method]))
     return figure if figure.data else None
 
 
-def _curve_traces(results: ResultsDict, runs: list[dict[str, Any]], by: str, name: str, of: Look) -> list[go.Scatter]:
+def _curve_traces(
+    results: ResultsDict, runs: list[dict[str, Any]], by: str, name: str, of: Look
+) -> list[go.Scatter]:
     by_epochs = by_epoch(runs, runs[0]["metric"]["name"])
     across = None if by == "epoch" else by_epoch(runs, by)
     if by_epochs is None or (by != "epoch" and across is None):
@@ -296,13 +349,21 @@ def times_to_targets(results: ResultsDict, _: Samples, by: str = "cost") -> go.F
     if not is_share(results["runs"]) or not _has_curves(results, by):
         return None
     measured = measure(results)
-    figure = empty_figure("error of full training, times", OF_FULL["cpu" if by == "cpu_s" else by], barmode="group")
-    targets = [f"{target['factor']:g} ({100 * target['error']:.2f} %)" for target in measured["targets"]]
+    figure = empty_figure(
+        "error of full training, times", OF_FULL["cpu" if by == "cpu_s" else by], barmode="group"
+    )
+    targets = [
+        f"{target['factor']:g} ({100 * target['error']:.2f} %)" for target in measured["targets"]
+    ]
     field = "cpu_to_full" if by == "cpu_s" else f"{by}_to_full"
     for arm in measured["arms"]:
         of = looks(results)[arm["method"]]
-        y = short([np.nan if reached[field] is None else reached[field] for reached in arm["reached"]])
-        said = [f"{reached['seeds']} of {reached['of']} seeds reached it" for reached in arm["reached"]]
+        y = short(
+            [np.nan if reached[field] is None else reached[field] for reached in arm["reached"]]
+        )
+        said = [
+            f"{reached['seeds']} of {reached['of']} seeds reached it" for reached in arm["reached"]
+        ]
         name = {"name": escaped(arm["method"]), "legendgroup": arm["method"]}
         figure.add_trace(go.Bar(x=targets, y=y, hovertext=said, marker={"color": of.color}, **name))
     return figure.update_xaxes(type="category")
@@ -337,7 +398,9 @@ def left_out(results: ResultsDict, _: Samples) -> go.Figure | None:
 
 def _cap(method: str, of: Look, epochs: Any, values: Any) -> go.Scatter:
     dashed = {"color": of.color, "dash": "dash", "width": 1.5}
-    return line_trace(method, of, epochs, values, "lines", line=dashed, showlegend=False).update(name=escaped(f"{method}: cap"))
+    return line_trace(method, of, epochs, values, "lines", line=dashed, showlegend=False).update(
+        name=escaped(f"{method}: cap")
+    )
 
 
 def speed_up(results: ResultsDict, _: Samples, by: str = "cpu_s") -> go.Figure | None:
@@ -355,7 +418,13 @@ def speed_up(results: ResultsDict, _: Samples, by: str = "cpu_s") -> go.Figure |
     for method, runs in runs_by_method(results).items():
         took = _durations(runs, by)
         if took is not None:
-            figure.add_traces(list(median_traces(method, looks(results)[method], took[0], np.median(baseline[1]) / took[1])))
+            figure.add_traces(
+                list(
+                    median_traces(
+                        method, looks(results)[method], took[0], np.median(baseline[1]) / took[1]
+                    )
+                )
+            )
     return figure.add_hline(y=1, line={"color": INK, "width": 1, "dash": "dot"})
 
 
@@ -375,7 +444,9 @@ def easy_share(results: ResultsDict, _: Samples) -> go.Figure | None:
     for method, runs in runs_by_method(results).items():
         shares = by_epoch(runs, "easy_share")
         if shares is not None:
-            figure.add_traces(list(median_traces(method, looks(results)[method], shares[0], 100 * shares[1])))
+            figure.add_traces(
+                list(median_traces(method, looks(results)[method], shares[0], 100 * shares[1]))
+            )
     return figure if figure.data else None
 
 
@@ -423,24 +494,44 @@ def hidden_by_class(results: ResultsDict, samples: Samples, method: str) -> go.F
     left_out = lists[1].mean(axis=0).T
     sizes = class_sizes(samples, len(left_out))
     if sizes is not None:
-        left_out = np.divide(100 * left_out, sizes[:, None], out=np.full_like(left_out, np.nan), where=sizes[:, None] > 0)
+        left_out = np.divide(
+            100 * left_out,
+            sizes[:, None],
+            out=np.full_like(left_out, np.nan),
+            where=sizes[:, None] > 0,
+        )
     unit = "number of samples" if sizes is None else "share of the class, %"
     ranked = (left_out > 0).any(axis=0) & ~np.isnan(left_out)
     ranks = np.where(ranked, rankdata(-np.nan_to_num(left_out), "min", axis=0), np.nan)
     names = [class_name(number, results.get("classes")) for number in range(len(left_out))]
-    figure = epoch_figure(results, "class").update_layout(height=max(420, 34 * len(left_out) + 140), margin={"t": 32})
+    figure = epoch_figure(results, "class").update_layout(
+        height=max(420, 34 * len(left_out) + 140), margin={"t": 32}
+    )
     tick = figure.layout.xaxis.dtick
-    figure.set_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.09, subplot_titles=(unit, "rank, 1 for the most"))
+    figure.set_subplots(
+        rows=2,
+        cols=1,
+        shared_xaxes=True,
+        vertical_spacing=0.09,
+        subplot_titles=(unit, "rank, 1 for the most"),
+    )
     shares = _class_heatmap(epochs, left_out, names, unit)
     places = _class_heatmap(epochs, ranks, names, "rank")
     places.update(reversescale=True)
     if len(epochs) <= MOST_RANKS:
-        places.update(text=[["" if np.isnan(rank) else f"{rank:.0f}" for rank in row] for row in ranks], texttemplate="%{text}")
+        places.update(
+            text=[["" if np.isnan(rank) else f"{rank:.0f}" for rank in row] for row in ranks],
+            texttemplate="%{text}",
+        )
     for row, trace in enumerate((shares, places), 1):
         bar = {"thickness": 12, "len": 0.46, "y": 1.23 - row / 2, "yanchor": "middle"}
         figure.add_trace(trace.update(colorbar=bar), row, 1)
     figure.update_yaxes(type="category", title_text="class", automargin=True)
-    return figure.update_xaxes(dtick=tick).update_xaxes(title_text="", row=1).update_xaxes(title_text="epoch", row=2)
+    return (
+        figure.update_xaxes(dtick=tick)
+        .update_xaxes(title_text="", row=1)
+        .update_xaxes(title_text="epoch", row=2)
+    )
 
 
 def class_sizes(samples: Samples, classes: int) -> NDArray[np.int64] | None:
@@ -450,7 +541,9 @@ def class_sizes(samples: Samples, classes: int) -> NDArray[np.int64] | None:
         samples: Histories of the samples.
         classes: Number of classes, 1 or more.
     """
-    counted = (np.bincount(history.targets) for history in samples.values() if history.targets is not None)
+    counted = (
+        np.bincount(history.targets) for history in samples.values() if history.targets is not None
+    )
     return next((sizes for sizes in counted if len(sizes) == classes), None)
 
 
@@ -467,18 +560,28 @@ def weights(results: ResultsDict, _: Samples, method: str) -> go.Figure | None:
         method: Name of the method.
     """
     runs = runs_by_method(results)[method]
-    names = dict.fromkeys(name for run in runs for entry in run["history"] for name in entry if name.startswith("weight_"))
+    names = dict.fromkeys(
+        name
+        for run in runs
+        for entry in run["history"]
+        for name in entry
+        if name.startswith("weight_")
+    )
     figure = epoch_figure(results, "weight")
     for number, name in enumerate(names):
         by_epochs = by_epoch(runs, name)
         if by_epochs is not None:
-            figure.add_traces(list(median_traces(name.removeprefix("weight_"), look(number), *by_epochs)))
+            figure.add_traces(
+                list(median_traces(name.removeprefix("weight_"), look(number), *by_epochs))
+            )
     return figure if figure.data else None
 
 
 def _lists_by_epoch(results: ResultsDict, method: str, name: str) -> tuple[Any, Any] | None:
     """Returns epochs and the lists under a key of the history, shape (runs, epochs, length); None where an entry lacks it."""
-    histories = [[entry.get(name) for entry in run["history"]] for run in runs_by_method(results)[method]]
+    histories = [
+        [entry.get(name) for entry in run["history"]] for run in runs_by_method(results)[method]
+    ]
     values = [lists[: min(map(len, histories))] for lists in histories]
     lengths = {len(held) if isinstance(held, list) else 0 for lists in values for held in lists}
     if len(lengths) != 1 or 0 in lengths:
@@ -492,7 +595,9 @@ def _scale(results: ResultsDict) -> float:
 
 
 def _metric_title(results: ResultsDict) -> str:
-    return escaped(results["runs"][0]["metric"]["name"]) + (", %" if is_share(results["runs"]) else "")
+    return escaped(results["runs"][0]["metric"]["name"]) + (
+        ", %" if is_share(results["runs"]) else ""
+    )
 
 
 LAST_EPOCHS = 10
@@ -514,11 +619,15 @@ def loss_of_part(results: ResultsDict, samples: Samples, part: str = "all") -> g
     for method, of_seeds in histories(results, samples).items():
         epochs = min(history.losses.shape[1] for history in of_seeds.values())
         first = max(0, epochs - LAST_EPOCHS)
-        means = np.array([mean_of_part(history.losses[:, first:epochs], part) for history in of_seeds.values()])
+        means = np.array(
+            [mean_of_part(history.losses[:, first:epochs], part) for history in of_seeds.values()]
+        )
         known = np.isfinite(means).all(axis=0)
         if known.any():
             x = np.arange(first + 1, epochs + 1)[known]
-            figure.add_traces(list(median_traces(method, looks(results)[method], x, means[:, known])))
+            figure.add_traces(
+                list(median_traces(method, looks(results)[method], x, means[:, known]))
+            )
     return figure.update_yaxes(rangemode="tozero") if figure.data else None
 
 
@@ -528,7 +637,9 @@ def overlap_by_epoch(results: ResultsDict, samples: Samples) -> go.Figure | None
     of = looks(results)
     for (one, other), pairs in paired(results, samples).items():
         epochs = min(history.dropped.shape[1] for pair in pairs for history in pair)
-        shares = np.array([overlap_shares(a.dropped[:, :epochs], b.dropped[:, :epochs]) for a, b in pairs])
+        shares = np.array(
+            [overlap_shares(a.dropped[:, :epochs], b.dropped[:, :epochs]) for a, b in pairs]
+        )
         known = np.isfinite(shares).all(axis=0)
         if known.any():
             x = np.arange(1, epochs + 1)[known]
@@ -561,18 +672,37 @@ def overlap_matrix(results: ResultsDict, samples: Samples, of_class: str = "") -
         return None
     labels = [wrapped(name) for name in names]
     text = [["" if np.isnan(share) else f"{share:.0f} %" for share in row] for row in shares]
-    trace = heatmap(shares, x=labels, y=labels, text=text, texttemplate="%{text}", zmin=0, zmax=100, showscale=False)
-    figure = empty_figure("", "", height=max(300, 90 * len(names) + 90)).add_trace(trace.update(hoverinfo="text"))
+    trace = heatmap(
+        shares,
+        x=labels,
+        y=labels,
+        text=text,
+        texttemplate="%{text}",
+        zmin=0,
+        zmax=100,
+        showscale=False,
+    )
+    figure = empty_figure("", "", height=max(300, 90 * len(names) + 90)).add_trace(
+        trace.update(hoverinfo="text")
+    )
     return figure.update_yaxes(autorange="reversed")
 
 
 def class_numbers(results: ResultsDict, samples: Samples) -> list[int]:
     """Returns the numbers of the classes in ascending order."""
-    every = [history.targets for of_seeds in histories(results, samples).values() for history in of_seeds.values()]
-    return sorted({int(target) for targets in every if targets is not None for target in np.unique(targets)})
+    every = [
+        history.targets
+        for of_seeds in histories(results, samples).values()
+        for history in of_seeds.values()
+    ]
+    return sorted(
+        {int(target) for targets in every if targets is not None for target in np.unique(targets)}
+    )
 
 
-def paired(results: ResultsDict, samples: Samples) -> dict[Pair, list[tuple[RunHistory, RunHistory]]]:
+def paired(
+    results: ResultsDict, samples: Samples
+) -> dict[Pair, list[tuple[RunHistory, RunHistory]]]:
     """Returns for every two methods that leave samples out their pairs of histories with the same seed and the same samples."""
     leaving = {
         method: {seed: history for seed, history in of_seeds.items() if history.dropped.any()}
@@ -582,7 +712,8 @@ def paired(results: ResultsDict, samples: Samples) -> dict[Pair, list[tuple[RunH
         (one, other): [
             (leaving[one][seed], leaving[other][seed])
             for seed in leaving[one]
-            if seed in leaving[other] and np.array_equal(leaving[one][seed].ids, leaving[other][seed].ids)
+            if seed in leaving[other]
+            and np.array_equal(leaving[one][seed].ids, leaving[other][seed].ids)
         ]
         for one, other in combinations(leaving, 2)
     }

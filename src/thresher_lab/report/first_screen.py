@@ -41,7 +41,9 @@ def snippet(row: Mapping[str, Any], settings: Mapping[str, Any], epochs: int) ->
             wanted = cost * epochs
             whole = max(1, round(cost * epochs))
             rounded = f", rounded from {wanted:.3g}" if abs(wanted - whole) > 0.05 else ""
-            return f"epochs = {whole}  # instead of {epochs}{rounded}, with the schedule fitted to it"
+            return (
+                f"epochs = {whole}  # instead of {epochs}{rounded}, with the schedule fitted to it"
+            )
         if kind not in ("uniform", "smaller", "fewer"):
             return None
         beside = {"spend": "batches"} if kind == "smaller" else {}
@@ -54,10 +56,20 @@ def snippet(row: Mapping[str, Any], settings: Mapping[str, Any], epochs: int) ->
     if not is_dataclass(kind):
         return None
     known = {field.name: field for field in fields(kind) if field.init}
-    changed = {key: value for key, value in settings.items() if key in known and not _is_default(known[key], value)}
-    if any(not isinstance(value, bool | int | float | str | list | tuple) for value in changed.values()):
+    changed = {
+        key: value
+        for key, value in settings.items()
+        if key in known and not _is_default(known[key], value)
+    }
+    if any(
+        not isinstance(value, bool | int | float | str | list | tuple) for value in changed.values()
+    ):
         return None
-    beside = {key: settings[key] for key in ATTACHED if key not in known and settings.get(key) not in AS_THE_DEFAULT}
+    beside = {
+        key: settings[key]
+        for key in ATTACHED
+        if key not in known and settings.get(key) not in AS_THE_DEFAULT
+    }
     call = f"thresher.{kind.__name__}({', '.join(f'{key}={_value(value)}' for key, value in changed.items())})"
     return _code(call, beside, epochs)
 
@@ -80,7 +92,9 @@ def _value(value: Any) -> str:
 def _code(method: str, beside: Mapping[str, Any], epochs: int) -> str:
     arguments = "loader=loader, criterion=criterion, model=model, optimizer=optimizer"
     more = "".join(f', {key}="{value}"' for key, value in beside.items())
-    return f"run = thresher.attach(\n    {method},\n    {arguments}, epochs={epochs}{more},\n)\n{LOOP}"
+    return (
+        f"run = thresher.attach(\n    {method},\n    {arguments}, epochs={epochs}{more},\n)\n{LOOP}"
+    )
 
 
 WIDTH = 460
@@ -111,10 +125,17 @@ def bottom_line(results: ResultsDict) -> dict[str, Any]:
     facts = list[tuple[str, str]]()
     code = None
     if (pick := conclusion.pick) is not None:
-        settings = next((run["settings"] for run in results["runs"] if run["method"] == pick["method"]), {})
+        settings = next(
+            (run["settings"] for run in results["runs"] if run["method"] == pick["method"]), {}
+        )
         facts = _facts(pick, results)
         code = snippet(pick, settings, results["epochs"])
-    return {"sentences": conclusion.sentences, "facts": facts, "code": code, "chart": chart(results)}
+    return {
+        "sentences": conclusion.sentences,
+        "facts": facts,
+        "code": code,
+        "chart": chart(results),
+    }
 
 
 def _facts(row: Mapping[str, Any], results: ResultsDict) -> list[tuple[str, str]]:
@@ -127,11 +148,18 @@ def _facts(row: Mapping[str, Any], results: ResultsDict) -> list[tuple[str, str]
         ("difference", difference_text(row, signed)),
         ("cost as counted", f"{row['cost_ratio']:.3f} of full training"),
         ("CPU time saved", _saved(row.get("cpu_ratio"))),
-        *([("learning rate", f"{row['rate']:g} of that of the training")] if row.get("rate", 1.0) != 1 else []),
+        *(
+            [("learning rate", f"{row['rate']:g} of that of the training")]
+            if row.get("rate", 1.0) != 1
+            else []
+        ),
         ("memory of a step saved", _saved(row.get("memory_ratio"))),
     ]
     against = row.get("against") or {}
-    return facts + [(f"against {CONTROLS[kind].words}", difference_text(one, signed)) for kind, one in against.items()]
+    return facts + [
+        (f"against {CONTROLS[kind].words}", difference_text(one, signed))
+        for kind, one in against.items()
+    ]
 
 
 def _saved(ratio: float | None) -> str:
@@ -147,7 +175,11 @@ def chart(results: ResultsDict) -> str:
     Args:
         results: Content of results.json.
     """
-    rows = [row for row in results["summary"] if row["method"] != "full" and row.get("difference") is not None]
+    rows = [
+        row
+        for row in results["summary"]
+        if row["method"] != "full" and row.get("difference") is not None
+    ]
     if not rows:
         return ""
     scale = 100.0 if is_share(results["runs"]) else 1.0
@@ -164,14 +196,18 @@ def chart(results: ResultsDict) -> str:
     ]
     for value in _ticks(low, high):
         parts.append(f'<path d="M{at(value):.1f} {TOP}V{bottom}" class="grid"/>')
-        parts.append(f'<text x="{at(value):.1f}" y="{bottom + 14}" class="axis mid">{f"{value:+g}" if value else 0}</text>')
+        parts.append(
+            f'<text x="{at(value):.1f}" y="{bottom + 14}" class="axis mid">{f"{value:+g}" if value else 0}</text>'
+        )
     parts.append(f'<path d="M{at(0):.1f} {TOP}V{bottom}" class="full"/>')
     # Where the line is near an end, the words stand on its other side.
     side = "end" if at(0) > WIDTH - 80 else "" if at(0) < 80 else "mid"
     parts.append(f'<text x="{at(0):.1f}" y="{TOP - 5}" class="axis {side}">full training</text>')
     pick = conclude(results).pick
     for number, row in enumerate(rows):
-        parts += _forest_row(row, results, TOP + ROW * number, scale, (low, high), at, picked=row is pick)
+        parts += _forest_row(
+            row, results, TOP + ROW * number, scale, (low, high), at, picked=row is pick
+        )
     name = escape(results["runs"][0]["metric"]["name"])
     unit = " points" if scale == 100 else ""
     legend = (
@@ -179,7 +215,9 @@ def chart(results: ResultsDict) -> str:
         f"band: at most {margin:g}{unit} below full training" if margin else "",
     )
     for number, line in enumerate(filter(None, legend)):
-        parts.append(f'<text x="{WIDTH / 2}" y="{bottom + 30 + 15 * number}" class="axis mid">{line}</text>')
+        parts.append(
+            f'<text x="{WIDTH / 2}" y="{bottom + 30 + 15 * number}" class="axis mid">{line}</text>'
+        )
     return f'<svg viewBox="0 0 {WIDTH} {height}" aria-hidden="true" focusable="false">{"".join(parts)}</svg>'
 
 
@@ -222,17 +260,23 @@ def _forest_row(
     if row["ci95"] is not None:
         bounds = [scale * end for end in row["ci95"]]
         (left, right), size = map(at, bounds), 4 if control is None else 3
-        parts.append(f'<path d="M{left:.1f} {y}H{right:.1f}" stroke="{color}" stroke-width="2" fill="none"/>')
+        parts.append(
+            f'<path d="M{left:.1f} {y}H{right:.1f}" stroke="{color}" stroke-width="2" fill="none"/>'
+        )
         for end, bound, way in ((left, bounds[0], 1), (right, bounds[1], -1)):
             inside = end + way * size
             is_beyond = not ends[0] <= bound <= ends[1]
             arrow = f"M{inside:.1f} {y - size}L{end:.1f} {y}L{inside:.1f} {y + size}"
             tip = arrow if is_beyond else f"M{end:.1f} {y - size}V{y + size}"
-            parts.append(f'<path d="{tip}" stroke="{color}" stroke-width="2" fill="none"><title>{bound:+.3g}</title></path>')
+            parts.append(
+                f'<path d="{tip}" stroke="{color}" stroke-width="2" fill="none"><title>{bound:+.3g}</title></path>'
+            )
     radius = 5 if control is None else 3.5
     parts.append(f'<circle cx="{x:.1f}" cy="{y}" r="{radius}" fill="{color}"/>')
     if picked:
-        parts.append(f'<path d="M{x - 9:.1f} {y}a9 9 0 1 0 18 0a9 9 0 1 0 -18 0" class="pick"><title>our pick</title></path>')
+        parts.append(
+            f'<path d="M{x - 9:.1f} {y}a9 9 0 1 0 18 0a9 9 0 1 0 -18 0" class="pick"><title>our pick</title></path>'
+        )
     return parts
 
 
@@ -241,4 +285,7 @@ def _ticks(low: float, high: float) -> list[float]:
     rough = (high - low) / TICKS
     size = 10.0 ** np.floor(np.log10(rough))
     step = min((one * size for one in (1, 2, 5, 10)), key=lambda one: abs(one - rough))
-    return [round(float(number * step), 10) for number in range(int(np.ceil(low / step)), int(np.floor(high / step)) + 1)]
+    return [
+        round(float(number * step), 10)
+        for number in range(int(np.ceil(low / step)), int(np.floor(high / step)) + 1)
+    ]

@@ -41,11 +41,17 @@ def load_comparison(folder: Path) -> tuple[ResultsDict, Samples]:
     path = folder / RESULTS
     if not path.is_file():
         if any((folder / RUNS).glob("*.json")):
-            raise FileNotFoundError(f"{path} is not there yet: it comes with the first run of full training that finishes")
+            raise FileNotFoundError(
+                f"{path} is not there yet: it comes with the first run of full training that finishes"
+            )
         raise FileNotFoundError(f"{path} is not there; `thresher compare --out {folder}` makes it")
-    results = read_checked(path, Results, f"Delete the file; `thresher compare --out {folder}` makes it again")
+    results = read_checked(
+        path, Results, f"Delete the file; `thresher compare --out {folder}` makes it again"
+    )
     named = {run["samples"]: run for run in results["runs"] if run.get("samples")}
-    samples = {name: read_history(folder / name) for name in sorted(named) if (folder / name).is_file()}
+    samples = {
+        name: read_history(folder / name) for name in sorted(named) if (folder / name).is_file()
+    }
     for name, history in samples.items():
         own = len(named[name]["history"])
         epochs = history.losses.shape[1]
@@ -68,9 +74,16 @@ def load_shown(folder: Path, results: ResultsDict) -> ShownOfRuns:
         ValueError: A file is damaged; the message says what to do.
     """
     remedy = "Delete the run's files, and the same command makes them again"
-    named = [run["shown"] for run in results["runs"] if run.get("shown") and (folder / run["shown"]).is_file()]
+    named = [
+        run["shown"]
+        for run in results["runs"]
+        if run.get("shown") and (folder / run["shown"]).is_file()
+    ]
     read = {name: read_checked(folder / name, ShownSamples, remedy)["shown"] for name in named}
-    return {name: {int(number): dict(one) for number, one in held.items()} for name, held in read.items()}
+    return {
+        name: {int(number): dict(one) for number, one in held.items()}
+        for name, held in read.items()
+    }
 
 
 def runs_by_method(results: ResultsDict) -> dict[str, list[RunDict]]:
@@ -98,7 +111,9 @@ def histories(results: ResultsDict, samples: Samples) -> dict[str, dict[int, Run
     With `drop_last` this is exact for methods that see the same batches, and off by at most one batch per epoch for others.
     """
     by_method = {
-        method: {run["seed"]: samples[run["samples"]] for run in runs if run.get("samples") in samples}
+        method: {
+            run["seed"]: samples[run["samples"]] for run in runs if run.get("samples") in samples
+        }
         for method, runs in runs_by_method(results).items()
     }
     full = by_method.get("full", {})
@@ -109,7 +124,9 @@ def histories(results: ResultsDict, samples: Samples) -> dict[str, dict[int, Run
     }
 
 
-def by_epoch(runs: list[RunDict], name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+def by_epoch(
+    runs: list[RunDict], name: str
+) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
     """Returns one value of the history over the epochs, for several runs.
 
     Args:
@@ -121,6 +138,9 @@ def by_epoch(runs: list[RunDict], name: str) -> tuple[NDArray[np.int64], NDArray
         None where there is no such epoch.
     """
     lengths = min(len(run.get("history", ())) for run in runs)
-    values = np.array([[entry.get(name) for entry in run.get("history", ())[:lengths]] for run in runs], dtype=np.float64)
+    values = np.array(
+        [[entry.get(name) for entry in run.get("history", ())[:lengths]] for run in runs],
+        dtype=np.float64,
+    )
     known = np.isfinite(values).all(axis=0)
     return (np.flatnonzero(known) + 1, values[:, known]) if known.any() else None

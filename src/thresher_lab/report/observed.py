@@ -117,7 +117,11 @@ def figure(found: DataMap, rows: NDArray[np.int64], classes: Sequence[str] | Non
         classes: Names of the classes; None where there are none.
     """
     drawn = empty_figure("variability", "confidence", height=520)
-    names = None if "label" not in found else [class_name(int(found["label"][row]), classes) for row in rows]
+    names = (
+        None
+        if "label" not in found
+        else [class_name(int(found["label"][row]), classes) for row in rows]
+    )
     drawn.add_trace(
         go.Scatter(
             x=short(found["variability"][rows]),
@@ -147,10 +151,14 @@ def rows_that_stand_out(found: DataMap) -> dict[str, NDArray[np.int64]]:
 
     held = {"The likeliest wrong labels": rows_of(found.suspects(PER_SHEET))}
     if "label" in found:
-        held["The likeliest wrong labels of each class"] = rows_of(found.suspects(PER_SHEET, by_class=True))
+        held["The likeliest wrong labels of each class"] = rows_of(
+            found.suspects(PER_SHEET, by_class=True)
+        )
     seen = np.flatnonzero(found["times_seen"] > 0)
     spread = found["variability"] if "variability" in found else found["loss_spread"]
-    held["The network changes its mind"] = seen[np.argsort(-spread[seen], kind="stable")[:PER_SHEET]]
+    held["The network changes its mind"] = seen[
+        np.argsort(-spread[seen], kind="stable")[:PER_SHEET]
+    ]
     held["The easiest"] = seen[np.argsort(found["suspicion"][seen], kind="stable")[:PER_SHEET]]
     return held
 
@@ -186,7 +194,9 @@ def class_rows(found: DataMap, classes: Sequence[str] | None) -> list[tuple[str,
     return [(name, cells) for _, name, cells in sorted(rows)]
 
 
-def _card(found: DataMap, row: int, classes: Sequence[str] | None, show: Show | None) -> dict[str, Any]:
+def _card(
+    found: DataMap, row: int, classes: Sequence[str] | None, show: Show | None
+) -> dict[str, Any]:
     """Returns what a sheet shows of one sample: id, class (None if it is not known), values in words, and picture or text."""
     number = int(found["id"][row])
     seen: dict[str, str] = {}
@@ -197,7 +207,11 @@ def _card(found: DataMap, row: int, classes: Sequence[str] | None, show: Show | 
             seen = {"text": str(error)}
     name = "confidence" if "confidence" in found else "loss_mean"
     label = None if "label" not in found else class_name(int(found["label"][row]), classes)
-    if label and "predicted" in found and (guess := int(found["predicted"][row])) not in (-1, int(found["label"][row])):
+    if (
+        label
+        and "predicted" in found
+        and (guess := int(found["predicted"][row])) not in (-1, int(found["label"][row]))
+    ):
         label += f", predicted {class_name(guess, classes)}"
     return {
         "id": number,

@@ -32,7 +32,15 @@ from thresher_lab.comparison.summary import (
 from thresher_lab.report import charts, class_charts
 from thresher_lab.report.charts import INK
 from thresher_lab.report.first_screen import bottom_line
-from thresher_lab.report.loading import ResultsDict, Samples, ShownOfRuns, controls, load_comparison, load_shown, runs_by_method
+from thresher_lab.report.loading import (
+    ResultsDict,
+    Samples,
+    ShownOfRuns,
+    controls,
+    load_comparison,
+    load_shown,
+    runs_by_method,
+)
 from thresher_lab.report.sheets import sheets, suspect_sheet
 from thresher_lab.tasks.pictures import ImageArray, training_images
 from thresher_lab.training.files import markdown_table
@@ -79,7 +87,11 @@ def as_markdown(results: ResultsDict) -> str:
 def _cells(row: dict[str, Any], results: ResultsDict) -> tuple[str, ...]:
     show, signed = forms(results)
     spread = "" if row["std"] is None else f" ± {show(row['std'])}"
-    name = f"`{row['method']}`" if row["control_of"] is None else f"  `{row['method']}` for `{row['control_of']}`"
+    name = (
+        f"`{row['method']}`"
+        if row["control_of"] is None
+        else f"  `{row['method']}` for `{row['control_of']}`"
+    )
     ratios = (row.get("cpu_ratio"), row.get("memory_ratio"))
     shares = ("unknown" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
     mean = f"{show(row['mean'])}{spread}"
@@ -90,7 +102,12 @@ def _cells(row: dict[str, Any], results: ResultsDict) -> tuple[str, ...]:
 REPORT = "report.html"
 REFRESH_S = 30
 """Seconds after which an open page loads itself again while the comparison runs."""
-COST_MEASURES = {"cost": "cost as counted", "cpu": "CPU time", "wall": "wall time", "memory": "memory of a step"}
+COST_MEASURES = {
+    "cost": "cost as counted",
+    "cpu": "CPU time",
+    "wall": "wall time",
+    "memory": "memory of a step",
+}
 """Labels of the measures of cost by the first part of their key in `summary`."""
 
 ChartFunction = Callable[..., go.Figure | None]
@@ -117,7 +134,9 @@ class Chart:
 
     def figures(self, results: ResultsDict, samples: Samples) -> dict[str, go.Figure]:
         """Returns the figures of all views for which there is data, by label."""
-        drawn = {label: draw(results, samples) for label, draw in self.views(results, samples).items()}
+        drawn = {
+            label: draw(results, samples) for label, draw in self.views(results, samples).items()
+        }
         return {label: figure for label, figure in drawn.items() if figure is not None}
 
 
@@ -134,12 +153,16 @@ def views_by(draw: ChartFunction, labels: Mapping[str, str], argument: str = "by
         labels: Labels of the views by value.
         argument: Name of the argument. Default: by.
     """
-    return lambda results, samples: {label: partial(draw, **{argument: value}) for value, label in labels.items()}
+    return lambda results, samples: {
+        label: partial(draw, **{argument: value}) for value, label in labels.items()
+    }
 
 
 def each_method(draw: ChartFunction) -> Views:
     """Returns one view per method."""
-    return lambda results, samples: {method: partial(draw, method=method) for method in runs_by_method(results)}
+    return lambda results, samples: {
+        method: partial(draw, method=method) for method in runs_by_method(results)
+    }
 
 
 def each_class(draw: ChartFunction) -> Views:
@@ -147,7 +170,9 @@ def each_class(draw: ChartFunction) -> Views:
 
     def views(results: ResultsDict, samples: Samples) -> dict[str, ChartFunction]:
         one_class = {
-            f"class {class_name(number, results.get('classes'))}": partial(draw, of_class=str(number))
+            f"class {class_name(number, results.get('classes'))}": partial(
+                draw, of_class=str(number)
+            )
             for number in charts.class_numbers(results, samples)
         }
         return {"all classes": draw, **one_class}
@@ -171,7 +196,13 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
             "The line is the median of the seeds; the band reaches from the lowest to the highest seed. Controls are hidden "
             "until you choose them in the legend.",
             views_by(
-                charts.metric_curve, {"epoch": "epochs", "cost": "cost as counted", "cpu_s": "CPU time", "wall_s": "wall time"}
+                charts.metric_curve,
+                {
+                    "epoch": "epochs",
+                    "cost": "cost as counted",
+                    "cpu_s": "CPU time",
+                    "wall_s": "wall time",
+                },
             ),
         ),
         Chart(
@@ -203,7 +234,11 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
             "The time of the median epoch of full training, divided by the time of this epoch; above 1 is faster.",
             views_by(
                 charts.speed_up,
-                {"cpu_s": "CPU time of an epoch", "wall_s": "wall time of an epoch", "step_s": "time of a step"},
+                {
+                    "cpu_s": "CPU time of an epoch",
+                    "wall_s": "wall time of an epoch",
+                    "step_s": "time of a step",
+                },
             ),
         ),
     ),
@@ -264,7 +299,11 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
             "parts",
             "The last ten epochs",
             "The mean of the latest losses of all samples, of the 2 % with the largest loss in each epoch, and of the others.",
-            views_by(charts.loss_of_part, {"all": "all samples", "bottom": "lowest 98 %", "top": "highest 2 %"}, "part"),
+            views_by(
+                charts.loss_of_part,
+                {"all": "all samples", "bottom": "lowest 98 %", "top": "highest 2 %"},
+                "part",
+            ),
         ),
     ),
 }
@@ -289,11 +328,17 @@ def write_report(folder: Path, data: Path | None = None, *, refreshes: bool = Fa
     results, samples = load_comparison(folder)
     with whole(folder / REPORT) as file:
         images = _images_of_samples(results, samples, data)
-        file.write(render_page(results, samples, images, load_shown(folder, results), refreshes=refreshes).encode())
+        file.write(
+            render_page(
+                results, samples, images, load_shown(folder, results), refreshes=refreshes
+            ).encode()
+        )
     return folder / REPORT
 
 
-def _images_of_samples(results: ResultsDict, samples: Samples, data: Path | None) -> ImageArray | None:
+def _images_of_samples(
+    results: ResultsDict, samples: Samples, data: Path | None
+) -> ImageArray | None:
     if not samples:
         return None
     try:
@@ -336,9 +381,21 @@ def render_page(
         csv=_csv(results),
         rows=[_verdict_row(row, results) for row in results["summary"]],
         controls=_controls_in_words(results),
-        left_out=[*map(left_out_sentence, results.get("left_out", ())), *length_sentences(results), *rates_sentences(results)],
+        left_out=[
+            *map(left_out_sentence, results.get("left_out", ())),
+            *length_sentences(results),
+            *rates_sentences(results),
+        ],
         sections=sections,
-        figures=_deflated(json.dumps({chart.key: list(views.values()) for held in sections.values() for chart, views in held})),
+        figures=_deflated(
+            json.dumps(
+                {
+                    chart.key: list(views.values())
+                    for held in sections.values()
+                    for chart, views in held
+                }
+            )
+        ),
         suspects=suspect_sheet(results, samples, images, shown),
         sheets=sheets(results, samples, images, shown),
         most_of_a_class=MOST_OF_A_CLASS,
@@ -352,7 +409,13 @@ def render_page(
 def template(name: str) -> Template:
     """Returns a template of this package, which escapes what it is given."""
     loader = PackageLoader("thresher_lab.report", ".")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     return environment.get_template(name)
 
 
@@ -377,10 +440,16 @@ def _deflated(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def _section_charts(held: tuple[Chart, ...], results: ResultsDict, samples: Samples) -> list[tuple[Chart, dict[str, str]]]:
+def _section_charts(
+    held: tuple[Chart, ...], results: ResultsDict, samples: Samples
+) -> list[tuple[Chart, dict[str, str]]]:
     """Returns the charts of a section that have data, each with its views as JSON by their labels."""
     drawn = [(chart, chart.figures(results, samples)) for chart in held]
-    return [(chart, {label: str(figure.to_json()) for label, figure in figures.items()}) for chart, figures in drawn if figures]
+    return [
+        (chart, {label: str(figure.to_json()) for label, figure in figures.items()})
+        for chart, figures in drawn
+        if figures
+    ]
 
 
 def _verdict_row(row: Mapping[str, Any], results: ResultsDict) -> dict[str, Any]:
@@ -391,7 +460,10 @@ def _verdict_row(row: Mapping[str, Any], results: ResultsDict) -> dict[str, Any]
     cells = [
         (f"{scale * row['mean']:.{digits}f}{spread}", row["mean"]),
         (difference_text(row, lambda value: f"{scale * value:+.{digits}f}"), row["difference"]),
-        *(({"wall": ""}.get(name, "unknown") if share is None else f"{share:.3f}", share) for name, share in shares.items()),
+        *(
+            ({"wall": ""}.get(name, "unknown") if share is None else f"{share:.3f}", share)
+            for name, share in shares.items()
+        ),
     ]
     return {
         "method": row["method"],

@@ -22,7 +22,15 @@ PANEL_HEIGHT = 380
 LEGEND_HEIGHT = 60
 """Sizes in pixels, of which an inch has 96."""
 PICTURE_SUFFIXES = (".svg", ".png")
-MARKERS = {"square": "s", "diamond": "D", "triangle-up": "^", "x": "X", "pentagon": "p", "star": "*", "triangle-down": "v"}
+MARKERS = {
+    "square": "s",
+    "diamond": "D",
+    "triangle-up": "^",
+    "x": "X",
+    "pentagon": "p",
+    "star": "*",
+    "triangle-down": "v",
+}
 LINES = {"dashdot": "-.", "longdash": "--"}
 """Matplotlib's names for the symbols and the dashes of `charts.look`."""
 MATPLOTLIB = {
@@ -80,12 +88,17 @@ class Panel:
     def limits(self) -> tuple[float, float, float]:
         """Returns the right end of the x axis, and the lower and the upper end of the y axis."""
         points = [point for curve in self.curves for point in curve.points]
-        ends = [value for point in points for value in point[1:] if value > 0] + [value for _, value in self.marks]
+        ends = [value for point in points for value in point[1:] if value > 0] + [
+            value for _, value in self.marks
+        ]
         return 1.02 * max(point[0] for point in points), 0.97 * min(ends), 1.03 * max(ends)
 
     def looks(self) -> list[tuple[Curve, Look]]:
         """Returns the curves, each with its look."""
-        return [(curve, look(number - 1) if number else Look(FIRST_COLOR)) for number, curve in enumerate(self.curves)]
+        return [
+            (curve, look(number - 1) if number else Look(FIRST_COLOR))
+            for number, curve in enumerate(self.curves)
+        ]
 
 
 def panel_size(panels: int, columns: int) -> tuple[int, int, int, int]:
@@ -115,9 +128,18 @@ def plotly_figure(panels: Sequence[Panel], columns: int = 3) -> go.Figure:
         horizontal_spacing=90 / width,
         vertical_spacing=110 / height if down > 1 else None,
     )
-    legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
+    legend = {
+        "orientation": "h",
+        "x": 0,
+        "xanchor": "left",
+        "y": 0,
+        "yref": "container",
+        "yanchor": "bottom",
+    }
     figure.update_layout(template="plotly_white", width=width, height=height, legend=legend)
-    figure.update_layout(margin={"l": 64, "r": 48, "t": 40, "b": LEGEND_HEIGHT + 50}, font={"size": 12})
+    figure.update_layout(
+        margin={"l": 64, "r": 48, "t": 40, "b": LEGEND_HEIGHT + 50}, font={"size": 12}
+    )
     for number, panel in enumerate(panels):
         _add_panel(figure, panel, row=number // across + 1, column=number % across + 1)
     return figure.update_annotations(font={"size": 13})
@@ -132,12 +154,20 @@ def _add_panel(figure: go.Figure, panel: Panel, row: int, column: int) -> None:
         figure.add_traces([band_trace(curve.name, of, x, least, most), line], rows=row, cols=column)
     for name, value in panel.marks:
         figure.add_hline(y=value, line={"color": "#888888", "width": 1, "dash": "dash"}, **at)
-        place = {"x": 1, "xref": "x domain", "xanchor": "left", "y": math.log10(value), "yanchor": "middle"}
+        place = {
+            "x": 1,
+            "xref": "x domain",
+            "xanchor": "left",
+            "y": math.log10(value),
+            "yanchor": "middle",
+        }
         figure.add_annotation(text=name, showarrow=False, **place, **at)
     axis = {"showline": True, "linecolor": "#444444", "mirror": True, "ticks": "outside"}
     bounds = [math.log10(low), math.log10(high)]
     figure.update_xaxes(title=panel.x_label, range=[0, right], zeroline=False, **axis, **at)
-    figure.update_yaxes(title=panel.y_label, type="log", range=bounds, tickformat="~g", **axis, **at)
+    figure.update_yaxes(
+        title=panel.y_label, type="log", range=bounds, tickformat="~g", **axis, **at
+    )
 
 
 def check_figure_path(path: Path) -> None:
@@ -183,13 +213,26 @@ def _write_picture(panels: Sequence[Panel], path: Path, columns: int) -> None:
         for number, panel in enumerate(panels, 1):
             _fill(figure.add_subplot(down, across, number), panel)
         handles, names = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower left", ncols=max(1, 4 * across // 3), frameon=False)
-        figure.savefig(path, dpi=192, metadata={"Creator": None, "Date": None} if path.suffix == ".svg" else None)
+        figure.legend(
+            handles, names, loc="outside lower left", ncols=max(1, 4 * across // 3), frameon=False
+        )
+        figure.savefig(
+            path,
+            dpi=192,
+            metadata={"Creator": None, "Date": None} if path.suffix == ".svg" else None,
+        )
 
 
 def _fill(axes: Any, panel: Panel) -> None:
     right, low, high = panel.limits()
-    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label, yscale="log", xlim=(0, right), ylim=(low, high))
+    axes.set(
+        title=panel.title,
+        xlabel=panel.x_label,
+        ylabel=panel.y_label,
+        yscale="log",
+        xlim=(0, right),
+        ylim=(low, high),
+    )
     axes.yaxis.get_major_locator().set_params(subs=(1, 1.5, 2, 3, 5, 7))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
@@ -201,7 +244,11 @@ def _fill(axes: Any, panel: Panel) -> None:
         plot_line(axes, curve.name, of, x, middle)
     for name, value in panel.marks:
         axes.axhline(value, color="#888888", linewidth=0.8, linestyle="--")
-        place = {"xycoords": axes.get_yaxis_transform(), "xytext": (4, 0), "textcoords": "offset points"}
+        place = {
+            "xycoords": axes.get_yaxis_transform(),
+            "xytext": (4, 0),
+            "textcoords": "offset points",
+        }
         axes.annotate(name, (1, value), va="center", **place)
 
 
@@ -233,5 +280,7 @@ def error_panels(measured: Mapping[str, Any]) -> list[Panel]:
 
 
 def _error_curve(arm: Mapping[str, Any], axis: str) -> Curve:
-    points = [(p[axis], 100 * p["error"], 100 * p["lowest"], 100 * p["highest"]) for p in arm["curve"]]
+    points = [
+        (p[axis], 100 * p["error"], 100 * p["lowest"], 100 * p["highest"]) for p in arm["curve"]
+    ]
     return Curve(arm["method"], points)

@@ -6,7 +6,15 @@ from typing import Any
 
 from thresher_lab.report.loading import ResultsDict, Samples, ShownOfRuns, histories, runs_by_method
 from thresher_lab.tasks.pictures import ImageArray, data_uri
-from thresher_lab.training.samples import MOST_TOGETHER, ORDERS, SHOWN_SUSPECTS, RunHistory, class_name, standing_out, suspects
+from thresher_lab.training.samples import (
+    MOST_TOGETHER,
+    ORDERS,
+    SHOWN_SUSPECTS,
+    RunHistory,
+    class_name,
+    standing_out,
+    suspects,
+)
 
 IMAGES_PER_PAGE = 720
 """Largest number of images on a page, which keeps the page of twenty methods below 4 MB."""
@@ -38,7 +46,10 @@ class Sheet:
 
 
 def sheets(
-    results: ResultsDict, samples: Samples, images: ImageArray | None, shown: ShownOfRuns | None = None
+    results: ResultsDict,
+    samples: Samples,
+    images: ImageArray | None,
+    shown: ShownOfRuns | None = None,
 ) -> dict[str, list[Sheet]]:
     """Returns the sheets of each method for its first seed; full training, which leaves nothing out, is the last.
 
@@ -60,7 +71,10 @@ def sheets(
 
 
 def suspect_sheet(
-    results: ResultsDict, samples: Samples, images: ImageArray | None, shown: ShownOfRuns | None = None
+    results: ResultsDict,
+    samples: Samples,
+    images: ImageArray | None,
+    shown: ShownOfRuns | None = None,
 ) -> tuple[str, int, Sheet] | None:
     """Returns the samples whose labels are likeliest to be wrong, as the first method saw them, with its name and the seed.
 
@@ -73,11 +87,16 @@ def suspect_sheet(
     Returns:
         None if samples have no class or cannot be shown.
     """
-    for method, of_seeds in sorted(histories(results, samples).items(), key=lambda item: item[0] == "full"):
+    for method, of_seeds in sorted(
+        histories(results, samples).items(), key=lambda item: item[0] == "full"
+    ):
         seed, history = next(iter(of_seeds.items()))
         see = _seen(history, images, _shown_of(results, method, seed, shown or {}))
         rows = suspects(history)[:SHOWN_SUSPECTS]
-        sheet = Sheet("Labels to check", [_sample_card(history, int(row), see, results.get("classes")) for row in rows])
+        sheet = Sheet(
+            "Labels to check",
+            [_sample_card(history, int(row), see, results.get("classes")) for row in rows],
+        )
         return (method, seed, sheet) if sheet.shows else None
     return None
 
@@ -92,7 +111,9 @@ def _shown_of(results: ResultsDict, method: str, seed: int, shown: ShownOfRuns) 
     return shown.get(run.get("shown") or "", {})
 
 
-def _sheets_of(history: RunHistory, see: See, classes: Sequence[str] | None, most: int) -> list[Sheet]:
+def _sheets_of(
+    history: RunHistory, see: See, classes: Sequence[str] | None, most: int
+) -> list[Sheet]:
     return [
         Sheet(title, [_sample_card(history, int(row), see, classes) for row in rows])
         for title, rows in standing_out(history, most).items()
@@ -107,17 +128,23 @@ def _seen(history: RunHistory, images: ImageArray | None, shown: ShownOfSamples)
         if images is not None:
             return data_uri(images[number]), None
         sample = shown.get(number, {})
-        return None if sample.get("png") is None else f"data:image/png;base64,{sample['png']}", sample.get("text")
+        return None if sample.get(
+            "png"
+        ) is None else f"data:image/png;base64,{sample['png']}", sample.get("text")
 
     return see
 
 
-def _sample_card(history: RunHistory, row: int, see: See, classes: Sequence[str] | None) -> dict[str, Any]:
+def _sample_card(
+    history: RunHistory, row: int, see: See, classes: Sequence[str] | None
+) -> dict[str, Any]:
     number = int(history.ids[row])
     image, text = see(number)
     return {
         "id": number,
-        "target": None if history.targets is None else class_name(int(history.targets[row]), classes),
+        "target": None
+        if history.targets is None
+        else class_name(int(history.targets[row]), classes),
         "loss": float(history.mean_loss[row]),
         "trained": int(history.trained[row].sum()),
         "hidden": int(history.hidden[row]),

@@ -45,7 +45,9 @@ def table_chart(tables: Sequence[Mapping[str, Any]], chart: TableChart) -> bytes
         figure = Figure((width / 96, height / 96), layout="constrained")
         for number, table in enumerate(drawn, 1):
             axes = figure.add_subplot(down, across, number)
-            axes.set(title=_short(table["title"]), xlabel=chart.x or table["header"][0], ylabel=chart.y)
+            axes.set(
+                title=_short(table["title"]), xlabel=chart.x or table["header"][0], ylabel=chart.y
+            )
             axes.grid(visible=True)
             axes.set_axisbelow(True)
             DRAWERS[chart.kind](axes, table, chart)
@@ -80,7 +82,10 @@ def _columns(table: Mapping[str, Any], chart: TableChart) -> list[_Series]:
     header = list(table["header"])
     names = list(chart.columns) or header[1:]
     over = list(chart.over) or [header[0]] * len(names)
-    cells = [[[_number(row[header.index(name)]) for row in table["rows"]] for name in of] for of in (over, names)]
+    cells = [
+        [[_number(row[header.index(name)]) for row in table["rows"]] for name in of]
+        for of in (over, names)
+    ]
     return [_Series(name, x, y) for name, x, y in zip(_without_end(names), *cells, strict=True)]
 
 
@@ -100,7 +105,10 @@ def _rows(table: Mapping[str, Any]) -> list[_Series]:
 def _looks(series: Sequence[_Series]) -> list[tuple[_Series, Look]]:
     """Returns the series with their looks: full training is black, as in the report."""
     others = [one for one in series if one.name != FULL_ROW]
-    return [(one, Look(FIRST_COLOR) if one.name == FULL_ROW else look(others.index(one))) for one in series]
+    return [
+        (one, Look(FIRST_COLOR) if one.name == FULL_ROW else look(others.index(one)))
+        for one in series
+    ]
 
 
 def _draw_lines(axes: Any, table: Mapping[str, Any], chart: TableChart) -> None:
@@ -116,7 +124,13 @@ def _draw_bars(axes: Any, table: Mapping[str, Any], chart: TableChart) -> None:
     places = np.arange(len(table["rows"]))
     width = 0.8 / len(series)
     for number, (one, of) in enumerate(_looks(series)):
-        axes.bar(places + (number - (len(series) - 1) / 2) * width, one.y, width, color=of.color, label=one.name)
+        axes.bar(
+            places + (number - (len(series) - 1) / 2) * width,
+            one.y,
+            width,
+            color=of.color,
+            label=one.name,
+        )
     axes.set_xticks(places, [row[0] for row in table["rows"]])
 
 
@@ -132,7 +146,17 @@ def _draw_points(axes: Any, table: Mapping[str, Any], chart: TableChart) -> None
         x, y = ([_number(row[column]) for row in rows] for column in (at, 1))
         spread = [float(found[1]) if (found := SPREAD.search(row[1])) else 0.0 for row in rows]
         marker = MARKERS.get(of.symbol, "o")
-        axes.errorbar(x, y, spread, color=of.color, marker=marker, linewidth=1, elinewidth=0.6, capsize=2, label=one.name)
+        axes.errorbar(
+            x,
+            y,
+            spread,
+            color=of.color,
+            marker=marker,
+            linewidth=1,
+            elinewidth=0.6,
+            capsize=2,
+            label=one.name,
+        )
 
 
 DRAWERS = {"lines": _draw_lines, "rows": _draw_lines, "bars": _draw_bars, "points": _draw_points}

@@ -97,7 +97,9 @@ ABLATED_POOLS = {
 }
 POOLS_OF_FOUR = list(ABLATED_POOLS)[2:]
 OF_FOUR = {
-    f"{pool}{steps_taken}": method_text(ADA_SELECTION, RATES[0], f":pool={ABLATED_POOLS[pool]!r}{setting}")
+    f"{pool}{steps_taken}": method_text(
+        ADA_SELECTION, RATES[0], f":pool={ABLATED_POOLS[pool]!r}{setting}"
+    )
     for pool in POOLS_OF_FOUR
     for steps_taken, setting in (("", ""), (", as many steps as full training", ":spend=batches"))
 }
@@ -106,7 +108,11 @@ RATE_PARTS = [
         name,
         task,
         epochs,
-        {row_name(method, rate): method_text(method, rate) for method in TRAINED_METHODS for rate in RATES}
+        {
+            row_name(method, rate): method_text(method, rate)
+            for method in TRAINED_METHODS
+            for rate in RATES
+        }
         | (OF_FOUR if name == "image" else {}),
     )
     for name, (task, epochs) in RATE_TASKS.items()
@@ -130,7 +136,10 @@ def _at_rate(measured: RunsByPart, part: str, method: str, rate: float) -> float
 
 def mean_ranks(measured: RunsByPart, part: str) -> list[float]:
     """Returns the ranks of full training and of each method, in the mean over the rates; 1 is the best."""
-    ranks = [rankdata([-_at_rate(measured, part, method, rate) for method in TABLE_COLUMNS]) for rate in RATES]
+    ranks = [
+        rankdata([-_at_rate(measured, part, method, rate) for method in TABLE_COLUMNS])
+        for rate in RATES
+    ]
     return np.mean(ranks, axis=0).tolist()
 
 
@@ -139,7 +148,10 @@ def _table_3(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     return [
         PageTable("Mean rank over the rates, here", ["", *TABLE_COLUMNS], ranks),
         steps_table(measured),
-        _published("Mean rank in the paper, which ranks more columns than these (ranks up to 13.8)", PUBLISHED_RANKS),
+        _published(
+            "Mean rank in the paper, which ranks more columns than these (ranks up to 13.8)",
+            PUBLISHED_RANKS,
+        ),
     ]
 
 
@@ -149,21 +161,39 @@ def _table_4(measured: RunsByPart, results: Mapping[str, Any]) -> list[PageTable
     for part in measured:
         seeds = list(measured[part][FULL_ROW])
         scale = units_of(results[part]["metric"])
-        values = [[over_rates(part, method)(measured, seed) for seed in seeds] for method in TABLE_COLUMNS]
+        values = [
+            [over_rates(part, method)(measured, seed) for seed in seeds] for method in TABLE_COLUMNS
+        ]
         means = [with_spread(statistics.mean(of), statistics.stdev(of), scale) for of in values]
         own.append([f"{part}, {results[part]['metric']}", *means])
-        same += "".join(f". {part}: {' and '.join(of)} train on the same rows in every run" for of in _alike(values))
+        same += "".join(
+            f". {part}: {' and '.join(of)} train on the same rows in every run"
+            for of in _alike(values)
+        )
     return [
-        PageTable(f"Mean over the rates, here; shares in hundredths; larger is better{same}", ["", *TABLE_COLUMNS], own),
+        PageTable(
+            f"Mean over the rates, here; shares in hundredths; larger is better{same}",
+            ["", *TABLE_COLUMNS],
+            own,
+        ),
         steps_table(measured),
-        _published("Mean over the rates in the paper; of losses smaller is better", PUBLISHED_MEANS),
+        _published(
+            "Mean over the rates in the paper; of losses smaller is better", PUBLISHED_MEANS
+        ),
     ]
 
 
 def _alike(values: Sequence[Sequence[float]]) -> list[list[str]]:
     """Returns the groups of columns with the same values, of at least two each."""
-    groups = [[name for name, own in zip(TABLE_COLUMNS, values, strict=True) if own == each] for each in values]
-    return [group for number, group in enumerate(groups) if len(group) > 1 and group not in groups[:number]]
+    groups = [
+        [name for name, own in zip(TABLE_COLUMNS, values, strict=True) if own == each]
+        for each in values
+    ]
+    return [
+        group
+        for number, group in enumerate(groups)
+        if len(group) > 1 and group not in groups[:number]
+    ]
 
 
 def steps_table(measured: RunsByPart) -> PageTable:
@@ -172,14 +202,27 @@ def steps_table(measured: RunsByPart) -> PageTable:
     for part in measured:
         of_methods = [over_rates(part, method, steps) for method in TABLE_COLUMNS]
         seeds = list(measured[part][FULL_ROW])
-        rows.append([part, *(f"{statistics.mean(of(measured, seed) for seed in seeds):.0f}" for of in of_methods)])
+        rows.append(
+            [
+                part,
+                *(
+                    f"{statistics.mean(of(measured, seed) for seed in seeds):.0f}"
+                    for of in of_methods
+                ),
+            ]
+        )
     return PageTable(
-        "Optimizer steps, mean over the rates; kept rows are filled up to full batches", ["", *TABLE_COLUMNS], rows
+        "Optimizer steps, mean over the rates; kept rows are filled up to full batches",
+        ["", *TABLE_COLUMNS],
+        rows,
     )
 
 
 def _published(title: str, numbers: Mapping[str, Sequence[float | None]]) -> PageTable:
-    rows = [[name, *("-" if value is None else f"{value:g}" for value in (*values, None))] for name, values in numbers.items()]
+    rows = [
+        [name, *("-" if value is None else f"{value:g}" for value in (*values, None))]
+        for name, values in numbers.items()
+    ]
     return PageTable(title, ["", *TABLE_COLUMNS], rows)
 
 
@@ -191,7 +234,9 @@ def _by_rate(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
             reached = [f"{100 * _at_rate(measured, part, method, rate):.2f}" for rate in RATES]
             took = [f"{_time(measured, part, method, rate):.2f}" for rate in RATES]
             stepped = [f"{steps(part, row_name(method, rate))(measured, 0):.0f}" for rate in RATES]
-            rows.append([method, *(", ".join(three) for three in zip(reached, took, stepped, strict=True))])
+            rows.append(
+                [method, *(", ".join(three) for three in zip(reached, took, stepped, strict=True))]
+            )
         full = _at_rate(measured, part, FULL_ROW, RATES[0])
         title = f"{part}: metric in hundredths (full training {100 * full:.2f}), CPU time over that of full training, steps"
         tables.append(PageTable(title, ["rate", *map(str, RATES)], rows))
@@ -204,7 +249,8 @@ def _time(measured: RunsByPart, part: str, method: str, rate: float) -> float:
 
 
 FULL_SIZE = {f"adaselection-{data}": "image" for data in ("cifar10", "cifar100", "svhn")} | {
-    f"adaselection-{data}": part for data, part in (("line", "line"), ("bike", "bike"), ("wikitext2", "text"))
+    f"adaselection-{data}": part
+    for data, part in (("line", "line"), ("bike", "bike"), ("wikitext2", "text"))
 }
 """Recipes of the paper's data sets, by the part that they train at full size."""
 FOUR_TASKS_SETUP = (
@@ -223,7 +269,10 @@ ADA_SELECTION_TABLE_3 = Artefact(
     claims=[
         Claim(
             f"{part}: AdaSelection is better than the best of its three candidates, in the mean over the rates",
-            minus(over_rates(part, ADA_SELECTION), best_of([over_rates(part, method) for method in DEFAULT_POOL])),
+            minus(
+                over_rates(part, ADA_SELECTION),
+                best_of([over_rates(part, method) for method in DEFAULT_POOL]),
+            ),
             says="Section 4: AdaSelection outperforms all the candidate baselines, and is the best selection among them",
         )
         for part in RATE_TASKS
@@ -286,7 +335,8 @@ RATES_FIGURE = Artefact(
             Claim(
                 f"{part}: number of the {len(SELECTOR_NAMES)} selectors that save at least 20 % of the CPU time at every rate",
                 lambda measured, seed, part=part: sum(
-                    max(cpu(part, row_name(method, rate))(measured, seed) for rate in RATES) <= 0.8 for method in SELECTOR_NAMES
+                    max(cpu(part, row_name(method, rate))(measured, seed) for rate in RATES) <= 0.8
+                    for method in SELECTOR_NAMES
                 ),
                 above=len(SELECTOR_NAMES) - 1.5,
                 scale=1,
@@ -328,9 +378,14 @@ def _beta(beta: float, reading: str = "") -> str:
 
 def _betas() -> dict[str, str]:
     """Returns the rows: the default reading, which refuses a beta below 0 and adapts nothing at 0, and the literal one."""
-    rows = {_beta(beta): method_text(ADA_SELECTION, ABLATION_RATE, f":beta={beta}") for beta in (0.0, *BETAS)}
+    rows = {
+        _beta(beta): method_text(ADA_SELECTION, ABLATION_RATE, f":beta={beta}")
+        for beta in (0.0, *BETAS)
+    }
     return rows | {
-        _beta(beta, ", literal"): method_text(ADA_SELECTION, ABLATION_RATE, f":beta={beta}{LITERAL_TEXT}")
+        _beta(beta, ", literal"): method_text(
+            ADA_SELECTION, ABLATION_RATE, f":beta={beta}{LITERAL_TEXT}"
+        )
         for beta in LITERAL_BETAS
     }
 
@@ -359,7 +414,12 @@ BETA_FIGURE = Artefact(
     + [
         Claim(
             "the spread over beta of the most sensitive task minus that of the least sensitive one",
-            minus(*(best_of([beta_spread(part) for part in RATE_TASKS], choose) for choose in (max, min))),
+            minus(
+                *(
+                    best_of([beta_spread(part) for part in RATE_TASKS], choose)
+                    for choose in (max, min)
+                )
+            ),
             above=0.01,
             says="Figure 7: how much beta matters depends on the data set, SVHN more than CIFAR-10 and CIFAR-100 (here: "
             "over all tasks)",
@@ -374,12 +434,17 @@ POOL_ABLATION = Artefact(
     shows=f"the effect of the pool, at a rate of {ABLATION_RATE}",
     here=FOUR_TASKS_SETUP,
     parts=_on_all_tasks(
-        {pool: method_text(ADA_SELECTION, ABLATION_RATE, f":pool={members!r}") for pool, members in ABLATED_POOLS.items()}
+        {
+            pool: method_text(ADA_SELECTION, ABLATION_RATE, f":pool={members!r}")
+            for pool, members in ABLATED_POOLS.items()
+        }
     ),
     claims=[
         Claim(
             f"{part}: the best pool with four candidates is better than big and small loss alone",
-            minus(best_of([metric(part, pool) for pool in POOLS_OF_FOUR]), metric(part, "big, small")),
+            minus(
+                best_of([metric(part, pool) for pool in POOLS_OF_FOUR]), metric(part, "big, small")
+            ),
             says="Section 4 on CIFAR: it can do better where candidates are properly chosen; pools of two to four (their "
             "number: our question)",
         )
@@ -394,13 +459,22 @@ WEIGHT_NAMES = ("weight_big_loss", "weight_small_loss", "weight_uniform")
 
 def weights_by_epoch(measured: RunsByPart, part: str, seed: int) -> list[list[float]]:
     """Returns the weights of big loss, small loss and uniform selection at the end of each epoch."""
-    return [[entry[name] for name in WEIGHT_NAMES] for entry in measured[part][WEIGHTS_ROW][seed]["history"]]
+    return [
+        [entry[name] for name in WEIGHT_NAMES]
+        for entry in measured[part][WEIGHTS_ROW][seed]["history"]
+    ]
 
 
 def _distance(one: str, other: str) -> SeedValue:
     """Returns the share of the weight by which the ends of two tasks differ, [0, 1]."""
     return lambda measured, seed: (
-        sum(abs(a - b) for a, b in zip(*(weights_by_epoch(measured, part, seed)[-1] for part in (one, other)), strict=True)) / 2
+        sum(
+            abs(a - b)
+            for a, b in zip(
+                *(weights_by_epoch(measured, part, seed)[-1] for part in (one, other)), strict=True
+            )
+        )
+        / 2
     )
 
 
@@ -431,9 +505,16 @@ def _figure_8(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     for part in measured:
         seeds = list(measured[part][WEIGHTS_ROW])
         means = np.mean([weights_by_epoch(measured, part, seed) for seed in seeds], axis=0)
-        rows = [[str(epoch), *(f"{weight:.3f}" for weight in weights)] for epoch, weights in enumerate(means)]
+        rows = [
+            [str(epoch), *(f"{weight:.3f}" for weight in weights)]
+            for epoch, weights in enumerate(means)
+        ]
         tables.append(
-            PageTable(f"{part}: weights at the end of each epoch (mean of the seeds)", ["epoch", *DEFAULT_POOL], rows)
+            PageTable(
+                f"{part}: weights at the end of each epoch (mean of the seeds)",
+                ["epoch", *DEFAULT_POOL],
+                rows,
+            )
         )
     return tables
 

@@ -106,7 +106,12 @@ class Claim:
             as such.
         """
         values = [self.value(measured, seed) for seed in seeds]
-        result: dict[str, Any] = {"claim": self.text, "says": self.says, "above": self.above, "scale": self.scale}
+        result: dict[str, Any] = {
+            "claim": self.text,
+            "says": self.says,
+            "above": self.above,
+            "scale": self.scale,
+        }
         if not all(map(math.isfinite, values)):
             return {**result, "mean": None, "ci95": None, "verdict": "cannot tell"}
         paired = Paired.of(values)
@@ -118,10 +123,16 @@ class Claim:
             verdict = "reproduced" if paired.mean > self.above else "not reproduced"
         ends = [paired.low, paired.high] if has_width else None
         result |= {"mean": paired.mean, "ci95": ends, "verdict": verdict}
-        result |= {"seeds_needed": paired.seeds_for(abs(paired.mean - self.above))} if verdict == "cannot tell" else {}
+        result |= (
+            {"seeds_needed": paired.seeds_for(abs(paired.mean - self.above))}
+            if verdict == "cannot tell"
+            else {}
+        )
         if self.timed:
             full = [
-                next(iter(runs[FULL_ROW].values())) for part, runs in measured.items() if self.part_of(measured) in ("", part)
+                next(iter(runs[FULL_ROW].values()))
+                for part, runs in measured.items()
+                if self.part_of(measured) in ("", part)
             ]
             ratio = min(run["cost"]["backward_to_forward"] for run in full)
             result |= {"note": f"backward pass: {ratio:.2f} forward passes"}
@@ -224,7 +235,10 @@ class Artefact:
 
 def untested(claims: Sequence[Mapping[str, Any]], note: str) -> list[dict[str, Any]]:
     """Returns judged claims, those of the paper as not tested, with the reason as a clause."""
-    return [{**claim, "verdict": "not tested", "note": note} if claim["says"] else {**claim} for claim in claims]
+    return [
+        {**claim, "verdict": "not tested", "note": note} if claim["says"] else {**claim}
+        for claim in claims
+    ]
 
 
 def overall(claims: Sequence[Mapping[str, Any]]) -> Verdict:
@@ -268,7 +282,9 @@ def steps(part: str, row: str) -> SeedValue:
 
 def cpu(part: str, row: str) -> SeedValue:
     """Returns the CPU time of a row, as a share of full training with the same seed."""
-    return lambda measured, seed: measured[part][row][seed]["cpu_s"] / measured[part][FULL_ROW][seed]["cpu_s"]
+    return lambda measured, seed: (
+        measured[part][row][seed]["cpu_s"] / measured[part][FULL_ROW][seed]["cpu_s"]
+    )
 
 
 def minus(left: SeedValue, right: SeedValue) -> SeedValue:
@@ -291,7 +307,9 @@ def best_of(values: Sequence[SeedValue], choose: Callable[..., SeedValue] = max)
 
     def value_of_best(measured: RunsByPart, seed: int) -> float:
         seeds = next(iter(next(iter(measured.values())).values()))
-        return choose(values, key=lambda value: fmean(value(measured, each) for each in seeds))(measured, seed)
+        return choose(values, key=lambda value: fmean(value(measured, each) for each in seeds))(
+            measured, seed
+        )
 
     return value_of_best
 
@@ -304,18 +322,34 @@ def tables_of_parts(artefact: Artefact, results: Mapping[str, Any]) -> list[Page
 def _table_of_part(part: ArtefactPart, results: Mapping[str, Any]) -> PageTable:
     labels = {label: row for row, label in results["labels"].items()}
     methods_rows = [row for row in results["summary"] if row["control_of"] is None]
-    controls = {row["control_of"]: row for row in results["summary"] if row["control_of"] is not None}
+    controls = {
+        row["control_of"]: row for row in results["summary"] if row["control_of"] is not None
+    }
     batches = results.get("batches", {})
     scale = units_of(results["metric"])
-    header = ["", f"{results['metric']} here", "difference to full [95 % interval]", *COST_COLUMNS, "in the paper"]
+    header = [
+        "",
+        f"{results['metric']} here",
+        "difference to full [95 % interval]",
+        *COST_COLUMNS,
+        "in the paper",
+    ]
     rows = []
     for found in methods_rows:
         row = labels[found["method"]]
-        rows.append([row, *_summary_cells(found, batches.get(found["method"], ""), scale), part.published.get(row, "")])
+        rows.append(
+            [
+                row,
+                *_summary_cells(found, batches.get(found["method"], ""), scale),
+                part.published.get(row, ""),
+            ]
+        )
         if found["method"] in controls:
             cells = _summary_cells(controls[found["method"]], FULL_BATCHES, scale)
             rows.append([f"  random samples at the cost of {row}", *cells, ""])
-    title = part.task if ":" in part.task else f"{part.name}: {part.task}"  # a recipe has its own name
+    title = (
+        part.task if ":" in part.task else f"{part.name}: {part.task}"
+    )  # a recipe has its own name
     return PageTable(f"{title}, {part.epochs} epochs", header, rows)
 
 
@@ -362,7 +396,9 @@ def _digits(mean: float, scale: float) -> int:
     return 4 if scale == 1 and abs(mean) < 0.1 else 2
 
 
-def reproduce(artefact: Artefact, work: Path, *, data: Path | None = None, **options: Any) -> dict[str, Any]:
+def reproduce(
+    artefact: Artefact, work: Path, *, data: Path | None = None, **options: Any
+) -> dict[str, Any]:
     """Trains the runs that are not finished yet, and judges the claims.
 
     Runs are kept in `work`, those of one task and number of epochs together; tables and figures share runs that they both need.
@@ -383,22 +419,33 @@ def reproduce(artefact: Artefact, work: Path, *, data: Path | None = None, **opt
         FileNotFoundError: The data is missing.
         RunError: A run failed.
     """
-    results = {part.name: _compared(artefact, part, work, data=data, **options) for part in artefact.parts}
+    results = {
+        part.name: _compared(artefact, part, work, data=data, **options) for part in artefact.parts
+    }
     if own_rank():
         return {}
     measured = {name: _by_row(found) for name, found in results.items()}
     scales = {name: units_of(found["metric"]) for name, found in results.items()}
-    claims = [replace(one, scale=min(one.scale, scales.get(one.part_of(scales), one.scale))) for one in artefact.claims]
+    claims = [
+        replace(one, scale=min(one.scale, scales.get(one.part_of(scales), one.scale)))
+        for one in artefact.claims
+    ]
     claims = [claim.judge(measured, artefact.seeds) for claim in claims]
     if any(claim["verdict"] != "reproduced" for claim in claims if not claim["says"]):
         claims = untested(claims, "a condition of the setup does not hold")
     make = artefact.tables
-    tables = [asdict(one) for one in (tables_of_parts(artefact, results) if make is None else make(measured, results))]
+    tables = [
+        asdict(one)
+        for one in (tables_of_parts(artefact, results) if make is None else make(measured, results))
+    ]
     pictures = artefact.pictures(measured) if artefact.pictures else {}
     first = next(iter(results.values()))
     names = ("name", "task", "epochs", "metric", "backward_to_forward", "summary")
     return {
-        **{name: getattr(artefact, name) for name in ("name", "paper", "shows", "here", "beside", "command")},
+        **{
+            name: getattr(artefact, name)
+            for name in ("name", "paper", "shows", "here", "beside", "command")
+        },
         "seeds": list(artefact.seeds),
         "device": first["device"],
         "versions": first["versions"],
@@ -421,7 +468,15 @@ def _compared(artefact: Artefact, part: ArtefactPart, work: Path, **options: Any
     folder = runs_folder(work, part)
     sets = _scores_files(part, work, options["data"], len(artefact.seeds))
     specs = specs_of(part, sets[0] if sets else None)
-    found = compare(part.task, list(specs.values()), artefact.seeds, part.epochs, folder, controls=part.controls, **options)
+    found = compare(
+        part.task,
+        list(specs.values()),
+        artefact.seeds,
+        part.epochs,
+        folder,
+        controls=part.controls,
+        **options,
+    )
     if own_rank():
         return {}  # the first process has the files of samples
     labels = {FULL_ROW: FULL_ROW, **{row: spec.label for row, spec in specs.items()}}
@@ -435,15 +490,27 @@ def _compared(artefact: Artefact, part: ArtefactPart, work: Path, **options: Any
         if "samples" in run:
             run["samples"] = str(folder / run["samples"])
     found["summary"] = with_steps(found["summary"], found["runs"])
-    return {**found, "name": part.name, "labels": labels, "batches": batches, "metric": name, "backward_to_forward": ratio}
+    return {
+        **found,
+        "name": part.name,
+        "labels": labels,
+        "batches": batches,
+        "metric": name,
+        "backward_to_forward": ratio,
+    }
 
 
 def with_steps(summary: Sequence[RowDict], runs: Sequence[RunDict]) -> list[RowDict]:
     """Returns the rows of a summary with the mean number of optimizer steps of the runs of each, as `steps`."""
     counts: dict[tuple[str | None, str], list[int]] = {}
     for run in runs:
-        counts.setdefault((run["control_of"], kind_of(run) or run["method"]), []).append(run["cost"]["steps"])
-    return [row | {"steps": fmean(counts[row["control_of"], kind_of(row) or row["method"]])} for row in summary]
+        counts.setdefault((run["control_of"], kind_of(run) or run["method"]), []).append(
+            run["cost"]["steps"]
+        )
+    return [
+        row | {"steps": fmean(counts[row["control_of"], kind_of(row) or row["method"]])}
+        for row in summary
+    ]
 
 
 def batches_of(spec: Spec) -> str:
@@ -452,12 +519,19 @@ def batches_of(spec: Spec) -> str:
     if not in_batch:
         return FULL_BATCHES
     batch = in_batch[0].batch
-    return FILLED_BATCHES if batch.get("forward_passes") == "twice" and batch.get("spend") != "batches" else SMALLER_BATCHES
+    return (
+        FILLED_BATCHES
+        if batch.get("forward_passes") == "twice" and batch.get("spend") != "batches"
+        else SMALLER_BATCHES
+    )
 
 
 def specs_of(part: ArtefactPart, scores: Path | None) -> dict[str, Spec]:
     """Returns the methods of the rows, with the path of the scores in place of `{scores}`."""
-    return {row: parse_methods(text.replace("{scores}", str(scores)))[0] for row, text in part.rows.items()}
+    return {
+        row: parse_methods(text.replace("{scores}", str(scores)))[0]
+        for row, text in part.rows.items()
+    }
 
 
 def _scores_files(part: ArtefactPart, work: Path, data: Path | None, seeds: int) -> list[Path]:
@@ -466,11 +540,16 @@ def _scores_files(part: ArtefactPart, work: Path, data: Path | None, seeds: int)
         return []
     name, models, epochs = part.scores
     stem = f"{part.task.replace(':', '-')}-{name}-{models}x{epochs}"
-    paths = [work / "scores" / f"{stem}{f'-{number}' if number else ''}.parquet" for number in range(seeds)]
+    paths = [
+        work / "scores" / f"{stem}{f'-{number}' if number else ''}.parquet"
+        for number in range(seeds)
+    ]
     paths = paths if part.score_sets else paths[:1]
     for number, path in enumerate(paths):
         if not of_first(path.exists()):
-            scores = make_scores(part.task, name, models=models, epochs=epochs, seed=number * models, data=data)
+            scores = make_scores(
+                part.task, name, models=models, epochs=epochs, seed=number * models, data=data
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
             once_per_machine(partial(scores.save, path))
     return paths
@@ -478,4 +557,7 @@ def _scores_files(part: ArtefactPart, work: Path, data: Path | None, seeds: int)
 
 def _by_row(results: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
     runs = [run for run in results["runs"] if run["control_of"] is None]
-    return {row: {run["seed"]: run for run in runs if run["method"] == label} for row, label in results["labels"].items()}
+    return {
+        row: {run["seed"]: run for run in runs if run["method"] == label}
+        for row, label in results["labels"].items()
+    }

@@ -41,7 +41,11 @@ MNIST_SETUP = (
     "A small CNN on 4,000 digits of MNIST for GoogLeNet and ResNet-18 on CIFAR-100; a perceptron is the second architecture. "
     "Selective-Backprop and Random-Backprop both fill up batches, so that they take as many optimizer steps"
 )
-POSTER_RECIPES = ("diet-sb-googlenet-cifar100", "diet-sb-resnet18-cifar100", "diet-sb-resnet20-cifar10")
+POSTER_RECIPES = (
+    "diet-sb-googlenet-cifar100",
+    "diet-sb-resnet18-cifar100",
+    "diet-sb-resnet20-cifar10",
+)
 DROPPED_SHARES = (0.25, 0.5, 0.75, 0.9)
 
 
@@ -123,7 +127,8 @@ PANEL_B = Artefact(
             "b",
             CNN_TASK,
             MNIST_EPOCHS,
-            BOTH_STAGES | {"EL2N 50%": prune_by_el2n(0.5), "SB 62.5%": drop_by_selective_backprop(0.625)},
+            BOTH_STAGES
+            | {"EL2N 50%": prune_by_el2n(0.5), "SB 62.5%": drop_by_selective_backprop(0.625)},
             scores=EL2N_MODELS,
         )
     ],
@@ -203,7 +208,9 @@ def el2n_scores(measured: RunsByPart, part: str, seed: int) -> NDArray[np.float6
 
 def times_trained(measured: RunsByPart, part: str, seed: int) -> NDArray[np.int64]:
     """Returns how often Selective-Backprop trained on each sample, shape (N,)."""
-    return pq.read_table(Path(measured[part]["SB 50%"][seed]["samples"]), columns=["trained"])["trained"].to_numpy()
+    return pq.read_table(Path(measured[part]["SB 50%"][seed]["samples"]), columns=["trained"])[
+        "trained"
+    ].to_numpy()
 
 
 def sample_classes(measured: RunsByPart, part: str) -> NDArray[np.int64]:
@@ -229,7 +236,9 @@ def architectures_overlap(share: float) -> SeedValue:
 def _panel_c(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     rows = []
     for share in OVERLAP_SHARES:
-        overlaps = [architectures_overlap(share)(measured, seed) for seed in measured["cnn"][FULL_ROW]]
+        overlaps = [
+            architectures_overlap(share)(measured, seed) for seed in measured["cnn"][FULL_ROW]
+        ]
         rows.append([f"{share:.0%}", f"{statistics.mean(overlaps):.3f}", f"{share:.3f}"])
     title = "Samples pruned by EL2N with both architectures (mean of the sets of scores)"
     return [PageTable(title, ["share pruned", "overlap", "by chance"], rows)]
@@ -239,13 +248,21 @@ def _panel_d(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     rows = []
     for share in OVERLAP_SHARES:
         of_parts = [
-            statistics.mean(least_used_overlap(part, share)(measured, seed) for seed in measured[part]["SB 50%"])
+            statistics.mean(
+                least_used_overlap(part, share)(measured, seed) for seed in measured[part]["SB 50%"]
+            )
             for part in measured
         ]
         rows.append([f"{share:.0%}", *(f"{value:.3f}" for value in of_parts), f"{share:.3f}"])
     names = {"cnn": ", CNN", "mlp": ", perceptron"} if len(measured) > 1 else {"cnn": ""}
     header = ["share", *(f"overlap{names[part]}" for part in measured), "by chance"]
-    return [PageTable("Samples trained on least by Selective-Backprop and lowest in EL2N (mean of the seeds)", header, rows)]
+    return [
+        PageTable(
+            "Samples trained on least by Selective-Backprop and lowest in EL2N (mean of the seeds)",
+            header,
+            rows,
+        )
+    ]
 
 
 def _lowest_table(ranks: NDArray[Any], labels: NDArray[np.int64], title: str) -> PageTable:
@@ -257,7 +274,9 @@ def _lowest_table(ranks: NDArray[Any], labels: NDArray[np.int64], title: str) ->
 
 def combined_ranks(measured: RunsByPart, part: str, seed: int) -> NDArray[Any]:
     """Returns the sum of the rank by EL2N and the rank by times trained, shape (N,)."""
-    return rankdata(el2n_scores(measured, part, seed)) + rankdata(times_trained(measured, part, seed))
+    return rankdata(el2n_scores(measured, part, seed)) + rankdata(
+        times_trained(measured, part, seed)
+    )
 
 
 MakeRanks = Callable[[RunsByPart, str, int], NDArray[Any]]
@@ -267,7 +286,11 @@ MakeRanks = Callable[[RunsByPart, str, int], NDArray[Any]]
 def _lowest_tables(measured: RunsByPart, ranks: MakeRanks, title: str) -> list[PageTable]:
     """Returns one table with the samples of lowest rank of the first seed."""
     first = next(iter(measured["cnn"][FULL_ROW]))
-    return [_lowest_table(ranks(measured, "cnn", first), sample_classes(measured, "cnn"), f"{title} (first seed)")]
+    return [
+        _lowest_table(
+            ranks(measured, "cnn", first), sample_classes(measured, "cnn"), f"{title} (first seed)"
+        )
+    ]
 
 
 def _lowest_pictures(measured: RunsByPart, ranks: MakeRanks, title: str) -> dict[str, str]:
@@ -280,7 +303,9 @@ def _lowest_pictures(measured: RunsByPart, ranks: MakeRanks, title: str) -> dict
 
 
 def _lowest_concentration(ranks: MakeRanks) -> SeedValue:
-    return lambda measured, seed: concentration(ranks(measured, "cnn", seed), sample_classes(measured, "cnn"))
+    return lambda measured, seed: concentration(
+        ranks(measured, "cnn", seed), sample_classes(measured, "cnn")
+    )
 
 
 def concentration(ranks: NDArray[Any], labels: NDArray[np.int64]) -> float:
@@ -350,7 +375,9 @@ def _panel_of_lowest(letter: str, of: str, ranks: MakeRanks, title: str) -> Arte
 
 
 PANEL_E = _panel_of_lowest("e", "EL2N", el2n_scores, "Lowest EL2N")
-PANEL_F = _panel_of_lowest("f", "combined rank in EL2N and Selective-Backprop", combined_ranks, "Lowest combined rank")
+PANEL_F = _panel_of_lowest(
+    "f", "combined rank in EL2N and Selective-Backprop", combined_ranks, "Lowest combined rank"
+)
 
 
 # The runtime table
@@ -375,7 +402,8 @@ RUNTIME_TABLE = Artefact(
             "runtime",
             CNN_TASK,
             MNIST_EPOCHS,
-            {f"Random-Backprop {d:.0%}": drop_by_random_backprop(d) for d in (0.5, 0.75)} | BOTH_STAGES,
+            {f"Random-Backprop {d:.0%}": drop_by_random_backprop(d) for d in (0.5, 0.75)}
+            | BOTH_STAGES,
             {
                 row: f"{seconds} s, {seconds / PUBLISHED_EPOCH_SECONDS[FULL_ROW]:.2f} of full"
                 for row, seconds in PUBLISHED_EPOCH_SECONDS.items()

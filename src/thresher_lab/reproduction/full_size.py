@@ -15,13 +15,16 @@ SEEDS_OF_TASK = {"line": 10}
 """Least number of seeds at full size of a task that takes minutes; of the others `FIVE_SEEDS`."""
 EL2N_MODELS = ("el2n", 10, 10)
 """Scores at full size: EL2N of ten models that train for ten epochs, as in arXiv:2107.07075."""
-OF_SMOKE = (
-    "**A smoke test, on made-up data: it shows that the command runs. Its numbers and verdicts say nothing about the paper.**"
-)
+OF_SMOKE = "**A smoke test, on made-up data: it shows that the command runs. Its numbers and verdicts say nothing about the paper.**"
 
 
 def at_full_size(
-    artefact: Artefact, recipe: str, *, smoke: bool = False, batch_size: int | None = None, accumulate: int | None = None
+    artefact: Artefact,
+    recipe: str,
+    *,
+    smoke: bool = False,
+    batch_size: int | None = None,
+    accumulate: int | None = None,
 ) -> Artefact:
     """Returns a table or figure with the parts that a recipe stands for, at the size of the recipe.
 
@@ -41,7 +44,9 @@ def at_full_size(
     if not artefact.recipes:
         raise ValueError(f"--recipe: {artefact.name} has no form at full size; leave --recipe out")
     if recipe not in artefact.recipes:
-        raise ValueError(f"--recipe: {artefact.name}: {no_such('recipe', recipe, artefact.recipes)}")
+        raise ValueError(
+            f"--recipe: {artefact.name}: {no_such('recipe', recipe, artefact.recipes)}"
+        )
     target = artefact.recipes[recipe]
     names = (target,) if isinstance(target, str) else target
     every = [part.name for part in artefact.parts]
@@ -57,15 +62,25 @@ def at_full_size(
         for claim in artefact.claims
         if (of := claim.part_of(every)) in names or (not of and len(parts) == len(every))
     ]
-    here = f"{settings.title}, the recipe `{recipe}`" + (" with a small network on made-up data" if smoke else "")
+    here = f"{settings.title}, the recipe `{recipe}`" + (
+        " with a small network on made-up data" if smoke else ""
+    )
     options = {"recipe": recipe, "batch-size": batch_size, "accumulate": accumulate}
     least = SEEDS_OF_TASK.get(settings.data.task or "", len(FIVE_SEEDS))
     seeds = range(LEAST_SEEDS if smoke else max(least, len(artefact.seeds)))
     command = ["thresher", "reproduce", artefact.name]
-    command += [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    command += [
+        word
+        for name, value in options.items()
+        if value is not None
+        for word in (f"--{name}", str(value))
+    ]
     command += ["--smoke"] if smoke else [] if settings.data.task in OWN_DATA else ["--data", "DIR"]
     size = f"a smoke test of `{recipe}`" if smoke else f"at full size with `{recipe}`"
-    texts = {"name": f"{artefact.name}@{recipe}{'-smoke' * smoke}", "paper": f"{artefact.paper}, {size}"}
+    texts = {
+        "name": f"{artefact.name}@{recipe}{'-smoke' * smoke}",
+        "paper": f"{artefact.paper}, {size}",
+    }
     texts |= {"here": here, "beside": OF_SMOKE if smoke else "", "command": shlex.join(command)}
     return replace(artefact, parts=parts, claims=claims, seeds=seeds, **texts)
 
@@ -94,11 +109,23 @@ def plan(artefact: Artefact, recipe: str) -> str:
     """
     found = at_full_size(artefact, recipe)
     settings = RecipeTask.of(recipe).settings
-    runs = len(found.seeds) * sum(1 + len(part.rows) * (1 + len(part.controls)) for part in found.parts)
-    models = sum(part.scores[1] * (len(found.seeds) if part.score_sets else 1) for part in found.parts if part.scores)
+    runs = len(found.seeds) * sum(
+        1 + len(part.rows) * (1 + len(part.controls)) for part in found.parts
+    )
+    models = sum(
+        part.scores[1] * (len(found.seeds) if part.score_sets else 1)
+        for part in found.parts
+        if part.scores
+    )
     scores = f", {models} models of {EL2N_MODELS[2]} epochs for scores" if models else ""
     hours = (settings.hours or 0) * (runs + models * EL2N_MODELS[2] / settings.epochs)
-    time = f"about {hours:,.0f} h" if hours >= 10 else f"about {hours:.2g} h" if hours else "hours not given"
+    time = (
+        f"about {hours:,.0f} h"
+        if hours >= 10
+        else f"about {hours:.2g} h"
+        if hours
+        else "hours not given"
+    )
     taken = f"{settings.data.name}: {runs} runs of {settings.epochs} epochs{scores}; {time}, {settings.hardware}"
     return f"{found.command}\n    {taken}"
 
@@ -120,7 +147,9 @@ def with_settings_of(recipe_method: str, text: str) -> str:
         return text
     _, *others = recipe_method.split(":")
     named = {setting.partition("=")[0] for setting in settings}
-    return ":".join([text, *(setting for setting in others if setting.partition("=")[0] not in named | CHOICES)])
+    return ":".join(
+        [text, *(setting for setting in others if setting.partition("=")[0] not in named | CHOICES)]
+    )
 
 
 CHOICES = {"keep", "beta", "forward_passes", "drop_top"}

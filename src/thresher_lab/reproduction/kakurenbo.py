@@ -35,7 +35,9 @@ from thresher_lab.training.samples import LOSS_BINS, mean_of_part, read_history
 PAPER = "KAKURENBO (arXiv 2310.10102)"
 FASHION_PREFIX = "fashion-mnist-small"
 FASHION_EPOCHS = 15
-FASHION_SETUP = "A small CNN on 10,000 images of Fashion-MNIST, 15 epochs, for ResNet-50 on ImageNet"
+FASHION_SETUP = (
+    "A small CNN on 10,000 images of Fashion-MNIST, 15 epochs, for ResNet-50 on ImageNet"
+)
 FASHION_TASK = f"{FASHION_PREFIX}@10000"
 SECOND_TASK = f"{FASHION_PREFIX}-b@10000"
 SECOND_EPOCHS = 25
@@ -95,7 +97,10 @@ KAKURENBO_TABLE_2 = Artefact(
             PRETRAINING_TASK,
             10,
             {"KAKURENBO-0.3": hiding(0.3)},
-            {FULL_ROW: "95.03 (CIFAR-10), 79.69 (CIFAR-100)", "KAKURENBO-0.3": "95.28 (CIFAR-10), 79.35 (CIFAR-100)"},
+            {
+                FULL_ROW: "95.03 (CIFAR-10), 79.69 (CIFAR-100)",
+                "KAKURENBO-0.3": "95.28 (CIFAR-10), 79.35 (CIFAR-100)",
+            },
             controls=("uniform",),
         )
     ],
@@ -117,11 +122,22 @@ KAKURENBO_TABLE_2 = Artefact(
 # Table 2, the other columns: networks and recipes
 
 NETWORK_PARTS = [
-    ArtefactPart(name, task, epochs, {"KAKURENBO-0.3": hiding(0.3)}, {FULL_ROW: full, "KAKURENBO-0.3": hidden})
+    ArtefactPart(
+        name,
+        task,
+        epochs,
+        {"KAKURENBO-0.3": hiding(0.3)},
+        {FULL_ROW: full, "KAKURENBO-0.3": hidden},
+    )
     for name, task, epochs, (full, hidden) in (
         ("ResNet-8", "fashion-mnist-resnet8@4000", 10, ("74.89 (ResNet-50)", "75.15")),
         ("CNN, recipe A", FASHION_TASK, FASHION_EPOCHS, ("73.68 (ResNet-50 A)", "73.52")),
-        ("CNN, recipe B", SECOND_TASK, SECOND_EPOCHS, ("76.58 (ResNet-50 B)", "76.62; 76.17 in table 3")),
+        (
+            "CNN, recipe B",
+            SECOND_TASK,
+            SECOND_EPOCHS,
+            ("76.58 (ResNet-50 B)", "76.62; 76.17 in table 3"),
+        ),
         ("perceptron", "mnist-5k-mlp", 20, ("76.63 (EfficientNet-b3)", "76.23")),
         ("CNN on digits", "mnist-5k", 20, ("77.49 (WideResNet-28-10)", "77.21")),
     )
@@ -179,7 +195,12 @@ RECIPE_PARTS = [
     ),
 ]
 RECIPE_A, RECIPE_B = RECIPE_PARTS
-LOSSES_BY_FRACTION = ((RECIPE_A, 0.3, 0.16), (RECIPE_B, 0.2, 0.47), (RECIPE_B, 0.3, 0.41), (RECIPE_B, 0.4, 0.96))
+LOSSES_BY_FRACTION = (
+    (RECIPE_A, 0.3, 0.16),
+    (RECIPE_B, 0.2, 0.47),
+    (RECIPE_B, 0.3, 0.41),
+    (RECIPE_B, 0.4, 0.96),
+)
 """Points that table 3 of the paper loses, by recipe and fraction."""
 SAVED_SAYS = "C.3 and table 3: the total time falls by 19.5 % (A) and 7.8 % (B) at 0.3"
 
@@ -227,7 +248,13 @@ KAKURENBO_TABLE_3_TIME = Artefact(
     "back: of most samples less than half of the positions are right, so nearly all that are hidden would be moved back",
     parts=[ArtefactPart("text", "text@2000", 8, {"KAKURENBO-0.3": hiding(0.3, "v1011")})],
     claims=[
-        Claim("text: at 0.3, share of the CPU time that is saved", time_saved("text"), above=0.195, says=SAVED_SAYS, timed=True)
+        Claim(
+            "text: at 0.3, share of the CPU time that is saved",
+            time_saved("text"),
+            above=0.195,
+            says=SAVED_SAYS,
+            timed=True,
+        )
     ],
 )
 
@@ -235,7 +262,12 @@ KAKURENBO_TABLE_3_TIME = Artefact(
 # Table 4: the batch size
 
 BATCH_FACTORS = (1, 2, 4, 8)
-PUBLISHED_BY_FACTOR = {1: ("73.68", "73.60"), 2: ("73.98", "73.21"), 4: ("73.59", "73.03"), 8: ("73.81", "72.84")}
+PUBLISHED_BY_FACTOR = {
+    1: ("73.68", "73.60"),
+    2: ("73.98", "73.21"),
+    4: ("73.59", "73.03"),
+    8: ("73.81", "72.84"),
+}
 
 
 def scaled_task(factor: int) -> str:
@@ -262,7 +294,9 @@ KAKURENBO_TABLE_4 = Artefact(
     claims=[
         Claim(
             f"batch x{factor}: accuracy is within a point of full training's",
-            minus(metric(f"batch x{factor}", "KAKURENBO-0.4"), metric(f"batch x{factor}", FULL_ROW)),
+            minus(
+                metric(f"batch x{factor}", "KAKURENBO-0.4"), metric(f"batch x{factor}", FULL_ROW)
+            ),
             above=-2 * HALF_A_POINT,
             says="C.3: large batches keep the accuracy or lose a trivial part, up to .97 points in table 4",
         )
@@ -301,8 +335,14 @@ def gains(part: str, bit: int) -> SeedValue:
         part: Name of the part.
         bit: Number of the component: 1 for moving back, 2 for reducing the fraction, 3 for the learning rate.
     """
-    pairs = [(bits, bits[: bit + 1] + "1" + bits[bit + 2 :]) for bits in VARIANT_BITS if bits[bit + 1] == "0"]
-    return mean_of([minus(metric(part, present), metric(part, absent)) for absent, present in pairs])
+    pairs = [
+        (bits, bits[: bit + 1] + "1" + bits[bit + 2 :])
+        for bits in VARIANT_BITS
+        if bits[bit + 1] == "0"
+    ]
+    return mean_of(
+        [minus(metric(part, present), metric(part, absent)) for absent, present in pairs]
+    )
 
 
 def moved_back(measured: RunsByPart, seed: int) -> float:
@@ -374,7 +414,10 @@ KAKURENBO_TABLE_5_MOVING_BACK = Artefact(
     here=ABLATION_SETUP,
     parts=[_ablations("ablations", ABLATION_TASK, ABLATION_EPOCHS)],
     claims=[
-        Claim("every variant with MB moves samples back, as a share of all samples in the mean over the epochs", moved_back),
+        Claim(
+            "every variant with MB moves samples back, as a share of all samples in the mean over the epochs",
+            moved_back,
+        ),
         Claim(
             "moving back gains accuracy, in the mean of four pairs",
             gain_of_moving_back,
@@ -396,7 +439,11 @@ KAKURENBO_TABLE_5_HURT = Artefact(
             minus(metric("text", FULL_ROW), metric("text", "v1000")),
             above=0.01,
         ),
-        Claim("text: moving back gains accuracy, in the mean of four pairs", gains("text", 1), says=MOVING_BACK_SAYS),
+        Claim(
+            "text: moving back gains accuracy, in the mean of four pairs",
+            gains("text", 1),
+            says=MOVING_BACK_SAYS,
+        ),
         *_component_claims("text"),
     ],
     beside="Moving back takes back nearly all hidden samples of this task, of which few are right in half of their positions: "
@@ -450,7 +497,10 @@ def _runs_of_row(measured: RunsByPart, row: str = HIDING_ROW) -> list[RunDict]:
 
 def _means_by_epoch(runs: Sequence[RunDict], name: str) -> list[float]:
     """Returns the means over the runs of a value of the history, one per epoch."""
-    return [statistics.mean(entries) for entries in zip(*([e[name] for e in run["history"]] for run in runs), strict=True)]
+    return [
+        statistics.mean(entries)
+        for entries in zip(*([e[name] for e in run["history"]] for run in runs), strict=True)
+    ]
 
 
 def easy_late(measured: RunsByPart, seed: int) -> float:
@@ -460,12 +510,21 @@ def easy_late(measured: RunsByPart, seed: int) -> float:
 
 
 def _figure_1(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
-    full, own = (_means_by_epoch(_runs_of_row(measured, row), "easy_share") for row in (FULL_ROW, HIDING_ROW))
-    rows = [[str(epoch), f"{100 * a:.1f}", f"{100 * b:.1f}"] for epoch, (a, b) in enumerate(zip(full, own, strict=True))]
+    full, own = (
+        _means_by_epoch(_runs_of_row(measured, row), "easy_share") for row in (FULL_ROW, HIDING_ROW)
+    )
+    rows = [
+        [str(epoch), f"{100 * a:.1f}", f"{100 * b:.1f}"]
+        for epoch, (a, b) in enumerate(zip(full, own, strict=True))
+    ]
     header = ["epoch", "full, %", f"{HIDING_ROW}, %"]
     return [
         _loss_histogram(_runs_of_row(measured, FULL_ROW)),
-        PageTable("Share of samples whose loss is below 5 % of the largest (mean of the seeds)", header, rows),
+        PageTable(
+            "Share of samples whose loss is below 5 % of the largest (mean of the seeds)",
+            header,
+            rows,
+        ),
     ]
 
 
@@ -473,14 +532,23 @@ def _loss_histogram(runs: Sequence[RunDict]) -> PageTable:
     """Returns the share of samples in each range of losses after the first epoch, a third of the epochs, and the last one."""
     last = len(runs[0]["history"]) - 1
     epochs = [0, round(last / 3), last]
-    counts = np.mean([[run["history"][epoch]["loss_histogram"] for epoch in epochs] for run in runs], axis=0)
+    counts = np.mean(
+        [[run["history"][epoch]["loss_histogram"] for epoch in epochs] for run in runs], axis=0
+    )
     shares = 100 * counts / counts.sum(axis=1, keepdims=True)
-    powers = np.floor(np.log10(LOSS_BINS[:-1]) + 1e-9).astype(int)  # of the lower end of each bin, which rounding may move
+    powers = np.floor(np.log10(LOSS_BINS[:-1]) + 1e-9).astype(
+        int
+    )  # of the lower end of each bin, which rounding may move
     rows = [
-        [f"1e{power}", *(f"{share:.1f}" for share in shares[:, powers == power].sum(axis=1))] for power in np.unique(powers)
+        [f"1e{power}", *(f"{share:.1f}" for share in shares[:, powers == power].sum(axis=1))]
+        for power in np.unique(powers)
     ]
     header = ["loss from", *(f"epoch {epoch}, %" for epoch in epochs)]
-    return PageTable("Share of samples by loss, in powers of ten, full training (mean of the seeds)", header, rows)
+    return PageTable(
+        "Share of samples by loss, in powers of ten, full training (mean of the seeds)",
+        header,
+        rows,
+    )
 
 
 KAKURENBO_FIGURE_1 = Artefact(
@@ -519,12 +587,21 @@ def _figure_2(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     columns = []
     for epoch in epochs:
         hidden = np.array(history[epoch]["hidden_by_class"])
-        columns.append([f"{count} ({rank:.0f})" for count, rank in zip(hidden, rankdata(-hidden, method="min"), strict=True)])
-    rows = [[str(label), *(column[label] for column in columns)] for label in range(len(columns[0]))]
+        columns.append(
+            [
+                f"{count} ({rank:.0f})"
+                for count, rank in zip(hidden, rankdata(-hidden, method="min"), strict=True)
+            ]
+        )
+    rows = [
+        [str(label), *(column[label] for column in columns)] for label in range(len(columns[0]))
+    ]
     header = ["class", *(f"epoch {epoch}" for epoch in epochs)]
     return [
         PageTable(
-            "Hidden samples by class, with the rank of the class, 1 for the most hidden samples (first seed)", header, rows
+            "Hidden samples by class, with the rank of the class, 1 for the most hidden samples (first seed)",
+            header,
+            rows,
         )
     ]
 
@@ -552,7 +629,9 @@ KAKURENBO_FIGURE_2 = Artefact(
 
 # Figure 3: the share that is hidden, on the task of table 5, where samples are moved back
 
-EVOLUTION_PART = ArtefactPart("evolution", ABLATION_TASK, ABLATION_EPOCHS, {HIDING_ROW: hiding(0.3)})
+EVOLUTION_PART = ArtefactPart(
+    "evolution", ABLATION_TASK, ABLATION_EPOCHS, {HIDING_ROW: hiding(0.3)}
+)
 
 
 def back_early(measured: RunsByPart, seed: int) -> float:
@@ -565,7 +644,9 @@ def back_early(measured: RunsByPart, seed: int) -> float:
 
 def saved_time(measured: RunsByPart, seed: int) -> list[float]:
     """Returns for each epoch the CPU time saved, as a share of the mean CPU time of an epoch of full training."""
-    own, full = (_epoch_times(measured[EVOLUTION_PART.name][row][seed]) for row in (HIDING_ROW, FULL_ROW))
+    own, full = (
+        _epoch_times(measured[EVOLUTION_PART.name][row][seed]) for row in (HIDING_ROW, FULL_ROW)
+    )
     baseline = statistics.mean(full)
     return [1 - seconds / baseline for seconds in own]
 
@@ -577,19 +658,33 @@ def _epoch_times(run: RunDict) -> list[float]:
 
 def below_hidden(measured: RunsByPart, seed: int) -> float:
     """Returns the mean share hidden minus the mean share of time saved, over the epochs that hide."""
-    hidden = [entry["actual_fraction"] for entry in measured[EVOLUTION_PART.name][HIDING_ROW][seed]["history"]]
+    hidden = [
+        entry["actual_fraction"]
+        for entry in measured[EVOLUTION_PART.name][HIDING_ROW][seed]["history"]
+    ]
     return statistics.mean(hidden[1:]) - statistics.mean(saved_time(measured, seed)[1:])
 
 
 def _figure_3(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     runs = list(measured[EVOLUTION_PART.name][HIDING_ROW].values())
-    cap, actual = (_means_by_epoch(runs, name) for name in ("scheduled_fraction", "actual_fraction"))
-    saved = [statistics.mean(values) for values in zip(*(saved_time(measured, run["seed"]) for run in runs), strict=True)]
+    cap, actual = (
+        _means_by_epoch(runs, name) for name in ("scheduled_fraction", "actual_fraction")
+    )
+    saved = [
+        statistics.mean(values)
+        for values in zip(*(saved_time(measured, run["seed"]) for run in runs), strict=True)
+    ]
     rows = [
         [str(epoch), *(f"{100 * value:.1f}" for value in values)]
         for epoch, values in enumerate(zip(cap, actual, saved, strict=True))
     ]
-    return [PageTable("Mean of the seeds", ["epoch", "largest share, %", "hidden, %", "CPU time saved, %"], rows)]
+    return [
+        PageTable(
+            "Mean of the seeds",
+            ["epoch", "largest share, %", "hidden, %", "CPU time saved, %"],
+            rows,
+        )
+    ]
 
 
 KAKURENBO_FIGURE_3 = Artefact(
@@ -634,7 +729,11 @@ def _figure_4(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
         columns = [_means_by_epoch(runs[row], of) for of in (name, "cpu_s") for row in runs]
         shown = sorted({round(at) for at in np.linspace(0, len(columns[0]) - 1, SHOWN_EPOCHS)})
         rows = [
-            [str(at), *(f"{100 * column[at]:.2f}" for column in columns[:2]), *(f"{column[at]:.1f}" for column in columns[2:])]
+            [
+                str(at),
+                *(f"{100 * column[at]:.2f}" for column in columns[:2]),
+                *(f"{column[at]:.1f}" for column in columns[2:]),
+            ]
             for at in shown
         ]
         header = ["epoch", *(f"{row}, {of}" for of in (f"{name}, %", "CPU s") for row in runs)]
@@ -679,7 +778,9 @@ KAKURENBO_FIGURE_4 = Artefact(
 
 
 SEGMENTATION = "relief@2400"
-RELIEF_SETUP = "A U-Net on 2,400 patches of the Earth's relief, a task of this library, 10 epochs, for DeepCAM"
+RELIEF_SETUP = (
+    "A U-Net on 2,400 patches of the Earth's relief, a task of this library, 10 epochs, for DeepCAM"
+)
 SEGMENTATION_VARIANTS = {"v1000": "v1000", "v1001": "v1001", "KAKURENBO": "v1111"}
 DROP_TOP = 0.02
 
@@ -717,7 +818,11 @@ KAKURENBO_FIGURE_5 = Artefact(
             "beside random samples",
             SEGMENTATION,
             10,
-            {name: method for name, method in _segmentation_rows().items() if name.startswith("KAKURENBO, ")},
+            {
+                name: method
+                for name, method in _segmentation_rows().items()
+                if name.startswith("KAKURENBO, ")
+            },
             controls=("uniform",),
         ),
     ],
@@ -758,7 +863,10 @@ LAST_EPOCHS = 10
 def top_losses(run: RunDict) -> list[dict[str, float]]:
     """Returns the mean loss of all samples, of the 2 % with the largest losses and of the others, for the last ten epochs."""
     losses = read_history(Path(run["samples"])).losses[:, -LAST_EPOCHS:]
-    parts = {name: mean_of_part(losses, part) for name, part in (("full", "all"), ("bottom", "bottom"), ("top", "top"))}
+    parts = {
+        name: mean_of_part(losses, part)
+        for name, part in (("full", "all"), ("bottom", "bottom"), ("top", "top"))
+    }
     return [dict(zip(parts, means, strict=True)) for means in zip(*parts.values(), strict=True)]
 
 
@@ -778,11 +886,18 @@ def _figure_6(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     losses = [top_losses(run) for run in measured[SEGMENTED_PART.name][FULL_ROW].values()]
     epochs = list(zip(*losses, strict=True))
     rows = [
-        [str(number - len(epochs)), *(f"{statistics.mean(seed[name] for seed in of_epoch):.4f}" for name in of_epoch[0])]
+        [
+            str(number - len(epochs)),
+            *(f"{statistics.mean(seed[name] for seed in of_epoch):.4f}" for name in of_epoch[0]),
+        ]
         for number, of_epoch in enumerate(epochs)
     ]
     return [
-        PageTable("Mean loss, full training (mean of the seeds)", ["epoch from the end", "all", "bottom 98 %", "top 2 %"], rows)
+        PageTable(
+            "Mean loss, full training (mean of the seeds)",
+            ["epoch from the end", "all", "bottom 98 %", "top 2 %"],
+            rows,
+        )
     ]
 
 

@@ -32,7 +32,14 @@ PICTURES = "figures"
 """Folder of the pictures, beside the pages."""
 CLAIM_COLUMNS = ["the paper says", "measured here", "result [95 % interval]", "limit", "verdict"]
 CONDITION = "(a condition of our setup)"
-FROM_WORST = ("not reproduced", "fails by count", "cannot tell", "not tested", "holds by count", "reproduced")
+FROM_WORST = (
+    "not reproduced",
+    "fails by count",
+    "cannot tell",
+    "not tested",
+    "holds by count",
+    "reproduced",
+)
 Judged = tuple[Mapping[str, Any], Mapping[str, Any]]
 """A table or figure and one of its claims."""
 
@@ -48,7 +55,9 @@ def reason_to_train(found: Mapping[str, Any], artefact: Artefact) -> str:
     texts = {claim["claim"] for claim in found["claims"]}
     changed = "@" not in found["name"] and texts != {claim.text for claim in artefact.claims}
     few = f"{seeds} of {len(FIVE_SEEDS)} seeds." if seeds < len(FIVE_SEEDS) else ""
-    return " ".join(filter(None, (found.get("outdated"), few, "Its claims have changed." if changed else "")))
+    return " ".join(
+        filter(None, (found.get("outdated"), few, "Its claims have changed." if changed else ""))
+    )
 
 
 def index_page(results: Sequence[Mapping[str, Any]], anew: Mapping[str, str]) -> str:
@@ -59,7 +68,11 @@ def index_page(results: Sequence[Mapping[str, Any]], anew: Mapping[str, str]) ->
         anew: Reasons why tables and figures must be trained, by name, see `reason_to_train`.
     """
     papers = [
-        [f"[{paper}]({_stem(paper)}.md)", _counts(one["verdict"] for one in of), _counts(_verdicts(of))]
+        [
+            f"[{paper}]({_stem(paper)}.md)",
+            _counts(one["verdict"] for one in of),
+            _counts(_verdicts(of)),
+        ]
         for paper, of in _by_paper(results).items()
     ]
     waiting = "\n".join(f"- `{name}`: {reason}" for name, reason in sorted(anew.items()))
@@ -67,13 +80,22 @@ def index_page(results: Sequence[Mapping[str, Any]], anew: Mapping[str, str]) ->
         INDEX_HEAD,
         markdown_table(["paper", "tables and figures", "claims"], papers),
         f'## <a id="verdicts"></a>How claims are judged\n\n{RULES}',
-        *([f'## <a id="anew"></a>To be trained anew\n\nWith `thresher reproduce NAME`:\n\n{waiting}'] if waiting else []),
+        *(
+            [
+                f'## <a id="anew"></a>To be trained anew\n\nWith `thresher reproduce NAME`:\n\n{waiting}'
+            ]
+            if waiting
+            else []
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def paper_pages(
-    results: Sequence[Mapping[str, Any]], anew: Mapping[str, str], charts: Collection[str], index: str
+    results: Sequence[Mapping[str, Any]],
+    anew: Mapping[str, str],
+    charts: Collection[str],
+    index: str,
 ) -> dict[str, str]:
     """Returns the pages of the papers by the names of their files, which stand beside the index: two of each.
 
@@ -95,7 +117,9 @@ def paper_pages(
     return pages
 
 
-def _answers(paper: str, results: Sequence[Mapping[str, Any]], anew: Mapping[str, str], index: str) -> str:
+def _answers(
+    paper: str, results: Sequence[Mapping[str, Any]], anew: Mapping[str, str], index: str
+) -> str:
     """Returns the short page of a paper: its main sentences, and a row per sentence."""
     sentences: dict[str, list[Judged]] = {}
     for found in results:
@@ -109,12 +133,18 @@ def _answers(paper: str, results: Sequence[Mapping[str, Any]], anew: Mapping[str
         f"# {paper}: what holds here",
         *(f"**{one['remark']}**" for one in results if one.get("remark")),
         f"Its claims here: {_counts(_verdicts(results))}. The main ones:",
-        "\n".join(f"- **{_cell(group, _counted)}**: {_said(group)}. Measured: {_cell(group, _means)}." for group in main),
+        "\n".join(
+            f"- **{_cell(group, _counted)}**: {_said(group)}. Measured: {_cell(group, _means)}."
+            for group in main
+        ),
         f"Trained here: {STAND_INS.get(paper, '')}. [How claims are judged]({index}#verdicts). Links lead to all tables."
         + (f" To be trained anew ([why]({index}#anew)): {waiting}." if waiting else ""),
         markdown_table(
             ["the paper says", "measured here", "verdict"],
-            [[_said(group), _cell(group, _measured), _cell(group, _with_reasons)] for group in groups],
+            [
+                [_said(group), _cell(group, _measured), _cell(group, _with_reasons)]
+                for group in groups
+            ],
         ),
     ]
     return "\n\n".join(parts) + "\n"
@@ -134,8 +164,12 @@ def _said(group: Sequence[Judged]) -> str:
 
 def _cell(group: Sequence[Judged], words: Callable[[Sequence[Judged]], str]) -> str:
     """Returns the words on the results at small size, and on those at full size."""
-    small, full = ([judged for judged in group if ("@" in judged[0]["name"]) == size] for size in (False, True))
-    return "; ".join(([words(small)] if small else []) + ([f"at full size {words(full)}"] if full else []))
+    small, full = (
+        [judged for judged in group if ("@" in judged[0]["name"]) == size] for size in (False, True)
+    )
+    return "; ".join(
+        ([words(small)] if small else []) + ([f"at full size {words(full)}"] if full else [])
+    )
 
 
 def _counted(group: Sequence[Judged]) -> str:
@@ -157,11 +191,17 @@ def _measured(group: Sequence[Judged]) -> str:
 def _with_reasons(group: Sequence[Judged]) -> str:
     """Returns the verdicts, the conditions of the claims, and how many seeds would decide those that are open."""
     reasons = dict.fromkeys(claim["note"] for _, claim in group if claim.get("note"))
-    still_open = [claim for _, claim in group if claim["verdict"] == "cannot tell" and claim["ci95"]]
+    still_open = [
+        claim for _, claim in group if claim["verdict"] == "cannot tell" and claim["ci95"]
+    ]
     needed = sorted(claim.get("seeds_needed") or SEED_COUNTS[-1] + 1 for claim in still_open)
     least_and_most = needed[:: max(1, len(needed) - 1)]
-    ends = dict.fromkeys(f"{n}" if n in SEED_COUNTS else f"over {SEED_COUNTS[-1]:,}" for n in least_and_most)
-    return "; ".join([_counted(group), *reasons, *([f"needs about {' to '.join(ends)} seeds"] if ends else [])])
+    ends = dict.fromkeys(
+        f"{n}" if n in SEED_COUNTS else f"over {SEED_COUNTS[-1]:,}" for n in least_and_most
+    )
+    return "; ".join(
+        [_counted(group), *reasons, *([f"needs about {' to '.join(ends)} seeds"] if ends else [])]
+    )
 
 
 def single_page(found: Mapping[str, Any]) -> str:
@@ -203,7 +243,9 @@ def pictures_of(found: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _picture_names(found: Mapping[str, Any]) -> list[str]:
-    return [f"{found['name']}-{number}.png" for number in range(1, 1 + len(found.get("pictures", ())))]
+    return [
+        f"{found['name']}-{number}.png" for number in range(1, 1 + len(found.get("pictures", ())))
+    ]
 
 
 def _by_paper(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
@@ -230,7 +272,11 @@ def _claim_cells(claim: Mapping[str, Any]) -> list[str]:
 
 
 def _figure(claim: Mapping[str, Any]) -> str:
-    return "-" if claim["mean"] is None else with_interval(claim["mean"], claim["ci95"], claim["scale"])
+    return (
+        "-"
+        if claim["mean"] is None
+        else with_interval(claim["mean"], claim["ci95"], claim["scale"])
+    )
 
 
 def _limit(claim: Mapping[str, Any]) -> str:
@@ -246,4 +292,6 @@ def _counts(verdicts: Iterable[str]) -> str:
     counts = Counter(verdicts)
     if counts.total() == 1:
         return next(iter(counts))
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in reversed(FROM_WORST) if counts[verdict])
+    return ", ".join(
+        f"{counts[verdict]} {verdict}" for verdict in reversed(FROM_WORST) if counts[verdict]
+    )

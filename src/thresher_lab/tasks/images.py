@@ -29,8 +29,23 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from thresher_lab.tasks.base import Data, Task, find_in_package, read_idx, steady, with_wrong_labels, without_folder
-from thresher_lab.tasks.networks import RandomTurn, RandomView, perceptron, resnet8, resnet18, small_cnn
+from thresher_lab.tasks.base import (
+    Data,
+    Task,
+    find_in_package,
+    read_idx,
+    steady,
+    with_wrong_labels,
+    without_folder,
+)
+from thresher_lab.tasks.networks import (
+    RandomTurn,
+    RandomView,
+    perceptron,
+    resnet8,
+    resnet18,
+    small_cnn,
+)
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 DOWNLOADS = Path("~/.cache/thresher")
@@ -104,7 +119,9 @@ def find_fashion_mnist(folder: Path | None = None) -> Path:
     if data_folder is not None:
         missing = [f"{name}[.gz]" for name in _file_names() if name not in _files(data_folder)]
         if missing:
-            raise FileNotFoundError(f"fashion-mnist: no {', '.join(missing)} in {data_folder}. {_sources()}")
+            raise FileNotFoundError(
+                f"fashion-mnist: no {', '.join(missing)} in {data_folder}. {_sources()}"
+            )
         return data_folder
     if len(_files(DEBIAN_FOLDER)) == len(_file_names()):
         return DEBIAN_FOLDER
@@ -120,13 +137,18 @@ def fashion_mnist(folder: Path | None = None) -> Data:
     """
     files = _files(find_fashion_mnist(folder))
     return normalized(
-        {part: _read_images_and_labels(*(files[name] for name in names)) for part, names in FASHION_MNIST.items()}
+        {
+            part: _read_images_and_labels(*(files[name] for name in names))
+            for part, names in FASHION_MNIST.items()
+        }
     )
 
 
 def given_folder(folder: Path | None) -> Path | None:
     """Returns the folder, else the one in the environment variable THRESHER_DATA; None if neither is given."""
-    return folder or (Path(os.environ[FOLDER_VARIABLE]) if os.environ.get(FOLDER_VARIABLE) else None)
+    return folder or (
+        Path(os.environ[FOLDER_VARIABLE]) if os.environ.get(FOLDER_VARIABLE) else None
+    )
 
 
 def find_files(task: str, folder: Path | None, sets: Mapping[str, Sequence[str]]) -> Path:
@@ -141,17 +163,26 @@ def find_files(task: str, folder: Path | None, sets: Mapping[str, Sequence[str]]
         FileNotFoundError: No folder is given, or no set is complete; the message names the sets and the missing files.
     """
     data_folder = given_folder(folder)
-    problem = "no folder was given" if data_folder is None else f"none of its files is in {data_folder}"
+    problem = (
+        "no folder was given" if data_folder is None else f"none of its files is in {data_folder}"
+    )
     for place, names in [
-        (place, names) for name, names in sets.items() if data_folder for place in (data_folder, data_folder / name)
+        (place, names)
+        for name, names in sets.items()
+        if data_folder
+        for place in (data_folder, data_folder / name)
     ]:
         missing = [name for name in names if not (place / name).is_file()]
         if not missing:
             return place
         if len(missing) < len(names):
             problem = f"no {', '.join(missing)} in {place}"
-    wanted = "; or from ".join(f"{', '.join(names)}, in DIR or DIR/{name}" for name, names in sets.items())
-    raise FileNotFoundError(f"{task}: {problem}. It is read from {wanted}; DIR is given by --data DIR or {FOLDER_VARIABLE}")
+    wanted = "; or from ".join(
+        f"{', '.join(names)}, in DIR or DIR/{name}" for name, names in sets.items()
+    )
+    raise FileNotFoundError(
+        f"{task}: {problem}. It is read from {wanted}; DIR is given by --data DIR or {FOLDER_VARIABLE}"
+    )
 
 
 def normalized(parts: Mapping[str, tuple[NDArray[np.generic], NDArray[np.generic]]]) -> Data:
@@ -160,21 +191,35 @@ def normalized(parts: Mapping[str, tuple[NDArray[np.generic], NDArray[np.generic
     Args:
         parts: Images, shape (N, H, W) or (N, channels, H, W), and labels, shape (N,), by the names "train" and "test".
     """
-    pixels = {part: torch.from_numpy(images.astype(np.float32, order="C")) for part, (images, _) in parts.items()}
-    targets = {part: torch.from_numpy(labels.astype(np.int64)) for part, (_, labels) in parts.items()}
-    pixels = {part: images.unsqueeze(1) if images.dim() == 3 else images for part, images in pixels.items()}
+    pixels = {
+        part: torch.from_numpy(images.astype(np.float32, order="C"))
+        for part, (images, _) in parts.items()
+    }
+    targets = {
+        part: torch.from_numpy(labels.astype(np.int64)) for part, (_, labels) in parts.items()
+    }
+    pixels = {
+        part: images.unsqueeze(1) if images.dim() == 3 else images
+        for part, images in pixels.items()
+    }
     std, mean = torch.std_mean(pixels["train"], dim=(0, 2, 3), keepdim=True)
     inputs = {part: images.sub_(mean).div_(std) for part, images in pixels.items()}
     return Data(TensorDataset(inputs["train"], targets["train"]), inputs["test"], targets["test"])
 
 
-def _read_images_and_labels(images_file: Path, labels_file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _read_images_and_labels(
+    images_file: Path, labels_file: Path
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     images = read_idx(images_file, 3)
     labels = read_idx(labels_file, 1)
     if len(images) != len(labels):
-        raise ValueError(f"{labels_file}: {len(labels)} labels for the {len(images)} images of {images_file.name}")
+        raise ValueError(
+            f"{labels_file}: {len(labels)} labels for the {len(images)} images of {images_file.name}"
+        )
     if not len(images) or images.shape[1:] != (28, 28):
-        raise ValueError(f"{images_file}: {len(images)} images of {images.shape[1:]} pixels instead of (28, 28)")
+        raise ValueError(
+            f"{images_file}: {len(images)} images of {images.shape[1:]} pixels instead of (28, 28)"
+        )
     if labels.max() > 9:
         raise ValueError(f"{labels_file}: a label of {labels.max()}, there are 10 classes")
     return images, labels
@@ -203,19 +248,36 @@ def _downloaded() -> Path:
     try:
         from torchvision.datasets import FashionMNIST  # pyright: ignore[reportMissingImports]
     except (ImportError, RuntimeError) as error:
-        raise FileNotFoundError(f"fashion-mnist was not found. {_sources()}, which cannot be imported: {error}") from error
+        raise FileNotFoundError(
+            f"fashion-mnist was not found. {_sources()}, which cannot be imported: {error}"
+        ) from error
     try:
         return Path(FashionMNIST(str(DOWNLOADS.expanduser()), download=True).raw_folder)
     except (OSError, RuntimeError) as error:
-        raise FileNotFoundError(f"fashion-mnist was not found. {_sources()}, which failed: {error}") from error
+        raise FileNotFoundError(
+            f"fashion-mnist was not found. {_sources()}, which failed: {error}"
+        ) from error
 
 
 def _split_by_fifths(images: NDArray[np.generic], labels: NDArray[np.generic]) -> Data:
     test = np.arange(len(images)) % 5 == 4
-    return normalized({"train": (images[~test], labels[~test]), "test": (images[test], labels[test])})
+    return normalized(
+        {"train": (images[~test], labels[~test]), "test": (images[test], labels[test])}
+    )
 
 
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 """Names of the classes of CIFAR-10, in the order of their numbers."""
 CIFAR100_CLASSES = (
     "apple", "aquarium fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
@@ -270,7 +332,9 @@ class Cifar:
         Raises:
             FileNotFoundError: See `find_files`.
         """
-        return find_files(self.name, folder, {self.python: self._files(""), self.binary: self._files(".bin")})
+        return find_files(
+            self.name, folder, {self.python: self._files(""), self.binary: self._files(".bin")}
+        )
 
     def load(self, folder: Path | None = None) -> Data:
         """Returns normalized images of shape (3, 32, 32) and their classes; those of CIFAR-100 are the fine classes.
@@ -293,26 +357,40 @@ class Cifar:
         try:
             batch = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
         except Exception as error:  # a damaged pickle may raise anything
-            raise ValueError(f"{path}: truncated, damaged, or not a pickle of CIFAR: {error!r}") from error
+            raise ValueError(
+                f"{path}: truncated, damaged, or not a pickle of CIFAR: {error!r}"
+            ) from error
         if not isinstance(batch, dict) or not {b"data", self.labels} <= batch.keys():
             got = [*batch] if isinstance(batch, dict) else type(batch).__name__
-            raise ValueError(f"{path}: no batch of {self.name}: a dict with b'data' and {self.labels} is wanted, got {got}")
+            raise ValueError(
+                f"{path}: no batch of {self.name}: a dict with b'data' and {self.labels} is wanted, got {got}"
+            )
         match pixels := batch[b"data"]:
             case np.ndarray(dtype=np.uint8, shape=(_, width)) if width == PIXELS:
                 return self._checked(path, pixels, batch[self.labels])
-        raise ValueError(f"{path}: damaged: the pixels are not an array of bytes of shape (images, {PIXELS})")
+        raise ValueError(
+            f"{path}: damaged: the pixels are not an array of bytes of shape (images, {PIXELS})"
+        )
 
     def _read_binary(self, path: Path) -> LabelledImages:
         content = np.fromfile(path, np.uint8)
         record = self.label_bytes + PIXELS
         if len(content) % record:
-            raise ValueError(f"{path}: truncated or damaged: {len(content)} bytes, not a multiple of {record}")
+            raise ValueError(
+                f"{path}: truncated or damaged: {len(content)} bytes, not a multiple of {record}"
+            )
         records = content.reshape(-1, record)
-        return self._checked(path, records[:, self.label_bytes :], records[:, self.label_bytes - 1].tolist())
+        return self._checked(
+            path, records[:, self.label_bytes :], records[:, self.label_bytes - 1].tolist()
+        )
 
     def _checked(self, path: Path, pixels: NDArray[np.uint8], labels: Any) -> LabelledImages:
-        if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < self.classes for label in labels):
-            raise ValueError(f"{path}: damaged: the labels are not a list of whole numbers from 0 to {self.classes - 1}")
+        if not isinstance(labels, list) or not all(
+            type(label) is int and 0 <= label < self.classes for label in labels
+        ):
+            raise ValueError(
+                f"{path}: damaged: the labels are not a list of whole numbers from 0 to {self.classes - 1}"
+            )
         if not labels or len(labels) != len(pixels):
             raise ValueError(f"{path}: damaged: {len(labels)} labels for {len(pixels)} images")
         return pixels.reshape(-1, 3, 32, 32), np.array(labels)
@@ -355,7 +433,9 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in NUMPY_NAMES:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and may ask for numpy's arrays only")
+            raise pickle.UnpicklingError(
+                f"it asks for {module}.{name}, and may ask for numpy's arrays only"
+            )
         return super().find_class(module, name)
 
 
@@ -395,15 +475,21 @@ def _read_svhn(path: Path) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
     try:
         variables = loadmat(path, variable_names=["X", "y"])
     except Exception as error:  # a damaged file may raise anything
-        raise ValueError(f"{path}: truncated, damaged, or not a MATLAB file of version 5 to 7.2: {error!r}") from error
+        raise ValueError(
+            f"{path}: truncated, damaged, or not a MATLAB file of version 5 to 7.2: {error!r}"
+        ) from error
     images = variables.get("X")
     labels = variables.get("y")
     match images, labels:
-        case np.ndarray(dtype=np.uint8, shape=(32, 32, 3, count)), np.ndarray(shape=(rows, 1)) if rows == count:
+        case np.ndarray(dtype=np.uint8, shape=(32, 32, 3, count)), np.ndarray(shape=(rows, 1)) if (
+            rows == count
+        ):
             pass
         case _:
             wanted = "X of bytes of shape (32, 32, 3, images) and y of shape (images, 1)"
-            raise ValueError(f"{path}: {wanted} are wanted, got {_dtype_and_shape(images)} and {_dtype_and_shape(labels)}")
+            raise ValueError(
+                f"{path}: {wanted} are wanted, got {_dtype_and_shape(images)} and {_dtype_and_shape(labels)}"
+            )
     if not len(labels) or not np.isin(labels, range(1, 11)).all():
         raise ValueError(f"{path}: the labels in y are not whole numbers from 1 to 10")
     return images.transpose(3, 2, 0, 1), labels[:, 0].astype(np.int64) % 10
@@ -418,7 +504,13 @@ def _cnn_of_turned() -> nn.Module:
 
 
 IMAGE_TASKS = (
-    Task("digits", partial(without_folder, "digits", lambda: None), digits, partial(small_cnn, 8), lr=0.05),
+    Task(
+        "digits",
+        partial(without_folder, "digits", lambda: None),
+        digits,
+        partial(small_cnn, 8),
+        lr=0.05,
+    ),
     *(
         Task(name, partial(without_folder, name, find_mnist_5k), load, network, lr=0.05)
         for name, load, network in (
@@ -437,8 +529,24 @@ IMAGE_TASKS = (
         batch_size=128,
         classes=FASHION_CLASSES,
     ),
-    Task("fashion-mnist-resnet8", find_fashion_mnist, fashion_mnist, resnet8, lr=0.2, batch_size=128, classes=FASHION_CLASSES),
-    Task("cifar10", CIFAR10.find, CIFAR10.load, resnet18, lr=0.01, batch_size=128, classes=CIFAR10_CLASSES),
+    Task(
+        "fashion-mnist-resnet8",
+        find_fashion_mnist,
+        fashion_mnist,
+        resnet8,
+        lr=0.2,
+        batch_size=128,
+        classes=FASHION_CLASSES,
+    ),
+    Task(
+        "cifar10",
+        CIFAR10.find,
+        CIFAR10.load,
+        resnet18,
+        lr=0.01,
+        batch_size=128,
+        classes=CIFAR10_CLASSES,
+    ),
     Task(
         "cifar100",
         CIFAR100.find,
@@ -453,7 +561,12 @@ IMAGE_TASKS = (
 
 
 SMALLEST = Task(
-    "fashion-mnist-small", find_fashion_mnist, fashion_mnist, partial(small_cnn, 28, width=8), lr=0.02, classes=FASHION_CLASSES
+    "fashion-mnist-small",
+    find_fashion_mnist,
+    fashion_mnist,
+    partial(small_cnn, 28, width=8),
+    lr=0.02,
+    classes=FASHION_CLASSES,
 )
 
 
@@ -461,7 +574,9 @@ def _cnn_of_views() -> nn.Module:
     return nn.Sequential(RandomView(), small_cnn(28, width=8))
 
 
-SECOND_RECIPE = replace(SMALLEST, name=f"{SMALLEST.name}-b", network=_cnn_of_views, weight_decay=2e-5)
+SECOND_RECIPE = replace(
+    SMALLEST, name=f"{SMALLEST.name}-b", network=_cnn_of_views, weight_decay=2e-5
+)
 
 
 def with_larger_batches(factor: int) -> Task:
@@ -478,7 +593,17 @@ STEADY = replace(SMALLEST, name="fashion-mnist-steady", lr=SMALLEST.lr / 4, lr_f
 SLOW = "-slow"
 """Ending of the name of a task at half of the learning rate."""
 PERCEPTRON = next(task for task in IMAGE_TASKS if task.name == "mnist-5k-mlp")
-SLOWER = tuple(replace(task, name=task.name + SLOW, lr=task.lr / 2) for task in (SMALLEST, PERCEPTRON))
+SLOWER = tuple(
+    replace(task, name=task.name + SLOW, lr=task.lr / 2) for task in (SMALLEST, PERCEPTRON)
+)
 
 
-SMALL_TASKS = (SMALLEST, SECOND_RECIPE, STEADY, *SLOWER, with_larger_batches(2), with_larger_batches(4), with_larger_batches(8))
+SMALL_TASKS = (
+    SMALLEST,
+    SECOND_RECIPE,
+    STEADY,
+    *SLOWER,
+    with_larger_batches(2),
+    with_larger_batches(4),
+    with_larger_batches(8),
+)

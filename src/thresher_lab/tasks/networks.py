@@ -34,7 +34,9 @@ class RandomView(nn.Module):
         rows = (torch.arange(height, device=images.device) + down).clamp(0, height - 1)
         columns = (torch.arange(width, device=images.device) + right).clamp(0, width - 1)
         columns = torch.where(draws[2] < 0.5, width - 1 - columns, columns)
-        views = images.gather(2, rows[:, None, :, None].expand_as(images)).gather(3, columns[:, None, None].expand_as(images))
+        views = images.gather(2, rows[:, None, :, None].expand_as(images)).gather(
+            3, columns[:, None, None].expand_as(images)
+        )
         tops = (draws[3] * (height - self.side + 1)).floor()
         lefts = (draws[4] * (width - self.side + 1)).floor()
         within = self._within(height, tops)[:, :, None] & self._within(width, lefts)[:, None, :]
@@ -130,7 +132,10 @@ def _resnet(channels: int, width: int, classes: int, *, stages: int, blocks: int
     return nn.Sequential(
         *_conv(channels, width),
         nn.ReLU(inplace=True),
-        *(ResidualBlock(inputs, outputs, outputs // inputs) for inputs, outputs in pairwise([width, *widths])),
+        *(
+            ResidualBlock(inputs, outputs, outputs // inputs)
+            for inputs, outputs in pairwise([width, *widths])
+        ),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(widths[-1], classes),
@@ -146,7 +151,9 @@ class ResidualBlock(nn.Module):
         names = ("conv1", "norm1", "relu", "conv2", "norm2")
         parts = (*_conv(inputs, outputs, stride), nn.ReLU(inplace=True), *_conv(outputs, outputs))
         self.residual = nn.Sequential(OrderedDict(zip(names, parts, strict=True)))
-        self.shortcut = nn.Identity() if same else nn.Sequential(*_conv(inputs, outputs, stride, size=1))
+        self.shortcut = (
+            nn.Identity() if same else nn.Sequential(*_conv(inputs, outputs, stride, size=1))
+        )
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -154,8 +161,12 @@ class ResidualBlock(nn.Module):
         return self.relu(self.residual(x) + self.shortcut(x))
 
 
-def _conv(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
-    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(outputs)
+def _conv(
+    inputs: int, outputs: int, stride: int = 1, size: int = 3
+) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(
+        outputs
+    )
 
 
 class CausalTransformer(nn.Module):
@@ -171,7 +182,15 @@ class CausalTransformer(nn.Module):
         heads: Number of attention heads.
     """
 
-    def __init__(self, vocabulary: int, *, context: int = 64, width: int = 64, layers: int = 2, heads: int = 4) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        *,
+        context: int = 64,
+        width: int = 64,
+        layers: int = 2,
+        heads: int = 4,
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
@@ -204,7 +223,9 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.mix = nn.Linear(width, width)
-        self.hidden = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.hidden = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps shape (N, T, width) to the same shape."""
@@ -254,8 +275,16 @@ class UNet(nn.Module):
 def _double(inputs: int, outputs: int) -> nn.Sequential:
     """Returns two convolutions with group normalization."""
     return nn.Sequential(
-        *(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(4, outputs), nn.ReLU(inplace=True)),
-        *(nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(4, outputs), nn.ReLU(inplace=True)),
+        *(
+            nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+            nn.GroupNorm(4, outputs),
+            nn.ReLU(inplace=True),
+        ),
+        *(
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.GroupNorm(4, outputs),
+            nn.ReLU(inplace=True),
+        ),
     )
 
 
@@ -274,7 +303,14 @@ class VisionTransformer(nn.Module):
     """
 
     def __init__(
-        self, side: int, *, patch: int = 4, width: int = 64, depth: int = 4, heads: int = 4, classes: int = 10
+        self,
+        side: int,
+        *,
+        patch: int = 4,
+        width: int = 64,
+        depth: int = 4,
+        heads: int = 4,
+        classes: int = 10,
     ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(1, width, patch, patch)

@@ -49,7 +49,9 @@ def data_uri(pixels: NDArray[np.uint8]) -> str:
     return f"data:image/png;base64,{png_base64(pixels)}"
 
 
-def contact_sheet(images: ImageArray, columns: int = 10, zoom: int = 3, gap: int = 4) -> NDArray[np.uint8]:
+def contact_sheet(
+    images: ImageArray, columns: int = 10, zoom: int = 3, gap: int = 4
+) -> NDArray[np.uint8]:
     """Returns images side by side as one image, row by row, on white.
 
     Args:
@@ -63,7 +65,9 @@ def contact_sheet(images: ImageArray, columns: int = 10, zoom: int = 3, gap: int
     width = large.shape[2] + gap
     rows = -(-len(large) // columns)
     across = min(columns, len(large))
-    sheet = np.full((rows * height - gap, across * width - gap, *large.shape[3:]), 255, dtype=np.uint8)
+    sheet = np.full(
+        (rows * height - gap, across * width - gap, *large.shape[3:]), 255, dtype=np.uint8
+    )
     for number, image in enumerate(large):
         top = number // columns * height
         left = number % columns * width

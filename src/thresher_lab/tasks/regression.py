@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from thresher_lab.tasks.base import Data, EvaluationBatches, Task, find_in_package, outputs_of, without_folder
+from thresher_lab.tasks.base import (
+    Data,
+    EvaluationBatches,
+    Task,
+    find_in_package,
+    outputs_of,
+    without_folder,
+)
 from thresher_lab.tasks.networks import perceptron
 
 POINTS = 5000
@@ -60,7 +67,11 @@ def noisy_line(_: Path | None = None, *, one_sided: bool = False) -> Data:
     generator = torch.Generator().manual_seed(0)
     x, y = _line_points(POINTS, generator)
     outliers = torch.randperm(POINTS, generator=generator)[: int(OUTLIERS * POINTS)]
-    y[outliers] += OFF if one_sided else OFF * (2 * torch.randint(2, (len(outliers), 1), generator=generator) - 1)
+    y[outliers] += (
+        OFF
+        if one_sided
+        else OFF * (2 * torch.randint(2, (len(outliers), 1), generator=generator) - 1)
+    )
     return Data(TensorDataset(x, y), *_line_points(POINTS // 5, generator))
 
 
@@ -95,8 +106,12 @@ def bike(path: Path | None = None) -> Data:
     try:
         columns = _read_columns(path)
         days = np.array([_day(day) for day in columns[DAY]])
-        amounts = np.stack([_numbers(name, columns[name]) for name in (*NUMBER_COLUMNS, TARGET)], axis=1)
-        categories = [_one_hot(name, columns[name], allowed) for name, allowed in CATEGORY_COLUMNS.items()]
+        amounts = np.stack(
+            [_numbers(name, columns[name]) for name in (*NUMBER_COLUMNS, TARGET)], axis=1
+        )
+        categories = [
+            _one_hot(name, columns[name], allowed) for name, allowed in CATEGORY_COLUMNS.items()
+        ]
         yes_no = [_one_hot(name, columns[name], ("0", "1"))[:, 1:] for name in YES_NO_COLUMNS]
     except (csv.Error, ValueError) as error:
         raise ValueError(f"{path}: truncated or damaged: {error}") from error
@@ -111,7 +126,11 @@ def bike(path: Path | None = None) -> Data:
 def _read_columns(path: Path) -> dict[str, tuple[str, ...]]:
     with path.open(newline="", encoding="utf-8") as file:
         header, *rows = [*csv.reader(file)] or [[]]
-    missing = [name for name in (*CATEGORY_COLUMNS, *YES_NO_COLUMNS, DAY, *NUMBER_COLUMNS, TARGET) if name not in header]
+    missing = [
+        name
+        for name in (*CATEGORY_COLUMNS, *YES_NO_COLUMNS, DAY, *NUMBER_COLUMNS, TARGET)
+        if name not in header
+    ]
     if missing:
         raise ValueError(f"it has no column {', '.join(missing)}")
     for number, row in enumerate(rows, 2):
@@ -131,7 +150,9 @@ def _one_hot(name: str, column: tuple[str, ...], allowed: tuple[str, ...]) -> ND
 def _numbers(name: str, column: tuple[str, ...]) -> NDArray[np.float64]:
     numbers = np.array([float(value) for value in column])
     if not np.isfinite(numbers).all():
-        raise ValueError(f"{name} is a finite number, got {column[int(np.isfinite(numbers).argmin())]!r}")
+        raise ValueError(
+            f"{name} is a finite number, got {column[int(np.isfinite(numbers).argmin())]!r}"
+        )
     return numbers
 
 
@@ -143,8 +164,12 @@ def _day(day: str) -> int:
 
 def r_squared(model: nn.Module, batches: EvaluationBatches) -> float:
     """Returns R2, the share of the variance of the targets that the outputs explain: at most 1, and 0 for their mean."""
-    outputs, targets = (torch.cat(parts).cpu().double() for parts in zip(*outputs_of(model, batches), strict=True))
-    return 1 - float((outputs - targets).square().sum() / (targets - targets.mean(0)).square().sum())
+    outputs, targets = (
+        torch.cat(parts).cpu().double() for parts in zip(*outputs_of(model, batches), strict=True)
+    )
+    return 1 - float(
+        (outputs - targets).square().sum() / (targets - targets.mean(0)).square().sum()
+    )
 
 
 REGRESSION_TASKS = tuple(

@@ -44,7 +44,14 @@ HIGHEST = 9_000
 MADE_SHAPE = (1024, 2048)
 ROUGHNESS = 1.8
 """Exponent of the artificial planet: the height of a wave is proportional to this power of its length."""
-HYPSOMETRY = ((-4.0, -6000.0), (0.2, -3000.0), (0.36, -200.0), (0.55, 0.0), (1.4, 1000.0), (4.0, 9000.0))
+HYPSOMETRY = (
+    (-4.0, -6000.0),
+    (0.2, -3000.0),
+    (0.36, -200.0),
+    (0.55, 0.0),
+    (1.4, 1000.0),
+    (4.0, 9000.0),
+)
 """Heights of the artificial planet, in metres, at quantiles of the normal distribution; the classes have about the same shares
 as on the Earth, 64, 7, 21 and 8 percent."""
 
@@ -92,13 +99,19 @@ def read_elevation(path: Path) -> Map:
         with netcdf_file(content, mmap=False) as file:
             elevation = np.asarray(file.variables[VARIABLE].data, np.float32)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, MemoryError) as error:
-        raise ValueError(f"{path}: truncated or damaged: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{path}: truncated or damaged: {type(error).__name__}: {error}"
+        ) from error
     if elevation.shape != SHAPE:
-        raise ValueError(f"{path}: damaged: {VARIABLE} has {elevation.shape} values instead of {SHAPE}")
+        raise ValueError(
+            f"{path}: damaged: {VARIABLE} has {elevation.shape} values instead of {SHAPE}"
+        )
     lowest = elevation.min()
     highest = elevation.max()
     if not LOWEST <= lowest <= highest <= HIGHEST:
-        raise ValueError(f"{path}: damaged: heights from {lowest:g} to {highest:g} m, not within {LOWEST} to {HIGHEST}")
+        raise ValueError(
+            f"{path}: damaged: heights from {lowest:g} to {highest:g} m, not within {LOWEST} to {HIGHEST}"
+        )
     return elevation
 
 
@@ -156,7 +169,9 @@ def _test_patches(rows: int, columns: int) -> Tensor:
     side = BLOCK // PATCH
     blocks = -(-rows // side), -(-columns // side)
     order = np.random.default_rng(0).permutation(blocks[0] * blocks[1]).reshape(blocks)
-    return torch.from_numpy((order < order.size // 5).repeat(side, 0).repeat(side, 1)[:rows, :columns].ravel())
+    return torch.from_numpy(
+        (order < order.size // 5).repeat(side, 0).repeat(side, 1)[:rows, :columns].ravel()
+    )
 
 
 RELIEF_TASKS = tuple(
@@ -173,5 +188,8 @@ RELIEF_TASKS = tuple(
         metric="mean_iou",
         has_images=False,
     )
-    for name, find, load in (("relief", find_relief, relief), ("relief-made", lambda: None, relief_made))
+    for name, find, load in (
+        ("relief", find_relief, relief),
+        ("relief-made", lambda: None, relief_made),
+    )
 )

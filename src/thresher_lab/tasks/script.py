@@ -27,15 +27,34 @@ from thresher_lab.training.samples import class_labels
 from thresher_lab.training.shown import UnshowableError, shown
 from thresher_lab.training.trainable import Training
 
-RETURN_TYPES = {"model": nn.Module, "data": DataLoader, "criterion": None, "optimizer": Optimizer, "evaluate": None}
+RETURN_TYPES = {
+    "model": nn.Module,
+    "data": DataLoader,
+    "criterion": None,
+    "optimizer": Optimizer,
+    "evaluate": None,
+}
 """Objects that the function returns, in this order, and their types; None stands for any callable."""
-OPTIONAL_TYPES = {"schedule": None, "metric": str, "classes": (list, tuple), "show": None, "forward": None, "predict": None}
+OPTIONAL_TYPES = {
+    "schedule": None,
+    "metric": str,
+    "classes": (list, tuple),
+    "show": None,
+    "forward": None,
+    "predict": None,
+}
 """Objects that it may return besides; in a tuple the first of them only."""
 IN_WORDS = {"metric": "a text", "classes": "a list of names"}
 """Types that messages name in words of their own."""
 LONGEST_NAME = 40
 """Largest number of characters in the name of a metric or of a class."""
-TAKEN_NAMES = {*StoredEpoch.model_fields, *Cost.__dataclass_fields__, "complete", "kept", "lr_scale"}
+TAKEN_NAMES = {
+    *StoredEpoch.model_fields,
+    *Cost.__dataclass_fields__,
+    "complete",
+    "kept",
+    "lr_scale",
+}
 """Names of other numbers of an epoch, beside those that a method adds."""
 TAKEN_BEGINNINGS = ("weight_", "batch_")
 """Beginnings of names that methods give to their numbers."""
@@ -68,19 +87,29 @@ class Script:
             ValueError: The file is not Python, has no such function, or has the name of another module.
         """
         if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file; `thresher init {path}` writes one to begin with")
+            raise FileNotFoundError(
+                f"{path}: no such file; `thresher init {path}` writes one to begin with"
+            )
         try:
             tree = ast.parse(path.read_bytes(), str(path))
         except (SyntaxError, ValueError) as error:
-            raise ValueError(f"{path}, line {getattr(error, 'lineno', None) or 1}: {error}") from error
+            raise ValueError(
+                f"{path}, line {getattr(error, 'lineno', None) or 1}: {error}"
+            ) from error
         names = {name for node in tree.body for name in _bound_names(node)}
         if function not in names and "*" not in names:
             functions = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
             near = nearest_name(function, functions)
-            has = f"did you mean {near!r}?" if near is not None else f"its functions are {', '.join(functions) or 'none'}"
+            has = (
+                f"did you mean {near!r}?"
+                if near is not None
+                else f"its functions are {', '.join(functions) or 'none'}"
+            )
             raise ValueError(f"{path} has no {function!r}; {has}")
         if path.stem in RESERVED_NAMES:
-            raise ValueError(f"{path}: there is a module {path.stem!r} already; give the file another name")
+            raise ValueError(
+                f"{path}: there is a module {path.stem!r} already; give the file another name"
+            )
         return cls(path, function)
 
     @property
@@ -101,7 +130,9 @@ class Script:
             ValueError: A folder was given.
         """
         if folder is not None:
-            raise ValueError(f"--data {folder}: {self.name} reads its data itself; leave --data out")
+            raise ValueError(
+                f"--data {folder}: {self.name} reads its data itself; leave --data out"
+            )
 
     def load(self, _: Path | None) -> Callable[[int], Any]:
         """Runs the file and returns its function; the file can import modules of its folder."""
@@ -112,7 +143,9 @@ class Script:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # Unpickling, such as in workers of a DataLoader, looks the module up by this name.
+        sys.modules[spec.name] = (
+            module  # Unpickling, such as in workers of a DataLoader, looks the module up by this name.
+        )
         spec.loader.exec_module(module)
         return getattr(module, self.function)
 
@@ -134,11 +167,15 @@ class Script:
         for name, value in parts.items():
             kind = (RETURN_TYPES | OPTIONAL_TYPES)[name]
             if not (callable(value) if kind is None else isinstance(value, kind)):
-                wanted = IN_WORDS.get(name) or ("something that can be called" if kind is None else f"a torch {kind.__name__}")
+                wanted = IN_WORDS.get(name) or (
+                    "something that can be called" if kind is None else f"a torch {kind.__name__}"
+                )
                 raise ValueError(f"{where} {wanted} as {name}; got {type(value).__name__}")
         loader = parts.pop("data")
         if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
-            raise ValueError(f"{where} data over a dataset with a length: what a run costs is counted in shares of it")
+            raise ValueError(
+                f"{where} data over a dataset with a length: what a run costs is counted in shares of it"
+            )
         _check_new(parts["model"], where)
         _warn_of_order(loader, where)
         _check_metric(parts.get("metric", "metric"), where)
@@ -157,7 +194,9 @@ class Script:
 
     def _line_of(self, function: Callable[..., Any]) -> str:
         """Returns the file with the line of a function; its first line for what has none."""
-        return f"{self.path}, line {getattr(getattr(function, '__code__', None), 'co_firstlineno', 1)}"
+        return (
+            f"{self.path}, line {getattr(getattr(function, '__code__', None), 'co_firstlineno', 1)}"
+        )
 
     @contextmanager
     def errors_placed(self) -> Iterator[None]:
@@ -172,7 +211,11 @@ class Script:
     def place_of(self, error: BaseException) -> str:
         """Returns file and line, with a colon, of the last frame of a traceback in the file; empty if there is none."""
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == self.path.resolve()]
+        lines = [
+            frame.lineno
+            for frame in frames
+            if Path(frame.filename).resolve() == self.path.resolve()
+        ]
         return f"{self.path}, line {lines[-1]}: " if lines else ""
 
 
@@ -202,7 +245,11 @@ def _by_name(made: Any, where: str) -> dict[str, Any]:
     if isinstance(made, tuple) and len(cast(tuple[Any, ...], made)) in (len(needed), len(in_order)):
         return dict(zip(in_order, cast(tuple[Any, ...], made), strict=False))
     if not isinstance(made, dict):
-        got = f"{len(cast(tuple[Any, ...], made))} of them" if isinstance(made, tuple) else type(made).__name__
+        got = (
+            f"{len(cast(tuple[Any, ...], made))} of them"
+            if isinstance(made, tuple)
+            else type(made).__name__
+        )
         raise ValueError(
             f"{where} a tuple of {', '.join(needed)} and, if wanted, schedule, or a dict with these names; got {got}"
         )
@@ -224,7 +271,9 @@ def _check_takes_seed(function: Callable[..., Any], where: str) -> None:
     try:
         inspect.signature(function).bind(0)
     except TypeError:
-        raise ValueError(f"{where.partition('(seed)')[0]} must take one argument, the seed") from None
+        raise ValueError(
+            f"{where.partition('(seed)')[0]} must take one argument, the seed"
+        ) from None
 
 
 def _check_new(model: nn.Module, where: str) -> None:
@@ -250,19 +299,32 @@ def _warn_of_order(loader: DataLoader[Any], where: str) -> None:
 def _check_metric(metric: str, where: str) -> None:
     """Raises ValueError unless the name is a short line that no other value of an epoch has."""
     if not metric.strip() or len(metric) > LONGEST_NAME or not metric.isprintable():
-        raise ValueError(f"{where} a line of 1 to {LONGEST_NAME} characters as metric; got {metric!r:.80}")
+        raise ValueError(
+            f"{where} a line of 1 to {LONGEST_NAME} characters as metric; got {metric!r:.80}"
+        )
     if metric in TAKEN_NAMES or metric.startswith(TAKEN_BEGINNINGS):
-        raise ValueError(f"{where} a metric with a name of its own; {metric!r} is another number of each epoch")
+        raise ValueError(
+            f"{where} a metric with a name of its own; {metric!r} is another number of each epoch"
+        )
 
 
 def _check_classes(classes: Sequence[Any], labels: NDArray[np.int64] | None, where: str) -> None:
     """Raises ValueError unless every class of the data has a name of its own; warns where the data does not tell classes."""
     seen: set[str] = set()
     for number, name in enumerate(classes):
-        if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
-            raise ValueError(f"{where} names of 1 to {LONGEST_NAME} characters as classes; class {number} has {name!r:.80}")
+        if (
+            not isinstance(name, str)
+            or not name.strip()
+            or len(name) > LONGEST_NAME
+            or not name.isprintable()
+        ):
+            raise ValueError(
+                f"{where} names of 1 to {LONGEST_NAME} characters as classes; class {number} has {name!r:.80}"
+            )
         if name in seen:
-            raise ValueError(f"{where} another name for each class as classes; {name!r} comes twice")
+            raise ValueError(
+                f"{where} another name for each class as classes; {name!r} comes twice"
+            )
         seen.add(name)
     if labels is None:
         warnings.warn(
@@ -284,7 +346,9 @@ def _bound_names(node: ast.stmt) -> list[str]:
         return [alias.asname or alias.name for alias in node.names]
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+        return [
+            part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)
+        ]
     return [] if isinstance(node, ast.Expr) else ["*"]
 
 

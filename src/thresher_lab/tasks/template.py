@@ -26,7 +26,9 @@ def build(seed: int) -> dict[str, Any]:
     y = torch.tensor(labels)
     train = TensorDataset(x[:1400], y[:1400])
     test = (x[1400:], y[1400:])
-    data = DataLoader(train, batch_size=64, shuffle=True, generator=torch.Generator().manual_seed(seed))
+    data = DataLoader(
+        train, batch_size=64, shuffle=True, generator=torch.Generator().manual_seed(seed)
+    )
 
     # Model, loss function and optimizer. The loss function takes outputs and targets and returns the mean over the batch, as
     # those of PyTorch do.

@@ -34,9 +34,13 @@ def find_text(file: Path | None = None) -> Path | None:
         FileNotFoundError: There is no such file, or none was given and this Python has no documentation.
     """
     if file is not None and not file.is_file():
-        raise FileNotFoundError(f"--data {file}: no such file; give a text in UTF-8, or none for Python's documentation")
+        raise FileNotFoundError(
+            f"--data {file}: no such file; give a text in UTF-8, or none for Python's documentation"
+        )
     if file is None and find_spec("pydoc_data") is None:
-        raise FileNotFoundError("this Python lacks its documentation (pydoc_data); give a text in UTF-8 by --data FILE")
+        raise FileNotFoundError(
+            "this Python lacks its documentation (pydoc_data); give a text in UTF-8 by --data FILE"
+        )
     return file
 
 
@@ -59,10 +63,14 @@ def word_sequences(file: Path | None = None) -> Data:
     Raises:
         ValueError: The file is not UTF-8, or it is too short.
     """
-    words = [word for line in _read_text(file).splitlines() for word in (*line.split(), END_OF_LINE)]
+    words = [
+        word for line in _read_text(file).splitlines() for word in (*line.split(), END_OF_LINE)
+    ]
     known = Counter(words[: _training_length(len(words))]).most_common(VOCABULARY - 1)
     numbers = {word: number for number, (word, _) in enumerate(known, 1)}
-    return _as_data(torch.tensor([numbers.get(word, 0) for word in words], dtype=torch.int64), "words", file)
+    return _as_data(
+        torch.tensor([numbers.get(word, 0) for word in words], dtype=torch.int64), "words", file
+    )
 
 
 def _read_text(file: Path | None) -> str:
@@ -101,7 +109,11 @@ SEQUENCES_AT_ONCE = 50
 
 def next_token_accuracy(model: nn.Module, batches: EvaluationBatches) -> float:
     """Returns the share of positions at which the next token has the largest output."""
-    pieces = [piece for x, y in batches for piece in zip(x.split(SEQUENCES_AT_ONCE), y.split(SEQUENCES_AT_ONCE), strict=True)]
+    pieces = [
+        piece
+        for x, y in batches
+        for piece in zip(x.split(SEQUENCES_AT_ONCE), y.split(SEQUENCES_AT_ONCE), strict=True)
+    ]
     right = sum(accuracy(model, [piece]) * piece[1].numel() for piece in pieces)
     return right / sum(targets.numel() for _, targets in pieces)
 
@@ -119,5 +131,8 @@ TEXT_TASKS = tuple(
         evaluate=next_token_accuracy,
         has_images=False,
     )
-    for name, load, vocabulary in (("text", byte_sequences, BYTES), ("text-words", word_sequences, VOCABULARY))
+    for name, load, vocabulary in (
+        ("text", byte_sequences, BYTES),
+        ("text-words", word_sequences, VOCABULARY),
+    )
 )

@@ -50,7 +50,9 @@ def prepare() -> None:
 
 
 def _import_quietly(name: str) -> ModuleType:
-    with warnings.catch_warnings(action="ignore"):  # torchvision warns that it cannot read image files.
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # torchvision warns that it cannot read image files.
         return importlib.import_module(name)
 
 

@@ -57,7 +57,11 @@ def share_of(criterion: Any, targets: Any) -> Tensor | float:
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or not are_classes:
         return float(find_batch_size(targets))
     counts = targets != criterion.ignore_index
-    weights = counts if criterion.weight is None else criterion.weight[(targets * counts).to(criterion.weight.device)]
+    weights = (
+        counts
+        if criterion.weight is None
+        else criterion.weight[(targets * counts).to(criterion.weight.device)]
+    )
     return (weights * counts.to(weights.device)).sum() * (len(targets) / targets.numel())
 
 
@@ -74,7 +78,9 @@ class GradientSum:
         samples: Number of samples of a step with full batches, of all processes together.
     """
 
-    def __init__(self, accelerator: Accelerator, model: nn.Module, criterion: Any, samples: int) -> None:
+    def __init__(
+        self, accelerator: Accelerator, model: nn.Module, criterion: Any, samples: int
+    ) -> None:
         self._accelerator = accelerator
         self._model = model
         self._criterion = criterion
@@ -98,13 +104,17 @@ class GradientSum:
         """
         share = share_of(self._criterion, targets)
         self._seen = self._seen + share
-        return loss * (number_of_processes() / self._samples) * share  # DistributedDataParallel divides by their number
+        return (
+            loss * (number_of_processes() / self._samples) * share
+        )  # DistributedDataParallel divides by their number
 
     def correct(self) -> None:
         """Scales the gradients to what the batches really had; all processes call it together."""
         seen: Any = self._seen
         if number_of_processes() > 1:  # they may differ in their parts, and must not in the factor
-            seen = self._accelerator.reduce(torch.as_tensor(seen, device=self._accelerator.device), reduction="sum")
+            seen = self._accelerator.reduce(
+                torch.as_tensor(seen, device=self._accelerator.device), reduction="sum"
+            )
         self._seen = 0.0
         if (factor := self._samples / float(seen)) != 1:
             for one in self._model.parameters():

@@ -26,11 +26,20 @@ def confusion(predicted: Any, right: Any) -> list[list[int]] | None:
         [[1, 1], [0, 1]]
     """
     pair = [torch.as_tensor(one).cpu() for one in (predicted, right)]
-    if any(one.dim() != 1 or one.is_floating_point() or not len(one) or int(one.min()) < 0 for one in pair):
-        shapes = " and ".join(f"{tuple(one.shape)} of {str(one.dtype).removeprefix('torch.')}" for one in pair)
-        raise ValueError(f"predict must return predicted and right classes, two of shape (T,), whole numbers; got {shapes}")
+    if any(
+        one.dim() != 1 or one.is_floating_point() or not len(one) or int(one.min()) < 0
+        for one in pair
+    ):
+        shapes = " and ".join(
+            f"{tuple(one.shape)} of {str(one.dtype).removeprefix('torch.')}" for one in pair
+        )
+        raise ValueError(
+            f"predict must return predicted and right classes, two of shape (T,), whole numbers; got {shapes}"
+        )
     if len(pair[0]) != len(pair[1]):
-        raise ValueError(f"predict must return as many predicted as right classes, got {len(pair[0])} and {len(pair[1])}")
+        raise ValueError(
+            f"predict must return as many predicted as right classes, got {len(pair[0])} and {len(pair[1])}"
+        )
     classes = 1 + max(int(one.max()) for one in pair)
     if classes > MOST_CLASSES:
         return None

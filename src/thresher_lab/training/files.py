@@ -81,7 +81,9 @@ class JsonRun(JsonFile):
     @model_validator(mode="after")
     def check_confusion(self) -> "JsonRun":
         """Checks that the counts of the classes are square."""
-        if self.confusion is not None and {len(self.confusion)} != {len(row) for row in self.confusion}:
+        if self.confusion is not None and {len(self.confusion)} != {
+            len(row) for row in self.confusion
+        }:
             raise ValueError("`confusion` must have as many columns as rows")
         return self
 
@@ -89,7 +91,16 @@ class JsonRun(JsonFile):
     def check_lists(self) -> "JsonRun":
         """Checks that lists have one length in all epochs."""
         for name in OWN_LISTS:
-            if len({len(found) for epoch in self.history if (found := getattr(epoch, name)) is not None}) > 1:
+            if (
+                len(
+                    {
+                        len(found)
+                        for epoch in self.history
+                        if (found := getattr(epoch, name)) is not None
+                    }
+                )
+                > 1
+            ):
                 raise ValueError(f"`{name}` must have the same length in all epochs of the history")
         return self
 
@@ -156,7 +167,9 @@ class ComparedRun(JsonRun):
             for name, value in (epoch.model_extra or {}).items():
                 drawn = name == self.metric.name or name.startswith("weight_")
                 if drawn and (isinstance(value, bool) or not isinstance(value, int | float | None)):
-                    raise ValueError(f"`history.{place}.{name}` must be a number, got {value!r:.40}")
+                    raise ValueError(
+                        f"`history.{place}.{name}` must be a number, got {value!r:.40}"
+                    )
         return self
 
 
@@ -433,12 +446,16 @@ def read_checked(path: Path, kind: type[Kind], remedy: str) -> Any:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it, and the same command makes it again") from error
+        raise ValueError(
+            f"{path} is damaged ({error}); delete it, and the same command makes it again"
+        ) from error
     try:
         TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
         problems = [_problem(one) for one in error.errors(include_url=False)]
-        more = f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
+        more = (
+            f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
+        )
         raise ValueError(f"{path}: {'; '.join(problems[:MOST_PROBLEMS])}{more}. {remedy}") from None
     return content
 
@@ -452,7 +469,11 @@ def _problem(error: Any) -> str:
         message = "should be an object with fields"
     if error["type"] == "value_error":
         return f"in `{place}`, {message}" if place else message
-    return f"`{place}` {message}, got {error['input']!r:.40}" if place else f"the content {message}, got {error['input']!r:.40}"
+    return (
+        f"`{place}` {message}, got {error['input']!r:.40}"
+        if place
+        else f"the content {message}, got {error['input']!r:.40}"
+    )
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -469,7 +490,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         | 1 | 2 |
     """
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.strip().replace("|", r"\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(cell.strip().replace("|", r"\|") for cell in line) + " |"
+        for line in lines
+    )
 
 
 def listed(names: Sequence[str]) -> str:

@@ -130,7 +130,10 @@ def _can_profile() -> bool:
 
     In several processes it would write to the standard error stream of each.
     """
-    first = threading.current_thread() is threading.main_thread() and not torch.distributed.is_initialized()
+    first = (
+        threading.current_thread() is threading.main_thread()
+        and not torch.distributed.is_initialized()
+    )
     return first and not torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -141,11 +144,15 @@ def _on_cuda(step: Callable[[], bool], device: torch.device) -> tuple[bool, int]
 
 
 def _on_host(step: Callable[[], bool], _: torch.device) -> tuple[bool, int]:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or torch would write to the standard error stream that it measures
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "99"
+    )  # or torch would write to the standard error stream that it measures
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as noted:
         trained = step()
     results: Any = noted.profiler and noted.profiler.kineto_results
-    events = sorted((one.start_ns(), one.nbytes()) for one in results.events() if one.name() == "[memory]")
+    events = sorted(
+        (one.start_ns(), one.nbytes()) for one in results.events() if one.name() == "[memory]"
+    )
     return trained, max(accumulate((size for _, size in events), initial=0))
 
 
@@ -241,7 +248,9 @@ class Session:
             )
         self.model, self.optimizer = accelerator.prepare(training.model, training.optimizer)
         self.network = _network(self.model)
-        self.sum = GradientSum(accelerator, self.model, training.criterion, batch_size * training.accumulate)
+        self.sum = GradientSum(
+            accelerator, self.model, training.criterion, batch_size * training.accumulate
+        )
         self.length = Length(share, epochs, self.samples, batch_size)
         self.run = thresher.attach(
             spec.create(),
@@ -254,17 +263,26 @@ class Session:
             forward=training.forward,
             **spec.attachment(),
         )
-        self._scores = {"scores_forward": self.run.cost.forward, "scores_backward": self.run.cost.backward}
+        self._scores = {
+            "scores_forward": self.run.cost.forward,
+            "scores_backward": self.run.cost.backward,
+        }
         self.scheduler = thresher.ProgressLR(
-            self.optimizer, self.run, lambda done: rate * training.schedule(self.length.progress(done))
+            self.optimizer,
+            self.run,
+            lambda done: rate * training.schedule(self.length.progress(done)),
         )
         self.clock = Clock()
         self.recording = Recording(self.run, training.loader.dataset, epochs_in=epochs_in)
-        self._is_plain = spec.name == "full"  # which needs no Thresher: its times are those of a plain loop
+        self._is_plain = (
+            spec.name == "full"
+        )  # which needs no Thresher: its times are those of a plain loop
         self.memory = StepMemory(accelerator.device)
         self.entries: list[dict[str, Any]] = []
         if own_rank():
-            torch.manual_seed(seed + BETWEEN_SEEDS * own_rank())  # or dropout would leave out the same units in all processes
+            torch.manual_seed(
+                seed + BETWEEN_SEEDS * own_rank()
+            )  # or dropout would leave out the same units in all processes
 
     def train(self, checkpoint: Checkpoint | None, progress: EpochCallback | None) -> None:
         """Trains all epochs that the checkpoint, if there is one, does not contain."""
@@ -276,7 +294,9 @@ class Session:
             with self.clock.running():
                 self._train_epoch(epoch, steps)
             if self._is_plain:
-                self.clock.take_out(next((spent for spent in self.run.times if spent["epoch"] == epoch), {}))
+                self.clock.take_out(
+                    next((spent for spent in self.run.times if spent["epoch"] == epoch), {})
+                )
             metric = self._end_epoch(epoch)
             if checkpoint is not None:
                 checkpoint.save(parts, own, entries=self.entries)
@@ -287,7 +307,10 @@ class Session:
         """Detaches the method and returns metric, cost, times and history; writes the history of every sample to a file."""
         full = self.epochs * self.samples
         counted = asdict(self.run.cost) | self._scores
-        cost = of_processes(of_each_process(counted)) | {"full_forward": full, "full_backward": full}
+        cost = of_processes(of_each_process(counted)) | {
+            "full_forward": full,
+            "full_backward": full,
+        }
         by_epoch = of_each_process(counts_by_epoch(self.run, self.samples))
         counts = zip(map(of_processes, zip(*by_epoch, strict=True)), self.entries, strict=True)
         history = with_step_time([count | entry for count, entry in counts])
@@ -298,15 +321,24 @@ class Session:
         times = {name: self.entries[-1][name] for name in ("wall_s", "cpu_s")}
         times["busy"] = of_first(self._was_busy or is_busy())
         times["tracing_s"] = getattr(inside, "tracing_s", 0.0)
-        times["step_memory"] = max((peak for one in self.entries if (peak := one.get("step_memory")) is not None), default=None)
+        times["step_memory"] = max(
+            (peak for one in self.entries if (peak := one.get("step_memory")) is not None),
+            default=None,
+        )
         classes = None if self.training.classes is None else list(self.training.classes)
-        outcome = {"metric": self._final_metric(), "classes": classes, "confusion": self._confusion()}
+        outcome = {
+            "metric": self._final_metric(),
+            "classes": classes,
+            "confusion": self._confusion(),
+        }
         return outcome | {"cost": cost, **times, "history": history}
 
     def _confusion(self) -> list[list[int]] | None:
         """Returns how often each class is taken for each other one; None where the training does not say it."""
         predict = self.training.predict
-        return of_first(confusion(*predict(self.network)) if predict is not None and own_rank() == 0 else None)
+        return of_first(
+            confusion(*predict(self.network)) if predict is not None and own_rank() == 0 else None
+        )
 
     def close(self) -> None:
         """Lets go of a training that was never begun."""
@@ -316,15 +348,30 @@ class Session:
     def _parts(self) -> dict[str, Stateful]:
         """Returns the objects that change during training, by their names in checkpoints."""
         model = self.accelerator.unwrap_model(self.model)
-        parts: dict[str, Stateful] = {"recording": self.recording}  # first: what it refuses, no other part has taken
-        parts |= {"model": model, "optimizer": self.optimizer, "scheduler": self.scheduler, **self.training.also}
-        return parts if self.accelerator.scaler is None else parts | {"scaler": self.accelerator.scaler}
+        parts: dict[str, Stateful] = {
+            "recording": self.recording
+        }  # first: what it refuses, no other part has taken
+        parts |= {
+            "model": model,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            **self.training.also,
+        }
+        return (
+            parts
+            if self.accelerator.scaler is None
+            else parts | {"scaler": self.accelerator.scaler}
+        )
 
     def _train_epoch(self, epoch: int, steps: int | None) -> None:
         if isinstance(self.loader.sampler, DistributedSampler):
             self.loader.sampler.set_epoch(epoch)
         step = self._stepping(steps)
-        is_measured = epoch in (0, 1, len(self.length.steps) - 1)  # where methods warm up, and where they train on all again
+        is_measured = epoch in (
+            0,
+            1,
+            len(self.length.steps) - 1,
+        )  # where methods warm up, and where they train on all again
         second = partial(self.memory.of, step) if is_measured else step
         more = step() and second()
         while more:
@@ -380,14 +427,22 @@ class Session:
         metric = self._measured(self.training.evaluate, epoch)
         times = {"wall_s": self.clock.wall_s, "cpu_s": sum(of_each_process(self.clock.cpu_s))}
         spent = times | {"step_memory": self.memory.take()}
-        self.entries.append(of_first({self.training.metric: metric} | spent | self.recording.epoch()))
-        counted = of_processes(of_each_process(self.run.history[epoch] if len(self.run.history) > epoch else {}))
+        self.entries.append(
+            of_first({self.training.metric: metric} | spent | self.recording.epoch())
+        )
+        counted = of_processes(
+            of_each_process(self.run.history[epoch] if len(self.run.history) > epoch else {})
+        )
         if (name := self.training.metric) in counted:
-            raise ValueError(f"the metric is called {name!r}, and so is a number of the method: give the metric another name")
+            raise ValueError(
+                f"the metric is called {name!r}, and so is a number of the method: give the metric another name"
+            )
         self.accelerator.log(loggable(counted | self.entries[-1]), step=epoch)
         return metric
 
-    def _measured(self, measure: Callable[[nn.Module], float], epoch: int, of: str = "evaluate") -> float:
+    def _measured(
+        self, measure: Callable[[nn.Module], float], epoch: int, of: str = "evaluate"
+    ) -> float:
         """Returns what a function measures of the model: in the first process, whose BatchNorm layers are those of the run."""
         return of_first(finite(measure(self.network), epoch, of) if own_rank() == 0 else None)
 
@@ -447,7 +502,16 @@ def train(
     accelerator = _accelerator(trackers, track_to, f"{name} seed {seed}", spec)
     training = task.training(data, seed)
     where = _epochs_in(samples_to, checkpoint)
-    session = Session(accelerator, training, spec, seed=seed, epochs=epochs, share=share, rate=rate, epochs_in=where)
+    session = Session(
+        accelerator,
+        training,
+        spec,
+        seed=seed,
+        epochs=epochs,
+        share=share,
+        rate=rate,
+        epochs_in=where,
+    )
     try:
         session.train(checkpoint, progress)
         measured = session.finish(samples_to)
@@ -458,8 +522,18 @@ def train(
     if on_end is not None:
         on_end(training)
     settings = spec.settings if share == 1 else {"epochs": share * epochs}
-    outcome = {"method": name, "settings": settings, "seed": seed, "rate": rate, "control_of": None, **measured}
-    return with_costs(outcome | {"device": _device_of(accelerator)}, measured["cost"]["backward_to_forward"] or TEXTBOOK)
+    outcome = {
+        "method": name,
+        "settings": settings,
+        "seed": seed,
+        "rate": rate,
+        "control_of": None,
+        **measured,
+    }
+    return with_costs(
+        outcome | {"device": _device_of(accelerator)},
+        measured["cost"]["backward_to_forward"] or TEXTBOOK,
+    )
 
 
 def rehearse(task: Trainable, data: Any, spec: Spec, *, seed: int, epochs: int) -> None:
@@ -476,7 +550,13 @@ def rehearse(task: Trainable, data: Any, spec: Spec, *, seed: int, epochs: int) 
         ValueError: The training or the method is refused.
     """
     torch.manual_seed(seed)
-    settings: dict[str, Any] = {"seed": seed, "epochs": epochs, "share": 1.0, "rate": 1.0, "epochs_in": None}
+    settings: dict[str, Any] = {
+        "seed": seed,
+        "epochs": epochs,
+        "share": 1.0,
+        "rate": 1.0,
+        "epochs_in": None,
+    }
     Session(_accelerator(None, None, "", spec), task.training(data, seed), spec, **settings).close()
 
 
@@ -509,13 +589,20 @@ def train_on_all(
     with thresher.rng.undisturbed(accelerator.device):
         torch.manual_seed(seed + BETWEEN_SEEDS * own_rank())
         model, optimizer = accelerator.prepare(training.model, training.optimizer)
-        objects = {"loader": training.loader, "criterion": training.criterion, "model": model, "optimizer": optimizer}
+        objects = {
+            "loader": training.loader,
+            "criterion": training.criterion,
+            "model": model,
+            "optimizer": optimizer,
+        }
         run = attach(**objects, epochs=epochs, seed=seed)
         scheduler = thresher.ProgressLR(optimizer, run, training.schedule)
         for epoch in range(1, epochs + 1):
             for step, batch in enumerate(run.loader, 1):
                 loss = run.criterion(*training.passed(run.model, batch))
-                accelerator.backward(loss.mean() / training.accumulate)  # of a criterion with reduction="none"
+                accelerator.backward(
+                    loss.mean() / training.accumulate
+                )  # of a criterion with reduction="none"
                 if step % training.accumulate == 0 or step == len(run.loader):
                     optimizer.step()
                     optimizer.zero_grad()
@@ -523,7 +610,9 @@ def train_on_all(
             after_epoch(run, model, epoch)
     if not run.cost.backward:
         size = run.loader.n
-        raise ValueError(f"{command}: a loader of {size} samples has no batch; give it more of them, or drop_last=False")
+        raise ValueError(
+            f"{command}: a loader of {size} samples has no batch; give it more of them, or drop_last=False"
+        )
     return run, accelerator.unwrap_model(model, keep_fp32_wrapper=False)
 
 
@@ -541,7 +630,9 @@ def with_costs(run: dict[str, Any], backward_to_forward: float) -> dict[str, Any
     ratios = {"ratio": counts.ratio(backward_to_forward)}
     if "scores_forward" in cost:  # not in the files of earlier versions
         whole = cost["full_forward"] + backward_to_forward * cost["full_backward"]
-        ratios["scores_ratio"] = (cost["scores_forward"] + backward_to_forward * cost["scores_backward"]) / whole
+        ratios["scores_ratio"] = (
+            cost["scores_forward"] + backward_to_forward * cost["scores_backward"]
+        ) / whole
     return run | {"cost": cost | ratios, "history": history}
 
 
@@ -581,7 +672,9 @@ def as_number(metric: Any, of: str = "evaluate") -> float:
     try:
         return float(metric)
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{of} returned {metric!r:.80}; it must return a number, larger for a better model") from None
+        raise ValueError(
+            f"{of} returned {metric!r:.80}; it must return a number, larger for a better model"
+        ) from None
 
 
 def finite(metric: Any, epoch: int, of: str = "evaluate") -> float:
@@ -592,7 +685,9 @@ def finite(metric: Any, epoch: int, of: str = "evaluate") -> float:
     """
     value = as_number(metric, of)
     if not math.isfinite(value):
-        raise ValueError(f"{of} returned {value} after epoch {epoch}; a comparison needs finite values")
+        raise ValueError(
+            f"{of} returned {value} after epoch {epoch}; a comparison needs finite values"
+        )
     return value
 
 
@@ -633,7 +728,11 @@ def _epochs_in(samples_to: Path | None, checkpoint: Checkpoint | None) -> Path |
     """Returns the file for the finished epochs of every sample: that of the checkpoint, or a hidden one beside the result."""
     if samples_to is None:
         return None
-    return samples_to.with_name(f".{samples_to.name}.epochs") if checkpoint is None else checkpoint.epochs_in
+    return (
+        samples_to.with_name(f".{samples_to.name}.epochs")
+        if checkpoint is None
+        else checkpoint.epochs_in
+    )
 
 
 def counts_by_epoch(run: thresher.Run, samples: int) -> list[dict[str, Any]]:

@@ -38,7 +38,11 @@ def why_no_placebo(method: Method) -> str:
         chooses_by = defines(method, "full_pass") or ((needs.records or optional) and columns)
     else:
         return f"{name} decides before training; a placebo is for methods of the epoch and the batch stage"
-    return "" if chooses_by else f"{name} chooses without losses or scores: there is nothing to permute"
+    return (
+        ""
+        if chooses_by
+        else f"{name} chooses without losses or scores: there is nothing to permute"
+    )
 
 
 def placebo_of(method: Method) -> Any:
@@ -70,7 +74,9 @@ def placebo_of(method: Method) -> Any:
     return copied
 
 
-def _plan_epoch(self: Any, records: Mapping[str, Tensor], *, generator: torch.Generator, **settings: int) -> Any:
+def _plan_epoch(
+    self: Any, records: Mapping[str, Tensor], *, generator: torch.Generator, **settings: int
+) -> Any:
     declared: dict[str, Column] = self.columns()
     signals = [name for name, column in declared.items() if column.merge != "plan"]
     columns = {name: records[name] for name in (*signals, *PASSED) if name in records}
@@ -95,7 +101,11 @@ def _with_values(columns: Mapping[str, Tensor], declared: Mapping[str, Column]) 
     there = torch.ones(len(next(iter(columns.values()))), dtype=torch.bool)
     for name, column in columns.items():
         if column.is_floating_point():
-            there &= column.isfinite().flatten(1).all(1).cpu() if column.ndim > 1 else column.isfinite().cpu()
+            there &= (
+                column.isfinite().flatten(1).all(1).cpu()
+                if column.ndim > 1
+                else column.isfinite().cpu()
+            )
             if name in declared and declared[name].merge != "plan" and declared[name].fill:
                 there &= (column != declared[name].fill).cpu()
         elif name in declared and column.dtype is not torch.bool:
@@ -103,7 +113,9 @@ def _with_values(columns: Mapping[str, Tensor], declared: Mapping[str, Column]) 
     return there.nonzero().flatten()
 
 
-def _plan_batch(self: Any, signals: Mapping[str, Tensor], state: Any, *, step: int, generator: torch.Generator) -> Any:
+def _plan_batch(
+    self: Any, signals: Mapping[str, Tensor], state: Any, *, step: int, generator: torch.Generator
+) -> Any:
     order = torch.randperm(len(signals["id"]), generator=generator)
     permuted = rows_in_order(signals, order.to(signals["id"].device))
     plain: Any = super(type(self), self)

@@ -35,7 +35,11 @@ OF_ROWS = (
 
 def number_of_processes() -> int:
     """Returns the number of processes that train together, 1 or more."""
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    return (
+        distributed.get_world_size()
+        if distributed.is_available() and distributed.is_initialized()
+        else 1
+    )
 
 
 def check_joined() -> None:
@@ -99,10 +103,14 @@ def of_processes(counted: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if plain_name in OF_ROWS:
             total[name] = sum(values)
         elif isinstance(first, float) and name != "backward_to_forward":
-            total[name] = sum(values) / len(values) if any(value != first for value in values) else first
+            total[name] = (
+                sum(values) / len(values) if any(value != first for value in values) else first
+            )
     for prefix in ("", OF_BATCHES):
         if total.get(f"{prefix}candidates") and f"{prefix}actual_fraction" in total:
-            total[f"{prefix}actual_fraction"] = 1 - total[f"{prefix}selected"] / total[f"{prefix}candidates"]
+            total[f"{prefix}actual_fraction"] = (
+                1 - total[f"{prefix}selected"] / total[f"{prefix}candidates"]
+            )
     return total
 
 
@@ -135,7 +143,11 @@ def dealt(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
     size = number_of_processes()
     rank = own_rank()
     sampler = loader.sampler
-    if size == 1 or isinstance(sampler, DistributedSampler) or getattr(sampler, "num_replicas", None) not in (None, 1):
+    if (
+        size == 1
+        or isinstance(sampler, DistributedSampler)
+        or getattr(sampler, "num_replicas", None) not in (None, 1)
+    ):
         return loader
     batch = loader.batch_size
     if batch is None or batch % size:
@@ -149,10 +161,19 @@ def dealt(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
     drop_last = loader.drop_last
     settings = loader_settings(loader)
     if isinstance(sampler, Shuffle):
-        part: Any = Shuffle(sampler.data_source, sampler.seed, num_replicas=size, rank=rank, drop_last=drop_last)
+        part: Any = Shuffle(
+            sampler.data_source, sampler.seed, num_replicas=size, rank=rank, drop_last=drop_last
+        )
     else:
         part = ShardedSampler(sampler, size, rank, drop_last=drop_last)
-    return DataLoader(loader.dataset, batch // size, sampler=part, drop_last=drop_last, in_order=loader.in_order, **settings)
+    return DataLoader(
+        loader.dataset,
+        batch // size,
+        sampler=part,
+        drop_last=drop_last,
+        in_order=loader.in_order,
+        **settings,
+    )
 
 
 def fresh_accelerator(**settings: Any) -> Accelerator:

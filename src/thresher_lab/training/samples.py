@@ -84,7 +84,9 @@ class EpochFile:
         held = np.memmap(self._path, self._epoch, "r", offset=MARK, shape=(self.epochs,))
         for first in range(0, self._n, step):
             ids = range(first, min(first + step, self._n))
-            losses, trained = (held[name][:, first : ids.stop].T.copy() for name in ("losses", "trained"))
+            losses, trained = (
+                held[name][:, first : ids.stop].T.copy() for name in ("losses", "trained")
+            )
             yield SampleRows(ids, losses, trained)
 
     def delete(self) -> None:
@@ -144,8 +146,14 @@ class Recording:
         self._run = run
         self._elsewhere = own_rank() > 0
         self._classes = class_labels(dataset)
-        self._before = np.empty(0, dtype=np.int32) if self._elsewhere else _to_numpy(run.trained).copy()
-        self._epochs = None if epochs_in is None or self._elsewhere else EpochFile(epochs_in, len(self._before))
+        self._before = (
+            np.empty(0, dtype=np.int32) if self._elsewhere else _to_numpy(run.trained).copy()
+        )
+        self._epochs = (
+            None
+            if epochs_in is None or self._elsewhere
+            else EpochFile(epochs_in, len(self._before))
+        )
 
     def epoch(self) -> dict[str, Any]:
         """Returns loss_histogram, easy_share and, with classes, hidden_by_class of the epoch that has just ended."""
@@ -160,7 +168,9 @@ class Recording:
         entry = distribution(losses)
         if self._classes is not None:
             hidden = self._classes[times == 0]
-            entry["hidden_by_class"] = np.bincount(hidden, minlength=int(self._classes.max()) + 1).tolist()
+            entry["hidden_by_class"] = np.bincount(
+                hidden, minlength=int(self._classes.max()) + 1
+            ).tolist()
         return entry
 
     def state_dict(self) -> dict[str, Any]:
@@ -199,7 +209,9 @@ class Recording:
             return
         records = {name: _to_numpy(column) for name, column in self._run.records.items()}
         if self._epochs is None or not self._epochs.epochs:
-            raise ValueError("Recording.save: there is no history; give `epochs_in`, and call `epoch` after each epoch")
+            raise ValueError(
+                "Recording.save: there is no history; give `epochs_in`, and call `epoch` after each epoch"
+            )
         with whole(path) as file:
             tables = (self._table(rows, records) for rows in self._epochs.rows())
             first = next(tables)
@@ -219,8 +231,17 @@ class Recording:
         if self._classes is not None:
             columns["target"] = self._classes[part]
         columns |= {name: column[part] for name, column in records.items()}
-        columns |= {"trained": self._before[part], "hidden": (rows.trained == 0).sum(1).astype(np.int16)}
-        return pa.table(columns | {"loss_by_epoch": _list_column(rows.losses), "trained_by_epoch": _list_column(rows.trained)})
+        columns |= {
+            "trained": self._before[part],
+            "hidden": (rows.trained == 0).sum(1).astype(np.int16),
+        }
+        return pa.table(
+            columns
+            | {
+                "loss_by_epoch": _list_column(rows.losses),
+                "trained_by_epoch": _list_column(rows.trained),
+            }
+        )
 
 
 def distribution(losses: NDArray[np.float32]) -> dict[str, Any]:
@@ -229,7 +250,10 @@ def distribution(losses: NDArray[np.float32]) -> dict[str, Any]:
     if not len(finite):
         return {}
     counts, _ = np.histogram(np.clip(finite, LOSS_BINS[0], LOSS_BINS[-1]), LOSS_BINS)
-    return {"loss_histogram": counts.tolist(), "easy_share": float(np.mean(finite < EASY * finite.max()))}
+    return {
+        "loss_histogram": counts.tolist(),
+        "easy_share": float(np.mean(finite < EASY * finite.max())),
+    }
 
 
 def class_labels(dataset: Any) -> NDArray[np.int64] | None:
@@ -289,7 +313,11 @@ class RunHistory:
 
         The history is returned unchanged where full training is unknown, or has other samples or epochs.
         """
-        if full is None or full.trained.shape != self.trained.shape or not np.array_equal(full.ids, self.ids):
+        if (
+            full is None
+            or full.trained.shape != self.trained.shape
+            or not np.array_equal(full.ids, self.ids)
+        ):
             return self
         return replace(self, given=full.trained > 0)
 
@@ -298,7 +326,9 @@ class RunHistory:
         """Mean loss of each sample over the epochs, shape (N,); infinity for samples that were never seen."""
         seen = np.isfinite(self.losses)
         sums = np.where(seen, self.losses, 0).sum(axis=1, dtype=np.float64)
-        return np.divide(sums, seen.sum(axis=1), out=np.full(len(sums), np.inf), where=seen.any(axis=1))
+        return np.divide(
+            sums, seen.sum(axis=1), out=np.full(len(sums), np.inf), where=seen.any(axis=1)
+        )
 
 
 def class_name(number: int, classes: Sequence[str] | None) -> str:
@@ -325,7 +355,9 @@ def read_history(path: Path) -> RunHistory:
         table = pq.read_table(path)
         targets = table["target"].to_numpy() if "target" in table.column_names else None
         losses, trained = (_matrix(table[name]) for name in ("loss_by_epoch", "trained_by_epoch"))
-        return RunHistory(table["id"].to_numpy(), targets, np.where(np.isfinite(losses), losses, np.nan), trained)
+        return RunHistory(
+            table["id"].to_numpy(), targets, np.where(np.isfinite(losses), losses, np.nan), trained
+        )
     except (pa.ArrowException, KeyError, ValueError) as error:
         raise ValueError(
             f"{path} is damaged ({error}); delete the run's files, and the same command makes them again"
@@ -352,7 +384,9 @@ def mean_of_part(losses: NDArray[np.float32], part: str) -> NDArray[np.float64]:
     Returns:
         Means, shape (epochs,); NaN where there is no value.
     """
-    return np.array([_mean_of_sorted(np.sort(column[np.isfinite(column)]), part) for column in losses.T])
+    return np.array(
+        [_mean_of_sorted(np.sort(column[np.isfinite(column)]), part) for column in losses.T]
+    )
 
 
 def _mean_of_sorted(ordered: NDArray[np.float32], part: str) -> float:
@@ -421,7 +455,9 @@ def never_hidden_first(history: RunHistory) -> RowOrder:
 
 def lowest_combined_rank_first(history: RunHistory) -> RowOrder:
     """Returns all samples by the sum of their ranks by mean loss and by times trained, the lowest first."""
-    return np.argsort(rankdata(history.mean_loss) + rankdata(history.trained.sum(axis=1)), kind="stable")
+    return np.argsort(
+        rankdata(history.mean_loss) + rankdata(history.trained.sum(axis=1)), kind="stable"
+    )
 
 
 ORDERS: dict[str, Callable[[RunHistory], RowOrder]] = {
@@ -448,7 +484,9 @@ def standing_out(history: RunHistory, most: int = MOST_TOGETHER) -> dict[str, Ro
     for title, order in ORDERS.items():
         rows = order(history)
         rows = rows[left[rows]]
-        groups[title] = (rows if history.targets is None else _first_of_classes(rows, history.targets))[:most]
+        groups[title] = (
+            rows if history.targets is None else _first_of_classes(rows, history.targets)
+        )[:most]
         left[groups[title]] = False
     return {title: rows for title, rows in groups.items() if len(rows)}
 

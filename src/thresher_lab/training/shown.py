@@ -50,7 +50,9 @@ def shown(given: Any) -> Shown:
         image = given if given.mode[0] not in "IF" else Image.fromarray(_pixels(np.asarray(given)))
     elif isinstance(given, torch.Tensor):
         values = given.detach().cpu()
-        image = Image.fromarray(_pixels((values.float() if values.is_floating_point() else values).numpy()))
+        image = Image.fromarray(
+            _pixels((values.float() if values.is_floating_point() else values).numpy())
+        )
     elif isinstance(given, np.ndarray):
         image = Image.fromarray(_pixels(given))
     else:
@@ -68,7 +70,9 @@ def write_shown(path: Path, show: Show, ids: Iterable[int]) -> None:
         show: Function that shows a sample.
         ids: Ids of the samples.
     """
-    write_json(path, {"shown": {str(number): _shown_or_error(show, number) for number in sorted(ids)}})
+    write_json(
+        path, {"shown": {str(number): _shown_or_error(show, number) for number in sorted(ids)}}
+    )
 
 
 def ids_to_show(history: RunHistory, full: RunHistory | None = None) -> set[int]:
@@ -80,7 +84,10 @@ def ids_to_show(history: RunHistory, full: RunHistory | None = None) -> set[int]
             known yet.
     """
     views = (history, history.beside(full))
-    rows = [*suspects(history)[:SHOWN_SUSPECTS], *(row for view in views for one in standing_out(view).values() for row in one)]
+    rows = [
+        *suspects(history)[:SHOWN_SUSPECTS],
+        *(row for view in views for one in standing_out(view).values() for row in one),
+    ]
     return {int(history.ids[row]) for row in rows}
 
 
@@ -97,7 +104,9 @@ def _pixels(values: NDArray[Any]) -> NDArray[np.uint8]:
         values = values[0]
     color = values.ndim == 3 and 3 in (values.shape[2], values.shape[0])
     if not (values.ndim == 2 or color) or not values.size or values.dtype.kind not in "biuf":
-        raise UnshowableError(f"must return {ALLOWED}; got an array of shape {values.shape} and dtype {values.dtype}")
+        raise UnshowableError(
+            f"must return {ALLOWED}; got an array of shape {values.shape} and dtype {values.dtype}"
+        )
     if not np.isfinite(values).all():
         raise UnshowableError("must return a picture of finite values; got NaN or infinity")
     if color and values.shape[2] != 3:
@@ -108,7 +117,9 @@ def _pixels(values: NDArray[Any]) -> NDArray[np.uint8]:
     if low >= 0 and high <= 1:
         low = 0.0
         high = 1.0
-    return np.rint(255 * ((values.astype(np.float64) - low) / ((high - low) or 1.0))).astype(np.uint8)
+    return np.rint(255 * ((values.astype(np.float64) - low) / ((high - low) or 1.0))).astype(
+        np.uint8
+    )
 
 
 def _small_png(image: Image.Image) -> str:

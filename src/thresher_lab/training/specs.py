@@ -19,7 +19,12 @@ SCORES_SUFFIX = ".parquet"
 FORWARD_PASSES = ("auto", "once", "twice")
 SCORE_DTYPES = ("bfloat16", "float16", "float32")
 
-BATCH_SETTINGS = {"forward_passes": "{}", "score_every": "every={}", "score_dtype": "{}", "score_scale": "scale={}"}
+BATCH_SETTINGS = {
+    "forward_passes": "{}",
+    "score_every": "every={}",
+    "score_dtype": "{}",
+    "score_scale": "scale={}",
+}
 """Settings of a spec for `attach(forward_passes=...)`, and the format of each in labels."""
 
 RUN_SETTINGS = {"spend": "in {}", "stratify": "stratify={}", "placebo": "placebo"}
@@ -64,18 +69,35 @@ class MethodSpec:
 
         A file appears without its folder and suffix.
         """
-        text = ":".join((self.name, *(f"{key}={_stem(value)}" for key, value in self.given.items())))
-        return " ".join((text, *(form.format(self.batch[key]) for key, form in FORMATS.items() if key in self.batch)))
+        text = ":".join(
+            (self.name, *(f"{key}={_stem(value)}" for key, value in self.given.items()))
+        )
+        return " ".join(
+            (
+                text,
+                *(
+                    form.format(self.batch[key])
+                    for key, form in FORMATS.items()
+                    if key in self.batch
+                ),
+            )
+        )
 
     @property
     def text(self) -> str:
         """The method as it is written on the command line, which `parse_methods` reads."""
-        return ":".join((self.name, *(f"{key}={value}" for key, value in {**self.given, **self.batch}.items())))
+        return ":".join(
+            (self.name, *(f"{key}={value}" for key, value in {**self.given, **self.batch}.items()))
+        )
 
     @property
     def files(self) -> list[Path]:
         """The files among the settings, such as scores, that exist."""
-        named = (Path(value) for value in self.given.values() if isinstance(value, str) and value.endswith(SCORES_SUFFIX))
+        named = (
+            Path(value)
+            for value in self.given.values()
+            if isinstance(value, str) and value.endswith(SCORES_SUFFIX)
+        )
         return [path for path in named if path.is_file()]
 
     def create(self) -> Any:
@@ -99,7 +121,9 @@ class MethodSpec:
                 known = (*parameters, *allowed)
                 near = nearest_name(key, known)
                 question = f"did you mean {near!r}? It" if near else "it"
-                raise ValueError(f"{self.name} has no setting {key!r}; {question} has {', '.join(known) or 'none'}")
+                raise ValueError(
+                    f"{self.name} has no setting {key!r}; {question} has {', '.join(known) or 'none'}"
+                )
             _check_kind(f"{self.name}: `{key}`", value, parameters[key].default)
         _check_batch(self.name, self.batch)
         try:
@@ -112,13 +136,27 @@ class MethodSpec:
     def settings(self) -> dict[str, Any]:
         """All settings, with the defaults if the method is a dataclass, and then the arguments of `thresher.attach`."""
         method = self.create()
-        settings = asdict(method) if is_dataclass(method) and not isinstance(method, type) else dict(self.given)
-        return {**settings, **({"forward_passes": "auto"} if "score_every" in _batch_settings(method) else {}), **self.batch}
+        settings = (
+            asdict(method)
+            if is_dataclass(method) and not isinstance(method, type)
+            else dict(self.given)
+        )
+        return {
+            **settings,
+            **({"forward_passes": "auto"} if "score_every" in _batch_settings(method) else {}),
+            **self.batch,
+        }
 
     def attachment(self) -> dict[str, Any]:
         """Returns the arguments of `thresher.attach` that belong to the method."""
-        options = {key: self.batch[key] for key in ("forward_passes", "spend", "stratify") if key in self.batch}
-        scoring = {argument: self.batch[key] for key, argument in SCORING.items() if key in self.batch}
+        options = {
+            key: self.batch[key]
+            for key in ("forward_passes", "spend", "stratify")
+            if key in self.batch
+        }
+        scoring = {
+            argument: self.batch[key] for key, argument in SCORING.items() if key in self.batch
+        }
         if not scoring:
             return options
         import torch
@@ -182,7 +220,9 @@ class Composition:
         stages = [method.stage for method in methods]
         for part, stage in zip(self.parts, stages, strict=True):
             if stages.count(stage) > 1:
-                raise ValueError(f"{self.label}: {part.name} is not the only method of the stage {stage!r}; one a stage")
+                raise ValueError(
+                    f"{self.label}: {part.name} is not the only method of the stage {stage!r}; one a stage"
+                )
         return methods
 
     @property
@@ -228,7 +268,9 @@ def parse_methods(text: str) -> list[Spec]:
         if identity in seen:
             raise ValueError(f"--methods: {spec.label} is given twice, with the same settings")
         if any(spec.label == other.label for other in specs[: len(seen)]):
-            raise ValueError(f"--methods: two methods would be called {spec.label} in the results; rename a file")
+            raise ValueError(
+                f"--methods: two methods would be called {spec.label} in the results; rename a file"
+            )
         seen.append(identity)
     if not specs:
         raise ValueError(f"--methods: nothing given; there are {', '.join(methods.names())}")
@@ -247,7 +289,9 @@ def parse_seeds(text: str) -> list[int]:
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
-        raise ValueError(f"--seeds: whole numbers of 0 or more, separated by commas, such as 0,1,2; got {text!r}")
+        raise ValueError(
+            f"--seeds: whole numbers of 0 or more, separated by commas, such as 0,1,2; got {text!r}"
+        )
     seeds = [int(part) for part in parts]
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds: a seed is given twice in {text!r}")
@@ -256,7 +300,11 @@ def parse_seeds(text: str) -> list[int]:
 
 def _parse_spec(text: str) -> Spec:
     parts = list(methods.split_outside_brackets(text, "+"))
-    return _parse_method(text) if len(parts) == 1 else Composition(tuple(_parse_method(part) for part in parts))
+    return (
+        _parse_method(text)
+        if len(parts) == 1
+        else Composition(tuple(_parse_method(part) for part in parts))
+    )
 
 
 def _parse_method(text: str) -> MethodSpec:
@@ -298,19 +346,33 @@ def _check_batch(name: str, batch: Mapping[str, Any]) -> None:
     if batch.get("spend") not in (None, "steps", "batches"):
         raise ValueError(f"{name}: `spend` is 'steps' or 'batches', got {batch['spend']!r}")
     if batch.get("stratify") not in (None, "auto", "class"):
-        raise ValueError(f"{name}: `stratify` is 'auto', 'class' or None, got {batch['stratify']!r}")
+        raise ValueError(
+            f"{name}: `stratify` is 'auto', 'class' or None, got {batch['stratify']!r}"
+        )
     if not isinstance(batch.get("placebo", True), bool):
         raise ValueError(f"{name}: `placebo` is True or False, got {batch['placebo']!r}")
     passes = batch.get("forward_passes", "auto")
     if passes not in FORWARD_PASSES:
-        raise ValueError(f"{name}: `forward_passes` is one of {', '.join(FORWARD_PASSES)}, got {passes!r}")
+        raise ValueError(
+            f"{name}: `forward_passes` is one of {', '.join(FORWARD_PASSES)}, got {passes!r}"
+        )
     every, dtype, scale = (batch.get(key) for key in ("score_every", "score_dtype", "score_scale"))
     if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
-        raise ValueError(f"{name}: `score_every` is a number of epochs, a whole number of 1 or more, got {every!r}")
+        raise ValueError(
+            f"{name}: `score_every` is a number of epochs, a whole number of 1 or more, got {every!r}"
+        )
     if dtype is not None and dtype not in SCORE_DTYPES:
-        raise ValueError(f"{name}: `score_dtype` is one of {', '.join(SCORE_DTYPES)}, got {dtype!r}")
-    if scale is not None and (not isinstance(scale, int | float) or isinstance(scale, bool) or not 0 < scale <= 1):
-        raise ValueError(f"{name}: `score_scale` is the share of height and width that is scored, within (0, 1], got {scale!r}")
+        raise ValueError(
+            f"{name}: `score_dtype` is one of {', '.join(SCORE_DTYPES)}, got {dtype!r}"
+        )
+    if scale is not None and (
+        not isinstance(scale, int | float) or isinstance(scale, bool) or not 0 < scale <= 1
+    ):
+        raise ValueError(
+            f"{name}: `score_scale` is the share of height and width that is scored, within (0, 1], got {scale!r}"
+        )
     scoring = [key for key in SCORING if key in batch]
     if scoring and passes == "once":
-        raise ValueError(f"{name}: `{scoring[0]}` is about passes that only score: it needs forward_passes=twice, got 'once'")
+        raise ValueError(
+            f"{name}: `{scoring[0]}` is about passes that only score: it needs forward_passes=twice, got 'once'"
+        )

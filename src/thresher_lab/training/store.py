@@ -75,14 +75,20 @@ class Store:
         check_folder(folder)
         self._manifest: dict[str, Any] = {"backward_to_forward": None, **identity}
         if self._path.exists():
-            self._manifest = read_checked(self._path, Manifest, f"Give another --out, or delete the folder {folder}")
+            self._manifest = read_checked(
+                self._path, Manifest, f"Give another --out, or delete the folder {folder}"
+            )
         elif any(self.runs.glob("*.json")):
-            raise ValueError(f"--out {folder} holds runs, and no {MANIFEST} that says of what; give another folder")
+            raise ValueError(
+                f"--out {folder} holds runs, and no {MANIFEST} that says of what; give another folder"
+            )
         for name, value in identity.items():
             held = self._manifest.get(name, DEFAULTS.get(name))
             if not _is_same(name, held, value):
                 if any(self.runs.glob("*.json")):
-                    raise ValueError(f"--out {folder} holds {_difference(name, held, value, identity)}")
+                    raise ValueError(
+                        f"--out {folder} holds {_difference(name, held, value, identity)}"
+                    )
                 self._manifest = {"backward_to_forward": None}
                 break
         self._manifest |= identity
@@ -121,7 +127,9 @@ class Store:
         """Returns a finished run; None if there is none."""
         path = self._file(key)
         return (
-            read_checked(path, StoredRun, "Delete the file; the same command trains the run again") if path.exists() else None
+            read_checked(path, StoredRun, "Delete the file; the same command trains the run again")
+            if path.exists()
+            else None
         )
 
     def save_run(self, key: str, run: dict[str, Any]) -> None:
@@ -136,7 +144,11 @@ class Store:
     def beside(self, key: str) -> dict[str, str]:
         """Returns the paths of a run's other files, "samples" and "shown", relative to the folder, as far as they exist."""
         paths = {name: self.runs / f"{key}{suffix}" for name, suffix in BESIDE.items()}
-        return {name: path.relative_to(self.folder).as_posix() for name, path in paths.items() if path.exists()}
+        return {
+            name: path.relative_to(self.folder).as_posix()
+            for name, path in paths.items()
+            if path.exists()
+        }
 
     def save_results(self, results: dict[str, Any]) -> None:
         """Writes results.json."""
@@ -189,7 +201,9 @@ def _delete_runs(folder: Path) -> None:
     if not (folder / MANIFEST).is_file():
         return
     if (folder / RUNS).is_symlink():
-        raise ValueError(f"--restart: {folder / RUNS} is a link; delete what it leads to yourself, or give another --out")
+        raise ValueError(
+            f"--restart: {folder / RUNS} is a link; delete what it leads to yourself, or give another --out"
+        )
     runs = [path for path in (folder / RUNS).glob("*") if path.suffix in OF_RUNS]
     for path in (*runs, folder / RESULTS, folder / "report.html", folder / MANIFEST):
         path.unlink(missing_ok=True)
@@ -225,7 +239,9 @@ def _difference(name: str, held: Any, value: Any, identity: dict[str, Any]) -> s
 
 
 def _as_text(value: Any) -> str:
-    return ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    return (
+        ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    )
 
 
 class Stateful(Protocol):
@@ -256,7 +272,12 @@ class Checkpoint:
         described = {**identity, "number of processes": number_of_processes()}
         self.identity: dict[str, Any] = json.loads(json.dumps(described, default=repr))
 
-    def save(self, parts: Mapping[str, Stateful], own: Mapping[str, Stateful] | None = None, **values: Any) -> None:
+    def save(
+        self,
+        parts: Mapping[str, Stateful],
+        own: Mapping[str, Stateful] | None = None,
+        **values: Any,
+    ) -> None:
         """Writes the states of the parts and some plain values, and replaces the file that was there before.
 
         Args:
@@ -269,9 +290,14 @@ class Checkpoint:
         if own_rank() == 0:
             states = {name: part.state_dict() for name, part in parts.items()}
             with whole(self.path) as file:
-                torch.save({"identity": self.identity, "parts": states, "own": of_each, "values": values}, file)
+                torch.save(
+                    {"identity": self.identity, "parts": states, "own": of_each, "values": values},
+                    file,
+                )
 
-    def load(self, parts: Mapping[str, Stateful], own: Mapping[str, Stateful] | None = None) -> dict[str, Any]:
+    def load(
+        self, parts: Mapping[str, Stateful], own: Mapping[str, Stateful] | None = None
+    ) -> dict[str, Any]:
         """Restores the states of the parts from the file.
 
         Args:
@@ -310,8 +336,12 @@ class Checkpoint:
             content = torch.load(self.path, map_location="cpu", weights_only=True)
             held = content["identity"]
         except (EOFError, KeyError, RuntimeError, TypeError, UnpicklingError, ValueError) as error:
-            what = type(error).__name__  # The message of torch would advise to load the file with weights_only=False.
-            raise ValueError(f"{self.path} is damaged ({what}); delete it, and the training starts anew") from error
+            what = (
+                type(error).__name__
+            )  # The message of torch would advise to load the file with weights_only=False.
+            raise ValueError(
+                f"{self.path} is damaged ({what}); delete it, and the training starts anew"
+            ) from error
         for name, value in self.identity.items():
             if held.get(name) != value:
                 raise ValueError(

@@ -13,8 +13,18 @@ from thresher_lab.training import loop
 from thresher_lab.training.samples import Recording
 from thresher_lab.training.specs import Spec
 
-OVERRIDES: dict[str, Any] = {"eval_strategy": "epoch", "eval_delay": 0, "eval_on_start": False, "save_strategy": "no"}
-OVERRIDES |= {"load_best_model_at_end": False, "max_steps": -1, "report_to": [], "disable_tqdm": True}
+OVERRIDES: dict[str, Any] = {
+    "eval_strategy": "epoch",
+    "eval_delay": 0,
+    "eval_on_start": False,
+    "save_strategy": "no",
+}
+OVERRIDES |= {
+    "load_best_model_at_end": False,
+    "max_steps": -1,
+    "report_to": [],
+    "disable_tqdm": True,
+}
 """Training arguments of every run; the number of epochs is added, and the learning rate if --rates scales it."""
 
 
@@ -32,7 +42,9 @@ class EpochMeter(TrainerCallback):
         name: Name of the metric, after the first epoch.
     """
 
-    def __init__(self, trainer: Any, progress: loop.EpochCallback | None, epochs_in: Path | None) -> None:
+    def __init__(
+        self, trainer: Any, progress: loop.EpochCallback | None, epochs_in: Path | None
+    ) -> None:
         self._trainer = trainer
         self._progress = progress
         self._epochs_in = epochs_in
@@ -49,7 +61,9 @@ class EpochMeter(TrainerCallback):
         """Counts the samples of an epoch, and begins to record the run of a selection."""
         trainer = self._trainer
         dataset = kwargs["train_dataloader"].dataset
-        self.samples = len(dataset) - len(dataset) % args.train_batch_size * args.dataloader_drop_last
+        self.samples = (
+            len(dataset) - len(dataset) % args.train_batch_size * args.dataloader_drop_last
+        )
         if isinstance(trainer, Selection):
             self.recording = Recording(trainer.run, dataset, epochs_in=self._epochs_in)
 
@@ -64,8 +78,15 @@ class EpochMeter(TrainerCallback):
         self._running.__exit__(None, None, None)
         steps = state.global_step - self._steps
         self._steps = state.global_step
-        trained = min(self.samples, steps * args.train_batch_size * args.gradient_accumulation_steps)
-        entry = {"epoch": len(self.entries), "complete": trained == self.samples, "kept": trained, "steps": steps}
+        trained = min(
+            self.samples, steps * args.train_batch_size * args.gradient_accumulation_steps
+        )
+        entry = {
+            "epoch": len(self.entries),
+            "complete": trained == self.samples,
+            "kept": trained,
+            "steps": steps,
+        }
         entry |= {"forward": trained, "backward": trained, "refresh": 0, "scoring": 0}
         entry |= {"wall_s": self._clock.wall_s, "cpu_s": self._clock.cpu_s}
         self.entries.append(entry | (self.recording.epoch() if self.recording is not None else {}))
@@ -104,7 +125,9 @@ def metric_of(args: Any, metrics: Mapping[str, float], epoch: int = 0) -> tuple[
     name = f"eval_{bare.removeprefix('eval_')}"
     if name not in metrics:
         there = ", ".join(one for one in metrics if one.startswith("eval_"))
-        raise ValueError(f"evaluate() returned no {name}, but {there}: name one of them by metric_for_best_model")
+        raise ValueError(
+            f"evaluate() returned no {name}, but {there}: name one of them by metric_for_best_model"
+        )
     value = loop.finite(metrics[name], epoch)
     larger = not name.endswith("loss") if args.greater_is_better is None else args.greater_is_better
     return (name, value) if larger else (f"-{name}", -value)
@@ -139,7 +162,14 @@ def build_trainer(make: Callable[..., Any], seed: int, **arguments: Any) -> Any:
 
 
 def train_by_trainer(
-    make: Callable[..., Any], spec: Spec, *, seed: int, epochs: int, share: float = 1.0, rate: float = 1.0, **options: Any
+    make: Callable[..., Any],
+    spec: Spec,
+    *,
+    seed: int,
+    epochs: int,
+    share: float = 1.0,
+    rate: float = 1.0,
+    **options: Any,
 ) -> dict[str, Any]:
     """Trains once by `Trainer.train`, as `loop.train` does by a loop.
 
@@ -161,13 +191,19 @@ def train_by_trainer(
     samples_to = options.get("samples_to")
     trackers = options.get("trackers")
     if trackers is not None:
-        raise ValueError(f"--track {trackers}: a Trainer has trackers of its own, which a comparison leaves out")
+        raise ValueError(
+            f"--track {trackers}: a Trainer has trackers of its own, which a comparison leaves out"
+        )
     arguments: dict[str, Any] = {"num_train_epochs": share * epochs}
     trainer = build_trainer(make, seed, **arguments)
     if rate != 1:
         if trainer.optimizer is not None:
-            raise ValueError("--rates: the trainer has an optimizer of its own; leave out Trainer(optimizers=), or --rates")
-        trainer = build_trainer(make, seed, learning_rate=rate * trainer.args.learning_rate, **arguments)
+            raise ValueError(
+                "--rates: the trainer has an optimizer of its own; leave out Trainer(optimizers=), or --rates"
+            )
+        trainer = build_trainer(
+            make, seed, learning_rate=rate * trainer.args.learning_rate, **arguments
+        )
     if spec.name != "full":
         per_position = getattr(trainer, "per_position", None)
         Selection.add_to(trainer, spec.create(), per_position, {"seed": seed, **spec.attachment()})
@@ -188,12 +224,28 @@ def train_by_trainer(
         history = [entry | counted for entry, counted in zip(history, counts, strict=True)]
         cost = asdict(trainer.run.cost)
     else:
-        cost = {name: sum(entry[name] for entry in history) for name in loop.COST_COUNTERS} | {"backward_to_forward": None}
+        cost = {name: sum(entry[name] for entry in history) for name in loop.COST_COUNTERS} | {
+            "backward_to_forward": None
+        }
     cost |= {"full_forward": full, "full_backward": full}
     last = history[-1]
     settings = spec.settings if share == 1 else {"epochs": share * epochs}
-    run = {"method": options.get("label") or spec.label, "settings": settings, "seed": seed, "rate": rate, "control_of": None}
-    run |= {"metric": {"name": measured.name, "value": last[measured.name]}, "cost": cost, "device": str(trainer.args.device)}
-    run |= {"wall_s": last["wall_s"], "cpu_s": last["cpu_s"], "history": loop.with_step_time(history)}
+    run = {
+        "method": options.get("label") or spec.label,
+        "settings": settings,
+        "seed": seed,
+        "rate": rate,
+        "control_of": None,
+    }
+    run |= {
+        "metric": {"name": measured.name, "value": last[measured.name]},
+        "cost": cost,
+        "device": str(trainer.args.device),
+    }
+    run |= {
+        "wall_s": last["wall_s"],
+        "cpu_s": last["cpu_s"],
+        "history": loop.with_step_time(history),
+    }
     run["busy"] = measured.was_busy or loop.is_busy()
     return loop.with_costs(run, cost["backward_to_forward"] or loop.TEXTBOOK)

@@ -30,17 +30,32 @@ def build(seed):
 def test_a_task_gives_words_and_figures(tmp_path):
     out = tmp_path / "there" / "advice.json"
     given = ["--budget", "0.5,25%", "--epochs", "4", "--seconds", "2", "--json", str(out)]
-    done = subprocess.run([*PROCESS, "advise", "digits@200", *given], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*PROCESS, "advise", "digits@200", *given], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    stages = ("loading torch", "reading the data", "timing one step", "calling `evaluate`", "tracing", "timing the parts")
+    stages = (
+        "loading torch",
+        "reading the data",
+        "timing one step",
+        "calling `evaluate`",
+        "tracing",
+        "timing the parts",
+    )
     for line, stage in zip(done.stderr.splitlines(), stages, strict=True):
         assert line.startswith(f"advise: {stage}")
     found = json.loads(out.read_text())
-    assert done.stdout == "\n".join([*found["lines"], "", str(out), ""]) and len(found["lines"]) <= 24
-    assert found["lines"][-1] == "thresher compare digits@200 --budget 0.5,0.25 --epochs 4 --out runs/digits-200" or (
+    assert (
+        done.stdout == "\n".join([*found["lines"], "", str(out), ""]) and len(found["lines"]) <= 24
+    )
+    assert found["lines"][
+        -1
+    ] == "thresher compare digits@200 --budget 0.5,0.25 --epochs 4 --out runs/digits-200" or (
         "spend=steps" in found["lines"][-1]
     )
-    assert found["budget"] == [0.5, 0.25] and all(len(saved) == 2 for saved in found["ways"].values())
+    assert found["budget"] == [0.5, 0.25] and all(
+        len(saved) == 2 for saved in found["ways"].values()
+    )
     assert found["pace"]["compute"] > 0 and found["steps"] == 4
 
 

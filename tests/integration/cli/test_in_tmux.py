@@ -44,7 +44,10 @@ def tmux(tmp_path):
 
     def call(*arguments):
         return subprocess.run(
-            ["tmux", "-f", "/dev/null", "-S", str(tmp_path / "socket"), *arguments], capture_output=True, text=True, check=True
+            ["tmux", "-f", "/dev/null", "-S", str(tmp_path / "socket"), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
 
     yield call
@@ -61,7 +64,10 @@ def test_a_real_terminal_shows_the_captures_and_the_time_left_at_each_width(tmux
     for width in WIDTHS:
         lines = when_drawn(lambda width=width: tmux("capture-pane", "-p", "-t", f"w{width}"))
         end = lines.index("that was the result")
-        assert lines[:end] == (CAPTURES / f"summary-{width}.txt").read_text(encoding="utf-8").splitlines()
+        assert (
+            lines[:end]
+            == (CAPTURES / f"summary-{width}.txt").read_text(encoding="utf-8").splitlines()
+        )
         whole, one = lines[-2:]
         assert " left " in whole and " left " in one and "/400000" in whole and "/1000" in one
         assert all(line.rsplit("left ")[1].count(":") == 2 for line in (whole, one)), lines[-2:]

@@ -41,23 +41,37 @@ METHODS = {
 
 @pytest.mark.parametrize(
     ("schedule", "workers"),
-    depth([("step", 2), ("late", 0)], [(name, workers) for name in ("step", "late", "epoch") for workers in (0, 2)]),
+    depth(
+        [("step", 2), ("late", 0)],
+        [(name, workers) for name in ("step", "late", "epoch") for workers in (0, 2)],
+    ),
 )
 def test_full_data_changes_nothing(schedule, workers):
     plain, selected = (Classifier(schedule, draws=True) for _ in range(2))
     expected = outcome(plain, fit(plain, workers=workers, validate=True))
-    assert_same(outcome(selected, fit(selected, Selection(thresher.FullData()), workers=workers, validate=True)), expected)
+    assert_same(
+        outcome(
+            selected, fit(selected, Selection(thresher.FullData()), workers=workers, validate=True)
+        ),
+        expected,
+    )
     assert selected.validated == plain.validated
     assert selected.estimates == plain.estimates
 
 
-@pytest.mark.parametrize("settings", [{"accumulate_grad_batches": 3}, {"precision": "bf16-mixed", "gradient_clip_val": 0.1}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"accumulate_grad_batches": 3}, {"precision": "bf16-mixed", "gradient_clip_val": 0.1}],
+)
 def test_full_data_with_a_generator_and_settings_of_the_trainer(settings):
     def trained(*callbacks):
         module, generator = Classifier("step"), torch.Generator().manual_seed(5)
         loader = train_loader(2, generator=generator, persistent_workers=True)
         made = fit(module, *callbacks, loader=loader, **settings)
-        return outcome(module, made) | {"generator": generator.get_state(), "steps": made.global_step}
+        return outcome(module, made) | {
+            "generator": generator.get_state(),
+            "steps": made.global_step,
+        }
 
     assert_same(trained(Selection(thresher.FullData())), trained())
 
@@ -67,9 +81,13 @@ def by_hand(method, epochs=EPOCHS, accumulate=1):
     torch.manual_seed(0)
     net, criterion, loader = network(), nn.CrossEntropyLoss(label_smoothing=0.1), train_loader()
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
-    run = thresher.attach(method, loader=loader, criterion=criterion, model=net, optimizer=optimizer, epochs=epochs)
+    run = thresher.attach(
+        method, loader=loader, criterion=criterion, model=net, optimizer=optimizer, epochs=epochs
+    )
     steps = epochs * -(-FULL // accumulate)
-    scheduler = run.pace(torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps), steps)
+    scheduler = run.pace(
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps), steps
+    )
     for _ in range(epochs):
         last = len(run.loader)
         for number, (x, y) in enumerate(run.loader, 1):
@@ -89,14 +107,30 @@ def test_equals_a_plain_loop(method, accumulate):
     trained = fit(module, selection, accumulate_grad_batches=accumulate)
     assert_same(module.net.state_dict(), net.state_dict())
     assert_same(trained.optimizers[0].state_dict()["state"], optimizer.state_dict()["state"])
-    assert_same([dict(entry) for entry in selection.run.history], [dict(entry) for entry in run.history])
-    counted = ("forward", "backward", "refresh", "scoring", "steps", "full_forward", "full_backward")
-    assert [getattr(selection.run.cost, name) for name in counted] == [getattr(run.cost, name) for name in counted]
+    assert_same(
+        [dict(entry) for entry in selection.run.history], [dict(entry) for entry in run.history]
+    )
+    counted = (
+        "forward",
+        "backward",
+        "refresh",
+        "scoring",
+        "steps",
+        "full_forward",
+        "full_backward",
+    )
+    assert [getattr(selection.run.cost, name) for name in counted] == [
+        getattr(run.cost, name) for name in counted
+    ]
     assert (run.cost.refresh > 0) == isinstance(method, thresher.Kakurenbo)
     assert_same(selection.run.records.state_dict(), run.records.state_dict())
     total = EPOCHS * -(-FULL // accumulate)
     assert set(module.estimates) == {total}
-    assert trained.optimizers[0].param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == last_rate_of_full_training(total)
+    assert (
+        trained.optimizers[0].param_groups[0]["lr"]
+        == optimizer.param_groups[0]["lr"]
+        == last_rate_of_full_training(total)
+    )
 
 
 def test_validation_comes_in_every_epoch():
@@ -112,8 +146,15 @@ def test_validation_comes_in_every_epoch():
 @pytest.mark.parametrize("interval", [0.5, 7])
 def test_validation_at_shares_of_an_epoch(interval):
     module = Classifier()
-    fit(module, Selection(thresher.UniformSubset(keep=0.5)), validate=True, val_check_interval=interval)
-    assert module.validated == [(epoch, 7 * epoch + batches) for epoch in range(EPOCHS) for batches in (3, 6)]
+    fit(
+        module,
+        Selection(thresher.UniformSubset(keep=0.5)),
+        validate=True,
+        val_check_interval=interval,
+    )
+    assert module.validated == [
+        (epoch, 7 * epoch + batches) for epoch in range(EPOCHS) for batches in (3, 6)
+    ]
 
 
 def test_validation_by_the_number_of_all_batches():
@@ -127,13 +168,17 @@ def test_schedulers_by_epoch_are_left_alone():
     module = Classifier("epoch")
     trained = fit(module, Selection(METHODS["infobatch"]))
     assert trained.optimizers[0].param_groups[0]["lr"] == 0
-    assert isinstance(trained.lr_scheduler_configs[0].scheduler, torch.optim.lr_scheduler.CosineAnnealingLR)
+    assert isinstance(
+        trained.lr_scheduler_configs[0].scheduler, torch.optim.lr_scheduler.CosineAnnealingLR
+    )
 
 
 def test_a_scheduler_by_a_metric_is_left_alone():
     plain, selected = Classifier("plateau"), Classifier("plateau")
     expected = outcome(plain, fit(plain, validate=True))
-    assert_same(outcome(selected, fit(selected, Selection(thresher.FullData()), validate=True)), expected)
+    assert_same(
+        outcome(selected, fit(selected, Selection(thresher.FullData()), validate=True)), expected
+    )
 
 
 class Named(Classifier):
@@ -141,7 +186,9 @@ class Named(Classifier):
 
     def training_step(self, batch, batch_idx):
         outputs = self.net(batch[0])
-        losses = nn.functional.cross_entropy(outputs, batch[1], label_smoothing=0.1, reduction="none")
+        losses = nn.functional.cross_entropy(
+            outputs, batch[1], label_smoothing=0.1, reduction="none"
+        )
         return self.thresher.reduce(losses, outputs=outputs, targets=batch[1])
 
 
@@ -172,7 +219,9 @@ def test_a_data_map_of_the_training():
     fit(observed, selection)
     assert_same(plain.state_dict(), observed.state_dict())
     found = selection.run.data_map()
-    assert (found["times_seen"] == EPOCHS).all() and ((found["confidence"] > 0) & (found["confidence"] < 1)).all()
+    assert (found["times_seen"] == EPOCHS).all() and (
+        (found["confidence"] > 0) & (found["confidence"] < 1)
+    ).all()
 
 
 class OfModule(Classifier):
@@ -187,7 +236,11 @@ class Data(lightning.LightningDataModule):
 
 def test_where_the_loader_comes_from():
     trained = []
-    for module, data in ((Classifier(), train_loader()), (OfModule(), None), (Classifier(), Data())):
+    for module, data in (
+        (Classifier(), train_loader()),
+        (OfModule(), None),
+        (Classifier(), Data()),
+    ):
         torch.manual_seed(0)
         trainer(Selection(METHODS["kakurenbo"])).fit(module, data)
         trained.append(module.state_dict())
@@ -223,7 +276,12 @@ def test_the_module_is_as_it_was(module):
     assert list(module.state_dict()) == names
     assert "dataloader" not in vars(made.fit_loop._data_source)
     thresher.attach(  # the loader and the optimizer are free again
-        thresher.FullData(), loader=loader, criterion=criterion, model=net, optimizer=made.optimizers[0], epochs=1
+        thresher.FullData(),
+        loader=loader,
+        criterion=criterion,
+        model=net,
+        optimizer=made.optimizers[0],
+        epochs=1,
     ).detach()
 
 
@@ -292,7 +350,10 @@ def test_fast_dev_run():
 
 @pytest.mark.parametrize("passes", ["once", "twice"])
 def test_forward_passes(passes):
-    module, selection = Classifier(None), Selection(METHODS["selective_backprop"], forward_passes=passes)
+    module, selection = (
+        Classifier(None),
+        Selection(METHODS["selective_backprop"], forward_passes=passes),
+    )
     fit(module, selection, validate=True)
     assert len(module.validated) == EPOCHS
     assert selection.run.cost.scoring == (EPOCHS * N if passes == "twice" else 0)

@@ -9,7 +9,9 @@ import thresher
 from lightning_cases import Classifier, dataset, fit, lightning, train_loader, trainer
 from thresher.lightning import Selection
 
-pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:`max_epochs` was not set")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:You defined a `validation_step`", "ignore:`max_epochs` was not set"
+)
 
 
 def refused(match, module=None, loader=None, method=None, callbacks=(), selection=None, **settings):
@@ -17,7 +19,9 @@ def refused(match, module=None, loader=None, method=None, callbacks=(), selectio
     before = dict(vars(module))
     selection = selection or Selection(method or thresher.InfoBatch())
     with pytest.raises(ValueError, match=match):
-        trainer(selection, *callbacks, **settings).fit(module, train_loader() if loader is None else loader)
+        trainer(selection, *callbacks, **settings).fit(
+            module, train_loader() if loader is None else loader
+        )
     assert set(vars(module)) - set(before) <= {"_hparams"}
     assert selection._run is None or selection.run.cost.forward == 0
     assert selection.state_dict() == {}
@@ -49,12 +53,17 @@ def test_strategies():
     selection, made = Selection(thresher.InfoBatch()), trainer(devices=2, strategy="ddp")
     selection.setup(made, Classifier(None), "validate")
     made.strategy.__class__ = Sharded
-    with pytest.raises(ValueError, match="Sharded is not supported. Use one device, or .*strategy='ddp'"):
+    with pytest.raises(
+        ValueError, match="Sharded is not supported. Use one device, or .*strategy='ddp'"
+    ):
         selection.setup(made, Classifier(None), "fit")
 
 
 def test_averaging_of_weights():
-    refused("StochasticWeightAveraging", callbacks=[lightning.pytorch.callbacks.StochasticWeightAveraging(0.1)])
+    refused(
+        "StochasticWeightAveraging",
+        callbacks=[lightning.pytorch.callbacks.StochasticWeightAveraging(0.1)],
+    )
 
 
 class Searching(lightning.pytorch.callbacks.LearningRateFinder):
@@ -79,7 +88,10 @@ def test_a_search_before_a_training_that_goes_on(tmp_path):
     made.save_checkpoint(tmp_path / "saved.ckpt")
     module = Classifier(None)
     module.lr = 0.05
-    with pytest.raises(ValueError, match=r"LearningRateFinder or BatchSizeFinder with fit\(ckpt_path=...\) is not supported"):
+    with pytest.raises(
+        ValueError,
+        match=r"LearningRateFinder or BatchSizeFinder with fit\(ckpt_path=...\) is not supported",
+    ):
         fit(module, Selection(thresher.InfoBatch()), lightning.pytorch.callbacks.LearningRateFinder(),
             ckpt_path=tmp_path / "saved.ckpt")  # fmt: skip
     assert not module.batches
@@ -106,13 +118,22 @@ class WithProperty(Classifier):
         return self.criterion
 
 
-@pytest.mark.filterwarnings("ignore:Found `dataloader_iter`", "ignore:You are using the `dataloader_iter`")
+@pytest.mark.filterwarnings(
+    "ignore:Found `dataloader_iter`", "ignore:You are using the `dataloader_iter`"
+)
 def test_modules():
     refused("automatic_optimization=False", Manual())
     refused("dataloader_iter", Iterates(None))
     refused("an attribute `thresher`", Taken(None))
-    refused("`model` is 'backbone'.*its child modules are: net, criterion", selection=Selection(0.5, model="backbone"))
-    refused("`criterion` is 'loss', a property", WithProperty(None), selection=Selection(0.5, criterion="loss"))
+    refused(
+        "`model` is 'backbone'.*its child modules are: net, criterion",
+        selection=Selection(0.5, model="backbone"),
+    )
+    refused(
+        "`criterion` is 'loss', a property",
+        WithProperty(None),
+        selection=Selection(0.5, criterion="loss"),
+    )
     compiled = Classifier(None)
     compiled._compiler_ctx = {"compiler": "dynamo"}
     refused(r"torch.compile\(module\)", compiled)
@@ -124,11 +145,20 @@ class Stream(IterableDataset):
 
 
 def test_loaders():
-    refused("over Stream, an IterableDataset", loader=DataLoader(Stream(), batch_size=8), method=0.5)
+    refused(
+        "over Stream, an IterableDataset", loader=DataLoader(Stream(), batch_size=8), method=0.5
+    )
     refused("of the type list", loader=[train_loader(), train_loader()])
     sampler = WeightedRandomSampler(torch.ones(109), 109)
-    refused("InfoBatch with a WeightedRandomSampler, which may repeat", loader=train_loader(sampler=sampler, shuffle=False))
-    fit(Classifier(None), Selection(thresher.SelectiveBackprop(keep=0.5)), loader=train_loader(sampler=sampler, shuffle=False))
+    refused(
+        "InfoBatch with a WeightedRandomSampler, which may repeat",
+        loader=train_loader(sampler=sampler, shuffle=False),
+    )
+    fit(
+        Classifier(None),
+        Selection(thresher.SelectiveBackprop(keep=0.5)),
+        loader=train_loader(sampler=sampler, shuffle=False),
+    )
 
 
 class Scheduled(Classifier):
@@ -152,12 +182,19 @@ def test_schedulers():
 def test_arguments():
     with pytest.raises(ValueError, match="no training has begun in this process.*ddp_spawn"):
         _ = Selection(0.5).run
-    with pytest.raises(TypeError, match="Selection: epochs, lr: no such setting; the settings are collate_keeps_rows, .*spend"):
+    with pytest.raises(
+        TypeError,
+        match="Selection: epochs, lr: no such setting; the settings are collate_keeps_rows, .*spend",
+    ):
         Selection(0.5, epochs=3, lr=1)
 
 
 def test_an_epoch_of_unknown_length():
-    chance = thresher.SelectiveBackprop(beta=1.0) if "beta" in thresher.SelectiveBackprop.__dataclass_fields__ else None
+    chance = (
+        thresher.SelectiveBackprop(beta=1.0)
+        if "beta" in thresher.SelectiveBackprop.__dataclass_fields__
+        else None
+    )
     assert chance is not None
     selection = Selection(chance, forward_passes="twice")
     refused("the length of this epoch is not known.*forward_passes='once'", selection=selection)
@@ -172,7 +209,11 @@ def test_a_sampler_that_yields_more_than_it_says():
             yield from range(24)
 
     with pytest.raises(RuntimeError, match="more batches than the 2"):
-        fit(Classifier(None), Selection(thresher.FullData()), loader=train_loader(sampler=Longer(), shuffle=False))
+        fit(
+            Classifier(None),
+            Selection(thresher.FullData()),
+            loader=train_loader(sampler=Longer(), shuffle=False),
+        )
 
 
 def test_checkpoints(tmp_path):
@@ -183,11 +224,17 @@ def test_checkpoints(tmp_path):
         fit(refused_module, Selection(thresher.InfoBatch()), ckpt_path=tmp_path / "without")
     selection = Selection(thresher.UniformSubset(keep=0.5))
     fit(Classifier("late"), selection, max_epochs=2).save_checkpoint(tmp_path / "with")
-    with pytest.warns(UserWarning, match="callbacks used to create the checkpoint need to be provided"):
+    with pytest.warns(
+        UserWarning, match="callbacks used to create the checkpoint need to be provided"
+    ):
         resumed = fit(Classifier("late"), ckpt_path=tmp_path / "with")
     assert resumed.lr_scheduler_configs[0].scheduler.last_epoch == 2 * 14 + 2 * 14
     with pytest.raises(ValueError, match="another interval"):
-        fit(Classifier("epoch"), Selection(thresher.UniformSubset(keep=0.5)), ckpt_path=tmp_path / "with")
+        fit(
+            Classifier("epoch"),
+            Selection(thresher.UniformSubset(keep=0.5)),
+            ckpt_path=tmp_path / "with",
+        )
 
 
 def test_without_lightning(monkeypatch):

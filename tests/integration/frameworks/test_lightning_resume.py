@@ -12,7 +12,9 @@ from thresher.lightning import Selection
 pytestmark = [
     pytest.mark.usefixtures("shared_traces"),
     pytest.mark.filterwarnings(
-        "ignore:You defined a `validation_step`", "ignore:.*was called without a model", "ignore:.*no last checkpoint"
+        "ignore:You defined a `validation_step`",
+        "ignore:.*was called without a model",
+        "ignore:.*no last checkpoint",
     ),
 ]
 
@@ -30,14 +32,21 @@ EPOCHS_SAVED = depth([1], range(EPOCHS - 1))
 
 @pytest.mark.parametrize(
     ("method", "interval"),
-    depth([("kakurenbo", 0.5), ("selective_backprop", 1.0)], [(name, share) for name in METHODS for share in (1.0, 0.5)]),
+    depth(
+        [("kakurenbo", 0.5), ("selective_backprop", 1.0)],
+        [(name, share) for name in METHODS for share in (1.0, 0.5)],
+    ),
 )
 def test_goes_on_with_the_same_bits(method, interval, tmp_path):
     method = METHODS[method]
     saves, module = Saves(tmp_path), Classifier()
     settings = {"validate": True, "val_check_interval": interval}
     expected = outcome(module, fit(module, Selection(method), saves, **settings))
-    for path in (path for epoch in EPOCHS_SAVED for path in saves.of_epoch(epoch, "step", "last", "validation", "epoch")):
+    for path in (
+        path
+        for epoch in EPOCHS_SAVED
+        for path in saves.of_epoch(epoch, "step", "last", "validation", "epoch")
+    ):
         resumed, selection = Classifier(), Selection(method)
         found = outcome(resumed, fit(resumed, selection, seed=9, ckpt_path=path, **settings))
         assert len(selection.run.history) == EPOCHS, path.name
@@ -45,7 +54,9 @@ def test_goes_on_with_the_same_bits(method, interval, tmp_path):
         assert_same(found | {"rates": []}, expected | {"rates": []}, path.name)
         assert set(resumed.estimates) <= {EPOCHS * 14}
         validated = module.validated[len(module.validated) - len(resumed.validated) :]
-        assert [epoch for epoch, _ in resumed.validated] == [epoch for epoch, _ in validated], path.name
+        assert [epoch for epoch, _ in resumed.validated] == [epoch for epoch, _ in validated], (
+            path.name
+        )
 
 
 class WithState(Classifier):
@@ -58,18 +69,29 @@ class WithState(Classifier):
         pass
 
 
-@pytest.mark.parametrize("method", depth(["kakurenbo"], ["infobatch", "kakurenbo", "selective_backprop"]))
+@pytest.mark.parametrize(
+    "method", depth(["kakurenbo"], ["infobatch", "kakurenbo", "selective_backprop"])
+)
 def test_with_workers_and_draws(method, tmp_path):
     def parts():
-        loader = train_loader(2, generator=torch.Generator().manual_seed(4), persistent_workers=True)
+        loader = train_loader(
+            2, generator=torch.Generator().manual_seed(4), persistent_workers=True
+        )
         return WithState("late", draws=True), Selection(METHODS[method]), loader
 
     module, selection, loader = parts()
     saves = Saves(tmp_path)
-    expected = outcome(module, fit(module, selection, saves, loader=loader, accumulate_grad_batches=2))
+    expected = outcome(
+        module, fit(module, selection, saves, loader=loader, accumulate_grad_batches=2)
+    )
     for path in saves.of_epoch(EPOCHS_SAVED[-1], "step", "epoch"):
         resumed, selection, loader = parts()
-        found = outcome(resumed, fit(resumed, selection, seed=9, loader=loader, ckpt_path=path, accumulate_grad_batches=2))
+        found = outcome(
+            resumed,
+            fit(
+                resumed, selection, seed=9, loader=loader, ckpt_path=path, accumulate_grad_batches=2
+            ),
+        )
         assert_same(found["rates"], expected["rates"][-len(found["rates"]) :], path.name)
         assert_same(found | {"rates": []}, expected | {"rates": []}, path.name)
 
@@ -88,7 +110,10 @@ def test_after_an_error(tmp_path):
     expected.fails = resumed.fails = False
     fit(expected, Selection(METHODS["kakurenbo"]))
     last = lightning.pytorch.callbacks.OnExceptionCheckpoint(tmp_path)
-    with pytest.raises(KeyError, match="a failure"), pytest.warns(UserWarning, match="has not computed the loss of a batch"):
+    with (
+        pytest.raises(KeyError, match="a failure"),
+        pytest.warns(UserWarning, match="has not computed the loss of a batch"),
+    ):
         fit(failed, Selection(METHODS["kakurenbo"]), last)
     fit(resumed, Selection(METHODS["kakurenbo"]), ckpt_path=last.ckpt_path)
     assert expected.batches - failed.batches - resumed.batches == 1  # the batch that failed

@@ -13,7 +13,11 @@ from helpers import assert_same
 from thresher.samplers import Grouped
 from transformers_cases import N, outcome, trainer
 
-METHODS = {"Winnow": 0.5, "InfoBatch": thresher.InfoBatch(), "SelectiveBackprop": thresher.SelectiveBackprop(keep=0.5)}
+METHODS = {
+    "Winnow": 0.5,
+    "InfoBatch": thresher.InfoBatch(),
+    "SelectiveBackprop": thresher.SelectiveBackprop(keep=0.5),
+}
 
 
 class ByLength(transformers.Trainer):
@@ -21,7 +25,9 @@ class ByLength(transformers.Trainer):
 
     def get_train_dataloader(self):
         lengths = self.train_dataset.mask.sum(1)
-        return self.accelerator.prepare(DataLoader(self.train_dataset, batch_sampler=Grouped(lengths, max_tokens=30)))
+        return self.accelerator.prepare(
+            DataLoader(self.train_dataset, batch_sampler=Grouped(lengths, max_tokens=30))
+        )
 
 
 class SelectedByLength(thresher.transformers.Selection, ByLength):
@@ -40,12 +46,16 @@ class SelectedInBatches(thresher.transformers.Selection, InBatches):
     pass
 
 
-@pytest.mark.parametrize(("plain", "selected"), [(ByLength, SelectedByLength), (InBatches, SelectedInBatches)])
+@pytest.mark.parametrize(
+    ("plain", "selected"), [(ByLength, SelectedByLength), (InBatches, SelectedInBatches)]
+)
 def test_full_data_keeps_the_batches(plain, selected, tmp_path):
     expected = trainer(tmp_path, of=plain, gradient_accumulation_steps=2)
     expected.train()
     made = trainer(tmp_path, thresher.FullData(), of=selected, gradient_accumulation_steps=2)
-    with pytest.warns(UserWarning, match="FullData keeps the batches of Grouped, and records nothing"):
+    with pytest.warns(
+        UserWarning, match="FullData keeps the batches of Grouped, and records nothing"
+    ):
         made.train()
     assert_same(outcome(made), outcome(expected))
     with pytest.raises(ValueError, match="A trainer that makes its own batches has no run"):
@@ -56,14 +66,23 @@ def test_full_data_keeps_the_batches(plain, selected, tmp_path):
 def test_a_method_that_leaves_out_samples_is_refused(name, tmp_path):
     made = trainer(tmp_path, METHODS[name], of=SelectedInBatches)
     with pytest.raises(
-        ValueError, match=f"{name} with the batches of Grouped .*in-batch negatives.* Use selection=thresher.Full"
+        ValueError,
+        match=f"{name} with the batches of Grouped .*in-batch negatives.* Use selection=thresher.Full",
     ):
         made.train()
 
 
 def test_observing_is_refused(tmp_path):
-    made = trainer(tmp_path, thresher.FullData(), of=SelectedInBatches, with_selection_settings={"observe": True})
-    with pytest.raises(ValueError, match="FullData with observe with the batches of Grouped .*no sample has a loss of its own"):
+    made = trainer(
+        tmp_path,
+        thresher.FullData(),
+        of=SelectedInBatches,
+        with_selection_settings={"observe": True},
+    )
+    with pytest.raises(
+        ValueError,
+        match="FullData with observe with the batches of Grouped .*no sample has a loss of its own",
+    ):
         made.train()
 
 
@@ -74,16 +93,28 @@ def test_sentence_transformers(batches, tmp_path):
     datasets = pytest.importorskip("datasets")
     words = pytest.importorskip("tokenizers")
     names = ["[PAD]", "[UNK]", *(f"w{i}" for i in range(N))]
-    tokens = words.Tokenizer(words.models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    tokens = words.Tokenizer(
+        words.models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
+    )
     tokens.pre_tokenizer = words.pre_tokenizers.Whitespace()
-    tokens = transformers.PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="[PAD]", unk_token="[UNK]")
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    tokens = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokens, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = transformers.BertModel(transformers.BertConfig(vocab_size=len(names), **sizes))
     net.save_pretrained(tmp_path)
     tokens.save_pretrained(tmp_path)
-    columns = {"anchor": [f"w{i} w{i * 7 % N}" for i in range(N)], "positive": [f"w{i} w{i * 4 % N}" for i in range(N)]}
+    columns = {
+        "anchor": [f"w{i} w{i * 7 % N}" for i in range(N)],
+        "positive": [f"w{i} w{i * 4 % N}" for i in range(N)],
+    }
     if batches == "group_by_label":
         columns = {"sentence": columns["anchor"], "label": [i % 3 for i in range(N)]}
 
@@ -106,7 +137,11 @@ def test_sentence_transformers(batches, tmp_path):
         )
         by_label = batches == "group_by_label"
         losses = importlib.import_module("sentence_transformers.losses")
-        loss = losses.BatchAllTripletLoss(model) if by_label else losses.MultipleNegativesRankingLoss(model)
+        loss = (
+            losses.BatchAllTripletLoss(model)
+            if by_label
+            else losses.MultipleNegativesRankingLoss(model)
+        )
         data = datasets.Dataset.from_dict(columns)
         more = {} if method is None else {"selection": method}
         kind(model, arguments, train_dataset=data, loss=loss, **more).train()

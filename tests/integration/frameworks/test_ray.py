@@ -32,7 +32,9 @@ def test_the_loader_inside_of_a_wrapper_of_ray_is_taken(monkeypatch):
 
     monkeypatch.setattr(_WrappedDataLoader, "__module__", "ray.train.torch.train_loop_utils")
     loader = DataLoader(dataset(), 4, shuffle=True)
-    run = thresher.attach(0.5, loader=_WrappedDataLoader(loader), criterion=nn.CrossEntropyLoss(), epochs=2)
+    run = thresher.attach(
+        0.5, loader=_WrappedDataLoader(loader), criterion=nn.CrossEntropyLoss(), epochs=2
+    )
     assert run.loader.dataset is loader.dataset
 
 
@@ -46,7 +48,13 @@ def test_the_example(workers, tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("ray_train_example", EXAMPLE)
     example: ModuleType = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    paths = {"env_vars": {"PYTHONPATH": ":".join(filter(None, sys.path)), "OMP_NUM_THREADS": "1", "RAY_TRAIN_V2_ENABLED": "1"}}
+    paths = {
+        "env_vars": {
+            "PYTHONPATH": ":".join(filter(None, sys.path)),
+            "OMP_NUM_THREADS": "1",
+            "RAY_TRAIN_V2_ENABLED": "1",
+        }
+    }
     ray.init("local", num_cpus=3, include_dashboard=False, log_to_driver=False, runtime_env=paths)
     try:
         found = []
@@ -57,7 +65,11 @@ def test_the_example(workers, tmp_path, monkeypatch):
         ray.shutdown()
     full = found[1]
     assert [sum(state["backward"] for state in states) for states in found] == [66, 132]
-    assert all(torch.equal(state["model"][name], value) for state in full for name, value in full[0]["model"].items())
+    assert all(
+        torch.equal(state["model"][name], value)
+        for state in full
+        for name, value in full[0]["model"].items()
+    )
     if workers == 1:
         assert_same(full[0]["model"], plain())
 

@@ -8,7 +8,11 @@ import transformers_cases
 from depth import depth
 
 METHODS = depth(
-    [(0.5, {}), (0.5, {"spend": "steps"}), (thresher.UniformSubset(keep=0.5), {"spend": "batches"})],
+    [
+        (0.5, {}),
+        (0.5, {"spend": "steps"}),
+        (thresher.UniformSubset(keep=0.5), {"spend": "batches"}),
+    ],
     [
         (0.5, {}),
         (0.5, {"spend": "steps"}),

@@ -12,13 +12,27 @@ from transformers import BatchEncoding, default_data_collator
 import thresher
 from depth import depth, in_verify
 from helpers import assert_same
-from transformers_cases import BATCH, EPOCHS, FULL, METHODS, WORDS, N, Sentences, model, outcome, trainer
+from transformers_cases import (
+    BATCH,
+    EPOCHS,
+    FULL,
+    METHODS,
+    WORDS,
+    N,
+    Sentences,
+    model,
+    outcome,
+    trainer,
+)
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
 
 
 @pytest.mark.parametrize(
-    ("causal", "accumulate"), depth([(False, 1), (True, 3)], [(causal, every) for causal in (False, True) for every in (1, 3)])
+    ("causal", "accumulate"),
+    depth(
+        [(False, 1), (True, 3)], [(causal, every) for causal in (False, True) for every in (1, 3)]
+    ),
 )
 def test_full_data_changes_nothing(causal, accumulate, tmp_path):
     settings = {"gradient_accumulation_steps": accumulate, "eval_strategy": "epoch"}
@@ -46,7 +60,9 @@ def test_the_model_notices_only_the_passes_that_train(method, tmp_path):
 
     Counting.__name__ = type(net).__name__  # transformers chooses the loss by it
     net.__class__ = Counting
-    method = {"full_data": thresher.FullData(), "uniform_subset": thresher.UniformSubset(0.5)}.get(method)
+    method = {"full_data": thresher.FullData(), "uniform_subset": thresher.UniformSubset(0.5)}.get(
+        method
+    )
     made = trainer(tmp_path, method, True, net=net)
     made.train()
     assert net.calls == made.state.global_step > 0
@@ -64,7 +80,10 @@ def by_hand(folder, method, accumulate):
         criterion=nn.CrossEntropyLoss(),
         optimizer=optimizer,
         epochs=EPOCHS,
-        forward=lambda net, batch: (net(batch["input_ids"], batch["attention_mask"]).logits, batch["labels"]),
+        forward=lambda net, batch: (
+            net(batch["input_ids"], batch["attention_mask"]).logits,
+            batch["labels"],
+        ),
     )
     scheduler, updates = run.pace(made.create_scheduler(steps), steps), []
     for epoch in range(EPOCHS):
@@ -99,7 +118,9 @@ def test_equals_a_plain_loop(method, accumulate, tmp_path):
     made.train()
     for name, value in net.state_dict().items():
         assert torch.allclose(made.model.state_dict()[name], value, atol=1e-6), name
-    assert [without_forward(entry) for entry in made.run.history] == [without_forward(entry) for entry in run.history]
+    assert [without_forward(entry) for entry in made.run.history] == [
+        without_forward(entry) for entry in run.history
+    ]
     assert made.run.cost.of_loop == run.cost.of_loop
     assert made.state.global_step == sum(updates) == made.run.cost.steps
     assert [step for _, step in made.evaluated] == torch.tensor(updates).cumsum(0).tolist()
@@ -111,16 +132,28 @@ def test_equals_a_plain_loop(method, accumulate, tmp_path):
 
 @pytest.mark.parametrize("method", depth(["selective_backprop"], list(METHODS)))
 def test_a_causal_model(method, tmp_path):
-    accumulate = 1 if method == "selective_backprop" else 3  # in one pass, rows of different lengths share no divisor
-    made = trainer(tmp_path, METHODS[method], causal=True, gradient_accumulation_steps=accumulate, eval_strategy="epoch")
+    accumulate = (
+        1 if method == "selective_backprop" else 3
+    )  # in one pass, rows of different lengths share no divisor
+    made = trainer(
+        tmp_path,
+        METHODS[method],
+        causal=True,
+        gradient_accumulation_steps=accumulate,
+        eval_strategy="epoch",
+    )
     made.train()
     assert made.lr_scheduler.get_last_lr() == [0, 0]
     assert len(made.evaluated) == EPOCHS
     losses = made.run.records["loss"]
     assert losses.isfinite().all() and losses.min() > 0
     kept = sum(entry["kept"] for entry in made.run.history)
-    of_batches = EPOCHS * FULL  # SelectiveBackprop keeps one of four rows, and of the one row of the last batch
-    assert made.run.cost.backward == (of_batches if method == "selective_backprop" else kept if method != "winnow" else 3 * 22)
+    of_batches = (
+        EPOCHS * FULL
+    )  # SelectiveBackprop keeps one of four rows, and of the one row of the last batch
+    assert made.run.cost.backward == (
+        of_batches if method == "selective_backprop" else kept if method != "winnow" else 3 * 22
+    )
 
 
 class OneStep(Sentences):
@@ -128,7 +161,9 @@ class OneStep(Sentences):
 
     def __init__(self):
         super().__init__(causal=True, n=2 * BATCH)
-        self.words = torch.randint(3, WORDS, self.words.shape, generator=torch.Generator().manual_seed(5))
+        self.words = torch.randint(
+            3, WORDS, self.words.shape, generator=torch.Generator().manual_seed(5)
+        )
         self.mask = torch.ones_like(self.words)
         self.labels = self.words.clone()
         self.labels[:BATCH, 3:], self.labels[BATCH:, 6:] = -100, -100
@@ -141,17 +176,28 @@ def test_in_one_pass_a_step_is_the_mean_over_the_labels_that_were_kept(tmp_path)
                    num_train_epochs=1, lr_scheduler_type="constant", gradient_accumulation_steps=2, with_train_dataset=data,
                    train_sampling_strategy="sequential")  # fmt: skip
     made.train()
-    losses = F.cross_entropy(before(data.words).logits[:, :-1].mT, data.labels[:, 1:], reduction="none")
+    losses = F.cross_entropy(
+        before(data.words).logits[:, :-1].mT, data.labels[:, 1:], reduction="none"
+    )
     valid = data.labels[:, 1:] != -100
     means = (losses.sum(1) / valid.sum(1)).view(2, BATCH)
     kept = (means.topk(2, dim=1).indices + torch.tensor([[0], [BATCH]])).flatten()
-    (losses[kept].sum() / (data.labels[kept] != -100).sum()).backward()  # Trainer counts the first words, too
+    (
+        losses[kept].sum() / (data.labels[kept] != -100).sum()
+    ).backward()  # Trainer counts the first words, too
     for old, new in zip(before.parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(new, old - old.grad, rtol=1e-5, atol=1e-6)
 
 
 def test_the_loss_of_a_sample_is_the_mean_over_its_words(tmp_path):
-    made = trainer(tmp_path, thresher.FullData(), causal=True, learning_rate=0.0, num_train_epochs=1, weight_decay=0.0)
+    made = trainer(
+        tmp_path,
+        thresher.FullData(),
+        causal=True,
+        learning_rate=0.0,
+        num_train_epochs=1,
+        weight_decay=0.0,
+    )
     made.model.eval()
     made.model.train = lambda mode=True: made.model  # no dropout
     made.train()
@@ -168,17 +214,24 @@ def tokens_by_hand(folder, method, tokens):
     made = trainer(folder, causal=True)
     net, loader, optimizer = made.model, made.get_train_dataloader(), made.create_optimizer()
     steps = EPOCHS * FULL
-    run = thresher.attach(method, loader=loader, model=net, criterion=None, optimizer=optimizer, epochs=EPOCHS)
+    run = thresher.attach(
+        method, loader=loader, model=net, criterion=None, optimizer=optimizer, epochs=EPOCHS
+    )
     scheduler = run.pace(made.create_scheduler(steps), steps)
     for epoch in range(EPOCHS):
         loader.set_epoch(epoch)
         for batch in run.loader:
             net.train()
-            inputs, labels = {name: batch[name] for name in ("input_ids", "attention_mask")}, batch["labels"][:, 1:]
+            inputs, labels = (
+                {name: batch[name] for name in ("input_ids", "attention_mask")},
+                batch["labels"][:, 1:],
+            )
             outputs, valid = run.model(**inputs).logits[:, :-1], labels != -100
             losses = F.cross_entropy(outputs.mT, labels, reduction="none")
             with torch.no_grad():
-                known = F.cross_entropy(tokens.reference(**inputs).logits[:, :-1].mT, labels, reduction="none")
+                known = F.cross_entropy(
+                    tokens.reference(**inputs).logits[:, :-1].mT, labels, reduction="none"
+                )
             keep, total = tokens.chosen(losses, valid, known), (batch["labels"] != -100).sum()
             run.reduce(losses, targets=labels, valid=valid, total=total, keep=keep).backward()
             run.cost.add_scores((len(labels), 0))
@@ -198,11 +251,17 @@ def test_token_selection(tmp_path):
     made = trainer(tmp_path, [METHODS["infobatch"], tokens], causal=True)
     made.train()
     for name, value in net.state_dict().items():
-        without_gradient = name.endswith("c_attn.bias")  # that of the keys, whose rounding errors Adam makes large
-        assert without_gradient or torch.allclose(made.model.state_dict()[name], value, atol=1e-5), name
+        without_gradient = name.endswith(
+            "c_attn.bias"
+        )  # that of the keys, whose rounding errors Adam makes large
+        assert without_gradient or torch.allclose(
+            made.model.state_dict()[name], value, atol=1e-5
+        ), name
     assert torch.allclose(made.run.records["loss"], run.records["loss"], atol=1e-4)
     counted = ("of_loop", "backward", "scoring", "steps")
-    assert [getattr(made.run.cost, one) for one in counted] == [getattr(run.cost, one) for one in counted]
+    assert [getattr(made.run.cost, one) for one in counted] == [
+        getattr(run.cost, one) for one in counted
+    ]
 
 
 @in_verify
@@ -216,24 +275,39 @@ def test_tokens_that_are_all_kept(accumulate, tmp_path):
     for name, value in plain.model.state_dict().items():
         assert torch.allclose(made.model.state_dict()[name], value, atol=1e-5), name
     cost = made.run.cost
-    assert cost.backward == cost.full_backward == cost.scoring == (cost.forward - cost.comparing) / 2 == EPOCHS * N
+    assert (
+        cost.backward
+        == cost.full_backward
+        == cost.scoring
+        == (cost.forward - cost.comparing) / 2
+        == EPOCHS * N
+    )
 
 
 @pytest.mark.parametrize("strategy", depth(["steps"], ["steps", "no"]))
 def test_the_end_of_a_shorter_training(strategy, tmp_path):
     """Trainer evaluates and saves at the last step; it would not know which it is."""
-    settings = {"eval_strategy": strategy, "save_strategy": strategy, "eval_steps": 1000, "save_steps": 1000}
+    settings = {
+        "eval_strategy": strategy,
+        "save_strategy": strategy,
+        "eval_steps": 1000,
+        "save_steps": 1000,
+    }
     made = trainer(tmp_path, thresher.UniformSubset(keep=0.5), **settings)
     made.train()
     assert made.state.global_step == EPOCHS * 6 < made.state.max_steps
     assert made.state.epoch == EPOCHS
     assert made.evaluated == ([(EPOCHS, EPOCHS * 6)] if strategy == "steps" else [])
-    assert [path.name for path in tmp_path.iterdir()] == (["checkpoint-18"] if strategy == "steps" else [])
+    assert [path.name for path in tmp_path.iterdir()] == (
+        ["checkpoint-18"] if strategy == "steps" else []
+    )
 
 
 def test_forward_passes_before_the_loop(tmp_path):
     settings = {"forward_passes": "twice", "seed": 3}
-    made = trainer(tmp_path, METHODS["selective_backprop"], causal=True, with_selection_settings=settings)
+    made = trainer(
+        tmp_path, METHODS["selective_backprop"], causal=True, with_selection_settings=settings
+    )
     made.train()
     assert made.run.cost.scoring == EPOCHS * N
     assert made.lr_scheduler.get_last_lr() == [0, 0]
@@ -241,7 +315,11 @@ def test_forward_passes_before_the_loop(tmp_path):
 
 @in_verify
 def test_scheduler_by_a_metric_and_one_of_the_user(tmp_path):
-    settings = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "lr_scheduler_kwargs": {"patience": 0}}
+    settings = {
+        "lr_scheduler_type": "reduce_lr_on_plateau",
+        "eval_strategy": "epoch",
+        "lr_scheduler_kwargs": {"patience": 0},
+    }
     made = trainer(tmp_path, METHODS["infobatch"], **settings)
     made.train()
     assert type(made.lr_scheduler) is torch.optim.lr_scheduler.ReduceLROnPlateau
@@ -307,7 +385,10 @@ def test_losses_of_the_user(accumulate, tmp_path):
         for name, value in found[0].items():
             assert torch.allclose(found[1][name], value, atol=1e-5), name
     net = model(causal=False, num_labels=1)
-    settings = {"with_per_position": squares, "with_selection_settings": {"forward_passes": "twice"}}
+    settings = {
+        "with_per_position": squares,
+        "with_selection_settings": {"forward_passes": "twice"},
+    }
     made = trainer(tmp_path, METHODS["selective_backprop"], net=net, **settings, **data)
     made.train()
     assert made.run.cost.scoring == EPOCHS * N
@@ -334,13 +415,17 @@ COUNTED = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(("name", "passes"), [*((name, "auto") for name in COUNTED), ("selective_backprop", "twice")])
+@pytest.mark.parametrize(
+    ("name", "passes"), [*((name, "auto") for name in COUNTED), ("selective_backprop", "twice")]
+)
 def test_a_hook_counts_what_the_cost_says(name, passes, tmp_path):
     """Each forward pass of the model counts, also those that compare losses; FullData makes none of these."""
     settings = {} if passes == "auto" else {"with_selection_settings": {"forward_passes": passes}}
     made = trainer(tmp_path, COUNTED[name], causal=True, **settings)
     rows = []
-    made.model.get_input_embeddings().register_forward_hook(lambda module, inputs, outputs: rows.append(len(outputs)))
+    made.model.get_input_embeddings().register_forward_hook(
+        lambda module, inputs, outputs: rows.append(len(outputs))
+    )
     made.train()
     assert made.run.cost.forward == sum(rows)
     assert made.run.cost.comparing <= 4 * BATCH

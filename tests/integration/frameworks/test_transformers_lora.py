@@ -7,7 +7,10 @@ import thresher
 from helpers import assert_same
 from transformers_cases import METHODS, model, trainer
 
-pytestmark = [pytest.mark.usefixtures("shared_traces"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("shared_traces"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -19,7 +22,9 @@ def test_lora(causal, tmp_path):
         torch.manual_seed(0)
         config = peft.LoraConfig(r=2, target_modules=modules, task_type=task, fan_in_fan_out=causal)
         net = peft.get_peft_model(model(causal), config)
-        made = trainer(tmp_path, method, causal, net=net, gradient_accumulation_steps=1 if causal else 3)
+        made = trainer(
+            tmp_path, method, causal, net=net, gradient_accumulation_steps=1 if causal else 3
+        )
         made.train()
         found.append(made.model.state_dict())
     assert_same(found[1], found[0])

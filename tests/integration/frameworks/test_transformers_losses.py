@@ -25,7 +25,11 @@ class Rows(Sentences):
         tags = (self.words > 12).long()
         self.kinds = {
             "regression": {"labels": self.mask.sum(1) / LENGTH},
-            "labels": {"labels": torch.stack([self.labels, self.labels == 0, self.words[:, 0] > 9], 1).float()},
+            "labels": {
+                "labels": torch.stack(
+                    [self.labels, self.labels == 0, self.words[:, 0] > 9], 1
+                ).float()
+            },
             "spans": {"start_positions": places[0], "end_positions": places[1]},
             "segments": {"labels": tags.where(self.mask == 1, 255)},
             "tokens": {"labels": tags.where(self.mask == 1, -100)},
@@ -43,11 +47,18 @@ class Segments(transformers.BertForTokenClassification):
 
     divides = True
 
-    def forward(self, input_ids=None, attention_mask=None, labels=None, num_items_in_batch=None, **kwargs):
+    def forward(
+        self, input_ids=None, attention_mask=None, labels=None, num_items_in_batch=None, **kwargs
+    ):
         outputs = super().forward(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
         if labels is not None:
             total = num_items_in_batch if self.divides else None
-            loss = F.cross_entropy(outputs.logits.mT, labels, ignore_index=255, reduction="mean" if total is None else "sum")
+            loss = F.cross_entropy(
+                outputs.logits.mT,
+                labels,
+                ignore_index=255,
+                reduction="mean" if total is None else "sum",
+            )
             outputs.loss = loss if total is None else loss / total
         return outputs
 
@@ -67,7 +78,9 @@ def network(kind, cls):
             "intermediate_size": 8,
         }
         labels = {"regression": 1, "labels": 3}.get(kind, 2)
-        return cls(transformers.BertConfig(**sizes, max_position_embeddings=LENGTH, num_labels=labels))
+        return cls(
+            transformers.BertConfig(**sizes, max_position_embeddings=LENGTH, num_labels=labels)
+        )
 
 
 def ones(losses):
@@ -89,11 +102,15 @@ def mean_label(outputs, labels):
 
 def spans(outputs, labels):
     start = F.cross_entropy(outputs.start_logits, labels["start_positions"], reduction="none")
-    return ones((start + F.cross_entropy(outputs.end_logits, labels["end_positions"], reduction="none")) / 2)
+    return ones(
+        (start + F.cross_entropy(outputs.end_logits, labels["end_positions"], reduction="none")) / 2
+    )
 
 
 def segments(outputs, labels):
-    return F.cross_entropy(outputs.logits.mT, labels, ignore_index=255, reduction="none"), labels != 255
+    return F.cross_entropy(
+        outputs.logits.mT, labels, ignore_index=255, reduction="none"
+    ), labels != 255
 
 
 def tokens(outputs, labels):
@@ -184,14 +201,19 @@ def test_batches_with_as_many_positions_as_samples(tmp_path):
     """Nothing but the trainer shows that the rows of such losses are the samples."""
     losses = []
     for method in (None, thresher.FullData()):
-        made = trainer(tmp_path, method, True, per_device_train_batch_size=LENGTH, num_train_epochs=1)
+        made = trainer(
+            tmp_path, method, True, per_device_train_batch_size=LENGTH, num_train_epochs=1
+        )
         losses.append(made.train().training_loss)
     assert losses[1] == pytest.approx(losses[0], rel=1e-6) and made.run.trained.sum() == N
 
 
 @pytest.mark.parametrize("name", depth(["class weights"], ["spans", "class weights"]))
 def test_methods_choose_by_these_losses(name, tmp_path):
-    for method, backward in ((thresher.SelectiveBackprop(keep=0.5), 69), (thresher.UniformSubset(keep=0.4), 54)):
+    for method, backward in (
+        (thresher.SelectiveBackprop(keep=0.5), 69),
+        (thresher.UniformSubset(keep=0.4), 54),
+    ):
         made = trained(tmp_path, name, 1, method)
         assert made.run.cost.backward == backward
     made = trained(tmp_path, name, 1, thresher.SelectiveBackprop(keep=0.5),
@@ -227,7 +249,11 @@ def test_batches_without_a_position_that_counts(name, tmp_path):
     for method in (None, thresher.FullData()):
         data = Rows(KINDS[name][0])
         data.parts["labels"][:41] = 255 if name == "segments" else -100
-        found.append(trained(tmp_path, name, 4, method, with_train_dataset=data, optim="sgd").model.state_dict())
+        found.append(
+            trained(
+                tmp_path, name, 4, method, with_train_dataset=data, optim="sgd"
+            ).model.state_dict()
+        )
     for parameter, value in found[1].items():
         torch.testing.assert_close(value, found[0][parameter], rtol=1e-4, atol=1e-6)
 
@@ -239,21 +265,39 @@ def of_dictionary(outputs, labels):
 @pytest.mark.parametrize(
     ("losses", "settings", "match"),
     [
-        (half_weighted, {}, "the mean loss of per_position= is .* would train another loss. .*class_weights"),
-        (half_weighted, {"of": SelectedWeighted}, "the mean loss of per_position= is .* would train another loss"),
+        (
+            half_weighted,
+            {},
+            "the mean loss of per_position= is .* would train another loss. .*class_weights",
+        ),
+        (
+            half_weighted,
+            {"of": SelectedWeighted},
+            "the mean loss of per_position= is .* would train another loss",
+        ),
         (weighted, {}, "would train another loss. .*by compute_loss_func= or its compute_loss"),
         (
             of_dictionary,
             {"net": WithoutLoss(), "remove_unused_columns": False},
             "has no loss of its own .*'labels'.*compute_loss_func=",
         ),
-        (None, {"of": SelectedWeighted}, "compute_loss of SelectedWeighted does not call .* class_weights"),
+        (
+            None,
+            {"of": SelectedWeighted},
+            "compute_loss of SelectedWeighted does not call .* class_weights",
+        ),
     ],
 )
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_another_loss_is_refused(losses, settings, match, accumulate, tmp_path):
     """Also where the first batch, which has one class, does not show it."""
-    made = trainer(tmp_path, thresher.InfoBatch(), with_per_position=losses, gradient_accumulation_steps=accumulate, **settings)
+    made = trainer(
+        tmp_path,
+        thresher.InfoBatch(),
+        with_per_position=losses,
+        gradient_accumulation_steps=accumulate,
+        **settings,
+    )
     with pytest.raises(ValueError, match=match):
         made.train()
     assert made.state.global_step < 4
@@ -270,9 +314,16 @@ class Twice(DataCollatorWithFlattening):
 @pytest.mark.parametrize("collator", [DataCollatorWithFlattening(), Twice()])
 @pytest.mark.filterwarnings("ignore:collate_fn")
 def test_rows_that_are_no_samples(collator, tmp_path):
-    made = trainer(tmp_path, 0.5, causal=True, net=model(causal=True, n_positions=40), with_data_collator=collator)
+    made = trainer(
+        tmp_path,
+        0.5,
+        causal=True,
+        net=model(causal=True, n_positions=40),
+        with_data_collator=collator,
+    )
     with pytest.raises(
-        AttributionError, match="rows of the batch are not samples.*Use a data_collator that pads: DataCollatorWithFlattening"
+        AttributionError,
+        match="rows of the batch are not samples.*Use a data_collator that pads: DataCollatorWithFlattening",
     ):
         made.train()
 
@@ -291,7 +342,11 @@ class Untraceable(nn.Module):
     def forward(self, x, labels=None):
         logits = self.head(x)
         logits = logits * 1.0 if logits.sum().item() < torch.inf else logits
-        return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+        return (
+            {"logits": logits}
+            if labels is None
+            else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+        )
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -300,7 +355,9 @@ def test_a_model_that_cannot_be_traced_trains_with_fewer_batches_from_the_second
     data = [{"x": x, "labels": int(x[0] > 0)} for x in torch.randn(96, 8)]
     settings = {"per_device_train_batch_size": 16, "num_train_epochs": 3}
     method = thresher.SelectiveBackprop(keep=0.5)
-    made = trainer(tmp_path, method, of=Plain, net=Untraceable(), with_train_dataset=data, **settings)
+    made = trainer(
+        tmp_path, method, of=Plain, net=Untraceable(), with_train_dataset=data, **settings
+    )
     made.train()
     assert [entry["steps"] for entry in made.run.history] == [6, 3, 3]
     assert made.state.global_step == 12 and set(made.lr_scheduler.get_last_lr()) == {0}

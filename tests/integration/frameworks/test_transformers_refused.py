@@ -29,7 +29,10 @@ def refused(match, folder, method=None, kind=ValueError, **settings):
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"max_steps": 5}, r"max_steps=5\) is not supported.*give num_train_epochs alone, or .*batches"),
+        (
+            {"max_steps": 5},
+            r"max_steps=5\) is not supported.*give num_train_epochs alone, or .*batches",
+        ),
         ({"num_train_epochs": 1.5}, "num_train_epochs=1.5"),
         ({"with_compute_loss_func": lambda *_: 0}, "compute_loss_func.*give per_position="),
         ({"auto_find_batch_size": True}, "auto_find_batch_size=True"),
@@ -42,8 +45,16 @@ def test_arguments_of_the_trainer(settings, match, tmp_path):
 
 @pytest.mark.parametrize("settings", [{}, {"forward_passes": "twice"}])
 def test_a_number_of_steps_with_rows_that_may_be_gathered(settings, tmp_path):
-    with pytest.raises(ValueError, match=r"max_steps=5\) is not supported.*'forward_passes': 'once'}, for a method that"):
-        trainer(tmp_path, thresher.SelectiveBackprop(keep=0.5), max_steps=5, with_selection_settings=settings)
+    with pytest.raises(
+        ValueError,
+        match=r"max_steps=5\) is not supported.*'forward_passes': 'once'}, for a method that",
+    ):
+        trainer(
+            tmp_path,
+            thresher.SelectiveBackprop(keep=0.5),
+            max_steps=5,
+            with_selection_settings=settings,
+        )
 
 
 @pytest.mark.parametrize(
@@ -63,19 +74,32 @@ def test_settings_when_it_trains(owner, name, value, match, tmp_path):
 
 
 def test_order_of_the_classes_and_settings(tmp_path):
-    with pytest.raises(TypeError, match=r"Write class Wrong\(thresher.transformers.Selection, Trainer\)"):
+    with pytest.raises(
+        TypeError, match=r"Write class Wrong\(thresher.transformers.Selection, Trainer\)"
+    ):
         type("Wrong", (transformers.Trainer, thresher.transformers.Selection), {})
-    with pytest.raises(TypeError, match="epochs, lr: no such setting; the settings are collate_keeps_rows, .*spend"):
+    with pytest.raises(
+        TypeError, match="epochs, lr: no such setting; the settings are collate_keeps_rows, .*spend"
+    ):
         trainer(tmp_path, 0.5, with_selection_settings={"lr": 1, "epochs": 2})
 
 
 def test_token_selections(tmp_path):
     own, net = thresher.TokenSelection(reference=model(causal=True)), model(causal=True)
-    wrong = {"needs a reference model": thresher.TokenSelection(), "two TokenSelection; give only one": [own, own]}
+    wrong = {
+        "needs a reference model": thresher.TokenSelection(),
+        "two TokenSelection; give only one": [own, own],
+    }
     for match, selection in wrong.items():
         with pytest.raises(ValueError, match=match):
             trainer(tmp_path, selection, causal=True)
-    refused("shares parameters with the model", tmp_path, thresher.TokenSelection(reference=net), net=net, causal=True)
+    refused(
+        "shares parameters with the model",
+        tmp_path,
+        thresher.TokenSelection(reference=net),
+        net=net,
+        causal=True,
+    )
 
 
 class Weighted(transformers.BertForSequenceClassification):
@@ -135,7 +159,9 @@ def test_rows_of_other_lengths_with_one_divisor_in_one_pass(tmp_path):
 
 def test_a_decoder_without_inputs(tmp_path):
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
-    net = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=WORDS, decoder_start_token_id=0, **sizes))
+    net = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=WORDS, decoder_start_token_id=0, **sizes)
+    )
     match = r"DataCollatorForSeq2Seq\(tokenizer, model=model\)"
     for method in (thresher.InfoBatch(), thresher.SelectiveBackprop(keep=0.5)):
         refused(match, tmp_path, method, causal=True, net=net)
@@ -146,16 +172,36 @@ def test_a_decoder_without_inputs(tmp_path):
 
 @in_verify
 def test_an_encoder_with_a_decoder_needs_the_inputs_of_the_decoder(tmp_path):
-    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 16}
-    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": None}
-    net = transformers.BartForConditionalGeneration(transformers.BartConfig(vocab_size=WORDS, **sizes | heads | ends))
+    sizes = {
+        "d_model": 8,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_ffn_dim": 8,
+        "decoder_ffn_dim": 8,
+    }
+    heads = {
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "max_position_embeddings": 16,
+    }
+    ends = {
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+        "forced_eos_token_id": None,
+    }
+    net = transformers.BartForConditionalGeneration(
+        transformers.BartConfig(vocab_size=WORDS, **sizes | heads | ends)
+    )
     data = {"with_train_dataset": Answers(causal=True)}
     refused("must have decoder_input_ids", tmp_path, causal=True, net=net, **data)
 
     def with_inputs(rows):
         batch = default_data_collator(rows)
-        return batch | {"decoder_input_ids": net.prepare_decoder_input_ids_from_labels(batch["labels"])}
+        return batch | {
+            "decoder_input_ids": net.prepare_decoder_input_ids_from_labels(batch["labels"])
+        }
 
     made = trainer(tmp_path, thresher.InfoBatch(), causal=True, net=net, num_train_epochs=1, with_data_collator=with_inputs,
                    **data)  # fmt: skip
@@ -196,7 +242,12 @@ def test_loaders(tmp_path):
     )
     refused("InfoBatch with a WeightedRandomSampler, which may repeat", tmp_path, of=Repeats)
     chance = thresher.SelectiveBackprop(beta=1.0)
-    refused("not known.*forward_passes='once'", tmp_path, chance, with_selection_settings={"forward_passes": "twice"})
+    refused(
+        "not known.*forward_passes='once'",
+        tmp_path,
+        chance,
+        with_selection_settings={"forward_passes": "twice"},
+    )
 
 
 @pytest.mark.parametrize(("yielded", "what"), depth([(30, "more")], [(30, "more"), (10, "fewer")]))

@@ -21,13 +21,16 @@ def saved(folder, method, causal, **settings):
     settings = {"save_strategy": "steps", "save_steps": 1} | settings
     made = trainer(folder, method, causal, **settings)
     made.train()
-    return made, sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    return made, sorted(
+        folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "causal", "accumulate"),
     depth(
-        [("kakurenbo", True, 3)], [(name, causal, every) for name in METHODS for causal in (False, True) for every in (1, 3)]
+        [("kakurenbo", True, 3)],
+        [(name, causal, every) for name in METHODS for causal in (False, True) for every in (1, 3)],
     ),
 )
 def test_goes_on_after_any_step(method, causal, accumulate, tmp_path):
@@ -41,7 +44,9 @@ def test_goes_on_after_any_step(method, causal, accumulate, tmp_path):
         again.train(str(path))
         assert_same(outcome(again), expected, path.name)
         assert again.rates == made.rates[len(made.rates) - len(again.rates) :]
-        assert [dict(entry) for entry in again.run.history] == [dict(entry) for entry in made.run.history]
+        assert [dict(entry) for entry in again.run.history] == [
+            dict(entry) for entry in made.run.history
+        ]
 
 
 class Killed(transformers.TrainerCallback):
@@ -62,7 +67,9 @@ def test_goes_on_after_a_kill(tmp_path):
     settings = {"gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2}
     whole = trainer(tmp_path / "whole", METHODS["kakurenbo"], **settings)
     whole.train()
-    process = multiprocessing.get_context("fork").Process(target=train_until_killed, args=(tmp_path / "killed", settings))
+    process = multiprocessing.get_context("fork").Process(
+        target=train_until_killed, args=(tmp_path / "killed", settings)
+    )
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -90,7 +97,9 @@ def test_goes_on_after_an_evaluation(tmp_path):
 
 @in_verify
 def test_the_scheduler_file_is_that_of_trainer(tmp_path):
-    made, checkpoints = saved(tmp_path, thresher.UniformSubset(keep=0.5), causal=False, save_steps=1000)
+    made, checkpoints = saved(
+        tmp_path, thresher.UniformSubset(keep=0.5), causal=False, save_steps=1000
+    )
     state = torch.load(checkpoints[0] / "scheduler.pt", weights_only=True)
     assert state["last_epoch"] == 36
     plain = trainer(tmp_path / "plain", num_train_epochs=6)
@@ -105,7 +114,12 @@ def test_refused_checkpoints(tmp_path):
     made.train()
     _, checkpoints = saved(with_run, method, causal=False, save_strategy="epoch")
     _, weights = saved(
-        tmp_path / "weights", method, causal=False, save_strategy="epoch", save_only_model=True, num_train_epochs=1
+        tmp_path / "weights",
+        method,
+        causal=False,
+        save_strategy="epoch",
+        save_only_model=True,
+        num_train_epochs=1,
     )
     for path in (plain / "checkpoint-12", weights[0]):
         again = trainer(tmp_path / "again", method)
@@ -116,7 +130,9 @@ def test_refused_checkpoints(tmp_path):
     settings = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}
     with pytest.raises(ValueError, match="another kind of scheduler than ReduceLROnPlateau"):
         trainer(tmp_path / "again", method, **settings).train(str(checkpoints[0]))
-    with pytest.raises(ValueError, match="of 36 steps, and this one has 48. Go on with the same num_train_epochs"):
+    with pytest.raises(
+        ValueError, match="of 36 steps, and this one has 48. Go on with the same num_train_epochs"
+    ):
         trainer(tmp_path / "again", method, num_train_epochs=4).train(str(checkpoints[0]))
     state = torch.load(checkpoints[0] / "thresher.pt", weights_only=True)
     torch.save(state | {"processes": 2}, checkpoints[0] / "thresher.pt")

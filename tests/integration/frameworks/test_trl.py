@@ -15,13 +15,23 @@ from depth import depth
 from grpo_cases import GROUP, PROMPTS, passes, trained, trainer, trl, weights
 from thresher import rl
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
 LOSSES = ("dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "vespo", "luspo")
 CASES = [{"loss_type": one} for one in LOSSES]
 CASES += [{"loss_type": one, "num_iterations": 2} for one in ("dapo", "grpo", "dr_grpo", "bnpo")]
-CASES += [{"loss_type": one, "num_iterations": 2, "steps_per_generation": 4} for one in ("dapo", "grpo", "dr_grpo", "bnpo")]
-CASES += [{"loss_type": "dapo", "scale_rewards": "batch"}, {"loss_type": "grpo", "gradient_accumulation_steps": 2}]
-CASES += [{"loss_type": "dapo", "mask_truncated_completions": True, "gradient_accumulation_steps": 2}]
+CASES += [
+    {"loss_type": one, "num_iterations": 2, "steps_per_generation": 4}
+    for one in ("dapo", "grpo", "dr_grpo", "bnpo")
+]
+CASES += [
+    {"loss_type": "dapo", "scale_rewards": "batch"},
+    {"loss_type": "grpo", "gradient_accumulation_steps": 2},
+]
+CASES += [
+    {"loss_type": "dapo", "mask_truncated_completions": True, "gradient_accumulation_steps": 2}
+]
 
 
 def largest_difference(plain, other):
@@ -67,7 +77,9 @@ def test_a_policy_chooses_the_prompts_and_sees_their_rewards(make, tmp_path):
     picks = thresher.trl.attach(made, policy)
     trained(made)
     assert [ids for ids, _ in observed] == proposed and len(proposed) == 4
-    assert all(rewards.shape == (2, GROUP) and rewards.dtype == torch.float64 for _, rewards in observed)
+    assert all(
+        rewards.shape == (2, GROUP) and rewards.dtype == torch.float64 for _, rewards in observed
+    )
     assert picks.groups == 8 and picks.tokens_generated > 0
     levels = [number % 10 for ids in proposed for number in ids]
     means = torch.cat([rewards.mean(1) for _, rewards in observed])
@@ -82,10 +94,17 @@ def test_some_rollouts_of_each_group(tmp_path):
     assert weights(made).isfinite().all()
 
 
-@pytest.mark.parametrize("settings", [{}, {"rollouts": 2}, {"policy": rl.Greso(PROMPTS)}], ids=lambda one: next(iter(one), ""))
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"rollouts": 2}, {"policy": rl.Greso(PROMPTS)}],
+    ids=lambda one: next(iter(one), ""),
+)
 def test_a_batch_is_refilled_with_groups_that_have_a_signal(settings, tmp_path):
     plain, made = trainer(tmp_path), trainer(tmp_path)
-    without, picks = thresher.trl.attach(plain), thresher.trl.attach(made, refill=True, cap=20, **settings)
+    without, picks = (
+        thresher.trl.attach(plain),
+        thresher.trl.attach(made, refill=True, cap=20, **settings),
+    )
     batches, prepare = [], made._prepare_inputs
     made._prepare_inputs = lambda given: batches.append(prepare(given)) or batches[-1]
     trained(plain)
@@ -94,24 +113,38 @@ def test_a_batch_is_refilled_with_groups_that_have_a_signal(settings, tmp_path):
     assert picks.rows_trained == picks.rows == 4 * 2 * size and picks.groups > without.groups == 8
     assert picks.tokens_generated > without.tokens_generated and without.rows_trained < without.rows
     for batch in batches:
-        assert (batch["advantages"].view(2, size).abs().amax(1) > 0).all() or len(batch["advantages"]) == 2 * size
-        assert (batch["completion_mask"].sum(1) > 0).all() and int(batch["num_items_in_batch"]) == int(
-            batch["completion_mask"].sum()
-        )
+        assert (batch["advantages"].view(2, size).abs().amax(1) > 0).all() or len(
+            batch["advantages"]
+        ) == 2 * size
+        assert (batch["completion_mask"].sum(1) > 0).all() and int(
+            batch["num_items_in_batch"]
+        ) == int(batch["completion_mask"].sum())
         # Padded at the left: the last token of each prompt is its colon.
-        assert (batch["prompt_ids"][:, -1] == batch["prompt_ids"][0, -1]).all() and (batch["prompt_mask"][:, -1] == 1).all()
+        assert (batch["prompt_ids"][:, -1] == batch["prompt_ids"][0, -1]).all() and (
+            batch["prompt_mask"][:, -1] == 1
+        ).all()
 
 
 def test_what_no_prompt_fills_stays_smaller(tmp_path):
     made = trainer(tmp_path, reward=lambda completions, **_: [0.0] * len(completions))
     picks = thresher.trl.attach(made, refill=True, cap=2)
     trained(made)
-    assert (picks.groups, picks.groups_with_signal, picks.rows, picks.rows_trained) == (16, 0, 32, 4)
+    assert (picks.groups, picks.groups_with_signal, picks.rows, picks.rows_trained) == (
+        16,
+        0,
+        32,
+        4,
+    )
 
 
 @pytest.mark.parametrize("make", [rl.Greso, rl.Thompson])
 def test_a_training_that_goes_on_is_the_whole_one(make, tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant", "dtype": torch.float32}
+    settings = {
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "lr_scheduler_type": "constant",
+        "dtype": torch.float32,
+    }
     whole = trainer(tmp_path, **settings)
     thresher.trl.attach(whole, first := make(PROMPTS))
     trained(whole)
@@ -131,7 +164,8 @@ def sometimes(completions, level, **given):
     """No reward for some rollouts, and for all of some prompts."""
     known = passes(completions, level)
     return [
-        None if one == 9 or place % 5 == 0 else reward for place, (reward, one) in enumerate(zip(known, level, strict=True))
+        None if one == 9 or place % 5 == 0 else reward
+        for place, (reward, one) in enumerate(zip(known, level, strict=True))
     ]
 
 
@@ -142,12 +176,23 @@ def test_rewards_that_are_not_given(make, tmp_path):
     trained(made)
     assert weights(made).isfinite().all() and picks.groups == 8
     if make is not None:
-        assert all(one.isfinite().all() for one in vars(policy).values() if isinstance(one, torch.Tensor))
+        assert all(
+            one.isfinite().all() for one in vars(policy).values() if isinstance(one, torch.Tensor)
+        )
 
 
 def test_two_ranks_train_as_without_a_selection(tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", grpo_cases.__file__]
-    done = subprocess.run([*launch, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False)
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        grpo_cases.__file__,
+    ]
+    done = subprocess.run(
+        [*launch, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     for one in found:
@@ -165,7 +210,9 @@ class Weighted(trl.GRPOTrainer):
 def test_a_group_of_different_prompts_is_an_error(tmp_path):
     made = trainer(tmp_path, of=Weighted)
     thresher.trl.attach(made)
-    with pytest.raises(RuntimeError, match="have different prompts.*The sampler is WeightedRandomSampler"):
+    with pytest.raises(
+        RuntimeError, match="have different prompts.*The sampler is WeightedRandomSampler"
+    ):
         trained(made)
 
 
@@ -186,19 +233,28 @@ def test_a_group_of_different_prompts_is_an_error(tmp_path):
 def test_what_cannot_be_exact_is_refused(name, value, match, tmp_path):
     made = trainer(tmp_path)
     setattr(made, name, value)
-    with pytest.raises(ValueError, match=f"skipping rows would change gradients. Not supported: .*{match}"):
+    with pytest.raises(
+        ValueError, match=f"skipping rows would change gradients. Not supported: .*{match}"
+    ):
         thresher.trl.attach(made)
     assert type(made) is trl.GRPOTrainer
 
 
 def test_checkpoints_inside_of_a_generation_are_told(tmp_path):
     made = trainer(tmp_path, save_strategy="steps", save_steps=1, steps_per_generation=2)
-    with pytest.warns(UserWarning, match="resumes exactly only from a checkpoint between two generations: save_steps=1"):
+    with pytest.warns(
+        UserWarning,
+        match="resumes exactly only from a checkpoint between two generations: save_steps=1",
+    ):
         thresher.trl.attach(made)
 
 
 def test_entries_that_are_not_known_are_an_error():
-    batch = {"advantages": torch.tensor([0.0, 1.0]), "completion_mask": torch.ones(2, 3), "mystery": torch.zeros(2)}
+    batch = {
+        "advantages": torch.tensor([0.0, 1.0]),
+        "completion_mask": torch.ones(2, 3),
+        "mystery": torch.zeros(2),
+    }
     with pytest.raises(RuntimeError, match="unknown entries in the batch: mystery"):
         thresher.trl.without_other_rows(batch, torch.tensor([1]), "dapo")
 
@@ -209,7 +265,9 @@ def test_a_checkpoint_without_the_policy_is_refused(tmp_path):
     trained(plain)
     again = trainer(tmp_path, **settings)
     thresher.trl.attach(again, rl.Uniform(PROMPTS))
-    with pytest.raises(ValueError, match="has no thresher_prompts.pt: it was saved without this policy"):
+    with pytest.raises(
+        ValueError, match="has no thresher_prompts.pt: it was saved without this policy"
+    ):
         trained(again, resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
@@ -217,7 +275,9 @@ def test_other_refusals(tmp_path):
     made = trainer(tmp_path)
     with pytest.raises(TypeError, match="must be a GRPOTrainer of TRL, got object"):
         thresher.trl.attach(object())
-    with pytest.raises(TypeError, match=r"`policy` must be an instance, got a class: pass Greso\(len\(prompts\)\)"):
+    with pytest.raises(
+        TypeError, match=r"`policy` must be an instance, got a class: pass Greso\(len\(prompts\)\)"
+    ):
         thresher.trl.attach(made, rl.Greso)
     with pytest.raises(TypeError, match="the policy object lacks propose, observe"):
         thresher.trl.attach(made, object())
@@ -226,8 +286,12 @@ def test_other_refusals(tmp_path):
     with pytest.raises(ValueError, match="`cap` must be 1 or more, got 0.5"):
         thresher.trl.attach(made, refill=True, cap=0.5)
     uneven = trainer(tmp_path)
-    uneven.args.per_device_train_batch_size = 6  # as two ranks may have it, whose 12 rows are three groups
-    with pytest.raises(ValueError, match="6 rows of a generation .* are not a multiple of num_generations=4"):
+    uneven.args.per_device_train_batch_size = (
+        6  # as two ranks may have it, whose 12 rows are three groups
+    )
+    with pytest.raises(
+        ValueError, match="6 rows of a generation .* are not a multiple of num_generations=4"
+    ):
         thresher.trl.attach(uneven, refill=True)
     with pytest.raises(ValueError, match=r"`rollouts` must be within \[2, 4\], got 1"):
         thresher.trl.attach(made, rollouts=1)

@@ -13,7 +13,10 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "loops" / "yolo.py"
 
 @pytest.fixture
 def example():
-    pytest.importorskip("ultralytics", reason="pip install ultralytics, with a torchvision of the same build as torch")
+    pytest.importorskip(
+        "ultralytics",
+        reason="pip install ultralytics, with a torchvision of the same build as torch",
+    )
     spec = importlib.util.spec_from_file_location("yolo_example", EXAMPLE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -30,7 +33,11 @@ def test_the_example_counts_its_passes_and_credits_each_image(example, capsys):
     run = trainer.run
     assert torch.isfinite(run.records["loss"]).all() and len(run.records["loss"]) == 72
     # The trainer makes no step after the last batches of the last epoch, whose backward passes are not counted therefore.
-    assert run.cost.unknown is None and run.cost.forward <= 3 * 72 and 2 * 72 < run.cost.backward < 3 * 72 - 8
+    assert (
+        run.cost.unknown is None
+        and run.cost.forward <= 3 * 72
+        and 2 * 72 < run.cost.backward < 3 * 72 - 8
+    )
 
 
 @in_verify

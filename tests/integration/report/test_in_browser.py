@@ -30,7 +30,8 @@ from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(
-        not (shutil.which("chromium") and shutil.which("chromedriver")), reason="needs Debian's chromium and chromium-driver"
+        not (shutil.which("chromium") and shutil.which("chromedriver")),
+        reason="needs Debian's chromium and chromium-driver",
     ),
     in_verify,
 ]
@@ -57,7 +58,13 @@ def made_up(folder):
         run["busy"] = run["method"] == "kakurenbo"
         for entry in run["history"]:
             entry["weight_loss"] = 0.5
-    results["classes"] = ["T-shirt/top", HOSTILE, "Dress", "A name that is forty characters long ...", "Coat"]
+    results["classes"] = [
+        "T-shirt/top",
+        HOSTILE,
+        "Dress",
+        "A name that is forty characters long ...",
+        "Coat",
+    ]
     results["device"], results["versions"] = HOSTILE, {HOSTILE: HOSTILE}
     save(folder, results, samples)
 
@@ -67,11 +74,21 @@ def trained(folder):
     specs = parse_methods("kakurenbo:tau=0.0,infobatch:delta=1.0")
     with pytest.MonkeyPatch.context() as patch:
         train_in_threads(patch)
-        compare("digits@256", specs, seeds=[0, 1], epochs=2, out=folder, jobs=1, controls=("uniform", "shorter"))
+        compare(
+            "digits@256",
+            specs,
+            seeds=[0, 1],
+            epochs=2,
+            out=folder,
+            jobs=1,
+            controls=("uniform", "shorter"),
+        )
 
 
 # What was trained has no chart that was not made up as well: `make verify` looks at both.
-@pytest.fixture(scope="module", params=[made_up, trained] if DEEP else [made_up], ids=lambda make: make.__name__)
+@pytest.fixture(
+    scope="module", params=[made_up, trained] if DEEP else [made_up], ids=lambda make: make.__name__
+)
 def folder(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param.__name__)
     request.param(path)
@@ -105,7 +122,12 @@ def opened(browser, address):
     """Shows the page, which is loaded once for all tests that do not ask for a fresh one."""
 
     def open_page(size=WIDE, scheme="light", *, fresh=False, untouched=False):
-        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size == PHONE}
+        metrics = {
+            "width": size[0],
+            "height": size[1],
+            "deviceScaleFactor": 1,
+            "mobile": size == PHONE,
+        }
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
@@ -126,7 +148,9 @@ def scroll_through(browser):
     for number in range(len(browser.find_elements(By.CSS_SELECTOR, ".chart"))):
         if not browser.execute_script(f"return drawn.has({chart})", number):
             browser.execute_script(f"{chart}.scrollIntoView()", number)
-            WebDriverWait(browser, 30).until(lambda page, at=number: page.execute_script(f"return drawn.has({chart})", at))
+            WebDriverWait(browser, 30).until(
+                lambda page, at=number: page.execute_script(f"return drawn.has({chart})", at)
+            )
     browser.execute_script("scrollTo(0, 0)")
 
 
@@ -143,12 +167,24 @@ DRAWN = """
 def expected(figure):
     """What DRAWN finds of a figure: its traces, points of those that are shown, and heatmaps, which are images."""
     traces = [
-        [trace.legendgroup or "", trace.type, np.size(trace.z if trace.type == "heatmap" else trace.x)] for trace in figure.data
+        [
+            trace.legendgroup or "",
+            trace.type,
+            np.size(trace.z if trace.type == "heatmap" else trace.x),
+        ]
+        for trace in figure.data
     ]
-    dotted = [trace.type == "bar" or (trace.type == "scatter" and "markers" in trace.mode) for trace in figure.data]
+    dotted = [
+        trace.type == "bar" or (trace.type == "scatter" and "markers" in trace.mode)
+        for trace in figure.data
+    ]
     return {
         "traces": traces,
-        "points": sum(traces[at][2] for at, trace in enumerate(figure.data) if dotted[at] and trace.visible is None),
+        "points": sum(
+            traces[at][2]
+            for at, trace in enumerate(figure.data)
+            if dotted[at] and trace.visible is None
+        ),
         "images": sum(trace.type == "heatmap" for trace in figure.data),
     }
 
@@ -156,7 +192,11 @@ def expected(figure):
 def test_nothing_is_requested_and_nothing_complained_of(opened, made):
     browser = opened(fresh=True)
     sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    urls = [message["params"]["request"]["url"] for message in sent if message["method"] == "Network.requestWillBeSent"]
+    urls = [
+        message["params"]["request"]["url"]
+        for message in sent
+        if message["method"] == "Network.requestWillBeSent"
+    ]
     assert [url for url in urls if not url.startswith("data:")] == [browser.current_url]
     assert browser.get_log("browser") == []
     assert browser.title.startswith(made[0]["task"])
@@ -166,7 +206,9 @@ def test_every_chart_is_drawn_with_every_point_in_every_view(opened, made):
     browser = opened()
     for chart in (chart for section in SECTIONS.values() for chart in section):
         figures = chart.figures(*made)
-        inputs = browser.find_elements(By.CSS_SELECTOR, f"#{chart.key} .choice input, #{chart.key} .choice option")
+        inputs = browser.find_elements(
+            By.CSS_SELECTOR, f"#{chart.key} .choice input, #{chart.key} .choice option"
+        )
         assert len(inputs) == (len(figures) if len(figures) > 1 else 0)
         for number, figure in enumerate(figures.values()):
             if inputs:
@@ -178,13 +220,21 @@ def test_every_chart_is_drawn_with_every_point_in_every_view(opened, made):
 def test_charts_have_as_many_points_as_results_json_has_values(opened, folder):
     results = json.loads((folder / "results.json").read_text())
     epochs, seeds = results["epochs"], len({run["seed"] for run in results["runs"]})
-    compared = list(dict.fromkeys(run["method"] for run in results["runs"] if run["control_of"] is None))
+    compared = list(
+        dict.fromkeys(run["method"] for run in results["runs"] if run["control_of"] is None)
+    )
     browser = opened()
-    sizes = {chart: browser.execute_script(DRAWN, chart)["traces"] for chart in ("cost", "curves", "easy", "histogram")}
+    sizes = {
+        chart: browser.execute_script(DRAWN, chart)["traces"]
+        for chart in ("cost", "curves", "easy", "histogram")
+    }
     assert sum(size for _, _, size in sizes["cost"]) == len(results["summary"])
     band = [2 * epochs] * (seeds > 1)
     for chart in ("curves", "easy"):
-        by_method = {method: [size for name, _, size in sizes[chart] if name == method] for method in compared}
+        by_method = {
+            method: [size for name, _, size in sizes[chart] if name == method]
+            for method in compared
+        }
         assert by_method == {method: [*band, epochs] for method in compared}
     [[_, kind, size]] = sizes["histogram"]
     assert (kind, size) == ("heatmap", (len(results["loss_bins"]) - 1) * epochs)
@@ -204,7 +254,10 @@ def test_the_table_is_sorted_by_keyboard(opened, made):
     browser.execute_script("document.querySelectorAll('#verdict thead button')[2].focus()")
     browser.switch_to.active_element.send_keys(Keys.TAB)
     assert browser.switch_to.active_element == button
-    for key, order, expected in ((Keys.ENTER, "ascending", costs), (Keys.SPACE, "descending", costs[::-1])):
+    for key, order, expected in (
+        (Keys.ENTER, "ascending", costs),
+        (Keys.SPACE, "descending", costs[::-1]),
+    ):
         browser.switch_to.active_element.send_keys(key)
         assert cells(browser, 3) == expected
         assert button.find_element(By.XPATH, "..").get_attribute("aria-sort") == order
@@ -222,11 +275,14 @@ def test_rows_without_a_difference_sort_last_either_way(opened):
 @pytest.mark.parametrize("size", [WIDE, PHONE])
 def test_the_page_is_as_wide_as_the_window(opened, size, scheme):
     browser = opened(size, scheme, fresh=(size, scheme) == (PHONE, "light"))
-    assert browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]") == [size[0], size[0]]
-    right = (
-        "return [...document.querySelectorAll('.plot')].map(plot => plot.querySelector('svg').getBoundingClientRect().right)"
-    )
-    WebDriverWait(browser, 10).until(lambda page: max(page.execute_script(right)) <= size[0])  # charts follow the window
+    assert browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]") == [
+        size[0],
+        size[0],
+    ]
+    right = "return [...document.querySelectorAll('.plot')].map(plot => plot.querySelector('svg').getBoundingClientRect().right)"
+    WebDriverWait(browser, 10).until(
+        lambda page: max(page.execute_script(right)) <= size[0]
+    )  # charts follow the window
 
 
 def test_charts_follow_the_theme(opened):
@@ -239,7 +295,9 @@ def test_charts_follow_the_theme(opened):
     light = browser.execute_script(colors)
     assert dark == ["rgb(233, 233, 236)", "rgb(233, 233, 236)", "#e9e9ec"]
     assert light == ["rgb(28, 29, 33)", "rgb(28, 29, 33)", "#1c1d21"]
-    browser.execute_script("delete document.documentElement.dataset.theme; drawAll()")  # follows the system again
+    browser.execute_script(
+        "delete document.documentElement.dataset.theme; drawAll()"
+    )  # follows the system again
 
 
 def test_a_method_is_switched_off_on_the_whole_page(opened, made):
@@ -248,7 +306,9 @@ def test_a_method_is_switched_off_on_the_whole_page(opened, made):
     shown = "return ['cost', 'curves', 'easy'].map(key => document.getElementById(key).querySelector('.plot')._fullData"
     shown += f".some(trace => trace.legendgroup === '{name}' && trace.visible))"
     assert browser.execute_script(shown) == [True] * 3
-    button = next(b for b in browser.find_elements(By.CSS_SELECTOR, "#cost .legend button") if b.text == name)
+    button = next(
+        b for b in browser.find_elements(By.CSS_SELECTOR, "#cost .legend button") if b.text == name
+    )
     button.send_keys(Keys.ENTER)
     assert browser.execute_script(shown) == [False] * 3
     assert browser.switch_to.active_element.text == name
@@ -274,14 +334,22 @@ def test_an_own_training_has_pictures_texts_and_names(browser, tmp_path):
     save(tmp_path, results, samples)
     for run in results["runs"]:
         ids = ids_to_show(samples[run["samples"]], samples["runs/0.parquet"])
-        write_shown(tmp_path / run["shown"], lambda i: np.full((90, 30), i) if i % 2 else f"{i} {HOSTILE} " * 20, ids)
+        write_shown(
+            tmp_path / run["shown"],
+            lambda i: np.full((90, 30), i) if i % 2 else f"{i} {HOSTILE} " * 20,
+            ids,
+        )
     browser.get(write_report(tmp_path).as_uri())
     browser.find_element(By.ID, "sheets").location_once_scrolled_into_view  # noqa: B018
     cards = browser.execute_script(CARDS)
     assert len(cards) > 30 and {kind for kind, *_ in cards} == {"IMG", "P"}
     for kind, width, text, said in cards:
         number, name = said.split(", class ")
-        assert width == 21 if kind == "IMG" else text.startswith(f"{number} {HOSTILE}") and len(text) == 200
+        assert (
+            width == 21
+            if kind == "IMG"
+            else text.startswith(f"{number} {HOSTILE}") and len(text) == 200
+        )
         assert name.startswith(results["classes"][int(number) % 5])
     assert browser.get_log("browser") == [] and browser.title.startswith("mine.py:build")
     wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -298,7 +366,9 @@ def test_images_of_all_views(made, tmp_path):
     written = write_chart_images(*made, tmp_path / "figures")
     views = sum(len(chart.figures(*made)) for section in SECTIONS.values() for chart in section)
     assert len(written) == len(set(written)) == views
-    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in written)
+    assert all(
+        path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in written
+    )
     assert (tmp_path / "figures" / "curves-1-epochs.png") in written
 
 
@@ -313,7 +383,9 @@ def test_the_first_screen_has_the_bottom_line_and_the_chart(opened, made, size, 
     for element in (first.find_element(By.TAG_NAME, "p"), *(code if size == WIDE else ())):
         top, bottom, left, right = browser.execute_script(box, element)
         assert top >= 0 and bottom <= size[1] and left >= 0 and right <= size[0]
-    top, bottom, left, right = browser.execute_script(box, first.find_element(By.TAG_NAME, "figure"))
+    top, bottom, left, right = browser.execute_script(
+        box, first.find_element(By.TAG_NAME, "figure")
+    )
     assert 0 <= top < size[1] - 100 and left >= 0 and right <= size[0] and bottom > top
     assert first.find_element(By.TAG_NAME, "p").text == conclude(made[0]).sentences[0]
     assert [one.text for one in code] == [bottom_line(made[0])["code"]] * len(code)
@@ -334,7 +406,9 @@ def test_charts_wait_until_they_are_scrolled_to(opened):
     assert browser.execute_async_script(longest) < 1500
     scroll_through(browser)
     assert browser.execute_script("return typeof Plotly") == "object"
-    assert browser.execute_script("return drawn.size") == len(browser.find_elements(By.CSS_SELECTOR, ".chart"))
+    assert browser.execute_script("return drawn.size") == len(
+        browser.find_elements(By.CSS_SELECTOR, ".chart")
+    )
 
 
 def test_a_print_draws_what_was_not_scrolled_to(opened):
@@ -345,7 +419,9 @@ def test_a_print_draws_what_was_not_scrolled_to(opened):
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     assert browser.execute_script(notices) == charts
     browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
-    WebDriverWait(browser, 30).until(lambda _: browser.execute_script("return drawn.size") == charts)
+    WebDriverWait(browser, 30).until(
+        lambda _: browser.execute_script("return drawn.size") == charts
+    )
     assert browser.execute_script(notices) == 0
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
@@ -353,7 +429,9 @@ def test_a_print_draws_what_was_not_scrolled_to(opened):
 def test_a_first_print_has_the_verdicts_and_the_charts(opened, made):
     """The library that draws is there before anything is scrolled to."""
     browser = opened(WIDE, fresh=True, untouched=True)
-    WebDriverWait(browser, 30).until(lambda _: browser.execute_script("return typeof Plotly === 'object' && !!figures"))
+    WebDriverWait(browser, 30).until(
+        lambda _: browser.execute_script("return typeof Plotly === 'object' && !!figures")
+    )
     charts = len(browser.find_elements(By.CSS_SELECTOR, ".chart"))
     printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert browser.execute_script("return drawn.size") == charts
@@ -373,10 +451,15 @@ def test_a_first_print_has_the_verdicts_and_the_charts(opened, made):
 AXE = importlib.util.find_spec("axe_playwright_python")
 
 
-@pytest.mark.skipif(AXE is None, reason="needs pip install --no-deps axe-playwright-python, for its copy of axe-core")
+@pytest.mark.skipif(
+    AXE is None,
+    reason="needs pip install --no-deps axe-playwright-python, for its copy of axe-core",
+)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_can_be_used_by_everybody(opened, scheme):
     browser = opened(scheme=scheme)
     browser.execute_script((Path(AXE.origin).parent / "axe.min.js").read_text())
-    found = browser.execute_async_script("const done = arguments[0]; axe.run().then((result) => done(result.violations))")
+    found = browser.execute_async_script(
+        "const done = arguments[0]; axe.run().then((result) => done(result.violations))"
+    )
     assert [(one["id"], [node["html"][:120] for node in one["nodes"]][:3]) for one in found] == []

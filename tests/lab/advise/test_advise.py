@@ -52,7 +52,10 @@ def test_the_answer_fits_on_one_screen():
 
 
 def test_a_loader_that_is_the_bottleneck_decides_what_can_be_saved():
-    waiting = replace(MEASURED, pace=Pace(loader=9.2, forward=0.2, backward=0.4, optimizer=0.2, scoring=0.15, half=0.5))
+    waiting = replace(
+        MEASURED,
+        pace=Pace(loader=9.2, forward=0.2, backward=0.4, optimizer=0.2, scoring=0.15, half=0.5),
+    )
     text = said(waiting)
     assert "A step takes 10000 ms: loading 92 %, forward 2 %, backward 4 %, optimizer 2 %." in text
     assert "The loader is the bottleneck: a step waits for it 92 % of the time." in text
@@ -67,48 +70,82 @@ def test_loading_during_computing_is_not_waited_for():
 
 
 def test_if_half_a_batch_takes_as_long_the_comparison_leaves_out_steps():
-    found = answer(replace(MEASURED, pace=replace(COMPUTING, half=0.76)), GIVEN | {"budget": [0.5, 0.25]})
+    found = answer(
+        replace(MEASURED, pace=replace(COMPUTING, half=0.76)), GIVEN | {"budget": [0.5, 0.25]}
+    )
     text = "\n".join(found["lines"])
-    assert "Half a batch takes 95 % of the computing time of a whole one: smaller batches save little." in text
-    assert " --methods winnow:share=0.5:spend=steps,winnow:share=0.25:spend=steps --epochs 20 " in text
+    assert (
+        "Half a batch takes 95 % of the computing time of a whole one: smaller batches save little."
+        in text
+    )
+    assert (
+        " --methods winnow:share=0.5:spend=steps,winnow:share=0.25:spend=steps --epochs 20 " in text
+    )
     assert "at 0.5   at 0.25" in text and "39 trainings" in text
-    loading = answer(replace(MEASURED, pace=replace(COMPUTING, half=0.76, loader=5.0)), GIVEN)["lines"]
-    assert "save little" not in "\n".join(loading) and " --budget 0.5 " in loading[-1]  # half of the samples are loaded
+    loading = answer(replace(MEASURED, pace=replace(COMPUTING, half=0.76, loader=5.0)), GIVEN)[
+        "lines"
+    ]
+    assert (
+        "save little" not in "\n".join(loading) and " --budget 0.5 " in loading[-1]
+    )  # half of the samples are loaded
 
 
 def test_a_model_that_cannot_be_traced_saves_nothing_in_one_pass():
     text = said(replace(MEASURED, fallback="it has hooks"))
     assert "selection within the batch, in one forward pass               none" in text
-    assert "One forward pass saves no part of the backward pass: the model cannot be traced." in text
+    assert (
+        "One forward pass saves no part of the backward pass: the model cannot be traced." in text
+    )
 
 
 def test_two_passes_save_nothing_if_scoring_takes_what_is_left_out():
     pace = Pace(loader=0.0, forward=0.6, backward=0.2, optimizer=0.0, scoring=0.6)
-    assert savings(pace, 0.5)["selection within the batch, in two forward passes"] == pytest.approx(-0.25)
+    assert savings(pace, 0.5)["selection within the batch, in two forward passes"] == pytest.approx(
+        -0.25
+    )
     assert "in two forward passes             none" in said(replace(MEASURED, pace=pace))
 
 
 def test_samples_of_one_size_and_of_unknown_size():
-    assert "All samples have the same size, so none is padded." in said(replace(MEASURED, sizes=Sizes(8, 8, 0.0, 0.0)))
+    assert "All samples have the same size, so none is padded." in said(
+        replace(MEASURED, sizes=Sizes(8, 8, 0.0, 0.0))
+    )
     assert "padd" not in said(replace(MEASURED, sizes=None))
 
 
 def test_a_machine_that_is_too_slow_is_named_and_the_comparison_stays():
     text = said(replace(MEASURED, pace=None, step_s=14.2))
-    assert "One step did not end within 10 s: it took 14 s or more. This machine is too slow for this training." in text
-    assert text.endswith(ANSWER.splitlines()[-1]) and "3 seeds each):\n" in text and "saves" not in text
+    assert (
+        "One step did not end within 10 s: it took 14 s or more. This machine is too slow for this training."
+        in text
+    )
+    assert (
+        text.endswith(ANSWER.splitlines()[-1])
+        and "3 seeds each):\n" in text
+        and "saves" not in text
+    )
 
 
 def test_a_busy_machine_is_named():
-    assert "The machine was busy, with more work than cores: the times are rough." in said(replace(MEASURED, busy=True))
-    assert "on 4 CPU threads" in said(threads=4) and "on cuda" in said(replace(MEASURED, device="cuda"))
+    assert "The machine was busy, with more work than cores: the times are rough." in said(
+        replace(MEASURED, busy=True)
+    )
+    assert "on 4 CPU threads" in said(threads=4) and "on cuda" in said(
+        replace(MEASURED, device="cuda")
+    )
 
 
 def test_the_length_is_that_of_all_trainings_two_side_by_side():
     found = answer(MEASURED, GIVEN)["comparison"]
     epochs = 3 * 20 * (1 + 4 * 0.625 + 2 * 0.5)
-    assert found["trainings"] == 21 and found["seconds"] == pytest.approx((epochs * 100 * 0.8 + 21 * 20 * 2.0) / 2)
-    assert in_words(61.0) == "about 2 minutes" and in_words(60.0) == "about 1 minute" and in_words(1e5) == "about 28 hours"
+    assert found["trainings"] == 21 and found["seconds"] == pytest.approx(
+        (epochs * 100 * 0.8 + 21 * 20 * 2.0) / 2
+    )
+    assert (
+        in_words(61.0) == "about 2 minutes"
+        and in_words(60.0) == "about 1 minute"
+        and in_words(1e5) == "about 28 hours"
+    )
 
 
 def test_the_command_runs_as_printed(monkeypatch, tmp_path):
@@ -132,15 +169,23 @@ def test_the_command_runs_as_printed(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("settings", [{"epochs": 0}, {"threads": 0}, {"seconds": 0.0}])
 def test_settings_that_make_no_sense(settings):
-    with pytest.raises(ValueError, match="`epochs` and `threads` must be 1 or more and `seconds` above 0, got"):
+    with pytest.raises(
+        ValueError, match="`epochs` and `threads` must be 1 or more and `seconds` above 0, got"
+    ):
         advise("digits@200", **settings)
 
 
 def test_the_rule_of_thumb_is_that_of_the_committed_tasks():
     """Half of the epochs lost so much where every way to spend half lost more than the margin, and less elsewhere."""
     tasks = json.loads((RESULTS / "winnow.json").read_text())["shares"]["0.5"]["tasks"]
-    best = {t: max(row["to_full"]["mean"] for arm, row in rows.items() if arm != "full") for t, rows in tasks.items()}
+    best = {
+        t: max(row["to_full"]["mean"] for arm, row in rows.items() if arm != "full")
+        for t, rows in tasks.items()
+    }
     epochs = {t: -rows["shorter"]["to_full"]["mean"] for t, rows in tasks.items()}
     lost = [epochs[task] for task in tasks if best[task] < -0.2]
     others = [epochs[task] for task in tasks if best[task] >= -0.2]
-    assert (len(lost), round(min(lost), 1)) == (4, 1.9) and (len(others), round(max(others), 1)) == (7, 1.2)
+    assert (len(lost), round(min(lost), 1)) == (4, 1.9) and (
+        len(others),
+        round(max(others), 1),
+    ) == (7, 1.2)

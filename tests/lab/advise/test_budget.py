@@ -3,7 +3,9 @@ import pytest
 from thresher_lab.advise.budget import equal_seeds
 
 
-@pytest.mark.parametrize(("losses", "expected"), [([0.3, 0.2], []), ([0.3, 0.3], [[0, 1]]), ([None, None], [])])
+@pytest.mark.parametrize(
+    ("losses", "expected"), [([0.3, 0.2], []), ([0.3, 0.3], [[0, 1]]), ([None, None], [])]
+)
 def test_seeds_of_a_trainer_are_told_apart_by_the_loss_of_the_evaluation(losses, expected):
     """Two seeds can be equally accurate; without a loss nothing is known."""
     runs = [

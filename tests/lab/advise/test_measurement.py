@@ -21,7 +21,13 @@ class Planted:
 
     def __init__(self, load=0.0, forward=0.0, backward=0.0, optimizer=0.0, fixed=0.0):
         self.seconds = 0.0
-        self.load, self.forward, self.backward, self.optimizer, self.fixed = load, forward, backward, optimizer, fixed
+        self.load, self.forward, self.backward, self.optimizer, self.fixed = (
+            load,
+            forward,
+            backward,
+            optimizer,
+            fixed,
+        )
 
     def now(self):
         return Spent(self.seconds, self.seconds)
@@ -74,7 +80,10 @@ class Planted:
         training = self.training(**data)
         before = [weight.detach().clone() for weight in training.model.parameters()]
         found = TimedTraining(training, seconds=seconds, clock=self.now).measure()
-        assert all(torch.equal(old, new) for old, new in zip(before, training.model.parameters(), strict=True))
+        assert all(
+            torch.equal(old, new)
+            for old, new in zip(before, training.model.parameters(), strict=True)
+        )
         return found
 
 
@@ -89,8 +98,13 @@ def test_steps_of_fixed_time_and_a_slow_loader_are_found_and_printed():
     given = {"task": "planted", "epochs": 2, "budget": [0.5], "threads": 1}
     text = "\n".join(answer(Planted(fixed=0.1).measure(), given)["lines"])
     assert "A step takes 200 ms: loading 0 %, forward 50 %, backward 50 %, optimizer 0 %." in text
-    assert "Half a batch takes 100 % of the computing time of a whole one: smaller batches save little." in text
-    text = "\n".join(answer(Planted(load=0.1, forward=0.01, backward=0.015).measure(), given)["lines"])
+    assert (
+        "Half a batch takes 100 % of the computing time of a whole one: smaller batches save little."
+        in text
+    )
+    text = "\n".join(
+        answer(Planted(load=0.1, forward=0.01, backward=0.015).measure(), given)["lines"]
+    )
     assert "A step takes 1000 ms: loading 80 %, forward 8 %, backward 12 %, optimizer 0 %." in text
     assert "The loader is the bottleneck: a step waits for it 80 % of the time." in text
 
@@ -102,7 +116,9 @@ def test_a_slow_step_is_tried_twice_and_then_given_up():
     clock = Planted(forward=1.0, backward=1.5)
     assert clock.measure().pace is None and clock.seconds == 2 * 20.0
     clock = Planted(forward=100.0)
-    assert clock.measure().pace is None and clock.seconds == 800  # after the forward pass of the first step
+    assert (
+        clock.measure().pace is None and clock.seconds == 800
+    )  # after the forward pass of the first step
 
 
 def test_steps_just_fast_enough_end_within_a_minute():
@@ -150,13 +166,23 @@ def test_a_task_is_measured_in_a_second_without_warnings(monkeypatch):
     announced = []
     with warnings.catch_warnings(action="error"):
         found = TimedTraining(of_digits(), announce=announced.append).measure()
-    assert announced[:2] == ["timing one step", "calling `evaluate` once"] and announced[2] == "tracing the model"
-    assert found.pace.forward > 0 and found.pace.half > 0 and found.fallback is None and found.steps == 4
+    assert (
+        announced[:2] == ["timing one step", "calling `evaluate` once"]
+        and announced[2] == "tracing the model"
+    )
+    assert (
+        found.pace.forward > 0
+        and found.pace.half > 0
+        and found.fallback is None
+        and found.steps == 4
+    )
 
 
 def test_workers_load_while_the_model_computes(monkeypatch):
     monkeypatch.setattr(measurement, "ROUNDS", 0)
-    loader = DataLoader(of_digits().loader.dataset, batch_size=20, num_workers=1, multiprocessing_context="fork")
+    loader = DataLoader(
+        of_digits().loader.dataset, batch_size=20, num_workers=1, multiprocessing_context="fork"
+    )
     assert 0 <= TimedTraining(of_digits(loader=loader)).measure().pace.overlap <= 1
 
 
@@ -173,5 +199,8 @@ def test_mistakes_are_named_before_anything_takes_long():
     with pytest.raises(ValueError, match="evaluate returned None; it must return a number"):
         TimedTraining(of_digits(evaluate=lambda _: None)).measure()
     loader = DataLoader(of_digits().loader.dataset, batch_size=256, drop_last=True)
-    with pytest.raises(ValueError, match="the loader of 200 samples has no batch; give it more of them, or drop_last=False"):
+    with pytest.raises(
+        ValueError,
+        match="the loader of 200 samples has no batch; give it more of them, or drop_last=False",
+    ):
         TimedTraining(of_digits(loader=loader))

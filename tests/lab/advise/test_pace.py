@@ -26,7 +26,15 @@ def test_a_smaller_batch_is_on_the_line_through_half_and_whole_ones():
 
 
 def a_round(slow=1.0, busy=1.0, **more):
-    seconds = {"forward": 2.0, "backward": 4.0, "optimizer": 2.0, "scoring": 1.0, "half": 5.0, "loader": 3.0, **more}
+    seconds = {
+        "forward": 2.0,
+        "backward": 4.0,
+        "optimizer": 2.0,
+        "scoring": 1.0,
+        "half": 5.0,
+        "loader": 3.0,
+        **more,
+    }
     return {name: Spent(slow * busy * value, slow * value) for name, value in seconds.items()}
 
 
@@ -42,7 +50,9 @@ def test_other_programs_change_no_cpu_time_and_the_loader_is_taken_by_its_ratio(
     assert pace_of_rounds([a_round(busy=3.0)], by_cpu=False).loader == 9.0
 
 
-@pytest.mark.parametrize(("loop", "overlap"), [(13.0, 0.0), (11.0, 0.0), (9.5, 0.5), (8.0, 1.0), (7.0, 1.0)])
+@pytest.mark.parametrize(
+    ("loop", "overlap"), [(13.0, 0.0), (11.0, 0.0), (9.5, 0.5), (8.0, 1.0), (7.0, 1.0)]
+)
 def test_an_overlap_is_a_share_whatever_was_measured(loop, overlap):
     assert pace_of_rounds([a_round(loop=loop)], by_cpu=False).overlap == pytest.approx(overlap)
 

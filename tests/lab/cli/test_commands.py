@@ -30,7 +30,9 @@ def build(seed):
 
 
 def python(code):
-    return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
 
 
 def test_methods_are_listed_without_torch():
@@ -46,7 +48,15 @@ finally:
 """
     done = python(code)
     assert done.returncode == 0, done.stderr
-    for word in ("full", "uniform", "kakurenbo", "infobatch", "epoch", "arXiv:2310.10102", "hide easy samples"):
+    for word in (
+        "full",
+        "uniform",
+        "kakurenbo",
+        "infobatch",
+        "epoch",
+        "arXiv:2310.10102",
+        "hide easy samples",
+    ):
         assert word in done.stdout
 
 
@@ -68,7 +78,9 @@ def test_help_and_version_without_torch():
         *depth([], [("advise mine.py:build --epochs 1 --seconds 1", None)]),
     ],
 )
-def test_commands_that_need_no_parquet_files_run_without_what_reads_them(tmp_path, arguments, needed):
+def test_commands_that_need_no_parquet_files_run_without_what_reads_them(
+    tmp_path, arguments, needed
+):
     (tmp_path / "mine.py").write_text(OWN) if "build" in arguments else None
     names = ("pyarrow", "pyarrow.parquet", "sklearn", "sklearn.datasets")
     code = f"import os, sys; os.chdir({str(tmp_path)!r}); sys.modules |= dict.fromkeys({names})\n"
@@ -97,7 +109,10 @@ def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch, capsys
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"--methods": "kakurembo"}, "no method 'kakurembo'; did you mean 'kakurenbo'? There are ada_boost, ada_selection"),
+        (
+            {"--methods": "kakurembo"},
+            "no method 'kakurembo'; did you mean 'kakurenbo'? There are ada_boost, ada_selection",
+        ),
         ({"--methods": "kakurenbo:hide=1"}, "kakurenbo has no setting 'hide'; it has max_fraction"),
         ({"--task": "cifar"}, "no task 'cifar'; did you mean 'cifar10'? There are digits"),
         ({"--seeds": "a"}, "--seeds: whole numbers"),
@@ -107,12 +122,24 @@ def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch, capsys
         ({"--budget": "1.5"}, "--budget: shares of the cost of full training, within (0, 1)"),
         ({"--budget": "half"}, "--budget: shares"),
         ({"--budget": "0.5,50%"}, "--budget: a share is given twice"),
-        ({"--controls": "larger"}, "--controls: shorter@time, uniform, shorter, smaller, placebo, fewer"),
+        (
+            {"--controls": "larger"},
+            "--controls: shorter@time, uniform, shorter, smaller, placebo, fewer",
+        ),
     ],
 )
-def test_mistakes_are_one_message_before_anything_runs(tmp_path, monkeypatch, capsys, change, message):
-    given = {"--task": "digits", "--methods": "full", "--epochs": "1", "--out": str(tmp_path / "out")} | change
-    monkeypatch.setattr(sys, "argv", ["thresher", "compare", *(word for pair in given.items() for word in pair)])
+def test_mistakes_are_one_message_before_anything_runs(
+    tmp_path, monkeypatch, capsys, change, message
+):
+    given = {
+        "--task": "digits",
+        "--methods": "full",
+        "--epochs": "1",
+        "--out": str(tmp_path / "out"),
+    } | change
+    monkeypatch.setattr(
+        sys, "argv", ["thresher", "compare", *(word for pair in given.items() for word in pair)]
+    )
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 2
@@ -131,20 +158,29 @@ def test_mistakes_are_one_message_before_anything_runs(tmp_path, monkeypatch, ca
         ({"--methods": "infobatch", "--controls": ""}, "infobatch", ()),
     ],
 )
-def test_a_budget_is_winnow_beside_the_other_ways_to_spend_it(tmp_path, monkeypatch, given, asked, controls):
+def test_a_budget_is_winnow_beside_the_other_ways_to_spend_it(
+    tmp_path, monkeypatch, given, asked, controls
+):
     calls = []
     monkeypatch.setattr(
-        "thresher_lab.cli.compare.run_and_print", lambda *args, **options: calls.append((args[1], options["controls"]))
+        "thresher_lab.cli.compare.run_and_print",
+        lambda *args, **options: calls.append((args[1], options["controls"])),
     )
     given = {"--task": "digits", "--epochs": "1", "--out": str(tmp_path / "out")} | given
-    monkeypatch.setattr(sys, "argv", ["thresher", "compare", *(word for pair in given.items() for word in pair)])
+    monkeypatch.setattr(
+        sys, "argv", ["thresher", "compare", *(word for pair in given.items() for word in pair)]
+    )
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 0 and calls == [(asked, controls)]
 
 
 def test_neither_methods_nor_a_budget(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["thresher", "compare", "--task", "digits", "--epochs", "1", "--out", str(tmp_path)])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["thresher", "compare", "--task", "digits", "--epochs", "1", "--out", str(tmp_path)],
+    )
     with pytest.raises(SystemExit):
         cli.main()
     assert "give --methods, such as infobatch, or --budget" in capsys.readouterr().err
@@ -171,7 +207,9 @@ def test_what_the_makefile_trains_is_known():
         "selective_backprop:keep=0.33 once", "selective_backprop:keep=0.33 twice", "random_backprop:keep=0.33",
     ]  # fmt: skip
     tasks = [word for line in lines for flag, word in pairwise(line.split()) if flag == "--task"]
-    assert len(tasks) == 4 and all(task_of(task).batch_size == 128 for task in tasks if task.startswith("fashion"))
+    assert len(tasks) == 4 and all(
+        task_of(task).batch_size == 128 for task in tasks if task.startswith("fashion")
+    )
 
 
 RUN = {"metric": {"name": "accuracy", "value": 0.9}, "wall_s": 1.0}
@@ -231,7 +269,10 @@ def test_progress_without_a_control(terminal):
         assert whole.total == 20
         watcher.finished(Job.of(MethodSpec("full"), 0), RUN, reused=True)
     text = console.file.getvalue()
-    assert "Left out is the control placebo of random_backprop. RandomBackprop chooses without losses.\n" in text
+    assert (
+        "Left out is the control placebo of random_backprop. RandomBackprop chooses without losses.\n"
+        in text
+    )
     assert "Left out is the control smaller of m. Less than one row a batch.\n" in text
     assert "[1/2] full, seed 0" in text
 

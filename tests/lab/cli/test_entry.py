@@ -21,14 +21,21 @@ CALL = "import sys; sys.argv = ['thresher', *{words!r}]; from thresher_lab.cli i
     ],
 )
 def test_the_exit_code_is_that_of_the_command(words, code, said):
-    done = subprocess.run([sys.executable, "-c", CALL.format(words=words)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", CALL.format(words=words)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == code and said in done.stdout + done.stderr, done
 
 
 def test_a_file_to_start_from_is_written_without_torch(tmp_path):
     """Torch takes seconds to load."""
     code = (
-        CALL.format(words=["init", str(tmp_path / "mine.py")]).replace("run_command()", "main()").replace("run_command", "main")
+        CALL.format(words=["init", str(tmp_path / "mine.py")])
+        .replace("run_command()", "main()")
+        .replace("run_command", "main")
     )
     code = f"try:\n    {code}\nfinally:\n    print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -37,7 +44,9 @@ def test_a_file_to_start_from_is_written_without_torch(tmp_path):
 
 def test_an_unexpected_error_has_its_traceback():
     broken = "import thresher_lab.cli as cli; cli.main = lambda: 1 / 0; cli.run_command()"
-    done = subprocess.run([sys.executable, "-c", broken], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", broken], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
 
 

@@ -34,14 +34,19 @@ def called(capsys, monkeypatch, *words):
 
 def test_commands_have_the_options_that_they_can_have():
     commands = typer.main.get_command(app).commands
-    options = {name: {option for one in command.params for option in one.opts} for name, command in commands.items()}
+    options = {
+        name: {option for one in command.params for option in one.opts}
+        for name, command in commands.items()
+    }
     assert {name for name, found in options.items() if {"--quiet", "-q"} <= found} == QUIET
     assert {name for name, found in options.items() if "--json" in found} == JSON
 
 
 def test_help_has_a_short_form_everywhere(capsys, monkeypatch):
     for name in typer.main.get_command(app).commands:
-        assert f"thresher {name} [OPTIONS]" in " ".join(called(capsys, monkeypatch, name, "-h").out.split())
+        assert f"thresher {name} [OPTIONS]" in " ".join(
+            called(capsys, monkeypatch, name, "-h").out.split()
+        )
 
 
 def test_quiet_says_what_changes_the_meaning_and_nothing_else(capsys):
@@ -53,9 +58,15 @@ def test_quiet_says_what_changes_the_meaning_and_nothing_else(capsys):
         watcher.advanced(job, 1, 0.5)
         watcher.warned("Warning: mind this", "")
         watcher.left_out("winnow", "placebo", "there is nothing to permute")
-        watcher.finished(job, {"wall_s": 1.0, "metric": {"name": "accuracy", "value": 1.0}}, reused=False)
+        watcher.finished(
+            job, {"wall_s": 1.0, "metric": {"name": "accuracy", "value": 1.0}}, reused=False
+        )
     warning, left_out = console.file.getvalue().splitlines()
-    assert warning == "Warning: mind this" and "winnow" in left_out and "there is nothing to permute" in left_out
+    assert (
+        warning == "Warning: mind this"
+        and "winnow" in left_out
+        and "there is nothing to permute" in left_out
+    )
     announcer("advise", quiet=True)("loading")
     announcer("advise")("loading")
     assert capsys.readouterr().err == "advise: loading\n"
@@ -63,7 +74,9 @@ def test_quiet_says_what_changes_the_meaning_and_nothing_else(capsys):
 
 def test_quiet_reaches_the_comparison(monkeypatch, tmp_path):
     given = []
-    monkeypatch.setattr("thresher_lab.cli.demo.run_and_print", lambda *_, **options: given.append(options["quiet"]))
+    monkeypatch.setattr(
+        "thresher_lab.cli.demo.run_and_print", lambda *_, **options: given.append(options["quiet"])
+    )
     demo(tmp_path, quiet=True)
     demo(tmp_path)
     assert given == [True, False]
@@ -72,14 +85,23 @@ def test_quiet_reaches_the_comparison(monkeypatch, tmp_path):
 def test_methods_and_recipes_as_json(capsys, monkeypatch):
     found = json.loads(called(capsys, monkeypatch, "methods", "--json", "-").out)
     assert list(found) == names() and found["selective_backprop"]["stage"] == "batch"
-    assert json.loads(called(capsys, monkeypatch, "methods", "winnow", "--json", "-").out) == found["winnow"]
+    assert (
+        json.loads(called(capsys, monkeypatch, "methods", "winnow", "--json", "-").out)
+        == found["winnow"]
+    )
     recipes = json.loads(called(capsys, monkeypatch, "recipes", "--json", "-").out)
     assert list(recipes) == recipe_names()
-    assert json.loads(called(capsys, monkeypatch, "recipes", "wrn-28-10", "--json", "-").out) == recipes["wrn-28-10"]
+    assert (
+        json.loads(called(capsys, monkeypatch, "recipes", "wrn-28-10", "--json", "-").out)
+        == recipes["wrn-28-10"]
+    )
     monkeypatch.setattr(sys, "argv", ["thresher", "methods", "winow", "--json", "-"])
     with pytest.raises(SystemExit) as left:
         cli.main()
-    assert left.value.code == 2 and "no method 'winow'; did you mean 'winnow'?" in capsys.readouterr().err
+    assert (
+        left.value.code == 2
+        and "no method 'winow'; did you mean 'winnow'?" in capsys.readouterr().err
+    )
 
 
 def test_the_history_of_a_sample_as_json(capsys, monkeypatch, tmp_path):
@@ -96,6 +118,18 @@ def test_the_history_of_a_sample_as_json(capsys, monkeypatch, tmp_path):
 
 def test_a_quick_look_as_json_has_nothing_beside_it(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("thresher_lab.cli.compare.run_and_print", lambda *_, **__: None)
-    words = ["compare", "digits", "--methods", "infobatch", "--epochs", "1", "--out", str(tmp_path), "--quick", "--json", "-"]
+    words = [
+        "compare",
+        "digits",
+        "--methods",
+        "infobatch",
+        "--epochs",
+        "1",
+        "--out",
+        str(tmp_path),
+        "--quick",
+        "--json",
+        "-",
+    ]
     found = called(capsys, monkeypatch, *words)
     assert not found.out and found.err.startswith("This was a quick look")

@@ -59,7 +59,9 @@ def files_in(folder):
 
 
 @pytest.mark.parametrize("stage", STAGE_NAMES)
-def test_a_new_method_keeps_every_promise_before_a_line_of_it_is_changed(checkout, monkeypatch, stage):
+def test_a_new_method_keeps_every_promise_before_a_line_of_it_is_changed(
+    checkout, monkeypatch, stage
+):
     init("method", "seta9", "--stage", stage)
     path = checkout / "src/thresher/methods/seta9.py"
     module = module_of(path, monkeypatch, "seta9")
@@ -84,12 +86,21 @@ def test_its_files_pass_the_checks_of_this_repository(checkout, stage):
 def test_its_reference_test_fails_until_the_transcription_is_written(checkout, monkeypatch, stage):
     init("method", "seta9", "--stage", stage)
     module_of(checkout / "src/thresher/methods/seta9.py", monkeypatch, "seta9")
-    spec = importlib.util.spec_from_file_location("test_seta9", checkout / "tests/reference/test_seta9.py")
+    spec = importlib.util.spec_from_file_location(
+        "test_seta9", checkout / "tests/reference/test_seta9.py"
+    )
     test = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(test)
     given = [] if stage == "before" else ["ties"]
-    name = "test_the_ids_are_those_of_the_paper" if stage == "before" else "test_the_plan_is_that_of_the_paper"
-    with pytest.raises(pytest.fail.Exception, match=r"tests/reference/test_seta9\.py: write the paper's pseudo-code in `trans"):
+    name = (
+        "test_the_ids_are_those_of_the_paper"
+        if stage == "before"
+        else "test_the_plan_is_that_of_the_paper"
+    )
+    with pytest.raises(
+        pytest.fail.Exception,
+        match=r"tests/reference/test_seta9\.py: write the paper's pseudo-code in `trans",
+    ):
         getattr(test, name)(*given)
     test.test_a_share_outside_its_range_is_refused("half")
 
@@ -106,7 +117,11 @@ def test_one_line_registers_it(checkout, monkeypatch):
     monkeypatch.setattr(registry, "FOLDER", checkout / "src/thresher/methods")
     monkeypatch.setattr(registry, "BUILT_IN", {"seta9": "thresher.methods.seta9:Seta9"})
     info = methods.infos()["seta9"]
-    assert info.stage == "epoch" and info.summary and info.rule == "its last loss was among the smallest"
+    assert (
+        info.stage == "epoch"
+        and info.summary
+        and info.rule == "its last loss was among the smallest"
+    )
     assert said.splitlines()[:3] == [
         "src/thresher/methods/seta9.py",
         "tests/reference/test_seta9.py",
@@ -125,17 +140,35 @@ def test_it_works_from_a_folder_inside_the_checkout(checkout, monkeypatch):
     ("arguments", "message"),
     [
         (["method"], r"a new method needs a name: `thresher init method NAME`"),
-        (["method", "Seta"], r"'Seta' cannot be the name of a method: write lower-case words joined by underscores"),
+        (
+            ["method", "Seta"],
+            r"'Seta' cannot be the name of a method: write lower-case words joined by underscores",
+        ),
         (["method", "2seta"], "'2seta' cannot be the name"),
         (["method", "seta-2"], "'seta-2' cannot be the name"),
         (["method", "../seta"], "cannot be the name"),
         (["method", "lambda"], "'lambda' cannot be the name"),
-        (["method", "kakurenbo"], "thresher has Kakurenbo and kakurenbo already; choose another name than 'kakurenbo'"),
+        (
+            ["method", "kakurenbo"],
+            "thresher has Kakurenbo and kakurenbo already; choose another name than 'kakurenbo'",
+        ),
         (["method", "column"], "thresher has Column already; choose another name than 'column'"),
-        (["method", "card"], r"src/thresher/methods/card\.py is there already; choose another name, or delete the file"),
-        (["method", "taken"], r"tests/reference/test_taken\.py is there already; choose another name, or delete the file"),
-        (["method", "seta9", "--stage", "step"], "--stage must be one of before, epoch, batch, got 'step'"),
-        (["mine.py", "seta9"], "a name and --stage belong to a new method: `thresher init method NAME`, got 'mine.py'"),
+        (
+            ["method", "card"],
+            r"src/thresher/methods/card\.py is there already; choose another name, or delete the file",
+        ),
+        (
+            ["method", "taken"],
+            r"tests/reference/test_taken\.py is there already; choose another name, or delete the file",
+        ),
+        (
+            ["method", "seta9", "--stage", "step"],
+            "--stage must be one of before, epoch, batch, got 'step'",
+        ),
+        (
+            ["mine.py", "seta9"],
+            "a name and --stage belong to a new method: `thresher init method NAME`, got 'mine.py'",
+        ),
         (["mine.py", "--stage", "epoch"], "a name and --stage belong to a new method"),
     ],
 )
@@ -150,7 +183,9 @@ def test_mistakes_write_nothing_and_say_what_to_do(checkout, arguments, message)
 def test_outside_a_checkout_it_names_the_ways_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused(
-        r"is not in a checkout of thresher: .*Clone the repository .* entry-point group `thresher\.methods`", "method", "seta9"
+        r"is not in a checkout of thresher: .*Clone the repository .* entry-point group `thresher\.methods`",
+        "method",
+        "seta9",
     )
     assert not files_in(tmp_path)
 
@@ -165,7 +200,10 @@ def test_a_second_time_is_refused(checkout):
 def test_a_training_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = "thresher advise mine.py:build --budget 0.5"
-    assert init("mine.py").splitlines() == ["mine.py", command] and command in (tmp_path / "mine.py").read_text()
+    assert (
+        init("mine.py").splitlines() == ["mine.py", command]
+        and command in (tmp_path / "mine.py").read_text()
+    )
     refused(r"mine\.py is there already; give another name", "mine.py")
     assert init().startswith("my_training.py\n")
 
@@ -191,5 +229,7 @@ assert "kakurenbo" in CliRunner().invoke(app, ["methods"]).output
 assert {"Kakurenbo", "subset_backward", "mixes_samples", "methods", "cost"} <= set(dir(thresher)) & set(thresher.__all__)
 assert "torch" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -57,12 +57,26 @@ def test_it_writes_the_table_and_the_page(tmp_path):
     assert re.search("of the samples " + ", ".join(map(str, found.suspects(8))), done.output)
     pruned = typer.Typer()
     pruned.command()(prune)
-    kept = [str(tmp_path / "map" / "map.parquet"), "--keep", "0.9", "--which", "easy", "--out", str(tmp_path / "kept.txt")]
-    assert "180 of 200 samples kept: the easiest by suspicion" in CliRunner().invoke(pruned, kept).output
+    kept = [
+        str(tmp_path / "map" / "map.parquet"),
+        "--keep",
+        "0.9",
+        "--which",
+        "easy",
+        "--out",
+        str(tmp_path / "kept.txt"),
+    ]
+    assert (
+        "180 of 200 samples kept: the easiest by suspicion"
+        in CliRunner().invoke(pruned, kept).output
+    )
     assert not {*map(int, (tmp_path / "kept.txt").read_text().split())} & {*found.suspects(20)}
     again = called("--task", TASK, "--out", tmp_path / "map")
     assert again.exit_code == 1 and "is there already" in str(again.exception)
-    assert called("--task", TASK, "--epochs", 1, "--out", tmp_path / "map", "--force", "-q").exit_code == 0
+    assert (
+        called("--task", TASK, "--epochs", 1, "--out", tmp_path / "map", "--force", "-q").exit_code
+        == 0
+    )
 
 
 def test_the_training_is_full_training():
@@ -86,7 +100,10 @@ def test_of_numbers_with_texts_of_ones_own(tmp_path):
 
 def columns(n=6):
     labels = np.arange(n) % 2
-    numbers = {name: np.linspace(0, 1, n) for name in ("confidence", "variability", "suspicion", "loss", "aum")}
+    numbers = {
+        name: np.linspace(0, 1, n)
+        for name in ("confidence", "variability", "suspicion", "loss", "aum")
+    }
     counts = {name: np.arange(n) for name in ("id", "forgetting", "learned_at")}
     return {**counts, "label": labels, "times_seen": np.array([1] * (n - 1) + [0]), **numbers}
 
@@ -94,7 +111,13 @@ def columns(n=6):
 def test_classes_with_the_least_confidence_come_first():
     rows = page_of.class_rows(DataMap(columns()), ["cat", "dog"])
     assert [name for name, _ in rows] == ["dog", "cat"]
-    assert rows[1][1] == ["3", "0.400", "0.400", "2.00", "33.3"] and rows[0][1] == ["2", "0.400", "0.400", "2.00", "0.0"]
+    assert rows[1][1] == ["3", "0.400", "0.400", "2.00", "33.3"] and rows[0][1] == [
+        "2",
+        "0.400",
+        "0.400",
+        "2.00",
+        "0.0",
+    ]
     only = columns() | {"times_seen": np.array([1, 0, 1, 0, 1, 0])}
     assert [name for name, _ in page_of.class_rows(DataMap(only), None)] == ["0"]
 
@@ -113,7 +136,9 @@ def test_a_large_map_is_drawn_in_part(monkeypatch):
 def test_images_are_those_of_the_samples(monkeypatch):
     images = np.zeros((200, 2, 2), dtype=np.uint8)
     monkeypatch.setattr(page_of, "training_images", lambda task, folder: images)
-    assert page_of.images_of(TASK, None, 200) is images and page_of.images_of(TASK, None, 100) is None
+    assert (
+        page_of.images_of(TASK, None, 200) is images and page_of.images_of(TASK, None, 100) is None
+    )
 
     def missing(task, folder):
         raise FileNotFoundError
@@ -126,7 +151,8 @@ def test_a_loader_without_a_batch_is_refused(tmp_path):
     path = tmp_path / "none.py"
     path.write_text(
         textwrap.dedent(SCRIPT).replace(
-            "DataLoader(data, 8, shuffle=True)", "DataLoader(data, 64, shuffle=True, drop_last=True)"
+            "DataLoader(data, 8, shuffle=True)",
+            "DataLoader(data, 64, shuffle=True, drop_last=True)",
         )
     )
     with pytest.raises(ValueError, match="observe: a loader of 40 samples has no batch"):
@@ -135,4 +161,6 @@ def test_a_loader_without_a_batch_is_refused(tmp_path):
 
 def test_columns_are_those_of_the_library():
     found, _ = observed(TASK, epochs=1)
-    assert isinstance(found, DataMap) and found.suspects(5).tolist() == found.suspects()[:5].tolist()
+    assert (
+        isinstance(found, DataMap) and found.suspects(5).tolist() == found.suspects()[:5].tolist()
+    )

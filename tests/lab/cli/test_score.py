@@ -57,24 +57,38 @@ def test_score_then_prune(tmp_path):
     done = called("score", "--task", TASK, "--models", 1, "--epochs", 1, "--out", out)
     assert done.exit_code == 0, done.output
     assert (
-        f"{out}: el2n of 128 samples; cost as much as 1.33 epochs of full training (256 forward, 128 backward)" in done.output
+        f"{out}: el2n of 128 samples; cost as much as 1.33 epochs of full training (256 forward, 128 backward)"
+        in done.output
     )
     table = Scores.load(out)
     assert table == make_scores(TASK, "el2n", models=1, epochs=1)
-    assert table.provenance["task"] == TASK and table.provenance["seeds"] == [0] and table.provenance["epochs"] == 1
+    assert (
+        table.provenance["task"] == TASK
+        and table.provenance["seeds"] == [0]
+        and table.provenance["epochs"] == 1
+    )
     assert set(table.provenance["versions"]) >= {"thresher", "torch", "python"}
     done = called("prune", out, "--keep", 0.5, "--per-class-floor", 0.3, "--out", kept)
     assert done.exit_code == 0, done.output
-    assert f"{kept}: 64 of 128 samples kept: the hardest by el2n, wrong labels among them" in done.output
-    shares = re.search(r"share kept per class: from (\d+)% \(class \d\) to (\d+)% \(class \d\)", done.output)
+    assert (
+        f"{kept}: 64 of 128 samples kept: the hardest by el2n, wrong labels among them"
+        in done.output
+    )
+    shares = re.search(
+        r"share kept per class: from (\d+)% \(class \d\) to (\d+)% \(class \d\)", done.output
+    )
     assert shares and 30 <= int(shares[1]) <= 50 <= int(shares[2])
     ids = [int(line) for line in kept.read_text().splitlines()]
     assert len(ids) == 64 and ids == sorted(ids)
-    done = called("prune", out, "--keep", 0.5, "--per-class-floor", 0.3, "--out", tmp_path / "kept.parquet")
+    done = called(
+        "prune", out, "--keep", 0.5, "--per-class-floor", 0.3, "--out", tmp_path / "kept.parquet"
+    )
     assert pq.read_table(tmp_path / "kept.parquet").to_pydict() == {"id": ids}
     window = ("prune", out, "--keep", 0.25, "--which", "window", "--offset", 0.5, "--out", kept)
     refused = called(*window)
-    assert refused.exit_code == 1 and "is there already: give another file, or --force" in str(refused.exception)
+    assert refused.exit_code == 1 and "is there already: give another file, or --force" in str(
+        refused.exception
+    )
     assert len(kept.read_text().splitlines()) == 64
     done = called(*window, "--force")
     middle = set(map(int, kept.read_text().split()))
@@ -83,16 +97,37 @@ def test_score_then_prune(tmp_path):
 
 def test_classes_that_nearly_vanish_are_named(tmp_path):
     values = torch.arange(100, dtype=torch.float64)
-    Scores(torch.arange(100), values, labels=torch.arange(100) // 50, name="mine").save(tmp_path / "s.parquet")
+    Scores(torch.arange(100), values, labels=torch.arange(100) // 50, name="mine").save(
+        tmp_path / "s.parquet"
+    )
     done = called("prune", tmp_path / "s.parquet", "--keep", 0.52, "--out", tmp_path / "kept.txt")
     assert done.exit_code == 0 and done.output.splitlines()[-1] == (
         "These classes nearly vanish: class 0 (4%). `--per-class-floor 0.26` keeps 26% of each class at least."
     )
-    done = called("prune", tmp_path / "s.parquet", "--keep", 0.52, "--per-class-floor", 0.26, "--out", tmp_path / "k.txt")
-    assert (
-        "vanish" not in done.output and "52 of 100 samples kept: the hardest by mine, wrong labels among them\n" in done.output
+    done = called(
+        "prune",
+        tmp_path / "s.parquet",
+        "--keep",
+        0.52,
+        "--per-class-floor",
+        0.26,
+        "--out",
+        tmp_path / "k.txt",
     )
-    done = called("prune", tmp_path / "s.parquet", "--keep", 0.3, "--per-class-floor", 0.5, "--out", tmp_path / "more.txt")
+    assert (
+        "vanish" not in done.output
+        and "52 of 100 samples kept: the hardest by mine, wrong labels among them\n" in done.output
+    )
+    done = called(
+        "prune",
+        tmp_path / "s.parquet",
+        "--keep",
+        0.3,
+        "--per-class-floor",
+        0.5,
+        "--out",
+        tmp_path / "more.txt",
+    )
     assert (
         "50 of 100 samples kept: the hardest by mine, wrong labels among them, 20 of them for --per-class-floor, beyond --keep"
         in done.output
@@ -101,28 +136,59 @@ def test_classes_that_nearly_vanish_are_named(tmp_path):
 
 def test_classes_are_told_by_name(tmp_path):
     names = {"classes": ["crops", "roads"]}
-    scores = Scores(torch.arange(100), torch.arange(100.0), labels=torch.arange(100) // 50, provenance=names)
+    scores = Scores(
+        torch.arange(100), torch.arange(100.0), labels=torch.arange(100) // 50, provenance=names
+    )
     scores.save(tmp_path / "s.parquet")
-    said = called("prune", tmp_path / "s.parquet", "--keep", 0.52, "--out", tmp_path / "kept.txt").output
-    assert "share kept per class: from 4% (crops) to 100% (roads)" in said and "nearly vanish: crops (4%)." in said
+    said = called(
+        "prune", tmp_path / "s.parquet", "--keep", 0.52, "--out", tmp_path / "kept.txt"
+    ).output
+    assert (
+        "share kept per class: from 4% (crops) to 100% (roads)" in said
+        and "nearly vanish: crops (4%)." in said
+    )
 
 
 def test_a_training_with_names_gives_them_to_its_scores(tmp_path):
     (tmp_path / "named.py").write_text(textwrap.dedent(NAMED))
-    script, scored, observed = f"{tmp_path / 'named.py'}:build", tmp_path / "s.parquet", tmp_path / "map"
-    assert called("score", script, "--score", "forgetting", "--models", 2, "--epochs", 1, "--out", scored).exit_code == 0
+    script, scored, observed = (
+        f"{tmp_path / 'named.py'}:build",
+        tmp_path / "s.parquet",
+        tmp_path / "map",
+    )
+    assert (
+        called(
+            "score", script, "--score", "forgetting", "--models", 2, "--epochs", 1, "--out", scored
+        ).exit_code
+        == 0
+    )
     assert called("observe", script, "--epochs", 1, "--out", observed, "-q").exit_code == 0
     for number, path in enumerate((scored, observed / "map.parquet")):
-        done = called("prune", path, "--keep", 0.5, "--per-class-floor", 0.5, "--out", tmp_path / f"{number}.txt")
+        done = called(
+            "prune",
+            path,
+            "--keep",
+            0.5,
+            "--per-class-floor",
+            0.5,
+            "--out",
+            tmp_path / f"{number}.txt",
+        )
         assert re.search(r"from \d+% \((no|yes)\) to \d+% \((no|yes)\)", done.output), done.output
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("--device", "gpu"), r"--device gpu: Expected one of cpu, cuda.*; `--device cpu` always works"),
+        (
+            ("--device", "gpu"),
+            r"--device gpu: Expected one of cpu, cuda.*; `--device cpu` always works",
+        ),
         (("--device", "cuda:77"), r"--device cuda:77: .*; `--device cpu` always works"),
-        (("--out", "/proc/none/s.parquet"), "--out /proc/none/s.parquet cannot be written: No such file or directory"),
+        (
+            ("--out", "/proc/none/s.parquet"),
+            "--out /proc/none/s.parquet cannot be written: No such file or directory",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said_before_anything_is_trained(given, said, monkeypatch):
@@ -165,16 +231,27 @@ def test_every_score(name, models, passes):
     given = {"models": models, "epochs": epochs, "seed": 4, "window": 2}
     table = make_scores(TASK, name, progress=lambda *told: said.append(told), **given)
     assert torch.equal(torch.get_rng_state(), state)
-    assert len(table) == N and len(table.labels.unique()) == 10 and (table.forward, table.backward) == passes
+    assert (
+        len(table) == N
+        and len(table.labels.unique()) == 10
+        and (table.forward, table.backward) == passes
+    )
     trained = 2 if name == "irreducible" else models
-    assert said == [(model, trained, epoch) for model in range(1, trained + 1) for epoch in range(1, epochs + 1)]
+    assert said == [
+        (model, trained, epoch) for model in range(1, trained + 1) for epoch in range(1, epochs + 1)
+    ]
     assert name == "memorisation" or table.values.isfinite().all()
     assert table == make_scores(TASK, name, **given)
 
 
-@pytest.mark.parametrize(("name", "epochs", "window"), [("dyn_unc", 9, 10), ("tdds", 10, 10), ("dual", 5, 1)])
+@pytest.mark.parametrize(
+    ("name", "epochs", "window"), [("dyn_unc", 9, 10), ("tdds", 10, 10), ("dual", 5, 1)]
+)
 def test_windows_that_do_not_fit_are_refused_before_anything_is_trained(name, epochs, window):
-    with pytest.raises(ValueError, match=f"{name} needs windows of 2 epochs or more, .* got `window`={window} and .* --window"):
+    with pytest.raises(
+        ValueError,
+        match=f"{name} needs windows of 2 epochs or more, .* got `window`={window} and .* --window",
+    ):
         make_scores("no task", name, epochs=epochs, window=window)
 
 
@@ -189,17 +266,24 @@ def test_dynamics_are_those_of_plain_training():
         task, data, first, [4], 1, scoring.all_samples, lambda *_: made.append(1) or torch.zeros(N)
     )
     [model] = ensemble.models
-    inputs, labels = (torch.stack([torch.as_tensor(first.loader.dataset[i][part]) for i in range(N)]) for part in (0, 1))
+    inputs, labels = (
+        torch.stack([torch.as_tensor(first.loader.dataset[i][part]) for i in range(N)])
+        for part in (0, 1)
+    )
     logits = model.eval()(inputs).detach().numpy()
     others = np.where(np.eye(10, dtype=bool)[labels], -np.inf, logits).max(1)
-    assert np.allclose(table.values.numpy(), others - logits[np.arange(N), labels], atol=1e-4) and made == [1]
+    assert np.allclose(
+        table.values.numpy(), others - logits[np.arange(N), labels], atol=1e-4
+    ) and made == [1]
 
 
 def test_d2_is_one_order_by_mean_forgetting_and_the_features_of_the_first_model():
     task = task_of(TASK)
     data = task.load(task.find(None))
     first = task.training(data, 4)
-    ensemble = scoring.train_ensemble(task, data, first, [4, 5], 3, scoring.all_samples, scoring.was_right)
+    ensemble = scoring.train_ensemble(
+        task, data, first, [4, 5], 3, scoring.all_samples, scoring.was_right
+    )
     hard = Scores.mean([scores.forgetting(seen) for seen in ensemble.watched])
     expected = scores.d2(hard, scores.sample_features(ensemble.models[0], first.loader)[0])
     assert torch.equal(make_scores(TASK, "d2", models=2, epochs=3, seed=4).values, expected.values)
@@ -212,7 +296,10 @@ def test_a_model_without_features_is_refused_before_it_is_trained(monkeypatch, n
     training = replace(task.training(task.load(task.find(None)), 0), model=torch.nn.Flatten())
     monkeypatch.setattr(type(task), "training", lambda *_: training)
     monkeypatch.setattr(scoring, "train_ensemble", None)
-    with pytest.raises(ValueError, match=f"score: {name} needs features; .*Flatten has no nn.Linear. Use another score, such"):
+    with pytest.raises(
+        ValueError,
+        match=f"score: {name} needs features; .*Flatten has no nn.Linear. Use another score, such",
+    ):
         make_scores(TASK, name)
 
 
@@ -231,16 +318,35 @@ def test_halves_score_each_other(monkeypatch):
     monkeypatch.setattr(scoring.scores, "irreducible", keep)
     make_scores(TASK, "irreducible", models=2, epochs=1)
     first, second, third, fourth = (set(ids.tolist()) for ids in seen["ids"])
-    assert first | second == third | fourth == set(range(N)) and not first & second and len(first) == 64 and first != third
+    assert (
+        first | second == third | fourth == set(range(N))
+        and not first & second
+        and len(first) == 64
+        and first != third
+    )
 
 
 def test_ones_own_training(tmp_path):
     path, template = tmp_path / "my_digits.py", Path(tasks.__file__).with_name("template.py")
     path.write_text(template.read_text().replace("x[:1400], y[:1400]", "x[:100], y[:100]"))
     out = tmp_path / "s.parquet"
-    done = called("score", f"{path}:build", "--score", "forgetting", "--models", 1, "--epochs", 2, "--out", out)
+    done = called(
+        "score",
+        f"{path}:build",
+        "--score",
+        "forgetting",
+        "--models",
+        1,
+        "--epochs",
+        2,
+        "--out",
+        out,
+    )
     assert done.exit_code == 0, done.output
-    assert f"{out}: forgetting of 100 samples; cost as much as 2.00 epochs of full training" in done.output
+    assert (
+        f"{out}: forgetting of 100 samples; cost as much as 2.00 epochs of full training"
+        in done.output
+    )
     assert set(Scores.load(out).values.tolist()) <= {0.0, 1.0, 2.0}
 
 
@@ -249,7 +355,9 @@ def test_a_finished_run_is_exported(tmp_path):
     [spec] = parse_methods("kakurenbo:max_fraction=0.4:tau=0.0")
     run = tmp_path / "run.parquet"
     train(task, task.load(task.find(None)), spec, seed=0, epochs=4, samples_to=run)
-    done = called("prune", "--from-run", tmp_path / "ru", "--keep", 0.5, "--out", tmp_path / "kept.txt")
+    done = called(
+        "prune", "--from-run", tmp_path / "ru", "--keep", 0.5, "--out", tmp_path / "kept.txt"
+    )
     assert done.exit_code == 0, done.output
     assert "64 of 128 samples kept: the hardest by trained, wrong labels among them" in done.output
     trained = pq.read_table(run).column("trained").to_pylist()
@@ -266,23 +374,36 @@ def test_a_finished_run_is_exported(tmp_path):
         (["score", "x.py"], "write your own training as FILE.py:FUNCTION"),
         (["score", "x"], "no task 'x'; there are digits"),
         (["score", "--task", TASK, "--score", "loss"], "--score: no score 'loss'; there are el2n"),
-        (["score", "--task", TASK, "--score", "memorisation", "--models", "1"], "`models` must be 2 or more, got 1"),
+        (
+            ["score", "--task", TASK, "--score", "memorisation", "--models", "1"],
+            "`models` must be 2 or more, got 1",
+        ),
         (["score", "--task", "nothing"], "no task 'nothing'"),
         (["prune"], "give either a file of scores or --from-run"),
-        (["prune", "a.parquet", "--from-run", "b.parquet"], "give either a file of scores or --from-run"),
+        (
+            ["prune", "a.parquet", "--from-run", "b.parquet"],
+            "give either a file of scores or --from-run",
+        ),
         (["prune", "not-there.parquet"], "not-there.parquet"),
-        (["prune", "not-there.parquet", "--out", "kept.csv"], "--out kept.csv: ids go to a file that ends in .parquet or .txt"),
+        (
+            ["prune", "not-there.parquet", "--out", "kept.csv"],
+            "--out kept.csv: ids go to a file that ends in .parquet or .txt",
+        ),
     ],
 )
 def test_mistakes(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     done = called(*arguments)
-    assert done.exit_code and message in " ".join(f"{done.output} {done.exception}".replace("│", " ").split())
+    assert done.exit_code and message in " ".join(
+        f"{done.output} {done.exception}".replace("│", " ").split()
+    )
     assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_trained():
-    with pytest.raises(ValueError, match="score: `models` and `epochs` must be 1 or more, got 0 and 1"):
+    with pytest.raises(
+        ValueError, match="score: `models` and `epochs` must be 1 or more, got 0 and 1"
+    ):
         make_scores(TASK, "el2n", models=0, epochs=1)
     loader = torch.utils.data.DataLoader(torch.arange(4), batch_sampler=[[0, 1], [2, 3]])
     with pytest.raises(ValueError, match="take a loader with a batch_size"):
@@ -290,13 +411,19 @@ def test_what_cannot_be_trained():
 
 
 def test_costs_in_epochs():
-    assert in_epochs(Scores(torch.arange(10), torch.zeros(10), forward=60, backward=60)) == pytest.approx(6)
-    assert in_epochs(Scores(torch.arange(10), torch.zeros(10), forward=60, backward=60), 1.0) == pytest.approx(6)
+    assert in_epochs(
+        Scores(torch.arange(10), torch.zeros(10), forward=60, backward=60)
+    ) == pytest.approx(6)
+    assert in_epochs(
+        Scores(torch.arange(10), torch.zeros(10), forward=60, backward=60), 1.0
+    ) == pytest.approx(6)
     assert in_epochs(Scores(torch.arange(10), torch.zeros(10), forward=30)) == pytest.approx(1)
 
 
 def test_export_refuses_other_endings(tmp_path):
-    with pytest.raises(ValueError, match=r"ids\.csv: ids go to a file that ends in \.parquet or \.txt"):
+    with pytest.raises(
+        ValueError, match=r"ids\.csv: ids go to a file that ends in \.parquet or \.txt"
+    ):
         export(torch.arange(3), tmp_path / "ids.csv")
 
 
@@ -319,10 +446,13 @@ def test_the_scores_that_a_recipe_begins_with(tmp_path, monkeypatch):
     Path("mine.yaml").write_text(RECIPE)
     task = task_of("recipe:mine.yaml")
     with pytest.raises(
-        FileNotFoundError, match="no file of scores el2n.parquet; `thresher score --task recipe:mine.yaml --data"
+        FileNotFoundError,
+        match="no file of scores el2n.parquet; `thresher score --task recipe:mine.yaml --data",
     ):
         task.spec()
-    done = called("score", "--task", "recipe:mine.yaml", "--models", 1, "--epochs", 1, "--out", "el2n.parquet")
+    done = called(
+        "score", "--task", "recipe:mine.yaml", "--models", 1, "--epochs", 1, "--out", "el2n.parquet"
+    )
     assert done.exit_code == 0 and "el2n of 128 samples" in done.output, done.output
     assert Scores.load("el2n.parquet").provenance["recipe"]["model"] == task.recipe["model"]
     run = train(task, task.load(task.find(None)), task.spec(), seed=0, epochs=1)
@@ -333,7 +463,9 @@ def test_a_recipe_with_transforms_is_scored(tmp_path, monkeypatch):
     """With its own network, on synthetic images."""
     optional("torchvision")
     small = SmokeTask.at("diet-sb-resnet20-cifar10", tmp_path)
-    monkeypatch.setattr(scoring, "task_of", lambda name: {"recipe:diet-sb-resnet20-cifar10": small}[name])
+    monkeypatch.setattr(
+        scoring, "task_of", lambda name: {"recipe:diet-sb-resnet20-cifar10": small}[name]
+    )
     table = make_scores("recipe:diet-sb-resnet20-cifar10", "el2n", models=1, epochs=1)
     assert table.samples == small.settings.data.samples and table.values.isfinite().all()
     assert table.provenance["recipe"]["model"]["name"] == "resnet20"

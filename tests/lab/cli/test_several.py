@@ -36,7 +36,8 @@ def test_commands_that_several_processes_run_together_alone_or_not_at_all(monkey
         check_command(name)
     for name in ("advise", "demo", "score", "time-to-target"):
         with pytest.raises(
-            ValueError, match=f"`{name}` trains in one process, .* has started 4 .* are compare, reproduce, train"
+            ValueError,
+            match=f"`{name}` trains in one process, .* has started 4 .* are compare, reproduce, train",
         ):
             check_command(name)
     with pytest.raises(SystemExit, match="0"):
@@ -46,13 +47,17 @@ def test_commands_that_several_processes_run_together_alone_or_not_at_all(monkey
 
 
 @pytest.mark.parametrize(("rank", "prefix"), [(0, ""), (1, "process 1 of 2: ")])
-def test_a_process_that_fails_says_so_once_and_ends_the_others(monkeypatch, capsys, store, rank, prefix):
+def test_a_process_that_fails_says_so_once_and_ends_the_others(
+    monkeypatch, capsys, store, rank, prefix
+):
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setattr(sys, "argv", ["thresher", "advise", "digits"])
     with pytest.raises(SystemExit, match="2"):
         cli.main()
     said = capsys.readouterr()
-    assert said.err.startswith(f"{prefix}thresher: `advise` trains in one process") and said.out == ""
+    assert (
+        said.err.startswith(f"{prefix}thresher: `advise` trains in one process") and said.out == ""
+    )
     assert store.get(ENDED) == str(rank).encode()
 
 
@@ -101,11 +106,16 @@ def test_a_process_goes_on_where_the_store_has_gone_with_another_one_that_is_don
     _several._end_with_others(SimpleNamespace(check=gone), threading.Event())
 
 
-@pytest.mark.parametrize(("rank", "message"), [(0, "accelerate does not train in several processes on devices"), (1, "1")])
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [(0, "accelerate does not train in several processes on devices"), (1, "1")],
+)
 def test_processes_on_devices_that_accelerate_does_not_join(monkeypatch, rank, message):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setattr(
-        sys.modules["torch.distributed.rendezvous"], "rendezvous", lambda _: iter([(distributed.HashStore(), rank, 2)])
+        sys.modules["torch.distributed.rendezvous"],
+        "rendezvous",
+        lambda _: iter([(distributed.HashStore(), rank, 2)]),
     )
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(accelerate, "PartialState", lambda cpu: SimpleNamespace(num_processes=1))

@@ -30,21 +30,40 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def run_of(method, seed, value, ratio, control_of=None, metric="accuracy"):
-    times = {"wall_s": 10.0 * ratio, "cpu_s": 10.0 * ratio, "step_memory": None if control_of else round(1e6 * ratio**0.5)}
-    found = {"method": method, "control_of": control_of, "seed": seed, "metric": {"name": metric, "value": value}}
+    times = {
+        "wall_s": 10.0 * ratio,
+        "cpu_s": 10.0 * ratio,
+        "step_memory": None if control_of else round(1e6 * ratio**0.5),
+    }
+    found = {
+        "method": method,
+        "control_of": control_of,
+        "seed": seed,
+        "metric": {"name": metric, "value": value},
+    }
     return found | times | {"cost": {"ratio": ratio}, "history": []}
 
 
 def results_of(margin=0.5, scale=1.0, metric="accuracy", controls=True):
     """Results of a comparison: one method that is as good as full training, and one that loses, each beside its controls."""
-    runs = [run_of("full", seed, scale * (0.9 + 0.001 * seed), 1.0, metric=metric) for seed in range(3)]
+    runs = [
+        run_of("full", seed, scale * (0.9 + 0.001 * seed), 1.0, metric=metric) for seed in range(3)
+    ]
     for name, loss, cost in zip(NAMES, (0.0004, 0.03), (0.5, 0.667), strict=True):
-        worse = {None: loss, "uniform": loss + 0.02, "shorter": loss + 0.03, "smaller": loss + 0.001, "placebo": loss + 0.0005}
+        worse = {
+            None: loss,
+            "uniform": loss + 0.02,
+            "shorter": loss + 0.03,
+            "smaller": loss + 0.001,
+            "placebo": loss + 0.0005,
+        }
         for kind, less in worse.items() if controls else {None: loss}.items():
             label = name if kind is None else f"{kind}@{cost:.3f}"
             for seed in range(3):
                 value = scale * (0.9 + 0.0007 * seed - less * (1 + 0.1 * seed))
-                runs.append(run_of(label, seed, value, cost, None if kind is None else name, metric))
+                runs.append(
+                    run_of(label, seed, value, cost, None if kind is None else name, metric)
+                )
     return {
         "task": "fashion-mnist@10000", "epochs": 20, "device": "cpu", "margin": margin, "runs": runs,
         "summary": summarize(runs, margin),
@@ -54,7 +73,10 @@ def results_of(margin=0.5, scale=1.0, metric="accuracy", controls=True):
 def shown(print_to, width, **settings):
     console = Console(file=io.StringIO(), width=width, color_system=None, **settings)
     print_to(console)
-    return "\n".join(line.rstrip() for line in ESCAPES.sub("", console.file.getvalue()).splitlines()) + "\n"
+    return (
+        "\n".join(line.rstrip() for line in ESCAPES.sub("", console.file.getvalue()).splitlines())
+        + "\n"
+    )
 
 
 def words(text):
@@ -67,11 +89,15 @@ def test_the_capture_of_each_width(width):
     text = shown(lambda console: print_summary(console, results), width)
     assert max(map(len, text.splitlines())) <= width
     for row in results["summary"]:
-        assert all(word in words(text) for word in (*row["method"].split(), *row["verdict"].split())), row["method"]
+        assert all(
+            word in words(text) for word in (*row["method"].split(), *row["verdict"].split())
+        ), row["method"]
     path = CAPTURES / f"summary-{width}.txt"
     if os.environ.get("THRESHER_WRITE_CAPTURES"):
         path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8"), "if the change is meant, run this test with THRESHER_WRITE_CAPTURES=1"
+    assert text == path.read_text(encoding="utf-8"), (
+        "if the change is meant, run this test with THRESHER_WRITE_CAPTURES=1"
+    )
 
 
 def test_each_verdict_is_whole_on_a_narrow_terminal():
@@ -86,12 +112,25 @@ def test_one_method_with_two_controls_fits_on_25_lines():
     names = {NAMES[0], "full", "shorter@0.500", "smaller@0.500"}
     results["summary"] = [row for row in results["summary"] if row["method"] in names]
     text = shown(lambda console: print_summary(console, results), 80)
-    assert len(results["summary"]) == 4 and len(text.splitlines()) <= 25 - 2  # two lines are the paths of the files
-    assert text.splitlines()[1].split() == ["CPU", "cost", "memory", "accuracy,", "%", "difference", "[95", "%]"]
+    assert (
+        len(results["summary"]) == 4 and len(text.splitlines()) <= 25 - 2
+    )  # two lines are the paths of the files
+    assert text.splitlines()[1].split() == [
+        "CPU",
+        "cost",
+        "memory",
+        "accuracy,",
+        "%",
+        "difference",
+        "[95",
+        "%]",
+    ]
 
 
 def test_a_metric_that_is_no_share_is_not_in_percent():
-    text = shown(lambda console: print_summary(console, results_of(margin=1.0, scale=40, metric="loss")), 60)
+    text = shown(
+        lambda console: print_summary(console, results_of(margin=1.0, scale=40, metric="loss")), 60
+    )
     assert "memory" in text and "loss, %" not in text
     assert "36.04 ± 0.04" in text
 
@@ -108,7 +147,9 @@ def test_the_time_left_is_whole_at_each_width(width, monkeypatch):
             whole, bar = watcher._progress.tasks
             monkeypatch.setattr(type(whole), "time_remaining", property(lambda _: 359999.0))
             watcher.advanced(job, 250, 0.9)
-            frames.append(shown(lambda other: other.print(watcher._progress.get_renderable()), width))
+            frames.append(
+                shown(lambda other: other.print(watcher._progress.get_renderable()), width)
+            )
 
     shown(watch, width, force_terminal=True)
     lines = frames[0].splitlines()
@@ -125,7 +166,10 @@ def test_without_a_terminal_there_is_a_line_each_minute(monkeypatch):
         with progress_on(console) as watcher:
             wait_for(console, "nothing is trained yet: the data and the task are being read")
             watcher.planned(2, 5)
-            wait_for(console, "0 of 2 runs done, 0 of 10 epochs; time left: not known before the first epoch is over")
+            wait_for(
+                console,
+                "0 of 2 runs done, 0 of 10 epochs; time left: not known before the first epoch is over",
+            )
             watcher.started(first)
             watcher.advanced(first, 1, 0.5)
             wait_for(console, "0 of 2 runs done, 1 of 10 epochs; time left: about 0:00:0")
@@ -143,10 +187,17 @@ def test_without_a_terminal_there_is_a_line_each_minute(monkeypatch):
 def test_a_warning_of_several_runs_is_printed_once():
     def watch(console):
         with progress_on(console) as watcher:
-            for text, run in (("Warning: [a] 1.5", "full, seed 0"), ("Warning: b", ""), ("Warning: [a] 2.5", "full, seed 1")):
+            for text, run in (
+                ("Warning: [a] 1.5", "full, seed 0"),
+                ("Warning: b", ""),
+                ("Warning: [a] 2.5", "full, seed 1"),
+            ):
                 watcher.warned(text, run)
 
-    assert shown(watch, 120).splitlines() == ["Warning: [a] 1.5 (first in the run full, seed 0)", "Warning: b"]
+    assert shown(watch, 120).splitlines() == [
+        "Warning: [a] 1.5 (first in the run full, seed 0)",
+        "Warning: b",
+    ]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -166,19 +217,29 @@ def test_tables_and_cards_are_whole_at_each_width(width):
                     for cell in column.cells:
                         assert "…" not in text and "".join(str(cell).split())[:14] in joined, cell
     card = shown(lambda console: console.print(_method_card("kakurenbo")), width)
-    assert max(map(len, card.splitlines())) <= width and "max_fraction (float; default: 0.3): Largest share" in words(card)
+    assert max(
+        map(len, card.splitlines())
+    ) <= width and "max_fraction (float; default: 0.3): Largest share" in words(card)
 
 
 def lost(rates=None, cost=0.5):
     """Results of a comparison in which Winnow has lost."""
     runs = [run_of("full", seed, 0.9 + 0.001 * seed, 1.0) for seed in range(3)]
     runs += [run_of("winnow:share=0.5", seed, 0.85 + 0.0009 * seed, cost) for seed in range(3)]
-    return {"task": "my folder/a.py:build", "margin": 0.5, "runs": runs, "rates": rates, "summary": summarize(runs, 0.5)}
+    return {
+        "task": "my folder/a.py:build",
+        "margin": 0.5,
+        "runs": runs,
+        "rates": rates,
+        "summary": summarize(runs, 0.5),
+    }
 
 
 def test_after_a_loss_the_next_command_tries_learning_rates():
     said, command = after_a_loss(
-        lost(), "winnow:share=0.5,infobatch", {"epochs": 4, "seeds": "0,1,2", "data": None, "out": "r"}
+        lost(),
+        "winnow:share=0.5,infobatch",
+        {"epochs": 4, "seeds": "0,1,2", "data": None, "out": "r"},
     )
     assert (
         said
@@ -191,9 +252,17 @@ def test_after_a_loss_the_next_command_tries_learning_rates():
 
 def test_after_a_loss_with_the_best_rate_it_tries_a_larger_share():
     tried = {"factors": [0.5, 1, 2], "seeds": [10000, 10001]}
-    said, command = after_a_loss(lost(tried), "winnow:share=0.5", {"epochs": 4, "rates": "0.5,1,2", "out": "r"})
-    assert said == "winnow:share=0.5 loses with the best of the learning rates, too. Try a larger share:"
-    assert command == "thresher compare 'my folder/a.py:build' --budget 0.75 --epochs 4 --rates 0.5,1,2 --out r"
+    said, command = after_a_loss(
+        lost(tried), "winnow:share=0.5", {"epochs": 4, "rates": "0.5,1,2", "out": "r"}
+    )
+    assert (
+        said
+        == "winnow:share=0.5 loses with the best of the learning rates, too. Try a larger share:"
+    )
+    assert (
+        command
+        == "thresher compare 'my folder/a.py:build' --budget 0.75 --epochs 4 --rates 0.5,1,2 --out r"
+    )
     assert after_a_loss(lost(tried, cost=0.9), "winnow:share=0.5", {}) is None
 
 
@@ -207,9 +276,14 @@ def test_the_demo_ends_with_the_commands_for_a_training_of_ones_own(monkeypatch,
     commands = capsys.readouterr().out.splitlines()[-2:]
     assert commands == ["thresher init", "thresher advise my_training.py:build --budget 0.5"]
     monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(app, commands[0].split()[1:]).exit_code == 0 and (tmp_path / "my_training.py").is_file()
+    assert (
+        CliRunner().invoke(app, commands[0].split()[1:]).exit_code == 0
+        and (tmp_path / "my_training.py").is_file()
+    )
     asked = {}
-    monkeypatch.setattr("thresher_lab.advise.advise.advise", lambda task, *_, **__: asked.update(task=task) or 1 / 0)
+    monkeypatch.setattr(
+        "thresher_lab.advise.advise.advise", lambda task, *_, **__: asked.update(task=task) or 1 / 0
+    )
     assert isinstance(CliRunner().invoke(app, commands[1].split()[1:]).exception, ZeroDivisionError)
     assert asked == {"task": "my_training.py:build"}
 
@@ -232,6 +306,7 @@ def test_of_a_run_that_fails_it_is_said_that_others_are_kept(tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "full-seed0.json").write_text("{}")
     with pytest.raises(
-        ValueError, match=rf"one row. Finished runs are kept in {tmp_path}: mend this one, or leave out its seed"
+        ValueError,
+        match=rf"one row. Finished runs are kept in {tmp_path}: mend this one, or leave out its seed",
     ):
         fails()

@@ -4,24 +4,44 @@ import pytest
 
 from thresher_lab.comparison.summary import NOTHING_JUDGED, closing, conclude, summarize
 
-CPU_TIMES = {"full": 1.0, "m": 0.59, "smaller": 0.55, "shorter": 0.49, "uniform": 0.52, "placebo": 0.6}
+CPU_TIMES = {
+    "full": 1.0,
+    "m": 0.59,
+    "smaller": 0.55,
+    "shorter": 0.49,
+    "uniform": 0.52,
+    "placebo": 0.6,
+}
 
 
 def run_of(method, seed, value, ratio, control_of=None, times=CPU_TIMES):
-    found = {"method": method, "control_of": control_of, "seed": seed, "metric": {"name": "accuracy", "value": value}}
+    found = {
+        "method": method,
+        "control_of": control_of,
+        "seed": seed,
+        "metric": {"name": "accuracy", "value": value},
+    }
     seconds = times.get(method.partition("@")[0], 1.0)
     return found | {"wall_s": seconds, "cpu_s": seconds, "cost": {"ratio": ratio}, "history": []}
 
 
-def results_of(losses, controls=None, *, cost=0.5, margin=0.5, scale=1.0, spread=0.0002, times=None):
+def results_of(
+    losses, controls=None, *, cost=0.5, margin=0.5, scale=1.0, spread=0.0002, times=None
+):
     """Results of one method, and of its controls, by their losses to full training; `times` replace those of `CPU_TIMES`."""
     seeds, took = len(losses), CPU_TIMES | (times or {})
     runs = [run_of("full", seed, 0.9 * scale, 1.0, times=took) for seed in range(seeds)]
-    runs += [run_of("m", seed, scale * (0.9 - loss), cost, times=took) for seed, loss in enumerate(losses)]
+    runs += [
+        run_of("m", seed, scale * (0.9 - loss), cost, times=took)
+        for seed, loss in enumerate(losses)
+    ]
     for kind, less in (controls or {}).items():
         wobble = [spread * (seed - (seeds - 1) / 2) for seed in range(seeds)]
         values = [scale * (0.9 - less - one) for one in wobble]
-        runs += [run_of(f"{kind}@{cost:.3f}", seed, value, cost, "m", took) for seed, value in enumerate(values)]
+        runs += [
+            run_of(f"{kind}@{cost:.3f}", seed, value, cost, "m", took)
+            for seed, value in enumerate(values)
+        ]
     return {"runs": runs, "margin": margin, "summary": summarize(runs, margin)}
 
 
@@ -32,7 +52,11 @@ SMALL = (0.0002, 0.0001, 0.0003)
     ("controls", "pick", "end"),
     [
         ({}, "m", "and has no control with a verdict."),
-        ({"uniform": 0.05, "smaller": 0.04}, "m", "and is better than random and smaller batches of the same cost."),
+        (
+            {"uniform": 0.05, "smaller": 0.04},
+            "m",
+            "and is better than random and smaller batches of the same cost.",
+        ),
         (
             {"uniform": 0.05, "smaller": 0.0002},
             "smaller@0.500",
@@ -50,13 +74,19 @@ SMALL = (0.0002, 0.0001, 0.0003)
             "is worse than smaller batches of the same cost; with smaller batches (smaller@0.500) the loss is no more than 0.5 "
             "points.",
         ),
-        ({"smaller": 0.05, "placebo": 0.0002}, "m", "is not shown to be better than permuted signals of the same cost."),
+        (
+            {"smaller": 0.05, "placebo": 0.0002},
+            "m",
+            "is not shown to be better than permuted signals of the same cost.",
+        ),
     ],
 )
 def test_a_method_without_loss(controls, pick, end):
     found = conclude(results_of(SMALL, controls))
     [said] = found.sentences
-    assert said.startswith("m took 0.59 of the CPU time of full training, loses no more than 0.5 points (-0.02 points [")
+    assert said.startswith(
+        "m took 0.59 of the CPU time of full training, loses no more than 0.5 points (-0.02 points ["
+    )
     assert found.pick is not None and found.pick["method"] == pick and said.endswith(end)
 
 
@@ -87,14 +117,21 @@ def test_a_method_that_loses():
 )
 def test_what_would_decide(losses, said):
     found = conclude(results_of(losses))
-    assert found.pick is None and "may lose more than 0.5 points" in found.sentences[0] and found.sentences[1].endswith(said)
+    assert (
+        found.pick is None
+        and "may lose more than 0.5 points" in found.sentences[0]
+        and found.sentences[1].endswith(said)
+    )
 
 
 def test_a_command_is_named_for_a_sensible_number_of_seeds():
     results = results_of((0.0, 0.01, 0.005))
     for needed, command in ((20, " (--until-decided --max-seeds 20)"), (67, "")):
         results["summary"][1]["seeds_needed"] = needed
-        assert closing(results)[1] == f"About {needed} seeds{command} would decide, by a rough estimate from 3."
+        assert (
+            closing(results)[1]
+            == f"About {needed} seeds{command} would decide, by a rough estimate from 3."
+        )
 
 
 def several(*losses):
@@ -113,7 +150,9 @@ def test_of_several_methods_the_quickest_without_loss_is_picked():
 
 def test_of_several_methods_none_of_which_is_shown_to_be_better():
     [said] = closing(several((0.03, 0.031, 0.032), (0.02, 0.021, 0.022)))
-    assert said.startswith("No method is shown to lose so little and to be better than its controls; the closest: m2 took ")
+    assert said.startswith(
+        "No method is shown to lose so little and to be better than its controls; the closest: m2 took "
+    )
 
 
 def test_another_device_has_the_time_on_the_clock_and_an_unknown_time_is_said():
@@ -125,7 +164,9 @@ def test_another_device_has_the_time_on_the_clock_and_an_unknown_time_is_said():
 
 def test_without_verdicts_there_is_nothing_to_pick():
     runs = [run_of("full", seed, 0.9, 1.0) for seed in range(3)]
-    assert closing({"runs": runs, "margin": 0.5, "summary": summarize(runs, 0.5)}) == [NOTHING_JUDGED]
+    assert closing({"runs": runs, "margin": 0.5, "summary": summarize(runs, 0.5)}) == [
+        NOTHING_JUDGED
+    ]
 
 
 def test_a_metric_that_is_no_share_is_in_its_own_unit():

@@ -27,12 +27,30 @@ COSTS = {"kakurenbo": 0.75, "infobatch": 0.7502, "selective_backprop": 0.9}
 
 def outcome(job):
     """A run that costs as much as its method does, without training."""
-    keep = job.spec.given.get("keep", COSTS.get(job.spec.name, 1.0)) if job.spec.name != "full" else 1.0
+    keep = (
+        job.spec.given.get("keep", COSTS.get(job.spec.name, 1.0))
+        if job.spec.name != "full"
+        else 1.0
+    )
     done = round(keep * job.share * N * EPOCHS)
-    run = {"method": job.label, "settings": job.spec.settings, "seed": job.seed, "control_of": None, "device": "cpu"}
-    run |= {"metric": {"name": "accuracy", "value": 0.9 + job.seed / 100}, "wall_s": 1.0, "cpu_s": 1.0}
+    run = {
+        "method": job.label,
+        "settings": job.spec.settings,
+        "seed": job.seed,
+        "control_of": None,
+        "device": "cpu",
+    }
+    run |= {
+        "metric": {"name": "accuracy", "value": 0.9 + job.seed / 100},
+        "wall_s": 1.0,
+        "cpu_s": 1.0,
+    }
     counts = {"forward": done, "backward": done}
-    run["cost"] = counts | {"full_forward": N * EPOCHS, "full_backward": N * EPOCHS, "backward_to_forward": RATIO}
+    run["cost"] = counts | {
+        "full_forward": N * EPOCHS,
+        "full_backward": N * EPOCHS,
+        "backward_to_forward": RATIO,
+    }
     return with_costs(run | {"history": [{"epoch": 0} | counts]}, RATIO)
 
 
@@ -114,7 +132,9 @@ def compared(out, methods, **settings):
 
 
 def test_every_run_has_all_controls_of_its_cost(tmp_path, workers):
-    results = compared(tmp_path, "kakurenbo,selective_backprop:forward_passes=twice,uniform:keep=0.3")
+    results = compared(
+        tmp_path, "kakurenbo,selective_backprop:forward_passes=twice,uniform:keep=0.3"
+    )
     counted = ("uniform", "shorter", "smaller", "placebo")
     assert [(run["method"], run["control_of"], run["seed"]) for run in results["runs"]] == [
         ("full", None, 0),
@@ -123,7 +143,11 @@ def test_every_run_has_all_controls_of_its_cost(tmp_path, workers):
             (name, of, seed)
             for method, cost in (("kakurenbo", "0.750"), ("selective_backprop twice", "0.900"))
             for seed in (0, 1)
-            for name, of in ((method, None), (SAME_TIME, method), *((f"{kind}@{cost}", method) for kind in counted))
+            for name, of in (
+                (method, None),
+                (SAME_TIME, method),
+                *((f"{kind}@{cost}", method) for kind in counted),
+            )
         ),
         ("uniform:keep=0.3", None, 0),
         ("uniform:keep=0.3", None, 1),
@@ -142,8 +166,12 @@ def test_methods_of_one_cost_share_their_controls_but_for_the_placebo(tmp_path, 
     results = compared(tmp_path, "kakurenbo,infobatch", watcher=notes)
     assert notes.runs == 26 and len(workers.started) == 18
     shared = ("shorter", "smaller", "uniform")
-    same = [f"shorter@time of infobatch, seed {seed}" for seed in (0, 1)]  # whose methods took the same time
-    assert sorted(notes.common) == sorted([f"{kind}@0.750, seed {seed}" for kind in shared for seed in (0, 1)] + same)
+    same = [
+        f"shorter@time of infobatch, seed {seed}" for seed in (0, 1)
+    ]  # whose methods took the same time
+    assert sorted(notes.common) == sorted(
+        [f"{kind}@0.750, seed {seed}" for kind in shared for seed in (0, 1)] + same
+    )
     of = {run["control_of"] for run in results["runs"] if run["method"] == "shorter@0.750"}
     assert of == {"kakurenbo", "infobatch"} and len(results["runs"]) == 26
 
@@ -154,7 +182,9 @@ def test_runs_go_seed_by_seed(tmp_path, workers, monkeypatch):
     compare("digits", parse_methods("kakurenbo,infobatch"), [3, 1, 2], EPOCHS, tmp_path)
     seeds = [int(name.rpartition(" ")[2]) for name in workers.started if "shorter@time" not in name]
     assert seeds == sorted(seeds, key=[3, 1, 2].index) and len(seeds) == 24
-    of_seed = [name for name in workers.started if name.endswith("seed 1") and "shorter@time" not in name]
+    of_seed = [
+        name for name in workers.started if name.endswith("seed 1") and "shorter@time" not in name
+    ]
     assert [name.partition(",")[0].partition("@")[0] for name in of_seed] == [
         "full", "kakurenbo", "infobatch", "uniform", "shorter", "smaller", "placebo", "placebo"
     ]  # fmt: skip
@@ -165,7 +195,11 @@ def test_runs_go_seed_by_seed(tmp_path, workers, monkeypatch):
 def test_the_mean_number_of_other_runs(monkeypatch):
     now = 0.0
     monkeypatch.setattr(comparison, "time", SimpleNamespace(monotonic=lambda: now))
-    company, begun, ended = comparison.Company(), {0: "a", 2: "b", 6: "c", 20: "d"}, {4: "b", 10: "a", 12: "c", 20.0: "d"}
+    company, begun, ended = (
+        comparison.Company(),
+        {0: "a", 2: "b", 6: "c", 20: "d"},
+        {4: "b", 10: "a", 12: "c", 20.0: "d"},
+    )
     found = {}
     for now in sorted({*begun, *ended}):
         if now in begun:
@@ -184,13 +218,20 @@ def test_each_run_has_the_number_of_other_runs(tmp_path, workers):
 
 
 def test_few_samples_for_many_epochs_are_a_control_on_request(tmp_path, workers):
-    assert not [run for run in compared(tmp_path / "default", "kakurenbo")["runs"] if run["method"].startswith("fewer")]
+    assert not [
+        run
+        for run in compared(tmp_path / "default", "kakurenbo")["runs"]
+        if run["method"].startswith("fewer")
+    ]
     results = compared(tmp_path / "asked", "kakurenbo", controls=parse_controls("smaller,fewer"))
     fewer = [run for run in results["runs"] if run["method"].startswith("fewer")]
     assert [(run["method"], run["control_of"], run["seed"]) for run in fewer] == [
         ("fewer@0.750", "kakurenbo", 0), ("fewer@0.750", "kakurenbo", 1),
     ]  # fmt: skip
-    assert all(run["settings"] == {"keep": 0.75, "fixed": True} and run["cost"]["ratio"] == 0.75 for run in fewer)
+    assert all(
+        run["settings"] == {"keep": 0.75, "fixed": True} and run["cost"]["ratio"] == 0.75
+        for run in fewer
+    )
     row = results["summary"][1]
     assert [*row["against"]] == ["smaller", "fewer"]
     assert "smaller batches and few samples, many epochs at the same cost" in row["verdict"]
@@ -203,9 +244,19 @@ def test_few_samples_take_the_steps_that_their_cost_pays_for():
     """All epochs on half of the samples: as many steps on whole batches as a random half in each epoch."""
     task = task_of("digits@400")
     jobs = {kind: Job.control(kind, 0, 0.5) for kind in ("uniform", "fewer", "smaller")}
-    runs = {kind: train(task, task.load(None), job.spec, seed=0, epochs=3, label=job.label) for kind, job in jobs.items()}
-    assert runs["fewer"]["cost"]["steps"] == runs["uniform"]["cost"]["steps"] < runs["smaller"]["cost"]["steps"]
-    assert runs["fewer"]["cost"]["ratio"] == pytest.approx(0.5, abs=0.01) and runs["fewer"]["method"] == "fewer@0.500"
+    runs = {
+        kind: train(task, task.load(None), job.spec, seed=0, epochs=3, label=job.label)
+        for kind, job in jobs.items()
+    }
+    assert (
+        runs["fewer"]["cost"]["steps"]
+        == runs["uniform"]["cost"]["steps"]
+        < runs["smaller"]["cost"]["steps"]
+    )
+    assert (
+        runs["fewer"]["cost"]["ratio"] == pytest.approx(0.5, abs=0.01)
+        and runs["fewer"]["method"] == "fewer@0.500"
+    )
 
 
 WITHOUT_SIGNALS = "RandomBackprop chooses without losses or scores: there is nothing to permute"
@@ -218,9 +269,15 @@ def test_by_default_a_method_without_signals_has_no_placebo(tmp_path, workers):
         ("random_backprop", "placebo", WITHOUT_SIGNALS),
         ("kakurenbo placebo", "placebo", "its signals are permuted already"),
     ]
-    assert results["left_out"][0] == {"method": "random_backprop", "control": "placebo", "why": WITHOUT_SIGNALS}
+    assert results["left_out"][0] == {
+        "method": "random_backprop",
+        "control": "placebo",
+        "why": WITHOUT_SIGNALS,
+    }
     placebos = [run for run in results["runs"] if run["method"].startswith("placebo")]
-    assert {run["control_of"] for run in placebos} == {"kakurenbo"} and notes.runs == len(results["runs"]) == 2 + 10 + 12 + 10
+    assert {run["control_of"] for run in placebos} == {"kakurenbo"} and notes.runs == len(
+        results["runs"]
+    ) == 2 + 10 + 12 + 10
 
 
 def test_asked_for_by_name_it_is_refused(tmp_path, workers):
@@ -231,13 +288,21 @@ def test_asked_for_by_name_it_is_refused(tmp_path, workers):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_smaller_batches_that_cannot_be_made_are_left_out_for_all_seeds(tmp_path, workers, monkeypatch, seed):
-    monkeypatch.setattr(workers, "refuses", lambda _, job: job.label == "smaller@0.750" and job.seed == seed)
+def test_smaller_batches_that_cannot_be_made_are_left_out_for_all_seeds(
+    tmp_path, workers, monkeypatch, seed
+):
+    monkeypatch.setattr(
+        workers, "refuses", lambda _, job: job.label == "smaller@0.750" and job.seed == seed
+    )
     notes = Notes()
     results = compared(tmp_path, "kakurenbo,infobatch,selective_backprop", watcher=notes)
     assert notes.gone == [f"smaller@0.750, seed {seed}"]
-    assert sorted(notes.without) == [(name, "smaller", "less than one row a batch.") for name in ("infobatch", "kakurenbo")]
-    assert {run["control_of"] for run in results["runs"] if run["method"].startswith("smaller")} == {"selective_backprop"}
+    assert sorted(notes.without) == [
+        (name, "smaller", "less than one row a batch.") for name in ("infobatch", "kakurenbo")
+    ]
+    assert {
+        run["control_of"] for run in results["runs"] if run["method"].startswith("smaller")
+    } == {"selective_backprop"}
     rows = {row["method"]: row for row in results["summary"] if row["control_of"] is None}
     assert [*rows["kakurenbo"]["against"]] == [SAME_TIME, "uniform", "shorter", "placebo"]
     assert [one["control"] for one in results["left_out"]] == ["smaller", "smaller"]
@@ -253,14 +318,18 @@ def test_a_run_that_was_asked_for_is_refused_with_its_reason(tmp_path, workers, 
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_a_comparison_that_was_stopped_anywhere_goes_on_to_the_same_results(tmp_path, workers, monkeypatch, stop):
+def test_a_comparison_that_was_stopped_anywhere_goes_on_to_the_same_results(
+    tmp_path, workers, monkeypatch, stop
+):
     compared(tmp_path / "whole", "kakurenbo,infobatch", controls=TWO)
     everything = set(workers.started)
     monkeypatch.setattr(workers, "started", [])
     monkeypatch.setattr(workers, "stop_after", stop)
     with pytest.raises(StoppedError):
         compared(tmp_path / "stopped", "kakurenbo,infobatch", controls=TWO)
-    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "stopped" / "runs").glob("*")}
+    kept = {
+        path.name: path.stat().st_mtime_ns for path in (tmp_path / "stopped" / "runs").glob("*")
+    }
     assert stop - 2 <= len(kept) <= stop
     monkeypatch.setattr(workers, "started", [])
     monkeypatch.setattr(workers, "stop_after", 100)
@@ -272,20 +341,34 @@ def test_a_comparison_that_was_stopped_anywhere_goes_on_to_the_same_results(tmp_
     assert stopped == whole
     assert len(workers.started) == len(everything) - len(kept)
     assert sum(reused for _, reused in notes.over) == len(kept)
-    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "stopped" / "runs").glob("*")}
+    after = {
+        path.name: path.stat().st_mtime_ns for path in (tmp_path / "stopped" / "runs").glob("*")
+    }
     assert after.items() >= kept.items()
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_killed_after_every_run_it_has_a_report_each_time_and_the_same_end(tmp_path, workers, monkeypatch, at_once):
+def test_killed_after_every_run_it_has_a_report_each_time_and_the_same_end(
+    tmp_path, workers, monkeypatch, at_once
+):
     def older_first(self):
         job = self._busy.pop(0)
-        return Finished(job, outcome(job) | {"cpu_s": took[job.spec.name], "wall_s": took[job.spec.name]})
+        return Finished(
+            job, outcome(job) | {"cpu_s": took[job.spec.name], "wall_s": took[job.spec.name]}
+        )
 
     def compared(out):
         methods = parse_methods("kakurenbo,infobatch")
         kinds = (SAME_TIME, "uniform")
-        compare("digits", methods, [3, 1, 2], EPOCHS, out, controls=kinds, on_results=lambda _: write_report(out))
+        compare(
+            "digits",
+            methods,
+            [3, 1, 2],
+            EPOCHS,
+            out,
+            controls=kinds,
+            on_results=lambda _: write_report(out),
+        )
 
     took = {"full": 8.0, "kakurenbo": 6.0, "infobatch": 5.0, "uniform": 7.0}
     monkeypatch.setattr(workers, "at_once", at_once)
@@ -301,8 +384,14 @@ def test_killed_after_every_run_it_has_a_report_each_time_and_the_same_end(tmp_p
         runs = [*(tmp_path / "killed" / "runs").glob("*.json")]
         assert len(runs) > finished and killed["summary"][0]["verdict"] == "the baseline"
         finished, over = len(runs), "running" not in killed
-        assert over or f"Not finished: {finished} of at most " in (tmp_path / "killed" / "report.html").read_text()
-        assert len({(run["method"], run["control_of"], run["seed"]) for run in killed["runs"]}) == len(killed["runs"])
+        assert (
+            over
+            or f"Not finished: {finished} of at most "
+            in (tmp_path / "killed" / "report.html").read_text()
+        )
+        assert len(
+            {(run["method"], run["control_of"], run["seed"]) for run in killed["runs"]}
+        ) == len(killed["runs"])
     ends = [written(tmp_path / name) for name in ("killed", "whole")]
     for run in [run for end in ends for run in end["runs"]]:
         run.pop("other_runs")  # which is measured
@@ -316,8 +405,12 @@ def test_the_report_is_drawn_after_every_run_of_a_real_comparison(tmp_path, monk
         pages.append(write_report(tmp_path, refreshes=goes_on).read_text())
 
     monkeypatch.setattr(comparison, "Workers", InProcessWorkers)
-    results = compare("digits@128", parse_methods("infobatch"), [0, 1], 2, tmp_path, jobs=1, on_results=draw)
-    assert len(pages) == len(results["runs"]) and all('http-equiv="refresh"' in page for page in pages)
+    results = compare(
+        "digits@128", parse_methods("infobatch"), [0, 1], 2, tmp_path, jobs=1, on_results=draw
+    )
+    assert len(pages) == len(results["runs"]) and all(
+        'http-equiv="refresh"' in page for page in pages
+    )
     assert 'http-equiv="refresh"' not in write_report(tmp_path).read_text()
 
 
@@ -326,7 +419,9 @@ def test_runs_that_are_kept_are_told_before_others_are_trained(tmp_path, workers
     [lost] = (tmp_path / "runs").glob("full-seed0*.json")
     lost.unlink()
     notes = Notes()
-    assert compared(tmp_path, "kakurenbo", controls=(), watcher=notes)["summary"] == whole["summary"]
+    assert (
+        compared(tmp_path, "kakurenbo", controls=(), watcher=notes)["summary"] == whole["summary"]
+    )
     assert [reused for _, reused in notes.over] == [True] * 3 + [False]
 
 
@@ -337,12 +432,16 @@ def test_fewer_kinds_of_controls(tmp_path, workers):
     assert len(workers.started) == 4 + 6
 
 
-def test_costs_are_held_to_what_full_training_measured_with_the_first_seed(tmp_path, workers, monkeypatch):
+def test_costs_are_held_to_what_full_training_measured_with_the_first_seed(
+    tmp_path, workers, monkeypatch
+):
     def measured(job):
         run = outcome(job)
         return run | {"cost": run["cost"] | {"backward_to_forward": 3.0 + job.seed}}
 
-    monkeypatch.setattr(workers, "next_event", lambda self: Finished(job := self._busy.pop(), measured(job)))
+    monkeypatch.setattr(
+        workers, "next_event", lambda self: Finished(job := self._busy.pop(), measured(job))
+    )
     results = compared(tmp_path, "kakurenbo", controls=TWO)
     assert {run["cost"]["backward_to_forward"] for run in results["runs"]} == {3.0}
 
@@ -360,7 +459,8 @@ def test_a_margin_is_above_zero(tmp_path, margin):
 
 
 @pytest.mark.parametrize(
-    ("track", "why"), [("nobody", "accelerate has no such tracker"), ("clearml", "its package is not installed")]
+    ("track", "why"),
+    [("nobody", "accelerate has no such tracker"), ("clearml", "its package is not installed")],
 )
 def test_a_tracker_is_installed(tmp_path, track, why):
     with pytest.raises(ValueError, match=f"--track {track}: {why}; installed: "):
@@ -370,7 +470,9 @@ def test_a_tracker_is_installed(tmp_path, track, why):
 
 def test_a_placebo_of_a_method_before_training_is_refused_before_anything_is_trained(tmp_path):
     pruned = [MethodSpec("prune", {"scores": "el2n.parquet"})]
-    with pytest.raises(ValueError, match="Prune decides before training; a placebo is for methods of"):
+    with pytest.raises(
+        ValueError, match="Prune decides before training; a placebo is for methods of"
+    ):
         compare("digits", pruned, [0], 1, tmp_path / "out", controls=("placebo",))
     assert not (tmp_path / "out").exists()
 
@@ -378,7 +480,9 @@ def test_a_placebo_of_a_method_before_training_is_refused_before_anything_is_tra
 def test_names_of_classes_and_a_busy_machine_are_in_the_results(tmp_path, workers, monkeypatch):
     def finished(self):
         job = self._busy.pop()
-        return Finished(job, outcome(job) | {"classes": ["cat", "dog"], "busy": job.spec.name != "full"})
+        return Finished(
+            job, outcome(job) | {"classes": ["cat", "dog"], "busy": job.spec.name != "full"}
+        )
 
     plain = compared(tmp_path / "plain", "kakurenbo", controls=())
     assert plain["classes"] is None and "busy" not in plain["runs"][0]
@@ -465,7 +569,11 @@ def build(seed):
 @pytest.mark.parametrize(
     ("seed", "distinct", "said"),
     [
-        ("seed % 2", [1, 2], ["Seeds 1, 3 are the same training", "Seeds 2, 4 are the same training"]),
+        (
+            "seed % 2",
+            [1, 2],
+            ["Seeds 1, 3 are the same training", "Seeds 2, 4 are the same training"],
+        ),
         ("seed", [1, 2, 3, 4], []),
         *depth(
             [],
@@ -480,7 +588,9 @@ def test_seeds_that_are_one_training_count_once(tmp_path, monkeypatch, seed, dis
     path = tmp_path / "own.py"
     path.write_text(SCRIPT.format(seed=seed))
     monkeypatch.setattr("thresher_lab.comparison.compare.Workers", InTurn)
-    results = compare(f"{path}:build", parse_methods("uniform"), [1, 2, 3, 4], 2, tmp_path / "out", controls=[])
+    results = compare(
+        f"{path}:build", parse_methods("uniform"), [1, 2, 3, 4], 2, tmp_path / "out", controls=[]
+    )
     assert sorted({run["seed"] for run in results["runs"]}) == distinct
     sentences = closing(results)
     if not said:
@@ -489,4 +599,7 @@ def test_seeds_that_are_one_training_count_once(tmp_path, monkeypatch, seed, dis
     assert len(sentences) == len(said) and all(map(str.startswith, sentences, said))
     assert all("Use `seed` in your function" in sentence for sentence in sentences)
     if len(distinct) < 3:
-        assert f"not enough seeds to tell: {len(distinct)} of at least 3" in results["summary"][1]["verdict"]
+        assert (
+            f"not enough seeds to tell: {len(distinct)} of at least 3"
+            in results["summary"][1]["verdict"]
+        )

@@ -8,8 +8,20 @@ from thresher_lab.comparison.dry_run import dry_run, seconds_left
 from thresher_lab.training.specs import MethodSpec, parse_methods
 from thresher_lab.training.store import Store
 
-COST = {"forward": 100, "backward": 100, "full_forward": 100, "full_backward": 100, "backward_to_forward": 2.0}
-RUN = {"settings": {}, "control_of": None, "device": "cpu", "metric": {"name": "accuracy", "value": 0.9}, "history": []}
+COST = {
+    "forward": 100,
+    "backward": 100,
+    "full_forward": 100,
+    "full_backward": 100,
+    "backward_to_forward": 2.0,
+}
+RUN = {
+    "settings": {},
+    "control_of": None,
+    "device": "cpu",
+    "metric": {"name": "accuracy", "value": 0.9},
+    "history": [],
+}
 
 
 def finish(folder, label, seed, seconds, share=1.0):
@@ -29,9 +41,15 @@ def test_what_is_finished_and_what_is_not(tmp_path):
     assert len(before["runs"]) == 14 and not any(run["finished"] for run in before["runs"])
     assert before["seconds_left"] is None and not (tmp_path / "out").exists()
     said = dry_run_lines(before)
-    assert said[:2] == ["full: 2 runs of 4 epochs, 0 finished", "infobatch: 2 runs of 4 epochs, 0 finished"]
+    assert said[:2] == [
+        "full: 2 runs of 4 epochs, 0 finished",
+        "infobatch: 2 runs of 4 epochs, 0 finished",
+    ]
     assert "  shorter of infobatch: 2 runs, 0 finished" in said
-    assert said[-2:] == ["0 of 14 runs are finished.", "How long the rest takes is known when a run of each line has finished."]
+    assert said[-2:] == [
+        "0 of 14 runs are finished.",
+        "How long the rest takes is known when a run of each line has finished.",
+    ]
 
 
 def test_controls_of_finished_runs_have_a_length_and_nothing_is_written(tmp_path):
@@ -52,7 +70,10 @@ def test_the_time_left_comes_from_finished_runs(tmp_path):
     finish(tmp_path, "infobatch", 0, 4.0)
     found = planned(tmp_path, seeds=(0, 1, 2), controls=(), jobs=2)
     assert found["seconds_left"] == pytest.approx((2 * 8 + 2 * 4) / 2)
-    assert dry_run_lines(found)[-2:] == ["2 of 6 runs are finished.", "By the finished runs, the rest takes about 0:00:12."]
+    assert dry_run_lines(found)[-2:] == [
+        "2 of 6 runs are finished.",
+        "By the finished runs, the rest takes about 0:00:12.",
+    ]
     assert seconds_left([], 1) == 0
 
 

@@ -10,7 +10,14 @@ from thresher_lab.comparison.workers import Finished, RunValueError
 from thresher_lab.training.specs import parse_methods
 from thresher_lab.training.store import restart
 
-BEST = {"full": 1.0, "infobatch": 0.5, "uniform": 2.0, "shorter": 1.0, "smaller": 0.5, SAME_TIME: 2.0}
+BEST = {
+    "full": 1.0,
+    "infobatch": 0.5,
+    "uniform": 2.0,
+    "shorter": 1.0,
+    "smaller": 0.5,
+    SAME_TIME: 2.0,
+}
 """The rate that each arm is best with here."""
 
 
@@ -24,7 +31,12 @@ def outcome(job):
     value = 0.9 - 0.1 * abs(math.log2(job.rate / BEST.get(arm, 1.0)))
     kept = 50 if arm != "full" else 100
     cost = {"forward": kept, "backward": kept, "refresh": 0, "scoring": 0, "steps": 10}
-    cost |= {"full_forward": 100, "full_backward": 100, "backward_to_forward": 2.0, "ratio": kept / 100}
+    cost |= {
+        "full_forward": 100,
+        "full_backward": 100,
+        "backward_to_forward": 2.0,
+        "ratio": kept / 100,
+    }
     history = [{"epoch": 0, "forward": kept, "backward": kept, "steps": 10, "accuracy": value}]
     return {
         "method": job.label, "settings": {}, "seed": job.seed, "rate": job.rate, "control_of": None,
@@ -61,7 +73,9 @@ def trained(monkeypatch):
 
 
 def looked(out, **options):
-    return chosen_rates("digits", parse_methods("infobatch"), [0, 1], 1, out, [0.5, 1.0, 2.0], **options)
+    return chosen_rates(
+        "digits", parse_methods("infobatch"), [0, 1], 1, out, [0.5, 1.0, 2.0], **options
+    )
 
 
 def test_every_arm_gets_the_rate_that_it_is_best_with(tmp_path, trained):
@@ -70,7 +84,11 @@ def test_every_arm_gets_the_rate_that_it_is_best_with(tmp_path, trained):
         ("full", None): 1.0, ("infobatch", None): 0.5, ("infobatch", "uniform"): 2.0, ("infobatch", "shorter"): 1.0,
         ("infobatch", "smaller"): 0.5, ("infobatch", SAME_TIME): 2.0,
     }  # fmt: skip
-    assert {job.seed for job in trained} == set(LOOK_SEEDS) and {job.rate for job in trained} == {0.5, 1.0, 2.0}
+    assert {job.seed for job in trained} == set(LOOK_SEEDS) and {job.rate for job in trained} == {
+        0.5,
+        1.0,
+        2.0,
+    }
     assert not any(job.label.startswith("placebo") for job in trained) and len(trained) == 3 * 2 * 6
     trained.clear()
     assert looked(tmp_path) == rates and not trained, "what was tried is not trained again"
@@ -86,7 +104,10 @@ def test_only_the_kinds_that_are_asked_for_are_tried(tmp_path, trained):
     assert set(looked(tmp_path, controls=("smaller", "placebo")).chosen) == {
         ("full", None), ("infobatch", None), ("infobatch", "smaller"),
     }  # fmt: skip
-    assert set(looked(tmp_path / "none", controls=()).chosen) == {("full", None), ("infobatch", None)}
+    assert set(looked(tmp_path / "none", controls=()).chosen) == {
+        ("full", None),
+        ("infobatch", None),
+    }
 
 
 def test_of_equally_good_rates_the_one_near_1(tmp_path, trained, monkeypatch):
@@ -95,14 +116,19 @@ def test_of_equally_good_rates_the_one_near_1(tmp_path, trained, monkeypatch):
 
 
 def test_seeds_that_count_are_not_looked_at(tmp_path, trained):
-    with pytest.raises(ValueError, match=r"--rates: .* seeds \(10000, 10001\), .* leave \[10001\] out of --seeds"):
+    with pytest.raises(
+        ValueError, match=r"--rates: .* seeds \(10000, 10001\), .* leave \[10001\] out of --seeds"
+    ):
         chosen_rates("digits", parse_methods("infobatch"), [0, 10_001], 1, tmp_path, [1.0, 2.0])
     assert not trained
 
 
 def test_a_factor_with_which_a_training_fails_is_named(tmp_path, trained, monkeypatch):
     monkeypatch.setattr(Here, "fails", staticmethod(lambda job: job.rate == 2))
-    with pytest.raises(ValueError, match=r"with the factor 2, full, seed 10000, rate x 2: .* nan .* Leave this factor out"):
+    with pytest.raises(
+        ValueError,
+        match=r"with the factor 2, full, seed 10000, rate x 2: .* nan .* Leave this factor out",
+    ):
         looked(tmp_path)
 
 

@@ -20,11 +20,21 @@ from thresher_lab.comparison import ray_workers
 from thresher_lab.comparison.compare import compare
 from thresher_lab.comparison.controls import Job
 from thresher_lab.comparison.ray_workers import Cluster, RayWorkers
-from thresher_lab.comparison.workers import Advanced, Failed, Finished, RunError, RunValueError, Warned
+from thresher_lab.comparison.workers import (
+    Advanced,
+    Failed,
+    Finished,
+    RunError,
+    RunValueError,
+    Warned,
+)
 from thresher_lab.training.specs import MethodSpec
 
 FULL, WINNOW = Job.of(MethodSpec("full"), 0), Job.of(MethodSpec("winnow", {"share": 0.5}), 0)
-MACHINES = [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 64.0}}]
+MACHINES = [
+    {"Alive": True, "Resources": {"CPU": 2.0}},
+    {"Alive": False, "Resources": {"CPU": 64.0}},
+]
 
 
 class RayError(Exception):
@@ -75,7 +85,11 @@ def on(monkeypatch, tmp_path, *streams, jobs=None, **cluster):
 
 
 def test_a_run_whose_actor_dies_is_tried_once_more_and_its_files_come_back(monkeypatch, tmp_path):
-    first, second, done = Advanced(FULL, 1, 0.5), Advanced(FULL, 2, 0.6), Finished(FULL, {"seed": 0})
+    first, second, done = (
+        Advanced(FULL, 1, 0.5),
+        Advanced(FULL, 2, 0.6),
+        Finished(FULL, {"seed": 0}),
+    )
     files = {f"runs/{FULL.key}.parquet": b"history", "trackers/full/events": b"log"}
     begun, more = [(first, {}), RayError("killed")], [(first, {}), (second, {}), (done, files)]
     warned = [(Warned("mind"), {}), (Finished(WINNOW, {}), {})]
@@ -84,11 +98,16 @@ def test_a_run_whose_actor_dies_is_tried_once_more_and_its_files_come_back(monke
         workers.start(FULL)
         assert workers.busy and not workers.free
         assert workers.next_event() == first
-        assert workers.next_event() == Warned("Warning: full, seed 0: its process died, and the run is tried once more")
+        assert workers.next_event() == Warned(
+            "Warning: full, seed 0: its process died, and the run is tried once more"
+        )
         assert [workers.next_event(), workers.next_event()] == [second, done]
         assert all((tmp_path / name).read_bytes() == content for name, content in files.items())
         workers.start(WINNOW)
-        assert [type(workers.next_event()) for _ in range(2)] == [Warned, Finished] and not workers.busy
+        assert [type(workers.next_event()) for _ in range(2)] == [
+            Warned,
+            Finished,
+        ] and not workers.busy
     assert ray.actors == 2 == len(ray.ended)
     assert ray.given == [{}, {}, {f"runs/{FULL.key}.parquet": b"history"}]
 
@@ -133,7 +152,9 @@ def test_a_cluster_refuses(arguments, message):
 
 def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"--ray needs the package ray: pip install 'thresher\[ray\]'"):
+    with pytest.raises(
+        ValueError, match=r"--ray needs the package ray: pip install 'thresher\[ray\]'"
+    ):
         compare("digits", [WINNOW.spec], [0], 1, tmp_path / "out", cluster=Cluster())
     assert not (tmp_path / "out").exists()
 
@@ -162,7 +183,11 @@ def test_other_commands_train_on_the_cluster(monkeypatch, tmp_path, command):
 
     monkeypatch.setattr("thresher_lab.comparison.compare.RayWorkers", start)
     given = {"task": "digits", "epochs": 1, "out": tmp_path}
-    given = given if command is time_to_target else {"names": ["adaselection-weights"], "work": tmp_path}
+    given = (
+        given
+        if command is time_to_target
+        else {"names": ["adaselection-weights"], "work": tmp_path}
+    )
     with pytest.raises(StartedError) as started:
         command(ray="local", gpus_per_run=0.5, **given)
     assert started.value.args == (Cluster("local", gpus=0.5),)
@@ -177,12 +202,29 @@ def test_a_dry_run_of_a_table_needs_no_cluster():
 
 @pytest.mark.parametrize(
     ("given", "address"),
-    [(["--ray"], ""), (["--ray", "--quiet"], ""), (["--ray", "local"], "local"), (["--ray", "head:6379"], "head:6379")],
+    [
+        (["--ray"], ""),
+        (["--ray", "--quiet"], ""),
+        (["--ray", "local"], "local"),
+        (["--ray", "head:6379"], "head:6379"),
+    ],
 )
 def test_the_option_needs_no_address(monkeypatch, tmp_path, given, address):
     clusters = []
-    monkeypatch.setattr("thresher_lab.cli.compare.run_and_print", lambda *_, cluster, **__: clusters.append(cluster))
-    words = ["thresher", "compare", "digits", "--methods", "winnow", "--epochs", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(
+        "thresher_lab.cli.compare.run_and_print", lambda *_, cluster, **__: clusters.append(cluster)
+    )
+    words = [
+        "thresher",
+        "compare",
+        "digits",
+        "--methods",
+        "winnow",
+        "--epochs",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
     monkeypatch.setattr(sys, "argv", [*words, "--gpus-per-run", "0.25", *given])
     with pytest.raises(SystemExit) as left:
         cli.main()
@@ -201,7 +243,10 @@ MEASURED = {"cpu_s", "wall_s", "step_s", "step_memory", "cost"}
 
 
 def of_run(run):
-    history = [{name: value for name, value in epoch.items() if name not in MEASURED} for epoch in run["history"]]
+    history = [
+        {name: value for name, value in epoch.items() if name not in MEASURED}
+        for epoch in run["history"]
+    ]
     counts = {name: value for name, value in run["cost"].items() if name != "backward_to_forward"}
     return [*(run[name] for name in ("method", "seed", "control_of", "metric")), counts, history]
 
@@ -210,23 +255,37 @@ def of_run(run):
 def test_runs_are_equal_to_those_of_the_pool(ray, tmp_path):
     pool, cluster = tmp_path / "pool", tmp_path / "cluster"
     first = compare("digits", [WINNOW.spec], [0, 1], 3, pool, controls=("uniform", "placebo"))
-    second = compare("digits", [WINNOW.spec], [0, 1], 3, cluster, controls=("uniform", "placebo"), cluster=Cluster())
+    second = compare(
+        "digits",
+        [WINNOW.spec],
+        [0, 1],
+        3,
+        cluster,
+        controls=("uniform", "placebo"),
+        cluster=Cluster(),
+    )
     assert len(first["runs"]) == 8 and all(run["step_memory"] for run in second["runs"])
     assert [of_run(run) for run in first["runs"]] == [of_run(run) for run in second["runs"]]
-    assert {path.name for path in (pool / "runs").iterdir()} == {path.name for path in (cluster / "runs").iterdir()}
+    assert {path.name for path in (pool / "runs").iterdir()} == {
+        path.name for path in (cluster / "runs").iterdir()
+    }
     for run in first["runs"]:
         assert pq.read_table(pool / run["samples"]).equals(pq.read_table(cluster / run["samples"]))
 
 
 @in_verify
-@pytest.mark.parametrize("which", ["os.getpid()", "next(iter(self._workers._processes.values())).pid"])
+@pytest.mark.parametrize(
+    "which", ["os.getpid()", "next(iter(self._workers._processes.values())).pid"]
+)
 def test_a_killed_process_costs_one_try(ray, tmp_path, which):
     with RayWorkers(1, Cluster(), tmp_path, task="digits", epochs=300, folder=None) as workers:
         short = Job(FULL.spec, 0, "short", 1 / 300)
         workers.start(short)
         while not isinstance(finished := workers.next_event(), Finished):
             pass
-        process = ray.get(workers._idle[0].__ray_call__.remote(eval(f"lambda self: {which}", {"os": os})))
+        process = ray.get(
+            workers._idle[0].__ray_call__.remote(eval(f"lambda self: {which}", {"os": os}))
+        )
         workers.start(FULL)
         assert isinstance(workers.next_event(), Advanced)
         os.kill(process, signal.SIGKILL)
@@ -241,11 +300,35 @@ def test_a_killed_process_costs_one_try(ray, tmp_path, which):
 def test_ctrl_c_leaves_what_is_finished(tmp_path):
     pytest.importorskip("ray")
     out = tmp_path / "out"
-    words = ["compare", "digits", "--methods", "winnow:share=0.5", "--seeds", "0,1,2,3", "--controls", "", "--epochs", "40"]
-    command = [sys.executable, "-m", "thresher_lab.cli", *words, "--out", str(out), "--ray", "local", "--jobs", "1"]
+    words = [
+        "compare",
+        "digits",
+        "--methods",
+        "winnow:share=0.5",
+        "--seeds",
+        "0,1,2,3",
+        "--controls",
+        "",
+        "--epochs",
+        "40",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "thresher_lab.cli",
+        *words,
+        "--out",
+        str(out),
+        "--ray",
+        "local",
+        "--jobs",
+        "1",
+    ]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 240
-    while not any((out / "runs").glob("*.json")) and process.poll() is None and time.monotonic() < end:
+    while (
+        not any((out / "runs").glob("*.json")) and process.poll() is None and time.monotonic() < end
+    ):
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     said = process.communicate(timeout=120)[1]

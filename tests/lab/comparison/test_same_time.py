@@ -39,8 +39,14 @@ def test_the_share_of_the_epochs_that_fits(method, full, share):
 def test_it_trains_on_everything_at_most_and_on_a_part_of_an_epoch_at_least():
     [winnow] = parse_methods("winnow")
     jobs = [Job.control(SAME_TIME, 0, share, winnow) for share in (1.3, 0.62, 0.00001)]
-    assert [job.share for job in jobs] == [1.0, 0.62, 0.001] and [job.epochs(EPOCHS) for job in jobs] == [8, 5, 1]
-    assert jobs[1].name == "shorter@time of winnow, seed 0" and jobs[1].spec.name == "full" and jobs[1].is_control
+    assert [job.share for job in jobs] == [1.0, 0.62, 0.001] and [
+        job.epochs(EPOCHS) for job in jobs
+    ] == [8, 5, 1]
+    assert (
+        jobs[1].name == "shorter@time of winnow, seed 0"
+        and jobs[1].spec.name == "full"
+        and jobs[1].is_control
+    )
     assert jobs[1].key != Job.control("shorter", 0, 0.62).key
     assert parse_controls("smaller,shorter@time") == ("smaller", SAME_TIME)
 
@@ -69,12 +75,29 @@ class Timed(InProcessWorkers):
 
     def outcome(self, job):
         took = self.seconds.get(job.spec.name, 10.0 * job.share) + 0.001 * job.seed
-        times = {"cpu_s": took, "wall_s": took} if self.device == "cpu" else {"cpu_s": 1.0, "wall_s": took}
+        times = (
+            {"cpu_s": took, "wall_s": took}
+            if self.device == "cpu"
+            else {"cpu_s": 1.0, "wall_s": took}
+        )
         kept = round(job.share * (50 if job.spec.name != "full" else 100))
-        cost = {"forward": kept, "backward": kept, "full_forward": 100, "full_backward": 100, "backward_to_forward": 2.0}
+        cost = {
+            "forward": kept,
+            "backward": kept,
+            "full_forward": 100,
+            "full_backward": 100,
+            "backward_to_forward": 2.0,
+        }
         value = 0.9 + 0.001 * job.seed - (0.1 * (1 - job.share))
         history = [{"epoch": 0, "forward": kept, "backward": kept, "accuracy": value}]
-        run = {"method": job.label, "settings": {}, "seed": job.seed, "control_of": None, "device": self.device, **times}
+        run = {
+            "method": job.label,
+            "settings": {},
+            "seed": job.seed,
+            "control_of": None,
+            "device": self.device,
+            **times,
+        }
         return run | {
             "metric": {"name": "accuracy", "value": value},
             "cost": cost | {"ratio": kept / 100},
@@ -106,24 +129,41 @@ def test_the_first_two_seeds_set_its_length_once_for_each_method(tmp_path, worke
     trained = [job.name for job in workers.started]
     for method in ("winnow", "infobatch"):
         first = min(trained.index(f"shorter@time of {method}, seed {seed}") for seed in range(3))
-        assert all(trained.index(f"{name}, seed {seed}") < first for name in ("full", method) for seed in range(2))
+        assert all(
+            trained.index(f"{name}, seed {seed}") < first
+            for name in ("full", method)
+            for seed in range(2)
+        )
         assert first < trained.index("full, seed 2")
     runs = [run for run in results["runs"] if run["method"] == SAME_TIME]
     assert [(run["control_of"], run["seed"], run["cpu_s"]) for run in runs[:3]] == [
         ("winnow", seed, 6.0 + 0.001 * seed) for seed in range(3)
     ]
-    assert {json.dumps(run["length"]) for run in runs[3:]} == {'{"share": 0.8, "clock": "cpu_s", "seeds": 2}'}
-    assert length_sentences(results) == ["The times of the first 2 seeds set the length of shorter@time."]
-    assert [row["method"] for row in results["summary"]][:4] == ["full", "winnow", SAME_TIME, "smaller@0.500"]
+    assert {json.dumps(run["length"]) for run in runs[3:]} == {
+        '{"share": 0.8, "clock": "cpu_s", "seeds": 2}'
+    }
+    assert length_sentences(results) == [
+        "The times of the first 2 seeds set the length of shorter@time."
+    ]
+    assert [row["method"] for row in results["summary"]][:4] == [
+        "full",
+        "winnow",
+        SAME_TIME,
+        "smaller@0.500",
+    ]
     assert json.loads((tmp_path / "results.json").read_text())["runs"] == results["runs"]
 
 
 def test_it_is_among_the_controls_that_are_not_named(tmp_path, workers):
-    assert SAME_TIME in {row["method"] for row in compared(tmp_path, "winnow", controls=None)["summary"]}
+    assert SAME_TIME in {
+        row["method"] for row in compared(tmp_path, "winnow", controls=None)["summary"]
+    }
 
 
 @pytest.mark.parametrize("stop", [1, 4, 8, 11])
-def test_a_length_that_was_decided_stays_after_an_interruption_and_for_further_seeds(tmp_path, workers, monkeypatch, stop):
+def test_a_length_that_was_decided_stays_after_an_interruption_and_for_further_seeds(
+    tmp_path, workers, monkeypatch, stop
+):
     monkeypatch.setattr(workers, "stop_after", stop)
     with pytest.raises(KeyboardInterrupt):
         compared(tmp_path, "winnow")
@@ -148,7 +188,9 @@ def test_on_another_device_it_is_the_time_on_the_clock(tmp_path, workers, monkey
 def test_a_method_whose_time_is_not_known_has_no_such_control(tmp_path, workers, monkeypatch):
     monkeypatch.setattr(workers, "seconds", {"winnow": -1.0})
     results = compared(tmp_path, "winnow")
-    assert [(one["method"], one["control"]) for one in results["left_out"]] == [("winnow", SAME_TIME)]
+    assert [(one["method"], one["control"]) for one in results["left_out"]] == [
+        ("winnow", SAME_TIME)
+    ]
     assert SAME_TIME not in {row["method"] for row in results["summary"]}
 
 
@@ -171,9 +213,21 @@ def results_of(losses, *, took=0.6, method=0.6, wobble=0.0001, clock="cpu_s"):
                 "seed": seed,
                 "history": [{"accuracy": value}] * 8,
             }
-            run |= {"metric": {"name": "accuracy", "value": value}, "wall_s": times[name], "cpu_s": times[name]}
-            length = {"length": {"share": min(1.0, method), "clock": clock, "seeds": seeds}} if name == SAME_TIME else {}
-            runs.append(run | {"cost": {"ratio": {"full": 1.0, SAME_TIME: min(1.0, method)}.get(name, 0.5)}} | length)
+            run |= {
+                "metric": {"name": "accuracy", "value": value},
+                "wall_s": times[name],
+                "cpu_s": times[name],
+            }
+            length = (
+                {"length": {"share": min(1.0, method), "clock": clock, "seeds": seeds}}
+                if name == SAME_TIME
+                else {}
+            )
+            runs.append(
+                run
+                | {"cost": {"ratio": {"full": 1.0, SAME_TIME: min(1.0, method)}.get(name, 0.5)}}
+                | length
+            )
     return {"runs": runs, "margin": 0.5, "epochs": 8, "device": "cpu", "summary": summarize(runs)}
 
 
@@ -198,9 +252,14 @@ def test_fewer_epochs_that_do_as_well_may_be_picked():
     results = results_of((0.0, 0.0001, 0.0002, 0.0001), method=0.62, took=0.58)
     said = closing(results)
     assert "and is not shown to be better than fewer epochs in the same time (" in said[0]
-    assert said[0].endswith("; with fewer epochs in the same time (shorter@time) the loss is no more than 0.5 points.")
+    assert said[0].endswith(
+        "; with fewer epochs in the same time (shorter@time) the loss is no more than 0.5 points."
+    )
     assert conclude(results).pick is results["summary"][2]
-    assert snippet(results["summary"][2], {}, 8) == "epochs = 5  # instead of 8, with the schedule fitted to it"
+    assert (
+        snippet(results["summary"][2], {}, 8)
+        == "epochs = 5  # instead of 8, with the schedule fitted to it"
+    )
 
 
 EQUAL = (0.0, 0.0001, 0.0002, 0.0001)
@@ -229,7 +288,10 @@ def test_no_verdict_comes_from_unequal_times(losses, took, finding):
     results = results_of(losses, took=took)
     row = results["summary"][1]
     assert row["against"][SAME_TIME]["finding"] == finding
-    assert ("no verdict against fewer epochs in the same time: the times are not equal" in row["verdict"]) is (finding is None)
+    assert (
+        "no verdict against fewer epochs in the same time: the times are not equal"
+        in row["verdict"]
+    ) is (finding is None)
 
 
 def test_a_verdict_that_unequal_times_forbid_is_said_with_its_numbers():
@@ -237,7 +299,9 @@ def test_a_verdict_that_unequal_times_forbid_is_said_with_its_numbers():
     row = results["summary"][1]
     assert row["against"][SAME_TIME]["difference"] == pytest.approx(0.0309, abs=1e-4)
     assert row["verdict"].endswith("better than smaller batches at the same cost")
-    assert closing(results)[0].endswith("and cannot be compared with fewer epochs in the same time: the times are not equal.")
+    assert closing(results)[0].endswith(
+        "and cannot be compared with fewer epochs in the same time: the times are not equal."
+    )
     assert conclude(results).pick is None
 
 
@@ -265,11 +329,15 @@ def test_the_report_says_it_first():
     results, _ = made_up({"full": 0.0, "kakurenbo": 0.3})
     length = {"share": 0.7, "clock": "cpu_s", "seeds": 3}
     results["runs"] += [
-        made_run(SAME_TIME, seed, 0.3, control_of="kakurenbo", lost=0.02) | {"length": length} for seed in range(3)
+        made_run(SAME_TIME, seed, 0.3, control_of="kakurenbo", lost=0.02) | {"length": length}
+        for seed in range(3)
     ]
     results["summary"] = summarize(results["runs"], 0.5)
     found = bottom_line(results)
-    assert found["sentences"][0].startswith("kakurenbo took ") and "fewer epochs in the same time" in found["sentences"][0]
+    assert (
+        found["sentences"][0].startswith("kakurenbo took ")
+        and "fewer epochs in the same time" in found["sentences"][0]
+    )
     page = render_page(results, {})
     assert found["sentences"][0].split("(")[0] in page
     assert "fewer epochs in the same time (shorter@time)" in page

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from depth import depth
 from thresher_lab.comparison.statistics import ALPHA, LEVEL, Paired, findings, holm
 
-T_2, T_4 = 4.302652729911275, 2.7764451051977987  # 97.5 % quantiles of Student's t with 2 and 4 degrees of freedom
+T_2, T_4 = (
+    4.302652729911275,
+    2.7764451051977987,
+)  # 97.5 % quantiles of Student's t with 2 and 4 degrees of freedom
 MARGIN = 0.005
 COMPARISONS = depth(100, 200)
 SLACK = 0.05
@@ -35,7 +38,9 @@ def test_two_seeds_and_no_spread_tell_nothing(differences):
 
 def test_chances_agree_with_the_interval():
     paired = Paired.of([0.1, 0.4, 0.2, 0.3, 0.0])
-    assert paired.chance(paired.low) == pytest.approx(ALPHA) and paired.chance_below(paired.high) == pytest.approx(ALPHA)
+    assert paired.chance(paired.low) == pytest.approx(ALPHA) and paired.chance_below(
+        paired.high
+    ) == pytest.approx(ALPHA)
     assert paired.chance(paired.mean) == pytest.approx(0.5)
     t = paired.mean / (paired.spread / math.sqrt(5))
     assert (paired.chance(0.0) < ALPHA) == (t > T_4)
@@ -52,7 +57,9 @@ def test_holm_against_its_definition(chances):
                 break
             rejected.add(key)
         assert {key for key, chance in corrected.items() if chance <= level} == rejected
-    assert list(corrected) == list(chances) and all(corrected[key] >= chances[key] for key in chances)
+    assert list(corrected) == list(chances) and all(
+        corrected[key] >= chances[key] for key in chances
+    )
 
 
 def drawn(truth, seeds, generator):
@@ -78,7 +85,9 @@ def test_eight_methods_at_once_err_no_more_often_together(truth, wrong):
     generator = np.random.default_rng(8)
     erred = 0
     for _ in range(COMPARISONS):
-        erred += wrong in findings({m: drawn(truth, 5, generator) for m in range(8)}, MARGIN).values()
+        erred += (
+            wrong in findings({m: drawn(truth, 5, generator) for m in range(8)}, MARGIN).values()
+        )
     assert erred / COMPARISONS <= ALPHA + SLACK
 
 
@@ -86,7 +95,9 @@ def test_without_correction_eight_methods_would_err():
     generator = np.random.default_rng(8)
     erred = 0
     for _ in range(COMPARISONS):
-        erred += any(findings({m: drawn(-MARGIN, 5, generator)}, MARGIN)[m] == "no loss" for m in range(8))
+        erred += any(
+            findings({m: drawn(-MARGIN, 5, generator)}, MARGIN)[m] == "no loss" for m in range(8)
+        )
     assert erred / COMPARISONS > ALPHA + SLACK
 
 
@@ -102,16 +113,23 @@ def test_so_many_seeds_would_do(distance):
     generator = np.random.default_rng(10)
     sample = Paired(5, 0.0, None, None, 0.003)
     seeds = sample.seeds_for(distance)
-    shown = [drawn(0.0, seeds, generator).chance(-distance) <= ALPHA for _ in range(depth(400, 1000))]
+    shown = [
+        drawn(0.0, seeds, generator).chance(-distance) <= ALPHA for _ in range(depth(400, 1000))
+    ]
     assert np.mean(shown) >= 0.76
     if seeds > 3:
-        fewer = [drawn(0.0, seeds - 1, generator).chance(-distance) <= ALPHA for _ in range(depth(400, 1000))]
+        fewer = [
+            drawn(0.0, seeds - 1, generator).chance(-distance) <= ALPHA
+            for _ in range(depth(400, 1000))
+        ]
         assert np.mean(fewer) <= 0.84
 
 
 def test_a_correction_takes_more_seeds():
     sample = Paired(5, 0.0, None, None, 0.003)
-    assert sample.seeds_for(0.005) < sample.seeds_for(0.005, among=8) < 2 * sample.seeds_for(0.005) + 3
+    assert (
+        sample.seeds_for(0.005) < sample.seeds_for(0.005, among=8) < 2 * sample.seeds_for(0.005) + 3
+    )
 
 
 def test_no_number_where_none_would_do():

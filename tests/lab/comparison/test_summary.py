@@ -36,15 +36,27 @@ def runs(method, values, **others):
 
 
 FULL = [run("full", 0, 0.90), run("full", 1, 0.92, cpu=20.0), run("full", 2, 0.94)]
-METHOD = [run("m", 0, 0.91, cost=0.5, cpu=6.0), run("m", 1, 0.95, cost=0.6, cpu=8.0), run("m", 2, 0.96, cost=0.7, wall=7.0)]
+METHOD = [
+    run("m", 0, 0.91, cost=0.5, cpu=6.0),
+    run("m", 1, 0.95, cost=0.6, cpu=8.0),
+    run("m", 2, 0.96, cost=0.7, wall=7.0),
+]
 CONTROL = [run(f"uniform@0.{k}00", k - 5, 0.5, cost=k / 10, control_of="m") for k in (5, 6, 7)]
-SHORTER = [run(f"shorter@0.{k}00", k - 5, 0.9 + (k == 6) / 10, cost=k / 10 + 0.002, control_of="m") for k in (5, 6, 7)]
+SHORTER = [
+    run(f"shorter@0.{k}00", k - 5, 0.9 + (k == 6) / 10, cost=k / 10 + 0.002, control_of="m")
+    for k in (5, 6, 7)
+]
 
 
 def test_rows_against_an_independent_computation():
     mixed = [run for runs in zip(METHOD, CONTROL, SHORTER, strict=True) for run in runs]
     full, method, control, shorter = summarize([*FULL, *mixed])
-    assert (full["method"], full["difference"], full["ci95"], full["verdict"]) == ("full", None, None, "the baseline")
+    assert (full["method"], full["difference"], full["ci95"], full["verdict"]) == (
+        "full",
+        None,
+        None,
+        "the baseline",
+    )
     differences = [0.01, 0.03, 0.02]
     mean = sum(differences) / 3
     half = T_2 * math.sqrt(sum((d - mean) ** 2 for d in differences) / 2 / 3)
@@ -62,8 +74,16 @@ def test_rows_against_an_independent_computation():
     )
     assert method["against"]["uniform"]["difference"] == pytest.approx(0.44)
     assert method["against"]["shorter"]["seeds_needed"] > 3
-    assert (control["method"], control["control_of"], control["finding"]) == ("uniform@0.600", "m", "loses")
-    assert (shorter["method"], shorter["control_of"], shorter["finding"]) == ("shorter@0.602", "m", "unclear")
+    assert (control["method"], control["control_of"], control["finding"]) == (
+        "uniform@0.600",
+        "m",
+        "loses",
+    )
+    assert (shorter["method"], shorter["control_of"], shorter["finding"]) == (
+        "shorter@0.602",
+        "m",
+        "unclear",
+    )
 
 
 def test_the_memory_of_a_step_is_unknown_where_that_of_one_run_is():
@@ -71,7 +91,10 @@ def test_the_memory_of_a_step_is_unknown_where_that_of_one_run_is():
     halves = [run("m", seed, 0.9, memory=memory) for seed, memory in enumerate((100, 200, 240))]
     row = summarize([*full, *halves])[1]
     assert row["memory_ratio"] == 0.5
-    for unknown in ([*full, *halves[:2], run("m", 2, 0.9)], [*full[:2], run("full", 2, 0.9), *halves]):
+    for unknown in (
+        [*full, *halves[:2], run("m", 2, 0.9)],
+        [*full[:2], run("full", 2, 0.9), *halves],
+    ):
         assert summarize(unknown)[1]["memory_ratio"] is None
 
 
@@ -82,10 +105,15 @@ def test_a_metric_that_is_no_share_is_in_its_own_units():
 
 
 def test_the_easiest_tenth_loses():
-    full, easiest = runs("full", [0.970, 0.972, 0.968]), runs("easiest", [0.612, 0.655, 0.583], cost=0.1)
+    full, easiest = (
+        runs("full", [0.970, 0.972, 0.968]),
+        runs("easiest", [0.612, 0.655, 0.583], cost=0.1),
+    )
     control = runs("uniform@0.100", [0.921, 0.915, 0.930], cost=0.1, control_of="easiest")
     row = summarize([*full, *easiest, *control])[1]
-    assert row["finding"] == "loses" and row["verdict"] == "loses; worse than random at the same cost"
+    assert (
+        row["finding"] == "loses" and row["verdict"] == "loses; worse than random at the same cost"
+    )
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -100,16 +128,26 @@ def test_no_better_than_random():
     method = runs("m", [0.950, 0.949, 0.951, 0.950], cost=0.5)
     control = runs("uniform@0.500", [0.9495, 0.950, 0.951, 0.9500], cost=0.5, control_of="m")
     row = summarize([*full, *method, *control])[1]
-    assert row["verdict"] == "no loss within the margin of 0.5 points; no better than random at the same cost"
+    assert (
+        row["verdict"]
+        == "no loss within the margin of 0.5 points; no better than random at the same cost"
+    )
 
 
 def test_the_verdict_names_all_controls():
-    full, method = runs("full", [0.950, 0.951, 0.949, 0.950]), runs("m", [0.950, 0.949, 0.951, 0.950], cost=0.5)
+    full, method = (
+        runs("full", [0.950, 0.951, 0.949, 0.950]),
+        runs("m", [0.950, 0.949, 0.951, 0.950], cost=0.5),
+    )
     far, near = [0.900, 0.901, 0.899, 0.902], [0.9495, 0.950, 0.951, 0.9500]
 
     def verdict(**values):
-        controls = [runs(f"{kind}@0.500", of, cost=0.5, control_of="m") for kind, of in values.items()]
-        return summarize([*full, *method, *(run for of in controls for run in of)])[1]["verdict"].partition("; ")[2]
+        controls = [
+            runs(f"{kind}@0.500", of, cost=0.5, control_of="m") for kind, of in values.items()
+        ]
+        return summarize([*full, *method, *(run for of in controls for run in of)])[1][
+            "verdict"
+        ].partition("; ")[2]
 
     assert verdict(uniform=far, shorter=far, smaller=far, placebo=far) == (
         "better than random, fewer epochs, smaller batches and permuted signals at the same cost"
@@ -121,10 +159,17 @@ def test_the_verdict_names_all_controls():
 
 
 def test_controls_of_a_method_dearer_than_full_training_cost_less_than_it():
-    full, method = runs("full", [0.950, 0.951, 0.949, 0.950]), runs("m", [0.950, 0.949, 0.951, 0.950], cost=1.5)
-    controls = [(f"{kind}@1.000", 1.0) for kind in ("uniform", "shorter", "smaller")] + [("placebo@1.500", 1.5)]
+    full, method = (
+        runs("full", [0.950, 0.951, 0.949, 0.950]),
+        runs("m", [0.950, 0.949, 0.951, 0.950], cost=1.5),
+    )
+    controls = [(f"{kind}@1.000", 1.0) for kind in ("uniform", "shorter", "smaller")] + [
+        ("placebo@1.500", 1.5)
+    ]
     values = [0.900, 0.901, 0.899, 0.902]
-    others = [run for name, cost in controls for run in runs(name, values, cost=cost, control_of="m")]
+    others = [
+        run for name, cost in controls for run in runs(name, values, cost=cost, control_of="m")
+    ]
     row = summarize([*full, *method, *others])[1]
     assert row["verdict"].partition("; ")[2] == (
         "better than random, fewer epochs and smaller batches at the cost of full training; better than permuted signals at "
@@ -135,7 +180,9 @@ def test_controls_of_a_method_dearer_than_full_training_cost_less_than_it():
 def test_it_says_how_many_seeds_would_do():
     full, method = runs("full", [0.95, 0.95, 0.95]), runs("m", [0.95, 0.945, 0.955])
     row = summarize([*full, *method])[1]
-    assert row["finding"] == "unclear" and row["seeds_needed"] == 10  # by any table of t-test power at d = 1, 0.025, 80 %
+    assert (
+        row["finding"] == "unclear" and row["seeds_needed"] == 10
+    )  # by any table of t-test power at d = 1, 0.025, 80 %
     assert row["verdict"] == "not enough seeds to tell (about 10 would do)"
 
 
@@ -166,10 +213,18 @@ def test_methods_that_share_a_control_have_it_each():
     others = [other | {"method": "other"} for other in METHOD]
     shared = [control | {"control_of": "other"} for control in CONTROL]
     rows = summarize([*FULL, *METHOD, *CONTROL, *others, *shared])
-    assert [row["control_of"] or row["method"] for row in rows] == ["full", "m", "m", "other", "other"]
+    assert [row["control_of"] or row["method"] for row in rows] == [
+        "full",
+        "m",
+        "m",
+        "other",
+        "other",
+    ]
 
 
-@pytest.mark.parametrize(("name", "of"), [("demo-mnist-5k", 3), ("fashion-cnn", 5), ("fashion-resnet8", 5)])
+@pytest.mark.parametrize(
+    ("name", "of"), [("demo-mnist-5k", 3), ("fashion-cnn", 5), ("fashion-resnet8", 5)]
+)
 def test_committed_results_against_a_second_computation(name, of):
     """By bootstrap-free, loop-free NumPy on a table of seeds by methods, and the t table in plain numbers."""
     results = json.loads((RESULTS / f"{name}.json").read_text())
@@ -178,7 +233,9 @@ def test_committed_results_against_a_second_computation(name, of):
     table = {}
     for entry in results["runs"]:
         kind = entry["method"].split("@")[0] if entry["control_of"] else "itself"
-        table.setdefault((entry["control_of"] or entry["method"], kind), {})[entry["seed"]] = entry["metric"]["value"]
+        table.setdefault((entry["control_of"] or entry["method"], kind), {})[entry["seed"]] = entry[
+            "metric"
+        ]["value"]
     matrix = {place: np.array([values[seed] for seed in seeds]) for place, values in table.items()}
     rows = summarize(results["runs"])
     assert len(rows) == len(matrix)
@@ -190,7 +247,9 @@ def test_committed_results_against_a_second_computation(name, of):
             continue
         d = matrix[place] - matrix["full", "itself"]
         half = T[of] * d.std() / math.sqrt(of - 1)
-        assert row["difference"] == pytest.approx(d.mean()) and row["ci95"] == pytest.approx([d.mean() - half, d.mean() + half])
+        assert row["difference"] == pytest.approx(d.mean()) and row["ci95"] == pytest.approx(
+            [d.mean() - half, d.mean() + half]
+        )
         for other, found in row["against"].items():
             beside = matrix[place] - matrix[place[0], other]
             assert found["difference"] == pytest.approx(beside.mean())
@@ -219,8 +278,15 @@ def diverged(method, seed, share, **others):
 def test_a_training_that_diverged_gets_no_verdict():
     broken = [diverged("n", 0, 5), *runs("n", [0.9, 0.91])[1:], run("n", 2, 0.9)]
     rows = {row["method"]: row for row in summarize([*FULL, *METHOD, *broken])}
-    assert rows["n"]["finding"] is None and rows["n"]["difference"] is None and rows["n"]["against"] == {}
-    assert rows["n"]["verdict"] == "no verdict: it diverged with seed 0, half of its losses or more are not finite"
+    assert (
+        rows["n"]["finding"] is None
+        and rows["n"]["difference"] is None
+        and rows["n"]["against"] == {}
+    )
+    assert (
+        rows["n"]["verdict"]
+        == "no verdict: it diverged with seed 0, half of its losses or more are not finite"
+    )
     assert rows["full"]["verdict"] == "the baseline"
     alone = {row["method"]: row for row in summarize([*FULL, *METHOD])}
     assert rows["m"]["finding"] == alone["m"]["finding"]
@@ -239,7 +305,10 @@ def test_nothing_is_judged_where_full_training_diverged():
 
 def test_a_control_that_diverged_is_no_control():
     broken = [one | {"history": [{"nonfinite": 9, "backward": 10}]} for one in CONTROL]
-    rows = {row["method"].partition("@")[0]: row for row in summarize([*FULL, *METHOD, *broken, *SHORTER])}
+    rows = {
+        row["method"].partition("@")[0]: row
+        for row in summarize([*FULL, *METHOD, *broken, *SHORTER])
+    }
     assert set(rows["m"]["against"]) == {"shorter"} and rows["uniform"]["verdict"].startswith(
         "no verdict: it diverged with seeds"
     )
@@ -259,7 +328,11 @@ def test_wall_times_of_a_busy_machine_are_flagged(runs, said):
 
 
 def test_runs_that_methods_share_are_counted_once():
-    runs = [{"busy": True, "samples": "a"}, {"busy": True, "samples": "a"}, {"busy": False, "samples": "b"}]
+    runs = [
+        {"busy": True, "samples": "a"},
+        {"busy": True, "samples": "a"},
+        {"busy": False, "samples": "b"},
+    ]
     assert "in 1 of 2 runs" in sentences_on_times({"runs": runs, "summary": []})[0]
 
 
@@ -268,7 +341,11 @@ def test_runs_that_methods_share_are_counted_once():
     [
         ([{}] * 3, [{}] * 3, 1.0),
         ([{"other_runs": 1.0}] * 3, [{"other_runs": 0.9}] * 3, 1.0),
-        ([{"other_runs": 1.0}] * 3, [{"other_runs": 1.0}] * 2 + [{"other_runs": 0.0}], 1.0),  # the last run of a comparison
+        (
+            [{"other_runs": 1.0}] * 3,
+            [{"other_runs": 1.0}] * 2 + [{"other_runs": 0.0}],
+            1.0,
+        ),  # the last run of a comparison
         ([{"other_runs": 1.0}] * 3, [{"other_runs": 1.0}] + [{"other_runs": 0.0}] * 2, None),
         ([{"other_runs": 0.0}] * 3, [{"other_runs": 1.0}] * 3, None),
         ([{"busy": True}] * 3, [{"busy": True}] * 3, None),
@@ -278,7 +355,10 @@ def test_runs_that_methods_share_are_counted_once():
     ],
 )
 def test_wall_times_in_unlike_company_are_left_blank(of_full, of_method, ratio):
-    full, method = ([one | more for one, more in zip(*of, strict=True)] for of in ((FULL, of_full), (METHOD, of_method)))
+    full, method = (
+        [one | more for one, more in zip(*of, strict=True)]
+        for of in ((FULL, of_full), (METHOD, of_method))
+    )
     _, row = rows = summarize([*full, *method])
     assert row["wall_ratio"] == ratio and row["cpu_ratio"] == 0.6
     said = sentences_on_times({"runs": [], "summary": rows})

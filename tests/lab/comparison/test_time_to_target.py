@@ -13,7 +13,8 @@ def run(method, seed, accuracies, *, cost=1.0, cpu=10.0, control_of=None):
         "metric": {"name": "accuracy", "value": accuracies[-1]},
         "cost": {"ratio": cost, "backward_to_forward": 1.5},
         "history": [
-            {"accuracy": value, "cost": cost * (e + 1) / n, "cpu_s": cpu * (e + 1)} for e, value in enumerate(accuracies)
+            {"accuracy": value, "cost": cost * (e + 1) / n, "cpu_s": cpu * (e + 1)}
+            for e, value in enumerate(accuracies)
         ],
     }
 
@@ -43,17 +44,35 @@ def test_targets_are_multiples_of_the_error_of_full(measured):
         (1.4, pytest.approx(0.14)), (0.5, pytest.approx(0.05)),
     ]  # fmt: skip
     assert (measured["task"], measured["epochs"], measured["backward_to_forward"]) == ("t", 4, 1.5)
-    assert [(arm["method"], arm["settings"]["name"]) for arm in measured["arms"]] == [(m, m) for m in ("full", "fast", "slow")]
+    assert [(arm["method"], arm["settings"]["name"]) for arm in measured["arms"]] == [
+        (m, m) for m in ("full", "fast", "slow")
+    ]
     assert [arm["error"] for arm in measured["arms"]] == pytest.approx([0.1, 0.11, 0.6])
 
 
 def test_a_target_is_reached_at_the_end_of_the_first_epoch_with_that_error(measured):
     full, fast, slow = (arm["reached"][0] for arm in measured["arms"])
-    assert full == {"seeds": 2, "of": 3, "cost": 0.75, "cpu_s": 30, "cost_to_full": 1.0, "cpu_to_full": 1.0}
+    assert full == {
+        "seeds": 2,
+        "of": 3,
+        "cost": 0.75,
+        "cpu_s": 30,
+        "cost_to_full": 1.0,
+        "cpu_to_full": 1.0,
+    }
     assert (fast["seeds"], fast["cost"], fast["cpu_s"]) == (3, 0.125, 6)
-    assert fast["cost_to_full"] == pytest.approx((0.25 / 0.75 + 0.125 / 0.5) / 2)  # with seed 2 full never reached it
+    assert fast["cost_to_full"] == pytest.approx(
+        (0.25 / 0.75 + 0.125 / 0.5) / 2
+    )  # with seed 2 full never reached it
     assert fast["cpu_to_full"] == pytest.approx((12 / 30 + 6 / 20) / 2)
-    assert slow == {"seeds": 1, "of": 3, "cost": None, "cpu_s": None, "cost_to_full": None, "cpu_to_full": None}
+    assert slow == {
+        "seeds": 1,
+        "of": 3,
+        "cost": None,
+        "cpu_s": None,
+        "cost_to_full": None,
+        "cpu_to_full": None,
+    }
 
 
 def test_a_target_that_nobody_reached(measured):
@@ -71,6 +90,9 @@ def test_curves_are_means_over_the_seeds(measured):
 
 
 def test_a_metric_that_comes_after_the_last_epoch_only_is_refused():
-    run = {"metric": {"name": "downstream accuracy", "value": 0.5}, "history": [{"accuracy": 0.5, "cost": 1.0, "cpu_s": 1.0}]}
+    run = {
+        "metric": {"name": "downstream accuracy", "value": 0.5},
+        "history": [{"accuracy": 0.5, "cost": 1.0, "cpu_s": 1.0}],
+    }
     with pytest.raises(ValueError, match="'downstream accuracy' is measured once, after the last"):
         points_of(run)

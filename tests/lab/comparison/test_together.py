@@ -34,7 +34,11 @@ def trained(monkeypatch):
         def __call__(self, job):
             found.append(job.label)
             self.send(Advanced(job, 1, 0.5))
-            return Failed(job, "why", KINDS[job.label], "trace") if job.label in KINDS else Finished(job, {})
+            return (
+                Failed(job, "why", KINDS[job.label], "trace")
+                if job.label in KINDS
+                else Finished(job, {})
+            )
 
     monkeypatch.setattr(together, "Trainer", Trainer)
     return found
@@ -44,7 +48,9 @@ def workers(advanced=print):
     return TogetherWorkers(advanced, task="digits", epochs=1, folder=None)
 
 
-def test_the_first_process_trains_one_job_after_the_other_and_tells_when_there_is_none(monkeypatch, trained):
+def test_the_first_process_trains_one_job_after_the_other_and_tells_when_there_is_none(
+    monkeypatch, trained
+):
     told, events = [], []
     monkeypatch.setattr(together, "of_first", lambda value: told.append(value) or value)
     with workers(events.append) as own:
@@ -52,7 +58,11 @@ def test_the_first_process_trains_one_job_after_the_other_and_tells_when_there_i
         own.start(JOBS["fine"])
         assert own.busy and not own.free
         assert own.next_event() == Finished(JOBS["fine"], {}) and own.free
-    assert told == [JOBS["fine"], None] and [event.epochs for event in events] == [1] and trained == ["fine"]
+    assert (
+        told == [JOBS["fine"], None]
+        and [event.epochs for event in events] == [1]
+        and trained == ["fine"]
+    )
 
 
 @pytest.mark.parametrize("name", KINDS)

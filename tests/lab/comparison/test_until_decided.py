@@ -8,16 +8,28 @@ from thresher_lab.comparison.statistics import Paired, against_controls, finding
 
 
 def row(finding, against=(), method="m", control_of=None):
-    return {"method": method, "control_of": control_of, "finding": finding, "against": {k: {"finding": k} for k in against}}
+    return {
+        "method": method,
+        "control_of": control_of,
+        "finding": finding,
+        "against": {k: {"finding": k} for k in against},
+    }
 
 
-@pytest.mark.parametrize(("first", "most", "sizes"), [(3, 12, [3, 5, 8, 12]), (1, 3, [1, 2, 3]), (5, 5, [5]), (3, 4, [3, 4])])
+@pytest.mark.parametrize(
+    ("first", "most", "sizes"),
+    [(3, 12, [3, 5, 8, 12]), (1, 3, [1, 2, 3]), (5, 5, [5]), (3, 4, [3, 4])],
+)
 def test_looks(first, most, sizes):
     assert look_sizes(first, most) == sizes
 
 
 def test_what_is_undecided():
-    rows = [row(None, method="full"), row("no loss", ["better", "no better"]), row("loses", ["unclear"], "n")]
+    rows = [
+        row(None, method="full"),
+        row("no loss", ["better", "no better"]),
+        row("loses", ["unclear"], "n"),
+    ]
     rows += [row("unclear", method="o"), row("unclear", method="uniform@0.5", control_of="m")]
     assert undecided({"summary": rows}) == ["n", "o"]
 
@@ -28,7 +40,10 @@ def compared(monkeypatch, decided_at):
 
     def compare(task, methods, seeds, epochs, out, **options):
         calls.append((list(seeds), options))
-        return {"summary": [row("no loss" if len(seeds) >= decided_at else "unclear")], "seeds": len(seeds)}
+        return {
+            "summary": [row("no loss" if len(seeds) >= decided_at else "unclear")],
+            "seeds": len(seeds),
+        }
 
     monkeypatch.setattr(until_decided, "compare", compare)
     return calls
@@ -39,7 +54,9 @@ def test_seeds_are_added_until_it_is_decided(monkeypatch, tmp_path, decided_at, 
     calls = compared(monkeypatch, decided_at)
     found = compare_until_decided("digits", [], [0, 1, 2], 3, tmp_path, most=12, margin=0.5)
     assert found["seeds"] == last == len(calls[-1][0])
-    assert calls[-1][0] == list(range(last)) and all(options == {"looks": [3, 5, 8, 12], "margin": 0.5} for _, options in calls)
+    assert calls[-1][0] == list(range(last)) and all(
+        options == {"looks": [3, 5, 8, 12], "margin": 0.5} for _, options in calls
+    )
 
 
 def test_own_seeds_come_first(monkeypatch, tmp_path):
@@ -50,7 +67,9 @@ def test_own_seeds_come_first(monkeypatch, tmp_path):
 
 def test_fewer_seeds_than_given_are_refused(monkeypatch, tmp_path):
     calls = compared(monkeypatch, 1)
-    with pytest.raises(ValueError, match="--max-seeds 2 is less than the 3 seeds of --seeds; give at least as many"):
+    with pytest.raises(
+        ValueError, match="--max-seeds 2 is less than the 3 seeds of --seeds; give at least as many"
+    ):
         compare_until_decided("digits", [], [0, 1, 2], 3, tmp_path, most=2)
     assert calls == []
 
@@ -61,4 +80,6 @@ def test_every_look_costs_certainty():
     assert 0.0062 < paired.chance(0.0) < 0.025
     assert against_controls({"m": paired}, 0.005) == {"m": "better"}
     assert against_controls({"m": paired}, 0.005, looks=4) == {"m": "unclear"}
-    assert findings({"m": paired}, 0.0001) == {"m": "no loss"} and findings({"m": paired}, 0.0001, looks=4) == {"m": "unclear"}
+    assert findings({"m": paired}, 0.0001) == {"m": "no loss"} and findings(
+        {"m": paired}, 0.0001, looks=4
+    ) == {"m": "unclear"}

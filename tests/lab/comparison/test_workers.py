@@ -50,7 +50,9 @@ def state():
     return signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_a_process_survives_interrupts_trains_and_is_reported_when_it_dies(interruptible, monkeypatch):
+def test_a_process_survives_interrupts_trains_and_is_reported_when_it_dies(
+    interruptible, monkeypatch
+):
     start = SpawnProcess.start
 
     def interrupted(process):
@@ -72,13 +74,22 @@ def test_a_process_survives_interrupts_trains_and_is_reported_when_it_dies(inter
         workers.start(Job(full.spec, 3, "one epoch", 1e-4))
         assert workers.busy and not workers.free
         advanced, finished = workers.next_event(), workers.next_event()
-        assert isinstance(advanced, Advanced) and isinstance(finished, Finished) and finished.run["step_memory"] > 0
+        assert (
+            isinstance(advanced, Advanced)
+            and isinstance(finished, Finished)
+            and finished.run["step_memory"] > 0
+        )
         winnow = MethodSpec("winnow", {"share": 0.5})
-        for label, kinds in ((winnow.label, [Warned, Advanced, Finished]), ("control", [Advanced, Finished])):
+        for label, kinds in (
+            (winnow.label, [Warned, Advanced, Finished]),
+            ("control", [Advanced, Finished]),
+        ):
             workers.start(Job(winnow, 3, label, 1e-4))
             events = [workers.next_event() for _ in kinds]
             assert [type(event) for event in events] == kinds
-            assert label == "control" or events[0].text.startswith("Warning: Winnow draws uniformly in the first epoch")
+            assert label == "control" or events[0].text.startswith(
+                "Warning: Winnow draws uniformly in the first epoch"
+            )
         assert list(workers._processes.values()) == [process]
         workers.start(full)
         assert isinstance(workers.next_event(), Advanced)
@@ -92,8 +103,14 @@ def test_a_process_survives_interrupts_trains_and_is_reported_when_it_dies(inter
 def test_a_warning_has_its_place_unless_it_is_of_thresher():
     ours = Trainer.__init__.__code__.co_filename
     assert warning_text("mind this", UserWarning, ours, 7) == "Warning: mind this"
-    assert warning_text("mind this", UserWarning, "mine.py", 7) == "UserWarning at mine.py:7: mind this"
-    assert warning_text("no more", DeprecationWarning, ours, 7) == f"DeprecationWarning at {ours}:7: no more"
+    assert (
+        warning_text("mind this", UserWarning, "mine.py", 7)
+        == "UserWarning at mine.py:7: mind this"
+    )
+    assert (
+        warning_text("no more", DeprecationWarning, ours, 7)
+        == f"DeprecationWarning at {ours}:7: no more"
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,7 +242,10 @@ def trained(tmp_path):
     return train
 
 
-FULL, METHOD = Job.of(MethodSpec("full"), 1), Job.of(MethodSpec("kakurenbo", {"max_fraction": 0.5, "tau": 0.0}), 1)
+FULL, METHOD = (
+    Job.of(MethodSpec("full"), 1),
+    Job.of(MethodSpec("kakurenbo", {"max_fraction": 0.5, "tau": 0.0}), 1),
+)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -236,16 +256,23 @@ def test_a_method_shows_the_samples_of_its_sheets_and_a_control_none(trained, dr
     for key, history in histories.items():
         shown = json.loads((folder / f"{key}.shown").read_text())["shown"]
         assert all(one == {"text": number} for number, one in shown.items())
-        rows = [row for of in standing_out(history.beside(histories[FULL.key])).values() for row in of]
+        rows = [
+            row for of in standing_out(history.beside(histories[FULL.key])).values() for row in of
+        ]
         assert len(rows) > 20 and {str(history.ids[row]) for row in rows} <= shown.keys()
-    assert (folder / f"{control.key}.parquet").exists() and not (folder / f"{control.key}.shown").exists()
+    assert (folder / f"{control.key}.parquet").exists() and not (
+        folder / f"{control.key}.shown"
+    ).exists()
 
 
 def test_without_full_training_its_own_history_decides(trained):
     folder = trained(METHOD)
     history = read_history(folder / f"{METHOD.key}.parquet")
     shown = json.loads((folder / f"{METHOD.key}.shown").read_text())["shown"]
-    rows = [*suspects(history)[:SHOWN_SUSPECTS], *(row for of in standing_out(history).values() for row in of)]
+    rows = [
+        *suspects(history)[:SHOWN_SUSPECTS],
+        *(row for of in standing_out(history).values() for row in of),
+    ]
     assert shown.keys() == {str(history.ids[row]) for row in rows}
 
 

@@ -9,7 +9,9 @@ from thresher_lab.recipes.task import WeightAverage, decay_of
 def test_the_decay_is_that_of_torchvisions_script():
     recipe = loading.read_recipe(loading.file_of("resnet50"))
     assert recipe.ema is not None
-    assert decay_of(recipe.ema, recipe.batch.size, recipe.epochs) == pytest.approx(1 - 0.00002 * 2048 * 32 / 600)
+    assert decay_of(recipe.ema, recipe.batch.size, recipe.epochs) == pytest.approx(
+        1 - 0.00002 * 2048 * 32 / 600
+    )
 
 
 def stepped(average, model, optimizer, value):
@@ -24,7 +26,10 @@ def test_updates_after_the_warm_up():
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     average = WeightAverage(model, optimizer, decay=0.5, every=2, copied=4)
     assert average.model is model
-    seen = [stepped(average, model, optimizer, value) for value in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)]
+    seen = [
+        stepped(average, model, optimizer, value)
+        for value in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+    ]
     assert seen == [1.0, 2.0, 2.0, 4.0, 4.0, 5.0, 5.0, 6.5]
     assert average.model is not model and model[0].weight.item() == 8.0
 

@@ -14,7 +14,14 @@ from thresher_lab.tasks.base import Data
 
 FOLDER = {"name": "images", "kind": "folder", "samples": 4, "classes": 2}
 ARRAYS = {"name": "arrays", "kind": "arrays", "samples": 2, "shape": [3, 4, 8], "classes": 2}
-TASK = {"name": "CIFAR-10", "kind": "task", "task": "cifar10", "samples": 8, "shape": [3, 4, 4], "classes": 2}
+TASK = {
+    "name": "CIFAR-10",
+    "kind": "task",
+    "task": "cifar10",
+    "samples": 8,
+    "shape": [3, 4, 4],
+    "classes": 2,
+}
 REST = """
 title: a recipe
 paper: {title: a paper, where: a table}
@@ -43,7 +50,9 @@ def folder(tmp_path):
         for name, gray in (("black", 0), ("white", 255)):
             (tmp_path / part / name / "deeper").mkdir(parents=True)
             Image.new("L", (9, 6), gray).save(tmp_path / part / name / "a.png")
-            Image.new("RGB", (6, 12), (gray,) * 3).save(tmp_path / part / name / "deeper" / "b.JPG", "JPEG")
+            Image.new("RGB", (6, 12), (gray,) * 3).save(
+                tmp_path / part / name / "deeper" / "b.JPG", "JPEG"
+            )
             (tmp_path / part / name / "notes.txt").write_text("no image")
     return tmp_path
 
@@ -66,7 +75,11 @@ def test_a_folder_of_images(folder):
     assert found.train.targets == [0, 0, 1, 1] == found.test.targets
     for part in (found.train, found.test):
         for x, y in part:
-            assert x.shape == (3, 4, 4) and x.dtype == torch.float32 and torch.equal(x, torch.full_like(x, y))
+            assert (
+                x.shape == (3, 4, 4)
+                and x.dtype == torch.float32
+                and torch.equal(x, torch.full_like(x, y))
+            )
 
 
 def test_soft_targets(folder):
@@ -82,12 +95,13 @@ def test_a_part_of_the_training_images_is_tested(folder):
 
 
 def test_where_there_is_no_data(tmp_path):
-    with pytest.raises(FileNotFoundError, match="data: images is not there by itself: --data DIR with train/ with a folder"):
+    with pytest.raises(
+        FileNotFoundError,
+        match="data: images is not there by itself: --data DIR with train/ with a folder",
+    ):
         datasets.find_folder(recipe(FOLDER), None)
     (tmp_path / "train").mkdir()
-    wanted = (
-        f"data: no folder {re.escape(str(tmp_path / 'val'))}; --data DIR is a folder with train/ .*; val/ with data-NAME.npy"
-    )
+    wanted = f"data: no folder {re.escape(str(tmp_path / 'val'))}; --data DIR is a folder with train/ .*; val/ with data-NAME.npy"
     with pytest.raises(FileNotFoundError, match=wanted):
         datasets.find_folder(recipe(ARRAYS), tmp_path)
     assert datasets.find_folder(recipe(FOLDER | {"test_every": 3}), tmp_path) == tmp_path
@@ -101,11 +115,17 @@ def test_images_that_do_not_fit(folder):
         datasets.read_folder(recipe(FOLDER, pictures=PLAIN), folder)
     for path in (folder / "train" / "black").rglob("*.*"):
         path.unlink()
-    with pytest.raises(ValueError, match=r"data: .* no valid file for the classes black\..* it is to be train/ with a folder"):
+    with pytest.raises(
+        ValueError,
+        match=r"data: .* no valid file for the classes black\..* it is to be train/ with a folder",
+    ):
         datasets.read_folder(recipe(FOLDER, pictures=PLAIN), folder)
     (folder / "empty" / "train").mkdir(parents=True)
     (folder / "empty" / "val").mkdir()
-    with pytest.raises(ValueError, match="data: .* find any class folder in .*empty.*; it is to be train/ with a folder"):
+    with pytest.raises(
+        ValueError,
+        match="data: .* find any class folder in .*empty.*; it is to be train/ with a folder",
+    ):
         datasets.read_folder(recipe(FOLDER, pictures=PLAIN), folder / "empty")
 
 
@@ -122,7 +142,12 @@ def test_a_damaged_image_is_named(folder, content):
 def test_arrays(arrays):
     found = datasets.read_folder(recipe(ARRAYS), arrays)
     x, y = found.train[1]
-    assert (x.shape, x.dtype, y.dtype, len(found.test)) == ((3, 4, 8), torch.float32, torch.int64, 2)
+    assert (x.shape, x.dtype, y.dtype, len(found.test)) == (
+        (3, 4, 8),
+        torch.float32,
+        torch.int64,
+        2,
+    )
     assert torch.equal(y, torch.eye(4, 8, dtype=torch.int64)) and bool((x == 2).all())
 
 
@@ -138,10 +163,22 @@ def damaged(arrays, name, content):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("data-x.npy", np.zeros((3, 8, 4)), "shape (3, 8, 4); data.shape of the recipe is (3, 4, 8)"),
-        ("label-x.npy", np.zeros((4, 4), np.uint8), "shape (4, 4); data.shape of the recipe is (4, 8)"),
+        (
+            "data-x.npy",
+            np.zeros((3, 8, 4)),
+            "shape (3, 8, 4); data.shape of the recipe is (3, 4, 8)",
+        ),
+        (
+            "label-x.npy",
+            np.zeros((4, 4), np.uint8),
+            "shape (4, 4); data.shape of the recipe is (4, 8)",
+        ),
         ("label-x.npy", np.full((4, 8), 2), "classes are whole numbers from 0 to 1; it has others"),
-        ("label-x.npy", np.full((4, 8), -1), "classes are whole numbers from 0 to 1; it has others"),
+        (
+            "label-x.npy",
+            np.full((4, 8), -1),
+            "classes are whole numbers from 0 to 1; it has others",
+        ),
         ("label-x.npy", np.zeros((4, 8)), "classes are whole numbers from 0 to 1; it has others"),
         ("data-x.npy", b"", "not a NumPy file that can be read"),
         ("data-x.npy", np.array([{"run": "me"}]), "not a NumPy file that can be read"),
@@ -167,7 +204,9 @@ def test_arrays_without_partners(arrays):
         datasets.read_folder(recipe(ARRAYS), arrays)
     for path in (arrays / "val").glob("data-*"):
         path.unlink()
-    with pytest.raises(ValueError, match=r"data: .*val has no data-NAME.npy; it is to be val/ with data-NAME.npy"):
+    with pytest.raises(
+        ValueError, match=r"data: .*val has no data-NAME.npy; it is to be val/ with data-NAME.npy"
+    ):
         datasets.read_folder(recipe(ARRAYS), arrays)
 
 
@@ -202,5 +241,8 @@ def test_data_of_a_task_as_it_is(bytes_and_data):
 
 
 def test_data_of_a_task_of_another_shape(bytes_and_data):
-    with pytest.raises(ValueError, match=r"data.shape: \(3, 8, 8\), but samples of the task cifar10 have shape \(3, 4, 4\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"data.shape: \(3, 8, 8\), but samples of the task cifar10 have shape \(3, 4, 4\)",
+    ):
         datasets.from_task(recipe(TASK | {"shape": [3, 8, 8]}), bytes_and_data[1])

@@ -27,11 +27,19 @@ def test_every_recipe_is_whole(name):
     recipe = loading.read_recipe(loading.file_of(name))
     assert recipe.published and recipe.notes and recipe.not_given
     method = one_method(recipe.method, name)
-    assert method.name in ("full", "kakurenbo", "ada_selection", "selective_backprop", "prune+selective_backprop")
+    assert method.name in (
+        "full",
+        "kakurenbo",
+        "ada_selection",
+        "selective_backprop",
+        "prune+selective_backprop",
+    )
     unknown = {name.split(".")[0] for name in recipe.not_given} - set(Recipe.model_fields)
     assert not unknown, "what is not given is told by field"
     small = reduced(recipe, loading.file_of(name))
-    changed = {field for field in Recipe.model_fields if getattr(small, field) != getattr(recipe, field)}
+    changed = {
+        field for field in Recipe.model_fields if getattr(small, field) != getattr(recipe, field)
+    }
     assert changed <= {"batch", "data", "pictures", "ema", "model", "optimizer"}
     assert type(small.pictures) is type(recipe.pictures) and small.schedule == recipe.schedule
 
@@ -58,19 +66,35 @@ def test_settings_are_those_of_the_table():
     for name, row in table.items():
         recipe = loading.read_recipe(loading.file_of(name))
         optimizer = recipe.optimizer
-        got = (recipe.epochs, recipe.batch.size, optimizer.name, optimizer.weight_decay, recipe.schedule.decay)
+        got = (
+            recipe.epochs,
+            recipe.batch.size,
+            optimizer.name,
+            optimizer.weight_decay,
+            recipe.schedule.decay,
+        )
         assert got == row, name
     last = loading.read_recipe(loading.file_of("resnet50"))
-    assert (last.loss.label_smoothing, last.ema and (last.ema.decay, last.ema.steps)) == (0.1, (0.99998, 32))
+    assert (last.loss.label_smoothing, last.ema and (last.ema.decay, last.ema.steps)) == (
+        0.1,
+        (0.99998, 32),
+    )
 
 
 def test_the_fraction_decays_at_the_published_epochs():
-    changes = {"resnet50": [200, 400], "resnet50-b": [200, 400], "deit-tiny-fractal3k": [30, 60], "wrn-28-10": [60, 120, 160]}
+    changes = {
+        "resnet50": [200, 400],
+        "resnet50-b": [200, 400],
+        "deit-tiny-fractal3k": [30, 60],
+        "wrn-28-10": [60, 120, 160],
+    }
     for name, epochs in changes.items():
         recipe = loading.read_recipe(loading.file_of(name))
         method = one_method(recipe.method, name).create()
         fractions = [method.fraction(epoch, recipe.epochs) for epoch in range(1, recipe.epochs)]
-        assert [e + 1 for e in range(1, len(fractions)) if fractions[e] != fractions[e - 1]] == epochs, name
+        assert [
+            e + 1 for e in range(1, len(fractions)) if fractions[e] != fractions[e - 1]
+        ] == epochs, name
 
 
 def test_a_recipe_of_ones_own(tmp_path):
@@ -82,20 +106,41 @@ def test_a_recipe_of_ones_own(tmp_path):
     ("change", "message"),
     [
         ({"epoch": 3}, "epoch: no such field; there are paper, title, data, model"),
-        ({"optimizer": {"name": "sgd", "lr": 0.1, "speed": 1}}, "optimizer.speed: no such field; there are name, lr, lr_per"),
+        (
+            {"optimizer": {"name": "sgd", "lr": 0.1, "speed": 1}},
+            "optimizer.speed: no such field; there are name, lr, lr_per",
+        ),
         ({"pictures": {"mirror": 1}}, "pictures.mirror: no such field; there are train_crop"),
-        ({"optimizer": {"name": "sgd", "lr": 0}}, "optimizer.lr: input should be greater than 0; got 0"),
+        (
+            {"optimizer": {"name": "sgd", "lr": 0}},
+            "optimizer.lr: input should be greater than 0; got 0",
+        ),
         ({"optimizer": {"name": "sgd"}}, "optimizer.lr: this field is missing"),
-        ({"published": [{"what": "accuracy", "where": "table"}]}, "published.0.value: this field is missing"),
+        (
+            {"published": [{"what": "accuracy", "where": "table"}]},
+            "published.0.value: this field is missing",
+        ),
         (
             {"published": [{"what": "", "where": "", "value": 1, "unit": 2}]},
             "published.0.unit: no such field; there are what",
         ),
-        ({"epochs": "many"}, "epochs: input should be a valid integer, unable to parse string as an integer; got 'many'"),
-        ({"schedule": {"decay": "step"}}, "schedule: decay: step takes `rate` and either `epochs` or `every`"),
+        (
+            {"epochs": "many"},
+            "epochs: input should be a valid integer, unable to parse string as an integer; got 'many'",
+        ),
+        (
+            {"schedule": {"decay": "step"}},
+            "schedule: decay: step takes `rate` and either `epochs` or `every`",
+        ),
         ({"schedule": {"decay": "cosine", "rate": 0.1}}, "schedule: decay: step takes `rate`"),
-        ({"data": {"name": "x", "kind": "task", "samples": 1, "shape": [1]}}, "data: `task` is the name of a task"),
-        ({"data": {"name": "x", "kind": "folder", "samples": 1, "shape": [1]}}, "data: `shape` is that of a sample"),
+        (
+            {"data": {"name": "x", "kind": "task", "samples": 1, "shape": [1]}},
+            "data: `task` is the name of a task",
+        ),
+        (
+            {"data": {"name": "x", "kind": "folder", "samples": 1, "shape": [1]}},
+            "data: `shape` is that of a sample",
+        ),
     ],
 )
 def test_a_wrong_field_is_named_with_its_file(tmp_path, change, message):
@@ -106,7 +151,9 @@ def test_a_wrong_field_is_named_with_its_file(tmp_path, change, message):
 
 
 def test_every_mistake_has_a_line(tmp_path):
-    with pytest.raises(ValueError, match=r"mine.yaml: epochs: .*\n.*mine.yaml: epoch: no such field"):
+    with pytest.raises(
+        ValueError, match=r"mine.yaml: epochs: .*\n.*mine.yaml: epoch: no such field"
+    ):
         loading.read_recipe(written(tmp_path, content() | {"epoch": 3, "epochs": 0}))
 
 
@@ -118,13 +165,17 @@ def test_files_of_the_package_are_named_as_in_the_repository(tmp_path, monkeypat
     with pytest.raises(ValueError, match=r"^recipes/mine.yaml: not YAML: while parsing"):
         loading.read_recipe(loading.file_of("mine"))
     (folder / "mine.yaml").write_text("- 1")
-    with pytest.raises(ValueError, match=r"^recipes/mine.yaml: a recipe has fields such as paper, .*; got \[1\]"):
+    with pytest.raises(
+        ValueError, match=r"^recipes/mine.yaml: a recipe has fields such as paper, .*; got \[1\]"
+    ):
         loading.read_recipe(loading.file_of("mine"))
 
 
 def test_a_wrong_field_of_smoke_says_so(tmp_path):
     file = written(tmp_path, content() | {"smoke": {"model": {"width": 3}}})
-    with pytest.raises(ValueError, match=r"mine.yaml: smoke.model.width: no such field; there are source"):
+    with pytest.raises(
+        ValueError, match=r"mine.yaml: smoke.model.width: no such field; there are source"
+    ):
         reduced(loading.read_recipe(file), file)
 
 
@@ -134,7 +185,9 @@ def test_no_such_recipe(tmp_path):
         match="no recipe 'resnet51'; did you mean 'resnet50'\\? There are adaselection-bike, .* and your own as FILE.yaml",
     ):
         loading.file_of("resnet51")
-    with pytest.raises(FileNotFoundError, match="other.yaml: no such file; `thresher recipes` lists"):
+    with pytest.raises(
+        FileNotFoundError, match="other.yaml: no such file; `thresher recipes` lists"
+    ):
         loading.file_of(str(tmp_path / "other.yaml"))
 
 

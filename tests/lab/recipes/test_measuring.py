@@ -23,31 +23,44 @@ class Answers(nn.Module):
 def batches(shape, classes, sizes=(5, 3)):
     draw = torch.Generator().manual_seed(0)
     return [
-        (torch.randn(n, classes, *shape, generator=draw), torch.randint(classes, (n, *shape), generator=draw)) for n in sizes
+        (
+            torch.randn(n, classes, *shape, generator=draw),
+            torch.randint(classes, (n, *shape), generator=draw),
+        )
+        for n in sizes
     ]
 
 
 def test_accuracy_over_uneven_batches():
     given, model = batches((), 4), Answers()
     outputs, targets = (torch.cat(parts) for parts in zip(*given, strict=True))
-    assert Measure(given, "accuracy", nn.CrossEntropyLoss())(model) == float((outputs.argmax(1) == targets).float().mean())
+    assert Measure(given, "accuracy", nn.CrossEntropyLoss())(model) == float(
+        (outputs.argmax(1) == targets).float().mean()
+    )
     assert model.modes == {False} and model.training
 
 
 def test_mean_iou_is_that_of_scikit_learn():
     given = batches((4, 6), 3)
     outputs, targets = (torch.cat(parts) for parts in zip(*given, strict=True))
-    wanted = jaccard_score(targets.flatten().numpy(), outputs.argmax(1).flatten().numpy(), average="macro")
+    wanted = jaccard_score(
+        targets.flatten().numpy(), outputs.argmax(1).flatten().numpy(), average="macro"
+    )
     assert Measure(given, "mean IoU", nn.CrossEntropyLoss())(Answers()) == pytest.approx(wanted)
 
 
 def test_a_class_that_is_not_there_does_not_count():
     outputs = torch.tensor([[3.0, 0.0, 0.0], [0.0, 3.0, 0.0]])
-    assert Measure([(outputs, torch.tensor([0, 0]))], "mean IoU", nn.CrossEntropyLoss())(Answers()) == pytest.approx(0.25)
+    assert Measure([(outputs, torch.tensor([0, 0]))], "mean IoU", nn.CrossEntropyLoss())(
+        Answers()
+    ) == pytest.approx(0.25)
 
 
 def test_the_loss_is_a_mean_over_targets():
-    given = [(torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1)), (torch.tensor([[6.0]]), torch.zeros(1, 1))]
+    given = [
+        (torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1)),
+        (torch.tensor([[6.0]]), torch.zeros(1, 1)),
+    ]
     assert Measure(given, "-loss", nn.MSELoss())(Answers()) == pytest.approx(-np.mean([1, 4, 36]))
 
 

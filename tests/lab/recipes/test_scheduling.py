@@ -36,22 +36,32 @@ def test_a_cosine_by_epochs_is_that_of_torch():
 
 
 def test_a_cosine_stays_through_an_epoch_and_one_by_steps_does_not():
-    whole, steps = (LearningRateFactor(ScheduleSection(decay=decay), 4) for decay in ("cosine", "cosine_iter"))
+    whole, steps = (
+        LearningRateFactor(ScheduleSection(decay=decay), 4) for decay in ("cosine", "cosine_iter")
+    )
     assert whole(0.25) == whole(0.49) > whole(0.5)
     assert steps(0.25) == whole(0.25) and steps(0.25) > steps(0.3) and steps(1) == pytest.approx(0)
 
 
 def test_every_so_many_epochs():
     factor = LearningRateFactor(ScheduleSection(decay="step", rate=0.9, every=2), 100)
-    assert [factor(epoch / 100) for epoch in (0, 1, 2, 3, 4, 99)] == pytest.approx([1, 1, 0.9, 0.9, 0.81, 0.9**49])
-    assert LearningRateFactor(ScheduleSection(decay="step", rate=0.97, every=2.4), 10)(0.25) == pytest.approx(0.97)
+    assert [factor(epoch / 100) for epoch in (0, 1, 2, 3, 4, 99)] == pytest.approx(
+        [1, 1, 0.9, 0.9, 0.81, 0.9**49]
+    )
+    assert LearningRateFactor(ScheduleSection(decay="step", rate=0.97, every=2.4), 10)(
+        0.25
+    ) == pytest.approx(0.97)
 
 
 def test_warm_up_is_linear_in_steps_and_ends_where_the_decay_is():
-    factor = LearningRateFactor(ScheduleSection(warmup_epochs=5, warmup_from=0.2, decay="cosine_after_warmup"), 105)
+    factor = LearningRateFactor(
+        ScheduleSection(warmup_epochs=5, warmup_from=0.2, decay="cosine_after_warmup"), 105
+    )
     assert [factor(epoch / 105) for epoch in (0, 2.5, 5)] == pytest.approx([0.2, 0.6, 1.0])
     assert factor(55 / 105) == pytest.approx(0.5) and factor(1) == pytest.approx(0)
-    counted_from_the_first = LearningRateFactor(ScheduleSection(warmup_epochs=5, decay="cosine"), 10)
+    counted_from_the_first = LearningRateFactor(
+        ScheduleSection(warmup_epochs=5, decay="cosine"), 10
+    )
     assert counted_from_the_first(0.5) == pytest.approx(0.5)
 
 

@@ -21,9 +21,15 @@ def of(name, folder):
 def test_reduced_sizes_and_all_else_as_it_was(tmp_path):
     small, full = of("resnet50", tmp_path).settings, RecipeTask.of("resnet50").settings
     assert (small.batch.size, small.data.samples, small.data.classes) == (16, 128, 3)
-    assert (of("resnet50", tmp_path).epochs, small.epochs) == (8, 600), "its schedules are gone through in 8 epochs"
+    assert (of("resnet50", tmp_path).epochs, small.epochs) == (8, 600), (
+        "its schedules are gone through in 8 epochs"
+    )
     assert small.pictures is not None and full.pictures is not None
-    assert (small.pictures.train_crop, small.pictures.test_resize, small.pictures.test_crop) == (50, 66, 64)
+    assert (small.pictures.train_crop, small.pictures.test_resize, small.pictures.test_crop) == (
+        50,
+        66,
+        64,
+    )
     assert small.pictures.auto_augment == full.pictures.auto_augment == "ta_wide"
     assert small.model.arguments["layers"] == [1, 1, 1, 1] and small.model.name == "resnet50"
     assert (small.schedule, small.loss, small.method) == (full.schedule, full.loss, full.method)
@@ -42,7 +48,9 @@ def test_scores_are_synthetic_data(tmp_path):
 
 
 def test_no_folder_is_taken(tmp_path):
-    with pytest.raises(ValueError, match="with --smoke the data is made up; leave out one of the two"):
+    with pytest.raises(
+        ValueError, match="with --smoke the data is made up; leave out one of the two"
+    ):
         of("resnet50", tmp_path).find(tmp_path)
 
 
@@ -63,7 +71,10 @@ def test_data_of_tasks_has_their_shape(tmp_path):
     ):
         data = synthetic_data(of(name, tmp_path).settings)
         n = 32 if name == "adaselection-wikitext2" else 128
-        assert data.train.tensors[0].shape == (n, *inputs) and data.train.tensors[1].shape == (n, *targets)
+        assert data.train.tensors[0].shape == (n, *inputs) and data.train.tensors[1].shape == (
+            n,
+            *targets,
+        )
         assert data.test_inputs.shape == (32, *inputs) and data.test_targets.shape == (32, *targets)
 
 

@@ -55,8 +55,14 @@ def of(tmp_path):
 
 def test_is_what_a_comparison_trains(of):
     task = of()
-    assert task.name == f"recipe:{task.file}" and RecipeTask.of("resnet50-a").name == "recipe:resnet50-a"
-    assert task.recipe["batch"] == {"workers": 4, "per_worker": 5, "accumulate": 1} and "published" not in task.recipe
+    assert (
+        task.name == f"recipe:{task.file}"
+        and RecipeTask.of("resnet50-a").name == "recipe:resnet50-a"
+    )
+    assert (
+        task.recipe["batch"] == {"workers": 4, "per_worker": 5, "accumulate": 1}
+        and "published" not in task.recipe
+    )
     assert task.find(None) is None
     training = task.training(task.load(None), 3)
     assert training.loader.batch_size == 20 and training.metric == "-loss"
@@ -72,7 +78,10 @@ def test_the_seed_decides_weights_and_order_and_nothing_else_is_touched(of):
     first, again, other = (task.training(data, seed) for seed in (1, 1, 2))
     orders = [next(iter(training.loader))[0] for training in (first, again, other)]
     weights = [training.model.state_dict()["1.weight"] for training in (first, again, other)]
-    for same, different, reference in ((orders[1], orders[2], orders[0]), (weights[1], weights[2], weights[0])):
+    for same, different, reference in (
+        (orders[1], orders[2], orders[0]),
+        (weights[1], weights[2], weights[0]),
+    ):
         assert torch.equal(same, reference) and not torch.equal(different, reference)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -88,7 +97,10 @@ def test_counts_of_epochs_in_the_method_shrink_with_the_training(of):
     assert of().spec().given["warmup_epochs"] == 4
     assert replace(of(), shortened=4).spec().given["warmup_epochs"] == 2
     assert replace(of(), shortened=80).spec().given["warmup_epochs"] == 4
-    assert of().spec("uniform:keep=0.5+selective_backprop:keep=0.5").name == "uniform+selective_backprop"
+    assert (
+        of().spec("uniform:keep=0.5+selective_backprop:keep=0.5").name
+        == "uniform+selective_backprop"
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +108,10 @@ def test_counts_of_epochs_in_the_method_shrink_with_the_training(of):
     [
         ("kakurembo", "no method 'kakurembo'; did you mean 'kakurenbo'? There are ada_boost"),
         ("kakurenbo:tau=2", "kakurenbo:tau=2: Kakurenbo: `tau` is a probability"),
-        ("full,uniform", "one method is wanted, those of several stages joined by a plus; got 'full,uniform'"),
+        (
+            "full,uniform",
+            "one method is wanted, those of several stages joined by a plus; got 'full,uniform'",
+        ),
     ],
 )
 def test_a_wrong_method_is_told_with_its_place(of, text, message):
@@ -110,22 +125,39 @@ def test_a_wrong_method_is_told_with_its_place(of, text, message):
 def test_scores_that_are_not_there(of, tmp_path):
     task = of(method=f"prune:scores={tmp_path / 'el2n.parquet'}:keep=0.5")
     command = f"`thresher score --task recipe:{task.file} --data DIR --out {tmp_path / 'el2n.parquet'}` makes it"
-    with pytest.raises(FileNotFoundError, match=f"mine.yaml: method: no file of scores .*{re.escape(command)}"):
+    with pytest.raises(
+        FileNotFoundError, match=f"mine.yaml: method: no file of scores .*{re.escape(command)}"
+    ):
         task.spec()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": content()["data"] | {"task": "lime"}}, "no task 'lime'; did you mean 'line'\\? There are digits"),
-        ({"data": content()["data"] | {"shape": [2]}}, r"data.shape: \(2,\), but samples of the task line have shape \(1,\)"),
+        (
+            {"data": content()["data"] | {"task": "lime"}},
+            "no task 'lime'; did you mean 'line'\\? There are digits",
+        ),
+        (
+            {"data": content()["data"] | {"shape": [2]}},
+            r"data.shape: \(2,\), but samples of the task line have shape \(1,\)",
+        ),
         (
             {"model": {"source": "thresher", "name": "resnet1"}},
             "model.name: no network 'resnet1'; did you mean 'resnet18'\\? There are",
         ),
-        ({"model": content()["model"] | {"arguments": {"layers": 3}}}, "model.arguments: .*'layers'"),
-        ({"model": {"source": "thresher", "name": "unet", "arguments": {"size": 3}}}, "model.arguments: .*'size'"),
-        ({"optimizer": {"name": "sgd", "lr": 1, "arguments": {"speed": 3}}}, "optimizer.arguments: .*'speed'"),
+        (
+            {"model": content()["model"] | {"arguments": {"layers": 3}}},
+            "model.arguments: .*'layers'",
+        ),
+        (
+            {"model": {"source": "thresher", "name": "unet", "arguments": {"size": 3}}},
+            "model.arguments: .*'size'",
+        ),
+        (
+            {"optimizer": {"name": "sgd", "lr": 1, "arguments": {"speed": 3}}},
+            "optimizer.arguments: .*'speed'",
+        ),
         (
             {"model": content()["model"] | {"pretrained": "resnet50"}},
             "model.pretrained: it starts from the weights of resnet50",
@@ -139,15 +171,22 @@ def test_what_cannot_be_is_told_with_the_file(of, change, message):
 
 
 def test_weights_are_for_recipes_that_start_from_some(of, tmp_path):
-    with pytest.raises(ValueError, match="--weights .*model.pt: `model.pretrained` names no recipe to start from"):
+    with pytest.raises(
+        ValueError, match="--weights .*model.pt: `model.pretrained` names no recipe to start from"
+    ):
         replace(of(), weights=tmp_path / "model.pt").build(0)
 
 
 def test_data_that_is_not_there_is_told_with_the_file(of, tmp_path):
     task = of(data={"name": "images", "kind": "folder", "samples": 3, "classes": 2})
-    with pytest.raises(FileNotFoundError, match=f"^{re.escape(str(task.file))}: data: images is not there by itself"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=f"^{re.escape(str(task.file))}: data: images is not there by itself",
+    ):
         task.find(None)
-    with pytest.raises(FileNotFoundError, match=f"data: no folder {re.escape(str(tmp_path / 'train'))} and no"):
+    with pytest.raises(
+        FileNotFoundError, match=f"data: no folder {re.escape(str(tmp_path / 'train'))} and no"
+    ):
         task.find(tmp_path)
 
 
@@ -163,16 +202,30 @@ def test_optimizers():
     optional("timm")
     sgd = optimizer(name="sgd", lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.01)
     assert isinstance(sgd, torch.optim.SGD) and len(sgd.param_groups) == 1
-    assert [sgd.defaults[name] for name in ("lr", "momentum", "nesterov", "weight_decay")] == [0.1, 0.8, True, 0.01]
-    assert isinstance(optimizer(name="adamw", lr=0.1, arguments={"betas": [0.5, 0.6]}), torch.optim.AdamW)
+    assert [sgd.defaults[name] for name in ("lr", "momentum", "nesterov", "weight_decay")] == [
+        0.1,
+        0.8,
+        True,
+        0.01,
+    ]
+    assert isinstance(
+        optimizer(name="adamw", lr=0.1, arguments={"betas": [0.5, 0.6]}), torch.optim.AdamW
+    )
     assert type(optimizer(name="lamb", lr=0.1)).__name__ == "Lamb"
     rmsprop = optimizer(name="rmsprop", lr=0.1, momentum=0.7, arguments={"alpha": 0.5})
-    assert (type(rmsprop).__name__, rmsprop.defaults["momentum"], rmsprop.defaults["alpha"]) == ("RMSpropTF", 0.7, 0.5)
+    assert (type(rmsprop).__name__, rmsprop.defaults["momentum"], rmsprop.defaults["alpha"]) == (
+        "RMSpropTF",
+        0.7,
+        0.5,
+    )
 
 
 def test_norms_and_biases_may_go_without_weight_decay():
     groups = optimizer(name="sgd", lr=0.1, weight_decay=0.01, decay_norms=False).param_groups
-    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 0.01), (3, 0.0)]
+    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [
+        (1, 0.01),
+        (3, 0.0),
+    ]
 
 
 def test_losses():
@@ -186,20 +239,29 @@ def test_losses():
 def test_soft_targets_are_what_label_smoothing_is():
     outputs, labels = torch.randn(6, 4), torch.arange(6) % 4
     rows = torch.eye(4)[labels] * 0.9 + 0.1 / 4
-    assert torch.allclose(nn.CrossEntropyLoss()(outputs, rows), nn.CrossEntropyLoss(label_smoothing=0.1)(outputs, labels))
+    assert torch.allclose(
+        nn.CrossEntropyLoss()(outputs, rows),
+        nn.CrossEntropyLoss(label_smoothing=0.1)(outputs, labels),
+    )
 
 
 def test_the_average_is_measured(of):
     task = of(ema={"decay": 0.9, "steps": 2}, schedule={"warmup_epochs": 1})
-    data = Data(TensorDataset(torch.randn(60, 1), torch.randn(60, 1)), torch.randn(4, 1), torch.randn(4, 1))
-    training = task.training(TrainAndTest(data.train, TensorDataset(data.test_inputs, data.test_targets)), 0)
+    data = Data(
+        TensorDataset(torch.randn(60, 1), torch.randn(60, 1)), torch.randn(4, 1), torch.randn(4, 1)
+    )
+    training = task.training(
+        TrainAndTest(data.train, TensorDataset(data.test_inputs, data.test_targets)), 0
+    )
     average = training.evaluate.average
     assert isinstance(average, WeightAverage) and average.model is training.model
     before = training.evaluate(training.model)
     training.optimizer.step()
     training.optimizer.step()
     nn.init.zeros_(training.model[-1].weight)
-    assert average.model is not training.model and training.evaluate(training.model) == pytest.approx(before)
+    assert average.model is not training.model and training.evaluate(
+        training.model
+    ) == pytest.approx(before)
 
 
 @pytest.fixture
@@ -227,8 +289,14 @@ def test_weights_that_do_not_fit_change_nothing(network, tmp_path):
     with pytest.raises(ValueError, match="not a file of weights"):
         start_from(network, file)
     for other, message in (
-        (nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(2), nn.Linear(2, 4)), r"0.bias is \(5,\) there and \(2,\) here"),
-        (nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 4)), r"1.bias is none there and \(2,\) here"),
+        (
+            nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(2), nn.Linear(2, 4)),
+            r"0.bias is \(5,\) there and \(2,\) here",
+        ),
+        (
+            nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 4)),
+            r"1.bias is none there and \(2,\) here",
+        ),
     ):
         torch.save(other.state_dict(), file)
         with pytest.raises(ValueError, match=f"of another network: {message}"):
@@ -238,11 +306,20 @@ def test_weights_that_do_not_fit_change_nothing(network, tmp_path):
 
 def test_a_recipe_of_the_package_is_read_once_more_by_its_name():
     task = RecipeTask.of("wrn-28-10")
-    assert task.settings == loading.read_recipe(task.file) and isinstance(task.task, Task) and task.task.name == "cifar100"
-    assert one_method(task.settings.method, "").label == "kakurenbo:max_fraction=0.3:tau=0.7:warmup_epochs=1"
+    assert (
+        task.settings == loading.read_recipe(task.file)
+        and isinstance(task.task, Task)
+        and task.task.name == "cifar100"
+    )
+    assert (
+        one_method(task.settings.method, "").label
+        == "kakurenbo:max_fraction=0.3:tau=0.7:warmup_epochs=1"
+    )
 
 
-@pytest.mark.parametrize("name", ["adaselection-line", "adaselection-bike", "adaselection-wikitext2"])
+@pytest.mark.parametrize(
+    "name", ["adaselection-line", "adaselection-bike", "adaselection-wikitext2"]
+)
 def test_recipes_of_tasks_have_their_shapes(name):
     task = RecipeTask.of(name)
     try:
@@ -253,4 +330,8 @@ def test_recipes_of_tasks_have_their_shapes(name):
     assert len(data.train) == task.settings.data.samples or name == "adaselection-wikitext2"
     x, y = data.train[0]
     outputs = task.build(0)(x[None])
-    assert outputs.shape == y[None].shape if task.settings.loss.name == "mse" else outputs.shape == (1, 8192, 64)
+    assert (
+        outputs.shape == y[None].shape
+        if task.settings.loss.name == "mse"
+        else outputs.shape == (1, 8192, 64)
+    )

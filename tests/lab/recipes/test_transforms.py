@@ -46,7 +46,9 @@ def test_randaugment_goes_through_at_every_strength(image):
 
 
 def test_testing_takes_the_middle(image):
-    shown = transforms.test_transform(ImageSection(test_resize=10, test_crop=8, mean=(0, 0, 0), std=(1, 1, 1)))(image)
+    shown = transforms.test_transform(
+        ImageSection(test_resize=10, test_crop=8, mean=(0, 0, 0), std=(1, 1, 1))
+    )(image)
     wanted = image.resize((10, 12), Image.Resampling.BILINEAR).crop((1, 2, 9, 10))
     assert np.array_equal((shown * 255).round().byte().permute(1, 2, 0).numpy(), np.asarray(wanted))
 
@@ -79,7 +81,9 @@ def test_other_random_states_are_left_alone():
     random.seed(3)
     np.random.seed(3)
     drawn = []
-    change = SeededTransform(lambda given: drawn.append((random.random(), np.random.random())) or given)
+    change = SeededTransform(
+        lambda given: drawn.append((random.random(), np.random.random())) or given
+    )
     torch.manual_seed(0)
     change("a")
     torch.manual_seed(0)

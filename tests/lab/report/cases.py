@@ -21,8 +21,13 @@ def history(method, seed, share, *, epochs=EPOCHS, samples=SAMPLES, classes=CLAS
     """Losses that fall with the epochs, the easiest left out more often than others, nothing in the first epoch."""
     rng = np.random.default_rng([zlib.crc32(method.encode()), seed])
     hardness = rng.exponential(size=(samples, 1))
-    losses = (hardness * np.linspace(1, 0.2, epochs) * rng.uniform(0.8, 1.2, (samples, epochs))).astype(np.float32)
-    dropped = np.argsort(np.argsort(losses + rng.uniform(0, 0.2, losses.shape), axis=0), axis=0) < share * samples
+    losses = (
+        hardness * np.linspace(1, 0.2, epochs) * rng.uniform(0.8, 1.2, (samples, epochs))
+    ).astype(np.float32)
+    dropped = (
+        np.argsort(np.argsort(losses + rng.uniform(0, 0.2, losses.shape), axis=0), axis=0)
+        < share * samples
+    )
     dropped[:, 0] = False
     targets = np.arange(samples) % classes if classes else None
     return RunHistory(np.arange(samples), targets, losses, (~dropped).astype(np.uint8))
@@ -46,7 +51,11 @@ def run(method, seed, share, *, control_of=None, metric="accuracy", lost=0.0, **
             "step_s": 0.001 * kept,
         }
         entry |= {"scheduled_fraction": share, "actual_fraction": 1 - kept / count, "cost": cost}
-        entry |= {"cpu_s": seconds, "wall_s": 1.1 * seconds, metric: 0.9 - 0.4 / (epoch + 1) - lost + rng.uniform(0, 0.004)}
+        entry |= {
+            "cpu_s": seconds,
+            "wall_s": 1.1 * seconds,
+            metric: 0.9 - 0.4 / (epoch + 1) - lost + rng.uniform(0, 0.004),
+        }
         entry |= distribution(of.losses[:, epoch])
         if of.targets is not None:
             entry["hidden_by_class"] = np.bincount(
@@ -74,7 +83,15 @@ def run(method, seed, share, *, control_of=None, metric="accuracy", lost=0.0, **
     }
 
 
-def comparison(leaves_out=LEAVES_OUT, seeds=(0, 1, 2), *, task="mine.py:build", controls=True, metric="accuracy", **sizes):
+def comparison(
+    leaves_out=LEAVES_OUT,
+    seeds=(0, 1, 2),
+    *,
+    task="mine.py:build",
+    controls=True,
+    metric="accuracy",
+    **sizes,
+):
     """ResultsDict, and the histories of the runs of methods."""
     runs, samples = [], {}
     for method, share in leaves_out.items():
@@ -86,7 +103,11 @@ def comparison(leaves_out=LEAVES_OUT, seeds=(0, 1, 2), *, task="mine.py:build", 
             ratio = made["cost"]["ratio"]
             for kind in ("uniform", "shorter") if controls and method != "full" else ():
                 label = f"{kind}@{ratio:.3f}"
-                runs.append(run(label, seed, 1 - ratio, control_of=method, metric=metric, lost=0.01, **sizes))
+                runs.append(
+                    run(
+                        label, seed, 1 - ratio, control_of=method, metric=metric, lost=0.01, **sizes
+                    )
+                )
     results = {
         "task": task,
         "epochs": sizes.get("epochs", EPOCHS),

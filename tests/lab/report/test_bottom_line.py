@@ -29,22 +29,34 @@ def judged(names=NAMES, margin=2.0, **sizes):
 def test_the_pick_with_its_numbers_and_controls():
     results, _ = judged()
     found, pick = bottom_line(results), conclude(results).pick
-    assert found["sentences"] == conclude(results).sentences and " of the CPU time of full training, " in found["sentences"][0]
+    assert (
+        found["sentences"] == conclude(results).sentences
+        and " of the CPU time of full training, " in found["sentences"][0]
+    )
     facts = dict(found["facts"])
     assert facts["accuracy"].startswith(f"{100 * pick['mean']:.2f} %, full training ")
     low, high = pick["ci95"]
-    assert facts["difference"] == f"{100 * pick['difference']:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+    assert (
+        facts["difference"]
+        == f"{100 * pick['difference']:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+    )
     assert facts["CPU time saved"] == f"{100 * (1 - pick['cpu_ratio']):.0f} %"
     assert facts["cost as counted"] == f"{pick['cost_ratio']:.3f} of full training"
     assert {name for name in facts if name.startswith("against")} == {
-        f"against {word}" for word in (("random", "fewer epochs") if pick["control_of"] is None else ())
+        f"against {word}"
+        for word in (("random", "fewer epochs") if pick["control_of"] is None else ())
     }
 
 
 def test_without_a_pick_there_is_what_would_decide():
     results, _ = judged(margin=0.01)
     found = bottom_line(results)
-    assert found["facts"] == [] and found["code"] is None and found["sentences"] and "</svg>" in found["chart"]
+    assert (
+        found["facts"] == []
+        and found["code"] is None
+        and found["sentences"]
+        and "</svg>" in found["chart"]
+    )
 
 
 def test_older_results_without_findings_have_a_chart():
@@ -52,7 +64,10 @@ def test_older_results_without_findings_have_a_chart():
     kept = ("method", "control_of", "mean", "std", "difference", "ci95", "cost_ratio", "verdict")
     results["summary"] = [{name: row[name] for name in kept} for row in results["summary"]]
     found = bottom_line(results)
-    assert found["sentences"] == ["There is nothing to pick from: no method has a verdict."] and "<circle" in found["chart"]
+    assert (
+        found["sentences"] == ["There is nothing to pick from: no method has a verdict."]
+        and "<circle" in found["chart"]
+    )
 
 
 def drawn(results):
@@ -105,15 +120,23 @@ def test_without_a_difference_there_is_no_chart():
 
 def test_the_table_is_a_link_with_all_digits():
     results, samples = judged({"full": 0.0, HOSTILE: 0.3})
-    address = html.unescape(re.search(r'href="(data:text/csv[^"]*)" download', render_page(results, samples))[1])
+    address = html.unescape(
+        re.search(r'href="(data:text/csv[^"]*)" download', render_page(results, samples))[1]
+    )
     rows = [*csv.DictReader(io.StringIO(unquote(address.partition(",")[2])))]
     assert [row["method"] for row in rows] == [row["method"] for row in results["summary"]]
-    shown = ["" if row["difference"] is None else str(row["difference"]) for row in results["summary"]]
+    shown = [
+        "" if row["difference"] is None else str(row["difference"]) for row in results["summary"]
+    ]
     assert [row["difference"] for row in rows] == shown
-    assert [row["low"] for row in rows] == [str(row["ci95"][0]) if row["ci95"] else "" for row in results["summary"]]
+    assert [row["low"] for row in rows] == [
+        str(row["ci95"][0]) if row["ci95"] else "" for row in results["summary"]
+    ]
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1.04), (87.2, 90.1), (-3.1, 0.002), (0.98765, 0.98766), (-1e6, 1e6)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1.04), (87.2, 90.1), (-3.1, 0.002), (0.98765, 0.98766), (-1e6, 1e6)]
+)
 def test_ticks_are_round_and_inside(low, high):
     ticks = _ticks(low, high)
     assert 3 <= len(ticks) <= 9 and all(low <= one <= high for one in ticks)
@@ -126,7 +149,11 @@ def test_the_page_begins_with_it():
 
 
 def row_of(method, control_of=None):
-    return {"method": method, "control_of": control_of, "cost_ratio": float(method.partition("@")[2] or 1)}
+    return {
+        "method": method,
+        "control_of": control_of,
+        "cost_ratio": float(method.partition("@")[2] or 1),
+    }
 
 
 def run_code(code):
@@ -135,7 +162,13 @@ def run_code(code):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loader = DataLoader(TensorDataset(torch.randn(40, 3), torch.arange(40) % 2), 10, shuffle=True)
-    names = {"thresher": thresher, "loader": loader, "criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer}
+    names = {
+        "thresher": thresher,
+        "loader": loader,
+        "criterion": nn.CrossEntropyLoss(),
+        "model": model,
+        "optimizer": optimizer,
+    }
     exec(code + "\n    optimizer.step(); optimizer.zero_grad()", names)
     return names["run"]
 
@@ -146,7 +179,11 @@ def run_code(code):
         (row_of("winnow:share=0.5"), {"share": 0.5, "kind": "epoch"}, thresher.Winnow(share=0.5)),
         (
             row_of("kakurenbo"),
-            {"max_fraction": 0.3, "schedule": [[0.0, 1.0], [0.3, 0.8], [0.6, 0.6], [0.8, 0.4]], "tau": 0.7},
+            {
+                "max_fraction": 0.3,
+                "schedule": [[0.0, 1.0], [0.3, 0.8], [0.6, 0.6], [0.8, 0.4]],
+                "tau": 0.7,
+            },
             thresher.Kakurenbo(),
         ),
         (
@@ -156,7 +193,11 @@ def run_code(code):
         ),
         (row_of("uniform@0.500", "winnow"), {"keep": 0.5}, thresher.UniformSubset(keep=0.5)),
         (row_of("smaller@0.500", "winnow"), {"keep": 0.5}, thresher.UniformSubset(keep=0.5)),
-        (row_of("fewer@0.500", "winnow"), {"keep": 0.5}, thresher.UniformSubset(keep=0.5, fixed=True)),
+        (
+            row_of("fewer@0.500", "winnow"),
+            {"keep": 0.5},
+            thresher.UniformSubset(keep=0.5, fixed=True),
+        ),
     ],
 )
 def test_the_code_runs_and_attaches_the_method(row, settings, expected):
@@ -168,9 +209,15 @@ def test_the_code_runs_and_attaches_the_method(row, settings, expected):
 
 
 def test_code_for_fewer_epochs_and_for_scores():
-    assert snippet(row_of("shorter@0.500", "m"), {}, 20).startswith("epochs = 10  # instead of 20, with")
-    assert "epochs = 8  # instead of 15, rounded from 7.5, with" in str(snippet(row_of("shorter@0.500", "m"), {}, 15))
-    code = snippet(row_of("prune:scores=el2n:keep=0.75"), {"scores": "a/el2n.parquet", "keep": 0.75}, 3)
+    assert snippet(row_of("shorter@0.500", "m"), {}, 20).startswith(
+        "epochs = 10  # instead of 20, with"
+    )
+    assert "epochs = 8  # instead of 15, rounded from 7.5, with" in str(
+        snippet(row_of("shorter@0.500", "m"), {}, 15)
+    )
+    code = snippet(
+        row_of("prune:scores=el2n:keep=0.75"), {"scores": "a/el2n.parquet", "keep": 0.75}, 3
+    )
     assert 'thresher.Prune(scores=thresher.scores.Scores.load("a/el2n.parquet")' in code
 
 

@@ -69,7 +69,11 @@ class Made(Base):
 
     def columns(self):
         """Two, of one signal."""
-        return {"loss": Column(torch.float32), "last": Column(torch.float32, signal="loss"), "right": Column(torch.bool)}
+        return {
+            "loss": Column(torch.float32),
+            "last": Column(torch.float32, signal="loss"),
+            "right": Column(torch.bool),
+        }
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,9 @@ def test_a_class_must_have_a_card_and_say_what_its_settings_mean(registered):
         new: float = 1.0
 
     registered(Silent)
-    with pytest.raises(ValueError, match="Silent: the Args section of its docstring does not explain new"):
+    with pytest.raises(
+        ValueError, match="Silent: the Args section of its docstring does not explain new"
+    ):
         cards.card_page("made")
     registered(Base)
     with pytest.raises(ValueError, match="made has no card: give Base a class attribute `card`"):
@@ -146,8 +152,18 @@ def test_a_class_must_have_a_card_and_say_what_its_settings_mean(registered):
 
 
 def row(method, control_of=None, mean=0.9, difference: Any = -0.012, **more):
-    found = {"method": method, "control_of": control_of, "mean": mean, "std": 0.01, "difference": difference}
-    return found | {"ci95": [-0.02, 0.004], "cost_ratio": 0.5, "cpu_ratio": 0.625, "verdict": "v"} | more
+    found = {
+        "method": method,
+        "control_of": control_of,
+        "mean": mean,
+        "std": 0.01,
+        "difference": difference,
+    }
+    return (
+        found
+        | {"ci95": [-0.02, 0.004], "cost_ratio": 0.5, "cpu_ratio": 0.625, "verdict": "v"}
+        | more
+    )
 
 
 FULL = row("full", difference=None, ci95=None, std=None, cost_ratio=1.0, verdict="the baseline")
@@ -178,7 +194,10 @@ def test_a_method_is_shown_with_its_own_controls(name, found):
 
 
 def test_what_was_reached_is_quoted_from_every_comparison(registered, tmp_path):
-    runs = [{"method": "full", "metric": {"name": "accuracy", "value": 0.9}, "seed": seed} for seed in (0, 1)]
+    runs = [
+        {"method": "full", "metric": {"name": "accuracy", "value": 0.9}, "seed": seed}
+        for seed in (0, 1)
+    ]
     results = {"task": "digits", "epochs": 3, "device": "cpu", "runs": runs, "summary": SUMMARY}
     of_loss = [{"method": "full", "metric": {"name": "R2", "value": 7.0}, "seed": 0}]
     registered(Made)
@@ -211,7 +230,9 @@ def test_what_was_reached_is_quoted_from_every_comparison(registered, tmp_path):
     ]
     (tmp_path / "a.json").unlink()
     (tmp_path / "b.json").unlink()
-    assert cards.card_page("made", tmp_path).endswith("## What it reached here\n\nNot measured yet.\n")
+    assert cards.card_page("made", tmp_path).endswith(
+        "## What it reached here\n\nNot measured yet.\n"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(methods.BUILT_IN | methods.FOR_POSITIONS))
@@ -222,7 +243,10 @@ def test_every_method_has_a_card_that_names_its_settings_and_what_it_remembers(n
     assert all(f"\n| `{setting}` | " in card for setting in cards.setting_meanings(kind))
     assert kind.card.summary and kind.card.rule and kind.card.biased and kind.card.forwards
     if kind.stage == "epoch":
-        assert kind.card.bytes_per_sample == Records(kind().columns(), 0, torch.device("cpu")).bytes_per_sample
+        assert (
+            kind.card.bytes_per_sample
+            == Records(kind().columns(), 0, torch.device("cpu")).bytes_per_sample
+        )
 
 
 @pytest.mark.parametrize("name", ["full", "kakurenbo"])
@@ -239,7 +263,9 @@ def test_an_unknown_name_is_one_message_that_lists_the_others(monkeypatch, capsy
     captured = capsys.readouterr()
     assert left.value.code == 2 and not captured.out
     assert (
-        captured.err.startswith("thresher: no method 'kakurembo'; did you mean 'kakurenbo'? There are ")
+        captured.err.startswith(
+            "thresher: no method 'kakurembo'; did you mean 'kakurenbo'? There are "
+        )
         and "kakurenbo" in captured.err
     )
 
@@ -248,9 +274,17 @@ def test_the_pages_are_those_of_the_classes_and_results():
     folder = ROOT / "docs" / "methods"
     expected = cards.all_pages(ROOT / cards.COMPARISONS)
     others = ("README.md", cards.BY_HAND)
-    found = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md") if path.name not in others}
-    other = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-    assert not other, f"{', '.join(other)} in docs/methods differ; run `{COMMAND}`, and delete what has no method"
+    found = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in folder.glob("*.md")
+        if path.name not in others
+    }
+    other = sorted(
+        name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
+    )
+    assert not other, (
+        f"{', '.join(other)} in docs/methods differ; run `{COMMAND}`, and delete what has no method"
+    )
 
 
 def test_links_between_the_pages_lead_somewhere():
@@ -264,7 +298,9 @@ def test_writing_needs_the_results_and_makes_the_folder(tmp_path):
     app = typer.Typer()
     app.command()(cards.write_pages)
     done = CliRunner().invoke(app, [str(tmp_path), "--results", str(tmp_path / "none")])
-    said = " ".join(done.output.replace("│", " ").split())  # the frame of the message wraps a long path anywhere
+    said = " ".join(
+        done.output.replace("│", " ").split()
+    )  # the frame of the message wraps a long path anywhere
     assert done.exit_code == 2 and "--results" in said and "does not exist" in said
     (tmp_path / "results").mkdir()
     cards.write_pages(tmp_path / "docs" / "methods", tmp_path / "results")

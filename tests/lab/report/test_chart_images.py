@@ -19,7 +19,8 @@ def test_a_browser_that_draws_nothing_is_an_error(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("label", "suffix"), [("", ""), ("CPU time", "-2-CPU-time"), ("a/../b:keep=0.3", "-2-a-..-b-keep=0.3")]
+    ("label", "suffix"),
+    [("", ""), ("CPU time", "-2-CPU-time"), ("a/../b:keep=0.3", "-2-a-..-b-keep=0.3")],
 )
 def test_views_have_names_that_are_files(label, suffix):
     assert chart_images._suffix(2, label) == suffix

@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from lab.report.cases import EPOCHS, SAMPLES, comparison, history, save
-from thresher_lab.report.loading import by_epoch, controls, histories, load_comparison, load_shown, runs_by_method
+from thresher_lab.report.loading import (
+    by_epoch,
+    controls,
+    histories,
+    load_comparison,
+    load_shown,
+    runs_by_method,
+)
 
 
 def test_what_was_saved_is_what_is_loaded(tmp_path):
@@ -30,11 +37,15 @@ def test_histories_that_are_not_there_are_left_out(tmp_path):
 
 
 def test_mistakes_say_what_to_do(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"results.json is not there; `thresher compare --out {tmp_path}` makes it"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=f"results.json is not there; `thresher compare --out {tmp_path}` makes it",
+    ):
         load_comparison(tmp_path)
     (tmp_path / "results.json").write_text('{"runs": []}')
     with pytest.raises(
-        ValueError, match="`task` is missing.* and 3 more. Delete the file; `thresher compare --out .*` makes it again"
+        ValueError,
+        match="`task` is missing.* and 3 more. Delete the file; `thresher compare --out .*` makes it again",
     ):
         load_comparison(tmp_path)
     (tmp_path / "results.json").write_text("{")
@@ -64,7 +75,10 @@ def test_methods_and_controls_are_told_apart():
 
 
 def test_facts_by_epoch_are_those_that_all_runs_have():
-    runs = [{"history": [{"a": 1.0}, {"a": None}, {"a": 3}, {"a": 4}]}, {"history": [{"a": 5.0}, {"a": 6.0}, {"a": 7}]}]
+    runs = [
+        {"history": [{"a": 1.0}, {"a": None}, {"a": 3}, {"a": 4}]},
+        {"history": [{"a": 5.0}, {"a": 6.0}, {"a": 7}]},
+    ]
     epochs, values = by_epoch(runs, "a")
     assert epochs.tolist() == [1, 3] and values.tolist() == [[1, 3], [5, 7]]
     assert by_epoch(runs, "b") is None and by_epoch([{}, *runs], "a") is None
@@ -84,9 +98,13 @@ def test_what_full_training_did_not_get_is_not_left_out():
     np.testing.assert_array_equal(after["kakurenbo"][0].hidden, hidden.sum(axis=1))
     np.testing.assert_array_equal(after["kakurenbo"][1].dropped, before["kakurenbo"][1].dropped)
     samples[name] = replace(full, ids=full.ids + 1)
-    np.testing.assert_array_equal(histories(results, samples)["kakurenbo"][0].dropped, before["kakurenbo"][0].dropped)
+    np.testing.assert_array_equal(
+        histories(results, samples)["kakurenbo"][0].dropped, before["kakurenbo"][0].dropped
+    )
     samples[name] = replace(full, trained=full.trained[:, 1:])
-    np.testing.assert_array_equal(histories(results, samples)["kakurenbo"][0].dropped, before["kakurenbo"][0].dropped)
+    np.testing.assert_array_equal(
+        histories(results, samples)["kakurenbo"][0].dropped, before["kakurenbo"][0].dropped
+    )
 
 
 def test_cases_are_the_same_every_time():
@@ -102,11 +120,17 @@ def test_what_samples_look_like_is_read_as_far_as_it_is_there(tmp_path):
     save(tmp_path, results, samples)
     (tmp_path / "runs" / "0.shown").write_text(json.dumps(SHOWN))
     named = {"runs": [{"shown": "runs/0.shown"}, {"shown": "runs/1.shown"}, {"shown": None}, {}]}
-    assert load_shown(tmp_path, named) == {"runs/0.shown": {3: {"text": "three"}, 17: {"png": "AAAA"}}}
+    assert load_shown(tmp_path, named) == {
+        "runs/0.shown": {3: {"text": "three"}, 17: {"png": "AAAA"}}
+    }
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"shown": {"x": {}}}', '{"shown": {"1": {"png": 3}}}'])
+@pytest.mark.parametrize(
+    "content", ["{", "{}", '{"shown": {"x": {}}}', '{"shown": {"1": {"png": 3}}}']
+)
 def test_damage_to_it_is_named(tmp_path, content):
     (tmp_path / "a.shown").write_text(content)
-    with pytest.raises(ValueError, match=r"a\.shown.* is damaged|a\.shown: .*Delete the run's files"):
+    with pytest.raises(
+        ValueError, match=r"a\.shown.* is damaged|a\.shown: .*Delete the run's files"
+    ):
         load_shown(tmp_path, {"runs": [{"shown": "a.shown"}]})

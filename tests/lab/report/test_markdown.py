@@ -11,11 +11,18 @@ from thresher_lab.report.page import as_markdown
 def test_it_has_what_to_do_and_every_verdict():
     results, _ = comparison()
     text = as_markdown(results)
-    assert text.startswith("**mine.py:build**, 12 epochs, 3 seeds, ") and closing(results)[0] in text
+    assert (
+        text.startswith("**mine.py:build**, 12 epochs, 3 seeds, ") and closing(results)[0] in text
+    )
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(lines) == 2 + len(results["summary"]) and len({line.count(" | ") for line in lines}) == 1
+    assert (
+        len(lines) == 2 + len(results["summary"])
+        and len({line.count(" | ") for line in lines}) == 1
+    )
     for row, line in zip(results["summary"], lines[2:], strict=True):
-        assert row["method"] in line and row["verdict"] in line and f"{row['cost_ratio']:.3f}" in line
+        assert (
+            row["method"] in line and row["verdict"] in line and f"{row['cost_ratio']:.3f}" in line
+        )
 
 
 def test_a_metric_that_is_no_share_is_not_in_percent():

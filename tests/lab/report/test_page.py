@@ -69,7 +69,11 @@ def test_every_chart_is_on_the_page_with_its_views():
     html = render_page(results, samples)
     charts = [chart for section in SECTIONS.values() for chart in section]
     expected = sum(len(chart.figures(results, samples)) for chart in charts)
-    ids = {attributes["id"] for tag, attributes in Seen(html).tags if tag == "figure" and "id" in attributes}
+    ids = {
+        attributes["id"]
+        for tag, attributes in Seen(html).tags
+        if tag == "figure" and "id" in attributes
+    }
     assert ids == {chart.key for chart in charts} and len(charts) == len(ids)
     assert len(figures_of(html)) == expected > 30
 
@@ -89,18 +93,27 @@ def test_controls_are_named_and_so_is_what_was_left_out():
     results, _ = comparison()
     results["left_out"] = [{"method": HOSTILE, "control": "placebo", "why": "it has no signals"}]
     text = " ".join("".join(Seen(render_page(results, {})).text).split())
-    assert "Indented rows are controls of the same cost: random (uniform) and fewer epochs (shorter)." in text
+    assert (
+        "Indented rows are controls of the same cost: random (uniform) and fewer epochs (shorter)."
+        in text
+    )
     assert f"Left out is the control placebo of {HOSTILE}. it has no signals." in text
     alone, _ = comparison(controls=False)
     assert "Indented rows" not in render_page(alone, {})
 
 
 def test_hostile_names_are_text():
-    results, samples = comparison({"full": 0.0, HOSTILE: 0.3, "infobatch": 0.2}, metric=HOSTILE, task=HOSTILE)
+    results, samples = comparison(
+        {"full": 0.0, HOSTILE: 0.3, "infobatch": 0.2}, metric=HOSTILE, task=HOSTILE
+    )
     results["device"], results["versions"] = HOSTILE, {HOSTILE: HOSTILE}
     html = render_page(results, samples)
     seen = Seen(html)
-    assert not [tag for tag, attributes in seen.tags if tag == "img" or any(name.startswith("on") for name in attributes)]
+    assert not [
+        tag
+        for tag, attributes in seen.tags
+        if tag == "img" or any(name.startswith("on") for name in attributes)
+    ]
     assert "".join(seen.text).count(HOSTILE) > 8
     names = {trace.get("legendgroup") for figure in figures_of(html) for trace in figure["data"]}
     assert HOSTILE in names
@@ -116,21 +129,37 @@ def test_nothing_is_fetched(with_rows):
 def test_samples_are_images_or_rows(compared, with_rows):
     results, samples = compared
     images = np.zeros((50, 8, 8), np.uint8)
-    found = [sheet for of_method in sheets(results, samples, images).values() for sheet in of_method]
+    found = [
+        sheet for of_method in sheets(results, samples, images).values() for sheet in of_method
+    ]
     cards = sum(len(sheet.cards) for sheet in found)
     assert cards > 100
     shown = Seen(render_page(results, samples, images)).tags
     found_suspects = suspect_sheet(results, samples, images)
     assert found_suspects is not None and suspect_sheet(results, samples, None) is None
     method, seed, sheet = found_suspects
-    history = samples[next(run["samples"] for run in results["runs"] if (run["method"], run["seed"]) == (method, seed))]
+    history = samples[
+        next(
+            run["samples"]
+            for run in results["runs"]
+            if (run["method"], run["seed"]) == (method, seed)
+        )
+    ]
     losses = [card["loss"] for card in sheet.cards]
-    assert method != "full" and losses == sorted(losses, reverse=True) and losses[0] == max(history.mean_loss)
-    assert [card["target"] for card in sheet.cards] == [str(card["id"] % CLASSES) for card in sheet.cards]
+    assert (
+        method != "full"
+        and losses == sorted(losses, reverse=True)
+        and losses[0] == max(history.mean_loss)
+    )
+    assert [card["target"] for card in sheet.cards] == [
+        str(card["id"] % CLASSES) for card in sheet.cards
+    ]
     assert sum(tag == "img" for tag, _ in shown) == cards + len(sheet.cards)
     rows = Seen(with_rows).tags
     assert sum(tag == "img" for tag, _ in rows) == 0
-    assert sum(tag == "tr" for tag, _ in rows) - sum(tag == "tr" for tag, _ in shown) == cards + len(found)
+    assert sum(tag == "tr" for tag, _ in rows) - sum(
+        tag == "tr" for tag, _ in shown
+    ) == cards + len(found)
 
 
 def test_samples_that_the_runs_have_shown_are_on_the_page():
@@ -138,12 +167,22 @@ def test_samples_that_the_runs_have_shown_are_on_the_page():
     history = samples["runs/0.parquet"]
     easiest, second = history.mean_loss.argsort()[:2].tolist()
     results["runs"][0]["shown"], results["classes"] = "a", ["T-shirt", HOSTILE, "c", "d", "e"]
-    html = render_page(results, samples, None, {"a": {easiest: {"png": "AAAA"}, second: {"text": f"{HOSTILE} text"}}})
+    html = render_page(
+        results,
+        samples,
+        None,
+        {"a": {easiest: {"png": "AAAA"}, second: {"text": f"{HOSTILE} text"}}},
+    )
     seen = Seen(html)
-    assert [attributes["src"] for tag, attributes in seen.tags if tag == "img"] == ["data:image/png;base64,AAAA"]
+    assert [attributes["src"] for tag, attributes in seen.tags if tag == "img"] == [
+        "data:image/png;base64,AAAA"
+    ]
     text = " ".join("".join(seen.text).split())
     assert f"{HOSTILE} text" in text and f", class {HOSTILE}" in text and "not shown" in text
-    assert "A sheet shows at most 3 samples of a class, and no sample that an earlier sheet of the same method shows." in text
+    assert (
+        "A sheet shows at most 3 samples of a class, and no sample that an earlier sheet of the same method shows."
+        in text
+    )
     assert any(f"class {HOSTILE}" in (label or "") for label in seen.text)
 
 
@@ -170,7 +209,9 @@ def test_a_wall_time_in_other_company_is_blank():
 
 def test_twenty_methods_are_a_page_below_4_mb():
     names = {f"method_{number}:keep=0.3 once": 0.2 for number in range(20)}
-    results, samples = comparison({"full": 0.0, **names}, seeds=(0, 1), epochs=20, samples=200, classes=10)
+    results, samples = comparison(
+        {"full": 0.0, **names}, seeds=(0, 1), epochs=20, samples=200, classes=10
+    )
     images = np.random.default_rng(0).integers(256, size=(200, 28, 28), dtype=np.uint8)
     html = render_page(results, samples, images)
     assert html.count("data:image/png;base64,") > 400
@@ -179,7 +220,17 @@ def test_twenty_methods_are_a_page_below_4_mb():
 
 def test_older_results_have_a_page_too():
     results, _ = comparison(seeds=(0,))
-    kept = ("method", "control_of", "mean", "std", "difference", "ci95", "cost_ratio", "wall_ratio", "verdict")
+    kept = (
+        "method",
+        "control_of",
+        "mean",
+        "std",
+        "difference",
+        "ci95",
+        "cost_ratio",
+        "wall_ratio",
+        "verdict",
+    )
     older = {name: results[name] for name in ("task", "epochs", "device", "versions", "runs")}
     older["summary"] = [{name: row[name] for name in kept} for row in results["summary"]]
     text = "".join(Seen(render_page(older, {})).text)
@@ -193,9 +244,19 @@ def test_regression_has_no_classes_and_units_of_its_own():
     results["summary"] = summarize(results["runs"], 0.5)
     html = render_page(results, samples)
     text = "".join(Seen(html).text)
-    assert f"{results['summary'][0]['mean']:.4f} ±" in text and "margin 0.5;" in text and "class 0" not in text
-    ids = {attributes["id"] for tag, attributes in Seen(html).tags if tag == "figure" and "id" in attributes}
-    assert "hidden" not in ids and "targets" not in ids and {"cost", "overlap-matrix", "parts"} <= ids
+    assert (
+        f"{results['summary'][0]['mean']:.4f} ±" in text
+        and "margin 0.5;" in text
+        and "class 0" not in text
+    )
+    ids = {
+        attributes["id"]
+        for tag, attributes in Seen(html).tags
+        if tag == "figure" and "id" in attributes
+    }
+    assert (
+        "hidden" not in ids and "targets" not in ids and {"cost", "overlap-matrix", "parts"} <= ids
+    )
 
 
 def test_the_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -206,7 +267,11 @@ def test_the_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(pages, "render_page", lambda *_, **__: "\ud800")
     with pytest.raises(UnicodeEncodeError):
         write_report(folder)
-    assert path.read_text() == before and {file.name for file in folder.iterdir()} == {"results.json", "runs", "report.html"}
+    assert path.read_text() == before and {file.name for file in folder.iterdir()} == {
+        "results.json",
+        "runs",
+        "report.html",
+    }
 
 
 def test_without_the_data_samples_are_rows_unless_it_was_given(tmp_path, monkeypatch):
@@ -237,7 +302,11 @@ def test_every_chart_is_drawn_after_every_run_of_a_comparison():
     for ordered in (sorted(results["runs"], key=lambda run: run["seed"]), full_first):
         for finished in range(1, len(ordered)):
             runs = ordered[:finished]
-            part = results | {"runs": runs, "summary": summarize(runs), "running": {"finished": finished, "runs": len(ordered)}}
+            part = results | {
+                "runs": runs,
+                "summary": summarize(runs),
+                "running": {"finished": finished, "runs": len(ordered)},
+            }
             named = {run["samples"] for run in runs if "samples" in run}
             held = {name: of for name, of in samples.items() if name in named}
             for chart in (chart for section in SECTIONS.values() for chart in section):

@@ -18,11 +18,17 @@ def test_it_has_the_traces_of_our_charts_and_no_more():
     kinds = set(
         re.findall(
             r"go\.(Scatter|Bar|Heatmap|[A-Z][a-z]+)\(",
-            "".join(path.read_text() for path in (BUILT_FROM.parents[1] / "src/thresher_lab/report").glob("*.py")),
+            "".join(
+                path.read_text()
+                for path in (BUILT_FROM.parents[1] / "src/thresher_lab/report").glob("*.py")
+            ),
         )
     ) - {"Figure", "Layout"}
     entry = (BUILT_FROM / "entry.js").read_text()
-    assert {kind.lower() for kind in kinds} == {"scatter", *re.findall(r"plotly\.js/lib/(\w+)", entry)} - {"core"}
+    assert {kind.lower() for kind in kinds} == {
+        "scatter",
+        *re.findall(r"plotly\.js/lib/(\w+)", entry),
+    } - {"core"}
 
 
 def test_it_can_stand_within_a_script_element():

@@ -15,9 +15,17 @@ def made():
 
 def test_parts_of_the_samples_by_their_loss():
     losses = np.arange(100, dtype=np.float32).reshape(-1, 1)
-    assert [sample_charts.mean_of_part(losses, part)[0] for part in ("all", "bottom", "top")] == [49.5, 48.5, 98.5]
+    assert [sample_charts.mean_of_part(losses, part)[0] for part in ("all", "bottom", "top")] == [
+        49.5,
+        48.5,
+        98.5,
+    ]
     few = np.array([[3.0], [np.nan], [1.0]], dtype=np.float32)
-    assert [sample_charts.mean_of_part(few, part)[0] for part in ("all", "bottom", "top")] == [2, 1, 3]
+    assert [sample_charts.mean_of_part(few, part)[0] for part in ("all", "bottom", "top")] == [
+        2,
+        1,
+        3,
+    ]
     nothing = np.full((3, 1), np.nan, dtype=np.float32)
     assert np.isnan(sample_charts.mean_of_part(nothing, "top")[0])
 
@@ -38,7 +46,10 @@ def test_overlap_is_what_both_leave_out_of_what_either_does(made):
     held = histories(results, samples)
     by_seed = []
     for seed in (0, 1, 2):
-        first, second = (set(np.flatnonzero(held[name][seed].dropped[:, 5])) for name in ("kakurenbo", "infobatch"))
+        first, second = (
+            set(np.flatnonzero(held[name][seed].dropped[:, 5]))
+            for name in ("kakurenbo", "infobatch")
+        )
         by_seed.append(len(first & second) / len(first | second))
     assert trace.y[4] == pytest.approx(100 * np.median(by_seed), rel=1e-4)
 
@@ -61,14 +72,21 @@ def test_the_matrix_of_a_class_is_of_its_samples(made):
     [trace] = sample_charts.overlap_matrix(results, samples, of_class="3").data
     held, shares = histories(results, samples), []
     for seed in (0, 1, 2):
-        first, second = (held[name][seed].dropped[held[name][seed].targets == 3] for name in ("kakurenbo", "infobatch"))
+        first, second = (
+            held[name][seed].dropped[held[name][seed].targets == 3]
+            for name in ("kakurenbo", "infobatch")
+        )
         shares.append((first & second).sum() / (first | second).sum())
     assert trace.z[0][1] == pytest.approx(100 * np.mean(shares), rel=1e-4)
 
 
 def test_nothing_is_drawn_of_what_is_not_there(made):
     results, samples = made
-    for draw in (sample_charts.loss_of_part, sample_charts.overlap_by_epoch, sample_charts.overlap_matrix):
+    for draw in (
+        sample_charts.loss_of_part,
+        sample_charts.overlap_by_epoch,
+        sample_charts.overlap_matrix,
+    ):
         assert draw(results, {}) is None
     of_one, histories_of_one = comparison({"full": 0.0, "kakurenbo": 0.3})
     assert sample_charts.overlap_matrix(of_one, histories_of_one) is None
@@ -79,10 +97,16 @@ def test_nothing_is_drawn_of_what_is_not_there(made):
 
 def test_histories_of_other_samples_are_not_compared(made):
     results, samples = made
-    moved = {name: replace(of, ids=of.ids + position) for position, (name, of) in enumerate(samples.items())}
+    moved = {
+        name: replace(of, ids=of.ids + position)
+        for position, (name, of) in enumerate(samples.items())
+    }
     assert sample_charts.paired(results, moved) == {}
 
 
 def test_nothing_in_common_of_nothing():
     none, some = np.zeros((3, 1), dtype=bool), np.array([[True], [False], [False]])
-    assert np.isnan(sample_charts.overlap_shares(none, none)[0]) and sample_charts.overlap_shares(none, some)[0] == 0
+    assert (
+        np.isnan(sample_charts.overlap_shares(none, none)[0])
+        and sample_charts.overlap_shares(none, some)[0] == 0
+    )

@@ -18,7 +18,9 @@ from thresher_lab.report.charts import (
 
 def test_a_method_looks_the_same_everywhere_and_unlike_others():
     names = [f"m{number}" for number in range(12)]
-    results, _ = comparison({"full": 0.0} | dict.fromkeys(names, 0.2), seeds=(0,), controls=False, epochs=2, samples=10)
+    results, _ = comparison(
+        {"full": 0.0} | dict.fromkeys(names, 0.2), seeds=(0,), controls=False, epochs=2, samples=10
+    )
     of = looks(results)
     assert of["full"].color == INK
     assert len(set(of.values())) == 13
@@ -44,8 +46,14 @@ def test_numbers_are_short_and_strict_json():
 def test_a_band_is_drawn_where_there_are_several_seeds():
     values = np.array([[1.0, 2.0], [3.0, 6.0], [2.0, 9.0]])
     band, median = median_traces("a", Look("#102030"), [1, 2], values)
-    assert band.y == (3, 9, 2, 1) and band.x == (1, 2, 2, 1) and band.fillcolor == "rgba(16,32,48,0.16)"
-    assert median.y == (2, 6) and band.legendgroup == median.legendgroup == "a" and not band.showlegend
+    assert (
+        band.y == (3, 9, 2, 1)
+        and band.x == (1, 2, 2, 1)
+        and band.fillcolor == "rgba(16,32,48,0.16)"
+    )
+    assert (
+        median.y == (2, 6) and band.legendgroup == median.legendgroup == "a" and not band.showlegend
+    )
     [only] = median_traces("a", Look("#102030"), [1, 2], values[:1])
     assert only.y == (1, 2)
 

@@ -17,7 +17,11 @@ CURVES = {
 ARMS = {
     "title": "relief, 10 epochs",
     "header": ["", "accuracy here", "cost"],
-    "rows": [["full", "90.0 ± 1.5", "1.000"], ["SB 50%", "89.0 ± 0.5", "0.900"], ["SB 75%", "-8.0", "0.700"]],
+    "rows": [
+        ["full", "90.0 ± 1.5", "1.000"],
+        ["SB 50%", "89.0 ± 0.5", "0.900"],
+        ["SB 75%", "-8.0", "0.700"],
+    ],
 }
 
 
@@ -32,7 +36,9 @@ def lines(axes) -> dict:
 
 
 def test_lines_are_the_columns_over_the_first_or_over_columns_of_their_own():
-    over_epochs = lines(drawn(CURVES, TableChart("lines", y="s", columns=("full, CPU s", "own, CPU s"))))
+    over_epochs = lines(
+        drawn(CURVES, TableChart("lines", y="s", columns=("full, CPU s", "own, CPU s")))
+    )
     assert over_epochs == {"full": [[0, 1.5], [1, 3]], "own": [[0, 1], [1, 2]]}
     columns, over = [[f"{row}, {of}" for row in ("full", "own")] for of in ("error, %", "CPU s")]
     found = lines(drawn(CURVES, TableChart("lines", y="%", columns=columns, over=over)))
@@ -41,8 +47,14 @@ def test_lines_are_the_columns_over_the_first_or_over_columns_of_their_own():
 
 
 def test_rows_are_lines_over_the_numbers_of_the_header():
-    table = {"title": "", "header": ["rate", "0.1", "0.5"], "rows": [["Uniform", "93.67, 0.15, 60", "-1.5, 0.5, 320"]]}
-    assert lines(drawn(table, TableChart("rows", y="%"))) == {"Uniform": [[0.1, 93.67], [0.5, -1.5]]}
+    table = {
+        "title": "",
+        "header": ["rate", "0.1", "0.5"],
+        "rows": [["Uniform", "93.67, 0.15, 60", "-1.5, 0.5, 320"]],
+    }
+    assert lines(drawn(table, TableChart("rows", y="%"))) == {
+        "Uniform": [[0.1, 93.67], [0.5, -1.5]]
+    }
 
 
 def test_bars_stand_in_groups_by_row():
@@ -68,7 +80,10 @@ def test_points_stand_at_their_cost_with_their_spread_one_color_per_method():
 
 def test_a_picture_has_a_panel_per_table_and_is_the_same_again():
     chart = TableChart("lines", y="seconds", x="epoch of training")
-    once, again = (table_chart([CURVES, CURVES, ARMS], TableChart("lines", "%", tables=(0, 1))) for _ in range(2))
+    once, again = (
+        table_chart([CURVES, CURVES, ARMS], TableChart("lines", "%", tables=(0, 1)))
+        for _ in range(2)
+    )
     assert once == again and once.count(b"Error over time<") == 2 and b"relief" not in once
     assert b"epoch of training" in table_chart([CURVES], chart)
 

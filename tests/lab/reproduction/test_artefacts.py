@@ -16,7 +16,13 @@ from depth import in_verify
 from thresher.scores import Scores
 from thresher_lab.comparison.statistics import Paired
 from thresher_lab.comparison.summary import summarize
-from thresher_lab.reproduction import ARTEFACTS, ada_selection, diet_sb, kakurenbo, selective_backprop
+from thresher_lab.reproduction import (
+    ARTEFACTS,
+    ada_selection,
+    diet_sb,
+    kakurenbo,
+    selective_backprop,
+)
 from thresher_lab.reproduction import kakurenbo as kakurenbo_relief
 from thresher_lab.reproduction.artefact import (
     FILLED_BATCHES,
@@ -67,9 +73,9 @@ def folder(tmp_path_factory):
         "trained_by_epoch": list(np.ones((SAMPLES, EPOCHS), np.uint8)),
     }
     pq.write_table(pa.table(columns), found / "samples.parquet")
-    Scores(torch.arange(SAMPLES), torch.rand(SAMPLES, generator=torch.Generator().manual_seed(0))).save(
-        found / "scores.parquet"
-    )
+    Scores(
+        torch.arange(SAMPLES), torch.rand(SAMPLES, generator=torch.Generator().manual_seed(0))
+    ).save(found / "scores.parquet")
     return found
 
 
@@ -84,7 +90,9 @@ def entry(epoch, seed):
         "actual_fraction": 0.3 * min(1, epoch / 10),
         "hidden_by_class": [(epoch * label) % 7 for label in range(10)],
         "moved_back": 20 - epoch,
-        **dict(zip(ada_selection.WEIGHT_NAMES, (0.5, 0.01 * epoch, 0.5 - 0.01 * epoch), strict=True)),
+        **dict(
+            zip(ada_selection.WEIGHT_NAMES, (0.5, 0.01 * epoch, 0.5 - 0.01 * epoch), strict=True)
+        ),
     }
 
 
@@ -118,12 +126,17 @@ def measure(artefact, folder):
     rows = {part.name: [FULL_ROW, *part.rows] for part in artefact.parts}
     lengths = {part.name: max(EPOCHS, part.epochs) for part in artefact.parts}
     runs = {
-        part: {row: {seed: run(row, seed, folder, lengths[part]) for seed in artefact.seeds} for row in of}
+        part: {
+            row: {seed: run(row, seed, folder, lengths[part]) for seed in artefact.seeds}
+            for row in of
+        }
         for part, of in rows.items()
     }
     results = {
         part: {
-            "summary": with_steps(summarize(flat := [each for seeds in of.values() for each in seeds.values()]), flat),
+            "summary": with_steps(
+                summarize(flat := [each for seeds in of.values() for each in seeds.values()]), flat
+            ),
             "labels": {row: row for row in of},
             "metric": "accuracy",
             "task": "made-up",
@@ -158,7 +171,11 @@ def test_there_are_five_seeds_or_more_each_once(name):
     assert len(seeds) >= len(FIVE_SEEDS) == 5 and len(set(seeds)) == len(seeds)
 
 
-PARTS = {f"{name} {part.name}": part for name, artefact in reversed(ARTEFACTS.items()) for part in artefact.parts}
+PARTS = {
+    f"{name} {part.name}": part
+    for name, artefact in reversed(ARTEFACTS.items())
+    for part in artefact.parts
+}
 DISTINCT_PARTS = {id(part): name for name, part in PARTS.items()}
 """Parts that several artefacts share come once."""
 
@@ -172,7 +189,9 @@ def test_rows_are_methods_and_tasks_are_there(name, folder):
     part = PARTS[name]
     built_in(part.task)
     specs = specs_of(part, folder / "scores.parquet")
-    assert list(specs) == list(part.rows) and len({spec.label for spec in specs.values()}) == len(specs)
+    assert list(specs) == list(part.rows) and len({spec.label for spec in specs.values()}) == len(
+        specs
+    )
     assert set(part.published) <= {FULL_ROW, *part.rows}
     assert (part.scores is not None) == any("{scores}" in text for text in part.rows.values())
 
@@ -199,7 +218,9 @@ def test_the_whole_interval_must_be_on_one_side(values, above, verdict):
 
 
 def test_values_that_are_not_finite_tell_nothing():
-    found = Claim("it never comes", lambda _, seed: float("nan") if seed else 1.0).judge({}, (0, 1, 2))
+    found = Claim("it never comes", lambda _, seed: float("nan") if seed else 1.0).judge(
+        {}, (0, 1, 2)
+    )
     assert found["verdict"] == "cannot tell" and found["mean"] is None
 
 
@@ -214,8 +235,12 @@ def test_values_that_are_not_finite_tell_nothing():
         ((1.0, 1.01, 0.99), True, "reproduced", True),
     ],
 )
-def test_an_interval_without_width_judges_only_far_from_the_limit(values, counted, verdict, has_interval):
-    found = Claim("it costs less", lambda _, seed: values[seed], above=0.9, counted=counted).judge({}, (0, 1, 2))
+def test_an_interval_without_width_judges_only_far_from_the_limit(
+    values, counted, verdict, has_interval
+):
+    found = Claim("it costs less", lambda _, seed: values[seed], above=0.9, counted=counted).judge(
+        {}, (0, 1, 2)
+    )
     assert found["verdict"] == verdict and (found["ci95"] is not None) == has_interval
 
 
@@ -224,14 +249,24 @@ def judged_as(*verdicts, says="the paper"):
 
 
 def test_what_is_not_tested_keeps_its_conditions():
-    claims = untested([*judged_as("reproduced", "not reproduced"), *judged_as("cannot tell", says="")], "no reason")
+    claims = untested(
+        [*judged_as("reproduced", "not reproduced"), *judged_as("cannot tell", says="")],
+        "no reason",
+    )
     assert [claim["verdict"] for claim in claims] == ["not tested", "not tested", "cannot tell"]
-    assert [claim.get("note") for claim in claims] == ["no reason", "no reason", None] and overall(claims) == "not tested"
-    assert overall([*judged_as("reproduced"), *judged_as("not reproduced", says="")]) == "reproduced"
+    assert [claim.get("note") for claim in claims] == ["no reason", "no reason", None] and overall(
+        claims
+    ) == "not tested"
+    assert (
+        overall([*judged_as("reproduced"), *judged_as("not reproduced", says="")]) == "reproduced"
+    )
 
 
 def with_ratios(**ratios):
-    return {part: {FULL_ROW: {0: {"cost": {"backward_to_forward": ratio}}}} for part, ratio in ratios.items()}
+    return {
+        part: {FULL_ROW: {0: {"cost": {"backward_to_forward": ratio}}}}
+        for part, ratio in ratios.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -247,28 +282,42 @@ def test_time_is_judged_where_a_backward_pass_costs_enough(part, ratios, verdict
     values = (1.0, 1.1, 0.9)
     claim = Claim(f"{part}it takes less time", lambda _, seed: values[seed], timed=True)
     found = claim.judge(with_ratios(**ratios), (0, 1, 2))
-    assert LEAST_RATIO == 1.7 and (found["verdict"], found["note"]) == (verdict, f"backward pass: {printed} forward passes")
+    assert LEAST_RATIO == 1.7 and (found["verdict"], found["note"]) == (
+        verdict,
+        f"backward pass: {printed} forward passes",
+    )
     assert found["mean"] == 1.0 and found["ci95"]
-    counted = Claim("it takes fewer passes", lambda _, seed: values[seed]).judge(with_ratios(**ratios), (0, 1, 2))
+    counted = Claim("it takes fewer passes", lambda _, seed: values[seed]).judge(
+        with_ratios(**ratios), (0, 1, 2)
+    )
     assert counted["verdict"] == "reproduced" and "note" not in counted
 
 
 def test_claims_about_times_say_so():
-    timed = {claim.text for artefact in ARTEFACTS.values() for claim in artefact.claims if claim.timed}
+    timed = {
+        claim.text for artefact in ARTEFACTS.values() for claim in artefact.claims if claim.timed
+    }
     for artefact in ARTEFACTS.values():
         for claim in artefact.claims:
-            measures_time = "time" in claim.text.split() or "(CPU time)" in claim.text or "sooner" in claim.text
+            measures_time = (
+                "time" in claim.text.split() or "(CPU time)" in claim.text or "sooner" in claim.text
+            )
             assert claim.timed == measures_time, claim.text
     assert len(timed) == 19
 
 
 def test_the_page_of_adaselection_begins_with_late_selection():
     def table(*last):
-        return {"header": ["epoch", *ada_selection.DEFAULT_POOL], "rows": [["0", "1.000", "0", "0"], ["9", *last]]}
+        return {
+            "header": ["epoch", *ada_selection.DEFAULT_POOL],
+            "rows": [["0", "1.000", "0", "0"], ["9", *last]],
+        }
 
     uniform, other = table("0.116", "0.000", "0.884"), table("0.117", "0.736", "0.147")
     text = ada_selection.late_selection([uniform, table("0", "0", "1.000"), other])
-    assert text.startswith("AdaSelection ends on 2 of 3 tasks with 0.88 to 1.00 of its weight on uniform selection")
+    assert text.startswith(
+        "AdaSelection ends on 2 of 3 tasks with 0.88 to 1.00 of its weight on uniform selection"
+    )
     assert ada_selection.late_selection([other]) == ""
 
 
@@ -285,7 +334,8 @@ def test_each_claim_says_what_the_paper_says_and_where():
         assert said, artefact.name
         for text in said:
             assert re.match(
-                r"(Table \d|[CD]\.\d|Appendix [DE]|Section 4|Figure \d|Abstract|Analysis|Conclusion|\([a-f]\))", text
+                r"(Table \d|[CD]\.\d|Appendix [DE]|Section 4|Figure \d|Abstract|Analysis|Conclusion|\([a-f]\))",
+                text,
             ), text
 
 
@@ -297,7 +347,10 @@ def test_counts_decide_no_table():
 def test_one_claim_that_fails_decides():
     for verdicts in itertools.permutations(["reproduced", "cannot tell", "not reproduced"]):
         assert overall(judged_as(*verdicts)) == "not reproduced"
-    assert overall(judged_as("reproduced", "cannot tell")) == "cannot tell" and overall(judged_as("reproduced")) == "reproduced"
+    assert (
+        overall(judged_as("reproduced", "cannot tell")) == "cannot tell"
+        and overall(judged_as("reproduced")) == "reproduced"
+    )
 
 
 def test_numbers_of_a_seed():
@@ -309,7 +362,12 @@ def test_numbers_of_a_seed():
 def test_the_best_of_several_is_that_of_the_best_mean():
     """The largest of each seed would be 3, 4 and 5 here, above each of the candidates."""
     by_seed = {"a": (3.0, 0.0, 0.0), "b": (1.0, 4.0, 2.0), "c": (0.0, 0.0, 5.0)}
-    measured = {"p": {row: {s: {"metric": {"value": value}} for s, value in enumerate(of)} for row, of in by_seed.items()}}
+    measured = {
+        "p": {
+            row: {s: {"metric": {"value": value}} for s, value in enumerate(of)}
+            for row, of in by_seed.items()
+        }
+    }
     values = [metric("p", row) for row in by_seed]
     assert [best_of(values)(measured, seed) for seed in range(3)] == [1, 4, 2]
     assert [best_of(values, min)(measured, seed) for seed in range(3)] == [3, 0, 0]
@@ -335,23 +393,37 @@ def test_what_a_component_adds_is_of_pairs_that_differ_in_it_alone():
 
 def test_top_losses_are_of_the_last_epochs(folder):
     found = kakurenbo_relief.top_losses({"samples": str(folder / "samples.parquet")})
-    assert len(found) == 10 and all(epoch["top"] == pytest.approx(5.0) and epoch["bottom"] < 1 for epoch in found)
+    assert len(found) == 10 and all(
+        epoch["top"] == pytest.approx(5.0) and epoch["bottom"] < 1 for epoch in found
+    )
     assert all(epoch["full"] == pytest.approx(0.02 * 5 + 0.98 * epoch["bottom"]) for epoch in found)
 
 
 def test_time_until_an_error_and_what_never_comes():
     def one(accuracies):
-        history = [{"accuracy": a, "cpu_s": 2.0 * (i + 1), "cost": 0.0} for i, a in enumerate(accuracies)]
-        return {"metric": {"name": "accuracy", "value": accuracies[-1]}, "history": history, "cpu_s": history[-1]["cpu_s"]}
+        history = [
+            {"accuracy": a, "cpu_s": 2.0 * (i + 1), "cost": 0.0} for i, a in enumerate(accuracies)
+        ]
+        return {
+            "metric": {"name": "accuracy", "value": accuracies[-1]},
+            "history": history,
+            "cpu_s": history[-1]["cpu_s"],
+        }
 
     measured = {
-        "arms": {FULL_ROW: {0: one([0.5, 0.8, 0.9])}, "fast": {0: one([0.88, 0.9, 0.9])}, "bad": {0: one([0.1, 0.2, 0.3])}}
+        "arms": {
+            FULL_ROW: {0: one([0.5, 0.8, 0.9])},
+            "fast": {0: one([0.88, 0.9, 0.9])},
+            "bad": {0: one([0.1, 0.2, 0.3])},
+        }
     }
     assert selective_backprop.time_until(measured, FULL_ROW, 0, 1.2) == 6
     assert selective_backprop.time_until(measured, "fast", 0, 1.2) == 2
     assert selective_backprop.sooner("fast", FULL_ROW, 1.2)(measured, 0) == 3
     assert selective_backprop.sooner("bad", FULL_ROW, 1.2)(measured, 0) == 0
-    assert selective_backprop.sooner("fast", "bad", 1.2)(measured, 0) == 3  # at least: the other one is not there after 6 s
+    assert (
+        selective_backprop.sooner("fast", "bad", 1.2)(measured, 0) == 3
+    )  # at least: the other one is not there after 6 s
 
 
 def test_ranks_of_adaselection_are_over_the_rates():
@@ -361,7 +433,11 @@ def test_ranks_of_adaselection_are_over_the_rates():
     order = {method: number for number, method in enumerate(ada_selection.TABLE_COLUMNS)}
     measured = {
         "line": {FULL_ROW: runs(-order[FULL_ROW])}
-        | {ada_selection.row_name(m, r): runs(-order[m]) for m in ada_selection.TRAINED_METHODS for r in ada_selection.RATES}
+        | {
+            ada_selection.row_name(m, r): runs(-order[m])
+            for m in ada_selection.TRAINED_METHODS
+            for r in ada_selection.RATES
+        }
     }
     assert ada_selection.mean_ranks(measured, "line") == list(range(1, 11))
 
@@ -378,14 +454,23 @@ def test_selectors_that_train_on_the_same_rows_are_named(folder):
 
 
 def test_a_loss_has_its_own_unit():
-    assert with_spread(-0.04653, 0.0083, units_of("-loss")) == "-0.0465 ± 0.0083" and units_of("accuracy") == 100
+    assert (
+        with_spread(-0.04653, 0.0083, units_of("-loss")) == "-0.0465 ± 0.0083"
+        and units_of("accuracy") == 100
+    )
     assert with_spread(-1.5, None, 1) == "-1.50" and with_spread(0.97, 0.01, 100) == "97.00 ± 1.00"
-    assert with_interval(-0.0032, [-0.01, 0.004], 1) == "-0.0032 [-0.0100, +0.0040]" and with_interval(0.0012, None) == "+0.12"
+    assert (
+        with_interval(-0.0032, [-0.01, 0.004], 1) == "-0.0032 [-0.0100, +0.0040]"
+        and with_interval(0.0012, None) == "+0.12"
+    )
 
 
 def test_overlap_of_the_lowest():
     values = np.arange(10)
-    assert diet_sb.overlap_of_least(values, values, 0.3) == 1 and diet_sb.overlap_of_least(values, -values, 0.3) == 0
+    assert (
+        diet_sb.overlap_of_least(values, values, 0.3) == 1
+        and diet_sb.overlap_of_least(values, -values, 0.3) == 0
+    )
     assert diet_sb.overlap_of_least(values, -values, 1.0) == 1
     assert diet_sb.concentration(np.arange(40), np.repeat([0, 1, 2, 3], 10)) == 1
 
@@ -395,10 +480,19 @@ def test_overlap_of_the_lowest():
 def test_selection_at_random_fills_batches_as_the_others_do(folder):
     """Else its smaller batches take as many steps as full training, which is worth more than any choice of rows."""
     scores = folder / "scores.parquet"
-    for name in ("diet-sb-a", "diet-sb-b", "diet-sb-runtime", *(n for n in ARTEFACTS if n.startswith("adaselection"))):
+    for name in (
+        "diet-sb-a",
+        "diet-sb-b",
+        "diet-sb-runtime",
+        *(n for n in ARTEFACTS if n.startswith("adaselection")),
+    ):
         for part in ARTEFACTS[name].parts:
             specs = specs_of(part, scores)
-            filled = [spec for row, spec in specs.items() if not row.endswith("as many steps as full training")]
+            filled = [
+                spec
+                for row, spec in specs.items()
+                if not row.endswith("as many steps as full training")
+            ]
             assert {batches_of(spec) for spec in filled} <= {FULL_BATCHES, FILLED_BATCHES}
 
 
@@ -424,20 +518,36 @@ def test_the_cost_for_another_price_of_a_backward_pass():
 
 
 def test_weights_between_tasks():
-    ends = dict(zip(ada_selection.RATE_TASKS, ((1, 0, 0), (0, 0, 1), (0.5, 0, 0.5), (1, 0, 0), (1, 0, 0)), strict=True))
+    ends = dict(
+        zip(
+            ada_selection.RATE_TASKS,
+            ((1, 0, 0), (0, 0, 1), (0.5, 0, 0.5), (1, 0, 0), (1, 0, 0)),
+            strict=True,
+        )
+    )
     measured = {
-        part: {ada_selection.WEIGHTS_ROW: {0: {"history": [dict(zip(ada_selection.WEIGHT_NAMES, end, strict=True))]}}}
+        part: {
+            ada_selection.WEIGHTS_ROW: {
+                0: {"history": [dict(zip(ada_selection.WEIGHT_NAMES, end, strict=True))]}
+            }
+        }
         for part, end in ends.items()
     }
     assert ada_selection.weights_between_tasks(measured, 0) == 1
 
 
 def test_diet_drops_in_the_batch_what_makes_the_total():
-    assert diet_sb.diet(0.625) == "prune:scores={scores}:keep=0.75+selective_backprop:keep=0.5:draw=true:forward_passes=twice"
+    assert (
+        diet_sb.diet(0.625)
+        == "prune:scores={scores}:keep=0.75+selective_backprop:keep=0.5:draw=true:forward_passes=twice"
+    )
 
 
 def test_where_the_scores_are_is_part_of_a_method(tmp_path):
-    found = specs_of(ArtefactPart("p", "digits", 1, {"a": "prune:scores={scores}:keep=0.5"}), tmp_path / "s.parquet")
+    found = specs_of(
+        ArtefactPart("p", "digits", 1, {"a": "prune:scores={scores}:keep=0.5"}),
+        tmp_path / "s.parquet",
+    )
     assert found["a"].given["scores"] == str(tmp_path / "s.parquet")
 
 

@@ -14,11 +14,15 @@ from thresher_lab.reproduction.artefact import Claim
 from thresher_lab.reproduction.full_size import at_full_size, plan, with_settings_of
 from thresher_lab.training.specs import parse_methods
 
-PAIRS = [(artefact, recipe) for artefact in ARTEFACTS.values() for recipe in artefact.recipes][:: depth(5, 1)]
+PAIRS = [(artefact, recipe) for artefact in ARTEFACTS.values() for recipe in artefact.recipes][
+    :: depth(5, 1)
+]
 
 
 @pytest.mark.filterwarnings("ignore:AdaSelection. `pool` is")
-@pytest.mark.parametrize(("artefact", "recipe"), PAIRS, ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(
+    ("artefact", "recipe"), PAIRS, ids=lambda value: getattr(value, "name", value)
+)
 def test_each_recipe_trains_its_part_with_at_least_one_claim(artefact, recipe):
     found, smoke = at_full_size(artefact, recipe), at_full_size(artefact, recipe, smoke=True)
     task = task_of(f"recipe:{recipe}")
@@ -28,20 +32,31 @@ def test_each_recipe_trains_its_part_with_at_least_one_claim(artefact, recipe):
         assert part.epochs == task.epochs  # pyright: ignore[reportAttributeAccessIssue]
         for text in part.rows.values():
             parse_methods(text.replace("{scores}", "el2n.parquet"))
-        assert len(found.parts) > 1 or not any(claim.text.startswith(f"{part.name}: ") for claim in found.claims)
+        assert len(found.parts) > 1 or not any(
+            claim.text.startswith(f"{part.name}: ") for claim in found.claims
+        )
     assert {part.name for part in found.parts} <= {part.name for part in artefact.parts}
     assert found.claims or artefact.name == "adaselection-weights"  # its claim compares tasks
     assert [claim.text for claim in smoke.claims] == [claim.text for claim in found.claims]
-    assert found.command.startswith(f"thresher reproduce {artefact.name} --recipe {recipe}") and "--smoke" in smoke.command
+    assert (
+        found.command.startswith(f"thresher reproduce {artefact.name} --recipe {recipe}")
+        and "--smoke" in smoke.command
+    )
     assert found.command in plan(artefact, recipe)
-    assert (found.name, smoke.name) == (f"{artefact.name}@{recipe}", f"{artefact.name}@{recipe}-smoke")
+    assert (found.name, smoke.name) == (
+        f"{artefact.name}@{recipe}",
+        f"{artefact.name}@{recipe}-smoke",
+    )
     assert found.paper == f"{artefact.paper}, at full size with `{recipe}`"
 
 
 def test_a_row_drops_the_largest_losses_only_where_it_says_so():
     found = at_full_size(ARTEFACTS["kakurenbo-figure-5"], "deepcam")
     dropping = {row for row, text in found.parts[0].rows.items() if "drop_top" in text}
-    assert dropping == {row for row in found.parts[0].rows if "DropTop" in row} and len(found.claims) == 4
+    assert (
+        dropping == {row for row in found.parts[0].rows if "DropTop" in row}
+        and len(found.claims) == 4
+    )
 
 
 def test_a_recipe_trains_all_batches_of_the_table():
@@ -53,7 +68,9 @@ def test_a_recipe_trains_all_batches_of_the_table():
     ):
         found = at_full_size(table, "resnet50-a", smoke=smoke, **given)
         tasks: list[Any] = [task_of(part.task) for part in found.parts]
-        assert [(task.settings.batch.size, task.settings.batch.accumulate) for task in tasks] == sizes
+        assert [
+            (task.settings.batch.size, task.settings.batch.accumulate) for task in tasks
+        ] == sizes
         rates = [rate_of(task.settings) for task in tasks]
         assert rates == pytest.approx([factor * rates[0] for factor in (1, 2, 4, 8)])
         assert len(found.claims) == 4 and found.claims[1].text.startswith("batch x2: ")
@@ -64,12 +81,18 @@ def test_figure_3_hides_as_much_as_the_paper():
     assert [text.split(":")[1] for text in part.rows.values()] == ["max_fraction=0.3"]
 
 
-@pytest.mark.parametrize(("recipe", "full"), [("selective-backprop-svhn", 573), ("selective-backprop-cifar10", 391)])
+@pytest.mark.parametrize(
+    ("recipe", "full"), [("selective-backprop-svhn", 573), ("selective-backprop-cifar10", 391)]
+)
 def test_steps_of_the_warmup_fit_the_training(recipe, full):
     table = ARTEFACTS["selective-backprop-time-to-target"]
     for given, steps in (({}, full), ({"batch_size": 64}, 2 * full), ({"smoke": True}, 8)):
         [part] = at_full_size(table, recipe, **given).parts
-        specs = [parse_methods(text)[0] for row, text in part.rows.items() if row != "importance sampling"]
+        specs = [
+            parse_methods(text)[0]
+            for row, text in part.rows.items()
+            if row != "importance sampling"
+        ]
         assert {spec.settings["warmup_steps"] for spec in specs} == {steps}
 
 
@@ -77,24 +100,36 @@ def test_scores_are_those_of_the_recipe():
     table = ARTEFACTS["diet-sb-d"]
     recipe = "diet-sb-resnet20-cifar10"
     assert [part.scores for part in at_full_size(table, recipe).parts] == [("el2n", 10, 10)]
-    assert [part.scores for part in at_full_size(table, recipe, smoke=True).parts] == [("el2n", 3, 2)]
+    assert [part.scores for part in at_full_size(table, recipe, smoke=True).parts] == [
+        ("el2n", 3, 2)
+    ]
     assert "--models 10 --epochs 10" in read_recipe(file_of(recipe)).not_given["method"]
-    assert "CIFAR-10: 15 runs of 200 epochs, 50 models of 10 epochs for scores; hours not given" in plan(table, recipe)
+    assert (
+        "CIFAR-10: 15 runs of 200 epochs, 50 models of 10 epochs for scores; hours not given"
+        in plan(table, recipe)
+    )
 
 
 def test_a_plan_has_the_hours_of_the_recipe():
     text = plan(ARTEFACTS["kakurenbo-table-3"], "resnet50-a")
     command, taken = text.splitlines()
     assert command == "thresher reproduce kakurenbo-table-3 --recipe resnet50-a --data DIR"
-    assert taken.strip() == "ImageNet-1K: 35 runs of 100 epochs; about 157 h, 32 GPUs (V100)"  # 35 times 4.48 h
-    assert "460 runs of 20 epochs; about 1 h" in plan(ARTEFACTS["adaselection-table-4"], "adaselection-line")
+    assert (
+        taken.strip() == "ImageNet-1K: 35 runs of 100 epochs; about 157 h, 32 GPUs (V100)"
+    )  # 35 times 4.48 h
+    assert "460 runs of 20 epochs; about 1 h" in plan(
+        ARTEFACTS["adaselection-table-4"], "adaselection-line"
+    )
 
 
 def test_no_claim_is_judged_at_full_size_with_fewer_than_five_seeds():
     for artefact, recipe in PAIRS:
         found, smoke = at_full_size(artefact, recipe), at_full_size(artefact, recipe, smoke=True)
         least = 10 if recipe == "adaselection-line" else 5
-        assert list(found.seeds) == list(range(max(least, len(artefact.seeds)))) and len(smoke.seeds) == 3
+        assert (
+            list(found.seeds) == list(range(max(least, len(artefact.seeds))))
+            and len(smoke.seeds) == 3
+        )
 
 
 def test_the_batch_is_in_the_command_and_in_the_task():
@@ -109,22 +144,34 @@ def test_hours_and_hardware_are_on_the_page_of_the_recipes():
     for name in recipe_names():
         [row] = [line for line in page if line.startswith(f"| `{name}` |")]
         recipe = read_recipe(file_of(name))
-        assert recipe.hardware in row or "not given" in recipe.hardware or recipe.hardware == "one core, measured here"
+        assert (
+            recipe.hardware in row
+            or "not given" in recipe.hardware
+            or recipe.hardware == "one core, measured here"
+        )
         assert recipe.hours is None or "not given |" not in row[-14:]
 
 
 def test_claims_about_other_parts_are_left_out():
     table = ARTEFACTS["kakurenbo-table-3"]
     found = at_full_size(table, "resnet50-b")
-    assert len(found.claims) == 4 < len(table.claims) and all(claim.text.startswith("at 0.") for claim in found.claims)
+    assert len(found.claims) == 4 < len(table.claims) and all(
+        claim.text.startswith("at 0.") for claim in found.claims
+    )
     assert (
-        "warmup_epochs=5" in found.parts[0].rows["KAKURENBO-0.2"] and "max_fraction=0.2" in found.parts[0].rows["KAKURENBO-0.2"]
+        "warmup_epochs=5" in found.parts[0].rows["KAKURENBO-0.2"]
+        and "max_fraction=0.2" in found.parts[0].rows["KAKURENBO-0.2"]
     )
 
 
 def test_a_claim_of_several_parts_names_the_one_that_it_is_about():
     several = [artefact for artefact in ARTEFACTS.values() if len(artefact.parts) > 1]
-    of_all = {claim.text for one in several for claim in one.claims if not claim.part_of([part.name for part in one.parts])}
+    of_all = {
+        claim.text
+        for one in several
+        for claim in one.claims
+        if not claim.part_of([part.name for part in one.parts])
+    }
     assert {text[:30] for text in of_all} == {
         "of the quarter pruned with one",
         "the spread over beta of the mo",
@@ -132,17 +179,30 @@ def test_a_claim_of_several_parts_names_the_one_that_it_is_about():
     }
     assert Claim("b: it is", lambda *_: 1.0).part_of(["a", "b"]) == "b"
     assert (
-        Claim("c: it is", lambda *_: 1.0).part_of(["a"]) == "a" and Claim("c: it is", lambda *_: 1.0).part_of(["a", "b"]) == ""
+        Claim("c: it is", lambda *_: 1.0).part_of(["a"]) == "a"
+        and Claim("c: it is", lambda *_: 1.0).part_of(["a", "b"]) == ""
     )
 
 
 @pytest.mark.parametrize(
     ("recipe", "row", "expected"),
     [
-        ("kakurenbo:max_fraction=0.3:tau=0.7", "kakurenbo:max_fraction=0.2:tau=0.5", "kakurenbo:max_fraction=0.2:tau=0.5"),
+        (
+            "kakurenbo:max_fraction=0.3:tau=0.7",
+            "kakurenbo:max_fraction=0.2:tau=0.5",
+            "kakurenbo:max_fraction=0.2:tau=0.5",
+        ),
         ("kakurenbo:max_fraction=0.3:tau=0.7", "infobatch", "infobatch"),
-        ("selective_backprop:beta=3:history=1024", "selective_backprop:keep=0.5", "selective_backprop:keep=0.5:history=1024"),
-        ("prune:scores=a:keep=0.75+selective_backprop:keep=0.5", "prune:scores=b:keep=0.5", "prune:scores=b:keep=0.5"),
+        (
+            "selective_backprop:beta=3:history=1024",
+            "selective_backprop:keep=0.5",
+            "selective_backprop:keep=0.5:history=1024",
+        ),
+        (
+            "prune:scores=a:keep=0.75+selective_backprop:keep=0.5",
+            "prune:scores=b:keep=0.5",
+            "prune:scores=b:keep=0.5",
+        ),
     ],
 )
 def test_a_row_of_the_recipes_method_has_its_settings(recipe, row, expected):
@@ -150,7 +210,11 @@ def test_a_row_of_the_recipes_method_has_its_settings(recipe, row, expected):
 
 
 def test_what_has_no_form_at_full_size_says_so():
-    with pytest.raises(ValueError, match="kakurenbo-table-2-deit has no form at full size; leave --recipe out"):
+    with pytest.raises(
+        ValueError, match="kakurenbo-table-2-deit has no form at full size; leave --recipe out"
+    ):
         at_full_size(ARTEFACTS["kakurenbo-table-2-deit"], "wrn-28-10")
-    with pytest.raises(ValueError, match=r"--recipe: kakurenbo-table-4: no recipe 'wrn-28-10'.*resnet50-a"):
+    with pytest.raises(
+        ValueError, match=r"--recipe: kakurenbo-table-4: no recipe 'wrn-28-10'.*resnet50-a"
+    ):
         at_full_size(ARTEFACTS["kakurenbo-table-4"], "wrn-28-10")

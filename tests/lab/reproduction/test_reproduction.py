@@ -52,14 +52,35 @@ SMALL = Artefact(
     shows="what half of the samples do",
     here="Digits",
     parts=[
-        ArtefactPart("half", "digits@100", 1, {"half": "random_backprop:keep=0.5"}, {"half": "12.3"}, controls=("uniform",)),
-        ArtefactPart("pruned", "digits@100", 1, {"pruned": "prune:scores={scores}:keep=0.5"}, scores=("el2n", 1, 1)),
+        ArtefactPart(
+            "half",
+            "digits@100",
+            1,
+            {"half": "random_backprop:keep=0.5"},
+            {"half": "12.3"},
+            controls=("uniform",),
+        ),
+        ArtefactPart(
+            "pruned",
+            "digits@100",
+            1,
+            {"pruned": "prune:scores={scores}:keep=0.5"},
+            scores=("el2n", 1, 1),
+        ),
     ],
     claims=[
         Claim(
-            "half of the samples cost less", minus(cost("half", FULL_ROW), cost("half", "half")), counted=True, says="Table 1"
+            "half of the samples cost less",
+            minus(cost("half", FULL_ROW), cost("half", "half")),
+            counted=True,
+            says="Table 1",
         ),
-        Claim("they cost less than a quarter", minus(lambda *_: 0.25, cost("half", "half")), counted=True, says="Table 1"),
+        Claim(
+            "they cost less than a quarter",
+            minus(lambda *_: 0.25, cost("half", "half")),
+            counted=True,
+            says="Table 1",
+        ),
         Claim(
             "they take less than no time",  # in steps: a busy machine may not tell by its seconds
             lambda measured, seed: -measured["half"]["half"][seed]["cost"]["steps"] - 0.01 * seed,
@@ -100,15 +121,29 @@ def test_what_a_table_says(made):
     _, found, trained = made
     # Full training is shared by both parts.
     assert trained == 3 * (1 + 2 + 1)
-    assert [claim["verdict"] for claim in found["claims"]] == ["holds by count", "fails by count", "not reproduced"]
+    assert [claim["verdict"] for claim in found["claims"]] == [
+        "holds by count",
+        "fails by count",
+        "not reproduced",
+    ]
     assert found["verdict"] == "not reproduced" and found["seeds"] == [0, 1, 2]
     half, pruned = found["tables"]
-    assert [row[0].strip() for row in half["rows"]] == ["full", "half", "random samples at the cost of half"]
+    assert [row[0].strip() for row in half["rows"]] == [
+        "full",
+        "half",
+        "random samples at the cost of half",
+    ]
     assert half["rows"][1][-1] == "12.3" and pruned["rows"][1][0] == "pruned"
     assert half["header"][-3:-1] == ["steps", "batches"]
-    assert [row[-3:-1] for row in half["rows"]] == [["2", "full"], ["2", "as selected"], ["1", "full"]]
+    assert [row[-3:-1] for row in half["rows"]] == [
+        ["2", "full"],
+        ["2", "as selected"],
+        ["1", "full"],
+    ]
     assert re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", half["rows"][0][1])
-    assert [part["name"] for part in found["parts"]] == ["half", "pruned"] and found["parts"][0]["metric"] == "accuracy"
+    assert [part["name"] for part in found["parts"]] == ["half", "pruned"] and found["parts"][0][
+        "metric"
+    ] == "accuracy"
 
 
 def test_finished_runs_and_scores_are_not_made_again(made):
@@ -125,14 +160,27 @@ def short_page(*results, anew=None):
 
 
 def judged_claim(claim, verdict, mean, **more):
-    own = {"claim": claim, "says": "Table 1: a sentence", "mean": mean, "above": 0.0, "scale": 100, "verdict": verdict}
+    own = {
+        "claim": claim,
+        "says": "Table 1: a sentence",
+        "mean": mean,
+        "above": 0.0,
+        "scale": 100,
+        "verdict": verdict,
+    }
     return own | more
 
 
 def test_the_section_has_every_claim_and_table(made):
     text = section(made[1])
-    assert text.startswith('## <a id="small"></a>A paper, table 1: not reproduced') and "Seeds: 3." in text
-    assert "| Table 1 | half of the samples cost less |" in text and "they take less than no time" in text
+    assert (
+        text.startswith('## <a id="small"></a>A paper, table 1: not reproduced')
+        and "Seeds: 3." in text
+    )
+    assert (
+        "| Table 1 | half of the samples cost less |" in text
+        and "they take less than no time" in text
+    )
     for line in text.splitlines():
         assert not line.startswith("|") or line.endswith("|")
 
@@ -142,11 +190,21 @@ def test_a_sentence_of_several_claims_is_a_row(made):
         judged_claim("b: it gains", "cannot tell", 0.01, ci95=[-0.01, 0.03], seeds_needed=12),
         judged_claim("a: it gains", "reproduced", 0.02, ci95=[0.01, 0.03]),
         judged_claim("c: it gains", "cannot tell", 0.0, ci95=[-0.01, 0.01], seeds_needed=None),
-        judged_claim("d: it gains", "not tested", 0.5, ci95=[0.4, 0.6], note="backward pass: 0.99 forward passes"),
+        judged_claim(
+            "d: it gains",
+            "not tested",
+            0.5,
+            ci95=[0.4, 0.6],
+            note="backward pass: 0.99 forward passes",
+        ),
         judged_claim("the setup can tell", "reproduced", 1.0, ci95=[0.9, 1.1], says=""),
     ]
     found = {**made[1], "claims": claims, "verdict": "cannot tell"}
-    full = {**found, "name": "small@big", "claims": [judged_claim("it gains", "not reproduced", -1.5, ci95=[-2, -1], scale=1)]}
+    full = {
+        **found,
+        "name": "small@big",
+        "claims": [judged_claim("it gains", "not reproduced", -1.5, ci95=[-2, -1], scale=1)],
+    }
     text = short_page(found, full)
     [row] = [line for line in text.splitlines() if line.startswith("| [Table 1]")]
     said, measured, verdict = (cell.strip() for cell in row.strip("|").split("|"))
@@ -169,16 +227,31 @@ def test_a_sentence_of_several_claims_is_a_row(made):
 def test_the_first_lines_are_the_remark_and_the_main_sentences(made):
     found = {**made[1], "remark": "It selects at random."}
     text, minor = short_page(found), short_page({**found, "name": "kakurenbo-figure-9"})
-    assert text.startswith("# A paper: what holds here\n\n**It selects at random.**\n\nIts claims here: ")
-    assert text.count("- **") == 2 and "- **" not in minor and "a sentence" not in minor  # two distinct sentences
+    assert text.startswith(
+        "# A paper: what holds here\n\n**It selects at random.**\n\nIts claims here: "
+    )
+    assert (
+        text.count("- **") == 2 and "- **" not in minor and "a sentence" not in minor
+    )  # two distinct sentences
     assert "**" not in short_page({**made[1], "name": "kakurenbo-figure-9"})
 
 
 def test_the_index_counts_verdicts_and_says_what_must_be_trained(made):
-    good = {**made[1], "name": "good", "paper": "Another (arXiv 1), table 2", "verdict": "reproduced"}
+    good = {
+        **made[1],
+        "name": "good",
+        "paper": "Another (arXiv 1), table 2",
+        "verdict": "reproduced",
+    }
     text = index_page([made[1], good], {"old": "Its arms were not alike."})
-    assert "| [A paper](a-paper.md) | not reproduced | 1 holds by count, 1 fails by count, 1 not reproduced |" in text
-    assert "| [Another (arXiv 1)](another.md) | reproduced |" in text and "- `old`: Its arms were not alike.\n" in text
+    assert (
+        "| [A paper](a-paper.md) | not reproduced | 1 holds by count, 1 fails by count, 1 not reproduced |"
+        in text
+    )
+    assert (
+        "| [Another (arXiv 1)](another.md) | reproduced |" in text
+        and "- `old`: Its arms were not alike.\n" in text
+    )
     assert "To be trained anew" not in index_page([made[1]], {})
     assert list(paper_pages([made[1], good], {}, [], "i.md")) == [
         "a-paper.md",
@@ -186,7 +259,9 @@ def test_the_index_counts_verdicts_and_says_what_must_be_trained(made):
         "another.md",
         "another-tables.md",
     ]
-    assert "To be trained anew ([why](index.md#anew)): `small`." in short_page(made[1], anew={"small": "3 of 5 seeds."})
+    assert "To be trained anew ([why](index.md#anew)): `small`." in short_page(
+        made[1], anew={"small": "3 of 5 seeds."}
+    )
 
 
 def test_reasons_to_train_anew(made):
@@ -194,24 +269,41 @@ def test_reasons_to_train_anew(made):
     assert reason_to_train(found, SMALL) == "3 of 5 seeds."
     five = {**found, "seeds": [0, 1, 2, 3, 4]}
     assert reason_to_train(five, SMALL) == ""
-    assert reason_to_train({**five, "outdated": "Its arms were not alike."}, SMALL) == "Its arms were not alike."
+    assert (
+        reason_to_train({**five, "outdated": "Its arms were not alike."}, SMALL)
+        == "Its arms were not alike."
+    )
     changed = replace(SMALL, claims=SMALL.claims[1:])
     assert reason_to_train(five, changed) == "Its claims have changed."
-    assert reason_to_train({**five, "name": "small@big"}, changed) == ""  # a recipe leaves claims out
+    assert (
+        reason_to_train({**five, "name": "small@big"}, changed) == ""
+    )  # a recipe leaves claims out
 
 
-RESULTS, EVIDENCE = (Path(__file__).parents[3] / "benchmarks/results/reproduce", Path(__file__).parents[3] / "docs/evidence")
+RESULTS, EVIDENCE = (
+    Path(__file__).parents[3] / "benchmarks/results/reproduce",
+    Path(__file__).parents[3] / "docs/evidence",
+)
 
 
 def committed():
-    files = [file for name in papers.ARTEFACTS for file in (RESULTS / f"{name}.json", *sorted(RESULTS.glob(f"{name}@*.json")))]
+    files = [
+        file
+        for name in papers.ARTEFACTS
+        for file in (RESULTS / f"{name}.json", *sorted(RESULTS.glob(f"{name}@*.json")))
+    ]
     return [json.loads(file.read_text()) for file in files if file.exists()]
 
 
 def test_the_pages_of_this_repository_are_those_of_its_results():
     found = committed()
-    assert any("@" in one["name"] for one in found) and not any(one.get("outdated") for one in found)
-    reasons = {one["name"]: reason_to_train(one, papers.ARTEFACTS[one["name"].partition("@")[0]]) for one in found}
+    assert any("@" in one["name"] for one in found) and not any(
+        one.get("outdated") for one in found
+    )
+    reasons = {
+        one["name"]: reason_to_train(one, papers.ARTEFACTS[one["name"].partition("@")[0]])
+        for one in found
+    }
     anew = {name: "Not trained yet." for name in papers.ARTEFACTS if name not in reasons}
     anew |= {name: reason for name, reason in reasons.items() if reason}
     charts = [name for name, artefact in papers.ARTEFACTS.items() if artefact.chart]
@@ -219,16 +311,22 @@ def test_the_pages_of_this_repository_are_those_of_its_results():
     for name, text in paper_pages(found, anew, charts, "reproduce.md").items():
         assert (EVIDENCE / name).read_text() == text
     for one in found:
-        if one["name"] in charts:  # drawn from the tables of today, whatever the version of matplotlib
+        if (
+            one["name"] in charts
+        ):  # drawn from the tables of today, whatever the version of matplotlib
             drawn = (EVIDENCE / "figures" / chart_file(one["name"])).read_text()
-            assert table_chart(one["tables"], papers.ARTEFACTS[one["name"]].chart).count(b"<text") == drawn.count("<text")
+            assert table_chart(one["tables"], papers.ARTEFACTS[one["name"]].chart).count(
+                b"<text"
+            ) == drawn.count("<text")
     for name, content in (picture for one in found for picture in pictures_of(one).items()):
         assert (EVIDENCE / "figures" / name).read_bytes() == content
 
 
 def test_the_results_have_the_words_and_conditions_of_the_declarations():
     for one in committed():
-        declared = {claim.text: claim for claim in papers.ARTEFACTS[one["name"].partition("@")[0]].claims}
+        declared = {
+            claim.text: claim for claim in papers.ARTEFACTS[one["name"].partition("@")[0]].claims
+        }
         ratios = {part["name"]: part["backward_to_forward"] for part in one["parts"]}
         for claim in one["claims"]:
             if (of := declared.get(claim["claim"])) is None:
@@ -249,7 +347,9 @@ def test_a_page_of_a_paper_has_at_most_1500_words_and_ten_main_sentences():
         assert 200 < len(text.split()) <= 1500 and 3 <= text.count("\n- **") <= 10, name
     for paper in papers.STAND_INS:
         main = [
-            one for one in papers.ARTEFACTS.values() if one.paper.startswith(paper) and not one.name.startswith(papers.MINOR)
+            one
+            for one in papers.ARTEFACTS.values()
+            if one.paper.startswith(paper) and not one.name.startswith(papers.MINOR)
         ]
         assert len({claim.says for one in main for claim in one.claims if claim.says}) <= 10, paper
 
@@ -259,9 +359,16 @@ def test_what_is_outdated_is_not_counted(made, monkeypatch, tmp_path):
     folder = tmp_path / "results"
     write_json(folder / "small.json", {**made[1], "outdated": "Its arms were not alike."})
     sys.modules[command.__module__]._write_pages(tmp_path / "index.md", folder)
-    assert "| [A paper](a-paper.md) | not tested | 3 not tested |" in (tmp_path / "index.md").read_text()
-    assert "- `small`: Its arms were not alike. 3 of 5 seeds.\n" in (tmp_path / "index.md").read_text()
-    assert "| not tested; Its arms were not alike. |" in (tmp_path / "a-paper-tables.md").read_text()
+    assert (
+        "| [A paper](a-paper.md) | not tested | 3 not tested |"
+        in (tmp_path / "index.md").read_text()
+    )
+    assert (
+        "- `small`: Its arms were not alike. 3 of 5 seeds.\n" in (tmp_path / "index.md").read_text()
+    )
+    assert (
+        "| not tested; Its arms were not alike. |" in (tmp_path / "a-paper-tables.md").read_text()
+    )
 
 
 def test_pictures_stand_beside_the_page(made, monkeypatch, tmp_path):
@@ -269,7 +376,9 @@ def test_pictures_stand_beside_the_page(made, monkeypatch, tmp_path):
     found = {**made[1], "pictures": [{"title": "Lowest", "png": png}]}
     assert pictures_of(found) == {"small-1.png": b"\x89PNG, nearly"} and pictures_of(made[1]) == {}
     assert "Lowest:\n\n![Lowest](figures/small-1.png)\n" in section(found)
-    monkeypatch.setattr(papers, "ARTEFACTS", {"small": replace(SMALL, pictures=lambda _: {"Lowest": png})})
+    monkeypatch.setattr(
+        papers, "ARTEFACTS", {"small": replace(SMALL, pictures=lambda _: {"Lowest": png})}
+    )
     given = ["small", "--work", str(made[0]), "--page", str(tmp_path / "page.md"), "--jobs", "1"]
     assert CliRunner().invoke(app, given).exit_code == 0
     assert (tmp_path / "figures" / "small-1.png").read_bytes() == b"\x89PNG, nearly"
@@ -281,7 +390,10 @@ def test_the_chart_of_the_tables_stands_beside_the_page(made, monkeypatch, tmp_p
     monkeypatch.setattr(papers, "ARTEFACTS", {"small": drawn})
     given = ["small", "--work", str(made[0]), "--page", str(tmp_path / "page.md"), "--jobs", "1"]
     assert CliRunner().invoke(app, given).exit_code == 0
-    assert f"![{SMALL.shows}](figures/small.svg)\n\nBy epoch:" in (tmp_path / "a-paper-tables.md").read_text()
+    assert (
+        f"![{SMALL.shows}](figures/small.svg)\n\nBy epoch:"
+        in (tmp_path / "a-paper-tables.md").read_text()
+    )
     assert "By epoch" in (tmp_path / "figures" / "small.svg").read_text()
     monkeypatch.setattr(sys.modules[command.__module__], "find_spec", lambda _: None)
     without = CliRunner().invoke(app, given)
@@ -300,7 +412,11 @@ def test_each_seed_may_have_scores_of_its_own(made, tmp_path):
         return float(seed)
 
     reproduce(replace(SMALL, parts=[part], claims=[Claim("they differ", scores_of)]), work, jobs=1)
-    names = ["digits@100-el2n-1x1.parquet", "digits@100-el2n-1x1-1.parquet", "digits@100-el2n-1x1-2.parquet"]
+    names = [
+        "digits@100-el2n-1x1.parquet",
+        "digits@100-el2n-1x1-1.parquet",
+        "digits@100-el2n-1x1-2.parquet",
+    ]
     assert [Path(path).name for path in seen] == names
     first, second = (Scores.load(work / "scores" / name).values for name in names[:2])
     assert not torch.equal(first, second)
@@ -322,7 +438,9 @@ def test_the_command_lists_makes_and_keeps(made, monkeypatch, tmp_path):
     monkeypatch.setattr(papers, "ARTEFACTS", {"small": SMALL})
     listed = CliRunner().invoke(app, [])
     assert listed.exit_code == 0 and "what half of the samples do" in listed.output
-    done = CliRunner().invoke(app, ["all", "--work", str(work), "--page", str(tmp_path / "page.md"), "--jobs", "1"])
+    done = CliRunner().invoke(
+        app, ["all", "--work", str(work), "--page", str(tmp_path / "page.md"), "--jobs", "1"]
+    )
     assert done.exit_code == 0, done.output
     anew = {"small": "3 of 5 seeds."}
     assert (tmp_path / "page.md").read_text() == index_page([found], anew)
@@ -334,12 +452,16 @@ def test_the_command_lists_makes_and_keeps(made, monkeypatch, tmp_path):
 def test_unknown_names_are_told_before_anything_is_trained(monkeypatch, tmp_path):
     monkeypatch.setattr(papers, "ARTEFACTS", {"small": SMALL})
     done = CliRunner().invoke(app, ["small", "tabel", "--work", str(tmp_path / "work")])
-    assert isinstance(done.exception, ValueError) and str(done.exception) == "no table or figure 'tabel'; there are all, small"
+    assert (
+        isinstance(done.exception, ValueError)
+        and str(done.exception) == "no table or figure 'tabel'; there are all, small"
+    )
     assert not (tmp_path / "work").exists()
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"), [(RunError("it broke"), 1, "it broke"), (KeyboardInterrupt(), 130, "Stopped")]
+    ("error", "code", "said"),
+    [(RunError("it broke"), 1, "it broke"), (KeyboardInterrupt(), 130, "Stopped")],
 )
 def test_stopped_or_failed_runs_are_kept(monkeypatch, tmp_path, error, code, said):
     def fails(*_, **__):
@@ -348,32 +470,58 @@ def test_stopped_or_failed_runs_are_kept(monkeypatch, tmp_path, error, code, sai
     monkeypatch.setattr(papers, "ARTEFACTS", {"small": SMALL})
     monkeypatch.setattr("thresher_lab.reproduction.artefact.reproduce", fails)
     done = CliRunner().invoke(app, ["small", "--work", str(tmp_path)])
-    assert done.exit_code == code and said in done.output and f"Finished runs are kept in {tmp_path}" in done.output
+    assert (
+        done.exit_code == code
+        and said in done.output
+        and f"Finished runs are kept in {tmp_path}" in done.output
+    )
 
 
 def test_what_stands_beside_a_table_and_conditions_are_on_the_page(made):
     condition = {**made[1]["claims"][0], "says": "", "claim": "the setup can tell"}
-    found = {**made[1], "claims": [condition], "verdict": "not tested", "beside": "See [results.md](results.md)."}
+    found = {
+        **made[1],
+        "claims": [condition],
+        "verdict": "not tested",
+        "beside": "See [results.md](results.md).",
+    }
     text = single_page(found)
-    assert "| (a condition of our setup) | the setup can tell |" in text and "\nSee [results.md](results.md).\n" in text
+    assert (
+        "| (a condition of our setup) | the setup can tell |" in text
+        and "\nSee [results.md](results.md).\n" in text
+    )
     assert text.startswith("# A paper, table 1\n\nEach claim is a number")
 
 
 def test_a_condition_that_does_not_hold_tests_nothing(made):
     condition = Claim("the setup can tell", lambda measured, seed: -1.0 - 0.1 * seed)
     found = reproduce(replace(SMALL, claims=[condition, *SMALL.claims]), made[0], jobs=1)
-    assert [claim["verdict"] for claim in found["claims"]] == ["not reproduced", *["not tested"] * 3]
+    assert [claim["verdict"] for claim in found["claims"]] == [
+        "not reproduced",
+        *["not tested"] * 3,
+    ]
     assert found["verdict"] == "not tested"
-    assert {claim["note"] for claim in found["claims"][1:]} == {"a condition of the setup does not hold"}
+    assert {claim["note"] for claim in found["claims"][1:]} == {
+        "a condition of the setup does not hold"
+    }
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["kakurenbo-table-2", "--smoke"], "--smoke, --dry-run, --batch-size and --accumulate go with --recipe"),
+        (
+            ["kakurenbo-table-2", "--smoke"],
+            "--smoke, --dry-run, --batch-size and --accumulate go with --recipe",
+        ),
         (["diet-sb-a", "--accumulate", "2"], "--batch-size and --accumulate go with --recipe"),
-        (["all", "--recipe", "wrn-28-10"], "--recipe: give one table or figure, got kakurenbo-table-2-deit, "),
-        (["all", "--recipe", "all"], "--recipe all: goes with --dry-run, which prints all commands, or --smoke"),
+        (
+            ["all", "--recipe", "wrn-28-10"],
+            "--recipe: give one table or figure, got kakurenbo-table-2-deit, ",
+        ),
+        (
+            ["all", "--recipe", "all"],
+            "--recipe all: goes with --dry-run, which prints all commands, or --smoke",
+        ),
         (["all", "--recipe", "all", "--smoke", "--batch-size", "8"], "and not with a batch"),
     ],
 )
@@ -387,25 +535,50 @@ def test_all_commands_at_full_size_are_listed():
     pairs = [(one.name, recipe) for one in papers.ARTEFACTS.values() for recipe in one.recipes]
     commands = [line for line in found.output.splitlines() if line.startswith("thresher")]
     assert found.exit_code == 0 and len(commands) == len(pairs) > 50
-    assert all(f" {name} --recipe {recipe}" in line for line, (name, recipe) in zip(commands, pairs, strict=True))
+    assert all(
+        f" {name} --recipe {recipe}" in line
+        for line, (name, recipe) in zip(commands, pairs, strict=True)
+    )
 
 
 @pytest.mark.filterwarnings("ignore:AdaSelection. `pool` is")
 def test_a_table_at_another_batch_says_what_it_is(tmp_path):
     work = tmp_path / "work"
-    given = ["--recipe", "adaselection-line", "--smoke", "--batch-size", "8", "--work", str(work), "--jobs", "1", "-q"]
+    given = [
+        "--recipe",
+        "adaselection-line",
+        "--smoke",
+        "--batch-size",
+        "8",
+        "--work",
+        str(work),
+        "--jobs",
+        "1",
+        "-q",
+    ]
     done = CliRunner().invoke(app, ["adaselection-pools", *given])
     assert done.exit_code == 0, done.output
     assert "8 samples per step in place of 16: learning rate 0.01 -> 0.005" in done.output
     [file] = (work / "results").iterdir()
     found, text = json.loads(file.read_text()), (work / f"{file.stem}.md").read_text()
     assert [part["task"] for part in found["parts"]] == ["smoke:adaselection-line@8x1"]
-    assert all(claim["mean"] is not None for claim in found["claims"]) and found["parts"][0]["summary"][0]["steps"] == 8 * 16
-    assert "`thresher reproduce adaselection-pools --recipe adaselection-line --batch-size 8 --smoke`" in text
-    assert {claim["scale"] for claim in found["claims"]} == {1} and found["parts"][0]["metric"] == "-loss"
+    assert (
+        all(claim["mean"] is not None for claim in found["claims"])
+        and found["parts"][0]["summary"][0]["steps"] == 8 * 16
+    )
+    assert (
+        "`thresher reproduce adaselection-pools --recipe adaselection-line --batch-size 8 --smoke`"
+        in text
+    )
+    assert {claim["scale"] for claim in found["claims"]} == {1} and found["parts"][0][
+        "metric"
+    ] == "-loss"
     full = next(row["mean"] for row in found["parts"][0]["summary"] if row["method"] == "full")
     assert found["tables"][0]["rows"][0][1].split()[0] == f"{full:.{2 if full < -0.1 else 4}f}"
-    assert "made-up data: it shows that the command runs" in text and "scale of two CPU cores" not in text
+    assert (
+        "made-up data: it shows that the command runs" in text
+        and "scale of two CPU cores" not in text
+    )
     assert "at the scale of the paper" not in text
 
 

@@ -48,11 +48,16 @@ def test_pretraining_is_selected_from_and_judged_by_what_comes_after():
         test_inputs=data.downstream.test_inputs[:50],
         test_targets=data.downstream.test_targets[:50],
     )
-    data = replace(data, test_inputs=data.test_inputs[:10], test_targets=data.test_targets[:10], downstream=few)
+    data = replace(
+        data, test_inputs=data.test_inputs[:10], test_targets=data.test_targets[:10], downstream=few
+    )
     run = train(task, data, MethodSpec("uniform", {"keep": 0.5}), seed=1, epochs=2)
     assert run["metric"]["name"] == "downstream accuracy" and 0 <= run["metric"]["value"] <= 1
     assert [entry["kept"] for entry in run["history"]] == [25, 25] and run["cost"]["backward"] == 50
-    assert all(0 <= entry["accuracy"] <= 1 and "downstream accuracy" not in entry for entry in run["history"])
+    assert all(
+        0 <= entry["accuracy"] <= 1 and "downstream accuracy" not in entry
+        for entry in run["history"]
+    )
     again = train(task, data, MethodSpec("uniform", {"keep": 0.5}), seed=1, epochs=2)
     assert again["metric"] == run["metric"]
 

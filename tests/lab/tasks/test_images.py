@@ -17,7 +17,8 @@ def test_networks_fit_their_images_and_seeds_fix_them(name):
     assert model(torch.zeros(2, *shape)).shape == (2, 100 if name == "cifar100" else 10)
     weights, others = model.state_dict(), other.state_dict()
     assert all(
-        torch.equal(value, weights[key]) or "running" in key or "num_" in key for key, value in same.state_dict().items()
+        torch.equal(value, weights[key]) or "running" in key or "num_" in key
+        for key, value in same.state_dict().items()
     )
     first = next(iter(weights))
     assert first.endswith("weight") and not torch.equal(weights[first], others[first])
@@ -31,7 +32,13 @@ def test_resnet8_has_eight_layers_of_weights():
 
 @pytest.mark.parametrize("name", COLORED)
 def test_colored_images_are_trained_as_in_the_paper_of_ada_selection_with_our_weight_decay(name):
-    recipe = {"optimize": "sgd", "lr": 0.01, "batch_size": 128, "momentum": 0.9, "weight_decay": 5e-4}
+    recipe = {
+        "optimize": "sgd",
+        "lr": 0.01,
+        "batch_size": 128,
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+    }
     assert task_of(name).recipe == recipe
 
 
@@ -42,6 +49,8 @@ def test_colored_images_come_from_a_folder_of_the_user(name, tmp_path):
 
 
 def test_classes_that_have_names_give_them():
-    counts = {task.name: None if task.classes is None else len({*task.classes}) for task in TASKS.values()}
+    counts = {
+        task.name: None if task.classes is None else len({*task.classes}) for task in TASKS.values()
+    }
     assert counts["cifar100"] == 100 and counts["cifar10"] == 10 and counts["digits"] is None
     assert {count for name, count in counts.items() if name.startswith("fashion-mnist")} == {10}

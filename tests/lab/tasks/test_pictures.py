@@ -20,9 +20,15 @@ def test_images_come_from_tasks_of_this_package_only(tmp_path):
 
 
 def test_images_in_color(monkeypatch):
-    inputs = torch.stack([torch.zeros(3, 2, 2), torch.tensor([1.0, 2.0, 4.0])[:, None, None].expand(3, 2, 2)])
+    inputs = torch.stack(
+        [torch.zeros(3, 2, 2), torch.tensor([1.0, 2.0, 4.0])[:, None, None].expand(3, 2, 2)]
+    )
     data = Data(TensorDataset(inputs, torch.arange(2)), inputs, torch.arange(2))
-    monkeypatch.setattr(pictures, "built_in", lambda _: replace(TASKS["cifar10"], find=lambda _: None, load=lambda _: data))
+    monkeypatch.setattr(
+        pictures,
+        "built_in",
+        lambda _: replace(TASKS["cifar10"], find=lambda _: None, load=lambda _: data),
+    )
     pixels = pictures.training_images("cifar10")
     assert pixels.shape == (2, 2, 2, 3) and pixels.dtype == np.uint8
     assert (pixels[0] == 0).all() and (pixels[1] == 255).all()

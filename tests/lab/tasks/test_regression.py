@@ -32,7 +32,9 @@ class Answers(nn.Module):
 def test_the_share_explained_is_of_all_batches_together(factor, share):
     values = torch.tensor([[1.0], [2.0], [3.0]])
     model = Answers(factor)
-    assert r_squared(model, [(values[:2], values[:2]), (values[2:], values[2:])]) == pytest.approx(share)
+    assert r_squared(model, [(values[:2], values[:2]), (values[2:], values[2:])]) == pytest.approx(
+        share
+    )
     assert model.training
 
 
@@ -43,13 +45,19 @@ def test_networks_fit_and_seeds_fix_them(name, inputs):
     model, same, other = task.build(3), task.build(3), task.build(4)
     assert torch.equal(torch.get_rng_state(), state)
     x = torch.randn(5, inputs, generator=torch.Generator().manual_seed(0))
-    assert model(x).shape == (5, 1) and torch.equal(model(x), same(x)) and not torch.equal(model(x), other(x))
+    assert (
+        model(x).shape == (5, 1)
+        and torch.equal(model(x), same(x))
+        and not torch.equal(model(x), other(x))
+    )
     assert (task.metric, task.has_images, task.batch_size) == ("R2", False, 100)
 
 
 @pytest.mark.parametrize("name", ["line", "line-one-sided", "bike"])
 def test_they_take_no_folder(tmp_path, name):
-    with pytest.raises(ValueError, match=f"--data .*the task {name} brings its data or has it from a package"):
+    with pytest.raises(
+        ValueError, match=f"--data .*the task {name} brings its data or has it from a package"
+    ):
         built_in(name).find(tmp_path)
 
 
@@ -72,7 +80,12 @@ def test_every_selector_trains_the_line(line, spec):
 
 def test_the_line_is_learnt_through_its_outliers():
     task = built_in("line@1000")
-    assert train(task, task.load(task.find(None)), MethodSpec("full"), seed=0, epochs=10)["metric"]["value"] > 0.9
+    assert (
+        train(task, task.load(task.find(None)), MethodSpec("full"), seed=0, epochs=10)["metric"][
+            "value"
+        ]
+        > 0.9
+    )
 
 
 def test_infobatch_trains_values_too():

@@ -16,7 +16,9 @@ def some():
     """Few patches, and steps enough to learn something in an epoch."""
     task = replace(task_of("relief-made@64"), lr=0.01, batch_size=8)
     data = task.load(task.find(None))
-    return task, replace(data, test_inputs=data.test_inputs[:16], test_targets=data.test_targets[:16])
+    return task, replace(
+        data, test_inputs=data.test_inputs[:16], test_targets=data.test_targets[:16]
+    )
 
 
 class Says(torch.nn.Module):
@@ -41,7 +43,10 @@ class Says(torch.nn.Module):
 )
 def test_mean_iou_by_hand(said, targets, expected):
     model = Says()
-    batches = [(torch.tensor([row])[None], torch.tensor([row_of])[None]) for row, row_of in zip(said, targets, strict=True)]
+    batches = [
+        (torch.tensor([row])[None], torch.tensor([row_of])[None])
+        for row, row_of in zip(said, targets, strict=True)
+    ]
     assert pixel_mean_iou(model, batches) == pytest.approx(expected) and model.training
 
 
@@ -69,12 +74,16 @@ def test_a_backward_pass_over_some_rows_gives_their_gradients(some):
     assert thresher.mixes_samples(subset) == ()
 
 
-@pytest.mark.parametrize("ablation", [{}, {"move_back": False}, {"move_back": False, "reduce_fraction": False}])
+@pytest.mark.parametrize(
+    "ablation", [{}, {"move_back": False}, {"move_back": False, "reduce_fraction": False}]
+)
 def test_kakurenbo_hides_and_drops_the_top(some, ablation):
     settings = {"tau": 0.25, "drop_top": 0.1, **ablation}
     run = train(*some, MethodSpec("kakurenbo", settings), seed=0, epochs=2)
     first, second = run["history"]
-    assert (first["kept"], run["metric"]["name"]) == (64, "mean_iou") and 0 <= run["metric"]["value"] <= 1
+    assert (first["kept"], run["metric"]["name"]) == (64, "mean_iou") and 0 <= run["metric"][
+        "value"
+    ] <= 1
     dropped, candidates = 6, 19 if "reduce_fraction" in ablation else 15
     assert 64 - second["kept"] == dropped + candidates - second["moved_back"] > dropped
     assert second["refresh"] == 64 - second["kept"]
@@ -86,8 +95,18 @@ def test_what_is_dropped_is_what_is_hardest(some, tmp_path):
     import pyarrow.parquet as pq
 
     path = tmp_path / "samples.parquet"
-    train(*some, MethodSpec("kakurenbo", {"max_fraction": 0.0, "drop_top": 0.1}), seed=0, epochs=2, samples_to=path)
+    train(
+        *some,
+        MethodSpec("kakurenbo", {"max_fraction": 0.0, "drop_top": 0.1}),
+        seed=0,
+        epochs=2,
+        samples_to=path,
+    )
     table = pq.read_table(path)
-    losses, trained = (torch.tensor(table[name].to_pylist()) for name in ("loss_by_epoch", "trained_by_epoch"))
+    losses, trained = (
+        torch.tensor(table[name].to_pylist()) for name in ("loss_by_epoch", "trained_by_epoch")
+    )
     assert "target" not in table.column_names
-    assert set((trained[:, 1] == 0).nonzero().flatten().tolist()) == set(losses[:, 0].topk(6).indices.tolist())
+    assert set((trained[:, 1] == 0).nonzero().flatten().tolist()) == set(
+        losses[:, 0].topk(6).indices.tolist()
+    )

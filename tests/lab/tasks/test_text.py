@@ -54,12 +54,16 @@ def test_no_position_sees_a_later_token():
     changed[:, 40] = (x[:, 40] + 1) % 256
     before, after = model(x), model(changed)
     assert torch.allclose(before[..., :40], after[..., :40], atol=1e-6)
-    assert all(not torch.allclose(before[..., at], after[..., at], atol=1e-4) for at in (40, 41, 63))
+    assert all(
+        not torch.allclose(before[..., at], after[..., at], atol=1e-4) for at in (40, 41, 63)
+    )
 
 
 def test_positions_tell_equal_tokens_apart():
     scores = CausalTransformer(5, context=8, width=8, heads=2)(torch.zeros(1, 6, dtype=torch.int64))
-    assert scores.shape == (1, 5, 6) and not torch.allclose(scores[..., 0], scores[..., 1], atol=1e-4)
+    assert scores.shape == (1, 5, 6) and not torch.allclose(
+        scores[..., 0], scores[..., 1], atol=1e-4
+    )
 
 
 def test_losses_and_gradient_norms_are_of_means_over_positions():
@@ -76,7 +80,11 @@ def test_right_answers_are_counted_over_all_pieces():
     model, x = built_in("text").build(0), tokens(120, 8)
     y = torch.where(tokens(120, 8, 3, seed=2) == 0, tokens(120, 8, seed=3), model(x).argmax(1))
     batches = [(x[:70], y[:70]), (x[70:], y[70:])]
-    assert next_token_accuracy(model, batches) == pytest.approx(accuracy(model, batches)) == pytest.approx(2 / 3, abs=0.05)
+    assert (
+        next_token_accuracy(model, batches)
+        == pytest.approx(accuracy(model, batches))
+        == pytest.approx(2 / 3, abs=0.05)
+    )
     assert model.training
 
 
@@ -87,7 +95,9 @@ def test_selection_in_the_batch_trains_a_language_model(counting, spec):
     run = train(task, data, spec, seed=0, epochs=1)
     assert run["metric"]["name"] == "accuracy" and 0 < run["metric"]["value"] < 1
     assert run["cost"]["full_forward"] == 96
-    assert run["cost"]["backward"] == (96 if spec.name == "infobatch" else pytest.approx(0.3 * 96, abs=2))
+    assert run["cost"]["backward"] == (
+        96 if spec.name == "infobatch" else pytest.approx(0.3 * 96, abs=2)
+    )
     if spec.name == "ada_selection":
         assert 0 < run["history"][0]["weight_gradient_norm"] < 1
 
@@ -95,7 +105,10 @@ def test_selection_in_the_batch_trains_a_language_model(counting, spec):
 def test_a_text_is_learnt(counting):
     task, data = counting
     most_frequent = data.test_targets.flatten().bincount().max() / data.test_targets.numel()
-    assert train(task, data, MethodSpec("full"), seed=0, epochs=12)["metric"]["value"] > most_frequent + 0.3
+    assert (
+        train(task, data, MethodSpec("full"), seed=0, epochs=12)["metric"]["value"]
+        > most_frequent + 0.3
+    )
 
 
 def test_words_are_trained(tmp_path):

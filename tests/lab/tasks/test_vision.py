@@ -25,7 +25,9 @@ import torch
 assert optional("torchvision.transforms").__name__ == "torchvision.transforms"
 assert torch.ops.torchvision.nms is not None
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -41,7 +43,9 @@ def failing(monkeypatch, *errors):
 
     monkeypatch.setattr(vision.importlib, "import_module", import_module)
     monkeypatch.setattr(vision, "_declared", declared := [])
-    monkeypatch.setattr(vision, "_declare_operators", lambda: (asked.append("declared"), declared.append(None)))
+    monkeypatch.setattr(
+        vision, "_declare_operators", lambda: (asked.append("declared"), declared.append(None))
+    )
     return asked
 
 
@@ -62,11 +66,17 @@ def test_and_only_there(monkeypatch):
     [
         (ImportError("no module"),),
         (RuntimeError("another library"),),
-        (RuntimeError("operator torchvision::nms does not exist"), RuntimeError("operator torchvision::roi_align")),
+        (
+            RuntimeError("operator torchvision::nms does not exist"),
+            RuntimeError("operator torchvision::roi_align"),
+        ),
         (RuntimeError("operator torchvision::nms does not exist"), ImportError("no module")),
     ],
 )
 def test_what_does_not_load_says_what_to_install(monkeypatch, errors):
     failing(monkeypatch, *errors)
-    with pytest.raises(ValueError, match=r"^torchvision is needed, of a version for torch .*: pip install timm torchvision \("):
+    with pytest.raises(
+        ValueError,
+        match=r"^torchvision is needed, of a version for torch .*: pip install timm torchvision \(",
+    ):
         vision.optional("torchvision.transforms")

@@ -25,16 +25,28 @@ class Rows:
     name, recipe = "rows", {}
 
     def __init__(self, batch, accumulate=1, *, samples=SAMPLES, criterion=None):
-        self.batch, self.accumulate, self.criterion = batch, accumulate, criterion or nn.CrossEntropyLoss()
+        self.batch, self.accumulate, self.criterion = (
+            batch,
+            accumulate,
+            criterion or nn.CrossEntropyLoss(),
+        )
         x = torch.randn(samples, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        self.data, self.rates, self.trained = TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 1).long()), [], []
+        self.data, self.rates, self.trained = (
+            TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 1).long()),
+            [],
+            [],
+        )
 
     def training(self, data, seed):
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-        optimizer.register_step_pre_hook(lambda *_: self.rates.append(optimizer.param_groups[0]["lr"]))
-        loader = DataLoader(self.data, self.batch, shuffle=True, generator=torch.Generator().manual_seed(seed))
+        optimizer.register_step_pre_hook(
+            lambda *_: self.rates.append(optimizer.param_groups[0]["lr"])
+        )
+        loader = DataLoader(
+            self.data, self.batch, shuffle=True, generator=torch.Generator().manual_seed(seed)
+        )
         return Training(
             model, loader, self.criterion, optimizer, lambda model: -model[0].weight.norm().item(),
             schedule=lambda done: 1 - done, accumulate=self.accumulate,
@@ -47,18 +59,29 @@ def trained(task, method="full", epochs=EPOCHS):
     return run, [value.detach() for value in ended[0].model.parameters()]
 
 
-CRITERIA = [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 2.0], dtype=torch.float64), ignore_index=1)]
+CRITERIA = [
+    nn.CrossEntropyLoss(),
+    nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 2.0], dtype=torch.float64), ignore_index=1),
+]
 
 
 @pytest.mark.parametrize("criterion", CRITERIA, ids=["equal weights", "class weights"])
-@pytest.mark.parametrize(("batch", "accumulate"), depth([(8, 2), (5, 3)], [(4, 4), (8, 2), (5, 3), (16, 1)]))
+@pytest.mark.parametrize(
+    ("batch", "accumulate"), depth([(8, 2), (5, 3)], [(4, 4), (8, 2), (5, 3), (16, 1)])
+)
 def test_batches_add_up_to_a_larger_one(batch, accumulate, criterion):
     """Also where the last step of an epoch has fewer batches, and the last batch fewer samples."""
-    several, whole = Rows(batch, accumulate, criterion=criterion), Rows(batch * accumulate, criterion=criterion)
+    several, whole = (
+        Rows(batch, accumulate, criterion=criterion),
+        Rows(batch * accumulate, criterion=criterion),
+    )
     (own, weights), (one, expected) = trained(several), trained(whole)
     for value, other in zip(weights, expected, strict=True):
         torch.testing.assert_close(value, other, rtol=1e-10, atol=1e-10)
-    assert several.rates == pytest.approx(whole.rates) and len(whole.rates) == own["cost"]["steps"] == EPOCHS * 3
+    assert (
+        several.rates == pytest.approx(whole.rates)
+        and len(whole.rates) == own["cost"]["steps"] == EPOCHS * 3
+    )
     for entry, other in zip(own["history"], one["history"], strict=True):
         assert [entry[name] for name in ("forward", "backward", "steps", "complete")] == [
             other[name] for name in ("forward", "backward", "steps", "complete")
@@ -67,7 +90,9 @@ def test_batches_add_up_to_a_larger_one(batch, accumulate, criterion):
 
 def test_an_epoch_with_less_than_a_step_has_a_step():
     run, _ = trained(Rows(4, 100))
-    assert [entry["steps"] for entry in run["history"]] == [1] * EPOCHS and run["cost"]["forward"] == EPOCHS * SAMPLES
+    assert [entry["steps"] for entry in run["history"]] == [1] * EPOCHS and run["cost"][
+        "forward"
+    ] == EPOCHS * SAMPLES
 
 
 @pytest.mark.parametrize(
@@ -86,10 +111,18 @@ def test_methods_see_every_batch(method):
     task = Rows(4, 3)
     run, weights = trained(task, method)
     alone, _ = trained(Rows(4), method)
-    assert all(value.isfinite().all() for value in weights) and all(entry["complete"] for entry in run["history"])
+    assert all(value.isfinite().all() for value in weights) and all(
+        entry["complete"] for entry in run["history"]
+    )
     assert len(run["history"]) == EPOCHS and len(task.rates) == run["cost"]["steps"]
-    assert sum(entry["steps"] for entry in run["history"]) == run["cost"]["steps"] < alone["cost"]["steps"]
-    assert task.rates == sorted(task.rates, reverse=True) or method.startswith("kakurenbo"), "which scales the rate"
+    assert (
+        sum(entry["steps"] for entry in run["history"])
+        == run["cost"]["steps"]
+        < alone["cost"]["steps"]
+    )
+    assert task.rates == sorted(task.rates, reverse=True) or method.startswith("kakurenbo"), (
+        "which scales the rate"
+    )
     if "beta" not in method:  # by which it depends on the weights how much is forwarded
         assert run["history"][0]["forward"] == alone["history"][0]["forward"]
 
@@ -98,7 +131,12 @@ def test_groups():
     for total in (5, None):
         groups = Groups(iter("abcde"), 2, total)
         found = [list(groups.next_group()) for _ in range(4)]
-        assert [[batch for batch, _ in group] for group in found] == [["a", "b"], ["c", "d"], ["e"], []]
+        assert [[batch for batch, _ in group] for group in found] == [
+            ["a", "b"],
+            ["c", "d"],
+            ["e"],
+            [],
+        ]
         assert all(last for group in found for _, last in group[-1:])
         assert [last for _, last in found[0]] == [total is None, True]
 
@@ -111,7 +149,11 @@ def test_the_end_is_not_asked_for_before_the_last_step():
 
 
 def test_shares():
-    assert share_of(nn.MSELoss(), torch.zeros(3, 2)) == share_of(nn.CrossEntropyLoss(), {"x": torch.zeros(3, 2)}) == 3
+    assert (
+        share_of(nn.MSELoss(), torch.zeros(3, 2))
+        == share_of(nn.CrossEntropyLoss(), {"x": torch.zeros(3, 2)})
+        == 3
+    )
     assert share_of(nn.CrossEntropyLoss(), torch.zeros(3, 4, dtype=torch.long)) == 3
     weighted = nn.CrossEntropyLoss(torch.tensor([1.0, 3.0]), ignore_index=-1)
     assert share_of(weighted, torch.tensor([[0, 1], [-1, 1]])) == pytest.approx(2 * (1 + 3 + 3) / 4)

@@ -15,7 +15,9 @@ def parts(seed: int) -> dict[str, nn.Module]:
 
 
 def states(of: dict[str, nn.Module]) -> list[list[float]]:
-    return [value.flatten().tolist() for part in of.values() for value in part.state_dict().values()]
+    return [
+        value.flatten().tolist() for part in of.values() for value in part.state_dict().values()
+    ]
 
 
 def test_parts_are_put_where_others_were(tmp_path: Path) -> None:
@@ -24,7 +26,9 @@ def test_parts_are_put_where_others_were(tmp_path: Path) -> None:
     assert Checkpoint(file, {"seed": 0}).load(others) == {}
     assert states(others) == states(parts(1)) != states(written)
     Checkpoint(file, {"seed": 0}).save(written, entries=[{"epoch": 0, "accuracy": 0.5}])
-    assert Checkpoint(file, {"seed": 0}).load(others) == {"entries": [{"epoch": 0, "accuracy": 0.5}]}
+    assert Checkpoint(file, {"seed": 0}).load(others) == {
+        "entries": [{"epoch": 0, "accuracy": 0.5}]
+    }
     assert states(others) == states(written)
     Checkpoint(file, {"seed": 0}).save(parts(2))
     assert Checkpoint(file, {"seed": 0}).load(others) == {}
@@ -39,7 +43,10 @@ def test_a_file_of_another_training_is_refused(tmp_path: Path) -> None:
     identity = {"seed": 0, "settings": {"pool": ("a", "b"), "data": Path("x")}}
     Checkpoint(file, identity).save(parts(0))
     Checkpoint(file, identity).load(parts(0))
-    for changed, message in (({"seed": 1}, "its seed is 0, here it is 1; give another folder"), ({"k": 2}, "its k is None")):
+    for changed, message in (
+        ({"seed": 1}, "its seed is 0, here it is 1; give another folder"),
+        ({"k": 2}, "its k is None"),
+    ):
         with pytest.raises(ValueError, match=f"checkpoint.pt is of another training: {message}"):
             Checkpoint(file, identity | changed).load(others)
     assert states(others) == states(parts(1))
@@ -49,7 +56,10 @@ def test_a_file_of_another_training_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "checkpoint.pt"
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"checkpoint.pt is damaged \(\w+\); delete it, and the training starts anew"):
+    with pytest.raises(
+        ValueError,
+        match=r"checkpoint.pt is damaged \(\w+\); delete it, and the training starts anew",
+    ):
         Checkpoint(file, {}).load(parts(0))
 
 
@@ -64,7 +74,9 @@ def test_a_file_cut_short_or_of_something_else_is_named(tmp_path: Path) -> None:
         Checkpoint(file, {}).load(parts(0))
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, others = tmp_path / "checkpoint.pt", parts(1)
     Checkpoint(file, {}).save(parts(0))
 
@@ -75,4 +87,6 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
         context.setattr("os.fsync", full)
         Checkpoint(file, {}).save(others)
     Checkpoint(file, {}).load(others)
-    assert states(others) == states(parts(0)) and [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+    assert states(others) == states(parts(0)) and [path.name for path in tmp_path.iterdir()] == [
+        "checkpoint.pt"
+    ]

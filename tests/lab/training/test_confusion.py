@@ -44,13 +44,22 @@ class Own:
         model = torch.nn.Linear(2, 3)
         loader = DataLoader(TensorDataset(torch.randn(12, 2), torch.arange(12) % 3), batch_size=4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        evaluate = {"evaluate": lambda _: 0.5, "predict": lambda _: (torch.tensor([0, 2]), torch.tensor([1, 2]))}
+        evaluate = {
+            "evaluate": lambda _: 0.5,
+            "predict": lambda _: (torch.tensor([0, 2]), torch.tensor([1, 2])),
+        }
         return Training(model, loader, torch.nn.CrossEntropyLoss(), optimizer, **evaluate)
 
 
 def test_a_run_has_the_counts_of_its_last_model():
-    assert train(Own(), None, MethodSpec("full"), seed=0, epochs=1)["confusion"] == [[0, 0, 0], [1, 0, 0], [0, 0, 1]]
+    assert train(Own(), None, MethodSpec("full"), seed=0, epochs=1)["confusion"] == [
+        [0, 0, 0],
+        [1, 0, 0],
+        [0, 0, 1],
+    ]
     task = TASKS["digits"]
     run = train(task, task.load(task.find(None)), MethodSpec("full"), seed=0, epochs=1)
     counts = np.array(run["confusion"])
-    assert counts.shape == (10, 10) and counts.trace() / counts.sum() == pytest.approx(run["metric"]["value"])
+    assert counts.shape == (10, 10) and counts.trace() / counts.sum() == pytest.approx(
+        run["metric"]["value"]
+    )

@@ -9,7 +9,9 @@ from thresher_lab.training.samples import EpochFile
 
 
 def epoch(number: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.full(4, number, np.float32) + np.arange(4, dtype=np.float32) / 8, np.full(4, number, np.uint8)
+    return np.full(4, number, np.float32) + np.arange(4, dtype=np.float32) / 8, np.full(
+        4, number, np.uint8
+    )
 
 
 def written(path: Path, epochs: int) -> EpochFile:
@@ -58,7 +60,9 @@ def test_a_file_that_does_not_belong_to_the_state_is_refused(tmp_path: Path) -> 
         if wrong is not None:
             path.write_bytes(wrong)
         file = EpochFile(path, 4)
-        with pytest.raises(ValueError, match="epochs does not hold the 2 epochs .* Delete the checkpoint, and"):
+        with pytest.raises(
+            ValueError, match="epochs does not hold the 2 epochs .* Delete the checkpoint, and"
+        ):
             file.load_state_dict(state)
         assert file.epochs == 0
         path.write_bytes(whole)

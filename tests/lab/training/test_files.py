@@ -67,10 +67,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("path", "change"), WRONG, ids=lambda value: ".".join(map(str, value)) if type(value) is tuple else "")
+@pytest.mark.parametrize(
+    ("path", "change"),
+    WRONG,
+    ids=lambda value: ".".join(map(str, value)) if type(value) is tuple else "",
+)
 def test_results_of_the_wrong_shape_are_refused(tmp_path, results, path, change):
     write_json(tmp_path / "results.json", damaged(results, path, change))
-    with pytest.raises(ValueError, match=r"results\.json: .*`thresher compare --out .*` makes it again") as error:
+    with pytest.raises(
+        ValueError, match=r"results\.json: .*`thresher compare --out .*` makes it again"
+    ) as error:
         load_comparison(tmp_path)
     assert str([name for name in path if isinstance(name, str)][-1]) in str(error.value)
     assert len(str(error.value).replace(str(tmp_path), "")) < 500
@@ -85,12 +91,18 @@ def test_content_that_is_no_object_is_refused(tmp_path, content):
 
 def test_true_results_are_taken_as_they_are(tmp_path, results):
     write_json(tmp_path / "results.json", {**results, "of a later version": 1})
-    assert read_checked(tmp_path / "results.json", Results, "") == {**results, "of a later version": 1}
+    assert read_checked(tmp_path / "results.json", Results, "") == {
+        **results,
+        "of a later version": 1,
+    }
 
 
 def test_many_problems_are_counted(tmp_path):
     write_json(tmp_path / "results.json", {"epochs": 3})
-    with pytest.raises(ValueError, match=r"`task` is missing; .*`device` is missing; .*`versions` is missing; and 2 more"):
+    with pytest.raises(
+        ValueError,
+        match=r"`task` is missing; .*`device` is missing; .*`versions` is missing; and 2 more",
+    ):
         read_checked(tmp_path / "results.json", Results, "")
 
 
@@ -98,9 +110,14 @@ def test_a_history_of_other_epochs_than_its_samples_is_refused(tmp_path):
     made, samples = comparison({"full": 0.0}, seeds=(0,))
     save(tmp_path, made, samples)
     write_json(
-        tmp_path / "results.json", damaged(json.loads((tmp_path / "results.json").read_text()), ("runs", 0, "history", 0), ...)
+        tmp_path / "results.json",
+        damaged(
+            json.loads((tmp_path / "results.json").read_text()), ("runs", 0, "history", 0), ...
+        ),
     )
-    with pytest.raises(ValueError, match=r"the `history` of full, seed 0, has 11 epochs, runs/0.parquet has 12"):
+    with pytest.raises(
+        ValueError, match=r"the `history` of full, seed 0, has 11 epochs, runs/0.parquet has 12"
+    ):
         load_comparison(tmp_path)
 
 
@@ -127,18 +144,40 @@ def stored(folder, run):
 
 def test_commands_end_with_one_message(monkeypatch, capsys, tmp_path, results):
     write_json(tmp_path / "results.json", damaged(results, ("runs", 0, "metric"), 1))
-    assert "results.json: `runs.0.metric` should be an object" in ends(monkeypatch, capsys, "report", tmp_path)
+    assert "results.json: `runs.0.metric` should be an object" in ends(
+        monkeypatch, capsys, "report", tmp_path
+    )
     run = stored(tmp_path, damaged(results["runs"][0], ("settings",), []))
     message = ends(monkeypatch, capsys, "why", run, 0)
-    assert "full-0.json: `settings` should be a valid dictionary, got []. Delete the files of the run" in message
+    assert (
+        "full-0.json: `settings` should be a valid dictionary, got []. Delete the files of the run"
+        in message
+    )
     stored(tmp_path, damaged(results["runs"][0], ("history", 0), ...))
-    assert "`history` has 11 epochs, full-0.parquet has 6" in ends(monkeypatch, capsys, "why", run, 0)
+    assert "`history` has 11 epochs, full-0.parquet has 6" in ends(
+        monkeypatch, capsys, "why", run, 0
+    )
     pq.write_table(pa.table({"id": [0]}), run.with_name("full-0.parquet"))
     assert "full-0.parquet: the columns trained, hidden" in ends(monkeypatch, capsys, "why", run, 0)
     write_json(tmp_path / "comparison.json", {"task": "digits", "epochs": 3})
-    compare = ("compare", "--task", "digits", "--methods", "full", "--epochs", "3", "--out", tmp_path, "--seeds", "0")
+    compare = (
+        "compare",
+        "--task",
+        "digits",
+        "--methods",
+        "full",
+        "--epochs",
+        "3",
+        "--out",
+        tmp_path,
+        "--seeds",
+        "0",
+    )
     message = ends(monkeypatch, capsys, *compare)
-    assert "comparison.json: the field `backward_to_forward` is missing. Give another --out, or delete the folder" in message
+    assert (
+        "comparison.json: the field `backward_to_forward` is missing. Give another --out, or delete the folder"
+        in message
+    )
 
 
 def test_stored_runs_are_checked_before_they_are_used(tmp_path, results):
@@ -150,7 +189,8 @@ def test_stored_runs_are_checked_before_they_are_used(tmp_path, results):
     assert store.run("none") is None
     store.save_run("full", damaged(run, ("history", 1, "backward"), "many"))
     with pytest.raises(
-        ValueError, match=r"full\.json: `history.1.backward` should be a valid integer, got 'many'. Delete the file"
+        ValueError,
+        match=r"full\.json: `history.1.backward` should be a valid integer, got 'many'. Delete the file",
     ):
         store.run("full")
 
@@ -158,12 +198,18 @@ def test_stored_runs_are_checked_before_they_are_used(tmp_path, results):
 def test_manifests_and_reproductions_are_checked(tmp_path):
     for kind, field in ((Manifest, "backward_to_forward"), (Reproduced, "name")):
         write_json(tmp_path / "file.json", {})
-        with pytest.raises(ValueError, match=f"file.json: the field `{field}` is missing.* Do something"):
+        with pytest.raises(
+            ValueError, match=f"file.json: the field `{field}` is missing.* Do something"
+        ):
             read_checked(tmp_path / "file.json", kind, "Do something")
 
 
-@pytest.mark.parametrize("content", [[], {"cost": []}, {"cost": {"forward": "9"}}, {"cost": {"backward": -1}}])
+@pytest.mark.parametrize(
+    "content", [[], {"cost": []}, {"cost": {"forward": "9"}}, {"cost": {"backward": -1}}]
+)
 def test_scores_of_a_run_with_a_wrong_cost_are_refused(tmp_path, results, content):
     run = stored(tmp_path, content)
-    with pytest.raises(ValueError, match=r"full-0\.json: `cost` must have whole numbers `forward` and `backward`"):
+    with pytest.raises(
+        ValueError, match=r"full-0\.json: `cost` must have whole numbers `forward` and `backward`"
+    ):
         from_run(run.with_suffix(".parquet"))

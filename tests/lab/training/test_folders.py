@@ -18,8 +18,15 @@ with sole_use(Path(sys.argv[1])):
 
 def test_a_folder_has_one_user_at_a_time(tmp_path):
     out = tmp_path / "new" / "folder"
-    said = f"^the folder {out} is in use by another comparison: wait until .* or give another folder$"
-    with sole_use(out), sole_use(tmp_path / "another"), pytest.raises(ValueError, match=said), sole_use(out):
+    said = (
+        f"^the folder {out} is in use by another comparison: wait until .* or give another folder$"
+    )
+    with (
+        sole_use(out),
+        sole_use(tmp_path / "another"),
+        pytest.raises(ValueError, match=said),
+        sole_use(out),
+    ):
         pass
     with sole_use(out):
         pass
@@ -33,7 +40,9 @@ def test_an_error_leaves_the_folder_free(tmp_path):
 
 
 def test_a_killed_process_leaves_the_folder_free(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout.readline() == "held\n"
         with pytest.raises(ValueError, match="in use"), sole_use(tmp_path):

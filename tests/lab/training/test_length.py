@@ -22,5 +22,7 @@ def test_a_share_ends_after_the_nearest_step(share, epochs, steps, samples):
     """Epochs of 100 samples, in batches of 32, 32, 32 and 4."""
     length = Length(share, epochs, 100, 32)
     assert (length.steps, length.samples) == (steps, samples)
-    assert length.progress(0) == 0 and length.progress(samples / (100 * len(steps))) == pytest.approx(1)
+    assert length.progress(0) == 0 and length.progress(
+        samples / (100 * len(steps))
+    ) == pytest.approx(1)
     assert length.progress(1.0) == 1

@@ -60,7 +60,9 @@ def test_what_cannot_be_measured_is_unknown():
 
 def test_the_profiler_is_set_up_before_any_step_and_once(monkeypatch):
     calls = []
-    monkeypatch.setattr(memory_module, "_on_host", lambda step, device: calls.append(step) or (True, 0))
+    monkeypatch.setattr(
+        memory_module, "_on_host", lambda step, device: calls.append(step) or (True, 0)
+    )
     memory_module._start_profiler.cache_clear()
     for _ in range(2):
         StepMemory(CPU)
@@ -76,7 +78,15 @@ def test_a_third_of_the_rows_takes_less_memory():
     specs = "full,random_backprop:keep=0.34,selective_backprop:keep=0.34:forward_passes=twice"
     full, kept, twice = (train(task, data, spec, seed=0, epochs=2) for spec in parse_methods(specs))
     assert kept["step_memory"] < 0.8 * full["step_memory"]
-    assert [entry["step_memory"] for entry in full["history"]] == pytest.approx([full["step_memory"]] * 2, rel=0.1)
+    assert [entry["step_memory"] for entry in full["history"]] == pytest.approx(
+        [full["step_memory"]] * 2, rel=0.1
+    )
     longer = train(task, data, parse_methods("full")[0], seed=0, epochs=5)["history"]
-    assert [entry["step_memory"] is not None for entry in longer] == [True, True, False, False, True]
+    assert [entry["step_memory"] is not None for entry in longer] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
     assert 0 < twice["step_memory"] < 3 * full["step_memory"]

@@ -18,7 +18,11 @@ def planned(method, records, key=0):
 
 def test_an_epoch_method_hides_as_many_of_other_samples():
     loss = torch.arange(100.0)
-    records = {"loss": loss, "correct": torch.ones(100, dtype=torch.bool), "confidence": torch.ones(100)}
+    records = {
+        "loss": loss,
+        "correct": torch.ones(100, dtype=torch.bool),
+        "confidence": torch.ones(100),
+    }
     method = thresher.Kakurenbo(0.3, reduce_fraction=False)
     own, permuted = planned(method, records), planned(placebo_of(method), records)
     assert len(own.ids) == len(permuted.ids) == 70
@@ -36,9 +40,13 @@ def test_columns_of_a_sample_stay_together_and_unseen_samples_in_place():
 
     loss = torch.arange(50.0)
     loss[[3, 7]] = NEVER_SEEN
-    planned(placebo_of(Looks()), {"loss": loss, "correct": loss > 20, "confidence": loss.clone() / 50})
+    planned(
+        placebo_of(Looks()), {"loss": loss, "correct": loss > 20, "confidence": loss.clone() / 50}
+    )
     assert (seen["loss"] == NEVER_SEEN).nonzero().flatten().tolist() == [3, 7]
-    assert sorted(seen["loss"].tolist()) == sorted(loss.tolist()) and not torch.equal(seen["loss"], loss)
+    assert sorted(seen["loss"].tolist()) == sorted(loss.tolist()) and not torch.equal(
+        seen["loss"], loss
+    )
     there = seen["loss"] >= 0
     assert torch.equal(seen["confidence"][there], seen["loss"][there] / 50)
     assert torch.equal(seen["correct"][there], seen["loss"][there] > 20)
@@ -57,7 +65,9 @@ def test_a_batch_method_chooses_by_the_losses_of_other_rows():
     counts = np.zeros(8)
     for step in range(400):
         signals = {"loss": torch.arange(8.0), "id": torch.arange(8)}
-        plan, _ = placebo_of(method).plan_batch(signals, method.init_state(), step=step, generator=rng.seeded(0, step))
+        plan, _ = placebo_of(method).plan_batch(
+            signals, method.init_state(), step=step, generator=rng.seeded(0, step)
+        )
         counts[plan.rows.numpy()] += 1
     assert counts.sum() == 800 and counts.min() > 60
 
@@ -77,7 +87,9 @@ def test_what_only_the_id_leads_to_is_permuted_with_the_losses():
     counts, state = np.zeros(8), method.init_state()
     for step in range(400):
         signals = {"loss": torch.ones(8), "id": torch.arange(8)}
-        plan, state = placebo_of(method).plan_batch(signals, state, step=step, generator=rng.seeded(0, step))
+        plan, state = placebo_of(method).plan_batch(
+            signals, state, step=step, generator=rng.seeded(0, step)
+        )
         counts[plan.rows.numpy()] += 1
     assert counts.sum() == 400 and counts.max() < 100
 
@@ -89,8 +101,14 @@ def test_counts_are_permuted_among_the_samples_that_were_seen():
     turns[8:20] = 9  # forgotten often
     hidden = torch.zeros(40)
     for key in range(200):
-        own, permuted = (planned(of, {"forgetting": turns}, key) for of in (method, placebo_of(method)))
-        assert len(own.refresh) == len(permuted.refresh) == 10 and own.refresh.min() >= 20 and permuted.refresh.min() >= 8
+        own, permuted = (
+            planned(of, {"forgetting": turns}, key) for of in (method, placebo_of(method))
+        )
+        assert (
+            len(own.refresh) == len(permuted.refresh) == 10
+            and own.refresh.min() >= 20
+            and permuted.refresh.min() >= 8
+        )
         hidden[permuted.refresh] += 1
     assert float(hidden[8:20].mean()) == pytest.approx(float(hidden[20:].mean()), rel=0.15)
 
@@ -109,11 +127,20 @@ def test_the_results_of_a_full_pass_are_permuted_and_what_was_remembered_stays()
     own = planned(method, records)
     assert own.ids[:4].tolist() == [0, 1, 2, 3]
     assert float(kept[:4].mean()) == pytest.approx(float(kept[4:39].mean()), rel=0.25)
-    between = planned(placebo_of(thresher.GradMatch(keep=0.25, every=50)), {"weight": torch.arange(40) % 2.0})
+    between = planned(
+        placebo_of(thresher.GradMatch(keep=0.25, every=50)), {"weight": torch.arange(40) % 2.0}
+    )
     assert between.ids.tolist() == list(range(1, 40, 2))
 
 
-CHOOSES_BY_NOTHING = {"full", "uniform", "minibatch_dropping", "random_backprop", "rs2", "uniform_rows"}
+CHOOSES_BY_NOTHING = {
+    "full",
+    "uniform",
+    "minibatch_dropping",
+    "random_backprop",
+    "rs2",
+    "uniform_rows",
+}
 
 
 @pytest.mark.parametrize("name", sorted(set(methods.BUILT_IN) - {"ccs", "prune", "rho_loss"}))
@@ -122,7 +149,10 @@ def test_who_chooses_by_signals_has_one(name):
     if name not in CHOOSES_BY_NOTHING:
         assert why_no_placebo(method) == "" and isinstance(placebo_of(method), type(method))
         return
-    with pytest.raises(ValueError, match=f"{type(method).__name__} chooses without losses or scores: there is nothing to"):
+    with pytest.raises(
+        ValueError,
+        match=f"{type(method).__name__} chooses without losses or scores: there is nothing to",
+    ):
         placebo_of(method)
 
 
@@ -133,10 +163,15 @@ def test_there_is_none_of_a_method_that_records_nothing():
         def columns(self):
             return {}
 
-    assert why_no_placebo(Halves()) == "Halves chooses without losses or scores: there is nothing to permute"
+    assert (
+        why_no_placebo(Halves())
+        == "Halves chooses without losses or scores: there is nothing to permute"
+    )
 
 
 def test_there_is_none_before_training():
     scores = Scores(torch.arange(4), torch.arange(4, dtype=torch.float64))
-    with pytest.raises(ValueError, match="Prune decides before training; a placebo is for methods of"):
+    with pytest.raises(
+        ValueError, match="Prune decides before training; a placebo is for methods of"
+    ):
         placebo_of(thresher.Prune(scores))

@@ -42,7 +42,10 @@ def test_one_process_is_the_first_and_tells_itself():
 
 def test_processes_without_a_group_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="has started 2 processes .* call torch.distributed.init_process_group first"):
+    with pytest.raises(
+        ValueError,
+        match="has started 2 processes .* call torch.distributed.init_process_group first",
+    ):
         check_joined()
     monkeypatch.setenv("WORLD_SIZE", "1")
     check_joined()
@@ -53,15 +56,23 @@ def test_processes_without_a_group_are_refused(monkeypatch):
 def test_batches_of_all_processes_are_those_of_one(rank, drop_last, shuffled):
     def loader():
         generator = torch.Generator().manual_seed(5)
-        sampler = RandomSampler(range(N), generator=generator) if shuffled == "by the loader" else thresher.Shuffle(range(N), 5)
-        return DataLoader(range(N), 6, sampler=sampler, drop_last=drop_last, num_workers=0, generator=generator)
+        sampler = (
+            RandomSampler(range(N), generator=generator)
+            if shuffled == "by the loader"
+            else thresher.Shuffle(range(N), 5)
+        )
+        return DataLoader(
+            range(N), 6, sampler=sampler, drop_last=drop_last, num_workers=0, generator=generator
+        )
 
     whole, parts = [batch.tolist() for batch in loader()], []
     for one in range(3):
         rank(one)
         parts.append([batch.tolist() for batch in dealt(loader(), 0)])
     together = [sorted(chain(*step)) for step in zip(*parts, strict=True)]
-    assert together == [sorted(batch) for batch in whole] and {len(part[0]) for part in parts} == {2}
+    assert together == [sorted(batch) for batch in whole] and {len(part[0]) for part in parts} == {
+        2
+    }
 
 
 def test_a_shuffle_by_the_global_state_gets_a_generator(rank):
@@ -73,21 +84,35 @@ def test_a_shuffle_by_the_global_state_gets_a_generator(rank):
 
 def test_a_loader_that_deals_out_its_samples_stays(rank):
     rank(1)
-    for sampler in (DistributedSampler(range(N), 3, 1), thresher.Shuffle(range(N), num_replicas=3, rank=1)):
+    for sampler in (
+        DistributedSampler(range(N), 3, 1),
+        thresher.Shuffle(range(N), num_replicas=3, rank=1),
+    ):
         loader = DataLoader(range(N), 2, sampler=sampler)
         assert dealt(loader, 0) is loader
 
 
 def test_batches_without_equal_parts_are_refused(rank):
     rank(0)
-    with pytest.raises(ValueError, match="batches of 8 samples, of which 3 processes cannot have equal parts. Start a number"):
+    with pytest.raises(
+        ValueError,
+        match="batches of 8 samples, of which 3 processes cannot have equal parts. Start a number",
+    ):
         dealt(DataLoader(range(N), 8), 0)
     with pytest.raises(ValueError, match="a batch sampler of its own, of which 3 processes"):
         dealt(DataLoader(range(N), batch_sampler=BatchSampler(range(N), 6, drop_last=False)), 0)
 
 
 def test_counts_of_processes():
-    first = {"forward": 4, "steps": 2, "facts": 0.5, "same": 0.1, "backward_to_forward": 2.0, "name": "a", "nothing": None}
+    first = {
+        "forward": 4,
+        "steps": 2,
+        "facts": 0.5,
+        "same": 0.1,
+        "backward_to_forward": 2.0,
+        "name": "a",
+        "nothing": None,
+    }
     found = of_processes([first, first | {"forward": 3, "facts": 1.0, "backward_to_forward": 1.0}])
     assert found == first | {"forward": 7, "facts": 0.75}
     for prefix in ("", "batch_"):
@@ -95,5 +120,11 @@ def test_counts_of_processes():
             {"candidates": 8, "selected": 2, "actual_fraction": 0.75},
             {"candidates": 8, "selected": 3, "actual_fraction": 0.6},
         ]
-        found = of_processes([{f"{prefix}{name}": value for name, value in part.items()} for part in parts])
-        assert found == {f"{prefix}candidates": 16, f"{prefix}selected": 5, f"{prefix}actual_fraction": 1 - 5 / 16}
+        found = of_processes(
+            [{f"{prefix}{name}": value for name, value in part.items()} for part in parts]
+        )
+        assert found == {
+            f"{prefix}candidates": 16,
+            f"{prefix}selected": 5,
+            f"{prefix}actual_fraction": 1 - 5 / 16,
+        }

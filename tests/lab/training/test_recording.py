@@ -21,7 +21,10 @@ from thresher_lab.training.store import Checkpoint
 EPOCHS = 4
 
 
-@pytest.fixture(scope="module", params=["full", "kakurenbo:max_fraction=0.4:tau=0.0", "selective_backprop:keep=0.5"])
+@pytest.fixture(
+    scope="module",
+    params=["full", "kakurenbo:max_fraction=0.4:tau=0.0", "selective_backprop:keep=0.5"],
+)
 def recorded(request, tmp_path_factory):
     task = task_of("digits@300")
     data = task.load(task.find(None))
@@ -35,7 +38,11 @@ def test_one_row_a_sample_and_one_value_an_epoch(recorded):
     run, table, labels = recorded
     assert table.column("id").to_pylist() == list(range(len(labels)))
     assert table.column("target").to_pylist() == labels.tolist()
-    assert {len(row) for name in ("loss_by_epoch", "trained_by_epoch") for row in table.column(name).to_pylist()} == {EPOCHS}
+    assert {
+        len(row)
+        for name in ("loss_by_epoch", "trained_by_epoch")
+        for row in table.column(name).to_pylist()
+    } == {EPOCHS}
     last = [row[-1] for row in table.column("loss_by_epoch").to_pylist()]
     assert np.array_equal(np.float32(last), table.column("loss").to_numpy())
 
@@ -60,14 +67,18 @@ def test_distributions_are_those_of_the_losses(recorded):
     for epoch, entry in enumerate(run["history"]):
         finite = losses[:, epoch][np.isfinite(losses[:, epoch])]
         assert sum(entry["loss_histogram"]) == len(finite)
-        assert entry["easy_share"] == pytest.approx((finite < finite.max() / 20).sum() / len(finite))
+        assert entry["easy_share"] == pytest.approx(
+            (finite < finite.max() / 20).sum() / len(finite)
+        )
         assert entry["step_s"] > 0
     assert json.dumps(run, allow_nan=False)
 
 
 def test_a_history_is_on_the_disk_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "runs" / "run.parquet"
-    recording = Recording(attached(), TensorDataset(torch.zeros(3, 1)), epochs_in=tmp_path / "epochs")
+    recording = Recording(
+        attached(), TensorDataset(torch.zeros(3, 1)), epochs_in=tmp_path / "epochs"
+    )
     recording.epoch()
     recording.save(path)
     before = path.read_bytes()
@@ -80,12 +91,16 @@ def test_a_history_is_on_the_disk_whole_or_not_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="no space"):
         recording.save(path)
-    assert path.read_bytes() == before and [file.name for file in path.parent.iterdir()] == ["run.parquet"]
+    assert path.read_bytes() == before and [file.name for file in path.parent.iterdir()] == [
+        "run.parquet"
+    ]
 
 
 def attached():
     data = TensorDataset(torch.zeros(3, 1), torch.zeros(3))
-    return thresher.attach(thresher.FullData(), loader=DataLoader(data), criterion=torch.nn.MSELoss(), epochs=1)
+    return thresher.attach(
+        thresher.FullData(), loader=DataLoader(data), criterion=torch.nn.MSELoss(), epochs=1
+    )
 
 
 class Trained:
@@ -99,7 +114,9 @@ class Trained:
 
     def epoch(self, number):
         draws = torch.Generator().manual_seed(number)
-        times = torch.randint(300, self.trained.shape, generator=draws, dtype=torch.int32) * (number % 3)
+        times = torch.randint(300, self.trained.shape, generator=draws, dtype=torch.int32) * (
+            number % 3
+        )
         self.trained += times
         self.records["loss"].exponential_(generator=draws)
         return times.numpy(), self.records["loss"].numpy().copy()
@@ -108,9 +125,12 @@ class Trained:
 def test_the_table_has_what_every_epoch_had(tmp_path, monkeypatch):
     """However many samples are read at once."""
     n, run, tables = 57, Trained(57), []
-    recording = Recording(run, TensorDataset(torch.arange(n) % 3), epochs_in=tmp_path / "deep" / "epochs")
+    recording = Recording(
+        run, TensorDataset(torch.arange(n) % 3), epochs_in=tmp_path / "deep" / "epochs"
+    )
     times, losses = (
-        np.stack(of_epochs, axis=1) for of_epochs in zip(*(step(run, recording, i) for i in range(6)), strict=True)
+        np.stack(of_epochs, axis=1)
+        for of_epochs in zip(*(step(run, recording, i) for i in range(6)), strict=True)
     )
     for at_once in (1, 100, epoch_file.AT_ONCE):
         monkeypatch.setattr(epoch_file, "AT_ONCE", at_once)
@@ -120,11 +140,22 @@ def test_the_table_has_what_every_epoch_had(tmp_path, monkeypatch):
     table = tables[0]
     names = ["id", "target", "loss", "trained", "hidden", "loss_by_epoch", "trained_by_epoch"]
     kinds = ["int64", "int64", "float", "int32", "int16", "list<item: float>", "list<item: uint8>"]
-    assert table.schema.names == names and [str(kind).replace("element", "item") for kind in table.schema.types] == kinds
+    assert (
+        table.schema.names == names
+        and [str(kind).replace("element", "item") for kind in table.schema.types] == kinds
+    )
     assert np.array_equal(np.array(table["loss_by_epoch"].to_pylist(), np.float32), losses)
-    assert np.array_equal(table["trained_by_epoch"].to_pylist(), np.minimum(times, 255)) and times.max() > 255
-    assert table["hidden"].to_pylist() == (times == 0).sum(1).tolist() and table["trained"].to_pylist() == times.sum(1).tolist()
-    assert table["id"].to_pylist() == list(range(n)) and table["target"].to_pylist() == [i % 3 for i in range(n)]
+    assert (
+        np.array_equal(table["trained_by_epoch"].to_pylist(), np.minimum(times, 255))
+        and times.max() > 255
+    )
+    assert (
+        table["hidden"].to_pylist() == (times == 0).sum(1).tolist()
+        and table["trained"].to_pylist() == times.sum(1).tolist()
+    )
+    assert table["id"].to_pylist() == list(range(n)) and table["target"].to_pylist() == [
+        i % 3 for i in range(n)
+    ]
     recording.discard()
     assert [path.name for path in (tmp_path / "deep").iterdir()] == []
 
@@ -221,10 +252,15 @@ def test_a_state_without_its_epochs_is_refused(tmp_path):
     run, data = Trained(3), TensorDataset(torch.zeros(3))
     without, with_them = Recording(run, data), Recording(run, data, epochs_in=tmp_path / "epochs")
     without.epoch()
-    with pytest.raises(ValueError, match="written without the history of every sample, .* go on without `samples_to`"):
+    with pytest.raises(
+        ValueError,
+        match="written without the history of every sample, .* go on without `samples_to`",
+    ):
         with_them.load_state_dict(without.state_dict())
     for recording in (without, with_them):
-        with pytest.raises(ValueError, match=r"Recording.save: there is no history; give `epochs_in`"):
+        with pytest.raises(
+            ValueError, match=r"Recording.save: there is no history; give `epochs_in`"
+        ):
             recording.save(tmp_path / "run.parquet")
     with_them.epoch()
     without.load_state_dict(with_them.state_dict())
@@ -251,14 +287,26 @@ def test_a_checkpoint_has_the_epochs_beside_it(tmp_path, digits):
     train(*digits, **settings, samples_to=tmp_path / "whole.parquet")
     checkpoint = Checkpoint(tmp_path / "checkpoint.pt", {})
     with pytest.raises(StopError):
-        train(*digits, **settings, samples_to=tmp_path / "run.parquet", checkpoint=checkpoint, progress=stop)
+        train(
+            *digits,
+            **settings,
+            samples_to=tmp_path / "run.parquet",
+            checkpoint=checkpoint,
+            progress=stop,
+        )
     assert checkpoint.epochs_in.exists()
     train(*digits, **settings, samples_to=tmp_path / "run.parquet", checkpoint=checkpoint)
     assert pq.read_table(tmp_path / "run.parquet").equals(pq.read_table(tmp_path / "whole.parquet"))
     train(*digits, **settings, samples_to=tmp_path / "again.parquet", checkpoint=checkpoint)
-    assert pq.read_table(tmp_path / "again.parquet").equals(pq.read_table(tmp_path / "whole.parquet"))
+    assert pq.read_table(tmp_path / "again.parquet").equals(
+        pq.read_table(tmp_path / "whole.parquet")
+    )
     checkpoint.delete()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.parquet", "run.parquet", "whole.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "again.parquet",
+        "run.parquet",
+        "whole.parquet",
+    ]
 
 
 def test_a_run_that_fails_without_a_checkpoint_leaves_nothing(tmp_path, digits):
@@ -275,7 +323,9 @@ def test_histograms_hold_everything_that_is_finite():
     losses = np.array([0.0, 1e-9, 0.5, 1e9, np.nan, np.inf, -np.inf], dtype=np.float32)
     found = distribution(losses)
     counts = found["loss_histogram"]
-    assert len(counts) == len(LOSS_BINS) - 1 and sum(counts) == 4 and (counts[0], counts[-1]) == (2, 1)
+    assert (
+        len(counts) == len(LOSS_BINS) - 1 and sum(counts) == 4 and (counts[0], counts[-1]) == (2, 1)
+    )
     assert counts[np.searchsorted(LOSS_BINS, 0.5) - 1] == 1 and found["easy_share"] == 0.75
     assert distribution(np.full(3, -np.inf, dtype=np.float32)) == {}
 

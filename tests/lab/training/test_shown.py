@@ -83,9 +83,20 @@ def test_a_sample_that_fails_is_shown_as_its_error(tmp_path):
 def test_ids_are_those_of_the_sheets_with_and_without_full_training():
     rng = np.random.default_rng(0)
     trained = rng.integers(0, 2, (200, 4)).astype(np.uint8)
-    own = RunHistory(np.arange(200) + 7, np.arange(200) % 3, rng.random((200, 4), np.float32), trained)
-    full = RunHistory(own.ids, own.targets, own.losses, (rng.random((200, 4)) < 0.8).astype(np.uint8))
-    alone, beside = ({int(of.ids[row]) for rows in standing_out(of).values() for row in rows} for of in (own, own.beside(full)))
+    own = RunHistory(
+        np.arange(200) + 7, np.arange(200) % 3, rng.random((200, 4), np.float32), trained
+    )
+    full = RunHistory(
+        own.ids, own.targets, own.losses, (rng.random((200, 4)) < 0.8).astype(np.uint8)
+    )
+    alone, beside = (
+        {int(of.ids[row]) for rows in standing_out(of).values() for row in rows}
+        for of in (own, own.beside(full))
+    )
     to_check = {int(own.ids[row]) for row in suspects(own)[:SHOWN_SUSPECTS]}
     assert len(to_check) == SHOWN_SUSPECTS and to_check - alone - beside
-    assert beside - alone and ids_to_show(own) == alone | to_check and ids_to_show(own, full) == alone | beside | to_check
+    assert (
+        beside - alone
+        and ids_to_show(own) == alone | to_check
+        and ids_to_show(own, full) == alone | beside | to_check
+    )

@@ -36,8 +36,14 @@ def test_values(text, name, value):
     ("text", "message"),
     [
         ("", "--methods: nothing given; there are ada_boost, ada_selection, batch_importance"),
-        ("kakurembo", "no method 'kakurembo'; did you mean 'kakurenbo'? There are ada_boost, ada_selection, batch_importance"),
-        ("full,kakurenbo:hide=1", "kakurenbo has no setting 'hide'; it has max_fraction, tau, schedule"),
+        (
+            "kakurembo",
+            "no method 'kakurembo'; did you mean 'kakurenbo'? There are ada_boost, ada_selection, batch_importance",
+        ),
+        (
+            "full,kakurenbo:hide=1",
+            "kakurenbo has no setting 'hide'; it has max_fraction, tau, schedule",
+        ),
         ("full:x=1", "full has no setting 'x'; it has none"),
         ("kakurenbo:tau", "write settings as name:setting=value, got 'tau'"),
         ("kakurenbo:tau=0.1:tau=0.2", "the setting 'tau' is given twice"),
@@ -66,7 +72,12 @@ def test_settings_of_the_batch_stage_go_to_attach():
     assert spec.label == "selective_backprop:keep=0.33 twice every=3 bfloat16 scale=0.5"
     scoring = thresher.Scoring(dtype=torch.bfloat16, every_epochs=3, input_scale=0.5)
     assert spec.attachment() == {"forward_passes": scoring}
-    batch = {"forward_passes": "twice", "score_every": 3, "score_dtype": "bfloat16", "score_scale": 0.5}
+    batch = {
+        "forward_passes": "twice",
+        "score_every": 3,
+        "score_dtype": "bfloat16",
+        "score_scale": 0.5,
+    }
     assert spec.settings.items() >= ({"keep": 0.33} | batch).items()
 
 
@@ -74,7 +85,12 @@ def test_settings_of_the_batch_stage_go_to_attach():
     ("text", "label", "attachment", "setting"),
     [
         ("selective_backprop", "selective_backprop", {}, "auto"),
-        ("selective_backprop:forward_passes=once", "selective_backprop once", {"forward_passes": "once"}, "once"),
+        (
+            "selective_backprop:forward_passes=once",
+            "selective_backprop once",
+            {"forward_passes": "once"},
+            "once",
+        ),
         (
             "selective_backprop:score_every=2",
             "selective_backprop every=2",
@@ -85,7 +101,11 @@ def test_settings_of_the_batch_stage_go_to_attach():
 )
 def test_nothing_more_is_attached_than_was_given(text, label, attachment, setting):
     [spec] = parse_methods(text)
-    assert (spec.label, spec.attachment(), spec.settings["forward_passes"]) == (label, attachment, setting)
+    assert (spec.label, spec.attachment(), spec.settings["forward_passes"]) == (
+        label,
+        attachment,
+        setting,
+    )
 
 
 @pytest.mark.parametrize("name", ["kakurenbo", "random_backprop"])
@@ -96,12 +116,22 @@ def test_methods_that_score_no_batches_have_no_settings_of_it(name):
 
 def test_rows_that_are_chosen_without_losses_can_fill_batches():
     [spec] = parse_methods("random_backprop:keep=0.1:forward_passes=twice")
-    assert (spec.label, spec.attachment()) == ("random_backprop:keep=0.1 twice", {"forward_passes": "twice"})
+    assert (spec.label, spec.attachment()) == (
+        "random_backprop:keep=0.1 twice",
+        {"forward_passes": "twice"},
+    )
     assert len(parse_methods("random_backprop:forward_passes=twice,random_backprop")) == 2
 
 
 def test_how_a_batch_is_scored_tells_methods_apart():
-    assert len(parse_methods("selective_backprop:forward_passes=once,selective_backprop:forward_passes=twice")) == 2
+    assert (
+        len(
+            parse_methods(
+                "selective_backprop:forward_passes=once,selective_backprop:forward_passes=twice"
+            )
+        )
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,11 +188,16 @@ def test_a_spec_without_settings_is_the_default():
 
 
 def test_a_composition():
-    (spec,) = parse_methods("uniform:keep=0.5+selective_backprop:keep=0.25:forward_passes=twice:score_every=2")
+    (spec,) = parse_methods(
+        "uniform:keep=0.5+selective_backprop:keep=0.25:forward_passes=twice:score_every=2"
+    )
     assert isinstance(spec, Composition)
     assert spec.name == "uniform+selective_backprop"
     assert spec.label == "uniform:keep=0.5+selective_backprop:keep=0.25 twice every=2"
-    assert [type(method).__name__ for method in spec.create()] == ["UniformSubset", "SelectiveBackprop"]
+    assert [type(method).__name__ for method in spec.create()] == [
+        "UniformSubset",
+        "SelectiveBackprop",
+    ]
     assert spec.settings["uniform"] == {"keep": 0.5, "fixed": False}
     assert spec.settings["selective_backprop"]["score_every"] == 2
     assert spec.attachment() == {"forward_passes": thresher.Scoring(every_epochs=2)}
@@ -170,7 +205,9 @@ def test_a_composition():
 
 
 def test_two_methods_of_one_stage():
-    with pytest.raises(ValueError, match="uniform is not the only method of the stage 'epoch'; one a stage"):
+    with pytest.raises(
+        ValueError, match="uniform is not the only method of the stage 'epoch'; one a stage"
+    ):
         parse_methods("uniform:keep=0.5+full")
 
 
@@ -181,7 +218,8 @@ def test_a_composition_given_twice():
 
 def test_files_of_the_same_name():
     with pytest.raises(
-        ValueError, match="two methods would be called prune:scores=el2n:keep=0.5 in the results; rename a file"
+        ValueError,
+        match="two methods would be called prune:scores=el2n:keep=0.5 in the results; rename a file",
     ):
         parse_methods("prune:scores=a/el2n.parquet:keep=0.5,prune:scores=b/el2n.parquet:keep=0.5")
 
@@ -203,11 +241,20 @@ def test_any_method_can_spend_in_batches_and_be_a_placebo():
     smaller, permuted, both = parse_methods(
         "uniform:keep=0.5:spend=batches,kakurenbo:placebo=true,selective_backprop:keep=0.5:placebo=true:forward_passes=once"
     )
-    assert smaller.attachment() == {"spend": "batches"} and smaller.label == "uniform:keep=0.5 in batches"
+    assert (
+        smaller.attachment() == {"spend": "batches"}
+        and smaller.label == "uniform:keep=0.5 in batches"
+    )
     assert type(permuted.create()).__name__ == "KakurenboPlacebo" and permuted.attachment() == {}
     assert permuted.label == "kakurenbo placebo" and permuted.settings["placebo"] is True
-    assert type(both.create()).__name__ == "SelectiveBackpropPlacebo" and both.attachment() == {"forward_passes": "once"}
-    assert not parse_methods("kakurenbo:placebo=false")[0].create().__class__.__name__.endswith("Placebo")
+    assert type(both.create()).__name__ == "SelectiveBackpropPlacebo" and both.attachment() == {
+        "forward_passes": "once"
+    }
+    assert (
+        not parse_methods("kakurenbo:placebo=false")[0]
+        .create()
+        .__class__.__name__.endswith("Placebo")
+    )
 
 
 @pytest.mark.parametrize(

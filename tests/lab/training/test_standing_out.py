@@ -9,7 +9,10 @@ from thresher_lab.training.samples import MOST_OF_A_CLASS, MOST_TOGETHER, RunHis
 
 def of(losses, trained):
     return RunHistory(
-        np.arange(len(losses)), np.arange(len(losses)) % 2, np.array(losses, np.float32), np.array(trained, np.uint8)
+        np.arange(len(losses)),
+        np.arange(len(losses)) % 2,
+        np.array(losses, np.float32),
+        np.array(trained, np.uint8),
     )
 
 
@@ -33,8 +36,12 @@ def test_orders(order, expected):
 
 def test_where_nothing_is_left_out_there_are_no_sheets_of_it():
     always = of([[1], [2]], [[1], [1]])
-    assert not len(standing_out.most_hidden_first(always)) and not len(standing_out.never_hidden_first(always))
-    assert standing_out.hardest_first(always).tolist() == [1, 0] and not len(standing_out.once_hardest_first(always))
+    assert not len(standing_out.most_hidden_first(always)) and not len(
+        standing_out.never_hidden_first(always)
+    )
+    assert standing_out.hardest_first(always).tolist() == [1, 0] and not len(
+        standing_out.once_hardest_first(always)
+    )
 
 
 @st.composite
@@ -42,7 +49,9 @@ def histories(draw):
     samples, epochs = draw(st.integers(1, 80)), draw(st.integers(1, 4))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     classes = draw(st.sampled_from([0, 1, 2, 10]))
-    losses = np.where(rng.random((samples, epochs)) < 0.1, np.nan, rng.integers(0, 5, (samples, epochs))).astype(np.float32)
+    losses = np.where(
+        rng.random((samples, epochs)) < 0.1, np.nan, rng.integers(0, 5, (samples, epochs))
+    ).astype(np.float32)
     targets = rng.integers(classes, size=samples) if classes else None
     ids = np.sort(rng.choice(1000, samples, replace=False))
     return RunHistory(ids, targets, losses, rng.integers(0, 2, (samples, epochs)).astype(np.uint8))

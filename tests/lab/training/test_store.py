@@ -7,8 +7,23 @@ from thresher_lab.training.folders import sole_use
 from thresher_lab.training.store import ReadOnlyStore, Store, restart, write_json
 
 IDENTITY = {"task": "digits", "epochs": 3, "recipe": {"lr": 0.1}, "versions": {"torch": "2.13.0"}}
-COST = {"forward": 9, "backward": 6, "full_forward": 9, "full_backward": 9, "ratio": 0.8, "backward_to_forward": None}
-RUN = {"method": "full", "settings": {}, "seed": 0, "control_of": None, "device": "cpu", "cost": COST, "history": []}
+COST = {
+    "forward": 9,
+    "backward": 6,
+    "full_forward": 9,
+    "full_backward": 9,
+    "ratio": 0.8,
+    "backward_to_forward": None,
+}
+RUN = {
+    "method": "full",
+    "settings": {},
+    "seed": 0,
+    "control_of": None,
+    "device": "cpu",
+    "cost": COST,
+    "history": [],
+}
 RUN |= {"metric": {"name": "accuracy", "value": 0.9}, "cpu_s": 1.5, "wall_s": 1.5}
 
 
@@ -17,7 +32,11 @@ def test_runs_come_back_and_nothing_else_is_left(tmp_path):
     assert store.run("a") is None
     store.save_run("a", RUN)
     assert Store(store.folder, IDENTITY).run("a") == RUN
-    assert sorted(path.name for path in store.folder.rglob("*")) == ["a.json", "comparison.json", "runs"]
+    assert sorted(path.name for path in store.folder.rglob("*")) == [
+        "a.json",
+        "comparison.json",
+        "runs",
+    ]
 
 
 def test_a_folder_of_former_times_is_of_one_process(tmp_path):
@@ -43,13 +62,18 @@ def test_looks_are_not_forgotten(tmp_path):
         ({"task": "mnist-5k"}, "its task is digits, here it is mnist-5k"),
         ({"epochs": 4}, "its epochs is 3, here it is 4"),
         ({"recipe": {"lr": 0.2}}, "its recipe is lr 0.1, here it is lr 0.2"),
-        ({"versions": {"torch": "2.14.0"}}, "its versions is torch 2.13.0, here it is torch 2.14.0"),
+        (
+            {"versions": {"torch": "2.14.0"}},
+            "its versions is torch 2.13.0, here it is torch 2.14.0",
+        ),
     ],
 )
 def test_another_comparison_is_refused_and_left_alone(tmp_path, change, message):
     Store(tmp_path, IDENTITY).save_run("a", RUN)
     before = (tmp_path / "comparison.json").read_text()
-    with pytest.raises(ValueError, match=f"holds another comparison: {message}; give another folder"):
+    with pytest.raises(
+        ValueError, match=f"holds another comparison: {message}; give another folder"
+    ):
         Store(tmp_path, IDENTITY | change)
     assert (tmp_path / "comparison.json").read_text() == before
 
@@ -64,11 +88,16 @@ def test_a_folder_without_finished_runs_is_free(tmp_path):
 SCRIPT = IDENTITY | {"task": "my_training.py:build", "recipe": {"script": "0123456789ab"}}
 
 
-@pytest.mark.parametrize("path", ["./my_training.py:build", "/home/me/my_training.py:build", r"C:\me\my_training.py:build"])
+@pytest.mark.parametrize(
+    "path",
+    ["./my_training.py:build", "/home/me/my_training.py:build", r"C:\me\my_training.py:build"],
+)
 def test_a_script_is_the_same_by_every_path(tmp_path, path):
     Store(tmp_path, SCRIPT).save_run("a", RUN)
     assert Store(tmp_path, SCRIPT | {"task": path}).run("a") == RUN
-    with pytest.raises(ValueError, match="its task is .*my_training.py:build, here it is my_training.py:other"):
+    with pytest.raises(
+        ValueError, match="its task is .*my_training.py:build, here it is my_training.py:other"
+    ):
         Store(tmp_path, SCRIPT | {"task": "my_training.py:other"})
 
 
@@ -76,7 +105,8 @@ def test_a_script_that_was_changed_says_how_to_begin_anew(tmp_path):
     Store(tmp_path, SCRIPT).save_run("a", RUN)
     changed = SCRIPT | {"recipe": {"script": "ba9876543210"}}
     with pytest.raises(
-        ValueError, match="runs of another version of my_training.py: it, or a file beside it that it imports, was .* --restart"
+        ValueError,
+        match="runs of another version of my_training.py: it, or a file beside it that it imports, was .* --restart",
     ):
         Store(tmp_path, changed)
     (tmp_path / "notes.txt").write_text("mine")
@@ -107,7 +137,11 @@ def test_restart_deletes_nothing_in_a_folder_in_use(tmp_path):
     for folder in (tmp_path, tmp_path / "rates"):
         with sole_use(folder), pytest.raises(ValueError, match=f"the folder {folder} is in use"):
             restart(tmp_path)
-        assert Store(tmp_path, IDENTITY).run("a") == Store(tmp_path / "rates", IDENTITY).run("a") == RUN
+        assert (
+            Store(tmp_path, IDENTITY).run("a")
+            == Store(tmp_path / "rates", IDENTITY).run("a")
+            == RUN
+        )
     restart(tmp_path)
     assert not list(tmp_path.rglob("a.json"))
 
@@ -138,7 +172,9 @@ def test_a_damaged_run_is_named(tmp_path):
     store = Store(tmp_path, IDENTITY)
     store.save_run("a", {})
     (tmp_path / "runs" / "a.json").write_text('{"value": ')
-    with pytest.raises(ValueError, match=r"a\.json is damaged .*; delete it, and the same command makes it again"):
+    with pytest.raises(
+        ValueError, match=r"a\.json is damaged .*; delete it, and the same command makes it again"
+    ):
         store.run("a")
 
 
@@ -182,4 +218,6 @@ def test_what_lies_beside_a_run(tmp_path):
     store.save_run("a", RUN)
     (tmp_path / "runs" / "a.shown").touch()
     (tmp_path / "runs" / "b.parquet").touch()
-    assert store.beside("a") == {"shown": "runs/a.shown"} and store.beside("b") == {"samples": "runs/b.parquet"}
+    assert store.beside("a") == {"shown": "runs/a.shown"} and store.beside("b") == {
+        "samples": "runs/b.parquet"
+    }

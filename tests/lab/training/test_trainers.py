@@ -12,7 +12,17 @@ from thresher_lab.tasks.script import Script, takes_overrides
 from thresher_lab.training.samples import read_history
 from thresher_lab.training.specs import MethodSpec, parse_methods
 from thresher_lab.training.trainers import OVERRIDES, build_trainer, metric_of, train_by_trainer
-from transformers_cases import BATCH, EPOCHS, N, Selected, Sentences, arguments, model, outcome, trainer
+from transformers_cases import (
+    BATCH,
+    EPOCHS,
+    N,
+    Selected,
+    Sentences,
+    arguments,
+    model,
+    outcome,
+    trainer,
+)
 
 FILE = """
 import sys
@@ -36,7 +46,11 @@ def maker(folder, **settings):
     made = []
 
     def make(seed, **overrides):
-        made.append(trainer(folder, **{"with_compute_metrics": rightness, "seed": seed, **settings, **overrides}))
+        made.append(
+            trainer(
+                folder, **{"with_compute_metrics": rightness, "seed": seed, **settings, **overrides}
+            )
+        )
         return made[-1]
 
     return make, made
@@ -54,10 +68,18 @@ def test_full_training_is_the_trainer_as_it_is(tmp_path):
     plain = maker(tmp_path)[0](1, **OVERRIDES, num_train_epochs=EPOCHS)
     plain.train()
     expected, got = outcome(plain), outcome(by_compare)
-    assert all(torch.equal(got["parameters"][name], value) for name, value in expected["parameters"].items())
+    assert all(
+        torch.equal(got["parameters"][name], value)
+        for name, value in expected["parameters"].items()
+    )
     assert got["step"] == expected["step"] and torch.equal(got["random"], expected["random"])
     assert run["metric"] == {"name": "eval_accuracy", "value": plain.evaluate()["eval_accuracy"]}
-    assert run["cost"]["forward"] == run["cost"]["backward"] == run["cost"]["full_forward"] == EPOCHS * N
+    assert (
+        run["cost"]["forward"]
+        == run["cost"]["backward"]
+        == run["cost"]["full_forward"]
+        == EPOCHS * N
+    )
     assert run["cost"]["ratio"] == 1 and run["cpu_s"] > 0 and len(run["history"]) == EPOCHS
 
 
@@ -66,7 +88,9 @@ def test_fewer_epochs_decay_within_them(tmp_path):
     steps = by_compare.state.global_step
     assert steps == 18 and by_compare.lr_scheduler.get_last_lr() == [0, 0]  # 1.5 epochs of 12 steps
     assert [entry["forward"] for entry in run["history"]] == [N, 6 * BATCH]
-    assert run["cost"]["ratio"] == (N + 6 * BATCH) / (EPOCHS * N) and run["settings"] == {"epochs": 1.5}
+    assert run["cost"]["ratio"] == (N + 6 * BATCH) / (EPOCHS * N) and run["settings"] == {
+        "epochs": 1.5
+    }
 
 
 @pytest.mark.parametrize(("accumulated", "drop"), [(1, True), (2, False), (2, True)])
@@ -86,10 +110,20 @@ def test_a_method_is_the_trainer_with_the_mixin(tmp_path):
     samples = tmp_path / "samples.parquet"
     run, by_compare = trained(tmp_path, HALF, samples_to=samples)
     torch.manual_seed(1)
-    settings = {"seed": 1, "num_train_epochs": EPOCHS, **OVERRIDES, "with_selection_settings": {"seed": 1}}
-    expected = trainer(tmp_path, HALF.create(), of=Selected, with_compute_metrics=rightness, **settings)
+    settings = {
+        "seed": 1,
+        "num_train_epochs": EPOCHS,
+        **OVERRIDES,
+        "with_selection_settings": {"seed": 1},
+    }
+    expected = trainer(
+        tmp_path, HALF.create(), of=Selected, with_compute_metrics=rightness, **settings
+    )
     expected.train()
-    assert all(torch.equal(by_compare.model.state_dict()[name], value) for name, value in expected.model.state_dict().items())
+    assert all(
+        torch.equal(by_compare.model.state_dict()[name], value)
+        for name, value in expected.model.state_dict().items()
+    )
     assert run["cost"]["forward"] == expected.run.cost.forward == EPOCHS * (N // 2)
     assert 0.48 < run["cost"]["ratio"] < 0.5
     assert read_history(samples).trained.sum() == EPOCHS * (N // 2)
@@ -105,7 +139,11 @@ def test_rates_scale_the_rate_of_the_trainer(tmp_path):
         optimizers = torch.optim.SGD(net.parameters(), lr=0.1), None
         args = arguments(tmp_path, **{"seed": seed, **overrides})
         return transformers.Trainer(
-            net, args, train_dataset=Sentences(False), eval_dataset=Sentences(False), optimizers=optimizers
+            net,
+            args,
+            train_dataset=Sentences(False),
+            eval_dataset=Sentences(False),
+            optimizers=optimizers,
         )
 
     with pytest.raises(ValueError, match=r"--rates: the trainer has an optimizer of its own"):
@@ -117,12 +155,26 @@ def test_rates_scale_the_rate_of_the_trainer(tmp_path):
     [
         ({}, {"eval_loss": 0.5, "eval_accuracy": 0.75}, ("eval_accuracy", 0.75)),
         ({}, {"eval_loss": 0.5}, ("-eval_loss", -0.5)),
-        ({"metric_for_best_model": "f1", "greater_is_better": True}, {"eval_f1": 0.25}, ("eval_f1", 0.25)),
-        ({"metric_for_best_model": "eval_wer", "greater_is_better": False}, {"eval_wer": 0.25}, ("-eval_wer", -0.25)),
+        (
+            {"metric_for_best_model": "f1", "greater_is_better": True},
+            {"eval_f1": 0.25},
+            ("eval_f1", 0.25),
+        ),
+        (
+            {"metric_for_best_model": "eval_wer", "greater_is_better": False},
+            {"eval_wer": 0.25},
+            ("-eval_wer", -0.25),
+        ),
     ],
 )
 def test_metric(args, metrics, expected):
-    assert metric_of(SimpleNamespace(**{"metric_for_best_model": None, "greater_is_better": None} | args), metrics) == expected
+    assert (
+        metric_of(
+            SimpleNamespace(**{"metric_for_best_model": None, "greater_is_better": None} | args),
+            metrics,
+        )
+        == expected
+    )
 
 
 def test_metric_that_is_not_there():
@@ -146,7 +198,10 @@ def test_functions_that_are_refused(tmp_path):
     for make, says in (
         (ignores, r"ignores\(.*args.num_train_epochs=3 in place of 2"),
         (one_seed, r"args.seed=42 in place of 7"),
-        (selects, r"without thresher.transformers.Selection, which compare adds itself; got Selected"),
+        (
+            selects,
+            r"without thresher.transformers.Selection, which compare adds itself; got Selected",
+        ),
         (lambda seed, **overrides: None, r"must return a transformers.Trainer .* got NoneType"),
     ):
         with pytest.raises(ValueError, match=says):
@@ -160,17 +215,30 @@ def test_options_that_are_refused(tmp_path):
 
 def test_comparison(tmp_path, request):
     file = tmp_path / "mine.py"
-    file.write_text(FILE.format(tests=str(request.config.rootpath / "tests"), folder=str(tmp_path / "files")))
+    file.write_text(
+        FILE.format(tests=str(request.config.rootpath / "tests"), folder=str(tmp_path / "files"))
+    )
     task = f"{file}:make_trainer"
     results = compare(task, parse_methods("winnow:share=0.5"), [0], 2, tmp_path / "out", jobs=1)
     rows = {row["method"].partition("@0")[0]: row for row in results["summary"]}
-    assert {*rows} == {"full", "winnow:share=0.5", "shorter@time", "uniform", "shorter", "smaller", "placebo"}
-    assert rows["full"]["cost_ratio"] == 1 and rows["winnow:share=0.5"]["cost_ratio"] == pytest.approx(0.5, abs=0.05)
+    assert {*rows} == {
+        "full",
+        "winnow:share=0.5",
+        "shorter@time",
+        "uniform",
+        "shorter",
+        "smaller",
+        "placebo",
+    }
+    assert rows["full"]["cost_ratio"] == 1 and rows["winnow:share=0.5"][
+        "cost_ratio"
+    ] == pytest.approx(0.5, abs=0.05)
     assert all(row["cpu_ratio"] > 0 for row in rows.values())
     assert results["runs"][0]["metric"]["name"] == "eval_accuracy"
     script = Script.of(file, "make_trainer")
     with pytest.raises(
-        ValueError, match=r"mine.py, line \d+: make_trainer.* makes a Trainer. Only `thresher compare` takes one"
+        ValueError,
+        match=r"mine.py, line \d+: make_trainer.* makes a Trainer. Only `thresher compare` takes one",
     ):
         script.training(script.load(None), 0)
 

@@ -17,7 +17,12 @@ def make(method, *, optimizer=True, shuffle=True):
     sgd = torch.optim.SGD(net.parameters(), 0.1) if optimizer else None
     data = TensorDataset(torch.randn(N, 6), torch.arange(N) % C)
     run = thresher.attach(
-        method, loader=DataLoader(data, B, shuffle=shuffle), criterion=nn.CrossEntropyLoss(), model=net, optimizer=sgd, epochs=4
+        method,
+        loader=DataLoader(data, B, shuffle=shuffle),
+        criterion=nn.CrossEntropyLoss(),
+        model=net,
+        optimizer=sgd,
+        epochs=4,
     )
     return run, net, sgd
 
@@ -59,7 +64,9 @@ def test_the_last_of_two_steps_on_one_batch_stays():
         run.criterion(outputs, y).backward()
         sgd.step()
         sgd.zero_grad()
-    torch.testing.assert_close(run.records["loss"][run.ids], F.cross_entropy(outputs, y, reduction="none").detach())
+    torch.testing.assert_close(
+        run.records["loss"][run.ids], F.cross_entropy(outputs, y, reduction="none").detach()
+    )
     assert run.cost.forward - run.cost.comparing == 3 * B
     assert run.cost.steps == 3
 
@@ -70,7 +77,9 @@ def test_ignored_labels_are_not_scored():
     for i, (x, y) in enumerate(run.loader):
         labels = y.clone()
         labels[::2] = -100
-        run.criterion(run.model(x), labels, ids=run.ids) if i % 2 else run.criterion(run.model(x), y)
+        run.criterion(run.model(x), labels, ids=run.ids) if i % 2 else run.criterion(
+            run.model(x), y
+        )
         seen += [i * B + j for j in range(B) if not i % 2 or j % 2]
     assert torch.isfinite(run.records["loss"]).nonzero().flatten().tolist() == seen
 
@@ -102,8 +111,12 @@ def test_many_forward_passes_before_their_losses(passes):
     )
     for inputs, targets in run.loader:
         made = [run.model(one) for one in inputs.split(1)]
-        pairs = [(out, one) for outs, one in zip(made, targets.split(1), strict=True) for out in outs]
+        pairs = [
+            (out, one) for outs, one in zip(made, targets.split(1), strict=True) for out in outs
+        ]
         sum(run.criterion(out, one) for out, one in pairs).backward()
-    expected = sum(nn.functional.cross_entropy(head(x), y, reduction="none") for head in heads).detach()
+    expected = sum(
+        nn.functional.cross_entropy(head(x), y, reduction="none") for head in heads
+    ).detach()
     torch.testing.assert_close(run.records["loss"], expected)
     assert (run.cost.forward, run.cost.backward) == (passes, passes)

@@ -25,7 +25,11 @@ def walk(outputs, *returned, changed=None):
     batch = YieldedBatch(torch.arange(N), 0)
     tracked = [TrackedTensor.of(tensor, Rows(batch, 0, 1, N, 1), changed) for tensor in returned]
     found = follow_rows(outputs, {one.place: one for one in tracked})
-    return slice(found.start, found.start + found.step * found.n, found.step) if isinstance(found, Rows) else found
+    return (
+        slice(found.start, found.start + found.step * found.n, found.step)
+        if isinstance(found, Rows)
+        else found
+    )
 
 
 def head(*shape):
@@ -103,7 +107,9 @@ def test_operations_that_can_move_rows(returned, name):
 KEEPS = {
     "arange": lambda t: t[torch.arange(N)],
     "arange and columns": lambda t: t[torch.arange(N), torch.zeros(N, dtype=torch.int64)],
-    "arange and several columns": lambda t: t[torch.arange(N)[:, None], torch.zeros(N, 2, dtype=torch.int64)],
+    "arange and several columns": lambda t: t[
+        torch.arange(N)[:, None], torch.zeros(N, 2, dtype=torch.int64)
+    ],
     "columns": lambda t: t[:, [1, 0]],
     "index_select": lambda t: t.index_select(1, torch.tensor([1, 0])),
     "gather": lambda t: t.gather(1, torch.zeros(N, 1, dtype=torch.int64)),
@@ -134,9 +140,13 @@ KEEPS = {
     "einsum": lambda t: torch.einsum("bd,bd->b", t, t),
     "attention": lambda t: F.scaled_dot_product_attention(*[t.view(N, 1, 2, 3)] * 3),
     "cross-entropy": lambda t: F.cross_entropy(t, ORDER, reduction="none", label_smoothing=0.1),
-    "dense cross-entropy": lambda t: F.cross_entropy(t.view(N, 3, 2), ORDER[:2].expand(N, 2) % 3, reduction="none"),
+    "dense cross-entropy": lambda t: F.cross_entropy(
+        t.view(N, 3, 2), ORDER[:2].expand(N, 2) % 3, reduction="none"
+    ),
     "soft cross-entropy": lambda t: F.cross_entropy(t, torch.eye(N), reduction="none"),
-    "binary": lambda t: F.binary_cross_entropy_with_logits(t, torch.eye(N), reduction="none").mean(1),
+    "binary": lambda t: F.binary_cross_entropy_with_logits(t, torch.eye(N), reduction="none").mean(
+        1
+    ),
     "squares": lambda t: F.mse_loss(t, torch.eye(N), reduction="none"),
     "huber": lambda t: F.smooth_l1_loss(t, torch.eye(N), reduction="none"),
     "gaussian": lambda t: F.gaussian_nll_loss(t, torch.eye(N), t.exp(), reduction="none"),
@@ -202,7 +212,11 @@ def test_moved_outputs_are_refused(name):
     model = nn.Linear(2, N)
     loader = DataLoader(TensorDataset(torch.rand(N, 2), torch.arange(N)), N)
     run = thresher.attach(
-        thresher.FullData(), loader=loader, criterion=lambda o, y: o.flatten(1)[:, 0] * y, model=model, epochs=1
+        thresher.FullData(),
+        loader=loader,
+        criterion=lambda o, y: o.flatten(1)[:, 0] * y,
+        model=model,
+        epochs=1,
     )
     x, y = next(iter(run.loader))
     with pytest.raises(thresher.AttributionError, match="may change the order of rows"):

@@ -17,7 +17,8 @@ from thresher import AttributionError
 from thresher.records import NEVER_SEEN
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*got no loss in an epoch:UserWarning", "ignore:.*the attached SGD made no step:UserWarning"
+    "ignore:.*got no loss in an epoch:UserWarning",
+    "ignore:.*the attached SGD made no step:UserWarning",
 )
 N, B = 22, 4
 
@@ -63,7 +64,9 @@ CALLS = {
     "criterion": lambda run, net, x, y, ids: run.criterion(run.model(x), y, ids=ids),
     "new targets": lambda run, net, x, y, ids: run.criterion(run.model(x), hot(y), ids=ids),
     "reduce": lambda run, net, x, y, ids: run.reduce(run.model(x)[:, 0] * 1.0, ids=ids),
-    "of both": lambda run, net, x, y, ids: run.reduce(run.model(x)[:, 0] * 1.0, ids=ids, outputs=x, targets=y),
+    "of both": lambda run, net, x, y, ids: run.reduce(
+        run.model(x)[:, 0] * 1.0, ids=ids, outputs=x, targets=y
+    ),
     "model itself": lambda run, net, x, y, ids: run.criterion(net(x), y, ids=ids),
     "new inputs": lambda run, net, x, y, ids: run.criterion(run.model(x * 1.0), hot(y), ids=ids),
     "nothing beside": lambda run, net, x, y, ids: run.reduce(net(x)[:, 0] * 1.0, ids=ids),
@@ -132,7 +135,9 @@ def test_groups_of_batches(collate, ahead, accumulated):
                         loop.optimizer.step()
                 if accumulated is None:
                     loop.optimizer.step()
-            of_others = 0 if asks else sum(min(ahead, 6 - first) - 1 for first in range(0, 6, ahead))
+            of_others = (
+                0 if asks else sum(min(ahead, 6 - first) - 1 for first in range(0, 6, ahead))
+            )
             refused = loop.check()
             if call in SHOWN or asks or ahead == 1:
                 assert refused == of_others  # all but the last of each group
@@ -155,7 +160,11 @@ def test_batches_and_ids_in_any_order(data):
         what = data.draw(st.sampled_from(["latest", "right", "right", "skip", "wrong"]))
         if what == "skip":
             continue
-        other = data.draw(st.sampled_from(waiting)) if what == "wrong" and call in SHOWN and waiting else batch
+        other = (
+            data.draw(st.sampled_from(waiting))
+            if what == "wrong" and call in SHOWN and waiting
+            else batch
+        )
         ids = loop.run.ids if what == "latest" else loop.run.ids_of(other[1])
         loop.loss(batch, indexed(ids) if data.draw(st.booleans()) else ids)
         if data.draw(st.booleans()):
@@ -184,7 +193,9 @@ def test_ids_of_a_waiting_batch_are_not_those_of_a_batch_that_was_let_go():
     loop.run.reduce(outputs[:, 0] * 1.0, ids=loop.run.ids).backward()
     loop.optimizer.step()
     x = [next(iterator) for _ in range(4)][1][0]
-    with pytest.raises(AttributionError, match=r"not of the batch of an earlier step.*run.ids_of\(tensor\)"):
+    with pytest.raises(
+        AttributionError, match=r"not of the batch of an earlier step.*run.ids_of\(tensor\)"
+    ):
         loop.run.reduce(loop.run.model(gone[0])[:, 0] * 2.0, ids=indexed(loop.run.ids_of(x)))
 
 
@@ -192,7 +203,9 @@ def test_a_loss_of_two_batches_is_of_the_ids_of_both():
     loop = Loop("mixing", "reduce")
     (x, y, i), (x2, y2, i2), *_ = loop.run.loader
     losses = torch.cat([loop.run.model(x)[:, 0] * 2, loop.run.model(x2)[:, 0] * 2])
-    with pytest.raises(AttributionError, match="not of batch 0 or batch 1, from which outputs or targets come"):
+    with pytest.raises(
+        AttributionError, match="not of batch 0 or batch 1, from which outputs or targets come"
+    ):
         loop.run.reduce(losses, ids=torch.cat([loop.run.ids_of(x), loop.run.ids[:B]]))
     loop.run.reduce(losses, ids=torch.cat([loop.run.ids_of(x), loop.run.ids_of(x2)]))
     assert loop.run.records["loss"].isfinite().sum() == 2 * B
@@ -222,7 +235,9 @@ class Weighted:
         return n
 
     def plan_batch(self, signals, state, *, step, generator):
-        return thresher.BatchPlan(torch.arange(len(signals["id"])), weights=1.0 + signals["id"].float()), state
+        return thresher.BatchPlan(
+            torch.arange(len(signals["id"])), weights=1.0 + signals["id"].float()
+        ), state
 
 
 @pytest.mark.parametrize("change", [indexed, lambda ids: ids])

@@ -11,9 +11,15 @@ def attached(batch_size=8, targets=None, method=None, **settings):
     torch.manual_seed(0)
     x, y = torch.randn(8, 5), torch.arange(8) % 3
     model = nn.Linear(5, 3)
-    settings = {"criterion": nn.CrossEntropyLoss(), "optimizer": torch.optim.SGD(model.parameters(), 0.1), **settings}
+    settings = {
+        "criterion": nn.CrossEntropyLoss(),
+        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+        **settings,
+    }
     loader = DataLoader(TensorDataset(x, y if targets is None else targets), batch_size)
-    return thresher.attach(method or thresher.FullData(), loader=loader, model=model, epochs=2, **settings)
+    return thresher.attach(
+        method or thresher.FullData(), loader=loader, model=model, epochs=2, **settings
+    )
 
 
 def losses(outputs, targets):
@@ -118,7 +124,10 @@ def test_losses_of_another_model_that_were_given_by_their_ids_are_averaged():
 
 
 def test_the_plain_criterion_of_another_model_is_not_restricted_to_the_chosen_rows():
-    run, other = attached(method=thresher.SelectiveBackprop(keep=0.5), forward_passes="once"), other_model()
+    run, other = (
+        attached(method=thresher.SelectiveBackprop(keep=0.5), forward_passes="once"),
+        other_model(),
+    )
     ((x, y),) = run.loader
     run.criterion(run.model(x), y)
     assert torch.equal(run.criterion(other(x), y), F.cross_entropy(other(x), y))
@@ -163,7 +172,11 @@ def two_views(run, x, y):
 
 
 def consecutive(run, x, y):
-    return run.model(x.repeat_interleave(2, 0)), y.repeat_interleave(2), run.ids.repeat_interleave(2)
+    return (
+        run.model(x.repeat_interleave(2, 0)),
+        y.repeat_interleave(2),
+        run.ids.repeat_interleave(2),
+    )
 
 
 @pytest.mark.parametrize("rows", [two_views, consecutive])
@@ -171,7 +184,9 @@ def test_ids_that_name_a_sample_twice_are_refused(rows):
     run = attached()
     ((x, y),) = run.loader
     outputs, targets, ids = rows(run, x, y)
-    with pytest.raises(thresher.AttributionError, match=r"more than once.* `repeat=`.* run\.reduce\(losses, ids="):
+    with pytest.raises(
+        thresher.AttributionError, match=r"more than once.* `repeat=`.* run\.reduce\(losses, ids="
+    ):
         run.criterion(outputs, targets, ids=ids)
     assert not run.records["loss"].isfinite().any()
 
@@ -193,7 +208,9 @@ def test_a_sample_that_the_loader_yields_twice_may_be_named_twice():
     x, y = torch.randn(4, 5), torch.arange(4) % 3
     model = nn.Linear(5, 3)
     loader = DataLoader(TensorDataset(x, y), 4, sampler=[0, 0, 1, 2])
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+    run = thresher.attach(
+        thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1
+    )
     ((x, y),) = run.loader
     order = torch.tensor([3, 1, 0, 2])
     outputs = run.model(x[order])
@@ -215,11 +232,22 @@ def test_tokens_that_are_shifted_and_flattened(given):
     torch.manual_seed(0)
     tokens = torch.randint(7, (8, 6))
     loader = DataLoader(TensorDataset(tokens), 4)
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=Tokens(), epochs=1)
+    run = thresher.attach(
+        thresher.FullData(),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=Tokens(),
+        epochs=1,
+    )
     for (batch,) in run.loader:
-        logits, labels = run.model(batch)[:, :-1].contiguous().view(-1, 7), batch[:, 1:].contiguous().view(-1)
+        logits, labels = (
+            run.model(batch)[:, :-1].contiguous().view(-1, 7),
+            batch[:, 1:].contiguous().view(-1),
+        )
         run.criterion(logits, labels, **({"ids": run.ids, "repeat": 5} if given else {}))
-        assert torch.allclose(run.records["loss"][run.ids], losses(logits, labels).view(4, -1).mean(1))
+        assert torch.allclose(
+            run.records["loss"][run.ids], losses(logits, labels).view(4, -1).mean(1)
+        )
 
 
 def without_holes(rows):
@@ -230,10 +258,14 @@ def test_a_collate_that_leaves_samples_out_needs_the_index_of_the_dataset():
     x, y = torch.randn(8, 5), torch.arange(8) % 3
     loader = DataLoader(TensorDataset(x, y, torch.arange(8)), 4, collate_fn=without_holes)
     model = nn.Linear(5, 3)
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+    run = thresher.attach(
+        thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1
+    )
     for x, y, index in run.loader:
         outputs = run.model(x)
-        with pytest.raises(thresher.AttributionError, match="Let the dataset return the index of each sample"):
+        with pytest.raises(
+            thresher.AttributionError, match="Let the dataset return the index of each sample"
+        ):
             run.criterion(outputs, y)
         run.criterion(outputs, y, ids=index)
         assert torch.allclose(run.records["loss"][index], losses(outputs, y))

@@ -105,7 +105,9 @@ def test_parameters_that_the_loop_replaces_are_still_the_models():
         run.model.module.bias = None
         outputs = run.model.module(x)
         run.criterion(outputs, y)
-        assert torch.allclose(run.records["loss"][run.ids], F.cross_entropy(outputs, y, reduction="none").detach())
+        assert torch.allclose(
+            run.records["loss"][run.ids], F.cross_entropy(outputs, y, reduction="none").detach()
+        )
 
 
 def test_another_model_alone_is_recorded():
@@ -119,7 +121,8 @@ def test_a_loop_over_the_loader_of_before_is_told_to_iterate_that_of_the_run():
     run, _, _ = attached()
     x, y = torch.randn(8, 5), torch.arange(8) % 3
     with pytest.raises(
-        thresher.AttributionError, match=r"iterate over run\.loader instead of your own DataLoader.*under torch\.no_grad"
+        thresher.AttributionError,
+        match=r"iterate over run\.loader instead of your own DataLoader.*under torch\.no_grad",
     ):
         run.criterion(run.model(x), y)
     for x, y in run.loader:

@@ -29,7 +29,9 @@ def attached(model, samples, batch_size):
     torch.manual_seed(0)
     x, y = torch.randn(samples, T), torch.randint(4, (samples, T))
     loader = DataLoader(TensorDataset(x, y), batch_size)
-    return thresher.attach(thresher.FullData(), loader=loader, criterion=None, model=model, epochs=1)
+    return thresher.attach(
+        thresher.FullData(), loader=loader, criterion=None, model=model, epochs=1
+    )
 
 
 def losses(outputs, targets):
@@ -43,7 +45,8 @@ def test_losses_with_as_many_times_as_samples_are_refused():
         by_time = losses(outputs, y.t())
         for given in ({"outputs": outputs}, {"ids": run.ids}, {"targets": y}):
             with pytest.raises(
-                thresher.AttributionError, match=r"losses of shape \(6, 6\) for 6 samples.*ids=run.ids, repeat=1; else"
+                thresher.AttributionError,
+                match=r"losses of shape \(6, 6\) for 6 samples.*ids=run.ids, repeat=1; else",
             ):
                 run.reduce(by_time, **given)
         assert not run.records["loss"][run.ids].isfinite().any()

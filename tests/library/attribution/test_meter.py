@@ -13,7 +13,9 @@ SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=12)
 
 
 @given(SPANS, st.booleans())
-def test_the_latest_pass_with_a_number_is_found(spans: list[tuple[int, int]], in_order: bool) -> None:
+def test_the_latest_pass_with_a_number_is_found(
+    spans: list[tuple[int, int]], in_order: bool
+) -> None:
     meter = Meter(Cost())
     ends = [(first, first + length) for first, length in spans]
     passes = []

@@ -41,7 +41,11 @@ class Head(nn.Module):
 def make(model, method=None):
     data = TensorDataset(torch.randn(16, 3), torch.arange(16) % 2)
     return thresher.attach(
-        method or thresher.FullData(), loader=DataLoader(data, 8), criterion=nn.CrossEntropyLoss(), model=model, epochs=9
+        method or thresher.FullData(),
+        loader=DataLoader(data, 8),
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        epochs=9,
     )
 
 
@@ -51,8 +55,12 @@ def step(run):
     return x
 
 
-@pytest.mark.parametrize("method", [None, thresher.SelectiveBackprop(keep=0.5)], ids=["all", "once"])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), copy.copy])
+@pytest.mark.parametrize(
+    "method", [None, thresher.SelectiveBackprop(keep=0.5)], ids=["all", "once"]
+)
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), copy.copy]
+)
 def test_a_copy_is_a_copy_of_the_users_model(copied, method):
     """In mid-training, with tensors of many batches tracked; the process ended here once, so the copy is used for long."""
     model = Scaled()
@@ -100,7 +108,9 @@ def test_a_run_is_not_copied(part, way):
         way(part(run))
 
 
-@pytest.mark.parametrize("method", [None, thresher.SelectiveBackprop(keep=0.5)], ids=["all", "once"])
+@pytest.mark.parametrize(
+    "method", [None, thresher.SelectiveBackprop(keep=0.5)], ids=["all", "once"]
+)
 def test_names_are_the_users(method):
     model = Head()
     run = make(model, method)
@@ -148,7 +158,12 @@ def test_a_replaced_head_is_trained():
 def test_modes_and_casts_are_the_users():
     model = Head()
     run = make(model)
-    assert run.model.train() is run.model and run.model.training and model.training and not model.frozen.training
+    assert (
+        run.model.train() is run.model
+        and run.model.training
+        and model.training
+        and not model.frozen.training
+    )
     assert run.model.eval() is run.model and not run.model.training and not model.training
     assert run.model.double() is run.model and model.head.weight.dtype == torch.float64
     seen = []

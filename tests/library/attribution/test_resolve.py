@@ -34,19 +34,36 @@ def id_loss(outputs, targets):
 
 
 def id_data(labels=None):
-    x = torch.stack([torch.arange(N, dtype=torch.float32), torch.randn(N, generator=torch.Generator().manual_seed(0))], 1)
+    x = torch.stack(
+        [
+            torch.arange(N, dtype=torch.float32),
+            torch.randn(N, generator=torch.Generator().manual_seed(0)),
+        ],
+        1,
+    )
     return TensorDataset(x, torch.arange(N) % 10 if labels is None else labels)
 
 
 def make_run(dataset=None, *, criterion=id_loss, loader=None, method=None, **settings):
-    loader = loader or DataLoader(dataset or id_data(), B, shuffle=True, generator=torch.Generator().manual_seed(1))
+    loader = loader or DataLoader(
+        dataset or id_data(), B, shuffle=True, generator=torch.Generator().manual_seed(1)
+    )
     return thresher.attach(
-        method or thresher.FullData(), loader=loader, criterion=criterion, model=Identity(), epochs=5, **settings
+        method or thresher.FullData(),
+        loader=loader,
+        criterion=criterion,
+        model=Identity(),
+        epochs=5,
+        **settings,
     )
 
 
 def snapshot(run):
-    return {name: tensor.clone() for name, tensor in run.records.items()}, run.trained.clone(), run.cost.backward
+    return (
+        {name: tensor.clone() for name, tensor in run.records.items()},
+        run.trained.clone(),
+        run.cost.backward,
+    )
 
 
 def assert_unchanged(run, before):
@@ -101,7 +118,13 @@ def test_outputs_alone_name_rows():
 
 
 @pytest.mark.parametrize(
-    "cast", [lambda y: y.float(), lambda y: y.unsqueeze(1).double(), lambda y: y.clone(), lambda y: y.int()]
+    "cast",
+    [
+        lambda y: y.float(),
+        lambda y: y.unsqueeze(1).double(),
+        lambda y: y.clone(),
+        lambda y: y.int(),
+    ],
 )
 def test_cast_targets_are_accepted_where_outputs_name_the_rows(cast):
     run = make_run()
@@ -338,7 +361,14 @@ def test_auxiliary_heads_replace_after_a_step():
     model = Identity()
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     loader = DataLoader(id_data(), B)
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=id_loss, model=model, optimizer=optimizer, epochs=1)
+    run = thresher.attach(
+        thresher.FullData(),
+        loader=loader,
+        criterion=id_loss,
+        model=model,
+        optimizer=optimizer,
+        epochs=1,
+    )
     x, y = next(iter(run.loader))
     for _ in range(2):
         outputs = run.model(x)
@@ -366,7 +396,13 @@ def test_a_later_forward_pass_replaces_the_loss():
         for scale in (1.0, 2.0, 3.0):
             run.criterion(run.model(x) * scale, y).backward()
     assert torch.equal(run.records["loss"], 3 * torch.arange(N, dtype=torch.float32))
-    assert run.cost.forward == run.cost.backward == 3 * N == run.cost.full_forward == run.cost.full_backward
+    assert (
+        run.cost.forward
+        == run.cost.backward
+        == 3 * N
+        == run.cost.full_forward
+        == run.cost.full_backward
+    )
     assert int(run.trained.sum()) == N
 
 
@@ -377,7 +413,9 @@ def test_a_later_forward_pass_of_another_model_replaces_the_loss(by_ids):
         for scale in (1.0, 2.0):
             outputs = model(x.clone() + 0.0) * scale
             y, ids = (y.clone(), run.ids.clone()) if by_ids else (y, None)
-            (run.criterion(outputs, y, ids=ids) + run.criterion(outputs.clone(), y, ids=ids)).backward()
+            (
+                run.criterion(outputs, y, ids=ids) + run.criterion(outputs.clone(), y, ids=ids)
+            ).backward()
     assert torch.equal(run.records["loss"], 4 * torch.arange(N, dtype=torch.float32))
     assert run.cost.forward == run.cost.backward == 2 * N
 
@@ -392,8 +430,16 @@ def test_rows_permuted_in_the_loop(labels):
     for x, y in run.loader:
         order = torch.randperm(len(y))
         refused(run, lambda x=x, y=y, o=order: run.criterion(run.model(x[o]), y[o]), "Cannot tell")
-        refused(run, lambda x=x, y=y, o=order: run.criterion(run.model(x)[o], y), "may change the order of rows")
-        refused(run, lambda x=x, y=y, o=order: run.criterion(run.model(x)[o], y[o]), "Cannot tell|may change the order")
+        refused(
+            run,
+            lambda x=x, y=y, o=order: run.criterion(run.model(x)[o], y),
+            "may change the order of rows",
+        )
+        refused(
+            run,
+            lambda x=x, y=y, o=order: run.criterion(run.model(x)[o], y[o]),
+            "Cannot tell|may change the order",
+        )
     assert not torch.isfinite(run.records["loss"]).any()
 
 
@@ -486,7 +532,9 @@ def test_targets_changed_in_place():
     run = make_run()
     for x, y in run.loader:
         y.add_(1)
-        refused(run, lambda x=x, y=y: run.criterion(run.model(x), y), "changed in place|new tensors")
+        refused(
+            run, lambda x=x, y=y: run.criterion(run.model(x), y), "changed in place|new tensors"
+        )
         refused(run, lambda x=x, y=y: run.criterion(run.model(x.clone()), y), "changed in place")
 
 
@@ -519,7 +567,11 @@ def test_validation_between_batches():
 def test_foreign_loss_with_equal_labels():
     run = make_run(id_data(torch.zeros(N, dtype=torch.int64)))
     x, y = next(iter(run.loader))
-    refused(run, lambda: run.criterion(run.model(torch.full_like(x, 7.0)), torch.zeros_like(y)), "Cannot tell")
+    refused(
+        run,
+        lambda: run.criterion(run.model(torch.full_like(x, 7.0)), torch.zeros_like(y)),
+        "Cannot tell",
+    )
     refused(run, lambda: run.criterion(Identity()(x), torch.zeros_like(y)), "Cannot tell")
     run.criterion(run.model(x), y)
     assert_right(run, seen=run.ids.tolist())
@@ -548,13 +600,19 @@ def test_mixup_in_the_loop():
             return 0.7 * run.criterion(outputs, y) + 0.3 * run.criterion(outputs, y[o])
 
         refused(run, two_terms, "Cannot tell")
-        refused(run, lambda m=mixed, y=y, o=order: run.reduce(run.model(m)[:, 0], targets=(y, y[o])), "others do not")
+        refused(
+            run,
+            lambda m=mixed, y=y, o=order: run.reduce(run.model(m)[:, 0], targets=(y, y[o])),
+            "others do not",
+        )
     assert not torch.isfinite(run.records["loss"]).any()
 
 
 def test_cutmix_in_the_loop():
     x = torch.arange(N, dtype=torch.float32).view(N, 1, 1, 1).expand(N, 1, 4, 4).contiguous()
-    run = make_run(TensorDataset(x, torch.arange(N) % 10), criterion=lambda o, t: o.flatten(1)[:, 0])
+    run = make_run(
+        TensorDataset(x, torch.arange(N) % 10), criterion=lambda o, t: o.flatten(1)[:, 0]
+    )
     for x, y in run.loader:
         order = torch.roll(torch.arange(len(y)), 1)
         x[:, :, :2, :2] = x[order, :, :2, :2]
@@ -604,7 +662,11 @@ def test_of_a_collate_function_that_sorts_the_index_of_the_dataset_is_right_and_
     run = make_run(loader=loader)
     for x, y, index in run.loader:
         outputs = run.model(x)
-        refused(run, lambda outputs=outputs, y=y: run.criterion(outputs, y), "collate_fn sort_rows.*index of each sample")
+        refused(
+            run,
+            lambda outputs=outputs, y=y: run.criterion(outputs, y),
+            "collate_fn sort_rows.*index of each sample",
+        )
         for ids in (run.ids, run.ids[:], run.ids_of(x)):
             refused(
                 run,
@@ -617,7 +679,12 @@ def test_of_a_collate_function_that_sorts_the_index_of_the_dataset_is_right_and_
 
 def test_collate_functions_that_keep_the_order_are_fine():
     run = make_run(
-        loader=DataLoader(id_data(), B, shuffle=True, collate_fn=lambda s: dict(zip("xy", default_collate(s), strict=True)))
+        loader=DataLoader(
+            id_data(),
+            B,
+            shuffle=True,
+            collate_fn=lambda s: dict(zip("xy", default_collate(s), strict=True)),
+        )
     )
     for batch in run.loader:
         run.criterion(run.model(batch["x"]), batch["y"])
@@ -654,7 +721,9 @@ def test_inputs_of_two_batches_are_refused():
             return (a + b) * self.one
 
     loader = DataLoader(id_data(), B)
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=id_loss, model=Sum(), epochs=1)
+    run = thresher.attach(
+        thresher.FullData(), loader=loader, criterion=id_loss, model=Sum(), epochs=1
+    )
     batches = iter(run.loader)
     (x1, y1), (x2, _) = next(batches), next(batches)
     refused(run, lambda: run.criterion(run.model(x1, x2), y1), "different rows")
@@ -665,7 +734,11 @@ def test_reduce():
     for x, _ in run.loader:
         outputs = run.model(x)
         losses = outputs[:, 0]
-        refused(run, lambda o=outputs: run.reduce(o[:, 0].flip(0), targets=None, outputs=o), "may change the order of rows")
+        refused(
+            run,
+            lambda o=outputs: run.reduce(o[:, 0].flip(0), targets=None, outputs=o),
+            "may change the order of rows",
+        )
         value = run.reduce(losses * 1.0, outputs=outputs)
         assert torch.equal(value, losses.mean())
         value.backward()
@@ -688,7 +761,9 @@ def test_reduce_finds_rows_in_losses_targets_or_ids():
 def refusal_of(run, outputs, targets):
     with pytest.raises(AttributionError) as caught:
         run.criterion(outputs, targets)
-    assert all(part in str(caught.value) for part in ("Saw outputs", "Saw targets", "Nothing was recorded"))
+    assert all(
+        part in str(caught.value) for part in ("Saw outputs", "Saw targets", "Nothing was recorded")
+    )
     assert str(caught.value).endswith("More: docs/attribution.md")
     return str(caught.value)
 
@@ -698,7 +773,9 @@ def test_message_says_what_was_seen_and_the_one_way_out_that_fits():
     x, y = next(iter(run.loader))
     copied = refusal_of(run, run.model(x.clone()), y.clone())
     assert "ids=run.ids" in copied and "no_grad" not in copied
-    other = refusal_of(run, run.model(torch.cat([x, x])[:-1]), torch.cat([y, y])[:-1])  # of another number of rows
+    other = refusal_of(
+        run, run.model(torch.cat([x, x])[:-1]), torch.cat([y, y])[:-1]
+    )  # of another number of rows
     assert "torch.no_grad()" in other and "ids=" not in other
     run.criterion(run.model(x), y).backward()
     assert run.records is not None  # up to the last call of the criterion
@@ -742,9 +819,19 @@ def test_values_compared_on_a_device_speak_at_the_end_of_the_epoch(monkeypatch):
 def test_nothing_is_held_of_batches_that_are_gone(skip, monkeypatch):
     """Neither the tensors of a batch nor what is known of them outlives its turn, credited or skipped."""
     trackers, make = [], RowTracker.__init__
-    monkeypatch.setattr(RowTracker, "__init__", lambda tracker, *more: (make(tracker, *more), trackers.append(tracker))[0])
+    monkeypatch.setattr(
+        RowTracker,
+        "__init__",
+        lambda tracker, *more: (make(tracker, *more), trackers.append(tracker))[0],
+    )
     data = TensorDataset(torch.zeros(1000, 2), torch.zeros(1000, dtype=torch.int64))
-    run = thresher.attach(thresher.FullData(), loader=DataLoader(data, 1), criterion=id_loss, model=Identity(), epochs=1)
+    run = thresher.attach(
+        thresher.FullData(),
+        loader=DataLoader(data, 1),
+        criterion=id_loss,
+        model=Identity(),
+        epochs=1,
+    )
     alive = []
     for x, y in run.loader:
         alive.append(weakref.ref(x))

@@ -7,7 +7,8 @@ from thresher.attribution.rows import RowLayout, Rows, TrackedTensor, YieldedBat
 
 
 @pytest.mark.parametrize(
-    ("rows", "layout"), [(5, RowLayout(6)), (13, RowLayout(6, 2)), (6, RowLayout(4, 2)), (7, RowLayout(6, None))]
+    ("rows", "layout"),
+    [(5, RowLayout(6)), (13, RowLayout(6, 2)), (6, RowLayout(4, 2)), (7, RowLayout(6, None))],
 )
 def test_losses_that_are_not_one_per_sample(rows: int, layout: RowLayout) -> None:
     message = rf"Losses of shape \({rows}, 3\) for {layout.n} samples: the first dimension must be the samples'.*run\.reduce"
@@ -59,7 +60,9 @@ def test_views_that_do_not_show_whole_rows():
 
 def test_tensors_that_cannot_be_tracked():
     rows = Rows(batch(3), 0, 1, 3, 1)
-    assert TrackedTensor.of(torch.zeros(4, 3).t(), Rows(batch(3), 0, 1, 3, 1)) is None  # its rows interleave
+    assert (
+        TrackedTensor.of(torch.zeros(4, 3).t(), Rows(batch(3), 0, 1, 3, 1)) is None
+    )  # its rows interleave
     assert TrackedTensor.of(torch.zeros(3, 2).to_sparse(), rows) is None
     assert TrackedTensor.of(torch.tensor(1.0), rows) is None
     assert memory_layout(torch.zeros(3, 0)) is None
@@ -69,4 +72,8 @@ def test_tensors_that_cannot_be_tracked():
 
 def test_ids_and_positions_of_rows():
     rows = Rows(batch(6), 1, 2, 3, 1)
-    assert rows.ids.tolist() == [101, 103, 105] and list(rows.positions()) == [1, 3, 5] and rows.key == (7, 1, 2, 3)
+    assert (
+        rows.ids.tolist() == [101, 103, 105]
+        and list(rows.positions()) == [1, 3, 5]
+        and rows.key == (7, 1, 2, 3)
+    )

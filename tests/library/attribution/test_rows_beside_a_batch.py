@@ -13,7 +13,9 @@ import thresher
 def test_rows_beside_the_batch_are_counted(method, parts):
     x, y, unlabeled = torch.randn(64, 10), torch.arange(64) % 4, torch.randn(48, 10)
     loader = DataLoader(TensorDataset(x, y), 16)
-    run = thresher.attach(method, loader=loader, criterion=nn.CrossEntropyLoss(), model=nn.Linear(10, 4), epochs=1)
+    run = thresher.attach(
+        method, loader=loader, criterion=nn.CrossEntropyLoss(), model=nn.Linear(10, 4), epochs=1
+    )
     for x, y in run.loader:
         outputs = run.model(torch.cat([x, unlabeled]))
         own = zip(outputs[:16].chunk(parts), y.chunk(parts), strict=True)
@@ -26,7 +28,13 @@ def test_rows_beside_the_batch_are_counted(method, parts):
 def test_a_number_of_rows_that_is_not_certain_makes_the_cost_unknown():
     x, y = torch.randn(64, 16), torch.arange(64) % 4
     loader = DataLoader(TensorDataset(x, y), 16)
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=nn.Linear(16, 4), epochs=1)
+    run = thresher.attach(
+        thresher.FullData(),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=nn.Linear(16, 4),
+        epochs=1,
+    )
     for x, y in run.loader:
         run.criterion(run.model(torch.cat([x, x]))[:16], y).backward()
     assert "first or the second dimension" in str(run.cost)
@@ -35,7 +43,13 @@ def test_a_number_of_rows_that_is_not_certain_makes_the_cost_unknown():
 def test_several_heads_of_new_inputs_are_counted_once():
     x, y = torch.randn(64, 10), torch.arange(64) % 4
     loader = DataLoader(TensorDataset(x, y), 16)
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=nn.Linear(10, 4), epochs=1)
+    run = thresher.attach(
+        thresher.FullData(),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=nn.Linear(10, 4),
+        epochs=1,
+    )
     for x, y in run.loader:
         outputs = run.model(x * 2)
         (run.criterion(outputs, y) + run.criterion(outputs * 2, y)).backward()
@@ -53,7 +67,9 @@ def test_pairs_and_triplets_of_new_inputs_count_each_forward_pass(method, towers
     rows = []
     model.register_forward_hook(lambda module, args, outputs: rows.append(len(outputs)))
     loader = DataLoader(TensorDataset(*inputs), 8, shuffle=True)
-    run = thresher.attach(method, loader=loader, criterion=None, model=model, optimizer=optimizer, epochs=3)
+    run = thresher.attach(
+        method, loader=loader, criterion=None, model=model, optimizer=optimizer, epochs=3
+    )
     for _ in range(3):
         for batch in run.loader:
             first, *others = [run.model(part * 2) for part in batch]

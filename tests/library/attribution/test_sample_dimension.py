@@ -21,7 +21,9 @@ class Scale(nn.Module):
 
 
 def time_first(samples):
-    return tuple(part.t().contiguous() if part.dim() > 1 else part for part in default_collate(samples))
+    return tuple(
+        part.t().contiguous() if part.dim() > 1 else part for part in default_collate(samples)
+    )
 
 
 def samples_first(samples):
@@ -33,7 +35,9 @@ def run_of(collate, length, criterion=lambda outputs, targets: outputs, **settin
     tokens = torch.arange(N, dtype=torch.float32).unsqueeze(1).expand(N, length).clone()
     data = TensorDataset(tokens, tokens.clone(), torch.arange(N))
     loader = DataLoader(data, B, collate_fn=collate, **settings)
-    return thresher.attach(thresher.FullData(), loader=loader, criterion=criterion, model=Scale(), epochs=5)
+    return thresher.attach(
+        thresher.FullData(), loader=loader, criterion=criterion, model=Scale(), epochs=5
+    )
 
 
 def losses_of_all(run):
@@ -84,7 +88,10 @@ def test_unclear_until_a_batch_of_another_size_came():
     run = run_of(samples_first, B)
     batches = iter(run.loader)
     x, y, _ = next(batches)
-    with pytest.raises(AttributionError, match=r"shape \(6, 6\).*along the first or the second dimension.*ids=run.ids"):
+    with pytest.raises(
+        AttributionError,
+        match=r"shape \(6, 6\).*along the first or the second dimension.*ids=run.ids",
+    ):
         run.criterion(run.model(x), y)
     run.criterion(run.model(x), y, ids=run.ids)
     for x, y, _ in batches:
@@ -97,7 +104,9 @@ def run_over(x, batch_size):
     """A run over inputs alone, whose collate function is the user's own."""
     loader = DataLoader(TensorDataset(x), batch_size, collate_fn=samples_first)
     criterion = lambda outputs, _: outputs.flatten(1).mean(1)  # noqa: E731
-    return thresher.attach(thresher.FullData(), loader=loader, criterion=criterion, model=Scale(), epochs=2)
+    return thresher.attach(
+        thresher.FullData(), loader=loader, criterion=criterion, model=Scale(), epochs=2
+    )
 
 
 def test_images_are_not_unclear():
@@ -117,7 +126,9 @@ def test_a_batch_of_one_sample_is_not_unclear_and_teaches_nothing():
             if len(x) == 1:
                 run.criterion(run.model(x), None)
                 continue
-            with pytest.raises(AttributionError, match=r"shape \(4, 4\).*along the first or the second dimension"):
+            with pytest.raises(
+                AttributionError, match=r"shape \(4, 4\).*along the first or the second dimension"
+            ):
                 run.criterion(run.model(x), None)
     assert run.records["loss"].isfinite().tolist() == [False] * 4 + [True]
 
@@ -130,9 +141,12 @@ def test_repeat_does_not_count_samples_of_the_second_dimension(length):
         outputs = run.model(x)
         if not step or len(run.ids) != length:
             with pytest.raises(
-                AttributionError, match=r"`repeat` needs the rows .*outputs\.permute\(1, 2, 0\), targets\.T, ids=run\.ids"
+                AttributionError,
+                match=r"`repeat` needs the rows .*outputs\.permute\(1, 2, 0\), targets\.T, ids=run\.ids",
             ):
                 run.criterion(outputs.flatten(), y.flatten(), ids=run.ids, repeat=length)
         run.criterion(outputs.unsqueeze(2).permute(1, 2, 0).squeeze(1), y.T, ids=run.ids).backward()
     losses = run.records["loss"]
-    assert losses.isfinite().sum() == N and torch.equal(losses, torch.arange(N, dtype=torch.float32))
+    assert losses.isfinite().sum() == N and torch.equal(
+        losses, torch.arange(N, dtype=torch.float32)
+    )

@@ -15,8 +15,15 @@ def attached(method=None, *, batch_size=8, model=None, **settings):
     model = model or nn.Linear(5, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
     loader = DataLoader(TensorDataset(x, y), batch_size)
-    settings = {"criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer, **settings}
-    return thresher.attach(method or thresher.FullData(), loader=loader, epochs=2, **settings), optimizer
+    settings = {
+        "criterion": nn.CrossEntropyLoss(),
+        "model": model,
+        "optimizer": optimizer,
+        **settings,
+    }
+    return thresher.attach(
+        method or thresher.FullData(), loader=loader, epochs=2, **settings
+    ), optimizer
 
 
 def losses(outputs, targets):
@@ -78,7 +85,9 @@ def test_parts_of_a_batch_in_several_passes_before_one_backward_pass():
 
 def test_a_pass_after_a_backward_pass_replaces_the_loss():
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
-    run, optimizer = attached(thresher.SelectiveBackprop(keep=0.5), model=model, forward_passes="once")
+    run, optimizer = attached(
+        thresher.SelectiveBackprop(keep=0.5), model=model, forward_passes="once"
+    )
     for x, y in run.loader:
         delta = torch.zeros_like(x, requires_grad=True)
         for _ in range(3):
@@ -169,7 +178,10 @@ def test_another_loss_of_a_pass_whose_step_is_over_is_refused():
     for x, y in run.loader:
         outputs = run.model(x)
         step(optimizer, run.criterion(outputs, y))
-        with pytest.raises(thresher.AttributionError, match=r"step is over.*before the optimizer steps.*torch\.no_grad"):
+        with pytest.raises(
+            thresher.AttributionError,
+            match=r"step is over.*before the optimizer steps.*torch\.no_grad",
+        ):
             run.criterion(torch.tanh(outputs), y)
         assert torch.allclose(run.records["loss"][run.ids], losses(outputs, y))
     assert run.trained.tolist() == [1] * 32

@@ -26,14 +26,24 @@ class Indexed(Dataset):
 def attached(dataset=None, **settings):
     loader = DataLoader(dataset or Indexed(), 2)
     criterion = nn.CrossEntropyLoss()
-    return thresher.attach(thresher.FullData(), loader=loader, criterion=criterion, model=nn.Linear(5, 3), epochs=1, **settings)
+    return thresher.attach(
+        thresher.FullData(),
+        loader=loader,
+        criterion=criterion,
+        model=nn.Linear(5, 3),
+        epochs=1,
+        **settings,
+    )
 
 
 def test_the_index_of_the_dataset_below_a_subset_is_refused():
     run = attached(Subset(Indexed(), [*range(20, 64), *range(20)]))
     for x, y, index in run.loader:
         outputs = run.model(x * 1.0)
-        with pytest.raises(thresher.AttributionError, match="not in any batch without a loss.*position in the subset"):
+        with pytest.raises(
+            thresher.AttributionError,
+            match="not in any batch without a loss.*position in the subset",
+        ):
             run.criterion(outputs, F.one_hot(y, 3).float(), ids=index)
         run.criterion(outputs, F.one_hot(y, 3).float(), ids=run.ids.clone())
     assert run.trained.tolist() == [1] * 64

@@ -10,7 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 
 
-@pytest.fixture(params=[thresher.FullData(), thresher.SelectiveBackprop(keep=0.5)], ids=["all", "once"])
+@pytest.fixture(
+    params=[thresher.FullData(), thresher.SelectiveBackprop(keep=0.5)], ids=["all", "once"]
+)
 def sample(request):
     net = nn.Linear(10, 4)
     run = thresher.attach(
@@ -30,8 +32,12 @@ def loss_of(model, criterion):
 
 def test_gradients_per_sample_of_the_model(sample):
     run, parameters, x, y = sample
-    gradients, losses = vmap(grad_and_value(loss_of(run.model, F.cross_entropy)), (None, 0, 0))(parameters, x, y)
-    expected = vmap(grad(loss_of(nn.Linear(10, 4), F.cross_entropy)), (None, 0, 0))(parameters, x, y)
+    gradients, losses = vmap(grad_and_value(loss_of(run.model, F.cross_entropy)), (None, 0, 0))(
+        parameters, x, y
+    )
+    expected = vmap(grad(loss_of(nn.Linear(10, 4), F.cross_entropy)), (None, 0, 0))(
+        parameters, x, y
+    )
     assert torch.equal(gradients["weight"], expected["weight"])
     run.reduce(losses, ids=run.ids)
     assert torch.allclose(run.records["loss"][run.ids], losses)
@@ -41,7 +47,13 @@ def test_gradients_per_sample_of_the_model(sample):
 @pytest.mark.parametrize("stated", [False, True])
 def test_a_criterion_inside_is_refused(sample, stated):
     run, parameters, x, y = sample
-    criterion = (lambda outputs, targets: run.criterion(outputs, targets, ids=run.ids[:1])) if stated else run.criterion
-    with pytest.raises(thresher.AttributionError, match=r"torch.func.*run.reduce\(losses, ids=run.ids\)"):
+    criterion = (
+        (lambda outputs, targets: run.criterion(outputs, targets, ids=run.ids[:1]))
+        if stated
+        else run.criterion
+    )
+    with pytest.raises(
+        thresher.AttributionError, match=r"torch.func.*run.reduce\(losses, ids=run.ids\)"
+    ):
         vmap(grad(loss_of(run.model, criterion)), (None, 0, 0))(parameters, x, y)
     assert not run._parts.accumulator.in_step

@@ -4,7 +4,20 @@ from typing import Any
 
 import pytest
 from benchmarks import ada_selection
-from benchmarks.ada_selection import ARMS, BEGIN, CLOSE, END, EPOCHS, EQUAL, LOWEST, MOST_SEEDS, OURS, RANDOM, RATES, READINGS
+from benchmarks.ada_selection import (
+    ARMS,
+    BEGIN,
+    CLOSE,
+    END,
+    EPOCHS,
+    EQUAL,
+    LOWEST,
+    MOST_SEEDS,
+    OURS,
+    RANDOM,
+    RATES,
+    READINGS,
+)
 from benchmarks.marks import between_marks
 from benchmarks.winnow.jobs import Job, load
 
@@ -21,7 +34,11 @@ def planted(gain: float = 0.5, share: float = 0.4, same: bool = False) -> dict[J
     done = {}
     for job in ada_selection.jobs({}):
         random = job.arm == RANDOM
-        weights = {"big_loss": 0.1 if same else 0.1 * list(EPOCHS).index(job.task), "small_loss": 0.0, "uniform": 0.5}
+        weights = {
+            "big_loss": 0.1 if same else 0.1 * list(EPOCHS).index(job.task),
+            "small_loss": 0.0,
+            "uniform": 0.5,
+        }
         metric = 90.0 + (0.0 if random else gain + 0.1 * (job.seed % 3 - 1))
         own = {"weights": {} if random else weights, "random_share": None if random else share}
         done[job] = {"metric": metric, "steps": round(1000 * job.share), "cpu_s": 1.0, **own}
@@ -54,14 +71,25 @@ def test_labels_of_wrong_digits_are_wrong() -> None:
 def test_goals_that_are_met() -> None:
     found = ada_selection.results(planted())
     assert found["goals"] == {"random share": True, "close": True, "weights differ": ALL}
-    assert len(found["pairs"]) == len(EPOCHS) * len(RATES) and len(found["readings"]) == 2 * (len(READINGS) + 1)
+    assert len(found["pairs"]) == len(EPOCHS) * len(RATES) and len(found["readings"]) == 2 * (
+        len(READINGS) + 1
+    )
     bike = found["pairs"][0]
-    assert (bike["task"], bike["rate"], bike["seeds"], bike["steps"]) == ("bike", 0.1, MOST_SEEDS, 100)
-    assert (bike["method"], bike["other"]) == ("ada_selection:keep=0.1 twice", "random_backprop:keep=0.1 twice")
+    assert (bike["task"], bike["rate"], bike["seeds"], bike["steps"]) == (
+        "bike",
+        0.1,
+        MOST_SEEDS,
+        100,
+    )
+    assert (bike["method"], bike["other"]) == (
+        "ada_selection:keep=0.1 twice",
+        "random_backprop:keep=0.1 twice",
+    )
     assert bike["difference"] == pytest.approx(0.49) and bike["ci95"][0] > 0
     text = ada_selection.markdown(found)
     assert (
-        "at most 1.5 points below random selection: yes." in text and "at most half of the rows are random draws: yes." in text
+        "at most 1.5 points below random selection: yes." in text
+        and "at most half of the rows are random draws: yes." in text
     )
 
 
@@ -84,7 +112,10 @@ def test_weights_are_compared_at_each_rate() -> None:
         done[job] = done[job] | {"weights": {"big_loss": 0.3, "small_loss": 0.0, "uniform": 0.5}}
     found = ada_selection.results(done)
     assert found["goals"]["weights differ"] == NONE | {"0.3": True}
-    assert "at a rate of 0.1, no; at a rate of 0.3, yes; at a rate of 0.5, no." in ada_selection.markdown(found)
+    assert (
+        "at a rate of 0.1, no; at a rate of 0.3, yes; at a rate of 0.5, no."
+        in ada_selection.markdown(found)
+    )
 
 
 def test_a_goal_without_its_runs_is_open() -> None:
@@ -92,18 +123,27 @@ def test_a_goal_without_its_runs_is_open() -> None:
     found = ada_selection.results(done)
     assert found["goals"] == {"random share": None, "close": None, "weights differ": OPEN}
     assert "not all runs are there" in ada_selection.markdown(found)
-    assert ada_selection.results({})["goals"] == {"random share": None, "close": None, "weights differ": OPEN}
+    assert ada_selection.results({})["goals"] == {
+        "random share": None,
+        "close": None,
+        "weights differ": OPEN,
+    }
 
 
 def test_arms_with_other_numbers_of_steps_are_refused() -> None:
     done = planted()
     job = next(job for job in done if job.arm == RANDOM)
     done[job] = done[job] | {"steps": 690}
-    with pytest.raises(ValueError, match=r"bike at 0.1: the arms must have equal numbers of optimizer steps, got \[100, 690\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"bike at 0.1: the arms must have equal numbers of optimizer steps, got \[100, 690\]",
+    ):
         ada_selection.results(done)
 
 
-RESULTS = [path for path in (ROOT / "benchmarks" / "results" / "ada_selection.json",) if path.exists()]
+RESULTS = [
+    path for path in (ROOT / "benchmarks" / "results" / "ada_selection.json",) if path.exists()
+]
 
 
 @pytest.mark.parametrize("path", RESULTS)

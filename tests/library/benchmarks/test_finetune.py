@@ -26,8 +26,15 @@ def test_the_table_is_that_of_the_runs():
         [row] = [row for row in FOUND["arms"] if row["method"] == arm]
         assert row["mean"] == pytest.approx(mean(accuracies(arm))) and len(accuracies(arm)) == 5
         low_high = None if arm == "full" else [100 * end for end in row["ci95"]]
-        difference = "" if low_high is None else f"{100 * row['difference']:.2f} [{low_high[0]:.2f}, {low_high[1]:.2f}] "
-        assert f"| {title} | {100 * row['mean']:.2f} | {difference}| {row['cost_ratio']:.2f} | {row['cpu_ratio']:.2f} |" in page
+        difference = (
+            ""
+            if low_high is None
+            else f"{100 * row['difference']:.2f} [{low_high[0]:.2f}, {low_high[1]:.2f}] "
+        )
+        assert (
+            f"| {title} | {100 * row['mean']:.2f} | {difference}| {row['cost_ratio']:.2f} | {row['cpu_ratio']:.2f} |"
+            in page
+        )
         # The better rate on seeds that do not count.
         assert mean(accuracies(arm, "look")) > mean(
             run["accuracy"] for run in FOUND["look"] if (run["arm"], run["rate"]) == (arm, 0.5)

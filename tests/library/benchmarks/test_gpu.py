@@ -25,9 +25,22 @@ def run_part(tmp_path):
         (absent / f"{name}.py").write_text(f"raise ImportError('{name} is not here')\n")
 
     def run(part, *options):
-        command = [sys.executable, "-m", "benchmarks.gpu", part, "--device", "cpu", "--smoke", "--out", str(tmp_path), *options]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu",
+            part,
+            "--device",
+            "cpu",
+            "--smoke",
+            "--out",
+            str(tmp_path),
+            *options,
+        ]
         path = os.pathsep.join([str(absent), str(ROOT / "src")])
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         file = tmp_path / f"gpu-{part}.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()], done.stdout
@@ -42,15 +55,23 @@ def test_check_writes_a_line_per_test_and_goes_on_where_it_stopped(run_part):
     assert results[: len(begun)] == begun
     outcomes = {result["name"]: result["outcome"] for result in results}
     assert len(outcomes) == len(results) > 10 and set(outcomes.values()) == {"passed", "skipped"}
-    assert [name.split("/")[1] for name in outcomes] == sorted(name.split("/")[1] for name in outcomes)
+    assert [name.split("/")[1] for name in outcomes] == sorted(
+        name.split("/")[1] for name in outcomes
+    )
     assert "needs a GPU" in printed
 
 
-def test_speed_writes_a_line_per_measurement_and_goes_on_where_it_stopped(run_part, tmp_path, capsys):
+def test_speed_writes_a_line_per_measurement_and_goes_on_where_it_stopped(
+    run_part, tmp_path, capsys
+):
     here = ["speed", "--device", "cpu", "--smoke", "--out", str(tmp_path)]
-    assert main([*here, "--minutes", "0"]) == 0 and "the minutes are over" in capsys.readouterr().out
+    assert (
+        main([*here, "--minutes", "0"]) == 0 and "the minutes are over" in capsys.readouterr().out
+    )
     (_, *results), printed = run_part("speed")
-    assert [result["name"] for result in results] == list(speed.measurements(speed.SMALL, torch.device("cpu")))
+    assert [result["name"] for result in results] == list(
+        speed.measurements(speed.SMALL, torch.device("cpu"))
+    )
     by_name = {result["name"]: result for result in results}
     assert set(by_name["overhead: mlp"]["arms"]) == {"plain", "plain, half batches", *speed.ARMS}
     assert all(value > 0 for value in by_name["subset: gpt2"]["over_limit"].values())
@@ -88,9 +109,15 @@ def test_check_goes_on_after_a_test_that_breaks_the_process(tmp_path, monkeypatc
     unloadable = tmp_path / "test_unloadable.py"
     unloadable.write_text("import a_package_that_is_not_there\n")
     monkeypatch.setattr(check, "TESTS", (str(file), str(unloadable)))
-    device, lines = torch.device("cpu"), JsonLines(tmp_path / "gpu-check.jsonl", torch.device("cpu"), smoke=False)
+    device, lines = (
+        torch.device("cpu"),
+        JsonLines(tmp_path / "gpu-check.jsonl", torch.device("cpu"), smoke=False),
+    )
     assert check.run(lines, device, until=float("inf"), smoke=False) == 1
-    outcomes = {result["name"].rpartition("::")[2].rpartition("/")[2]: result["outcome"] for result in lines.results()}
+    outcomes = {
+        result["name"].rpartition("::")[2].rpartition("/")[2]: result["outcome"]
+        for result in lines.results()
+    }
     assert outcomes == {
         "test_unloadable.py": "error",
         "test_fails": "failed",
@@ -100,7 +127,11 @@ def test_check_goes_on_after_a_test_that_breaks_the_process(tmp_path, monkeypatc
         "test_passes": "passed",
     }
     printed = capsys.readouterr().out
-    assert "one is not two" in printed and "a_package_that_is_not_there" in printed and "no device" in printed
+    assert (
+        "one is not two" in printed
+        and "a_package_that_is_not_there" in printed
+        and "no device" in printed
+    )
     lines.forget_failures()
     assert {result["outcome"] for result in lines.results()} == {"skipped", "passed"}
 
@@ -117,7 +148,12 @@ def test_a_measurement_that_fails_is_a_line_and_the_others_are_made(tmp_path, mo
     assert "too large" in capsys.readouterr().out
 
 
-SIZES = {"resnet18": 11_689_512, "resnet50": 25_557_032, "vit_b": 86_567_656, "gpt2": 124_439_808 + 50_257 * 768}
+SIZES = {
+    "resnet18": 11_689_512,
+    "resnet50": 25_557_032,
+    "vit_b": 86_567_656,
+    "gpt2": 124_439_808 + 50_257 * 768,
+}
 """Numbers of parameters of the papers' networks; the layers at both ends of GPT-2 share none here."""
 
 

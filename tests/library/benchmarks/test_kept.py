@@ -33,30 +33,61 @@ def test_a_packed_file_is_packed_once_to_the_same_bytes(tmp_path):
     kept.pack(path)
     packed = path.read_bytes()
     kept.pack(path)
-    assert path.read_bytes() == packed == gzip.compress(b"".join(b"%d\n" % number for number in range(50)), 9, mtime=0)
+    assert (
+        path.read_bytes()
+        == packed
+        == gzip.compress(b"".join(b"%d\n" % number for number in range(50)), 9, mtime=0)
+    )
 
 
 def test_a_comparison_is_copied_without_the_details_of_epochs(tmp_path):
-    epoch = {"epoch": 0, "cost": 0.5, "nonfinite": 0, "backward": 3, "loss": 0.7, "loss_histogram": [1, 2], "step_s": 0.1}
+    epoch = {
+        "epoch": 0,
+        "cost": 0.5,
+        "nonfinite": 0,
+        "backward": 3,
+        "loss": 0.7,
+        "loss_histogram": [1, 2],
+        "step_s": 0.1,
+    }
     run = {"method": "full", "metric": {"name": "loss", "value": 0.7}, "history": [epoch]}
-    content = {"task": "t", "runs": [run, run], "summary": [{"method": "full", "verdict": "a | b"}], "rates": None}
+    content = {
+        "task": "t",
+        "runs": [run, run],
+        "summary": [{"method": "full", "verdict": "a | b"}],
+        "rates": None,
+    }
     (tmp_path / "results.json").write_text(json.dumps(content))
     kept.main([str(tmp_path / "results.json"), str(tmp_path / "kept.json")])
     text = (tmp_path / "kept.json").read_text()
-    short = run | {"history": [{name: epoch[name] for name in ("epoch", "cost", "backward", "nonfinite", "loss")}]}
+    short = run | {
+        "history": [
+            {name: epoch[name] for name in ("epoch", "cost", "backward", "nonfinite", "loss")}
+        ]
+    }
     assert json.loads(text) == content | {"runs": [short, short]}
     assert len(text.splitlines()) == 11
 
 
 def test_the_folder_is_below_6_megabytes_and_has_no_details():
-    assert sum(path.stat().st_size for path in kept.RESULTS.rglob("*") if path.is_file()) <= 6_000_000
+    assert (
+        sum(path.stat().st_size for path in kept.RESULTS.rglob("*") if path.is_file()) <= 6_000_000
+    )
     for name in COMPARED:
         text = (kept.RESULTS / f"{name}.json").read_text()
         found = json.loads(text)
-        assert kept.as_text(kept.without_details(found)) == text and all(run["history"] for run in found["runs"])
+        assert kept.as_text(kept.without_details(found)) == text and all(
+            run["history"] for run in found["runs"]
+        )
 
 
 def test_links_of_pages_to_results_are_files():
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
-    linked = {file for page in pages for file in re.findall(r"benchmarks/results/([\w./-]+)\)", page.read_text())}
-    assert len(linked) > 15 and [file for file in linked if not (kept.RESULTS / file).is_file()] == []
+    linked = {
+        file
+        for page in pages
+        for file in re.findall(r"benchmarks/results/([\w./-]+)\)", page.read_text())
+    }
+    assert (
+        len(linked) > 15 and [file for file in linked if not (kept.RESULTS / file).is_file()] == []
+    )

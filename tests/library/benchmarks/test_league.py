@@ -47,7 +47,9 @@ def test_the_methods_of_the_league_are_registered_and_each_has_its_own_family():
 def test_what_is_run():
     jobs = list(ready({}))
     assert jobs and all(job.looks for job in jobs), "without a chosen rate nothing is counted"
-    assert {job.task for job in jobs} == set(TASKS) and {job.factor for job in jobs} == set(DESIGN.factors)
+    assert {job.task for job in jobs} == set(TASKS) and {job.factor for job in jobs} == set(
+        DESIGN.factors
+    )
     assert not any(job.arm.endswith(PLACEBO) for job in jobs)
     done = made_up({})
     for arm in arms().values():
@@ -59,31 +61,53 @@ def test_what_is_run():
 def test_what_needs_classes_is_left_out_where_there_are_none():
     left_out = [("bike", "kakurenbo"), ("bike", "rcap"), ("text", "rcap")]
     assert results(made_up({}))["left_out"] == left_out
-    assert "that the method needs: kakurenbo on bike, rcap on bike, rcap on text." in page(results(made_up({})))
-    assert {name for task in TASKS for name in set(arms()) - {arm.name for arm in arms_of(task)}} == {
-        name + end for _, name in left_out for end in ("", PLACEBO)
-    }
+    assert "that the method needs: kakurenbo on bike, rcap on bike, rcap on text." in page(
+        results(made_up({}))
+    )
+    assert {
+        name for task in TASKS for name in set(arms()) - {arm.name for arm in arms_of(task)}
+    } == {name + end for _, name in left_out for end in ("", PLACEBO)}
 
 
 def test_placebos_come_last_and_have_the_rate_of_their_method():
     done = made_up({}, waiting=[name for name in arms() if name.endswith(PLACEBO)])
     left = [job for job in ready(done) if job not in done]
-    assert left and all(job.arm.endswith(PLACEBO) and not job.looks and job.factor == 1.6 for job in left)
+    assert left and all(
+        job.arm.endswith(PLACEBO) and not job.looks and job.factor == 1.6 for job in left
+    )
 
 
 def test_findings_against_an_independent_computation():
-    found = results(made_up({"full": 90.0, "winnow": 89.9, "smaller": 88.0, "kakurenbo": 85.0, "infobatch": 90.5}))
+    found = results(
+        made_up(
+            {"full": 90.0, "winnow": 89.9, "smaller": 88.0, "kakurenbo": 85.0, "infobatch": 90.5}
+        )
+    )
     rows = {(row["task"], row["method"]): row for row in found["rows"]}
     assert len(rows) == len(TASKS) * len(ENTRIES) - 3 and found["waiting"] == []
-    done = values(made_up({"full": 90.0, "winnow": 89.9, "smaller": 88.0, "kakurenbo": 85.0, "infobatch": 90.5}))
+    done = values(
+        made_up(
+            {"full": 90.0, "winnow": 89.9, "smaller": 88.0, "kakurenbo": 85.0, "infobatch": 90.5}
+        )
+    )
     compared = {
-        place: Paired.of([a["metric"] - b["metric"] for a, b in zip(done[place], done[place[0], "full"], strict=True)])
+        place: Paired.of(
+            [
+                a["metric"] - b["metric"]
+                for a, b in zip(done[place], done[place[0], "full"], strict=True)
+            ]
+        )
         for place in rows
     }
     expected = findings(compared, 0.2)
     for place, row in rows.items():
-        assert row["finding"] == expected[place] and row["to_full"]["mean"] == pytest.approx(compared[place].mean)
-    assert rows[TASKS[0], "infobatch"]["finding"] == "no loss" and rows[TASKS[0], "kakurenbo"]["finding"] == "loses"
+        assert row["finding"] == expected[place] and row["to_full"]["mean"] == pytest.approx(
+            compared[place].mean
+        )
+    assert (
+        rows[TASKS[0], "infobatch"]["finding"] == "no loss"
+        and rows[TASKS[0], "kakurenbo"]["finding"] == "loses"
+    )
     assert rows[TASKS[0], "winnow"]["against"]["smaller"]["finding"] == "better"
     assert set(rows[TASKS[0], "winnow"]["against"]) == {*CONTROLS, "placebo"}
 
@@ -93,27 +117,48 @@ def test_the_page_names_what_is_not_finished_and_puts_the_worst_first():
     found = results(made_up(levels, waiting=["seta"]))
     assert ["bike", "seta"] in [list(one) for one in found["waiting"]]
     text = summary(found)
-    assert text.index("| kakurenbo |") < text.index("| winnow |") and "Not finished yet: seta on fashion-10k" in text
+    assert (
+        text.index("| kakurenbo |") < text.index("| winnow |")
+        and "Not finished yet: seta on fashion-10k" in text
+    )
     whole = page(found)
     assert whole.count("*full*") == len(TASKS) and "cannot tell" in whole
-    assert with_tables("<!-- tables of benchmarks.league -->x<!-- end of the tables -->", found).count("| method |") == 1 + len(
-        TASKS
-    )
+    assert with_tables(
+        "<!-- tables of benchmarks.league -->x<!-- end of the tables -->", found
+    ).count("| method |") == 1 + len(TASKS)
 
 
 def test_the_outcome_in_sentences():
-    levels = {"full": 90.0, "winnow": 90.4, "winnow" + PLACEBO: 80.0, "smaller": 88.0, "kakurenbo": 70.0}
+    levels = {
+        "full": 90.0,
+        "winnow": 90.4,
+        "winnow" + PLACEBO: 80.0,
+        "smaller": 88.0,
+        "kakurenbo": 70.0,
+    }
     levels |= {entry.name: 90.0 for entry in ENTRIES if entry.name not in levels}
     said = top(results(made_up(levels)))
-    assert "Shown to lose against full training somewhere: kakurenbo. Worse than smaller batches somewhere: kakurenbo." in said
-    assert "kakurenbo" not in said.split("Nowhere shown to lose")[1] and "so that the signal matters: winnow" in said
-    page_of_it = with_top("<!-- top of benchmarks.league -->x<!-- end of the top -->", results(made_up(levels)))
+    assert (
+        "Shown to lose against full training somewhere: kakurenbo. Worse than smaller batches somewhere: kakurenbo."
+        in said
+    )
+    assert (
+        "kakurenbo" not in said.split("Nowhere shown to lose")[1]
+        and "so that the signal matters: winnow" in said
+    )
+    page_of_it = with_top(
+        "<!-- top of benchmarks.league -->x<!-- end of the top -->", results(made_up(levels))
+    )
     assert said in page_of_it
 
 
 def test_a_training_that_failed_is_named():
     done = made_up({"full": 90.0})
-    job = next(job for job in done if job.arm == "uniform" and not job.looks and job.seed == 2 and job.factor == 1.6)
+    job = next(
+        job
+        for job in done
+        if job.arm == "uniform" and not job.looks and job.seed == 2 and job.factor == 1.6
+    )
     assert results(done)["far_off"] == []
     done[job]["metric"] = 10.0
     [said] = results(done)["far_off"]

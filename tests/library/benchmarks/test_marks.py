@@ -8,7 +8,11 @@ def test_the_text_between_the_marks_is_replaced() -> None:
     assert between_marks(page, "<b>", "<e>", "new") == page
 
 
-@pytest.mark.parametrize("page", ["", "<b>", "<e>", "<e><b>", "<b><b><e>", "<b><e><e>", "<e><b><e>"])
+@pytest.mark.parametrize(
+    "page", ["", "<b>", "<e>", "<e><b>", "<b><b><e>", "<b><e><e>", "<e><b><e>"]
+)
 def test_a_page_has_each_mark_once(page: str) -> None:
-    with pytest.raises(ValueError, match="the page must have the marks <b> and <e> once each, in this order"):
+    with pytest.raises(
+        ValueError, match="the page must have the marks <b> and <e> once each, in this order"
+    ):
         between_marks(page, "<b>", "<e>", "new")

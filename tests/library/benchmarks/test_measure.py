@@ -58,12 +58,18 @@ def test_a_over_a_is_about_one_and_more_work_is_more() -> None:
 def test_sides_take_turns_and_what_was_put_off_is_done_once_a_round() -> None:
     seen: list[str] = []
     one = Side("one", seen.append, lambda: "one")
-    two = Side("two", seen.append, lambda: "two", finish=lambda: seen.append("two's rest"), limit=1e9)
+    two = Side(
+        "two", seen.append, lambda: "two", finish=lambda: seen.append("two's rest"), limit=1e9
+    )
     rows = compare(one, [two], pairs=4, calls=2, warm_up=0)
     assert seen.count("one") == 2 * seen.count("two") == 16
     assert seen.count("two's rest") == 4
     for start in range(0, len(seen), 7):
-        assert sorted(seen[start : start + 3]) == sorted(seen[start + 3 : start + 6]) == ["one", "one", "two"]
+        assert (
+            sorted(seen[start : start + 3])
+            == sorted(seen[start + 3 : start + 6])
+            == ["one", "one", "two"]
+        )
         assert seen[start + 6] == "two's rest"
     assert [row.ok for row in rows] == [True, True]
 
@@ -90,7 +96,10 @@ def test_a_row_above_its_limit_is_not_ok() -> None:
 
 def test_judgment_names_every_limit() -> None:
     assert judgment(None, ok=True) == ""
-    assert judgment(6.0, ok=True) == "<= 6 ok" and judgment(6.0, ok=False, limit_s=2.0) == "<= 6, <= 2 s MISSED"
+    assert (
+        judgment(6.0, ok=True) == "<= 6 ok"
+        and judgment(6.0, ok=False, limit_s=2.0) == "<= 6, <= 2 s MISSED"
+    )
     assert judgment(None, ok=True, limit_s=0.25) == "<= 0.25 s ok"
 
 
@@ -105,10 +114,17 @@ def test_quick_overhead_writes_what_it_prints(
         return compare(*sides, **{**settings, "pairs": 3, "calls": 2})
 
     monkeypatch.setattr(overhead, "compare", few)
-    out, names = tmp_path / "results" / "overhead.json", ["plan", "start", "records", "criterion", "step"]
+    out, names = (
+        tmp_path / "results" / "overhead.json",
+        ["plan", "start", "records", "criterion", "step"],
+    )
     code = overhead.main(["--quick", "--n", "3000", "--out", str(out), "--only", *names])
     results, printed = json.loads(out.read_text()), capsys.readouterr().out
-    assert [table["name"] for table in results["tables"]] == [*names[:4], "criterion with backward", "step"]
+    assert [table["name"] for table in results["tables"]] == [
+        *names[:4],
+        "criterion with backward",
+        "step",
+    ]
     assert results["device"]["type"] == "cpu" and results["versions"]["torch"] == torch.__version__
     assert code == bool(results["missed"])
     assert f"{len(results['missed'])} limits missed" in printed
@@ -137,8 +153,14 @@ def test_unknown_table_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_was_put_off_is_done_once_a_round_and_counts() -> None:
     seen: list[str] = []
-    sides = [lambda: seen.append("a") or Spent(1.0, 2.0), lambda: seen.append("b") or Spent(3.0, 4.0)]
+    sides = [
+        lambda: seen.append("a") or Spent(1.0, 2.0),
+        lambda: seen.append("b") or Spent(3.0, 4.0),
+    ]
     last = [None, lambda: seen.append("rest of b") or Spent(10.0, 20.0)]
-    assert take_turns(sides, rounds=2, seed=0, calls=3, warm_up=0, last=last) == [[(3.0, 6.0)] * 2, [(19.0, 32.0)] * 2]
+    assert take_turns(sides, rounds=2, seed=0, calls=3, warm_up=0, last=last) == [
+        [(3.0, 6.0)] * 2,
+        [(19.0, 32.0)] * 2,
+    ]
     assert [sorted(seen[i : i + 7]) for i in (0, 7)] == [["a"] * 3 + ["b"] * 3 + ["rest of b"]] * 2
     assert seen[6] == seen[13] == "rest of b"

@@ -41,18 +41,28 @@ def test_the_figure_is_that_to_the_strongest_control():
     lost = trial(beside("worse", -1), task="lost")
     figure = "+0.40 [+0.20, +0.60] to fewer epochs on `more` at 0.50 of the cost (one.json)"
     worst = "-1.00 [-1.20, -0.80] to fewer epochs on `lost` at 0.50 of the cost (one.json)"
-    assert in_words([won, more, lost]) == f"better in 2, worse in 1 of 3; best: {figure}; worst: {worst}"
+    assert (
+        in_words([won, more, lost])
+        == f"better in 2, worse in 1 of 3; best: {figure}; worst: {worst}"
+    )
     assert in_words([more]) == f"better in 1, worse in 0 of 1; best: {figure}"
-    assert in_words([lost, trial(beside("worse", -0.5)), trial(beside("unclear", -9))]).endswith(f" of 3; worst: {worst}")
+    assert in_words([lost, trial(beside("worse", -0.5)), trial(beside("unclear", -9))]).endswith(
+        f" of 3; worst: {worst}"
+    )
     assert in_words([TIED]).startswith("better in 0, worse in 0 of 1; +0.10 [")
     low = trial(beside("unclear", -0.3), task="low")
     said = in_words([TIED, low, trial(Beside("random samples", "unclear", 0.7, None, None))])
-    assert "from -0.30 [-0.50, -0.10] to fewer epochs on `low`" in said and "up to +0.70 to random samples on `a`" in said
+    assert (
+        "from -0.30 [-0.50, -0.10] to fewer epochs on `low`" in said
+        and "up to +0.70 to random samples on `a`" in said
+    )
 
 
 def test_the_page_is_that_of_the_results_and_has_every_method_once():
     text = methods_page.PAGE.read_text(encoding="utf-8")
-    assert text == methods_page.page(), "docs/methods/README.md differs; run `python -m benchmarks.methods_page`"
+    assert text == methods_page.page(), (
+        "docs/methods/README.md differs; run `python -m benchmarks.methods_page`"
+    )
     for name in methods.BUILT_IN | methods.FOR_POSITIONS:
         assert text.count(f"\n| [{name}]({name}.md) |") == 1
     titles = [f"## {title}" for title in (*methods_page.TITLES.values(), methods_page.UNTRIED)]
@@ -62,16 +72,29 @@ def test_the_page_is_that_of_the_results_and_has_every_method_once():
 def test_trials_against_a_second_reading_of_the_results():
     found = methods_page.trials()
     league = json.loads((methods_page.RESULTS / "league.json").read_text())["rows"]
-    lost = {(row["task"]) for row in league if row["method"] == "ucb" and row["against"]["smaller"]["finding"] == "worse"}
+    lost = {
+        (row["task"])
+        for row in league
+        if row["method"] == "ucb" and row["against"]["smaller"]["finding"] == "worse"
+    }
     assert {one.task for one in found["ucb"] if one.sign == -1} == lost and lost
     assert not any(one.source == "league.json" for one in found["winnow"])
     verdict = json.loads((methods_page.RESULTS / "winnow-second.json").read_text())["verdict"]
-    won = {*verdict["better than smaller batches"], *verdict["better than fewer epochs in the same time"]}
+    won = {
+        *verdict["better than smaller batches"],
+        *verdict["better than fewer epochs in the same time"],
+    }
     assert {one.task for one in found["winnow"] if one.sign == 1} == won
     summary = json.loads((methods_page.RESULTS / "fashion-cnn.json").read_text())["summary"]
     [row] = [row for row in summary if row["method"] == "selective_backprop:keep=0.33 once"]
-    [best] = [one for one in found["selective_backprop"] if one.source == "fashion-cnn.json" and one.sign == 1]
-    assert best.strongest.difference == pytest.approx(100 * min(one["difference"] for one in row["against"].values()))
+    [best] = [
+        one
+        for one in found["selective_backprop"]
+        if one.source == "fashion-cnn.json" and one.sign == 1
+    ]
+    assert best.strongest.difference == pytest.approx(
+        100 * min(one["difference"] for one in row["against"].values())
+    )
 
 
 def test_it_is_written_to_a_file(tmp_path):

@@ -14,14 +14,24 @@ CPU = torch.device("cpu")
 
 
 def test_the_plans_of_every_method_that_plans_epochs_are_measured():
-    measured = {f"{type(make()).__module__}:{type(make()).__name__}" for make in (overhead.METHODS | overhead.OTHERS).values()}
+    measured = {
+        f"{type(make()).__module__}:{type(make()).__name__}"
+        for make in (overhead.METHODS | overhead.OTHERS).values()
+    }
     assert measured == {info.target for info in methods.infos().values() if info.stage == "epoch"}
-    assert set(overhead.DRAWING) <= set(overhead.WEIGHED) <= set(overhead.OTHERS) >= set(overhead.MIDDLE)
+    assert (
+        set(overhead.DRAWING)
+        <= set(overhead.WEIGHED)
+        <= set(overhead.OTHERS)
+        >= set(overhead.MIDDLE)
+    )
 
 
 def test_limits_of_other_plans(monkeypatch, tmp_path):
     """At ten million samples a ratio, at any size the seconds of ImportanceSampling; bytes in a process of their own."""
-    monkeypatch.setattr(overhead, "compare", lambda *sides, **how: compare(*sides, **{**how, "pairs": 1}))
+    monkeypatch.setattr(
+        overhead, "compare", lambda *sides, **how: compare(*sides, **{**how, "pairs": 1})
+    )
 
     def too_much(n, device, names):
         return [overhead.MemoryRow(name, 30.0, 24.0) for name in names]
@@ -41,4 +51,7 @@ def test_limits_of_other_plans(monkeypatch, tmp_path):
 
 def test_the_start_of_stratified_batches_is_limited_at_ten_million_samples():
     assert overhead.start_limit("Winnow", overhead.TEN_MILLION) == 2.5
-    assert overhead.start_limit("Winnow", 1_281_167) is None and overhead.start_limit("Kakurenbo", 1000) == 5
+    assert (
+        overhead.start_limit("Winnow", 1_281_167) is None
+        and overhead.start_limit("Kakurenbo", 1000) == 5
+    )

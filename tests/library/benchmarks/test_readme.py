@@ -32,7 +32,9 @@ def test_it_is_read_in_ten_minutes():
     lines = README.splitlines()
     assert len(lines) <= 110 and max(map(len, lines)) <= 400
     assert len(set(re.findall(r"\]\(([^)]+\.md)\)", README))) <= 12
-    assert {"```diff", "## What to expect"} <= set(lines[:35]) and "docs/figures/report.png" in "\n".join(lines[:40])
+    assert {"```diff", "## What to expect"} <= set(
+        lines[:35]
+    ) and "docs/figures/report.png" in "\n".join(lines[:40])
 
 
 def test_winnow_at_half_of_the_cost():
@@ -44,19 +46,35 @@ def test_winnow_at_half_of_the_cost():
     better, in_time = said(
         r"On (\d+) tasks, Winnow is better than random batches .+? On (\d+) tasks, it is better than full training that is cut"
     )
-    counted = ("loses little", "tasks", "better than smaller batches", "better than fewer epochs in the same time")
+    counted = (
+        "loses little",
+        "tasks",
+        "better than smaller batches",
+        "better than fewer epochs in the same time",
+    )
     assert (on, tasks, better, in_time) == tuple(len(verdict[name]) for name in counted)
-    assert (most, wanted) == (LARGEST_LOSS, NO_LOSS_ON) and "with eight seeds" in SENTENCES and found["seeds"] == 8
+    assert (
+        (most, wanted) == (LARGEST_LOSS, NO_LOSS_ON)
+        and "with eight seeds" in SENTENCES
+        and found["seeds"] == 8
+    )
     more = {
-        task: rows["second version"]["metric"] - rows["second version, rate of full training"]["metric"]
+        task: rows["second version"]["metric"]
+        - rows["second version, rate of full training"]["metric"]
         for task, rows in tables.items()
     }
-    at_most = said(r"instead of the rate that is best for Winnow, it loses at most ([\d.]+) points more")
+    at_most = said(
+        r"instead of the rate that is best for Winnow, it loses at most ([\d.]+) points more"
+    )
     assert at_most == [round(max(more.values()), 1)]
     assert said(r"Training took (\d+) % to (\d+) % of the CPU time") == [
-        round(100 * choose(rows["second version"]["cpu"] for rows in tables.values())) for choose in (min, max)
+        round(100 * choose(rows["second version"]["cpu"] for rows in tables.values()))
+        for choose in (min, max)
     ]
-    largest = min((rows["second version"]["to_full"] for rows in tables.values()), key=lambda to_full: to_full["mean"])
+    largest = min(
+        (rows["second version"]["to_full"] for rows in tables.values()),
+        key=lambda to_full: to_full["mean"],
+    )
     assert said(r"The largest loss is ([\d.]+) ± ([\d.]+) points of mean IoU") == [
         round(-largest["mean"], 2),
         round((largest["high"] - largest["low"]) / 2, 2),

@@ -28,8 +28,12 @@ def interval(low: float, high: float) -> Interval:
 def tiny(samples: int = 320) -> tuple[Task, Data]:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(samples, 1, 4, 4, generator=generator)
-    data = Data(TensorDataset(images, torch.arange(samples) % 10), images, torch.arange(samples) % 10)
-    return Task("tiny", lambda _: None, lambda _: data, lambda: perceptron(16), lr=0.01, batch_size=64), data
+    data = Data(
+        TensorDataset(images, torch.arange(samples) % 10), images, torch.arange(samples) % 10
+    )
+    return Task(
+        "tiny", lambda _: None, lambda _: data, lambda: perceptron(16), lr=0.01, batch_size=64
+    ), data
 
 
 class Counted:
@@ -43,7 +47,9 @@ class Counted:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.35, 2 / 64])
-def test_by_hand_has_as_many_steps_and_rows_as_winnow(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+def test_by_hand_has_as_many_steps_and_rows_as_winnow(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
     task, data = tiny()
     sizes: dict[str, list[int]] = {"hand": [], "winnow": []}
     build = Task.build
@@ -82,9 +88,14 @@ def test_what_each_side_takes_makes_the_figures() -> None:
         }
     )
     limits = {name for name, one in found.items() if one.limit == LIMIT}
-    assert limits == {f"Winnow at {share:g}, over {what}" for share in SHARES for what in ("share", "by hand")}
+    assert limits == {
+        f"Winnow at {share:g}, over {what}" for share in SHARES for what in ("share", "by hand")
+    }
     informing = {one.name: one.limit for one in epoch_figures(seconds, short_steps=True)}
-    assert informing["Winnow at 0.5, over by hand"] is None and informing["Winnow at 0.5, over share"] == LIMIT
+    assert (
+        informing["Winnow at 0.5, over by hand"] is None
+        and informing["Winnow at 0.5, over share"] == LIMIT
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,13 +108,20 @@ def test_what_each_side_takes_makes_the_figures() -> None:
         (interval(1.3, 1.4), interval(1.06, 1.2), "out of reach"),
     ],
 )
-def test_a_limit_is_judged_by_the_interval(value: Interval, by_hand: Interval | None, verdict: str) -> None:
+def test_a_limit_is_judged_by_the_interval(
+    value: Interval, by_hand: Interval | None, verdict: str
+) -> None:
     assert Found("x", value, LIMIT, by_hand).verdict == verdict
     assert Found("x", value).verdict == ""
 
 
 def test_plans_have_a_limit_and_the_rest_informs() -> None:
-    ratios = {"again": [1.0], "plan, records known": [2.0], "plan, before records": [4.0], "start of an epoch": [9.0]}
+    ratios = {
+        "again": [1.0],
+        "plan, records known": [2.0],
+        "plan, before records": [4.0],
+        "start of an epoch": [9.0],
+    }
     found = plan_figures(ratios)
     assert [one.verdict for one in found] == ["", "met", "missed", ""]
     assert found[0].name == "torch.randperm again (A/A)"
@@ -127,12 +145,18 @@ class Here:
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(winnow_cost, "get_context", lambda _: SimpleNamespace(Pool=Here))
     monkeypatch.setattr(winnow_cost, "networks", lambda _: {"tiny": tiny, "plain CNN": tiny})
-    monkeypatch.setattr(winnow_cost, "QUICK", Sizes(plan=5000, pairs=2, samples=320, slow=64, rounds=1, processes=2))
+    monkeypatch.setattr(
+        winnow_cost, "QUICK", Sizes(plan=5000, pairs=2, samples=320, slow=64, rounds=1, processes=2)
+    )
 
 
 @pytest.mark.parametrize(("high", "code"), [(1.04, 0), (1.2, 1)])
 def test_parts_that_are_not_measured_keep_their_figures(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], high: float, code: int
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    high: float,
+    code: int,
 ) -> None:
     def table(part: str, value: Interval) -> dict[str, Any]:
         return {"part": part, "on": part, "figures": [Found("x", value, LIMIT).as_dict()]}
@@ -140,10 +164,14 @@ def test_parts_that_are_not_measured_keep_their_figures(
     out = tmp_path / "found.json"
     tables = [table("epochs", interval(1.06, high + 0.03)), table("slow", interval(9, 9))]
     out.write_text(json.dumps({"tables": tables, "quick": False}))
-    monkeypatch.setattr(winnow_cost, "measured", lambda part, _: iter([table(part, interval(1.0, high))]))
+    monkeypatch.setattr(
+        winnow_cost, "measured", lambda part, _: iter([table(part, interval(1.0, high))])
+    )
     assert winnow_cost.main(["--only", "slow", "--out", str(out)]) == 1
     written = json.loads(out.read_text())
-    assert written["missed"] == ["epochs: x"] and [one["value"]["high"] for one in map(only, written["tables"])] == [
+    assert written["missed"] == ["epochs: x"] and [
+        one["value"]["high"] for one in map(only, written["tables"])
+    ] == [
         pytest.approx(high + 0.03),
         high,
     ]
@@ -152,7 +180,9 @@ def test_parts_that_are_not_measured_keep_their_figures(
     capsys.readouterr()
     with pytest.raises(SystemExit):
         winnow_cost.main(["--quick", "--only", "slow", "--out", str(out)])
-    assert "was measured without --quick: give another --out" in " ".join(capsys.readouterr().err.split())
+    assert "was measured without --quick: give another --out" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def only(table: dict[str, Any]) -> dict[str, Any]:
@@ -161,6 +191,10 @@ def only(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_page_is_that_of_the_results() -> None:
-    found = json.loads(winnow_cost.RESULTS.read_text())["tables"] if winnow_cost.RESULTS.exists() else []
+    found = (
+        json.loads(winnow_cost.RESULTS.read_text())["tables"]
+        if winnow_cost.RESULTS.exists()
+        else []
+    )
     page = PAGE.read_text()
     assert between_marks(page, *winnow_cost.MARKS, winnow_cost.page_part(found)) == page

@@ -6,7 +6,10 @@ from benchmarks.winnow import guards
 from benchmarks.winnow.guards import BEGIN, END, SUBJECTS, Job
 
 ROOT = Path(__file__).parents[3]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "winnow-guards.json", ROOT / "docs" / "evidence" / "winnow-measured.md"
+RESULTS, PAGE = (
+    ROOT / "benchmarks" / "results" / "winnow-guards.json",
+    ROOT / "docs" / "evidence" / "winnow-measured.md",
+)
 
 
 def planted() -> dict[Job, dict[str, Any]]:

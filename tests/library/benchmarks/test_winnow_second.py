@@ -28,16 +28,26 @@ def finished(gains=GAINS, tasks=second.SEVEN) -> dict:
         if not jobs:
             return done
         for number, job in enumerate(jobs):
-            metric = 80 + job.seed % 10 + gains.get(job.arm, -0.2) + 0.001 * (number % 7) - abs(job.factor - 1)
+            metric = (
+                80
+                + job.seed % 10
+                + gains.get(job.arm, -0.2)
+                + 0.001 * (number % 7)
+                - abs(job.factor - 1)
+            )
             cpu = 0.55 if job.arm in ("in fewer steps", "fewer epochs") else 1.0
             done[job] = {"metric": metric, "cpu_s": cpu, "cost": {"ratio": 0.5}}
 
 
 def test_looks_come_first_and_counted_trainings_have_the_rate_of_their_look():
     first = list(second.ready({}))
-    assert all(job.looks for job in first) and first[0] == Job(second.SEVEN[0], "full", 1.0, SHORT.factors[0], 1000)
+    assert all(job.looks for job in first) and first[0] == Job(
+        second.SEVEN[0], "full", 1.0, SHORT.factors[0], 1000
+    )
     counted = [job for job in finished() if not job.looks]
-    assert {job.factor for job in counted} == {1.0} and {job.seed for job in counted} == set(second.SEEDS)
+    assert {job.factor for job in counted} == {1.0} and {job.seed for job in counted} == set(
+        second.SEEDS
+    )
     assert {job.arm for job in counted} == {arm.name for arm in second.ARMS}
 
 
@@ -53,8 +63,12 @@ def test_looks_come_first_and_counted_trainings_have_the_rate_of_their_look():
 )
 def test_the_verdict_follows_from_the_differences(changes, met, default):
     found = second.verdict(finished(GAINS | changes))
-    assert (found["met"], found["becomes the default"]) == (met, default) and len(found["tasks"]) == 7
-    assert second.goal_in_words(found).startswith(f"7 of 7 tasks are complete. The goal is {'met' if met else 'not met'}.")
+    assert (found["met"], found["becomes the default"]) == (met, default) and len(
+        found["tasks"]
+    ) == 7
+    assert second.goal_in_words(found).startswith(
+        f"7 of 7 tasks are complete. The goal is {'met' if met else 'not met'}."
+    )
 
 
 def test_a_task_that_is_not_complete_decides_nothing():
@@ -66,8 +80,15 @@ def test_a_task_that_is_not_complete_decides_nothing():
 def test_the_results_are_written_to_a_file_and_a_page(tmp_path, monkeypatch, capsys):
     runs, page, file = tmp_path / "runs.jsonl", tmp_path / "page.md", tmp_path / "found.json"
     done = finished(tasks=second.SEVEN[:1])
-    runs.write_text("".join(json.dumps({"job": vars(job), "result": result}) + "\n" for job, result in done.items()))
-    page.write_text("Before\n" + "\n".join((second.BEGIN, second.END, *second.CHANGES, *second.GAINS, *second.FIRST_TABLE)))
+    runs.write_text(
+        "".join(
+            json.dumps({"job": vars(job), "result": result}) + "\n" for job, result in done.items()
+        )
+    )
+    page.write_text(
+        "Before\n"
+        + "\n".join((second.BEGIN, second.END, *second.CHANGES, *second.GAINS, *second.FIRST_TABLE))
+    )
     given = ["second", "--show", "--runs", str(runs), "--results", str(file)]
     given += [word for name in ("--page", "--stratified", "--winnow") for word in (name, str(page))]
     monkeypatch.setattr("sys.argv", given)
@@ -76,7 +97,10 @@ def test_the_results_are_written_to_a_file_and_a_page(tmp_path, monkeypatch, cap
     table = json.loads(file.read_text())["tables"][f"{second.SEVEN[0]} at 0.5"]
     assert table["second version"]["to_full"]["mean"] == pytest.approx(-0.2, abs=0.01)
     assert table["fewer epochs"]["second_minus"]["mean"] == pytest.approx(2.8, abs=0.01)
-    assert "| -0.20 ± 0.00 |" in page.read_text().split(second.FIRST_TABLE[0])[1] and "not finished" in page.read_text()
+    assert (
+        "| -0.20 ± 0.00 |" in page.read_text().split(second.FIRST_TABLE[0])[1]
+        and "not finished" in page.read_text()
+    )
 
 
 def test_the_pages_the_results_and_the_figure_are_those_of_the_trainings():
@@ -94,7 +118,11 @@ def test_the_pages_the_results_and_the_figure_are_those_of_the_trainings():
     drawn = figure.FIGURE.read_text()
     assert drawn == figure.figure(found)
     circles = list(ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}circle"))
-    points = [figure.points_of(found["tables"], task, arm) for task in second.AT_OTHER_SHARES for arm in figure.ARMS]
+    points = [
+        figure.points_of(found["tables"], task, arm)
+        for task in second.AT_OTHER_SHARES
+        for arm in figure.ARMS
+    ]
     assert len(circles) == len(figure.ARMS) + sum(map(len, points)) and min(map(len, points)) > 0
     assert all(0 < float(one.attrib["cx"]) < figure.WIDTH for one in circles)
 
@@ -115,7 +143,11 @@ def test_what_was_trained_again_is_what_had_the_wrong_clock():
     for job in before:
         place = job.task, job.arm, job.share, job.seed
         if job.task != "characters" and place in places:
-            same = [one["cpu_s"] for other, one in before.items() if (other.task, other.arm, other.share, other.seed) == place]
+            same = [
+                one["cpu_s"]
+                for other, one in before.items()
+                if (other.task, other.arm, other.share, other.seed) == place
+            ]
             assert places[place]["cpu_s"] in same
     old = json.loads(figure.RESULTS.read_text())["with_the_wrong_clock"]
     assert round(old["tables"]["relief at 0.5"]["second version"]["to_full"]["mean"], 2) == -1.69

@@ -5,7 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
 from threaded_world import on_ranks
 from thresher import Kakurenbo, Prune
@@ -39,7 +44,11 @@ def test_ranks_that_agree_raise_nothing():
         ("n", 99, "n is 100 on ranks 0, 1, 3, 4, and 99 on rank 2."),
         ("method", Kakurenbo(0.4), "method is Kakurenbo(max_fraction=0.3"),
         ("epochs", 5.0, "epochs is 5 on ranks 0, 1, 3, 4, and 5.0 on rank 2."),
-        ("sampler", "RandomSampler", "sampler is missing on ranks 0, 1, 3, 4, and 'RandomSampler' on rank 2."),
+        (
+            "sampler",
+            "RandomSampler",
+            "sampler is missing on ranks 0, 1, 3, 4, and 'RandomSampler' on rank 2.",
+        ),
     ],
 )
 def test_a_rank_with_another_setting_is_told_on_all_ranks(name, other, text):
@@ -50,7 +59,11 @@ def test_a_rank_with_another_setting_is_told_on_all_ranks(name, other, text):
 
 def test_many_ranks_and_long_values_are_cut_off():
     found = messages(30, lambda rank: {"method": "x" * 5000 + str(rank % 2)})
-    assert len(set(found)) == 1 and len(found[0]) < 1000 and "ranks 0, 2, 4, 6, 8, 10, 12, 14, ..." in found[0]
+    assert (
+        len(set(found)) == 1
+        and len(found[0]) < 1000
+        and "ranks 0, 2, 4, 6, 8, 10, 12, 14, ..." in found[0]
+    )
 
 
 def test_several_differences_are_all_named():
@@ -60,7 +73,13 @@ def test_several_differences_are_all_named():
 
 def test_descriptions_tell_values_apart():
     plain = [1, 1.0, "1", True, None, [1, 2], (1, 2.0), range(20), range(21)]
-    arrays = [torch.arange(3), torch.arange(3).float(), np.arange(3) + 1, {"a": torch.zeros(2)}, {"a": torch.ones(2)}]
+    arrays = [
+        torch.arange(3),
+        torch.arange(3).float(),
+        np.arange(3) + 1,
+        {"a": torch.zeros(2)},
+        {"a": torch.ones(2)},
+    ]
     generators = [torch.Generator().manual_seed(seed) for seed in range(2)]
     methods = [Prune(Scores(torch.arange(2), torch.tensor([1.0, score]))) for score in (2.0, 3.0)]
     values = [*plain, *arrays, *generators, *methods]

@@ -46,7 +46,11 @@ def batches_of(number, n, size):
     r = np.random.default_rng(number)
     every = []
     for rank in range(size):
-        own = r.permutation(n)[: int(r.integers(0, n + 1))] if rank != number % size else np.empty(0, np.int64)
+        own = (
+            r.permutation(n)[: int(r.integers(0, n + 1))]
+            if rank != number % size
+            else np.empty(0, np.int64)
+        )
         parts = [*np.array_split(own, int(r.integers(1, 4))), own[: int(r.integers(0, 3))]]
         every.append([(torch.from_numpy(part), signals(r, len(part))) for part in parts])
     return every
@@ -81,12 +85,18 @@ def test_what_arrives_is_what_one_process_would_have_written(number):
 def in_two(function, n=16, columns=None):
     """What a function of the records of each of two ranks returns for rank 0, which has them."""
     columns = COLUMNS if columns is None else columns
-    return on_ranks(2, lambda world: function(GatheredRecords(columns, n, world, CPU), world.rank))[0]
+    return on_ranks(2, lambda world: function(GatheredRecords(columns, n, world, CPU), world.rank))[
+        0
+    ]
 
 
 def values(*losses):
     n = len(losses)
-    return {"loss": torch.tensor(losses), "correct": torch.ones(n, dtype=torch.bool), "digit": torch.ones(n, dtype=torch.int32)}
+    return {
+        "loss": torch.tensor(losses),
+        "correct": torch.ones(n, dtype=torch.bool),
+        "digit": torch.ones(n, dtype=torch.int32),
+    }
 
 
 def test_nothing_is_seen_before_it_comes_home():
@@ -107,7 +117,11 @@ def test_writing_again_adds_the_difference_and_replaces_the_value():
             records.write(ids, values(1.0))
             records.write(ids, values(3.5), before=values(1.0), first=False)
         records.sync()
-        return {name: column[9].item() for name, column in records.items() if len(column) and name in wanted}
+        return {
+            name: column[9].item()
+            for name, column in records.items()
+            if len(column) and name in wanted
+        }
 
     wanted = ("loss", "total", "seen", "history")
     assert in_two(train) == {"loss": 3.5, "total": 3.5, "seen": 1, "history": 1}
@@ -118,7 +132,9 @@ def test_rows_that_turn_out_to_be_of_other_samples_do_not_travel():
         records.write(torch.tensor([3, 12]), values(1.0, 2.0), certain=torch.tensor(rank == 1))
         records.write(torch.tensor([4, 13]), values(3.0, 4.0), certain=torch.tensor([False, True]))
         records.sync()
-        return records["loss"].isfinite().nonzero().flatten().tolist(), records["total"].sum().item()
+        return records["loss"].isfinite().nonzero().flatten().tolist(), records[
+            "total"
+        ].sum().item()
 
     assert in_two(train) == ([3, 12, 13], 11.0)
 
@@ -178,7 +194,9 @@ def test_values_are_sent_in_a_data_type_of_their_own():
     def train(records, rank):
         records.write(torch.tensor([3, 4]), {"count": torch.tensor([True, rank == 0])})
         records.write(torch.tensor([3]), {"count": torch.ones(1, dtype=torch.int32)})
-        bits = {values.dtype for piece in records._write_buffer.pieces() for values in piece.values()}
+        bits = {
+            values.dtype for piece in records._write_buffer.pieces() for values in piece.values()
+        }
         records.sync()
         return bits, records["count"].tolist()
 
@@ -203,18 +221,27 @@ def test_a_state_has_what_has_not_come_home_and_the_run_goes_on_as_without_it(si
         records.epoch = 3
         if world.rank == 0:
             records.write(torch.tensor([n - 1]), values(99.0))
-        before, state = {name: column.clone() for name, column in records.items()}, records.state_dict()
+        before, state = (
+            {name: column.clone() for name, column in records.items()},
+            records.state_dict(),
+        )
         unchanged = all(torch.equal(before[name], records[name]) for name in COLUMNS)
         records.sync()
         again = GatheredRecords(COLUMNS, n, world, CPU)
         again.write(torch.tensor([0]), values(5.0))  # forgotten
         again.load_state_dict(state)
         again.sync()
-        return unchanged, *({name: column.clone() for name, column in one.items()} for one in (records, state, again))
+        return unchanged, *(
+            {name: column.clone() for name, column in one.items()}
+            for one in (records, state, again)
+        )
 
     for unchanged, whole, state, again in on_ranks(size, train):
         assert unchanged and list(state) == [*COLUMNS]
-        assert all(torch.equal(state[name], whole[name]) and torch.equal(again[name], whole[name]) for name in COLUMNS)
+        assert all(
+            torch.equal(state[name], whole[name]) and torch.equal(again[name], whole[name])
+            for name in COLUMNS
+        )
 
 
 def test_of_a_sample_that_comes_again_after_a_resume_the_later_value_counts():
@@ -228,7 +255,9 @@ def test_of_a_sample_that_comes_again_after_a_resume_the_later_value_counts():
         return None if rank else records["loss"][5].item()
 
     for resumed in (False, True):
-        assert in_two(lambda records, rank, resumed=resumed: train(records, rank, resumed)) == resumed
+        assert (
+            in_two(lambda records, rank, resumed=resumed: train(records, rank, resumed)) == resumed
+        )
 
 
 def test_a_copy_is_saved():

@@ -24,7 +24,13 @@ events.append("over")
 
 def test_threads_that_free_their_tensors_late_have_time_before_the_interpreter_is_torn_down():
     for given, expected in ((["gloo", "attached"], "over freed"), (["gloo"], "over")):
-        done = subprocess.run([sys.executable, "-c", SCRIPT, *given], capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, *given],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
         assert done.stdout.strip() == expected, done.stderr
 
 

@@ -11,7 +11,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from subset_cases import numbers, traced
-from thresher.distributed.wrappers import CallInside, data_parallel, in_several_processes, inside, is_sharded
+from thresher.distributed.wrappers import (
+    CallInside,
+    data_parallel,
+    in_several_processes,
+    inside,
+    is_sharded,
+)
 from thresher.subset import subset_backward
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
@@ -49,13 +55,21 @@ WRONG = {
         "module '_orig_mod' of the model is a Dist",
         IN_DDP,
     ),
-    "fully_shard": (lambda: fully_shard(perceptron()), "`model` is sharded by fully_shard, which", f"{IN_SHARDS}model))."),
+    "fully_shard": (
+        lambda: fully_shard(perceptron()),
+        "`model` is sharded by fully_shard, which",
+        f"{IN_SHARDS}model)).",
+    ),
     "fully_shard of a block": (
         sharded_block,
         "module '0' of the model is sharded by fully_shard, which",
         f"{IN_SHARDS}block))",
     ),
-    "FSDP1": (lambda: flattened(perceptron()), "`model` is sharded by FullyShardedDataParallel, which is not", IN_SHARDS),
+    "FSDP1": (
+        lambda: flattened(perceptron()),
+        "`model` is sharded by FullyShardedDataParallel, which is not",
+        IN_SHARDS,
+    ),
 }
 
 
@@ -63,7 +77,9 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_the_wrong_order_is_refused_and_the_right_one_named(name):
     make, place, advice = WRONG[name]
-    with pytest.raises(ValueError, match=f"^subset_backward: {re.escape(place)}.*{re.escape(advice)}"):
+    with pytest.raises(
+        ValueError, match=f"^subset_backward: {re.escape(place)}.*{re.escape(advice)}"
+    ):
         subset_backward(make())
 
 
@@ -88,17 +104,29 @@ def test_the_model_inside_that_is_sharded_later_is_refused():
 @pytest.mark.parametrize("original", [False, True])
 def test_flattened_parameters_are_refused_in_the_first_call(original):
     model = flattened(subset_backward(perceptron()), use_orig_params=original)
-    with pytest.raises(ValueError, match="sharded by FullyShardedDataParallel, which is not supported"):
+    with pytest.raises(
+        ValueError, match="sharded by FullyShardedDataParallel, which is not supported"
+    ):
         model(X)
 
 
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("reshard", [False, True])
-def test_inside_of_fully_shard_the_gradients_are_exact_and_each_part_is_traced_once(blocks, reshard):
+def test_inside_of_fully_shard_the_gradients_are_exact_and_each_part_is_traced_once(
+    blocks, reshard
+):
     plain, model = perceptron(), perceptron()
     for name in ("0", "2") if blocks else ():
-        setattr(model, name, fully_shard(subset_backward(model[int(name)], strict=True), reshard_after_forward=reshard))
-    model = fully_shard(model if blocks else subset_backward(model, strict=True), reshard_after_forward=reshard)
+        setattr(
+            model,
+            name,
+            fully_shard(
+                subset_backward(model[int(name)], strict=True), reshard_after_forward=reshard
+            ),
+        )
+    model = fully_shard(
+        model if blocks else subset_backward(model, strict=True), reshard_after_forward=reshard
+    )
     optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in (plain, model)]
     for rows in ([1, 4], [0, 2, 6], [], [5]):
         for one, optimizer in zip((plain, model), optimizers, strict=True):
@@ -107,7 +135,9 @@ def test_inside_of_fully_shard_the_gradients_are_exact_and_each_part_is_traced_o
             optimizer.step()
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(other.full_tensor(), one)
-    assert [traced(part) for part in model.modules() if hasattr(part, "fallback")] == ([1, 1] if blocks else [1])
+    assert [traced(part) for part in model.modules() if hasattr(part, "fallback")] == (
+        [1, 1] if blocks else [1]
+    )
     assert list(model.state_dict()) == list(plain.state_dict())
 
 
@@ -127,7 +157,9 @@ def test_sharded_models_are_known(monkeypatch):
     assert not is_sharded(perceptron())
     assert is_sharded(sharded_block()) and is_sharded(flattened(perceptron()))
     monkeypatch.delitem(sys.modules, "torch.distributed.fsdp")
-    assert not is_sharded(perceptron())  # nothing can be sharded, and nothing is imported to find out
+    assert not is_sharded(
+        perceptron()
+    )  # nothing can be sharded, and nothing is imported to find out
     assert "torch.distributed.fsdp" not in sys.modules
 
 

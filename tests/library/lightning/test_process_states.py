@@ -8,7 +8,9 @@ from thresher.lightning.selection import check_processes
 
 def test_another_number_of_processes_is_refused():
     check_processes({"ranks": ({},)})
-    with pytest.raises(ValueError, match=r"saved by 2 processes, but now there are 1\. Use the same number"):
+    with pytest.raises(
+        ValueError, match=r"saved by 2 processes, but now there are 1\. Use the same number"
+    ):
         check_processes({"ranks": ({}, {})})
 
 

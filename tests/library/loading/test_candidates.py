@@ -30,7 +30,13 @@ class Stream(IterableDataset):
 def attached():
     model = nn.Linear(1, 1)
     loader = DataLoader(Stream(), B)
-    return thresher.attach(thresher.RandomBackprop(keep=1.0), loader=loader, criterion=nn.MSELoss(), model=model, epochs=1)
+    return thresher.attach(
+        thresher.RandomBackprop(keep=1.0),
+        loader=loader,
+        criterion=nn.MSELoss(),
+        model=model,
+        epochs=1,
+    )
 
 
 def test_a_stream_that_has_loaded_a_state_is_refused_where_the_run_goes_on_in_mid_epoch():
@@ -42,7 +48,10 @@ def test_a_stream_that_has_loaded_a_state_is_refused_where_the_run_goes_on_in_mi
     other.loader.dataset.load_state_dict({"read": 2 * B})
     before = torch.get_rng_state()
     for _ in range(2):
-        with pytest.raises(ValueError, match="its Stream has loaded a state of its own, so samples would be skipped twice"):
+        with pytest.raises(
+            ValueError,
+            match="its Stream has loaded a state of its own, so samples would be skipped twice",
+        ):
             iter(other.loader)
     assert torch.equal(torch.get_rng_state(), before)
     other.loader.dataset.load_state_dict(None)
@@ -71,7 +80,9 @@ class CountingStream(IterableDataset):
 def counted():
     model, loader = nn.Linear(1, N), DataLoader(CountingStream(), B)
     method = thresher.RandomBackprop(keep=1.0)
-    return thresher.attach(method, loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=3)
+    return thresher.attach(
+        method, loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=3
+    )
 
 
 def interrupted_in_the_second_epoch(run):
@@ -104,5 +115,8 @@ def test_a_stream_that_ends_before_the_place_of_the_interrupted_epoch_is_refused
     state, _ = interrupted_in_the_second_epoch(run)
     other.load_state_dict(state)
     other.loader.dataset.epoch, other.loader.dataset.begin = 1, N - 4
-    with pytest.raises(RuntimeError, match="resumes after 8 samples of an epoch, and the stream ends after 4. A resumed run"):
+    with pytest.raises(
+        RuntimeError,
+        match="resumes after 8 samples of an epoch, and the stream ends after 4. A resumed run",
+    ):
         iter(other.loader)

@@ -49,7 +49,12 @@ def plain(samples):
 
 def attach(loader, **settings):
     return thresher.attach(
-        thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=MODEL, epochs=3, **settings
+        thresher.FullData(),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=MODEL,
+        epochs=3,
+        **settings,
     )
 
 
@@ -89,7 +94,9 @@ class Turning:
 @pytest.mark.parametrize("context", depth(["fork"], ["fork", "spawn"]))
 def test_moved_rows_in_a_worker_are_known_before_the_first_loss(context):
     data = TensorDataset(torch.randn(N, 3), torch.arange(N) % 3)
-    run = attach(DataLoader(data, B, collate_fn=Turning(), num_workers=1, multiprocessing_context=context))
+    run = attach(
+        DataLoader(data, B, collate_fn=Turning(), num_workers=1, multiprocessing_context=context)
+    )
     x, y = next(iter(run.loader))
     with pytest.raises(AttributionError, match="collate_fn Turning sorts or mixes"):
         run.criterion(run.model(x), y)
@@ -105,10 +112,17 @@ class Drawing:
 
     def __call__(self, samples):
         self.calls += 1
-        draws = torch.rand((), generator=self.torch) + torch.rand(()) + self.numpy.random() + np.random.rand()
+        draws = (
+            torch.rand((), generator=self.torch)
+            + torch.rand(())
+            + self.numpy.random()
+            + np.random.rand()
+        )
         draws = draws + self.state.rand() + self.python.random() + random.random() + self.calls
         rows = [sample.pop("x").mul_(2) for sample in samples]
-        return torch.stack(rows) * draws.float(), torch.tensor([sample.pop("y") for sample in samples])
+        return torch.stack(rows) * draws.float(), torch.tensor(
+            [sample.pop("y") for sample in samples]
+        )
 
 
 def method_of(drawing, samples, scale):
@@ -120,7 +134,9 @@ OWN = np.random.default_rng(5)
 
 
 def with_global(samples):
-    return torch.stack([sample["x"] for sample in samples]) * float(OWN.random()), torch.tensor([s["y"] for s in samples])
+    return torch.stack([sample["x"] for sample in samples]) * float(OWN.random()), torch.tensor(
+        [s["y"] for s in samples]
+    )
 
 
 def closure():
@@ -200,10 +216,18 @@ def time_first(samples):
             r"puts the samples in the second dimension of a tensor of shape \(4, 4, 2\).*another batch_size",
         ),
         (lambda s: (*default_collate(s), torch.eye(B)), pairs(), None),
-        (lambda s: default_collate(sorted(s, key=lambda one: -int(one[1]))), pairs(), "sorts or mixes"),
+        (
+            lambda s: default_collate(sorted(s, key=lambda one: -int(one[1]))),
+            pairs(),
+            "sorts or mixes",
+        ),
         (lambda s: ([int(y) for _, y in s], ["a", "b", "c", "d"]), pairs(), None),
         (lambda s: ([int(y) for _, y in s][::-1], ["a", "b", "c", "d"]), pairs(), "sorts or mixes"),
-        (lambda s: (default_collate(s)[0], torch.tensor([int(y) for _, y in s]).roll(1)), pairs(), "sorts or mixes"),
+        (
+            lambda s: (default_collate(s)[0], torch.tensor([int(y) for _, y in s]).roll(1)),
+            pairs(),
+            "sorts or mixes",
+        ),
         (
             lambda s: (torch.stack([x for x, _ in s]) * float("nan"), len(s)),
             pairs(),
@@ -223,7 +247,16 @@ def test_what_the_check_finds(collate, samples, reason):
 
 def test_batches_are_checked_ever_more_rarely():
     check = CheckedCollate(lambda s: default_collate(s), B, batched=False)
-    assert [i for i in range(70) if type(check(pairs())) is CheckedBatch] == [0, 1, 2, 4, 8, 16, 32, 64]
+    assert [i for i in range(70) if type(check(pairs())) is CheckedBatch] == [
+        0,
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+    ]
 
 
 def test_new_workers_go_on_with_the_count():
@@ -257,17 +290,25 @@ class Together(Dataset):
 
     def __getitems__(self, ids):
         ids = torch.tensor(ids)
-        return self.kind((ids * torch.ones(3, 1, dtype=torch.int64)).T, ids) if self.kind is not list else [ids, ids]
+        return (
+            self.kind((ids * torch.ones(3, 1, dtype=torch.int64)).T, ids)
+            if self.kind is not list
+            else [ids, ids]
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*changes the values of samples")
-@pytest.mark.parametrize(("collate", "reason"), [(as_columns, None), (last_first, "sorts or mixes")])
+@pytest.mark.parametrize(
+    ("collate", "reason"), [(as_columns, None), (last_first, "sorts or mixes")]
+)
 def test_columns_that_a_dataset_reads_together(collate, reason):
     run = attach(DataLoader(Together(lambda x, y: (x, y)), B, collate_fn=collate))
     next(iter(run.loader))
     found = run.loader.unknown_rows.reason
     assert found is None if reason is None else reason in found
-    listed = attach(DataLoader(Together(list), B, collate_fn=lambda batch: (batch[0].float() / 255, batch[1])))
+    listed = attach(
+        DataLoader(Together(list), B, collate_fn=lambda batch: (batch[0].float() / 255, batch[1]))
+    )
     next(iter(listed.loader))
     assert listed.loader.unknown_rows.reason is None
 
@@ -282,7 +323,9 @@ def test_no_batch_is_chosen_from_by_losses_of_other_samples():
         epochs=1,
         forward_passes="twice",
     )
-    with pytest.raises(AttributionError, match="Cannot choose samples by their losses.*collate_fn Turning"):
+    with pytest.raises(
+        AttributionError, match="Cannot choose samples by their losses.*collate_fn Turning"
+    ):
         next(iter(run.loader))
     assert run.cost.scoring == 0 and run.records["loss"].isneginf().all()
 
@@ -352,7 +395,9 @@ def test_a_collate_function_is_called_once_per_batch_and_nothing_of_its_own_is_w
 def padded(samples):
     """A collate function of token lists, which are padded to the longest one."""
     words = [torch.tensor(words) for words, _ in samples]
-    return torch.nn.utils.rnn.pad_sequence(words, batch_first=True), torch.tensor([label for _, label in samples])
+    return torch.nn.utils.rnn.pad_sequence(words, batch_first=True), torch.tensor(
+        [label for _, label in samples]
+    )
 
 
 SENTENCES = [([1, 2], 0), ([3], 0), ([1, 2, 4], 0), ([5, 6], 0)]
@@ -370,11 +415,15 @@ def mixed(samples):
     return (x + x.roll(1, 0)) / 2, y
 
 
-@pytest.mark.parametrize("collate", [mixed, lambda s: (default_collate(s)[0] / 255, default_collate(s)[1])])
+@pytest.mark.parametrize(
+    "collate", [mixed, lambda s: (default_collate(s)[0] / 255, default_collate(s)[1])]
+)
 def test_values_that_are_found_in_no_row_are_said_once(collate):
     data = TensorDataset(torch.randn(N, 3), torch.arange(N) % 3)
     run = attach(DataLoader(data, B, collate_fn=collate))
-    with pytest.warns(UserWarning, match="changes the values of samples.*collate_keeps_rows=True") as said:
+    with pytest.warns(
+        UserWarning, match="changes the values of samples.*collate_keeps_rows=True"
+    ) as said:
         for _ in range(2):
             list(run.loader)
     assert len([one for one in said if "changes the values" in str(one.message)]) == 1
@@ -386,7 +435,10 @@ def test_values_that_are_found_in_no_row_are_said_once(collate):
 
 def test_a_declared_collate_function_is_not_compared():
     assert checked(DataLoader(Counting(), B, collate_fn=plain), collate_keeps_rows=True) is plain
-    assert type(checked(DataLoader(Counting(), B, collate_fn=plain), collate_keeps_rows=False)) is CheckedCollate
+    assert (
+        type(checked(DataLoader(Counting(), B, collate_fn=plain), collate_keeps_rows=False))
+        is CheckedCollate
+    )
 
 
 def test_a_flag_of_its_own_is_said_for_each_run():
@@ -400,7 +452,10 @@ def test_a_flag_of_its_own_is_said_for_each_run():
 @pytest.mark.parametrize(
     "collate",
     [
-        lambda s: (*default_collate(s), (default_collate(s)[0][:, 0] > 0).long()),  # a column that is computed row by row
+        lambda s: (
+            *default_collate(s),
+            (default_collate(s)[0][:, 0] > 0).long(),
+        ),  # a column that is computed row by row
         lambda s: (*default_collate(s), default_collate(s)[1].flip(0)),  # labels of partners
         lambda s: (*default_collate(s), torch.arange(len(s))),
     ],
@@ -411,7 +466,9 @@ def test_columns_beside_rows_in_order_are_no_sign_of_another_order(size, collate
     for _ in range(50):
         samples = list(
             zip(
-                torch.randn(size, 3, generator=generator), torch.randperm(40, generator=generator)[:size] % classes, strict=True
+                torch.randn(size, 3, generator=generator),
+                torch.randperm(40, generator=generator)[:size] % classes,
+                strict=True,
             )
         )
         batch = checked_batch(collate, samples)

@@ -39,12 +39,16 @@ def test_the_smallest_share_that_is_named_is_enough(n, batch_size, least, drop_l
     most = steps * batch_size if drop_last else n
 
     def spent(share):
-        return dealt(n, range(round(share * n)), batch_size=batch_size, drop_last=drop_last, least=least)
+        return dealt(
+            n, range(round(share * n)), batch_size=batch_size, drop_last=drop_last, least=least
+        )
 
     too_little = (least * steps - 1) / max(1, most)
     if not 0 < too_little < 1 or round(too_little * n) == 0:
         return
-    few = "less than one a batch" if least == 1 else "fewer than two per batch, which BatchNorm needs"
+    few = (
+        "less than one a batch" if least == 1 else "fewer than two per batch, which BatchNorm needs"
+    )
     with pytest.raises(ValueError, match=f"{few}: the smallest share is") as said:
         spent(too_little)
     named = float(str(said.value).split("the smallest share is ")[1].split(". Give")[0])
@@ -57,7 +61,9 @@ def test_an_order_of_unknown_length_is_refused():
     def unknown():
         raise TypeError("the length of this epoch is not known")
 
-    with pytest.raises(ValueError, match="number of samples of an epoch, and the length of this epoch is not known"):
+    with pytest.raises(
+        ValueError, match="number of samples of an epoch, and the length of this epoch is not known"
+    ):
         smaller_sizes(unknown, 16, 4, False)
 
 
@@ -87,5 +93,7 @@ def test_smaller_batches_go_on_after_any_step():
 def test_the_step_at_a_number_of_rows():
     sizes = StepSizes(steps=3, rows=4)
     assert [sizes.step_at(rows) for rows in (0, 1, 2, 4)] == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match="trained on 3 rows, which does not fit an epoch with 4 rows in 3"):
+    with pytest.raises(
+        ValueError, match="trained on 3 rows, which does not fit an epoch with 4 rows in 3"
+    ):
         sizes.step_at(3)

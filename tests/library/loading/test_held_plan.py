@@ -30,7 +30,9 @@ def test_a_plan_comes_back(data, n, valued):
     )
     held = HeldPlan.of(plan, n)
     assert held.ids.dtype == torch.uint8 and len(held.ids) == -(-n // 8) and held.rows == len(ids)
-    assert held.everything == kept.all() and held.refreshed == (0 if plan.refresh is None else len(plan.refresh))
+    assert held.everything == kept.all() and held.refreshed == (
+        0 if plan.refresh is None else len(plan.refresh)
+    )
     assert comparable_plan(held.plan()) == comparable_plan(plan)
     again = HeldPlan(**held.state_dict())
     assert comparable_plan(again.plan()) == comparable_plan(plan)
@@ -38,7 +40,11 @@ def test_a_plan_comes_back(data, n, valued):
     some = np.flatnonzero(kept)[::-2].copy()
     found = again.weights_of(some)
     assert (found is None) == (not valued)
-    assert found is None or plan.weights is None or torch.equal(found, plan.weights[np.searchsorted(ids.numpy(), some)])
+    assert (
+        found is None
+        or plan.weights is None
+        or torch.equal(found, plan.weights[np.searchsorted(ids.numpy(), some)])
+    )
 
 
 @given(st.integers(1, 5), st.integers(0, 30))
@@ -52,7 +58,12 @@ def test_processes_refresh_equal_parts(size, refreshed):
 
 
 def test_ids_that_were_drawn_stay_ids():
-    plan = EpochPlan(torch.tensor([4, 1, 4]), weights=torch.tensor([2.0, 1, 2]), refresh=torch.tensor([0, 3]), drawn=True)
+    plan = EpochPlan(
+        torch.tensor([4, 1, 4]),
+        weights=torch.tensor([2.0, 1, 2]),
+        refresh=torch.tensor([0, 3]),
+        drawn=True,
+    )
     held = HeldPlan.of(plan, 5)
     assert held.ids is plan.ids and held.rows == 3 and not held.everything
     assert comparable_plan(held.plan()) == comparable_plan(plan)
@@ -63,7 +74,10 @@ def test_ids_that_were_drawn_stay_ids():
 @pytest.mark.parametrize("bits", [torch.tensor([3, 0], dtype=torch.uint8), torch.tensor([1, 2])])
 def test_other_numbers_of_bits_are_refused(name, bits):
     held = HeldPlan.of(EpochPlan(torch.tensor([1, 3])), 5)
-    with pytest.raises(ValueError, match=f"`{name}` must be one bit for each of 5 samples, a torch.uint8 tensor of shape"):
+    with pytest.raises(
+        ValueError,
+        match=f"`{name}` must be one bit for each of 5 samples, a torch.uint8 tensor of shape",
+    ):
         replace(held, **{name: bits})
 
 
@@ -77,4 +91,6 @@ def test_what_is_held_of_a_plan():
     size, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert size <= 0.3 * n and peak <= n
-    assert held.refreshed == hidden.sum() and np.array_equal(held.refreshing()(0, n), np.flatnonzero(hidden))
+    assert held.refreshed == hidden.sum() and np.array_equal(
+        held.refreshing()(0, n), np.flatnonzero(hidden)
+    )

@@ -14,11 +14,15 @@ def attached(rows, *, norm=True, size=SIZE, method=None, workers=0, drop_last=Fa
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(rows, 4), torch.arange(rows) % 2)
     loader = DataLoader(data, size, shuffle=True, num_workers=workers, drop_last=drop_last)
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8) if norm else nn.Identity(), nn.Linear(8, 2))
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8) if norm else nn.Identity(), nn.Linear(8, 2)
+    )
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     method = thresher.UniformSubset(keep=0.5) if method is None else method
     loss = nn.CrossEntropyLoss()
-    return thresher.attach(method, loader=loader, criterion=loss, model=model, optimizer=optimizer, epochs=2), optimizer
+    return thresher.attach(
+        method, loader=loader, criterion=loss, model=model, optimizer=optimizer, epochs=2
+    ), optimizer
 
 
 def sizes_of(run, optimizer):
@@ -37,7 +41,11 @@ def sizes_of(run, optimizer):
 def test_one_row_is_left_out_where_the_model_has_batch_norm(workers):
     run, optimizer = attached(102, workers=workers)  # 51 rows
     assert sizes_of(run, optimizer) == [10] * 5 == sizes_of(run, optimizer)
-    assert [entry["kept"] for entry in run.history] == [51, 51] and run.cost.backward == 100 and run.cost.steps == 10
+    assert (
+        [entry["kept"] for entry in run.history] == [51, 51]
+        and run.cost.backward == 100
+        and run.cost.steps == 10
+    )
     assert "no recorded loss" not in run.summary()
 
 

@@ -77,14 +77,26 @@ class OwnBatches(BatchSampler):
         (lambda: DataLoader(Stream()), TypeError, "Stream, an IterableDataset.*If it also reads"),
         (lambda: DataLoader(data(), batch_size=None), ValueError, "batch_size=None"),
         (
-            lambda: DataLoader(data(), batch_sampler=OwnBatches(SequentialSampler(data()), B, False)),
+            lambda: DataLoader(
+                data(), batch_sampler=OwnBatches(SequentialSampler(data()), B, False)
+            ),
             ValueError,
             "batch_sampler, OwnBatches.*sampler= and batch_size=",
         ),
-        (lambda: DataLoader(data(), batch_sampler=[[0, 1], [2]]), ValueError, "batch_sampler, list"),
-        (lambda: DataLoader(data(), B, num_workers=1, in_order=False), ValueError, "in_order=False.*in_order=True"),
         (
-            lambda: DataLoader(data(), B, sampler=DistributedSampler(data(), num_replicas=2, rank=0)),
+            lambda: DataLoader(data(), batch_sampler=[[0, 1], [2]]),
+            ValueError,
+            "batch_sampler, list",
+        ),
+        (
+            lambda: DataLoader(data(), B, num_workers=1, in_order=False),
+            ValueError,
+            "in_order=False.*in_order=True",
+        ),
+        (
+            lambda: DataLoader(
+                data(), B, sampler=DistributedSampler(data(), num_replicas=2, rank=0)
+            ),
             ValueError,
             "DistributedSampler for 2 processes.*init_process_group before attach.*num_replicas=1",
         ),
@@ -96,8 +108,14 @@ def test_refused_loaders(make, error, message):
 
 
 def test_torch_batch_sampler_is_the_same_as_batch_size():
-    batches = BatchSampler(RandomSampler(range(N), generator=torch.Generator().manual_seed(0)), B, drop_last=True)
-    expected = list(batches.__class__(RandomSampler(range(N), generator=torch.Generator().manual_seed(0)), B, drop_last=True))
+    batches = BatchSampler(
+        RandomSampler(range(N), generator=torch.Generator().manual_seed(0)), B, drop_last=True
+    )
+    expected = list(
+        batches.__class__(
+            RandomSampler(range(N), generator=torch.Generator().manual_seed(0)), B, drop_last=True
+        )
+    )
     assert ids_of(attach(DataLoader(data(), batch_sampler=batches))) == expected
 
 
@@ -119,7 +137,9 @@ def test_settings_are_kept():
         "persistent_workers",
         "generator",
     ):
-        assert getattr(rebuilt, name) is getattr(user, name) or getattr(rebuilt, name) == getattr(user, name), name
+        assert getattr(rebuilt, name) is getattr(user, name) or getattr(rebuilt, name) == getattr(
+            user, name
+        ), name
     assert rebuilt.multiprocessing_context.get_start_method() == "spawn"
     assert attach(user).loader.dataset is user.dataset
     assert attach(user).loader.batch_size == B
@@ -146,13 +166,17 @@ def test_the_order_is_the_users_less_what_the_plan_leaves_out(drop_last):
 def test_other_samplers_are_filtered_as_they_come():
     kept = set(range(10, 20))
     sampler = WeightedRandomSampler(torch.ones(N), 50, generator=torch.Generator().manual_seed(2))
-    reference = list(WeightedRandomSampler(torch.ones(N), 50, generator=torch.Generator().manual_seed(2)))
+    reference = list(
+        WeightedRandomSampler(torch.ones(N), 50, generator=torch.Generator().manual_seed(2))
+    )
     run = attach(DataLoader(data(), B, sampler=sampler), plan(kept))
     assert [i for batch in ids_of(run) for i in batch] == [i for i in reference if i in kept]
 
 
 def test_length():
-    run = attach(DataLoader(data(), B, shuffle=True), plan(range(N)), plan(range(9)), plan(range(16)))
+    run = attach(
+        DataLoader(data(), B, shuffle=True), plan(range(N)), plan(range(9)), plan(range(16))
+    )
     assert len(run.loader) == 8
     lengths = []
     for _ in range(3):
@@ -286,7 +310,10 @@ class Sample:
     [
         (lambda b: b, lambda b: b[1]),
         (tuple, lambda b: b[1]),
-        (lambda b: {"x": b[0], "deep": [{"y": b[1]}], "name": "batch"}, lambda b: b["deep"][0]["y"]),
+        (
+            lambda b: {"x": b[0], "deep": [{"y": b[1]}], "name": "batch"},
+            lambda b: b["deep"][0]["y"],
+        ),
         (lambda b: Pair(*b), lambda b: b.y),
         (lambda b: Sample(*b), lambda b: b.y),
         (lambda b: b[1], lambda b: b),
@@ -336,7 +363,10 @@ def test_workers_stop_at_once(persistent):
     del run
     gc.collect()
     assert gone() is None
-    assert [worker.exitcode for worker in workers] == [0, 0]  # a worker that does not stop by itself is killed
+    assert [worker.exitcode for worker in workers] == [
+        0,
+        0,
+    ]  # a worker that does not stop by itself is killed
 
 
 def test_batches_move_to_the_device_of_the_run():
@@ -369,7 +399,11 @@ class OwnSettings(DataLoader):
     """A subclass as those of graph libraries: it gives the collate function."""
 
     def __init__(self, dataset, **settings):
-        super().__init__(dataset, collate_fn=lambda samples: torch.utils.data.default_collate(samples), **settings)
+        super().__init__(
+            dataset,
+            collate_fn=lambda samples: torch.utils.data.default_collate(samples),
+            **settings,
+        )
 
 
 @pytest.mark.parametrize(
@@ -382,7 +416,10 @@ class OwnSettings(DataLoader):
     ],
 )
 def test_a_loader_that_makes_its_batches_itself_is_refused(kind, name):
-    with pytest.raises(ValueError, match=f"of the class {kind.__name__}, whose own `{name}.*Pass a plain DataLoader"):
+    with pytest.raises(
+        ValueError,
+        match=f"of the class {kind.__name__}, whose own `{name}.*Pass a plain DataLoader",
+    ):
         attach(kind(data(), B))
 
 
@@ -397,8 +434,12 @@ def test_a_stream_that_may_begin_in_its_middle_is_refused(kind, name):
     method = thresher.SelectiveBackprop(keep=0.5)
     expected = f"own `{name}` .*may begin in the middle of a stream.*Pass a plain DataLoader.*run.state_dict"
     with pytest.raises(ValueError, match=expected):
-        thresher.attach(method, loader=kind(Once(), B), criterion=nn.MSELoss(), model=nn.Linear(1, 1), epochs=1)
-    thresher.attach(method, loader=OwnLength(Once(), B), criterion=nn.MSELoss(), model=nn.Linear(1, 1), epochs=1)
+        thresher.attach(
+            method, loader=kind(Once(), B), criterion=nn.MSELoss(), model=nn.Linear(1, 1), epochs=1
+        )
+    thresher.attach(
+        method, loader=OwnLength(Once(), B), criterion=nn.MSELoss(), model=nn.Linear(1, 1), epochs=1
+    )
 
 
 class Wrapper:
@@ -410,7 +451,8 @@ class Wrapper:
 
 def test_an_object_that_wraps_a_loader_is_refused_with_the_lines_for_it():
     with pytest.raises(
-        TypeError, match=r"got Wrapper, which wraps one. .*loader=wrapper.loader\); wrapper.loader = run.loader"
+        TypeError,
+        match=r"got Wrapper, which wraps one. .*loader=wrapper.loader\); wrapper.loader = run.loader",
     ):
         attach(Wrapper(DataLoader(data(), B)))
     with pytest.raises(TypeError, match="got Wrapper. For tensors"):

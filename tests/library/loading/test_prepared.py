@@ -25,9 +25,18 @@ def own_state():
 def test_batches_that_accelerate_skips_are_refused_with_the_way_to_go_on():
     model = nn.Linear(6, 4)
     loader = DataLoader(TensorDataset(torch.randn(N, 6), torch.arange(N) % 4), B, shuffle=True)
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=EPOCHS)
+    run = thresher.attach(
+        thresher.FullData(),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        epochs=EPOCHS,
+    )
     x, y = next(iter(accelerate.skip_first_batches(run.loader, 2)))
-    with pytest.raises(thresher.AttributionError, match=r"use run.load_state_dict, not accelerate.skip_first_batches"):
+    with pytest.raises(
+        thresher.AttributionError,
+        match=r"use run.load_state_dict, not accelerate.skip_first_batches",
+    ):
         run.criterion(run.model(x), y)
 
 
@@ -53,7 +62,12 @@ def train(attached, loop=lambda loader: loader, *, prepared=True, method=None, *
     call, feed, loss_of, run = net, loader, criterion, None
     if attached:
         run = thresher.attach(
-            method or thresher.FullData(), loader=loader, criterion=criterion, model=net, optimizer=optimizer, epochs=EPOCHS
+            method or thresher.FullData(),
+            loader=loader,
+            criterion=criterion,
+            model=net,
+            optimizer=optimizer,
+            epochs=EPOCHS,
         )
         call, feed, loss_of = run.model, run.loader, run.criterion
     steps, seen = [0], []
@@ -64,7 +78,12 @@ def train(attached, loop=lambda loader: loader, *, prepared=True, method=None, *
                 accelerator.backward(loss_of(call(x), y))
                 optimizer.step()
                 optimizer.zero_grad()
-            seen.append((len(accelerator.gather_for_metrics(y)), accelerator.gradient_state.end_of_dataloader))
+            seen.append(
+                (
+                    len(accelerator.gather_for_metrics(y)),
+                    accelerator.gradient_state.end_of_dataloader,
+                )
+            )
     return {
         "steps": steps[0],
         "seen": seen,
@@ -112,7 +131,12 @@ def test_attached_before_it_is_prepared(parts):
     net = nn.Linear(6, 4)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     loader = DataLoader(TensorDataset(torch.randn(40, 6), torch.arange(40) % 4), B, shuffle=True)
-    settings = {"criterion": nn.CrossEntropyLoss(), "model": net, "optimizer": optimizer, "epochs": EPOCHS}
+    settings = {
+        "criterion": nn.CrossEntropyLoss(),
+        "model": net,
+        "optimizer": optimizer,
+        "epochs": EPOCHS,
+    }
     run = thresher.attach(thresher.FullData(), loader=loader, **settings)
     feed, call = run.loader, run.model
     if parts == "all":
@@ -140,7 +164,10 @@ def test_a_shuffle_has_the_epochs_that_accelerate_counts():
     for attached in (False, True):
         data = TensorDataset(torch.arange(float(N)).unsqueeze(1), torch.arange(N) % 4)
         shuffle = thresher.Shuffle(data, seed=2)
-        loader, run = accelerate.Accelerator(cpu=True).prepare(DataLoader(data, B, sampler=shuffle)), None
+        loader, run = (
+            accelerate.Accelerator(cpu=True).prepare(DataLoader(data, B, sampler=shuffle)),
+            None,
+        )
         if attached:
             settings = {"criterion": nn.CrossEntropyLoss(), "model": nn.Linear(1, 4), "epochs": 3}
             run = thresher.attach(thresher.FullData(), loader=loader, **settings)
@@ -156,7 +183,9 @@ def test_the_shuffle_of_accelerate_has_every_sample_once():
     data = TensorDataset(torch.arange(float(N)).unsqueeze(1), torch.arange(N) % 4)
 
     def attached(method):
-        loader = accelerate.Accelerator(cpu=True, dataloader_config=config).prepare(DataLoader(data, B, shuffle=True))
+        loader = accelerate.Accelerator(cpu=True, dataloader_config=config).prepare(
+            DataLoader(data, B, shuffle=True)
+        )
         return loader, thresher.attach(method, loader=loader, **settings)
 
     def ids(loader, run=None):

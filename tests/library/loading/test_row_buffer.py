@@ -58,11 +58,17 @@ def attach(collate, method=None, **settings):
 
 @pytest.mark.parametrize(
     ("collate", "part"),
-    [(sequence_first, r"`batch\[0\]`, of shape \(5, 8, 3\),"), (packed, r"`batch\[0\].data`, of shape \(40, 3\),")],
+    [
+        (sequence_first, r"`batch\[0\]`, of shape \(5, 8, 3\),"),
+        (packed, r"`batch\[0\].data`, of shape \(40, 3\),"),
+    ],
 )
 def test_parts_without_a_sample_dimension_are_not_joined_with_rows_of_other_batches(collate, part):
     run, _ = attach(collate, forward_passes="twice")
-    with pytest.raises(ValueError, match=f"{part} .*not the same in every batch.*batch_first=True.*forward_passes='once'"):
+    with pytest.raises(
+        ValueError,
+        match=f"{part} .*not the same in every batch.*batch_first=True.*forward_passes='once'",
+    ):
         next(iter(run.loader))
 
 
@@ -71,7 +77,11 @@ def test_the_way_out_works():
         x, y = sequence_first(samples)
         return x.transpose(0, 1), y
 
-    run, optimizer = attach(batch_first, forward_passes="twice", forward=lambda model, b: (model(b[0].transpose(0, 1)), b[1]))
+    run, optimizer = attach(
+        batch_first,
+        forward_passes="twice",
+        forward=lambda model, b: (model(b[0].transpose(0, 1)), b[1]),
+    )
     for x, y in run.loader:
         run.criterion(run.model(x.transpose(0, 1)), y).backward()
         optimizer.step()
@@ -115,7 +125,10 @@ def test_parts_that_differ_are_refused_where_rows_are_joined_or_left_out(one, tw
         alone.add(batch(4, two), torch.arange(4, 8), chosen(0, 3))
 
 
-@pytest.mark.parametrize("constant", [torch.tensor([1.0, float("nan"), 3]), 7, "en", None, {"a": [torch.ones(2), 3]}, object()])
+@pytest.mark.parametrize(
+    "constant",
+    [torch.tensor([1.0, float("nan"), 3]), 7, "en", None, {"a": [torch.ones(2), 3]}, object()],
+)
 def test_parts_that_are_equal_in_every_batch_may_pass(constant):
     buffer = RowBuffer(4)
     for first in (0, 4):
@@ -160,7 +173,9 @@ def test_ranks_that_keep_other_numbers_of_rows_make_equal_batches():
     assert [[len(batch) for batch in batches] for batches, *_ in found] == [[4, 4, 2], [4, 4, 2]]
     assert [rows for _, rows, _ in found] == [[], [43]]
     assert found[0][0] == [[0, 1, 2, 20], [21, 22, 23, 30], [31, 40]]
-    assert [calls for *_, calls in found] == [len(KEPT[0])] * 2  # once per candidate batch, and never to take one
+    assert [calls for *_, calls in found] == [
+        len(KEPT[0])
+    ] * 2  # once per candidate batch, and never to take one
 
 
 def test_a_rank_without_rows_leaves_no_smaller_batch():
@@ -206,28 +221,48 @@ def images(n, size=lambda i: i + 2):
 
 SHAPES = {
     "tensor": (lambda n: torch.arange(n), lambda b, r: b.tolist() == r),
-    "tuple": (lambda n: (torch.arange(n), torch.arange(n) * 2), lambda b, r: b[1].tolist() == [2 * i for i in r]),
-    "dict": (lambda n: {"x": torch.arange(n), "note": "a"}, lambda b, r: b["x"].tolist() == r and b["note"] == "a"),
+    "tuple": (
+        lambda n: (torch.arange(n), torch.arange(n) * 2),
+        lambda b, r: b[1].tolist() == [2 * i for i in r],
+    ),
+    "dict": (
+        lambda n: {"x": torch.arange(n), "note": "a"},
+        lambda b, r: b["x"].tolist() == r and b["note"] == "a",
+    ),
     "own dict": (
         lambda n: collections.OrderedDict(x=torch.arange(n), names=texts(n)),
         lambda b, r: b["names"] == [f"text {i}" for i in r] and type(b) is collections.OrderedDict,
     ),
-    "named tuple": (lambda n: Pair(torch.arange(n), texts(n)), lambda b, r: b.names == [f"text {i}" for i in r]),
-    "dataclass": (lambda n: Sample(torch.arange(n), texts(n)), lambda b, r: b.names == [f"text {i}" for i in r]),
+    "named tuple": (
+        lambda n: Pair(torch.arange(n), texts(n)),
+        lambda b, r: b.names == [f"text {i}" for i in r],
+    ),
+    "dataclass": (
+        lambda n: Sample(torch.arange(n), texts(n)),
+        lambda b, r: b.names == [f"text {i}" for i in r],
+    ),
     "texts in a tuple": (
         lambda n: [torch.arange(n), tuple(texts(n))],
         lambda b, r: b[1] == tuple(f"text {i}" for i in r) and b[0].tolist() == r,
     ),
-    "array": (lambda n: (torch.arange(n), np.arange(n) * 3), lambda b, r: b[1].tolist() == [3 * i for i in r]),
+    "array": (
+        lambda n: (torch.arange(n), np.arange(n) * 3),
+        lambda b, r: b[1].tolist() == [3 * i for i in r],
+    ),
     "images of several sizes": (
         lambda n: (images(n), [{"boxes": torch.zeros(i, 4), "id": i} for i in range(n)]),
-        lambda b, r: [i.shape[1] for i in b[0]] == [i + 2 for i in r] and [t["id"] for t in b[1]] == r,
+        lambda b, r: (
+            [i.shape[1] for i in b[0]] == [i + 2 for i in r] and [t["id"] for t in b[1]] == r
+        ),
     ),
     "shared tensors": (
         lambda n: (torch.arange(n), torch.ones(3, 50), torch.tensor(7)),
         lambda b, r: b[1].shape == (3, 50) and b[2].item() == 7 and b[0].tolist() == r,
     ),
-    "two of everything": (lambda n: [torch.arange(n), torch.arange(n) + 1], lambda b, r: b[1].tolist() == [i + 1 for i in r]),
+    "two of everything": (
+        lambda n: [torch.arange(n), torch.arange(n) + 1],
+        lambda b, r: b[1].tolist() == [i + 1 for i in r],
+    ),
 }
 shapes = pytest.mark.parametrize(("make", "right"), SHAPES.values(), ids=SHAPES)
 
@@ -246,13 +281,24 @@ def test_gathered_in_order(make, right, size):
     row_buffer, flags = RowBuffer(size), [[1, 4], [0], [0, 1, 2, 3, 4], []]
     seen = []
     for number, rows in enumerate(flags):
-        row_buffer.add(make(5), torch.arange(5) + 10 * number, BatchPlan(torch.tensor(rows, dtype=torch.int64)))
+        row_buffer.add(
+            make(5), torch.arange(5) + 10 * number, BatchPlan(torch.tensor(rows, dtype=torch.int64))
+        )
         while row_buffer.full:
             batch, ids, weights = row_buffer.take()
             assert weights is None
             assert right(batch, (ids % 10).tolist())
             seen.append(ids.tolist())
-    assert [i for ids in seen for i in ids] + row_buffer.waiting[0].tolist() == [1, 4, 10, 20, 21, 22, 23, 24]
+    assert [i for ids in seen for i in ids] + row_buffer.waiting[0].tolist() == [
+        1,
+        4,
+        10,
+        20,
+        21,
+        22,
+        23,
+        24,
+    ]
     if size is None:
         assert seen == [[1, 4], [10], [20, 21, 22, 23, 24]]
     else:
@@ -273,7 +319,11 @@ def test_lists_of_two_and_batches_of_two():
 
 def test_weights_go_with_their_rows():
     row_buffer = RowBuffer(3)
-    row_buffer.add(torch.arange(4), torch.arange(4), BatchPlan(torch.tensor([1, 2]), weights=torch.tensor([0.5, 2.0])))
+    row_buffer.add(
+        torch.arange(4),
+        torch.arange(4),
+        BatchPlan(torch.tensor([1, 2]), weights=torch.tensor([0.5, 2.0])),
+    )
     row_buffer.add(torch.arange(4), torch.arange(4, 8), BatchPlan(torch.tensor([0, 3])))
     assert row_buffer.waiting[1].tolist() == [0.5, 2, 1, 1]
     batch, ids, weights = row_buffer.take()
@@ -285,17 +335,29 @@ def test_weights_go_with_their_rows():
 def test_padded_to_different_widths():
     row_buffer = RowBuffer(4)
     for width in (5, 7):
-        row_buffer.add((torch.zeros(4, width), torch.zeros(4)), torch.arange(4), BatchPlan(torch.tensor([0, 2])))
-    with pytest.raises(ValueError, match=r"shapes \[\(2, 5\), \(2, 7\)\].*one shape, or use spend='batches'"):
+        row_buffer.add(
+            (torch.zeros(4, width), torch.zeros(4)),
+            torch.arange(4),
+            BatchPlan(torch.tensor([0, 2])),
+        )
+    with pytest.raises(
+        ValueError, match=r"shapes \[\(2, 5\), \(2, 7\)\].*one shape, or use spend='batches'"
+    ):
         row_buffer.take()
 
 
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ([{"count": 3}], "a batch of 4 samples has these parts with one entry for each sample: none. Rows cannot be chosen"),
+        (
+            [{"count": 3}],
+            "a batch of 4 samples has these parts with one entry for each sample: none. Rows cannot be chosen",
+        ),
         ([torch.zeros(3)], "for each sample: none"),
-        ([(torch.zeros(4), torch.zeros(4)), (torch.zeros(4), None)], "sample: Tensor; others before it had Tensor, Tensor"),
+        (
+            [(torch.zeros(4), torch.zeros(4)), (torch.zeros(4), None)],
+            "sample: Tensor; others before it had Tensor, Tensor",
+        ),
         ([torch.zeros(4), [0, 1, 2, 3]], "for each sample: list; others before it had Tensor"),
     ],
 )

@@ -3,7 +3,13 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 
 import thresher
 
@@ -13,7 +19,13 @@ DATA = TensorDataset(torch.arange(1.0, N * 3 + 1).view(N, 3), torch.arange(N) % 
 
 def made(**settings):
     loader = DataLoader(DATA, **({"batch_size": 8, "shuffle": True} | settings))
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=nn.Linear(3, 2), epochs=3)
+    run = thresher.attach(
+        thresher.FullData(),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=nn.Linear(3, 2),
+        epochs=3,
+    )
     return loader, run
 
 
@@ -41,7 +53,9 @@ def test_a_change_is_refused_until_it_is_put_back(name):
     owner = loader.batch_sampler if of else loader
     before = getattr(owner, attribute)
     setattr(owner, attribute, CHANGES[name])
-    with pytest.raises(ValueError, match=rf"`loader\.{name}` was changed from .* after `attach`.*run\.detach\(\)"):
+    with pytest.raises(
+        ValueError, match=rf"`loader\.{name}` was changed from .* after `attach`.*run\.detach\(\)"
+    ):
         iter(run.loader)
     setattr(owner, attribute, before)
     assert len(list(run.loader)) == 5
@@ -50,7 +64,10 @@ def test_a_change_is_refused_until_it_is_put_back(name):
 def test_another_sampler_of_the_same_kind_is_refused():
     loader, run = made()
     loader.batch_sampler.sampler = RandomSampler(DATA)  # pyright: ignore
-    with pytest.raises(ValueError, match=r"`loader\.batch_sampler\.sampler` was changed from RandomSampler to RandomSampler"):
+    with pytest.raises(
+        ValueError,
+        match=r"`loader\.batch_sampler\.sampler` was changed from RandomSampler to RandomSampler",
+    ):
         iter(run.loader)
 
 
@@ -66,7 +83,9 @@ def test_attached_again_the_new_settings_hold():
     loader, run = made()
     run.detach()
     loader.batch_sampler.batch_size = 20  # pyright: ignore
-    again = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), epochs=3)
+    again = thresher.attach(
+        thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), epochs=3
+    )
     assert [len(y) for _, y in again.loader] == [20, 20]
 
 
@@ -74,12 +93,23 @@ def test_attached_again_the_new_settings_hold():
 def test_a_wrong_batch_size_is_refused(size):
     loader = DataLoader(DATA, 8)
     loader.batch_sampler.batch_size = size  # pyright: ignore
-    with pytest.raises(ValueError, match=r"`loader\.batch_sampler\.batch_size` must be a whole number of at least 1, got"):
-        thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), epochs=3)
+    with pytest.raises(
+        ValueError,
+        match=r"`loader\.batch_sampler\.batch_size` must be a whole number of at least 1, got",
+    ):
+        thresher.attach(
+            thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), epochs=3
+        )
 
 
 def test_the_rebuilt_loader_has_all_settings():
-    given = {"num_workers": 1, "collate_fn": plain, "timeout": 5, "prefetch_factor": 3, "persistent_workers": True}
+    given = {
+        "num_workers": 1,
+        "collate_fn": plain,
+        "timeout": 5,
+        "prefetch_factor": 3,
+        "persistent_workers": True,
+    }
     loader, run = made(**given, drop_last=True)
     rebuilt, own = (thresher.loader_settings(one) for one in (run.loader.reader.loader, loader))
     assert rebuilt.pop("collate_fn").collate is own.pop("collate_fn") is plain

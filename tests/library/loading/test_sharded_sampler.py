@@ -17,7 +17,9 @@ def test_it_deals_as_a_distributed_sampler_does(n, size, drop_last):
         expected = DistributedSampler(range(n), size, rank, shuffle=False, drop_last=drop_last)
         own = ShardedSampler(range(n), size, rank, drop_last=drop_last)
         if n >= size:
-            assert list(own) == list(expected) and len(own) == n // size + (not drop_last and n % size > 0)
+            assert list(own) == list(expected) and len(own) == n // size + (
+                not drop_last and n % size > 0
+            )
 
 
 def test_each_pass_is_the_next_order_of_the_whole():
@@ -30,5 +32,10 @@ def test_each_pass_is_the_next_order_of_the_whole():
 def test_a_part_of_an_order_is_refused_in_one_process():
     data = TensorDataset(torch.zeros(8, 2), torch.arange(8) % 2)
     loader = DataLoader(data, 2, sampler=ShardedSampler(range(8), 2, 0, drop_last=False))
-    with pytest.raises(ValueError, match="has a ShardedSampler for 2 processes, but there is no process group of several"):
-        thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), epochs=1)
+    with pytest.raises(
+        ValueError,
+        match="has a ShardedSampler for 2 processes, but there is no process group of several",
+    ):
+        thresher.attach(
+            thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), epochs=1
+        )

@@ -23,7 +23,14 @@ def held(plan: EpochPlan) -> HeldPlan:
     return HeldPlan.of(plan, N)
 
 
-def rows_of(world: Any, plan: EpochPlan, *, batch: int = 7, place: OrderPlace | None = None, drop_last: bool = False) -> Any:
+def rows_of(
+    world: Any,
+    plan: EpochPlan,
+    *,
+    batch: int = 7,
+    place: OrderPlace | None = None,
+    drop_last: bool = False,
+) -> Any:
     """The rows of a rank with their weights, and the plan's numbers."""
     sampler = DistributedSampler(range(N), world.size, world.rank, seed=5)
     order = SharedOrder(DataLoader(range(N), batch, sampler=sampler, drop_last=drop_last), world)  # pyright: ignore
@@ -64,10 +71,14 @@ def test_an_interrupted_epoch_goes_on_at_its_rows():
     whole = on_ranks(2, lambda world: rows_of(world, plan)[0])
 
     def rest(world):
-        loader = DataLoader(range(N), 7, sampler=DistributedSampler(range(N), 2, world.rank, seed=5))
+        loader = DataLoader(
+            range(N), 7, sampler=DistributedSampler(range(N), 2, world.rank, seed=5)
+        )
         order = SharedOrder(loader, world)
         order.load_state_dict({"begun": 0, "epoch": 0}, active=True, consumed=70)
-        return order.cursor(held(plan), OrderPlace(70, 35), IdBatchSampler(order.sizes), None).order.take(N)
+        return order.cursor(
+            held(plan), OrderPlace(70, 35), IdBatchSampler(order.sizes), None
+        ).order.take(N)
 
     for own, expected in zip(on_ranks(2, rest), whole, strict=True):
         assert own.tolist() == expected[35:].tolist()
@@ -98,13 +109,17 @@ def test_a_dataset_that_has_grown():
         data.append(0)
         order.cursor(plan, OrderPlace(), IdBatchSampler(order.sizes), None)
 
-    with pytest.raises(ValueError, match="had 3000 samples when `attach` was called, but now has 3001"):
+    with pytest.raises(
+        ValueError, match="had 3000 samples when `attach` was called, but now has 3001"
+    ):
         on_ranks(1, begin)
 
 
 def test_steps_with_other_numbers_of_rows():
     def begin(world):
-        order = SharedOrder(DataLoader(range(N), 7, sampler=DistributedSampler(range(N), 2, world.rank)), world)
+        order = SharedOrder(
+            DataLoader(range(N), 7, sampler=DistributedSampler(range(N), 2, world.rank)), world
+        )
         plan = held(EpochPlan(ALL[::2], smaller_batches=True))
         order.load_state_dict({"begun": 0, "epoch": 0}, active=True, consumed=10)
         order.cursor(plan, OrderPlace(10, 5), IdBatchSampler(order.sizes), None)

@@ -12,10 +12,16 @@ def seen_by(kinds, *, generator):
     torch.manual_seed(0)
     own = torch.Generator().manual_seed(4) if generator else None
     data = TensorDataset(torch.arange(24.0))
-    loader = DataLoader(data, 8, shuffle=True, num_workers=1, persistent_workers=True, generator=own)
+    loader = DataLoader(
+        data, 8, shuffle=True, num_workers=1, persistent_workers=True, generator=own
+    )
     seen = []
     for kind in kinds:
-        run = None if kind == "plain" else thresher.attach(thresher.FullData(), loader=loader, criterion=None, epochs=2)
+        run = (
+            None
+            if kind == "plain"
+            else thresher.attach(thresher.FullData(), loader=loader, criterion=None, epochs=2)
+        )
         for _ in range(2):
             for (x,) in loader if run is None else run.loader:
                 seen.append(x.tolist())
@@ -29,4 +35,6 @@ def seen_by(kinds, *, generator):
 @pytest.mark.parametrize("generator", [False, True])
 @pytest.mark.parametrize("kinds", [("run", "run", "run"), ("plain", "run")], ids="-".join)
 def test_workers_that_another_run_has_started(kinds, generator):
-    assert seen_by(kinds, generator=generator) == seen_by(["plain"] * len(kinds), generator=generator)
+    assert seen_by(kinds, generator=generator) == seen_by(
+        ["plain"] * len(kinds), generator=generator
+    )

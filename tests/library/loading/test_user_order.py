@@ -37,7 +37,11 @@ class Grows(Dataset):
 
 
 def attach(sampler, method=None, *, data=None, with_optimizer=False, **settings):
-    data = TensorDataset(torch.arange(float(N)).unsqueeze(1), torch.arange(N)) if data is None else data
+    data = (
+        TensorDataset(torch.arange(float(N)).unsqueeze(1), torch.arange(N))
+        if data is None
+        else data
+    )
     model = nn.Linear(1, N)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     run = thresher.attach(
@@ -75,7 +79,9 @@ def test_fractions_are_of_the_samples_that_the_sampler_yields(name):
     run = attach(SOME[name]())
     plan = run.plan
     assert len(plan.ids) == len(run.loader) * B == 12 and set(plan.ids.tolist()) <= set(EVEN)
-    assert plan.facts["actual_fraction"] == pytest.approx(0.4) and "pruned_fraction" not in plan.facts
+    assert (
+        plan.facts["actual_fraction"] == pytest.approx(0.4) and "pruned_fraction" not in plan.facts
+    )
     assert sorted(epoch(run)) == plan.ids.tolist()
 
 
@@ -101,7 +107,10 @@ def test_kakurenbo_hides_its_share_of_a_subset():
 
 
 def test_samplers_that_draw_from_all_samples_are_as_they_were():
-    for sampler in (RandomSampler(range(N), num_samples=20), WeightedRandomSampler(torch.ones(N), 20)):
+    for sampler in (
+        RandomSampler(range(N), num_samples=20),
+        WeightedRandomSampler(torch.ones(N), 20),
+    ):
         assert len(attach(sampler).plan.ids) == 24
 
 
@@ -117,7 +126,8 @@ class Half(Sampler):
 
 def test_a_share_of_samples_that_are_not_known_is_refused():
     with pytest.raises(
-        ValueError, match=r"Half, that yields 20 of the 40 samples.*cannot find out which.*Subset\(dataset, ids\)"
+        ValueError,
+        match=r"Half, that yields 20 of the 40 samples.*cannot find out which.*Subset\(dataset, ids\)",
     ):
         attach(Half())
     assert epoch(attach(Half(), thresher.FullData())) == EVEN
@@ -132,7 +142,9 @@ class Keeps:
 
 
 def test_pruning_beside_a_sampler_of_some_samples_is_refused():
-    with pytest.raises(ValueError, match="Keeps chooses among all 40 samples.*sampler yields 20 of them.*Subset"):
+    with pytest.raises(
+        ValueError, match="Keeps chooses among all 40 samples.*sampler yields 20 of them.*Subset"
+    ):
         attach(SubsetRandomSampler(EVEN), Keeps())
 
 
@@ -141,7 +153,9 @@ def test_a_sampler_that_changes_is_refused():
     run, whole = attach(sampler), attach(sampler, thresher.FullData())
     epoch(run)
     sampler.indices = [*EVEN[:-1], 39]
-    with pytest.raises(ValueError, match="SubsetRandomSampler yields other samples than when `attach` was called"):
+    with pytest.raises(
+        ValueError, match="SubsetRandomSampler yields other samples than when `attach` was called"
+    ):
         epoch(run)
     assert sorted(epoch(whole)) == sampler.indices
 
@@ -154,12 +168,15 @@ def test_a_dataset_that_grows_is_named(method, sampler):
     epoch(run)
     data.n += 10
     with pytest.raises(
-        ValueError, match=r"dataset of the loader had 40 samples when `attach` was called, but now has 50.*attach again"
+        ValueError,
+        match=r"dataset of the loader had 40 samples when `attach` was called, but now has 50.*attach again",
     ):
         epoch(run)
 
 
-@pytest.mark.parametrize("method", [thresher.InfoBatch(), thresher.UniformSubset(keep=0.5), thresher.Winnow(0.5)])
+@pytest.mark.parametrize(
+    "method", [thresher.InfoBatch(), thresher.UniformSubset(keep=0.5), thresher.Winnow(0.5)]
+)
 def test_the_length_over_a_dataset_that_has_grown(method):
     data = Grows()
     run, optimizer = attach(None, method, data=data, shuffle=True, with_optimizer=True)
@@ -183,7 +200,10 @@ class Sized(Sampler):
 
 @pytest.mark.parametrize("method", [thresher.FullData(), thresher.UniformSubset(keep=0.5)])
 def test_samplers_of_tuples_are_named(method):
-    with pytest.raises(TypeError, match=r"Sized, that yields \(0, 224\), of type tuple. It must yield ids: whole numbers"):
+    with pytest.raises(
+        TypeError,
+        match=r"Sized, that yields \(0, 224\), of type tuple. It must yield ids: whole numbers",
+    ):
         epoch(attach(Sized(), method))
     with pytest.raises(TypeError, match=r"list, that yields 1.5, of type float"):
         attach([1.5, 2.5], method)
@@ -204,4 +224,8 @@ def test_a_distributed_sampler_of_one_process():
         reference.set_epoch(number)
         assert epoch(full) == list(reference)
         kept = set(half.plan.ids.tolist())
-        assert len(kept) == 24 and len(half.loader) == 6 and epoch(half) == [i for i in reference if i in kept]
+        assert (
+            len(kept) == 24
+            and len(half.loader) == 6
+            and epoch(half) == [i for i in reference if i in kept]
+        )

@@ -39,20 +39,31 @@ def test_a_subclass_with_its_own_forward_is_called() -> None:
             return 2 * super().forward(outputs, targets)
 
     case = CASES["ce"]
-    measured = measure(adapt(Doubled()), case.outputs, case.targets, B, wanted={"correct", "confidence"})
+    measured = measure(
+        adapt(Doubled()), case.outputs, case.targets, B, wanted={"correct", "confidence"}
+    )
     torch.testing.assert_close(measured.value, 2 * F.cross_entropy(case.outputs, case.targets))
-    torch.testing.assert_close(measured.signals["loss"], 2 * F.cross_entropy(case.outputs, case.targets, reduction="none"))
+    torch.testing.assert_close(
+        measured.signals["loss"], 2 * F.cross_entropy(case.outputs, case.targets, reduction="none")
+    )
 
 
 def test_not_callable() -> None:
-    with pytest.raises(TypeError, match=r"`criterion` must be a loss module or a callable .* got str"):
+    with pytest.raises(
+        TypeError, match=r"`criterion` must be a loss module or a callable .* got str"
+    ):
         adapt("cross_entropy")
 
 
 @pytest.mark.parametrize(
     ("criterion", "allowed"),
-    [(nn.MSELoss(reduction="batchmean"), "mean, sum, none$"), (nn.KLDivLoss(reduction="max"), "mean, sum, none, batchmean$")],
+    [
+        (nn.MSELoss(reduction="batchmean"), "mean, sum, none$"),
+        (nn.KLDivLoss(reduction="max"), "mean, sum, none, batchmean$"),
+    ],
 )
 def test_unknown_reduction(criterion: nn.Module, allowed: str) -> None:
-    with pytest.raises(ValueError, match=rf"`criterion` has reduction '(batchmean|max)'; allowed are {allowed}"):
+    with pytest.raises(
+        ValueError, match=rf"`criterion` has reduction '(batchmean|max)'; allowed are {allowed}"
+    ):
         adapt(criterion)

@@ -25,7 +25,13 @@ from thresher.losses import adapt
 
 def test_callables() -> None:
     outputs, targets = leaf(randn(B, 3)), randn(B, 3)
-    measured = measure(adapt(lambda o, t: (o - t).square()), outputs, targets, B, weights=torch.tensor(PLAN_WEIGHTS))
+    measured = measure(
+        adapt(lambda o, t: (o - t).square()),
+        outputs,
+        targets,
+        B,
+        weights=torch.tensor(PLAN_WEIGHTS),
+    )
     squares = (outputs - targets).detach().square().mean(1)
     torch.testing.assert_close(measured.signals["loss"], squares)
     torch.testing.assert_close(measured.value, (squares * torch.tensor(PLAN_WEIGHTS)).mean())
@@ -53,7 +59,11 @@ def test_signals_of_each_kind() -> None:
         (nn.CrossEntropyLoss(), logits, F.one_hot(y, 3).float()),
         (nn.NLLLoss(), logits.log_softmax(1), y),
         (nn.KLDivLoss(reduction="batchmean"), logits.log_softmax(1), F.one_hot(y, 3).float()),
-        (nn.KLDivLoss(reduction="batchmean", log_target=True), logits.log_softmax(1), F.one_hot(y, 3) * 20.0 - 20),
+        (
+            nn.KLDivLoss(reduction="batchmean", log_target=True),
+            logits.log_softmax(1),
+            F.one_hot(y, 3) * 20.0 - 20,
+        ),
         (nn.MultiMarginLoss(), logits, y),
         (lambda o, t: F.cross_entropy(o, t, reduction="none"), logits, y),
     ):
@@ -61,7 +71,10 @@ def test_signals_of_each_kind() -> None:
         assert found["correct"].tolist() == [True, False], criterion
         assert found["confidence"].tolist() == pytest.approx(top, rel=1e-5), criterion
     labels, y = torch.tensor([[1.0, -2], [3, 1]]), torch.tensor([[1.0, 0], [1, 0]])
-    sure = [(1 / (1 + math.exp(-1)) + 1 / (1 + math.exp(-2))) / 2, (1 / (1 + math.exp(-3)) + 1 / (1 + math.exp(-1))) / 2]
+    sure = [
+        (1 / (1 + math.exp(-1)) + 1 / (1 + math.exp(-2))) / 2,
+        (1 / (1 + math.exp(-3)) + 1 / (1 + math.exp(-1))) / 2,
+    ]
     for criterion, outputs in ((nn.BCEWithLogitsLoss(), labels), (nn.BCELoss(), labels.sigmoid())):
         found = signals(adapt(criterion), outputs, y, 2, wanted=wanted)
         assert found["correct"].tolist() == [True, False]
@@ -79,14 +92,20 @@ def test_signals_of_each_kind() -> None:
         ),
     ],
 )
-def test_the_mean_of_a_callable_is_that_of_its_losses_of_single_rows(mean: Any, losses: Any, weights: Tensor | None) -> None:
+def test_the_mean_of_a_callable_is_that_of_its_losses_of_single_rows(
+    mean: Any, losses: Any, weights: Tensor | None
+) -> None:
     outputs, targets = leaf(randn(B, C)), randn(B, C).softmax(1)
     value, found = measure(adapt(lambda o, t: mean(o, t)), outputs, targets, B, weights=weights)
     expected = losses(outputs, targets)
     torch.testing.assert_close(found["loss"], expected.detach())
-    torch.testing.assert_close(value, expected.mean() if weights is None else (expected * weights).mean())
+    torch.testing.assert_close(
+        value, expected.mean() if weights is None else (expected * weights).mean()
+    )
     (gradient,) = torch.autograd.grad(value, outputs)
-    (same,) = torch.autograd.grad(expected.mean() if weights is None else (expected * weights).mean(), outputs)
+    (same,) = torch.autograd.grad(
+        expected.mean() if weights is None else (expected * weights).mean(), outputs
+    )
     torch.testing.assert_close(gradient, same)
 
 
@@ -95,14 +114,25 @@ def test_the_mean_of_a_callable_is_that_of_its_losses_of_single_rows(mean: Any, 
     ("criterion", "got"),
     [
         (lambda o, t: 0.5, "returned float"),
-        (lambda o, t: (o - t).square().sum(), "returned one number, .*, but the mean of its values"),
-        (lambda o, t: o.std() + t.mean(), "returned one number, .*, but the mean of its values|fails for single"),
+        (
+            lambda o, t: (o - t).square().sum(),
+            "returned one number, .*, but the mean of its values",
+        ),
+        (
+            lambda o, t: o.std() + t.mean(),
+            "returned one number, .*, but the mean of its values|fails for single",
+        ),
         (lambda o, t: o.square().mean() if o.sum() > 0 else t.mean(), "fails for single rows"),
     ],
 )
-def test_a_callable_whose_number_is_no_mean_of_rows(criterion: Any, got: str, weights: Tensor | None) -> None:
+def test_a_callable_whose_number_is_no_mean_of_rows(
+    criterion: Any, got: str, weights: Tensor | None
+) -> None:
     outputs, targets = randn(B, C), randn(B, C).softmax(1)
-    with pytest.raises(ValueError, match=rf"(?s)({got}).*: your function must return one loss per sample.*run\.reduce"):
+    with pytest.raises(
+        ValueError,
+        match=rf"(?s)({got}).*: your function must return one loss per sample.*run\.reduce",
+    ):
         measure(adapt(criterion), outputs, targets, B, weights=weights)
 
 
@@ -114,13 +144,16 @@ def test_a_module_that_averages_whatever_its_reduction() -> None:
             return (outputs - targets).square().mean()
 
     with pytest.raises(
-        ValueError, match=r"Stubborn\(\) returned a scalar although its reduction was set to 'none'.*run\.reduce"
+        ValueError,
+        match=r"Stubborn\(\) returned a scalar although its reduction was set to 'none'.*run\.reduce",
     ):
         measure(adapt(Stubborn()), randn(B, 3), randn(B, 3), B)
 
 
 def test_other_criteria_that_broadcast_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"broadcast its arguments to losses of shape \(6, 6\).*mixes samples"):
+    with pytest.raises(
+        ValueError, match=r"broadcast its arguments to losses of shape \(6, 6\).*mixes samples"
+    ):
         signals(adapt(nn.PoissonNLLLoss()), torch.rand(6, 1), torch.rand(6), 6)
 
 
@@ -136,7 +169,9 @@ def test_signals_that_cannot_be_read(criterion: Any, outputs: Any, targets: Any)
     adapter = adapt(criterion)
     pair = ({"loss": rand(B)}, None) if outputs is None else (randn(*outputs), randn(*targets))
     assert signals(adapter, *pair, B).keys() == {"loss"}
-    with pytest.raises(ValueError, match=r"not defined for criterion .* attach\(signals=function\) with function") as raised:
+    with pytest.raises(
+        ValueError, match=r"not defined for criterion .* attach\(signals=function\) with function"
+    ) as raised:
         signals(adapter, *pair, B, wanted={"correct", "confidence"})
     assert str(raised.value) == (
         f"`confidence` and `correct` are not defined for criterion {criterion!r}. Pass attach(signals=function) with "
@@ -146,11 +181,27 @@ def test_signals_that_cannot_be_read(criterion: Any, outputs: Any, targets: Any)
 
 @pytest.mark.parametrize(
     ("outputs", "targets"),
-    [((B, 1), (B,)), ((B, T, C), (B, T)), ((B, 1, C), (B, 1)), ((B, C, T), (B, T + 1)), ((B, C), (B + 1,))],
+    [
+        ((B, 1), (B,)),
+        ((B, T, C), (B, T)),
+        ((B, 1, C), (B, 1)),
+        ((B, C, T), (B, T + 1)),
+        ((B, C), (B + 1,)),
+    ],
     ids=["one-logit", "classes-last", "classes-last-one-token", "other-positions", "other-rows"],
 )
-def test_outputs_of_a_callable_that_are_not_classes_along_dimension_one(outputs: Any, targets: Any) -> None:
+def test_outputs_of_a_callable_that_are_not_classes_along_dimension_one(
+    outputs: Any, targets: Any
+) -> None:
     """Read as classes, one logit a sample is always right where the target is 0, with confidence 1."""
     adapter = adapt(lambda o, t: o.flatten(1).mean(1))
-    with pytest.raises(ValueError, match="`confidence` and `correct` are not defined for criterion"):
-        signals(adapter, randn(*outputs), torch.zeros(targets, dtype=torch.int64), B, wanted={"correct", "confidence"})
+    with pytest.raises(
+        ValueError, match="`confidence` and `correct` are not defined for criterion"
+    ):
+        signals(
+            adapter,
+            randn(*outputs),
+            torch.zeros(targets, dtype=torch.int64),
+            B,
+            wanted={"correct", "confidence"},
+        )

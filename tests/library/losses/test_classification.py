@@ -40,13 +40,17 @@ def test_every_case(check):
 @pytest.mark.parametrize("weights", [None, tuple(PLAN_WEIGHTS)], ids=["plain", "weighted"])
 @pytest.mark.parametrize("asks", [False, True], ids=["losses", "signals"])
 @pytest.mark.parametrize("ignore", [-100, -1])
-def test_targets_that_the_loop_masks(weights: tuple[float, ...] | None, asks: bool, ignore: int) -> None:
+def test_targets_that_the_loop_masks(
+    weights: tuple[float, ...] | None, asks: bool, ignore: int
+) -> None:
     """No target of the batch is ignored when it is yielded, one is when the criterion is called."""
     wanted = frozenset({"correct", "confidence"} if asks else ())
     outputs, criterion = randn(B, C), nn.CrossEntropyLoss(ignore_index=ignore)
     model = Table(outputs)
     loader = DataLoader(TensorDataset(torch.arange(B), indices(B)), batch_size=B)
-    run = thresher.attach(Weighing(weights, wanted), loader=loader, criterion=criterion, model=model, epochs=1)
+    run = thresher.attach(
+        Weighing(weights, wanted), loader=loader, criterion=criterion, model=model, epochs=1
+    )
     for i, targets in run.loader:
         targets[2] = ignore
         value = run.criterion(run.model(i), targets, ids=run.ids)
@@ -74,7 +78,9 @@ def test_flattened_positions(weights: Tensor | None) -> None:
 def test_a_batch_without_any_valid_position_is_the_users_nan() -> None:
     adapter, targets = adapt(nn.CrossEntropyLoss()), torch.full((2, T), -100)
     for weights in (None, torch.tensor([1.0, 2.0])):
-        measured = measure(adapter, randn(2, C, T), targets, 2, weights=weights, wanted={"correct", "confidence"})
+        measured = measure(
+            adapter, randn(2, C, T), targets, 2, weights=weights, wanted={"correct", "confidence"}
+        )
         assert measured.value.isnan()
         assert measured.signals["loss"].tolist() == [-math.inf, -math.inf]
         assert not measured.signals["correct"].any()
@@ -91,7 +97,10 @@ def test_a_sample_that_is_ignored_is_not_right(ignore: int, shape: tuple[int, ..
     adapter, wanted = adapt(nn.CrossEntropyLoss(ignore_index=ignore)), {"correct", "confidence"}
     refreshed = signals(adapter, outputs, targets, 2, wanted=wanted)
     for weights in (None, torch.ones(2)):
-        for found in (refreshed, measure(adapter, outputs, targets, 2, weights=weights, wanted=wanted).signals):
+        for found in (
+            refreshed,
+            measure(adapter, outputs, targets, 2, weights=weights, wanted=wanted).signals,
+        ):
             assert found["loss"][0] == -math.inf and found["loss"][1] > 5
             assert found["correct"].tolist() == [False, False]
 
@@ -99,10 +108,14 @@ def test_a_sample_that_is_ignored_is_not_right(ignore: int, shape: tuple[int, ..
 def test_batch_confidence_beside_the_own_value() -> None:
     case = CASES["ce"]
     adapter = adapt(nn.CrossEntropyLoss())
-    measured = measure(adapter, case.outputs, case.targets, B, wanted={"batch_confidence", "correct"})
+    measured = measure(
+        adapter, case.outputs, case.targets, B, wanted={"batch_confidence", "correct"}
+    )
     expected = np.exp(case.outputs.numpy())
     expected /= expected.sum(0, keepdims=True)
-    np.testing.assert_allclose(measured.signals["batch_confidence"].numpy(), expected.max(1), rtol=1e-5)
+    np.testing.assert_allclose(
+        measured.signals["batch_confidence"].numpy(), expected.max(1), rtol=1e-5
+    )
     assert torch.equal(measured.value, nn.CrossEntropyLoss()(case.outputs, case.targets))
 
 
@@ -160,11 +173,17 @@ def test_losses_without_a_dimension() -> None:
 
 
 @pytest.mark.parametrize("weights", [None, tuple(PLAN_WEIGHTS)], ids=["plain", "weighted"])
-@pytest.mark.parametrize("name", ["ce", "ce-smoothing", "ce-weights", "ce-ignore", "ce-probabilities", "nll"])
-def test_label_and_batch_loss_beside_the_own_value(name: str, weights: tuple[float, ...] | None) -> None:
+@pytest.mark.parametrize(
+    "name", ["ce", "ce-smoothing", "ce-weights", "ce-ignore", "ce-probabilities", "nll"]
+)
+def test_label_and_batch_loss_beside_the_own_value(
+    name: str, weights: tuple[float, ...] | None
+) -> None:
     case, wanted = CASES[name], {"label", "batch_loss"}
     plan = None if weights is None else torch.tensor(weights)
-    found = measure(adapt(case.make("mean")), case.outputs, case.targets, case.n, weights=plan, wanted=wanted).signals
+    found = measure(
+        adapt(case.make("mean")), case.outputs, case.targets, case.n, weights=plan, wanted=wanted
+    ).signals
     likeliest = case.targets.argmax(1) if case.targets.is_floating_point() else case.targets
     assert torch.equal(found["label"], likeliest)
     counted = found["loss"][found["loss"] != -math.inf]
@@ -178,7 +197,12 @@ def test_each_batch_has_its_own_mean_where_signals_are_computed_together() -> No
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(data, 4, shuffle=True)
     run = thresher.attach(
-        thresher.RePb(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=1
+        thresher.RePb(),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=1,
     )
     for x, y, ids in run.loader:
         loss = run.criterion(run.model(x), y)
@@ -186,7 +210,9 @@ def test_each_batch_has_its_own_mean_where_signals_are_computed_together() -> No
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    np.testing.assert_allclose(run.records["batch_loss"].numpy(), [losses[i] for i in range(40)], rtol=1e-6)
+    np.testing.assert_allclose(
+        run.records["batch_loss"].numpy(), [losses[i] for i in range(40)], rtol=1e-6
+    )
 
 
 def test_several_positions_have_no_label() -> None:

@@ -27,7 +27,11 @@ class Noisy(nn.Module):
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.calls += 1
-        losses = F.cross_entropy(outputs + torch.randn_like(outputs), targets, reduction="none") * self.scale + self.mean
+        losses = (
+            F.cross_entropy(outputs + torch.randn_like(outputs), targets, reduction="none")
+            * self.scale
+            + self.mean
+        )
         self.mean.mul_(0.9).add_(losses.detach().mean())
         return losses if self.reduction == "none" else getattr(losses, self.reduction)()
 
@@ -40,7 +44,9 @@ class NoisyByItsOwn(Noisy):
         self.generator = torch.Generator().manual_seed(3)
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return super().forward(outputs + torch.rand(outputs.shape, generator=self.generator), targets)
+        return super().forward(
+            outputs + torch.rand(outputs.shape, generator=self.generator), targets
+        )
 
 
 class NoisyFunction:
@@ -61,7 +67,9 @@ def train(criterion: Any, method: Any) -> tuple[Any, ...]:
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     model, call = net, criterion
     if method is not None:
-        run = thresher.attach(method, loader=loader, criterion=criterion, model=net, optimizer=optimizer, epochs=2)
+        run = thresher.attach(
+            method, loader=loader, criterion=criterion, model=net, optimizer=optimizer, epochs=2
+        )
         loader, model, call = run.loader, run.model, run.criterion
     for _ in range(2):
         for x, y in loader:
@@ -73,9 +81,15 @@ def train(criterion: Any, method: Any) -> tuple[Any, ...]:
     return net.weight, torch.get_rng_state(), module.calls, module.mean, module.scale.grad
 
 
-@pytest.mark.parametrize("make", [Noisy, NoisyByItsOwn, lambda: Noisy("sum"), lambda: Noisy("none"), NoisyFunction])
-@pytest.mark.parametrize("method", [thresher.FullData(), thresher.Kakurenbo(max_fraction=0.0, adjust_lr=False)])
-def test_selecting_nothing_calls_a_random_criterion_as_the_loop_does(make: Any, method: Any) -> None:
+@pytest.mark.parametrize(
+    "make", [Noisy, NoisyByItsOwn, lambda: Noisy("sum"), lambda: Noisy("none"), NoisyFunction]
+)
+@pytest.mark.parametrize(
+    "method", [thresher.FullData(), thresher.Kakurenbo(max_fraction=0.0, adjust_lr=False)]
+)
+def test_selecting_nothing_calls_a_random_criterion_as_the_loop_does(
+    make: Any, method: Any
+) -> None:
     for attached, alone in zip(train(make(), method), train(make(), None), strict=True):
         assert torch.equal(torch.as_tensor(attached), torch.as_tensor(alone))
 
@@ -121,13 +135,17 @@ def test_settings_are_read_in_every_call(kind: Any, name: str, value: Any) -> No
     torch.manual_seed(0)
     criterion, net = kind(), nn.Sequential(nn.Linear(4, C), nn.LogSoftmax(1))
     loader = DataLoader(TensorDataset(torch.randn(N, 4), torch.arange(N) % C), N)
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=criterion, model=net, epochs=1)
+    run = thresher.attach(
+        thresher.FullData(), loader=loader, criterion=criterion, model=net, epochs=1
+    )
     x, y = next(iter(run.loader))
     outputs = run.model(x)
     run.criterion(outputs, y)
     setattr(criterion, name, value)
     assert torch.equal(run.criterion(outputs, y), criterion(outputs, y))
-    expected = F.cross_entropy(outputs, y, reduction="none", label_smoothing=getattr(criterion, "label_smoothing", 0))
+    expected = F.cross_entropy(
+        outputs, y, reduction="none", label_smoothing=getattr(criterion, "label_smoothing", 0)
+    )
     losses = signals(adapt(criterion), outputs, y, N)["loss"]
     counted = y != criterion.ignore_index
     torch.testing.assert_close(losses[counted], expected[counted].detach())
@@ -172,7 +190,9 @@ def test_a_compiled_criterion_stays_as_it_is(own: Any) -> None:
     ],
 )
 def test_criteria_with_other_arguments_are_refused_at_once(criterion: Any) -> None:
-    with pytest.raises(ValueError, match=r"`criterion` is .*more than outputs and targets.*call run.reduce"):
+    with pytest.raises(
+        ValueError, match=r"`criterion` is .*more than outputs and targets.*call run.reduce"
+    ):
         adapt(criterion)
 
 
@@ -184,14 +204,23 @@ class Contrastive(nn.Module):
     reduction = "mean"
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)), reduction=self.reduction)
+        return F.cross_entropy(
+            outputs @ outputs.T, torch.arange(len(outputs)), reduction=self.reduction
+        )
 
 
 def once(criterion: Any) -> Any:
     torch.manual_seed(0)
     loader = DataLoader(TensorDataset(torch.randn(N, 4), torch.arange(N) % C), B)
     method = thresher.SelectiveBackprop(keep=0.5)
-    return thresher.attach(method, loader=loader, criterion=criterion, model=nn.Linear(4, C), epochs=1, forward_passes="once")
+    return thresher.attach(
+        method,
+        loader=loader,
+        criterion=criterion,
+        model=nn.Linear(4, C),
+        epochs=1,
+        forward_passes="once",
+    )
 
 
 @pytest.mark.usefixtures("shared_traces")
@@ -200,13 +229,17 @@ def test_a_loss_that_depends_on_the_rest_of_the_batch_is_refused(criterion: Any)
     run = once(criterion)
     x, y = next(iter(run.loader))
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"depends on the other samples.*forward_passes='twice'.*run.reduce"):
+        with pytest.raises(
+            ValueError, match=r"depends on the other samples.*forward_passes='twice'.*run.reduce"
+        ):
             run.criterion(run.model(x), y)
     assert not run.trained.any()
 
 
 @pytest.mark.usefixtures("shared_traces")
-@pytest.mark.parametrize("criterion", [lambda o, t: F.cross_entropy(o, t, reduction="none"), Noisy(), NoisyFunction()])
+@pytest.mark.parametrize(
+    "criterion", [lambda o, t: F.cross_entropy(o, t, reduction="none"), Noisy(), NoisyFunction()]
+)
 def test_a_loss_of_each_sample_alone_is_not(criterion: Any) -> None:
     run = once(criterion)
     for x, y in run.loader:
@@ -214,11 +247,18 @@ def test_a_loss_of_each_sample_alone_is_not(criterion: Any) -> None:
     assert int(run.trained.sum()) == N // 2
 
 
-@pytest.mark.parametrize(("criterion", "scale"), [(lambda o, t: o[:, 0], 1.0), (nn.NLLLoss(), -1.0)])
+@pytest.mark.parametrize(
+    ("criterion", "scale"), [(lambda o, t: o[:, 0], 1.0), (nn.NLLLoss(), -1.0)]
+)
 def test_losses_of_minus_infinity_are_not_finite(criterion: Any, scale: float) -> None:
     loader = DataLoader(TensorDataset(torch.ones(N, 4), torch.zeros(N, dtype=torch.int64)), B)
     run = thresher.attach(
-        thresher.FullData(), loader=loader, criterion=criterion, model=nn.Identity(), epochs=1, on_nonfinite="raise"
+        thresher.FullData(),
+        loader=loader,
+        criterion=criterion,
+        model=nn.Identity(),
+        epochs=1,
+        on_nonfinite="raise",
     )
     with pytest.raises(FloatingPointError, match="24 samples have a loss that is not finite"):
         for x, y in run.loader:
@@ -227,7 +267,9 @@ def test_losses_of_minus_infinity_are_not_finite(criterion: Any, scale: float) -
 
 def test_reduced_losses_of_minus_infinity_are_not_finite() -> None:
     loader = DataLoader(TensorDataset(torch.ones(N, 4), torch.zeros(N, dtype=torch.int64)), B)
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=None, epochs=1, on_nonfinite="raise")
+    run = thresher.attach(
+        thresher.FullData(), loader=loader, criterion=None, epochs=1, on_nonfinite="raise"
+    )
     with pytest.raises(FloatingPointError, match="24 samples have a loss that is not finite"):
         for x, y in run.loader:
             run.reduce(x[:, 0] * -torch.inf, targets=y)
@@ -235,7 +277,13 @@ def test_reduced_losses_of_minus_infinity_are_not_finite() -> None:
 
 def test_the_count_of_trainings_does_not_wrap() -> None:
     loader = DataLoader(TensorDataset(torch.ones(2, 4), torch.zeros(2, dtype=torch.int64)), 2)
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=nn.Linear(4, C), epochs=2)
+    run = thresher.attach(
+        thresher.FullData(),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=nn.Linear(4, C),
+        epochs=2,
+    )
     run.trained.fill_(2**15 - 1)
     for x, y in run.loader:
         run.criterion(run.model(x), y)

@@ -5,7 +5,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loss_cases import CASES, CHECKS, ELEMENTS, WEIGHT, B, C, T, everything, for_each, leaf, measure, rand, randn, signals
+from loss_cases import (
+    CASES,
+    CHECKS,
+    ELEMENTS,
+    WEIGHT,
+    B,
+    C,
+    T,
+    everything,
+    for_each,
+    leaf,
+    measure,
+    rand,
+    randn,
+    signals,
+)
 from thresher.losses import adapt
 
 # torch itself says that the mean of KLDiv is a peculiar one.
@@ -47,7 +62,15 @@ def test_autocast(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:Using a target size:UserWarning")
 @pytest.mark.parametrize(
     "kind",
-    [nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss],
+    [
+        nn.MSELoss,
+        nn.L1Loss,
+        nn.SmoothL1Loss,
+        nn.HuberLoss,
+        nn.BCELoss,
+        nn.BCEWithLogitsLoss,
+        nn.KLDivLoss,
+    ],
 )
 def test_shapes_that_would_broadcast(kind: type[nn.Module]) -> None:
     outputs, targets = rand(B, 1), rand(B)
@@ -56,7 +79,9 @@ def test_shapes_that_would_broadcast(kind: type[nn.Module]) -> None:
         measure(adapt(kind()), outputs, targets, B, weights=torch.ones(B))
     with pytest.raises(ValueError, match=message):
         signals(adapt(kind()), outputs, targets, B)
-    with pytest.raises(ValueError, match=r"would be broadcast|must be the same as|is different to|deprecated"):
+    with pytest.raises(
+        ValueError, match=r"would be broadcast|must be the same as|is different to|deprecated"
+    ):
         measure(adapt(kind()), outputs, targets, B)
 
 

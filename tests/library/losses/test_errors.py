@@ -44,10 +44,14 @@ def test_cross_entropy_over_indices(shape, smoothing):
         targets = targets.masked_fill(ignored, -100)
 
     def loss(leaf, i):
-        losses = F.cross_entropy(leaf, targets, reduction="none", label_smoothing=smoothing).reshape(B, -1)[i]
+        losses = F.cross_entropy(
+            leaf, targets, reduction="none", label_smoothing=smoothing
+        ).reshape(B, -1)[i]
         return losses.sum() / (~ignored).reshape(B, -1)[i].sum().clamp(min=1)
 
-    found = errors(adapt(nn.CrossEntropyLoss(label_smoothing=smoothing)), outputs, targets, B, repeat=None)
+    found = errors(
+        adapt(nn.CrossEntropyLoss(label_smoothing=smoothing)), outputs, targets, B, repeat=None
+    )
     assert torch.allclose(found, by_autograd(loss, outputs, B), atol=1e-6)
     if len(shape) > 2:
         assert not found[0].any()
@@ -63,7 +67,10 @@ def test_cross_entropy_with_an_ignored_index_that_is_no_class():
 def test_class_weights_do_not_count():
     outputs, targets = randn(B, C), indices(B)
     weighted = adapt(nn.CrossEntropyLoss(weight=torch.arange(1.0, C + 1)))
-    assert torch.equal(errors(weighted, outputs, targets, B), errors(adapt(nn.CrossEntropyLoss()), outputs, targets, B))
+    assert torch.equal(
+        errors(weighted, outputs, targets, B),
+        errors(adapt(nn.CrossEntropyLoss()), outputs, targets, B),
+    )
 
 
 def test_flattened_tokens():
@@ -87,18 +94,31 @@ def test_probabilities_as_targets():
 def test_outputs_after_the_softmax_are_taken_before_it():
     outputs, targets = randn(B, C), indices(B)
     wanted = errors(adapt(nn.CrossEntropyLoss()), outputs, targets, B)
-    assert torch.allclose(errors(adapt(nn.NLLLoss()), outputs.log_softmax(1), targets, B), wanted, atol=1e-6)
+    assert torch.allclose(
+        errors(adapt(nn.NLLLoss()), outputs.log_softmax(1), targets, B), wanted, atol=1e-6
+    )
     right = indices(B, C, top=2).float()
     before = errors(adapt(nn.BCEWithLogitsLoss()), outputs, right, B)
-    assert torch.allclose(errors(adapt(nn.BCELoss()), outputs.sigmoid(), right, B), before, atol=1e-6)
+    assert torch.allclose(
+        errors(adapt(nn.BCELoss()), outputs.sigmoid(), right, B), before, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("criterion", [nn.MSELoss(), nn.SmoothL1Loss(), nn.BCEWithLogitsLoss(), lambda o, t: (o - t) ** 4])
+@pytest.mark.parametrize(
+    "criterion",
+    [nn.MSELoss(), nn.SmoothL1Loss(), nn.BCEWithLogitsLoss(), lambda o, t: (o - t) ** 4],
+)
 def test_any_criterion(criterion):
     outputs, targets = randn(B, C), indices(B, C, top=2).float()
-    plain = getattr(nn, type(criterion).__name__)(reduction="none") if isinstance(criterion, nn.Module) else criterion
+    plain = (
+        getattr(nn, type(criterion).__name__)(reduction="none")
+        if isinstance(criterion, nn.Module)
+        else criterion
+    )
     found = errors(adapt(criterion), outputs, targets, B)
-    assert torch.allclose(found, by_autograd(lambda leaf, i: plain(leaf, targets)[i].mean(), outputs, B), atol=1e-6)
+    assert torch.allclose(
+        found, by_autograd(lambda leaf, i: plain(leaf, targets)[i].mean(), outputs, B), atol=1e-6
+    )
     norms = signals(adapt(criterion), outputs, targets, B, wanted={"grad_norm"})["grad_norm"]
     assert norms.tolist() == pytest.approx(found.norm(dim=1).tolist())
 
@@ -111,7 +131,9 @@ def test_norms_of_one_label_a_sample():
         p = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
         assert found["el2n"][i] == pytest.approx(math.dist(p, np.eye(C)[y]), rel=1e-5)
         assert found["grad_norm"][i] == pytest.approx(math.dist(p, np.eye(C)[y]), rel=1e-5)
-        assert found["margin"][i] == pytest.approx(p[y] - max(p[k] for k in range(C) if k != y), rel=1e-4, abs=1e-6)
+        assert found["margin"][i] == pytest.approx(
+            p[y] - max(p[k] for k in range(C) if k != y), rel=1e-4, abs=1e-6
+        )
         assert found["entropy"][i] == pytest.approx(-sum(v * math.log(v) for v in p), rel=1e-5)
         assert bool(found["correct"][i]) == (int(z.argmax()) == y)
 
@@ -128,7 +150,9 @@ def test_means_over_valid_positions():
     targets[1] = -100
     adapter = adapt(nn.CrossEntropyLoss())
     whole = signals(adapter, outputs, targets, B, wanted={"el2n", "margin", "entropy"})
-    first = signals(adapter, outputs[:, :, 0], targets[:, 0], B, wanted={"el2n", "margin", "entropy"})
+    first = signals(
+        adapter, outputs[:, :, 0], targets[:, 0], B, wanted={"el2n", "margin", "entropy"}
+    )
     for name in ("el2n", "margin", "entropy"):
         assert whole[name][0] == pytest.approx(first[name][0].item(), rel=1e-5)
         assert whole[name][1] == 0
@@ -136,7 +160,13 @@ def test_means_over_valid_positions():
 
 def test_two_classes_and_one():
     for c in (1, 2):
-        found = signals(adapt(nn.CrossEntropyLoss()), torch.zeros(1, c), torch.tensor([0]), 1, wanted={"margin", "entropy"})
+        found = signals(
+            adapt(nn.CrossEntropyLoss()),
+            torch.zeros(1, c),
+            torch.tensor([0]),
+            1,
+            wanted={"margin", "entropy"},
+        )
         assert found["margin"].item() == pytest.approx(1.0 if c == 1 else 0.0)
         assert found["entropy"].item() == pytest.approx(math.log(c))
 
@@ -144,8 +174,14 @@ def test_two_classes_and_one():
 def test_what_is_not_finite_shows():
     outputs = randn(B, C)
     outputs[3, 1] = math.nan
-    found = signals(adapt(nn.CrossEntropyLoss()), outputs, indices(B), B, wanted={"grad_norm", "el2n"})
-    assert found["grad_norm"].isnan().tolist() == found["el2n"].isnan().tolist() == [i == 3 for i in range(B)]
+    found = signals(
+        adapt(nn.CrossEntropyLoss()), outputs, indices(B), B, wanted={"grad_norm", "el2n"}
+    )
+    assert (
+        found["grad_norm"].isnan().tolist()
+        == found["el2n"].isnan().tolist()
+        == [i == 3 for i in range(B)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,34 +193,50 @@ def test_what_is_not_finite_shows():
     ],
 )
 def test_signals_that_there_are_not(outputs, wanted, message):
-    adapter = adapt(lambda o, t: o["out"].mean(1)) if isinstance(outputs, dict) else adapt(nn.MSELoss())
+    adapter = (
+        adapt(lambda o, t: o["out"].mean(1)) if isinstance(outputs, dict) else adapt(nn.MSELoss())
+    )
     with pytest.raises(ValueError, match=message):
         signals(adapter, outputs, randn(B, C), B, wanted=wanted)
 
 
 def test_a_loss_without_gradient():
     with pytest.raises(ValueError, match="`grad_norm` is not defined"):
-        signals(adapt(lambda o, t: (o > t).float()), randn(B, C), randn(B, C), B, wanted={"grad_norm"})
+        signals(
+            adapt(lambda o, t: (o > t).float()), randn(B, C), randn(B, C), B, wanted={"grad_norm"}
+        )
 
 
-@pytest.mark.parametrize("criterion", [nn.NLLLoss(ignore_index=0), nn.CrossEntropyLoss(ignore_index=0, label_smoothing=0.1)])
+@pytest.mark.parametrize(
+    "criterion",
+    [nn.NLLLoss(ignore_index=0), nn.CrossEntropyLoss(ignore_index=0, label_smoothing=0.1)],
+)
 def test_outputs_stay_as_they_are(criterion):
     log_probs, targets = randn(B, C).log_softmax(1), indices(B)
     before = log_probs.clone()
     errors(adapt(criterion), log_probs, targets, B)
-    signals(adapt(criterion), log_probs, targets, B, wanted={"el2n", "grad_norm", "margin", "entropy"})
+    signals(
+        adapt(criterion), log_probs, targets, B, wanted={"el2n", "grad_norm", "margin", "entropy"}
+    )
     assert torch.equal(log_probs, before)
 
 
 def test_one_class_a_sample():
-    for targets, expected in ((torch.tensor([2, 0]), [2, 0]), (torch.tensor([[0.1, 0.9, 0.0], [0.6, 0.4, 0.0]]), [1, 0])):
+    for targets, expected in (
+        (torch.tensor([2, 0]), [2, 0]),
+        (torch.tensor([[0.1, 0.9, 0.0], [0.6, 0.4, 0.0]]), [1, 0]),
+    ):
         found = signals(adapt(nn.CrossEntropyLoss()), randn(2, 3), targets, 2, wanted={"label"})
         assert found["label"].tolist() == expected and found["label"].dtype == torch.int64
 
 
 @pytest.mark.parametrize(
     ("n", "targets"),
-    [(2, torch.zeros(4, dtype=torch.int64)), (3, torch.zeros(3, 2, dtype=torch.int64)), (3, torch.zeros(3, C, 2))],
+    [
+        (2, torch.zeros(4, dtype=torch.int64)),
+        (3, torch.zeros(3, 2, dtype=torch.int64)),
+        (3, torch.zeros(3, C, 2)),
+    ],
 )
 def test_targets_without_one_class_a_sample(n, targets):
     outputs = randn(4, C) if n == 2 else randn(3, C, 2)
@@ -225,7 +277,9 @@ def test_criteria_whose_gradient_is_not_that_of_cross_entropy(criterion, plain):
         given = outputs.log_softmax(1)
     else:
         targets = indices(B, C, top=2).float()
-        one = nn.BCEWithLogitsLoss(weight=criterion.weight, pos_weight=criterion.pos_weight, reduction="none")
+        one = nn.BCEWithLogitsLoss(
+            weight=criterion.weight, pos_weight=criterion.pos_weight, reduction="none"
+        )
         loss = lambda leaf, i: one(leaf, targets)[i].mean()  # noqa: E731
         given = outputs
     found = errors(adapt(criterion), given, targets, B)
@@ -234,7 +288,11 @@ def test_criteria_whose_gradient_is_not_that_of_cross_entropy(criterion, plain):
 
 def test_targets_that_are_logarithms():
     outputs, targets = randn(B, C).log_softmax(1), randn(B, C, seed=3).softmax(1)
-    plain = signals(adapt(nn.KLDivLoss(reduction="batchmean")), outputs, targets, B, wanted={"el2n", "margin"})
+    plain = signals(
+        adapt(nn.KLDivLoss(reduction="batchmean")), outputs, targets, B, wanted={"el2n", "margin"}
+    )
     adapter = adapt(nn.KLDivLoss(reduction="batchmean", log_target=True))
     logs = signals(adapter, outputs, targets.log(), B, wanted={"el2n", "margin"})
-    assert torch.allclose(plain["el2n"], logs["el2n"], atol=1e-6) and torch.allclose(plain["margin"], logs["margin"], atol=1e-6)
+    assert torch.allclose(plain["el2n"], logs["el2n"], atol=1e-6) and torch.allclose(
+        plain["margin"], logs["margin"], atol=1e-6
+    )

@@ -19,7 +19,9 @@ COUNTED = torch.tensor([[True, True], [True, False], [False, False]])
 def given_losses(losses, valid, total, *, flat):
     """The losses and the layout of their rows; flat as tokens of several samples one after the other."""
     layout = RowLayout(len(losses), losses.shape[1] if flat else 1)
-    return GivenLosses(losses.flatten() if flat else losses, valid.flatten() if flat else valid, total), layout
+    return GivenLosses(
+        losses.flatten() if flat else losses, valid.flatten() if flat else valid, total
+    ), layout
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -71,7 +73,9 @@ def test_the_value_and_the_gradient_are_those_of_cross_entropy():
     value = GivenLosses(losses, labels != -100).value(RowLayout(6))
     expected = F.cross_entropy(logits, labels)
     torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
-    for ours, theirs in zip(torch.autograd.grad(value, logits), torch.autograd.grad(expected, logits), strict=True):
+    for ours, theirs in zip(
+        torch.autograd.grad(value, logits), torch.autograd.grad(expected, logits), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
@@ -87,29 +91,45 @@ def test_values_at_positions_that_do_not_count_do_not_matter():
 def test_weights_of_positions():
     """The value and the gradient are those of a cross-entropy with class weights, of all rows and of some."""
     torch.manual_seed(0)
-    logits, labels, weight = torch.randn(6, 5, 9, requires_grad=True), torch.randint(5, (6, 9)), torch.rand(5) * 3
+    logits, labels, weight = (
+        torch.randn(6, 5, 9, requires_grad=True),
+        torch.randint(5, (6, 9)),
+        torch.rand(5) * 3,
+    )
     weight[1], labels[0] = 0.0, 1
     losses = F.cross_entropy(logits, labels, reduction="none")
     given = GivenLosses(losses, weight[labels])
     for chosen in (None, torch.tensor([1, 3, 4])):
-        value, rows = given.value(RowLayout(6), chosen=chosen), slice(None) if chosen is None else chosen
+        value, rows = (
+            given.value(RowLayout(6), chosen=chosen),
+            slice(None) if chosen is None else chosen,
+        )
         expected = F.cross_entropy(logits[rows], labels[rows], weight)
         torch.testing.assert_close(value, expected)
         for ours, theirs in zip(
-            torch.autograd.grad(value, logits, retain_graph=True), torch.autograd.grad(expected, logits), strict=True
+            torch.autograd.grad(value, logits, retain_graph=True),
+            torch.autograd.grad(expected, logits),
+            strict=True,
         ):
             torch.testing.assert_close(ours, theirs)
     assert given.means(RowLayout(6))[0] == NEVER_SEEN
-    torch.testing.assert_close(given.means(RowLayout(6))[2], F.cross_entropy(logits[2:3], labels[2:3], weight).detach())
-    torch.testing.assert_close(GivenLosses(losses, weight[labels], 7).plain(), (losses * weight[labels]).sum() / 7)
+    torch.testing.assert_close(
+        given.means(RowLayout(6))[2], F.cross_entropy(logits[2:3], labels[2:3], weight).detach()
+    )
+    torch.testing.assert_close(
+        GivenLosses(losses, weight[labels], 7).plain(), (losses * weight[labels]).sum() / 7
+    )
     kept = torch.rand(6, 9) < 0.5
     torch.testing.assert_close(
-        GivenLosses(losses, weight[labels], keep=kept).plain(), F.cross_entropy(logits, labels.where(kept, -100), weight)
+        GivenLosses(losses, weight[labels], keep=kept).plain(),
+        F.cross_entropy(logits, labels.where(kept, -100), weight),
     )
 
 
 def test_losses_that_are_not_finite_are_not_taken_for_missing_ones():
-    given = GivenLosses(torch.tensor([[-torch.inf, 1.0], [torch.nan, 1.0], [2.0, 1.0]]), torch.tensor([1, 0]))
+    given = GivenLosses(
+        torch.tensor([[-torch.inf, 1.0], [torch.nan, 1.0], [2.0, 1.0]]), torch.tensor([1, 0])
+    )
     assert torch.equal(given.means(RowLayout(3)).nan_to_num(7.0), torch.tensor([7.0, 7.0, 2.0]))
 
 
@@ -122,18 +142,24 @@ def test_sums_of_low_precision_are_exact(dtype):
     assert given.means(RowLayout(4)).tolist() == [100.0] * 4
 
 
-@pytest.mark.parametrize("valid", [torch.tensor(True), torch.tensor([True, False, True]), torch.ones(1, 3), torch.ones(2, 1)])
+@pytest.mark.parametrize(
+    "valid",
+    [torch.tensor(True), torch.tensor([True, False, True]), torch.ones(1, 3), torch.ones(2, 1)],
+)
 def test_a_mask_is_broadcast(valid):
     losses = torch.arange(6.0).view(2, 3)
     whole = valid.bool().expand(2, 3)
     assert GivenLosses(losses, valid).plain() == losses[whole].mean()
     assert torch.equal(
-        GivenLosses(losses, valid).means(RowLayout(2)), torch.stack([losses[i][whole[i]].mean() for i in (0, 1)])
+        GivenLosses(losses, valid).means(RowLayout(2)),
+        torch.stack([losses[i][whole[i]].mean() for i in (0, 1)]),
     )
 
 
 def test_one_position_per_row():
-    given = GivenLosses(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1, 0, 1]), total=torch.tensor(4))
+    given = GivenLosses(
+        torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1, 0, 1]), total=torch.tensor(4)
+    )
     assert given.value(RowLayout(3)).item() == 7 / 4
     assert given.means(RowLayout(3)).tolist() == [1.0, NEVER_SEEN, 6.0]
 
@@ -150,12 +176,27 @@ LOSSES = torch.ones(2, 3)
         (LOSSES, torch.ones(3, dtype=torch.complex64), TypeError, "got torch.complex64"),
         (LOSSES, torch.ones(3, requires_grad=True), ValueError, "requires a gradient"),
         (LOSSES, torch.ones(3, device="meta"), ValueError, "is on meta and the losses are on cpu"),
-        (LOSSES, torch.ones(2), ValueError, r"of shape \(2,\) does not fit losses of shape \(2, 3\)"),
+        (
+            LOSSES,
+            torch.ones(2),
+            ValueError,
+            r"of shape \(2,\) does not fit losses of shape \(2, 3\)",
+        ),
         (LOSSES, torch.ones(4, 3), ValueError, "does not fit"),
         (LOSSES, torch.ones(1, 2, 3), ValueError, "does not fit"),
         (torch.ones(3, 3), torch.ones(3), ValueError, r"per row or per position.*valid\[:, None\]"),
-        (LOSSES, torch.tensor([1, 0, -100]), ValueError, "`valid` has numbers below 0, or not finite"),
-        (LOSSES, torch.tensor([1.0, 0.5, torch.nan]), ValueError, "`valid` has numbers below 0, or not finite"),
+        (
+            LOSSES,
+            torch.tensor([1, 0, -100]),
+            ValueError,
+            "`valid` has numbers below 0, or not finite",
+        ),
+        (
+            LOSSES,
+            torch.tensor([1.0, 0.5, torch.nan]),
+            ValueError,
+            "`valid` has numbers below 0, or not finite",
+        ),
     ],
 )
 def test_losses_and_masks_that_are_refused(losses, valid, error, message):
@@ -172,7 +213,11 @@ def test_losses_and_masks_that_are_refused(losses, valid, error, message):
         (math.inf, ValueError, "got inf"),
         (torch.tensor(0), ValueError, "got 0"),
         (torch.tensor(-1.0), ValueError, "got -1"),
-        (torch.tensor([3]), ValueError, r"a tensor of shape \(\) without gradient, got torch.int64 of shape \(1,\)"),
+        (
+            torch.tensor([3]),
+            ValueError,
+            r"a tensor of shape \(\) without gradient, got torch.int64 of shape \(1,\)",
+        ),
         (torch.tensor(True), ValueError, "got torch.bool"),
         (torch.tensor(3.0, requires_grad=True), ValueError, "with gradient"),
         (torch.tensor(3, device="meta"), ValueError, "is on meta.*would wait"),
@@ -185,7 +230,9 @@ def test_totals_that_are_refused(total, error, message):
         GivenLosses(LOSSES, None, total)
 
 
-@pytest.mark.parametrize("total", [4, 4.0, torch.tensor(4), torch.tensor(4.0), np.int64(4), np.float32(4)])
+@pytest.mark.parametrize(
+    "total", [4, 4.0, torch.tensor(4), torch.tensor(4.0), np.int64(4), np.float32(4)]
+)
 def test_totals_of_all_kinds(total):
     assert GivenLosses(LOSSES, None, total).value(RowLayout(2)).item() == 1.5
 

@@ -45,8 +45,13 @@ REGISTER = [
 
 
 def attached(criterion: nn.Module) -> Any:
-    net, loader = nn.Sequential(nn.Linear(5, C), nn.LogSoftmax(1)), DataLoader(TensorDataset(X, Y), B)
-    return thresher.attach(thresher.FullData(), loader=loader, criterion=criterion, model=net, epochs=1)
+    net, loader = (
+        nn.Sequential(nn.Linear(5, C), nn.LogSoftmax(1)),
+        DataLoader(TensorDataset(X, Y), B),
+    )
+    return thresher.attach(
+        thresher.FullData(), loader=loader, criterion=criterion, model=net, epochs=1
+    )
 
 
 @pytest.mark.parametrize("kind", CRITERIA)
@@ -54,7 +59,10 @@ def attached(criterion: nn.Module) -> Any:
 def test_hooks_are_refused(kind: Any, register: str) -> None:
     criterion = kind()
     handle = getattr(criterion, register)(lambda *_: None)
-    with pytest.raises(ValueError, match=r"`criterion` .* has hooks.*remove them, or .*call run.reduce\(losses, targets"):
+    with pytest.raises(
+        ValueError,
+        match=r"`criterion` .* has hooks.*remove them, or .*call run.reduce\(losses, targets",
+    ):
         attached(criterion)
     handle.remove()
     attached(criterion)
@@ -62,7 +70,10 @@ def test_hooks_are_refused(kind: Any, register: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, when its compiler is loaded
 def test_hooks_around_a_compiled_criterion_are_refused() -> None:
-    for compiled in (torch.compile(nn.CrossEntropyLoss()), torch.compile(nn.CrossEntropyLoss())._orig_mod):  # pyright: ignore
+    for compiled in (
+        torch.compile(nn.CrossEntropyLoss()),
+        torch.compile(nn.CrossEntropyLoss())._orig_mod,
+    ):  # pyright: ignore
         compiled.register_forward_hook(lambda *_: None)
         with pytest.raises(ValueError, match="has hooks"):
             adapt(compiled)
@@ -74,7 +85,9 @@ def test_later_hooks_and_those_of_all_modules_are_not_called(kind: Any) -> None:
     run = attached(criterion)
     for register in REGISTER:
         getattr(criterion, register)(lambda *_: seen.append(0))
-    handle = register_module_forward_hook(lambda module, *_: seen.append(0) if type(module) is kind else None)
+    handle = register_module_forward_hook(
+        lambda module, *_: seen.append(0) if type(module) is kind else None
+    )
     try:
         for x, y in run.loader:
             run.criterion(run.model(x), y).backward()

@@ -27,11 +27,17 @@ class Focal(nn.Module):
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.calls += 1
         labels = F.one_hot(targets.clamp(min=0), C).to(outputs.dtype)
-        losses = F.binary_cross_entropy_with_logits(outputs + 0.1 * torch.randn_like(outputs), labels, reduction="none")
+        losses = F.binary_cross_entropy_with_logits(
+            outputs + 0.1 * torch.randn_like(outputs), labels, reduction="none"
+        )
         losses = losses * (targets >= 0).unsqueeze(1)
         if self.reduction == "none":
             return losses
-        return losses.sum() / self.divisor(outputs, targets, losses) if self.reduction == "mean" else losses.sum()
+        return (
+            losses.sum() / self.divisor(outputs, targets, losses)
+            if self.reduction == "mean"
+            else losses.sum()
+        )
 
 
 def mean(outputs: Tensor, targets: Tensor, losses: Tensor) -> int:
@@ -50,7 +56,9 @@ def test_the_mean_or_sum_of_its_losses_is_weighted(reduction: str, dtype: torch.
         drawn = torch.rand(1)
         torch.manual_seed(1)
         losses = Focal(mean, "none")(outputs, Y)
-        expected = (WEIGHTS.to(dtype).unsqueeze(1) * losses).sum() / (losses.numel() if reduction == "mean" else 1)
+        expected = (WEIGHTS.to(dtype).unsqueeze(1) * losses).sum() / (
+            losses.numel() if reduction == "mean" else 1
+        )
         torch.testing.assert_close(measured.value, expected)
         gradients = [torch.autograd.grad(value, outputs)[0] for value in (measured.value, expected)]
         torch.testing.assert_close(*gradients)
@@ -73,7 +81,10 @@ def test_the_mean_or_sum_of_its_losses_is_weighted(reduction: str, dtype: torch.
 )
 def test_another_form_is_refused(divisor: Any) -> None:
     criterion = Focal(divisor)
-    with pytest.raises(ValueError, match=r"reduction='mean' does not return the mean .*run.reduce\(losses, ids=.*to 'none': "):
+    with pytest.raises(
+        ValueError,
+        match=r"reduction='mean' does not return the mean .*run.reduce\(losses, ids=.*to 'none': ",
+    ):
         measure(adapt(criterion), OUTPUTS, Y, B, weights=WEIGHTS)
     assert criterion.calls == 0
     criterion.reduction = "none"

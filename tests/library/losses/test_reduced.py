@@ -39,7 +39,10 @@ def classes(targets: Tensor) -> Tensor:
 ONE_HOT = F.one_hot(Y, C).float()
 CRITERIA: dict[str, tuple[nn.Module, Tensor]] = {
     "cross-entropy": (nn.CrossEntropyLoss(reduction="none"), Y),
-    "class weights": (nn.CrossEntropyLoss(weight=CLASS_WEIGHT, label_smoothing=0.1, reduction="none"), Y),
+    "class weights": (
+        nn.CrossEntropyLoss(weight=CLASS_WEIGHT, label_smoothing=0.1, reduction="none"),
+        Y,
+    ),
     "nll": (nn.NLLLoss(reduction="none"), Y),
     "mse": (nn.MSELoss(reduction="none"), ONE_HOT),
     "bce": (nn.BCEWithLogitsLoss(reduction="none"), ONE_HOT),
@@ -49,7 +52,11 @@ REDUCED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": lambda losses, _: losses.mean(),
     "sum by number": lambda losses, y: losses.sum() / len(y),
     "weights of classes": lambda losses, y: (
-        (losses.flatten(1) if losses.dim() > 1 else losses[:, None]).mean(1).mul(CLASS_WEIGHT[y]).sum() / CLASS_WEIGHT[y].sum()
+        (losses.flatten(1) if losses.dim() > 1 else losses[:, None])
+        .mean(1)
+        .mul(CLASS_WEIGHT[y])
+        .sum()
+        / CLASS_WEIGHT[y].sum()
     ),
     "mask": lambda losses, y: losses[y != 3].mean(),
 }
@@ -67,10 +74,20 @@ def test_selecting_nothing_gives_the_losses_bit_for_bit(name: str, reduce: str) 
     def loop(attached: bool) -> tuple[list[Tensor], Any]:
         torch.manual_seed(0)
         net, seen = nn.Linear(5, C), []
-        optimizer, call, feed, loss_of = torch.optim.SGD(net.parameters(), 0.5), net, loader_of(targets), criterion
+        optimizer, call, feed, loss_of = (
+            torch.optim.SGD(net.parameters(), 0.5),
+            net,
+            loader_of(targets),
+            criterion,
+        )
         if attached:
             run = thresher.attach(
-                thresher.FullData(), loader=feed, criterion=criterion, model=net, optimizer=optimizer, epochs=2
+                thresher.FullData(),
+                loader=feed,
+                criterion=criterion,
+                model=net,
+                optimizer=optimizer,
+                epochs=2,
             )
             call, feed, loss_of = run.model, run.loader, run.criterion
         for _ in range(2):
@@ -92,12 +109,16 @@ def test_selecting_nothing_gives_the_losses_bit_for_bit(name: str, reduce: str) 
 def test_weights_of_samples_are_in_the_losses(name: str) -> None:
     criterion, targets = CRITERIA[name]
     net = nn.Linear(5, C)
-    run = thresher.attach(WEIGHING, loader=loader_of(targets), criterion=criterion, model=net, epochs=1)
+    run = thresher.attach(
+        WEIGHING, loader=loader_of(targets), criterion=criterion, model=net, epochs=1
+    )
     for x, y in run.loader:
         losses = run.criterion(run.model(x), y)
         plain = criterion(net(x), y)
         weights = torch.tensor(WEIGHTS)[run.ids]
-        torch.testing.assert_close(losses, plain * (weights if plain.dim() == 1 else weights[:, None]))
+        torch.testing.assert_close(
+            losses, plain * (weights if plain.dim() == 1 else weights[:, None])
+        )
         losses.mean().backward()
     assert run.trained.eq(1).all()
 
@@ -111,7 +132,9 @@ def test_weights_of_flattened_tokens() -> None:
     for x, y in run.loader:
         losses = run.criterion(run.model(x).view(-1, C), y.view(-1))
         plain = criterion(net(x).view(-1, C), y.view(-1))
-        torch.testing.assert_close(losses, plain * torch.tensor(WEIGHTS)[run.ids].repeat_interleave(T))
+        torch.testing.assert_close(
+            losses, plain * torch.tensor(WEIGHTS)[run.ids].repeat_interleave(T)
+        )
 
 
 def test_the_mean_of_a_loop_is_what_a_method_with_weights_means() -> None:
@@ -123,7 +146,12 @@ def test_the_mean_of_a_loop_is_what_a_method_with_weights_means() -> None:
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         criterion = nn.CrossEntropyLoss(reduction=reduction)
         run = thresher.attach(
-            thresher.InfoBatch(), loader=loader_of(), criterion=criterion, model=net, optimizer=optimizer, epochs=4
+            thresher.InfoBatch(),
+            loader=loader_of(),
+            criterion=criterion,
+            model=net,
+            optimizer=optimizer,
+            epochs=4,
         )
         for _ in range(4):
             for x, y in run.loader:
@@ -156,7 +184,9 @@ def test_a_method_that_chooses_after_the_forward_pass_is_refused(criterion: nn.M
     )
     x, y = next(iter(run.loader))
     ways_out = r"reduction='mean'.*forward_passes='twice'.*run.reduce\(losses, outputs=...\)"
-    with pytest.raises(ValueError, match=f"SelectiveBackprop keeps some rows .* has reduction='none'.*{ways_out}"):
+    with pytest.raises(
+        ValueError, match=f"SelectiveBackprop keeps some rows .* has reduction='none'.*{ways_out}"
+    ):
         run.criterion(run.model(x), y)
     assert not run.trained.any()
     outputs = run.model(x)

@@ -14,7 +14,9 @@ def softmax(z: np.ndarray) -> np.ndarray:
     return e / e.sum()
 
 
-def by_loops(logits: np.ndarray, targets: np.ndarray, ignore: int | None, right_share: float) -> tuple[list[bool], list[float]]:
+def by_loops(
+    logits: np.ndarray, targets: np.ndarray, ignore: int | None, right_share: float
+) -> tuple[list[bool], list[float]]:
     """(B, C, ...) logits and (B, ...) indices or (B, C, ...) probabilities."""
     soft = targets.shape == logits.shape
     correct, confidence = [], []
@@ -45,9 +47,13 @@ def test_classes(shape: tuple[int, ...], ignore: int | None, right_share: float)
     correct, confidence = by_loops(logits, targets, ignore, right_share)
     assert len(set(correct)) == 2 or (right_share == 0 and ignore is None)
     log_probs = torch.from_numpy(logits).log_softmax(1)
-    found = classes(log_probs, torch.from_numpy(targets), n=40, ignore_index=ignore, right_share=right_share)
+    found = classes(
+        log_probs, torch.from_numpy(targets), n=40, ignore_index=ignore, right_share=right_share
+    )
     if len(shape) == 2 and ignore is None:
-        correct = (logits.argmax(1) == targets).tolist()  # one position: a share of it makes no sense
+        correct = (
+            logits.argmax(1) == targets
+        ).tolist()  # one position: a share of it makes no sense
     assert found["correct"].dtype == torch.bool
     assert found["correct"].tolist() == correct
     assert found["confidence"].tolist() == pytest.approx(confidence, rel=1e-6, abs=1e-7)
@@ -85,9 +91,12 @@ def test_labels() -> None:
     probs, targets = r.random((50, 2)), r.integers(0, 2, (50, 2)).astype(float)
     found = labels(torch.from_numpy(probs), torch.from_numpy(targets), n=50)
     assert found["correct"].tolist() == [
-        all((p >= 0.5) == (t >= 0.5) for p, t in zip(*row, strict=True)) for row in zip(probs, targets, strict=True)
+        all((p >= 0.5) == (t >= 0.5) for p, t in zip(*row, strict=True))
+        for row in zip(probs, targets, strict=True)
     ]
-    assert found["confidence"].tolist() == pytest.approx([np.mean([max(p, 1 - p) for p in row]) for row in probs])
+    assert found["confidence"].tolist() == pytest.approx(
+        [np.mean([max(p, 1 - p) for p in row]) for row in probs]
+    )
     assert len(set(found["correct"].tolist())) == 2
 
 
@@ -127,7 +136,10 @@ def test_batch_confidence() -> None:
     [
         ([1, 3, 5], 3),
         ([7], 7),
-        ([0.1] * 3, 0.1),  # the mean of these is above each of them, in single precision too for some numbers
+        (
+            [0.1] * 3,
+            0.1,
+        ),  # the mean of these is above each of them, in single precision too for some numbers
         ([1, -math.inf, 3], 2),
         ([-math.inf, -math.inf], math.nan),
         ([1, math.nan], math.nan),

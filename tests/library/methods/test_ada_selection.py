@@ -49,14 +49,18 @@ def literal(keep: float = 0.5, **settings: Any) -> AdaSelection:
     return AdaSelection.variant("literal", keep=keep, **settings)
 
 
-def planned(method: AdaSelection, loss: Any, state: Any = None, step: int = 0, **more: Any) -> tuple[BatchPlan, Any]:
+def planned(
+    method: AdaSelection, loss: Any, state: Any = None, step: int = 0, **more: Any
+) -> tuple[BatchPlan, Any]:
     loss = torch.as_tensor(loss)
     signals = {"id": torch.arange(len(loss)), "loss": loss, "grad_norm": loss, **more}
     state = method.init_state() if state is None else state
     return method.plan_batch(signals, state, step=step, generator=seeded(step))
 
 
-def rows(method: AdaSelection, loss: Any, state: Any = None, step: int = 0, **more: Any) -> list[int]:
+def rows(
+    method: AdaSelection, loss: Any, state: Any = None, step: int = 0, **more: Any
+) -> list[int]:
     return planned(method, loss, state, step, **more)[0].rows.tolist()
 
 
@@ -75,23 +79,49 @@ def weights(method: AdaSelection, state: Any) -> list[float]:
 def test_defaults() -> None:
     method = AdaSelection()
     assert method.pool == ("big_loss", "small_loss", "uniform")
-    assert (method.keep, method.beta, method.gamma, method.average, method.curriculum) == (0.5, 0.5, 1.0, "weighted", True)
-    assert (method.adaboost, method.uniform, method.stop_after, method.normalise) == ("paper_abs", "drawn", None, True)
+    assert (method.keep, method.beta, method.gamma, method.average, method.curriculum) == (
+        0.5,
+        0.5,
+        1.0,
+        "weighted",
+        True,
+    )
+    assert (method.adaboost, method.uniform, method.stop_after, method.normalise) == (
+        "paper_abs",
+        "drawn",
+        None,
+        True,
+    )
     assert method.importance == "ranks"
     assert AdaSelection(pool=["uniform"]) == AdaSelection(pool=("uniform",))
 
 
 def test_the_literal_reading() -> None:
     method = AdaSelection.variant("literal", keep=0.3)
-    assert (method.keep, method.average, method.uniform, method.normalise) == (0.3, "picked", "flat", False)
+    assert (method.keep, method.average, method.uniform, method.normalise) == (
+        0.3,
+        "picked",
+        "flat",
+        False,
+    )
     assert AdaSelection.variant("literal", average="weighted").average == "weighted"
-    with pytest.raises(ValueError, match=r"^AdaSelection\.variant: `name` must be 'literal', got 'letters'$"):
+    with pytest.raises(
+        ValueError, match=r"^AdaSelection\.variant: `name` must be 'literal', got 'letters'$"
+    ):
         AdaSelection.variant("letters")  # type: ignore[arg-type]
 
 
 def test_a_pool_that_cannot_leave_large_losses_is_warned_of() -> None:
-    for pool in (("big_loss", "small_loss"), ("gradient_norm",), ("small_loss", "ada_boost"), ("coreset_extremes",)):
-        with pytest.warns(UserWarning, match=rf"`pool` is .* which has '{set(pool).difference({'small_loss'}).pop()}' and not"):
+    for pool in (
+        ("big_loss", "small_loss"),
+        ("gradient_norm",),
+        ("small_loss", "ada_boost"),
+        ("coreset_extremes",),
+    ):
+        with pytest.warns(
+            UserWarning,
+            match=rf"`pool` is .* which has '{set(pool).difference({'small_loss'}).pop()}' and not",
+        ):
             AdaSelection(pool=pool)
     AdaSelection(pool=("small_loss", "coreset_center"))
     literal(pool=("big_loss", "small_loss"))
@@ -107,22 +137,49 @@ def test_signals_depend_on_the_pool() -> None:
     ("settings", "message"),
     [
         ({"keep": 0}, r"`keep` is the share kept, within \(0, 1\], got 0"),
-        ({"pool": ()}, r"`pool` must be some of big_loss, small_loss, uniform, .*, coreset_center, or batch methods, got \(\)"),
-        ({"pool": ("big_loss", "rho_loss")}, r"`pool` must be some of .*, got \('big_loss', 'rho_loss'\)"),
+        (
+            {"pool": ()},
+            r"`pool` must be some of big_loss, small_loss, uniform, .*, coreset_center, or batch methods, got \(\)",
+        ),
+        (
+            {"pool": ("big_loss", "rho_loss")},
+            r"`pool` must be some of .*, got \('big_loss', 'rho_loss'\)",
+        ),
         ({"pool": "big_loss"}, r"`pool` must be some of .*, got 'big_loss'"),
-        ({"pool": ("uniform", "uniform")}, r"`pool` must have each selector once, got \('uniform', 'uniform'\)"),
-        *(({"beta": value}, rf"`beta` must be within \[0, 1\], got {value}") for value in (1.1, -2, NAN)),
-        ({"beta": -0.5}, r"`beta` must be within \[0, 1\], got -0.5: below 0 all weight .* AdaSelection.variant\(.* allows it"),
-        *(({"gamma": value}, f"`gamma` must be a finite number above 0, got {value}") for value in (0, -1, INF, NAN)),
+        (
+            {"pool": ("uniform", "uniform")},
+            r"`pool` must have each selector once, got \('uniform', 'uniform'\)",
+        ),
+        *(
+            ({"beta": value}, rf"`beta` must be within \[0, 1\], got {value}")
+            for value in (1.1, -2, NAN)
+        ),
+        (
+            {"beta": -0.5},
+            r"`beta` must be within \[0, 1\], got -0.5: below 0 all weight .* AdaSelection.variant\(.* allows it",
+        ),
+        *(
+            ({"gamma": value}, f"`gamma` must be a finite number above 0, got {value}")
+            for value in (0, -1, INF, NAN)
+        ),
         ({"stop_below": 0}, "`stop_below` must be a finite number above 0, got 0"),
         ({"average": "mean"}, r"`average` must be one of \('weighted', 'picked'\), got 'mean'"),
-        ({"uniform": "even", "importance": "softmax"}, r"`uniform` must be one of \('drawn', 'flat'\), got 'even'"),
+        (
+            {"uniform": "even", "importance": "softmax"},
+            r"`uniform` must be one of \('drawn', 'flat'\), got 'even'",
+        ),
         ({"uniform": "flat"}, r"`uniform` must be one of \('drawn',\), got 'flat'"),
-        ({"importance": "loud"}, r"`importance` must be one of \('ranks', 'votes', 'spread', 'softmax'\), got 'loud'"),
+        (
+            {"importance": "loud"},
+            r"`importance` must be one of \('ranks', 'votes', 'spread', 'softmax'\), got 'loud'",
+        ),
         ({"normalise": "mean"}, r"`normalise` must be one of \(True, False\), got 'mean'"),
         ({"adaboost": "abs"}, r"`adaboost` must be one of \('scaled', 'paper_abs'\), got 'abs'"),
         *(
-            ({"stop_after": value}, f"`stop_after` must be a whole number of 1 or more, or None, got {value}")
+            (
+                {"stop_after": value},
+                f"`stop_after` must be a whole number of 1 or more, or None, got {value}",
+            )
             for value in (0, 2.0)
         ),
     ],
@@ -137,7 +194,9 @@ def test_known_signals() -> None:
     usable, values = usable_signals({"loss": loss, "grad_norm": norm})
     assert usable.tolist() == [True, False, True, True, False, False]
     assert values["loss"][usable].tolist() == pytest.approx([1, HUGE, -HUGE])
-    assert not bool(values["loss"][~usable].isfinite().any()) and not bool(values["grad_norm"][~usable].isfinite().any())
+    assert not bool(values["loss"][~usable].isfinite().any()) and not bool(
+        values["grad_norm"][~usable].isfinite().any()
+    )
     for dtype, far in ((torch.float64, 1e300), (torch.float16, 6e4)):
         usable, values = usable_signals({"loss": torch.tensor([1.5, INF, far], dtype=dtype)})
         assert usable.tolist() == [True, False, True] and values["loss"].dtype == torch.float32
@@ -156,7 +215,11 @@ def test_importance_is_of_the_usable_samples_alone() -> None:
     [
         ([True] * 4, 2, [6, 1.5]),
         ([True] * 4, 4, [3.75, 3.75]),
-        ([True, True, True, False], 2, [4, 1]),  # one of the two is the sample that cannot be scored
+        (
+            [True, True, True, False],
+            2,
+            [4, 1],
+        ),  # one of the two is the sample that cannot be scored
         ([True, False, False, False], 2, [None, None]),
         ([True, False, False, False], 3, [None, None]),
         ([True, False, False, False], 4, [1, 1]),
@@ -178,7 +241,8 @@ def test_weights_follow_the_relative_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "now"), [(NAN, 1), (1, NAN), (0, 1), (0, 0), (-0.0, 2), (INF, 1), (1, INF), (1e-38, 1e38), (NAN, NAN)]
+    ("before", "now"),
+    [(NAN, 1), (1, NAN), (0, 1), (0, 0), (-0.0, 2), (INF, 1), (1, INF), (1e-38, 1e38), (NAN, NAN)],
 )
 def test_weights_stay_where_the_change_is_not_known(before: float, now: float) -> None:
     start = torch.log(torch.tensor([0.75, 0.25]))
@@ -187,7 +251,9 @@ def test_weights_stay_where_the_change_is_not_known(before: float, now: float) -
 
 
 def test_a_weight_that_vanishes_comes_back() -> None:
-    down = reweighted(torch.log(torch.tensor([0.5, 0.5])), torch.tensor([1.0, 1]), torch.tensor([1.0, 501]), 1.0)
+    down = reweighted(
+        torch.log(torch.tensor([0.5, 0.5])), torch.tensor([1.0, 1]), torch.tensor([1.0, 501]), 1.0
+    )
     assert down.exp().tolist() == [0, 1]
     back = reweighted(down, torch.tensor([1.0, 501]), torch.tensor([501.0, 501]), 1.0)
     assert back.exp().tolist() == pytest.approx([0.5, 0.5])
@@ -223,7 +289,9 @@ def test_a_pool_of_one_chooses_as_the_selector(name: str, kind: Any) -> None:
         alone = {"id": signals["id"], **{one: signals[one] for one in kind.requires.signals}}
         if name == "gradient_norm":  # in a pool the loss must be finite as well
             alone["grad_norm"] = torch.where(loss.isfinite(), loss.flip(0), NAN)
-        assert torch.equal(plan.rows, kind(0.6).plan_batch(alone, {}, step=0, generator=seeded(0))[0].rows)
+        assert torch.equal(
+            plan.rows, kind(0.6).plan_batch(alone, {}, step=0, generator=seeded(0))[0].rows
+        )
 
 
 def test_the_curriculum_favors_small_losses_and_ends() -> None:
@@ -231,7 +299,10 @@ def test_the_curriculum_favors_small_losses_and_ends() -> None:
     assert rows(method, LOSS, step=0) == [2, 5]
     assert rows(method, LOSS, step=10_000) == [1, 4]
     assert rows(literal(2 / 6, pool=("big_loss", "uniform"), curriculum=False), LOSS) == [1, 4]
-    assert rows(literal(2 / 6, pool=("big_loss", "uniform"), gamma=1000.0), LOSS, step=10_000) == [1, 4]
+    assert rows(literal(2 / 6, pool=("big_loss", "uniform"), gamma=1000.0), LOSS, step=10_000) == [
+        1,
+        4,
+    ]
 
 
 def test_the_first_step_leaves_the_weights_alone() -> None:
@@ -259,7 +330,9 @@ def test_the_averages() -> None:
     assert spoilt.tolist() == pytest.approx([4.5, 1.5, 3])
     e = [math.exp(x) for x in (1, 2, 3, 6)]
     weighted = trained(literal(pool=pool, average="weighted"), [1.0, 2, 3, 6, NAN])["average"]
-    assert weighted[[0, 2]].tolist() == pytest.approx([(e[0] + 2 * e[1] + 3 * e[2] + 6 * e[3]) / sum(e), 3])
+    assert weighted[[0, 2]].tolist() == pytest.approx(
+        [(e[0] + 2 * e[1] + 3 * e[2] + 6 * e[3]) / sum(e), 3]
+    )
 
 
 @pytest.mark.parametrize("average", ["picked", "weighted"])
@@ -270,7 +343,9 @@ def test_a_batch_without_a_finite_loss_keeps_the_weights(average: Any) -> None:
     assert plan.rows.tolist() == [2, 3]
     assert weights(method, after) == pytest.approx(weights(method, state))
     _, later = planned(method, [1.0, 1, 1, 1], after, 3)
-    assert weights(method, later) == pytest.approx(weights(method, state)), "there is no average to compare with"
+    assert weights(method, later) == pytest.approx(weights(method, state)), (
+        "there is no average to compare with"
+    )
     assert bool(later["average"].isfinite().all())
 
 
@@ -288,7 +363,9 @@ def test_a_gradient_that_is_not_finite_comes_first() -> None:
 def test_the_higher_id_wins_a_tie() -> None:
     signals = {"id": torch.tensor([7, 9, 2**40, 8]), "loss": torch.full((4,), 2.0)}
     method = literal()
-    assert method.plan_batch(signals, method.init_state(), step=0, generator=seeded(0))[0].rows.tolist() == [1, 2]
+    assert method.plan_batch(signals, method.init_state(), step=0, generator=seeded(0))[
+        0
+    ].rows.tolist() == [1, 2]
 
 
 def test_equal_losses_have_equal_scores_wherever_they_are() -> None:
@@ -318,17 +395,27 @@ def test_uniform_votes_for_rows_with_a_loss() -> None:
     draws, usable = torch.tensor([0.9, 0.1, 0.5, 0.3]), torch.tensor([False, True, True, True])
     assert drawn(draws, usable, 2).tolist() == [False, False, True, True]
     assert drawn(draws, ~usable, 2).tolist()[0]
-    assert drawn(torch.zeros(3), torch.ones(3, dtype=torch.bool), 1).tolist() == [True, False, False]
+    assert drawn(torch.zeros(3), torch.ones(3, dtype=torch.bool), 1).tolist() == [
+        True,
+        False,
+        False,
+    ]
     method = AdaSelection(0.5, pool=("uniform",), curriculum=False, importance="softmax")
     _, state = planned(method, [NAN, 2.0, 2.0, 2.0])
     assert state["average"].item() == 2
 
 
 def test_uniform_draws_only_where_it_votes() -> None:
-    for method, draws in ((AdaSelection(), True), (literal(), False), (AdaSelection(pool=("small_loss",)), False)):
+    for method, draws in (
+        (AdaSelection(), True),
+        (literal(), False),
+        (AdaSelection(pool=("small_loss",)), False),
+    ):
         g = seeded(0)
         before = g.get_state()
-        method.plan_batch({"id": torch.arange(4), "loss": torch.rand(4)}, method.init_state(), step=0, generator=g)
+        method.plan_batch(
+            {"id": torch.arange(4), "loss": torch.rand(4)}, method.init_state(), step=0, generator=g
+        )
         assert torch.equal(g.get_state(), before) != draws
 
 
@@ -344,23 +431,39 @@ def test_losses_in_units_of_their_mean() -> None:
 @pytest.mark.parametrize("factor", [100.0, 0.01, 1024.0, 1e-6])
 def test_the_unit_of_the_loss_does_not_matter(factor: float) -> None:
     pool = tuple(name for name in EVERYTHING if name != "gradient_norm")
-    for method in (AdaSelection(0.3), AdaSelection(0.3, pool=pool), AdaSelection(0.5, pool=EVERYTHING, beta=1.0)):
+    for method in (
+        AdaSelection(0.3),
+        AdaSelection(0.3, pool=pool),
+        AdaSelection(0.5, pool=EVERYTHING, beta=1.0),
+    ):
         one, other, r = method.init_state(), method.init_state(), seeded(7)
         for step in range(20):
             loss = torch.rand(32, generator=r).square() * 3
             plan, one = planned(method, loss, one, step)
             again, other = planned(method, factor * loss, other, step)
             assert torch.equal(plan.rows, again.rows)
-            assert other["log_weights"].tolist() == pytest.approx(one["log_weights"].tolist(), rel=1e-3, abs=1e-3)
+            assert other["log_weights"].tolist() == pytest.approx(
+                one["log_weights"].tolist(), rel=1e-3, abs=1e-3
+            )
 
 
 def test_the_uniform_selector_decides_where_it_has_the_weight() -> None:
     for weight, name in ((0.999999, "uniform"), (1e-6, "big_loss")):
         method = AdaSelection(0.5, pool=("big_loss", "uniform"), curriculum=False)
-        state = {"log_weights": torch.tensor([1 - weight, weight]).log(), "average": torch.full((2,), NAN)}
-        alone = AdaSelection(0.5, pool=("uniform",), curriculum=False) if name == "uniform" else BigLoss(0.5)
+        state = {
+            "log_weights": torch.tensor([1 - weight, weight]).log(),
+            "average": torch.full((2,), NAN),
+        }
+        alone = (
+            AdaSelection(0.5, pool=("uniform",), curriculum=False)
+            if name == "uniform"
+            else BigLoss(0.5)
+        )
         plan, _ = alone.plan_batch(
-            {"id": torch.arange(6), "loss": torch.tensor(LOSS)}, alone.init_state(), step=3, generator=seeded(3)
+            {"id": torch.arange(6), "loss": torch.tensor(LOSS)},
+            alone.init_state(),
+            step=3,
+            generator=seeded(3),
         )
         assert rows(method, LOSS, state, 3) == plan.rows.tolist()
 
@@ -369,7 +472,10 @@ def test_adaboost_as_published() -> None:
     """Above 1 its weight falls: 1.1 is chosen and 50 is not."""
     loss = [0.2, 50.0, 1.1, 0.1]
     for adaboost, kept in (("scaled", [1]), ("paper_abs", [2])):
-        assert rows(literal(0.25, pool=("ada_boost",), adaboost=adaboost, curriculum=False), loss) == kept
+        assert (
+            rows(literal(0.25, pool=("ada_boost",), adaboost=adaboost, curriculum=False), loss)
+            == kept
+        )
 
 
 def test_an_empty_batch() -> None:
@@ -384,7 +490,9 @@ def test_report() -> None:
     state = trained(method, [1.0, 1, 4, 4], [1.0, 1, 8, 8])
     said = method.report(state)
     assert list(said) == ["weight_big_loss", "weight_small_loss", "weight_uniform"]
-    assert sum(said.values()) == pytest.approx(1) and all(type(value) is float for value in said.values())
+    assert sum(said.values()) == pytest.approx(1) and all(
+        type(value) is float for value in said.values()
+    )
     change = [math.exp(0.5), 1, math.exp(0.4)]
     assert list(said.values()) == pytest.approx([each / sum(change) for each in change])
 
@@ -393,7 +501,9 @@ def test_weights_that_keep_still_are_fixed() -> None:
     method = literal(pool=("big_loss", "small_loss"), stop_after=3, stop_below=0.01)
     state, still, fixed = method.init_state(), [], []
     calm, wild = [1.0, 1, 4, 4], [1.0, 1, 8, 8]
-    for step, loss in enumerate([calm, calm, wild, wild, wild, [NAN] * 4, wild, wild, wild, wild, calm, wild]):
+    for step, loss in enumerate(
+        [calm, calm, wild, wild, wild, [NAN] * 4, wild, wild, wild, wild, calm, wild]
+    ):
         _, state = planned(method, loss, state, step)
         still.append(int(state["still"]))
         fixed.append(method.report(state)["weights_fixed"])
@@ -403,13 +513,23 @@ def test_weights_that_keep_still_are_fixed() -> None:
     assert fixed == [0.0] * 9 + [1.0] * 3
     assert weights(method, state) == last, "they moved after they were fixed"
     free = literal(pool=("big_loss", "small_loss"))
-    assert "still" not in free.init_state() and "weights_fixed" not in free.report(free.init_state())
+    assert "still" not in free.init_state() and "weights_fixed" not in free.report(
+        free.init_state()
+    )
 
 
 class Reads(TorchDispatchMode):
     """Counts operations; those that read values on the host, or have shapes that depend on values, wait for the device."""
 
-    WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique_dim", "_unique2"}
+    WAITING = {
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "is_nonzero",
+        "equal",
+        "unique_dim",
+        "_unique2",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -428,7 +548,9 @@ def test_it_takes_few_operations() -> None:
     assert len(reads.found) <= 80
 
 
-@pytest.mark.parametrize(("beta", "least", "most"), [(0.5, 0.99, 1.0), (0.0, 1 / 3, 1 / 3), (-0.5, 0.0, 0.01)])
+@pytest.mark.parametrize(
+    ("beta", "least", "most"), [(0.5, 0.99, 1.0), (0.0, 1 / 3, 1 / 3), (-0.5, 0.0, 0.01)]
+)
 def test_weights_drift_to_the_noisiest_average(beta: float, least: float, most: float) -> None:
     """Averages that go nowhere, one of which is noisy for its size: what the module says of equation (3)."""
     noise = torch.rand(500, 3, generator=seeded(0)) * torch.tensor([0.01, 0.9, 0.01])
@@ -442,9 +564,23 @@ def test_every_selector_has_the_same_voice() -> None:
     scores = torch.tensor([[3.0, 0.1], [1e6, 0.2], [-5.0, 0.3], [NAN, 9.0]])
     usable = torch.tensor([True, True, True, False])
     ranks = in_ranks(scores, usable)
-    assert sorted(ranks[:, 0].tolist()) == sorted(ranks[:, 1].tolist()) == normal_quantiles(4, ranks.device).tolist()
-    assert ranks[:, 0].argsort().tolist() == [3, 2, 0, 1] and ranks[:, 1].argsort().tolist() == [3, 0, 1, 2]
-    assert as_votes(scores, usable, 2).eq(0).tolist() == [[True, False], [True, True], [False, True], [False, False]]
+    assert (
+        sorted(ranks[:, 0].tolist())
+        == sorted(ranks[:, 1].tolist())
+        == normal_quantiles(4, ranks.device).tolist()
+    )
+    assert ranks[:, 0].argsort().tolist() == [3, 2, 0, 1] and ranks[:, 1].argsort().tolist() == [
+        3,
+        0,
+        1,
+        2,
+    ]
+    assert as_votes(scores, usable, 2).eq(0).tolist() == [
+        [True, False],
+        [True, True],
+        [False, True],
+        [False, False],
+    ]
     spread = in_equal_spread(scores, usable)[usable]
     assert spread.mean(0).tolist() == pytest.approx([0, 0], abs=1e-6)
     assert spread.std(0, correction=0).tolist() == pytest.approx([1, 1])
@@ -459,7 +595,9 @@ def test_at_equal_weights_random_draws_do_not_decide() -> None:
         state = method.init_state()
         for step in range(200, 300):
             loss = 5.5 + 0.5 * torch.randn(128, generator=seeded(step))
-            state = method.plan_batch({"id": torch.arange(128), "loss": loss}, state, step=step, generator=seeded(step))[1]
+            state = method.plan_batch(
+                {"id": torch.arange(128), "loss": loss}, state, step=step, generator=seeded(step)
+            )[1]
         shares[importance] = method.report(state)["random_share"]
     assert shares["ranks"] < 0.6 and shares["softmax"] > 0.9
 
@@ -470,12 +608,22 @@ def test_a_batch_method_in_the_pool_votes_for_its_rows() -> None:
         method = AdaSelection(0.25, pool=(member,), curriculum=False)
         signals = {"id": torch.arange(20) * 7, "loss": loss}
         alone = member.plan_batch(signals, {}, step=0, generator=seeded(0))[0].rows
-        assert method.plan_batch(signals, method.init_state(), step=0, generator=seeded(0))[0].rows.tolist() == alone.tolist()
+        assert (
+            method.plan_batch(signals, method.init_state(), step=0, generator=seeded(0))[
+                0
+            ].rows.tolist()
+            == alone.tolist()
+        )
     assert list(method.report(method.init_state())) == ["weight_coreset_center"]
 
 
 def test_a_batch_method_in_the_pool_keeps_its_state_and_its_needs() -> None:
-    known = Scores(torch.arange(4), torch.tensor([0.0, 3.0, 0.0, 0.0], dtype=torch.float64), forward=8, backward=4)
+    known = Scores(
+        torch.arange(4),
+        torch.tensor([0.0, 3.0, 0.0, 0.0], dtype=torch.float64),
+        forward=8,
+        backward=4,
+    )
     method = AdaSelection(0.5, pool=(RhoLoss(known, keep=0.5), "uniform"), beta=0.0)
     assert method.cost == (8, 4)
     with pytest.raises(ValueError, match="no finite loss for 1 of 5 samples"):
@@ -484,7 +632,10 @@ def test_a_batch_method_in_the_pool_keeps_its_state_and_its_needs() -> None:
     assert torch.equal(state["rho_loss.irreducible"], known.dense(4))
     signals = {"id": torch.arange(4), "loss": torch.tensor([1.0, 3.1, 2.0, 0.5])}
     plan, state = method.plan_batch(signals, state, step=10_000, generator=seeded(0))
-    assert list(method.report(state)) == ["weight_rho_loss", "weight_uniform", "random_share"] and len(plan.rows) == 2
+    assert (
+        list(method.report(state)) == ["weight_rho_loss", "weight_uniform", "random_share"]
+        and len(plan.rows) == 2
+    )
     with pytest.raises(ValueError, match="`pool` must have each selector once"):
         AdaSelection(pool=(BigLoss(0.1), "big_loss"))
     with pytest.raises(ValueError, match="or batch methods, got"):
@@ -508,4 +659,6 @@ def test_a_pool_with_a_batch_method_trains() -> None:
             run.criterion(run.model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert {"weight_obftf", "weight_uniform", "random_share"} <= {name.removeprefix("batch_") for name in run.history[-1]}
+    assert {"weight_obftf", "weight_uniform", "random_share"} <= {
+        name.removeprefix("batch_") for name in run.history[-1]
+    }

@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from thresher import BatchImportance, BatchPlan
-from thresher.methods.batch_importance import masses, unbiased_row_weights, variance_gain, with_replacement
+from thresher.methods.batch_importance import (
+    masses,
+    unbiased_row_weights,
+    variance_gain,
+    with_replacement,
+)
 from thresher.rng import seeded
 
 NAN, INF = math.nan, math.inf
@@ -17,7 +22,10 @@ def planned(
     method: BatchImportance, scores: Any, ids: Any = None, gain: float = 9.0, seed: int = 0
 ) -> tuple[BatchPlan, dict[str, Any]]:
     scores = torch.as_tensor(scores)
-    signals = {"id": torch.arange(len(scores)) if ids is None else torch.as_tensor(ids), "grad_norm": scores}
+    signals = {
+        "id": torch.arange(len(scores)) if ids is None else torch.as_tensor(ids),
+        "grad_norm": scores,
+    }
     return method.plan_batch(signals, {"gain": torch.tensor(gain)}, step=0, generator=seeded(seed))
 
 
@@ -27,7 +35,9 @@ def weights(plan: BatchPlan) -> list[float]:
 
 
 def test_published_defaults() -> None:
-    assert BatchImportance() == BatchImportance(keep=1 / 3, smoothing=0.9, threshold=None, exponent=1.0)
+    assert BatchImportance() == BatchImportance(
+        keep=1 / 3, smoothing=0.9, threshold=None, exponent=1.0
+    )
     assert BatchImportance.requires.signals == ("grad_norm",)
     assert BatchImportance().card.bytes_per_sample == 0
     assert [BatchImportance().count(n) for n in (1, 3, 9, 100)] == [1, 1, 3, 33]
@@ -73,7 +83,13 @@ def test_masses(scores: list[float], found: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mass", "n", "gain"), [([1.0, 1, 1, 1], 4, 1), ([1.0, 0, 0, 0], 4, 2), ([1.0, 1, 0, 0, 0], 4, math.sqrt(2)), ([1.0], 1, 1)]
+    ("mass", "n", "gain"),
+    [
+        ([1.0, 1, 1, 1], 4, 1),
+        ([1.0, 0, 0, 0], 4, 2),
+        ([1.0, 1, 0, 0, 0], 4, math.sqrt(2)),
+        ([1.0], 1, 1),
+    ],
 )
 def test_variance_gain(mass: list[float], n: int, gain: float) -> None:
     assert variance_gain(torch.tensor(mass), torch.tensor(n)).item() == pytest.approx(gain)
@@ -90,15 +106,21 @@ def test_weights_of_positions() -> None:
     mass = torch.tensor([1, 0, 0.5, 0.5], dtype=torch.float64)
     assert unbiased_row_weights(mass, torch.tensor([0, 1, 2, 2])).tolist() == [0.5, 0, 1, 1]
     flat = unbiased_row_weights(mass, torch.tensor([0, 1, 2]), 0.0)
-    assert flat.tolist() == pytest.approx([2 / 3, 0, 2 / 3]), "their weighted masses still add up to 1"
-    assert unbiased_row_weights(mass, torch.tensor([0, 2]), -1.0).tolist() == pytest.approx([0.8, 0.4])
+    assert flat.tolist() == pytest.approx([2 / 3, 0, 2 / 3]), (
+        "their weighted masses still add up to 1"
+    )
+    assert unbiased_row_weights(mass, torch.tensor([0, 2]), -1.0).tolist() == pytest.approx(
+        [0.8, 0.4]
+    )
 
 
 def test_uniform_at_first() -> None:
     """No row twice, weights of exactly 1, and another draw each time."""
     found = set()
     for seed in range(20):
-        plan, state = planned(BatchImportance(), torch.rand(30, generator=seeded(3)), gain=0.0, seed=seed)
+        plan, state = planned(
+            BatchImportance(), torch.rand(30, generator=seeded(3)), gain=0.0, seed=seed
+        )
         rows = plan.rows.tolist()
         assert len(set(rows)) == 10 and rows == sorted(rows) and set(weights(plan)) == {1.0}
         found.add(tuple(rows))

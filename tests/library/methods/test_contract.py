@@ -74,8 +74,13 @@ def test_requirements_are_hashable_and_compare_by_value() -> None:
 
 def test_the_way_around_names_each_setting_once() -> None:
     method = Kakurenbo()
-    assert way_around(method, "correct", "confidence", "loss") == ", or use Kakurenbo(move_back=False)"
-    assert way_around(method, "optimizer", "sum") == ', or use Kakurenbo(adjust_lr=False, merge="scatter")'
+    assert (
+        way_around(method, "correct", "confidence", "loss") == ", or use Kakurenbo(move_back=False)"
+    )
+    assert (
+        way_around(method, "optimizer", "sum")
+        == ', or use Kakurenbo(adjust_lr=False, merge="scatter")'
+    )
     assert way_around(method, "loss") == way_around(Plain(), "optimizer") == ""
 
 
@@ -87,7 +92,9 @@ def test_the_declaration_must_be_requirements() -> None:
 
 
 @pytest.mark.parametrize("function", ["active", "report", "check", "cost"])
-def test_an_optional_function_is_there_where_it_is_defined_and_not_where_a_setting_has_its_name(function: str) -> None:
+def test_an_optional_function_is_there_where_it_is_defined_and_not_where_a_setting_has_its_name(
+    function: str,
+) -> None:
     assert not defines(InBatch(), function)
     assert defines(type("Defined", (InBatch,), {function: lambda self: None})(), function)
     assert defines(type("Given", (InBatch,), {function: property(lambda self: None)})(), function)
@@ -95,15 +102,25 @@ def test_an_optional_function_is_there_where_it_is_defined_and_not_where_a_setti
 
 
 def test_the_names_of_full_passes_are_those_of_all_plans() -> None:
-    asks = type("Asks", (Plain,), {"full_pass": lambda self, epoch, epochs: {1: ("error",), 3: ("label",)}.get(epoch, ())})()
-    assert [sorted(full_pass_names(asks, epochs)) for epochs in (1, 2, 4)] == [[], ["error"], ["error", "label"]]
+    asks = type(
+        "Asks",
+        (Plain,),
+        {"full_pass": lambda self, epoch, epochs: {1: ("error",), 3: ("label",)}.get(epoch, ())},
+    )()
+    assert [sorted(full_pass_names(asks, epochs)) for epochs in (1, 2, 4)] == [
+        [],
+        ["error"],
+        ["error", "label"],
+    ]
     assert full_pass_names(Plain(), 4) == set()
 
 
 @pytest.mark.parametrize(("name", "word"), [("order", "own"), ("divide", "all")])
 def test_a_word_of_the_declaration_must_be_known(name: str, word: str) -> None:
     kind = type("Wrong", (InBatch,), {"requires": Requirements(**{name: word})})
-    with pytest.raises(ValueError, match=rf"Wrong declares Requirements\({name}='{word}'\): it must be '"):
+    with pytest.raises(
+        ValueError, match=rf"Wrong declares Requirements\({name}='{word}'\): it must be '"
+    ):
         check_declaration(kind())
 
 
@@ -120,11 +137,14 @@ def test_a_word_of_the_declaration_must_be_known(name: str, word: str) -> None:
         (InBatch, {"counts": lambda self, n: n}, "count"),
     ],
 )
-def test_an_unknown_attribute_is_told_the_nearest_right_one(base: type, attribute: dict[str, Any], nearest: str) -> None:
+def test_an_unknown_attribute_is_told_the_nearest_right_one(
+    base: type, attribute: dict[str, Any], nearest: str
+) -> None:
     (name,) = attribute
     kind = type("Misspelt", (base,), attribute)
     refused(
-        kind, rf"\.{name} is neither a setting nor part of the interface .*; the nearest name is '{nearest}'. Call it _{name}"
+        kind,
+        rf"\.{name} is neither a setting nor part of the interface .*; the nearest name is '{nearest}'. Call it _{name}",
     )
 
 

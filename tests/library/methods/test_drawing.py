@@ -34,14 +34,22 @@ def test_probabilities(importance: list[float], chances: list[float]) -> None:
     for dtype in (np.float32, np.float64):
         given = Chances(np.array(importance, dtype))
         found = given.of(slice(None))
-        assert found.dtype == np.float64 and given.n == len(chances) and given.known == np.count_nonzero(~np.isnan(chances))
-        assert [*np.concatenate([*given.unknown(), np.empty(0)])] == [*np.flatnonzero(np.isnan(chances))]
+        assert (
+            found.dtype == np.float64
+            and given.n == len(chances)
+            and given.known == np.count_nonzero(~np.isnan(chances))
+        )
+        assert [*np.concatenate([*given.unknown(), np.empty(0)])] == [
+            *np.flatnonzero(np.isnan(chances))
+        ]
         np.testing.assert_array_equal(found, chances)
 
 
 @pytest.mark.parametrize("scale", [1e308, 1e-300, 5e-324])
 def test_neither_huge_nor_tiny_importances_lose_their_ratio(scale: float) -> None:
-    np.testing.assert_allclose(Chances(np.array([1.0, 1.0, 0.0, -1.0]) * scale).of(np.arange(3)), [0.5, 0.5, 0])
+    np.testing.assert_allclose(
+        Chances(np.array([1.0, 1.0, 0.0, -1.0]) * scale).of(np.arange(3)), [0.5, 0.5, 0]
+    )
 
 
 def test_chances_of_float32_losses_are_summed_in_double_precision() -> None:
@@ -67,7 +75,11 @@ def test_draws_do_not_depend_on_each_other() -> None:
 
 
 def at(importance: list[float] | np.ndarray, points: list[float]) -> list[int]:
-    return [int(i) for some in Chances(np.asarray(importance, np.float64)).at(np.array(points)) for i in some]
+    return [
+        int(i)
+        for some in Chances(np.asarray(importance, np.float64)).at(np.array(points))
+        for i in some
+    ]
 
 
 BELOW_ONE = float(np.nextafter(1.0, 0.0))
@@ -75,7 +87,12 @@ BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 def test_the_ends_of_the_distribution() -> None:
     """What is drawn at 0 and just below 1 has a chance, whatever lies before and behind."""
-    assert at([0, 0.25, 0, 0.75, 0, 0], [0.0, np.nextafter(0.25, 0), 0.25, BELOW_ONE]) == [1, 1, 3, 3]
+    assert at([0, 0.25, 0, 0.75, 0, 0], [0.0, np.nextafter(0.25, 0), 0.25, BELOW_ONE]) == [
+        1,
+        1,
+        3,
+        3,
+    ]
     assert at([0, 0, 0], [0.0, 0.5, BELOW_ONE]) == [0, 1, 2]
     for n in range(2, 300):
         assert at(np.append(np.full(n, 1 / n), 0.0), [0.0, BELOW_ONE]) == [0, n - 1]
@@ -89,7 +106,10 @@ def test_a_piece_without_a_chance_and_one_with_all_of_them() -> None:
     drawn = [some.copy() for some in Chances(importance).at(points)]
     assert max(map(len, drawn)) <= CHUNK
     ids, counts = np.unique(np.concatenate(drawn), return_counts=True)
-    assert ids.tolist() == [2 * CHUNK, 3 * CHUNK - 1] and counts.tolist() == [3 * CHUNK // 4, 9 * CHUNK // 4]
+    assert ids.tolist() == [2 * CHUNK, 3 * CHUNK - 1] and counts.tolist() == [
+        3 * CHUNK // 4,
+        9 * CHUNK // 4,
+    ]
 
 
 def test_more_samples_than_multinomial_takes() -> None:
@@ -123,7 +143,9 @@ def test_the_expected_mean_of_an_epoch_is_the_mean_of_all(k: int) -> None:
     mean = 0.0
     for drawn in product((0, 1, 3, 4), repeat=k):
         ids = np.array([2, 5, *drawn])
-        mean += np.prod(chances[[*drawn]]) * np.mean(unbiased_weights(chances[ids], 6, draws=k, size=k + 2) * loss[ids])
+        mean += np.prod(chances[[*drawn]]) * np.mean(
+            unbiased_weights(chances[ids], 6, draws=k, size=k + 2) * loss[ids]
+        )
     assert mean == pytest.approx(loss.mean(), rel=1e-6)
 
 
@@ -140,7 +162,9 @@ def test_samples_without_a_chance_are_there_once_and_anywhere() -> None:
     assert np.bincount(places, minlength=6).min() > 25
 
 
-@pytest.mark.parametrize(("keep", "n", "draws"), [(1.0, 7, 7), (0.5, 7, 3), (0.29, 100, 29), (0.01, 7, 1)])
+@pytest.mark.parametrize(
+    ("keep", "n", "draws"), [(1.0, 7, 7), (0.5, 7, 3), (0.29, 100, 29), (0.01, 7, 1)]
+)
 def test_counts(keep: float, n: int, draws: int) -> None:
     plan = drawn_plan(Chances(np.arange(1.0, n + 1)), keep, seeded(3), weighted=True)
     assert len(plan.ids) == draws
@@ -149,7 +173,9 @@ def test_counts(keep: float, n: int, draws: int) -> None:
 
 
 @pytest.mark.parametrize(("unknown", "draws"), [(10, 40), (20, 30), (50, 12), (80, 5), (99, 1)])
-def test_samples_without_a_chance_take_the_place_of_half_of_the_draws_at_most(unknown: int, draws: int) -> None:
+def test_samples_without_a_chance_take_the_place_of_half_of_the_draws_at_most(
+    unknown: int, draws: int
+) -> None:
     """One draw for half of the samples would weigh as much as all of them."""
     importance = np.ones(100)
     importance[:unknown] = NAN
@@ -173,5 +199,7 @@ def test_everything() -> None:
 def test_what_is_handed_on() -> None:
     kept = torch.tensor([1.0, 2.0])
     chances = Chances(np.array([0.5, 0.5]))
-    plan = drawn_plan(chances, 1.0, seeded(0), weighted=False, remember={"norm": kept}, facts={"gain": 2.0})
+    plan = drawn_plan(
+        chances, 1.0, seeded(0), weighted=False, remember={"norm": kept}, facts={"gain": 2.0}
+    )
     assert plan.facts["gain"] == 2 and plan.remember["norm"] is kept

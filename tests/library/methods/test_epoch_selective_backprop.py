@@ -13,7 +13,9 @@ from thresher.selection import CHUNK
 
 def test_published_defaults() -> None:
     method = EpochSelectiveBackprop()
-    assert method == EpochSelectiveBackprop(beta=0.43, bins=1000, min_probability=0.0, percentile="histogram")
+    assert method == EpochSelectiveBackprop(
+        beta=0.43, bins=1000, min_probability=0.0, percentile="histogram"
+    )
     assert method.requires.refresh == "eval"
 
 
@@ -41,7 +43,12 @@ def test_the_range_of_float32_does_not_overflow() -> None:
 
 @pytest.mark.parametrize(
     ("loss", "shares"),
-    [([3, 1, 2], [1, 1 / 3, 2 / 3]), ([1, 1, 2, 2], [0.5, 0.5, 1, 1]), ([5, 5], [1, 1]), ([0, 1e30, 1], [1 / 3, 1, 2 / 3])],
+    [
+        ([3, 1, 2], [1, 1 / 3, 2 / 3]),
+        ([1, 1, 2, 2], [0.5, 0.5, 1, 1]),
+        ([5, 5], [1, 1]),
+        ([0, 1e30, 1], [1 / 3, 1, 2 / 3]),
+    ],
 )
 def test_share_up_to(loss: list[float], shares: list[float]) -> None:
     np.testing.assert_allclose(share_up_to(np.array(loss, np.float32)), shares, rtol=1e-12)
@@ -71,14 +78,19 @@ def test_share_up_to_is_what_a_search_of_each_loss_finds(kind: str, dtype: type)
 def test_one_outlier_moves_the_histogram_and_not_the_ranks() -> None:
     loss = np.linspace(0.1, 2, 1000).astype(np.float32)
     with_outlier = np.append(loss, np.float32(1e4))
-    histogram, rank = EpochSelectiveBackprop(beta=1), EpochSelectiveBackprop(beta=1, percentile="rank")
+    histogram, rank = (
+        EpochSelectiveBackprop(beta=1),
+        EpochSelectiveBackprop(beta=1, percentile="rank"),
+    )
     assert histogram.chances(loss).mean() == pytest.approx(0.5, abs=0.01)
     assert histogram.chances(with_outlier).mean() > 0.99
     assert rank.chances(loss).mean() == pytest.approx(rank.chances(with_outlier).mean(), abs=0.01)
     assert rank.chances(loss).mean() == pytest.approx(0.5, abs=0.01)
 
 
-@pytest.mark.parametrize(("beta", "kept"), [(0, 1), (0.25, 0.8), (0.43, 0.7), (1, 0.5), (2, 1 / 3), (4, 0.2)])
+@pytest.mark.parametrize(
+    ("beta", "kept"), [(0, 1), (0.25, 0.8), (0.43, 0.7), (1, 0.5), (2, 1 / 3), (4, 0.2)]
+)
 def test_what_beta_keeps_of_evenly_spread_losses(beta: float, kept: float) -> None:
     loss = np.linspace(0, 5, 20_000)
     for percentile in ("histogram", "rank"):
@@ -104,9 +116,15 @@ def test_chances_have_a_floor_and_leave_out_what_is_not_finite() -> None:
             ({"beta": value}, rf"`beta` must be a finite number >= 0, got {value!r}")
             for value in (-0.1, math.nan, math.inf, "one")
         ),
-        *(({"bins": value}, rf"`bins` must be a whole number of 1 or more, got {value}") for value in (0, -3, 10.0, True)),
         *(
-            ({"min_probability": value}, rf"`min_probability` is a probability, within \[0, 1\], got {value}")
+            ({"bins": value}, rf"`bins` must be a whole number of 1 or more, got {value}")
+            for value in (0, -3, 10.0, True)
+        ),
+        *(
+            (
+                {"min_probability": value},
+                rf"`min_probability` is a probability, within \[0, 1\], got {value}",
+            )
             for value in (-0.1, 1.1, math.nan)
         ),
         ({"percentile": "exact"}, "`percentile` must be 'histogram' or 'rank', got 'exact'"),

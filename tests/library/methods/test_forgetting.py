@@ -81,7 +81,16 @@ def test_ties_are_broken_evenly() -> None:
 
 @pytest.mark.parametrize(
     ("start", "epochs", "first"),
-    [(20, 100, 20), (0.2, 100, 20), (0.29, 100, 29), (0.3, 7, 3), (0.5, 1, 1), (1, 10, 1), (0, 10, 1), (200, 10, None)],
+    [
+        (20, 100, 20),
+        (0.2, 100, 20),
+        (0.29, 100, 29),
+        (0.3, 7, 3),
+        (0.5, 1, 1),
+        (1, 10, 1),
+        (0, 10, 1),
+        (200, 10, None),
+    ],
 )
 def test_when_it_hides(start: float, epochs: int, first: int | None) -> None:
     method = Forgetting(fraction=0.5, start=start)
@@ -96,7 +105,11 @@ def test_when_it_hides(start: float, epochs: int, first: int | None) -> None:
 
 
 def test_what_it_remembers() -> None:
-    assert Records(Forgetting().columns(), 3, torch.device("cpu")).bytes_per_sample == Forgetting.card.bytes_per_sample == 2
+    assert (
+        Records(Forgetting().columns(), 3, torch.device("cpu")).bytes_per_sample
+        == Forgetting.card.bytes_per_sample
+        == 2
+    )
     assert Records(Forgetting(hide="once").columns(), 3, torch.device("cpu")).bytes_per_sample == 2
 
 
@@ -104,11 +117,17 @@ def test_what_it_remembers() -> None:
     ("settings", "message"),
     [
         *(
-            ({"fraction": value}, rf"`fraction` is the share to remove, within \[0, 1\), got {value}")
+            (
+                {"fraction": value},
+                rf"`fraction` is the share to remove, within \[0, 1\), got {value}",
+            )
             for value in (-0.1, 1.0, math.nan)
         ),
         *(
-            ({"start": value}, rf"`start` must be the number of an epoch .* or a share of all epochs .*, got {value}")
+            (
+                {"start": value},
+                rf"`start` must be the number of an epoch .* or a share of all epochs .*, got {value}",
+            )
             for value in (-1, -0.5, 1.5, math.nan, math.inf)
         ),
         ({"hide": "never"}, r"`hide` must be one of \('each_epoch', 'once'\), got 'never'"),

@@ -16,6 +16,11 @@ def test_everything_in_every_epoch() -> None:
             state = generator.get_state()
             plan = method.plan_epoch(records, epoch=epoch, epochs=10, generator=generator)
             assert plan.ids.tolist() == list(range(7)) and plan.ids.dtype == torch.int64
-            assert plan.weights is None and plan.refresh is None and plan.lr_scale == 1 and not plan.drawn
+            assert (
+                plan.weights is None
+                and plan.refresh is None
+                and plan.lr_scale == 1
+                and not plan.drawn
+            )
             assert dict(plan.facts) == {"scheduled_fraction": 0.0, "actual_fraction": 0.0}
             assert torch.equal(generator.get_state(), state)

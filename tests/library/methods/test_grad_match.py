@@ -9,7 +9,14 @@ import torch
 
 from thresher import EpochPlan, GradMatch, attach
 from thresher.methods import _matching_pursuit as matching_pursuit
-from thresher.methods._matching_pursuit import Atoms, match, match_classes, match_runs, run_atoms, sample_atoms
+from thresher.methods._matching_pursuit import (
+    Atoms,
+    match,
+    match_classes,
+    match_runs,
+    run_atoms,
+    sample_atoms,
+)
 from thresher.methods.contract import full_pass_names
 from thresher.records import Records
 from thresher.rng import seeded
@@ -38,11 +45,19 @@ def known(n: int, classes: int = 4, width: int = 3, seed: int = 0) -> dict[str, 
 
 
 def planned(
-    method: GradMatch, passed: dict[str, torch.Tensor], *, epoch: int = 1, epochs: int = 100, records: Any = None, seed: int = 0
+    method: GradMatch,
+    passed: dict[str, torch.Tensor],
+    *,
+    epoch: int = 1,
+    epochs: int = 100,
+    records: Any = None,
+    seed: int = 0,
 ) -> EpochPlan:
     records = Records(method.columns(), len(passed["error"]), CPU) if records is None else records
     told = {name: passed[name] for name in method.full_pass(epoch, epochs)}
-    plan = method.plan_epoch({**records, **told}, epoch=epoch, epochs=epochs, generator=seeded(seed, epoch))
+    plan = method.plan_epoch(
+        {**records, **told}, epoch=epoch, epochs=epochs, generator=seeded(seed, epoch)
+    )
     plan.check(len(passed["error"]))
     return plan
 
@@ -76,7 +91,9 @@ def test_a_penalty_takes_equal_atoms_as_well() -> None:
     found = match(atoms_of([(1, 0), (1, 0)], (4, 0)), 2, penalty=2.0)
     assert sorted(found.chosen.tolist()) == [0, 1]
     assert found.weights == pytest.approx([1, 1])
-    assert match(atoms_of([(1, 0), (1, 0)], (4, 0)), 1, penalty=2.0).weights == pytest.approx([4 / 3])
+    assert match(atoms_of([(1, 0), (1, 0)], (4, 0)), 1, penalty=2.0).weights == pytest.approx(
+        [4 / 3]
+    )
 
 
 def test_it_ends_where_it_is_close_enough() -> None:
@@ -84,11 +101,19 @@ def test_it_ends_where_it_is_close_enough() -> None:
     for tolerance, chosen_atoms in ((0.0, 3), (0.2, 3), (0.23, 2), (0.5, 1), (0.9, 1)):
         found = match(atoms, 3, tolerance=tolerance)
         assert found.chosen.tolist() == [0, 1, 2][:chosen_atoms]
-        assert math.sqrt(found.residual) == pytest.approx([math.sqrt(5), 1, 0][chosen_atoms - 1], abs=1e-6)
+        assert math.sqrt(found.residual) == pytest.approx(
+            [math.sqrt(5), 1, 0][chosen_atoms - 1], abs=1e-6
+        )
 
 
 @pytest.mark.parametrize(
-    ("vectors", "target"), [([(1, 0), (0, 1)], (0, 0)), ([(-1, 0), (-1, -1)], (1, 1)), ([(0, 0)], (1, 1)), ([(0, 1)], (1, 0))]
+    ("vectors", "target"),
+    [
+        ([(1, 0), (0, 1)], (0, 0)),
+        ([(-1, 0), (-1, -1)], (1, 1)),
+        ([(0, 0)], (1, 1)),
+        ([(0, 1)], (1, 0)),
+    ],
 )
 def test_nothing_points_along_the_target(vectors: Any, target: Any) -> None:
     found = match(atoms_of(vectors, target), 2)
@@ -107,9 +132,17 @@ def test_no_budget_and_no_atoms() -> None:
 
 def test_products_of_sample_gradients() -> None:
     r = np.random.default_rng(1)
-    error, feature = r.normal(size=(7, 3)).astype(np.float32), r.normal(size=(7, 5)).astype(np.float32)
+    error, feature = (
+        r.normal(size=(7, 3)).astype(np.float32),
+        r.normal(size=(7, 5)).astype(np.float32),
+    )
     atoms = sample_atoms(error, feature)
-    vectors = np.array([np.outer(e, h).ravel() for e, h in zip(error.astype(float), feature.astype(float), strict=True)])
+    vectors = np.array(
+        [
+            np.outer(e, h).ravel()
+            for e, h in zip(error.astype(float), feature.astype(float), strict=True)
+        ]
+    )
     assert gathered(atoms) == pytest.approx(vectors @ vectors.T)
     assert atoms.correlation == pytest.approx(vectors @ vectors.sum(0))
     assert atoms.energy == pytest.approx(np.sum(vectors.sum(0) ** 2))
@@ -117,14 +150,18 @@ def test_products_of_sample_gradients() -> None:
 
 @pytest.mark.parametrize("block", [1, 12, 2**24])
 @pytest.mark.parametrize(("n", "size"), [(12, 4), (13, 4), (3, 4), (5, 1), (4, 4)])
-def test_products_of_run_gradients(monkeypatch: pytest.MonkeyPatch, n: int, size: int, block: int) -> None:
+def test_products_of_run_gradients(
+    monkeypatch: pytest.MonkeyPatch, n: int, size: int, block: int
+) -> None:
     """A last run that is shorter is a mean of its own and counts like the others."""
     monkeypatch.setattr(matching_pursuit, "RUN_BLOCK", block)
     r = np.random.default_rng(2)
     error, feature = r.normal(size=(n, 3)), r.normal(size=(n, 5))
     atoms = run_atoms(error, feature, size)
     runs = [range(start, min(start + size, n)) for start in range(0, n, size)]
-    means = np.array([np.mean([np.outer(error[i], feature[i]).ravel() for i in run], axis=0) for run in runs])
+    means = np.array(
+        [np.mean([np.outer(error[i], feature[i]).ravel() for i in run], axis=0) for run in runs]
+    )
     assert gathered(atoms) == pytest.approx(means @ means.T)
     assert atoms.correlation == pytest.approx(means @ means.sum(0))
     assert atoms.energy == pytest.approx(np.sum(means.sum(0) ** 2))
@@ -139,7 +176,9 @@ def test_float32_gradients_are_multiplied_in_double_precision() -> None:
 def test_runs_are_weighed_as_a_whole() -> None:
     error = np.array([[3.0, 0], [1, 0], [0, 1], [0, 1], [1, 0]])
     order = np.array([0, 1, 2, 3, 4])
-    weight, distance = match_runs(error, np.empty((5, 0)), order, 2, 2)  # means (2, 0), (0, 1), (1, 0); target (3, 1)
+    weight, distance = match_runs(
+        error, np.empty((5, 0)), order, 2, 2
+    )  # means (2, 0), (0, 1), (1, 0); target (3, 1)
     assert weight == pytest.approx([1.5, 1.5, 0, 0, 0])
     assert distance == pytest.approx(1 / math.sqrt(10))
     weight, distance = match_runs(error, np.empty((5, 0)), order, 2, 3)  # two runs at most
@@ -159,7 +198,9 @@ def test_each_class_has_its_share_rounded_up() -> None:
     assert [np.count_nonzero(weight[:5]), np.count_nonzero(weight[5:8]), weight[8]] == [2, 1, 1]
     for rows in (range(5), range(5, 8)):
         own, none = np.array(labels)[rows], np.empty((len(rows), 0))
-        alone, _ = match_classes(error[rows], none, own, np.count_nonzero(weight[rows]), own_row=False)
+        alone, _ = match_classes(
+            error[rows], none, own, np.count_nonzero(weight[rows]), own_row=False
+        )
         assert weight[rows] == pytest.approx(alone)
 
 
@@ -216,7 +257,15 @@ def test_a_subset_stays_until_the_next_selection(per: str) -> None:
     for epoch in range(7):
         plans.append(planned(method, known(n, seed=epoch), epoch=epoch, epochs=7, records=records))
         records.remember(plans[-1].remember)
-    assert [bool(plan.remember) for plan in plans] == [False, True, False, False, True, False, False]
+    assert [bool(plan.remember) for plan in plans] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
     assert plans[0].ids.tolist() == list(range(n)) and plans[0].weights is None
     assert plans[0].facts == {"scheduled_fraction": 0.0, "actual_fraction": 0.0}
     subsets = [weights_of(plan) for plan in plans[1:]]
@@ -233,18 +282,32 @@ def test_keeping_everything_selects_nothing() -> None:
 
 
 def test_published_defaults() -> None:
-    settings = {"keep": 0.1, "every": 20, "per": "batch", "batch_size": 20, "gradient": "full", "penalty": 0.0}
+    settings = {
+        "keep": 0.1,
+        "every": 20,
+        "per": "batch",
+        "batch_size": 20,
+        "gradient": "full",
+        "penalty": 0.0,
+    }
     more = {"tolerance": 0.0, "first": 1, "warm_start": 0.0, "runs": "shuffled", "fill": True}
     more["weights_divisor"] = "weights"
     assert GradMatch() == GradMatch(**settings, **more)
 
 
 def test_four_bytes_a_sample() -> None:
-    assert Records(GradMatch().columns(), 3, CPU).bytes_per_sample == GradMatch.card.bytes_per_sample == 4
+    assert (
+        Records(GradMatch().columns(), 3, CPU).bytes_per_sample
+        == GradMatch.card.bytes_per_sample
+        == 4
+    )
     assert not Records(GradMatch().columns(), 3, CPU).signals
 
 
-@pytest.mark.parametrize("settings", [{}, {"per": "class", "gradient": "bias"}, {"per": "class_gradient", "penalty": 0.5}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"per": "class", "gradient": "bias"}, {"per": "class_gradient", "penalty": 0.5}],
+)
 def test_weights_have_mean_one(settings: dict[str, Any]) -> None:
     plan = planned(GradMatch(0.3, batch_size=5, **settings), known(200))
     assert plan.weights is not None and plan.weights.dtype == torch.float32
@@ -258,13 +321,14 @@ def test_weights_that_keep_the_length_of_the_gradient() -> None:
     settings = {"gradient": "bias", "batch_size": 10, "fill": False}
     whole = passed["error"].double().mean(0)
     plans = {
-        divisor: planned(GradMatch(0.1, weights_divisor=divisor, **settings), passed) for divisor in ("weights", "samples")
+        divisor: planned(GradMatch(0.1, weights_divisor=divisor, **settings), passed)
+        for divisor in ("weights", "samples")
     }
     plan = plans["samples"]
     assert plan.weights is not None
-    assert (passed["error"][plan.ids] * plan.weights[:, None]).double().mean(0).tolist() == pytest.approx(
-        whole.tolist(), rel=1e-5
-    )
+    assert (passed["error"][plan.ids] * plan.weights[:, None]).double().mean(
+        0
+    ).tolist() == pytest.approx(whole.tolist(), rel=1e-5)
     assert plan.ids.tolist() == plans["weights"].ids.tolist()
     assert set(weights_of(plans["weights"]).values()) == {1.0}
 
@@ -296,9 +360,13 @@ def test_samples_in_the_order_of_their_classes() -> None:
 def test_the_seed_changes_permutation_and_filling_only() -> None:
     consecutive = GradMatch(0.1, batch_size=5, runs="consecutive")
     passed = known(100)
-    assert weights_of(planned(consecutive, passed, seed=1)) == weights_of(planned(consecutive, passed, seed=2))
+    assert weights_of(planned(consecutive, passed, seed=1)) == weights_of(
+        planned(consecutive, passed, seed=2)
+    )
     shuffled = GradMatch(0.1, batch_size=5)
-    assert weights_of(planned(shuffled, passed, seed=1)) != weights_of(planned(shuffled, passed, seed=2))
+    assert weights_of(planned(shuffled, passed, seed=1)) != weights_of(
+        planned(shuffled, passed, seed=2)
+    )
 
 
 def test_what_is_missing_is_filled_up_at_random() -> None:
@@ -309,8 +377,12 @@ def test_what_is_missing_is_filled_up_at_random() -> None:
     weights = sorted(weights_of(plan).values())
     assert len(weights) == 30 and len(set(weights)) == 2
     assert weights[0] * 20 + weights[-1] * 10 == pytest.approx(30, rel=1e-6)
-    other = planned(GradMatch(0.3, gradient="bias", batch_size=10, runs="consecutive"), passed, seed=1)
-    again = planned(GradMatch(0.3, gradient="bias", batch_size=10, runs="consecutive"), passed, seed=2)
+    other = planned(
+        GradMatch(0.3, gradient="bias", batch_size=10, runs="consecutive"), passed, seed=1
+    )
+    again = planned(
+        GradMatch(0.3, gradient="bias", batch_size=10, runs="consecutive"), passed, seed=2
+    )
     assert other.ids.tolist() != again.ids.tolist()
     alone = planned(GradMatch(0.3, gradient="bias", batch_size=10, fill=False), passed)
     assert len(alone.ids) == 10 and set(weights_of(alone).values()) == {1.0}
@@ -364,12 +436,21 @@ def test_one_sample(per: str) -> None:
         ({"batch_size": 0}, "`batch_size` must be a whole number of 1 or more, got 0"),
         ({"batch_size": True}, "`batch_size` must be a whole number of 1 or more, got True"),
         ({"first": -1}, "`first` must be a whole number of 0 or more, got -1"),
-        ({"per": "sample"}, r"`per` must be one of \('batch', 'class', 'class_gradient'\), got 'sample'"),
+        (
+            {"per": "sample"},
+            r"`per` must be one of \('batch', 'class', 'class_gradient'\), got 'sample'",
+        ),
         ({"gradient": "weights"}, r"`gradient` must be one of \('full', 'bias'\), got 'weights'"),
         ({"runs": "sorted"}, r"`runs` must be one of \('shuffled', 'consecutive'\), got 'sorted'"),
-        ({"weights_divisor": "losses"}, r"`weights_divisor` must be one of \('weights', 'samples'\), got 'losses'"),
+        (
+            {"weights_divisor": "losses"},
+            r"`weights_divisor` must be one of \('weights', 'samples'\), got 'losses'",
+        ),
         ({"fill": "random"}, r"`fill` must be one of \(True, False\), got 'random'"),
-        ({"per": "class_gradient", "gradient": "bias"}, "`per`='class_gradient' needs `gradient`='full', got 'bias'"),
+        (
+            {"per": "class_gradient", "gradient": "bias"},
+            "`per`='class_gradient' needs `gradient`='full', got 'bias'",
+        ),
         ({"penalty": -1}, "`penalty` must be a finite number >= 0, got -1"),
         ({"penalty": math.inf}, "`penalty` must be a finite number >= 0, got inf"),
         ({"penalty": math.nan}, "`penalty` must be a finite number >= 0, got nan"),
@@ -377,7 +458,10 @@ def test_one_sample(per: str) -> None:
         ({"tolerance": -0.1}, r"`tolerance` is a relative distance, within \[0, 1\), got -0.1"),
         ({"memory": 0}, "`memory` is a number of GiB, above 0, got 0"),
         ({"warm_start": 1.1}, r"`warm_start` is a share of the epochs, within \[0, 1\], got 1.1"),
-        ({"warm_start": math.nan}, r"`warm_start` is a share of the epochs, within \[0, 1\], got nan"),
+        (
+            {"warm_start": math.nan},
+            r"`warm_start` is a share of the epochs, within \[0, 1\], got nan",
+        ),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
@@ -392,7 +476,11 @@ def test_attach_refuses_mini_batches_that_cannot_be_held() -> None:
     """64,059 mini-batches have 4.1e9 inner products, and the 6,406 that are chosen have theirs again."""
     data = torch.utils.data.TensorDataset(torch.zeros(1_281_167))
     model = torch.nn.Linear(1, 2)
-    settings: dict[str, Any] = {"criterion": torch.nn.CrossEntropyLoss(), "model": model, "epochs": 5}
+    settings: dict[str, Any] = {
+        "criterion": torch.nn.CrossEntropyLoss(),
+        "model": model,
+        "epochs": 5,
+    }
     loader = torch.utils.data.DataLoader(data, 128, shuffle=True)
     said = (
         "^GradMatch: a selection holds the inner products of 64,059 mini-batches of 1,281,167 samples, which take 33.6 GiB, "
@@ -409,7 +497,8 @@ def test_pruning_counts() -> None:
     method = GradMatch(memory=1e-6, batch_size=1)
     method.check(torch.arange(10))
     with pytest.raises(
-        ValueError, match=r"^GradMatch: .* 12 mini-batches of 12 samples, which take 0.0 GiB, and `memory` allows"
+        ValueError,
+        match=r"^GradMatch: .* 12 mini-batches of 12 samples, which take 0.0 GiB, and `memory` allows",
     ):
         method.check(torch.arange(12))
 
@@ -424,6 +513,7 @@ def test_a_selection_refuses_classes_that_cannot_be_held() -> None:
             assert len(method.plan_epoch(records, epoch=1, epochs=5, generator=seeded(0)).ids) == 40
             continue
         with pytest.raises(
-            ValueError, match=r"^GradMatch: .* 10 of 100 samples of a class, which take .* use `per`='batch', or raise"
+            ValueError,
+            match=r"^GradMatch: .* 10 of 100 samples of a class, which take .* use `per`='batch', or raise",
         ):
             method.plan_epoch(records, epoch=1, epochs=5, generator=seeded(0))

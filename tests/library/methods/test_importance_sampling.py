@@ -11,14 +11,18 @@ from thresher.records import Records
 from thresher.rng import seeded
 
 
-def planned(method: ImportanceSampling, loss: list[float], *, epoch: int = 1, epochs: int = 5) -> EpochPlan:
+def planned(
+    method: ImportanceSampling, loss: list[float], *, epoch: int = 1, epochs: int = 5
+) -> EpochPlan:
     records = Records(method.columns(), len(loss), torch.device("cpu"))
     records["loss"].copy_(torch.tensor(loss))
     return method.plan_epoch(records, epoch=epoch, epochs=epochs, generator=seeded(7, epoch))
 
 
 def test_published_defaults() -> None:
-    assert ImportanceSampling() == ImportanceSampling(weights="none", losses="fresh", keep=1.0, first_epoch="all")
+    assert ImportanceSampling() == ImportanceSampling(
+        weights="none", losses="fresh", keep=1.0, first_epoch="all"
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,7 +31,10 @@ def test_published_defaults() -> None:
         ({"weights": "all"}, r"`weights` must be one of \('none', 'unbiased'\), got 'all'"),
         ({"losses": None}, r"`losses` must be one of \('fresh', 'last'\), got None"),
         ({"first_epoch": 0}, r"`first_epoch` must be one of \('all', 'uniform'\), got 0"),
-        *(({"keep": keep}, rf"`keep` is the share kept, within \(0, 1\], got {keep}") for keep in (0, -0.5, 1.5, math.nan)),
+        *(
+            ({"keep": keep}, rf"`keep` is the share kept, within \(0, 1\], got {keep}")
+            for keep in (0, -0.5, 1.5, math.nan)
+        ),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:

@@ -12,7 +12,9 @@ from thresher.rng import seeded
 
 
 def test_published_defaults() -> None:
-    assert InfoBatch() == InfoBatch(prune_fraction=0.5, delta=0.875, threshold="mean", rescale="mass")
+    assert InfoBatch() == InfoBatch(
+        prune_fraction=0.5, delta=0.875, threshold="mean", rescale="mass"
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,5 +52,7 @@ def test_rounding_does_not_lift_the_mean_of_equal_losses_above_them(value: float
     for n in (*range(1, 300), 100_003):
         losses = np.full(n, value, np.float32)
         assert not well_learned(losses, "mean").any()
-    plan = InfoBatch().plan_epoch({"loss": torch.from_numpy(losses)}, epoch=1, epochs=10, generator=seeded(0))
+    plan = InfoBatch().plan_epoch(
+        {"loss": torch.from_numpy(losses)}, epoch=1, epochs=10, generator=seeded(0)
+    )
     assert len(plan.ids) == n and plan.facts["actual_fraction"] == 0

@@ -28,23 +28,37 @@ EASY = {"loss": [0.1 * i for i in range(10)], "correct": [True] * 10, "confidenc
 
 def test_published_defaults() -> None:
     method = Kakurenbo()
-    assert (method.max_fraction, method.tau, method.drop_top, method.warmup_epochs) == (0.3, 0.7, 0.0, 0)
+    assert (method.max_fraction, method.tau, method.drop_top, method.warmup_epochs) == (
+        0.3,
+        0.7,
+        0.0,
+        0,
+    )
     assert method.schedule == SCHEDULE == ((0, 1.0), (0.3, 0.8), (0.6, 0.6), (0.8, 0.4))
-    assert method.move_back and method.reduce_fraction and method.adjust_lr and not method.first_epoch_hides
+    assert (
+        method.move_back
+        and method.reduce_fraction
+        and method.adjust_lr
+        and not method.first_epoch_hides
+    )
 
 
 @pytest.mark.parametrize("bits", ["".join(bits) for bits in product("1", "01", "01", "01")])
 def test_variants(bits: str) -> None:
     method = Kakurenbo.variant(f"v{bits}", max_fraction=0.4)
     assert method == Kakurenbo.variant(bits, max_fraction=0.4)
-    assert (method.move_back, method.reduce_fraction, method.adjust_lr) == tuple(bit == "1" for bit in bits[1:])
+    assert (method.move_back, method.reduce_fraction, method.adjust_lr) == tuple(
+        bit == "1" for bit in bits[1:]
+    )
     assert method.max_fraction == 0.4
     assert method.requires.optimizer == method.adjust_lr
 
 
 @pytest.mark.parametrize("bits", ["v0111", "v111", "v11111", "v1112", "", "v", "full", "vv1111"])
 def test_not_a_variant(bits: str) -> None:
-    with pytest.raises(ValueError, match=f"^Kakurenbo.variant: expected v1000 to v1111, got '{bits}'$"):
+    with pytest.raises(
+        ValueError, match=f"^Kakurenbo.variant: expected v1000 to v1111, got '{bits}'$"
+    ):
         Kakurenbo.variant(bits)
 
 
@@ -70,8 +84,14 @@ def test_columns_of_the_switches() -> None:
 
 def test_the_first_epoch() -> None:
     keeps = planned(Kakurenbo(0.3, move_back=False), epoch=0, loss=[1.0] * 10)
-    assert keeps.ids.tolist() == list(range(10)) and keeps.lr_scale == 1 and keeps.facts["scheduled_fraction"] == 0
-    hides = planned(Kakurenbo(0.3, move_back=False, first_epoch_hides=True), epoch=0, loss=[1.0] * 10)
+    assert (
+        keeps.ids.tolist() == list(range(10))
+        and keeps.lr_scale == 1
+        and keeps.facts["scheduled_fraction"] == 0
+    )
+    hides = planned(
+        Kakurenbo(0.3, move_back=False, first_epoch_hides=True), epoch=0, loss=[1.0] * 10
+    )
     assert hides.ids.tolist() == list(range(3, 10)) and hides.lr_scale == pytest.approx(10 / 7)
     back = planned(Kakurenbo(0.3, first_epoch_hides=True), epoch=0, loss=[1.0] * 10)
     assert len(back.ids) == 10 and back.facts["moved_back"] == 3
@@ -84,14 +104,24 @@ def test_trusted_is_inclusive_in_the_precision_of_the_records() -> None:
     confidence = np.array([at, np.nextafter(at, np.float32(0)), 1.0, np.nan], np.float32)
     assert trusted(np.ones(4, np.bool_), confidence, 0.7).tolist() == [True, False, True, False]
     assert not trusted(np.zeros(4, np.bool_), confidence, 0.0).any()
-    assert trusted(np.array([2, 1], np.uint8), np.float32([1.4, 0.1]), 0.7).tolist() == [True, False]
+    assert trusted(np.array([2, 1], np.uint8), np.float32([1.4, 0.1]), 0.7).tolist() == [
+        True,
+        False,
+    ]
 
 
 def test_easiest_of_losses_that_are_not_finite() -> None:
     loss = np.array([math.nan, 2, -math.inf, 1, math.inf, 3])
     for by_threshold in (False, True):
-        assert np.flatnonzero(hiding_candidates(loss, 0.4, by_threshold=by_threshold)).tolist() == [1, 3]
-        assert np.flatnonzero(hiding_candidates(loss, 0.9, by_threshold=by_threshold)).tolist() == [1, 3, 5]
+        assert np.flatnonzero(hiding_candidates(loss, 0.4, by_threshold=by_threshold)).tolist() == [
+            1,
+            3,
+        ]
+        assert np.flatnonzero(hiding_candidates(loss, 0.9, by_threshold=by_threshold)).tolist() == [
+            1,
+            3,
+            5,
+        ]
         assert not hiding_candidates(np.full(3, math.nan), 0.9, by_threshold=by_threshold).any()
 
 
@@ -104,9 +134,14 @@ def test_the_warm_up_has_no_learning_rate_correction() -> None:
 
 def test_the_dropped_are_the_hardest_with_a_finite_loss() -> None:
     loss = [0.5, 9.0, math.inf, 0.1, 9.0, 3.0, math.nan, 0.2, 0.3, 0.4]
-    plan = planned(Kakurenbo(0.1, drop_top=0.1), loss=loss, correct=[True] * 10, confidence=[1.0] * 10)
+    plan = planned(
+        Kakurenbo(0.1, drop_top=0.1), loss=loss, correct=[True] * 10, confidence=[1.0] * 10
+    )
     assert plan.refresh is not None
-    assert plan.refresh.tolist() == [3, 4]  # of the two nines the later one, as sorting by (loss, id) has it
+    assert plan.refresh.tolist() == [
+        3,
+        4,
+    ]  # of the two nines the later one, as sorting by (loss, id) has it
     assert plan.facts["scheduled_fraction"] == pytest.approx(0.1)
     assert plan.facts["actual_fraction"] == pytest.approx(0.1) == plan.facts["dropped_fraction"]
     assert plan.lr_scale == pytest.approx(10 / 9)
@@ -124,7 +159,10 @@ def test_the_dropped_do_not_raise_the_learning_rate(lr_fraction: Any) -> None:
 
 def test_nothing_left_to_train_on() -> None:
     """F = 0 by the published threshold hides whatever is right and confident."""
-    with pytest.raises(ValueError, match="^Kakurenbo: nothing is left to train on of 10 samples; lower `max_fraction` or"):
+    with pytest.raises(
+        ValueError,
+        match="^Kakurenbo: nothing is left to train on of 10 samples; lower `max_fraction` or",
+    ):
         planned(Kakurenbo(0.0, candidates="threshold"), **EASY)
 
 

@@ -19,11 +19,17 @@ def test_published_defaults() -> None:
     ("settings", "message"),
     [
         *(
-            ({"drop_fraction": value}, rf"`drop_fraction` must be a probability, within \[0, 1\), got {value}")
+            (
+                {"drop_fraction": value},
+                rf"`drop_fraction` must be a probability, within \[0, 1\), got {value}",
+            )
             for value in (-0.1, 1.0, math.nan)
         ),
         *(
-            ({"batch_size": value}, rf"`batch_size` must be a whole number of 1 or more, got {value}")
+            (
+                {"batch_size": value},
+                rf"`batch_size` must be a whole number of 1 or more, got {value}",
+            )
             for value in (0, -1, 32.0, True)
         ),
     ],

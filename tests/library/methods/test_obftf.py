@@ -22,7 +22,11 @@ def planned(method: Obftf, loss: Any, ids: Any = None) -> list[int]:
 
 
 def test_defaults() -> None:
-    assert (Obftf().keep, Obftf.requires.signals, Obftf().card.bytes_per_sample) == (0.1, ("loss",), 0)
+    assert (Obftf().keep, Obftf.requires.signals, Obftf().card.bytes_per_sample) == (
+        0.1,
+        ("loss",),
+        0,
+    )
     assert [Obftf().count(n) for n in (1, 10, 29, 640)] == [1, 1, 2, 64]
 
 
@@ -63,7 +67,11 @@ def test_quantiles(finite: int, n: int, k: int, positions: list[int]) -> None:
 @pytest.mark.parametrize(
     ("loss", "chosen", "after"),
     [
-        ([0.0, 1, 2, 3, 4], [0, 1], [1, 3]),  # 0 for 3 and 1 for 4 both meet the mean: the lowest goes
+        (
+            [0.0, 1, 2, 3, 4],
+            [0, 1],
+            [1, 3],
+        ),  # 0 for 3 and 1 for 4 both meet the mean: the lowest goes
         ([0.0, 1, 2, 3, 4], [0, 4], [0, 4]),
         ([1.0, 1, 1, 1], [0, 1], [0, 1]),
         ([0.0, 0, 0, 4], [0, 3], [0, 3]),  # 4 for 0 comes no closer
@@ -74,7 +82,10 @@ def test_quantiles(finite: int, n: int, k: int, positions: list[int]) -> None:
 )
 def test_one_swap(loss: list[float], chosen: list[int], after: list[int]) -> None:
     values = torch.tensor(loss, dtype=torch.float64)
-    assert best_swap(values, torch.ones(len(loss), dtype=torch.bool), torch.tensor(chosen)).tolist() == after
+    assert (
+        best_swap(values, torch.ones(len(loss), dtype=torch.bool), torch.tensor(chosen)).tolist()
+        == after
+    )
 
 
 def test_what_has_no_value_neither_counts_nor_moves() -> None:
@@ -90,9 +101,16 @@ def test_losses_that_are_not_finite_come_first() -> None:
 
 
 def test_more_swaps_come_closer() -> None:
-    batches = [torch.empty(64, dtype=torch.float64).exponential_(generator=seeded(seed)) for seed in range(50)]
+    batches = [
+        torch.empty(64, dtype=torch.float64).exponential_(generator=seeded(seed))
+        for seed in range(50)
+    ]
     gaps = [
-        sum(float((loss[planned(Obftf(swaps=swaps), loss)].mean() - loss.mean()).abs()) for loss in batches) / 50
+        sum(
+            float((loss[planned(Obftf(swaps=swaps), loss)].mean() - loss.mean()).abs())
+            for loss in batches
+        )
+        / 50
         for swaps in (0, 1, 2, 8)
     ]
     assert gaps[0] > 20 * gaps[1] and gaps[1] > 1.5 * gaps[2] > 1.5 * gaps[3]

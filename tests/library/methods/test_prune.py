@@ -15,12 +15,23 @@ from thresher.scores import Scores
 
 
 def scores(values, labels=None, **more):
-    return Scores(torch.arange(len(values)), values, labels=None if labels is None else torch.tensor(labels), **more)
+    return Scores(
+        torch.arange(len(values)),
+        values,
+        labels=None if labels is None else torch.tensor(labels),
+        **more,
+    )
 
 
 def test_defaults():
-    assert Prune("a.parquet") == Prune("a.parquet", keep=0.75, which="hard", offset=0.0, per_class_floor=0.0)
-    assert Prune.stage == "before" and name_of(Prune("a")) == "prune" and create("prune", scores="a") == Prune("a")
+    assert Prune("a.parquet") == Prune(
+        "a.parquet", keep=0.75, which="hard", offset=0.0, per_class_floor=0.0
+    )
+    assert (
+        Prune.stage == "before"
+        and name_of(Prune("a")) == "prune"
+        and create("prune", scores="a") == Prune("a")
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +50,10 @@ def test_defaults():
         ({"which": "window", "offset": -0.1}, "`offset` is the share to remove"),
         ({"offset": 0.1}, "`offset` is for which='window' only, got 0.1 with which='hard'"),
         ({"per_class_floor": 1.5}, r"`per_class_floor` is a share kept, within \[0, 1\], got 1.5"),
-        ({"per_class_floor": 0.5}, "`per_class_floor` needs the classes of the samples, and the scores have no labels"),
+        (
+            {"per_class_floor": 0.5},
+            "`per_class_floor` needs the classes of the samples, and the scores have no labels",
+        ),
     ],
 )
 def test_what_it_refuses(settings, message):
@@ -84,13 +98,20 @@ def test_a_share_of_every_class():
     assert Prune(table, keep=0.5, per_class_floor=0.3).kept(9).tolist() == [0, 1, 2, 6]
     assert Prune(table, keep=0.5, per_class_floor=0.5).kept(9).tolist() == [0, 1, 2, 6, 7]
     assert Prune(table, keep=0.5, per_class_floor=1.0).kept(9).tolist() == list(range(9))
-    assert Prune(table, keep=0.5, which="easy", per_class_floor=0.3).kept(9).tolist() == [4, 5, 7, 8]
+    assert Prune(table, keep=0.5, which="easy", per_class_floor=0.3).kept(9).tolist() == [
+        4,
+        5,
+        7,
+        8,
+    ]
 
 
 def test_a_class_that_is_too_hard_keeps_its_floor():
     table = scores([9, 8, 1, 2, 3, 4.0], [7, 7, 0, 0, 0, 0])
     assert Prune(table, keep=0.5, which="window", offset=0.34).kept(6).tolist() == [3, 4, 5]
-    assert Prune(table, keep=0.5, which="window", offset=0.34, per_class_floor=0.25).kept(6).tolist() == [1, 4, 5]
+    assert Prune(table, keep=0.5, which="window", offset=0.34, per_class_floor=0.25).kept(
+        6
+    ).tolist() == [1, 4, 5]
 
 
 def test_ranked():
@@ -98,7 +119,11 @@ def test_ranked():
     assert ranked(values, "hard").tolist() == [1, 4, 5, 2, 0, 3]
     assert ranked(values, "easy").tolist() == [1, 4, 3, 0, 2, 5]
     assert ranked(values, "window", drop=2).tolist() == [1, 4, 0, 3, 2, 5]
-    assert ranked(values, "window").tolist() == ranked(values, "hard").tolist() == ranked(values, "hard", drop=2).tolist()
+    assert (
+        ranked(values, "window").tolist()
+        == ranked(values, "hard").tolist()
+        == ranked(values, "hard", drop=2).tolist()
+    )
 
 
 def test_floors():
@@ -115,14 +140,20 @@ def test_a_file_is_as_good_as_its_scores(tmp_path):
     path = tmp_path / "deep" / "s.parquet"
     table.save(path)
     by_path, by_value = Prune(path, keep=0.5), Prune(table, keep=0.5)
-    assert by_path.scores == str(path) and by_path.kept(4).tolist() == by_value.kept(4).tolist() == [0, 2]
+    assert by_path.scores == str(path) and by_path.kept(4).tolist() == by_value.kept(
+        4
+    ).tolist() == [0, 2]
     assert by_path.cost == by_value.cost == (40, 30) and by_path.table == table
     assert eval(repr(by_path)) == by_path
 
 
 def test_it_is_a_value():
     method = Prune(scores([3.0, 1.0, math.nan]), keep=0.5)
-    for same in (copy.deepcopy(method), pickle.loads(pickle.dumps(method)), Prune(scores([3.0, 1.0, math.nan]), keep=0.5)):
+    for same in (
+        copy.deepcopy(method),
+        pickle.loads(pickle.dumps(method)),
+        Prune(scores([3.0, 1.0, math.nan]), keep=0.5),
+    ):
         assert same == method and hash(same) == hash(method) and repr(same) == repr(method)
     other = Prune(scores([3.0, 1.5, math.nan]), keep=0.5)
     assert other != method and repr(other) != repr(method)
@@ -133,7 +164,10 @@ def test_it_is_a_value():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((1.0, 1.0), r"keep_in_batch: `before_fraction` is the share to remove, within \[0, 1\), got 1.0"),
+        (
+            (1.0, 1.0),
+            r"keep_in_batch: `before_fraction` is the share to remove, within \[0, 1\), got 1.0",
+        ),
         ((-0.1, 0.5), "`before_fraction` is the share to remove"),
         ((0.5, 0.25), r"`total_fraction` includes `before_fraction`, within \[0.5, 1\), got 0.25"),
         ((0.5, 1.0), "`total_fraction` includes"),

@@ -27,7 +27,9 @@ def test_defaults() -> None:
 
 def test_features() -> None:
     found = features(np.float32([2, 0, 1e30]), np.int16([1, 3, 2]), 4.0)
-    np.testing.assert_allclose(found, [[1, 1, 1], [0, 3, 1], [np.float64(np.float32(1e30)) ** 2 / 4, 2, 1]], rtol=1e-12)
+    np.testing.assert_allclose(
+        found, [[1, 1, 1], [0, 3, 1], [np.float64(np.float32(1e30)) ** 2 / 4, 2, 1]], rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("number", range(60))
@@ -94,7 +96,9 @@ def test_too_few_to_learn_from() -> None:
     ],
 )
 def test_gain(squared: list[float], chances: list[float], expected: float) -> None:
-    assert gain(np.array(squared, np.float64), Chances(np.array(chances))) == pytest.approx(expected)
+    assert gain(np.array(squared, np.float64), Chances(np.array(chances))) == pytest.approx(
+        expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,10 +109,16 @@ def test_gain(squared: list[float], chances: list[float], expected: float) -> No
             for value in (-0.1, math.nan, math.inf)
         ),
         *(
-            ({"uniform": value}, rf"`uniform` is a share of the draws, within \[0, 1\], got {value}")
+            (
+                {"uniform": value},
+                rf"`uniform` is a share of the draws, within \[0, 1\], got {value}",
+            )
             for value in (-0.1, 1.1, math.nan)
         ),
-        *(({"keep": keep}, rf"`keep` is the share kept, within \(0, 1\], got {keep}") for keep in (0, -0.5, 1.5, math.nan)),
+        *(
+            ({"keep": keep}, rf"`keep` is the share kept, within \(0, 1\], got {keep}")
+            for keep in (0, -0.5, 1.5, math.nan)
+        ),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
@@ -129,7 +139,9 @@ def test_before_any_norm_everything_is_kept() -> None:
         records = Records(method.columns(), 4, torch.device("cpu"))
         plan = method.plan_epoch(records, epoch=epoch, epochs=9, generator=seeded(0))
         assert plan.ids.tolist() == [0, 1, 2, 3] and plan.weights is None and not plan.drawn
-    plan = method.plan_epoch(filled(method, [1.0, 2.0], [0, 0]), epoch=0, epochs=9, generator=seeded(0))
+    plan = method.plan_epoch(
+        filled(method, [1.0, 2.0], [0, 0]), epoch=0, epochs=9, generator=seeded(0)
+    )
     assert plan.ids.tolist() == [0, 1] and not plan.drawn
 
 

@@ -9,20 +9,32 @@ from thresher.rng import seeded
 
 
 def planned(method: RandomBackprop, ids: torch.Tensor, seed: int = 0) -> BatchPlan:
-    plan, state = method.plan_batch({"id": ids}, method.init_state(), step=0, generator=seeded(seed))
+    plan, state = method.plan_batch(
+        {"id": ids}, method.init_state(), step=0, generator=seeded(seed)
+    )
     assert state == {}
     return plan
 
 
 @pytest.mark.parametrize(
     ("n", "keep", "count"),
-    [(10, 0.7, 7), (100, 0.29, 29), (100, 0.57, 57), (3, 0.5, 1), (3, 0.1, 1), (1, 0.01, 1), (9, 1.0, 9)],
+    [
+        (10, 0.7, 7),
+        (100, 0.29, 29),
+        (100, 0.57, 57),
+        (3, 0.5, 1),
+        (3, 0.1, 1),
+        (1, 0.01, 1),
+        (9, 1.0, 9),
+    ],
 )
 def test_counts(n: int, keep: float, count: int) -> None:
     plan = planned(RandomBackprop(keep), torch.arange(n))
     assert len(plan.rows) == count
     assert plan.weights is None
-    assert plan.facts == pytest.approx({"scheduled_fraction": 1 - keep, "actual_fraction": 1 - count / n})
+    assert plan.facts == pytest.approx(
+        {"scheduled_fraction": 1 - keep, "actual_fraction": 1 - count / n}
+    )
 
 
 def test_an_empty_batch() -> None:
@@ -34,7 +46,9 @@ def test_it_needs_no_forward_pass() -> None:
     assert RandomBackprop.requires.signals == ()
     ids = torch.arange(40)
     for loss in (torch.arange(40.0), torch.full((40,), math.nan)):
-        plan, _ = RandomBackprop().plan_batch({"id": ids, "loss": loss}, {}, step=0, generator=seeded(0))
+        plan, _ = RandomBackprop().plan_batch(
+            {"id": ids, "loss": loss}, {}, step=0, generator=seeded(0)
+        )
         assert torch.equal(plan.rows, planned(RandomBackprop(), ids).rows)
 
 

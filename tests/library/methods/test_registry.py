@@ -65,7 +65,10 @@ def test_another_package_cannot_take_a_built_in_name(entry_point: None) -> None:
 @pytest.mark.usefixtures("entry_point")
 def test_an_unknown_name_is_told_the_known_ones() -> None:
     known = sorted([*methods.BUILT_IN, "foreign"])
-    with pytest.raises(ValueError, match=f"^no method 'kakurembo'; did you mean 'kakurenbo'\\? There are {', '.join(known)}$"):
+    with pytest.raises(
+        ValueError,
+        match=f"^no method 'kakurembo'; did you mean 'kakurenbo'\\? There are {', '.join(known)}$",
+    ):
         methods.create("kakurembo")
 
 

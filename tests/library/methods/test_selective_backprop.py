@@ -16,10 +16,14 @@ from thresher.rng import seeded
 NAN, INF = math.nan, math.inf
 
 
-def planned(method: SelectiveBackprop, loss: Any, ids: Any = None, seed: int = 0, step: int = 0) -> BatchPlan:
+def planned(
+    method: SelectiveBackprop, loss: Any, ids: Any = None, seed: int = 0, step: int = 0
+) -> BatchPlan:
     loss = torch.as_tensor(loss)
     ids = torch.arange(len(loss)) if ids is None else torch.as_tensor(ids)
-    plan, _ = method.plan_batch({"id": ids, "loss": loss}, method.init_state(), step=step, generator=seeded(seed))
+    plan, _ = method.plan_batch(
+        {"id": ids, "loss": loss}, method.init_state(), step=step, generator=seeded(seed)
+    )
     return plan
 
 
@@ -36,7 +40,10 @@ def test_published_defaults() -> None:
 
 
 def test_both_ways_at_once() -> None:
-    with pytest.raises(ValueError, match=r"`keep` .* and `beta` .* exclude each other, got keep=0.5 and beta=1.0; give one"):
+    with pytest.raises(
+        ValueError,
+        match=r"`keep` .* and `beta` .* exclude each other, got keep=0.5 and beta=1.0; give one",
+    ):
         SelectiveBackprop(keep=0.5, beta=1.0)
 
 
@@ -49,7 +56,10 @@ def test_both_ways_at_once() -> None:
         ({"beta": 0.25}, 0.8),
         ({"beta": 1}, 0.5),
         ({"beta": 3}, 0.25),
-        ({"beta": 1, "min_probability": 0.5}, 0.625),  # .5 below the median, .75 on average above it
+        (
+            {"beta": 1, "min_probability": 0.5},
+            0.625,
+        ),  # .5 below the median, .75 on average above it
         ({"beta": 2, "min_probability": 1.0}, 1),
         ({"beta": 1e-320, "min_probability": 0.5}, 1),
     ],
@@ -97,7 +107,9 @@ def test_remembered(history: list[float], loss: list[float], size: int, after: l
     found = extended_history(before, torch.tensor(loss), size)
     assert values(found) == after and found.dtype == torch.float32
     assert values(before) == [None if math.isnan(value) else value for value in history]
-    assert found.untyped_storage().nbytes() == 4 * len(after), "saving it would save what was forgotten as well"
+    assert found.untyped_storage().nbytes() == 4 * len(after), (
+        "saving it would save what was forgotten as well"
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,25 +129,42 @@ def test_percentile(history: list[float], loss: list[float], q: list[float]) -> 
 
 
 @pytest.mark.parametrize(
-    ("n", "keep", "count"), [(100, 0.29, 29), (100, 0.57, 57), (3, 0.5, 1), (3, 0.1, 1), (1, 0.01, 1), (9, 1.0, 9), (9, 1, 9)]
+    ("n", "keep", "count"),
+    [
+        (100, 0.29, 29),
+        (100, 0.57, 57),
+        (3, 0.5, 1),
+        (3, 0.1, 1),
+        (1, 0.01, 1),
+        (9, 1.0, 9),
+        (9, 1, 9),
+    ],
 )
 def test_a_fixed_share(n: int, keep: float, count: int) -> None:
     loss = torch.randperm(n, generator=seeded(n)).float()
     plan = planned(SelectiveBackprop(keep), loss)
     assert plan.rows.tolist() == sorted(loss.argsort().tolist()[n - count :])
-    assert plan.facts == pytest.approx({"scheduled_fraction": 1 - keep, "actual_fraction": 1 - count / n})
+    assert plan.facts == pytest.approx(
+        {"scheduled_fraction": 1 - keep, "actual_fraction": 1 - count / n}
+    )
     assert plan.weights is None
 
 
 def test_the_higher_id_wins_a_tie() -> None:
-    assert planned(SelectiveBackprop(0.5), [1.0, 1.0, 1.0, 1.0], ids=[7, 9, 2**40, 8]).rows.tolist() == [1, 2]
-    assert planned(SelectiveBackprop(0.5), [1.0, NAN, -INF, INF], ids=[7, 9, 3, 8]).rows.tolist() == [1, 3]
+    assert planned(
+        SelectiveBackprop(0.5), [1.0, 1.0, 1.0, 1.0], ids=[7, 9, 2**40, 8]
+    ).rows.tolist() == [1, 2]
+    assert planned(
+        SelectiveBackprop(0.5), [1.0, NAN, -INF, INF], ids=[7, 9, 3, 8]
+    ).rows.tolist() == [1, 3]
 
 
 def test_a_fixed_share_draws_and_remembers_nothing() -> None:
     method, g = SelectiveBackprop(0.5), seeded(0)
     before = g.get_state()
-    _, state = method.plan_batch({"id": torch.arange(4), "loss": torch.rand(4)}, method.init_state(), step=3, generator=g)
+    _, state = method.plan_batch(
+        {"id": torch.arange(4), "loss": torch.rand(4)}, method.init_state(), step=3, generator=g
+    )
     assert state == method.init_state() == {}
     assert torch.equal(g.get_state(), before)
 
@@ -145,21 +174,35 @@ def test_a_loss_that_is_not_finite_is_always_chosen_and_never_counted() -> None:
     loss = torch.arange(40.0)
     loss[[3, 17, 25]] = torch.tensor([NAN, INF, -INF])
     for seed in range(20):
-        assert {3, 17, 25} <= set(planned(method, loss, seed=seed).rows.tolist()) <= {3, 17, 25, 38, 39}
+        assert (
+            {3, 17, 25}
+            <= set(planned(method, loss, seed=seed).rows.tolist())
+            <= {3, 17, 25, 38, 39}
+        )
 
 
 def test_a_double_beyond_single_precision_counts_as_infinite() -> None:
     loss = torch.tensor([1.0, 1e300], dtype=torch.float64)
     signals = {"id": torch.arange(2), "loss": loss}
-    plan, state = SelectiveBackprop().plan_batch(signals, {"history": torch.empty(0)}, step=0, generator=seeded(0))
+    plan, state = SelectiveBackprop().plan_batch(
+        signals, {"history": torch.empty(0)}, step=0, generator=seeded(0)
+    )
     assert values(state["history"]) == [1, None]
     assert plan.rows.tolist() == [1]
 
 
 def test_a_draw_must_be_below_the_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chances are 0, 1/4, 1/2 and 3/4; a chance of 0 is none."""
-    for draws, rows in (([0.0] * 4, [1, 2, 3]), ([0.0, 0.25, 0.5, 0.75], []), ([0.0, 0.2, 0.5, 0.7], [1, 3])):
-        monkeypatch.setattr(torch, "rand", lambda n, *, generator, dtype, draws=draws: torch.tensor(draws, dtype=dtype))
+    for draws, rows in (
+        ([0.0] * 4, [1, 2, 3]),
+        ([0.0, 0.25, 0.5, 0.75], []),
+        ([0.0, 0.2, 0.5, 0.7], [1, 3]),
+    ):
+        monkeypatch.setattr(
+            torch,
+            "rand",
+            lambda n, *, generator, dtype, draws=draws: torch.tensor(draws, dtype=dtype),
+        )
         assert planned(SelectiveBackprop(), [1.0, 2.0, 3.0, 4.0]).rows.tolist() == rows
 
 
@@ -171,7 +214,9 @@ def test_a_batch_may_be_left_out_whole() -> None:
     """All equal: nothing is below, and nobody is chosen."""
     plan = planned(SelectiveBackprop(), [2.0] * 8)
     assert len(plan.rows) == 0 and plan.facts["actual_fraction"] == 1
-    assert planned(SelectiveBackprop(min_probability=1.0), [2.0] * 8).rows.tolist() == list(range(8))
+    assert planned(SelectiveBackprop(min_probability=1.0), [2.0] * 8).rows.tolist() == list(
+        range(8)
+    )
 
 
 @pytest.mark.parametrize("settings", [{"keep": 0.25}, {"beta": 2.0}])
@@ -199,7 +244,15 @@ def test_an_empty_batch(settings: dict[str, Any]) -> None:
 class Reads(TorchDispatchMode):
     """Counts what must wait for the device: values read on the host, and shapes that depend on values."""
 
-    WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique_dim", "_unique2"}
+    WAITING = {
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "is_nonzero",
+        "equal",
+        "unique_dim",
+        "_unique2",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +274,9 @@ class Reads(TorchDispatchMode):
         ({"beta": 1.5, "warmup_steps": 9}, {}),
     ],
 )
-def test_only_a_random_number_of_rows_waits_for_the_device(settings: dict[str, Any], waits: dict[str, int]) -> None:
+def test_only_a_random_number_of_rows_waits_for_the_device(
+    settings: dict[str, Any], waits: dict[str, int]
+) -> None:
     method = SelectiveBackprop(**settings)
     signals, state = {"id": torch.arange(8), "loss": torch.rand(8)}, method.init_state()
     with Reads() as reads:
@@ -232,7 +287,10 @@ def test_only_a_random_number_of_rows_waits_for_the_device(settings: dict[str, A
 @pytest.mark.parametrize("draw", [False, True])
 def test_a_fixed_share_reads_no_value(draw: bool) -> None:
     """On the meta device there is nothing to read."""
-    signals = {"id": torch.empty(8, dtype=torch.int64, device="meta"), "loss": torch.empty(8, device="meta")}
+    signals = {
+        "id": torch.empty(8, dtype=torch.int64, device="meta"),
+        "loss": torch.empty(8, device="meta"),
+    }
     plan, _ = SelectiveBackprop(0.5, draw=draw).plan_batch(signals, {}, step=0, generator=seeded(0))
     assert plan.rows.is_meta and plan.rows.shape == (4,)
 
@@ -243,7 +301,10 @@ def test_a_fixed_share_reads_no_value(draw: bool) -> None:
         ({"start": -0.1}, r"`start` is a share of training, within \[0, 1\), got -0.1"),
         ({"start": 1.0}, "`start` .* got 1.0"),
         ({"start": NAN}, "`start` .* got nan"),
-        ({"end": 1.1}, "`end` is a share of training, above `start` and up to 1, got start=0.0 and end=1.1"),
+        (
+            {"end": 1.1},
+            "`end` is a share of training, above `start` and up to 1, got start=0.0 and end=1.1",
+        ),
         ({"start": 0.5, "end": 0.5}, "`end` .* got start=0.5 and end=0.5"),
         ({"end": NAN}, "`end` .* got start=0.0 and end=nan"),
         ({"interrupt": -1}, "`interrupt` must be a whole number of 0 or more, got -1"),
@@ -259,12 +320,21 @@ def test_settings_of_composers_rule_out_of_range(settings: dict[str, Any], messa
 
 def test_always_active_by_default() -> None:
     for method in (SelectiveBackprop(), SelectiveBackprop(0.5)):
-        assert all(method.active(progress, step) for progress in (0.0, 0.5, 1.0) for step in range(4))
+        assert all(
+            method.active(progress, step) for progress in (0.0, 0.5, 1.0) for step in range(4)
+        )
 
 
 @pytest.mark.parametrize(
     ("progress", "active"),
-    [(0.0, False), (0.25, True), (0.25 - 1e-12, True), (0.5, True), (0.75 - 1e-12, False), (0.75, False)],
+    [
+        (0.0, False),
+        (0.25, True),
+        (0.25 - 1e-12, True),
+        (0.5, True),
+        (0.75 - 1e-12, False),
+        (0.75, False),
+    ],
 )
 def test_active_from_start_to_before_end(progress: float, active: bool) -> None:
     assert SelectiveBackprop(start=0.25, end=0.75).active(progress, 0) == active
@@ -293,16 +363,21 @@ def test_a_draw_by_rank() -> None:
 
 def test_a_very_small_share_draws_the_largest() -> None:
     """Weights far below the smallest number: only their logarithms can be compared."""
-    assert [planned(SelectiveBackprop(1e-5, draw=True), torch.arange(64.0), seed=seed).rows.tolist() for seed in range(5)] == [
-        [63]
-    ] * 5
+    assert [
+        planned(SelectiveBackprop(1e-5, draw=True), torch.arange(64.0), seed=seed).rows.tolist()
+        for seed in range(5)
+    ] == [[63]] * 5
 
 
 def test_a_draw_takes_losses_that_are_not_finite_before_all_others() -> None:
     for seed in range(20):
-        rows = planned(SelectiveBackprop(0.5, draw=True), [9.0, NAN, 1.0, INF, 8.0, 2.0, -INF, 7.0], seed=seed).rows.tolist()
+        rows = planned(
+            SelectiveBackprop(0.5, draw=True), [9.0, NAN, 1.0, INF, 8.0, 2.0, -INF, 7.0], seed=seed
+        ).rows.tolist()
         assert {1, 3, 6} < set(rows) and len(rows) == 4
-    assert planned(SelectiveBackprop(0.25, draw=True), [9.0, NAN, 1.0, INF, 8.0, 2.0, -INF, 7.0]).rows.tolist() == [3, 6]
+    assert planned(
+        SelectiveBackprop(0.25, draw=True), [9.0, NAN, 1.0, INF, 8.0, 2.0, -INF, 7.0]
+    ).rows.tolist() == [3, 6]
 
 
 def test_precedence_is_a_permutation_from_the_generator_alone() -> None:

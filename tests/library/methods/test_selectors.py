@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thresher import AdaBoost, BatchPlan, BigLoss, CoresetCenter, CoresetExtremes, GradientNorm, SelectiveBackprop, SmallLoss
+from thresher import (
+    AdaBoost,
+    BatchPlan,
+    BigLoss,
+    CoresetCenter,
+    CoresetExtremes,
+    GradientNorm,
+    SelectiveBackprop,
+    SmallLoss,
+)
 from thresher.methods.ada_boost import HEADROOM, boost_weights
 from thresher.methods.coreset_center import closeness
 from thresher.methods.coreset_extremes import rank_distance
@@ -22,7 +31,9 @@ every = pytest.mark.parametrize("kind", KINDS)
 def planned(method: Any, values: Any, ids: Any = None) -> BatchPlan:
     values = torch.as_tensor(values)
     ids = torch.arange(len(values)) if ids is None else torch.as_tensor(ids)
-    plan, state = method.plan_batch({"id": ids, method.requires.signals[0]: values}, {}, step=0, generator=seeded(0))
+    plan, state = method.plan_batch(
+        {"id": ids, method.requires.signals[0]: values}, {}, step=0, generator=seeded(0)
+    )
     assert state == {}
     return plan
 
@@ -44,18 +55,32 @@ def test_a_share_out_of_range(kind: Any, keep: Any) -> None:
 
 
 def test_an_unknown_way_to_weigh() -> None:
-    with pytest.raises(ValueError, match=r"^AdaBoost: `weights` must be one of \('scaled', 'paper_abs'\), got 'exact'$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^AdaBoost: `weights` must be one of \('scaled', 'paper_abs'\), got 'exact'$",
+    ):
         AdaBoost(weights="exact")
 
 
 @every
 @pytest.mark.parametrize(
-    ("n", "keep", "count"), [(100, 0.29, 29), (100, 0.57, 57), (3, 0.5, 1), (3, 0.1, 1), (1, 0.01, 1), (9, 1.0, 9), (9, 1, 9)]
+    ("n", "keep", "count"),
+    [
+        (100, 0.29, 29),
+        (100, 0.57, 57),
+        (3, 0.5, 1),
+        (3, 0.1, 1),
+        (1, 0.01, 1),
+        (9, 1.0, 9),
+        (9, 1, 9),
+    ],
 )
 def test_counts(kind: Any, n: int, keep: float, count: int) -> None:
     plan = planned(kind(keep), torch.randperm(n, generator=seeded(n)).float())
     assert len(plan.rows) == kind(keep).count(n) == count
-    assert plan.facts == pytest.approx({"scheduled_fraction": 1 - keep, "actual_fraction": 1 - count / n})
+    assert plan.facts == pytest.approx(
+        {"scheduled_fraction": 1 - keep, "actual_fraction": 1 - count / n}
+    )
     assert plan.weights is None
 
 
@@ -107,20 +132,28 @@ def test_equally_far_from_the_mean_the_lower_id_is_kept() -> None:
 
 def test_big_and_small_losses_part_a_batch() -> None:
     loss = torch.randint(3, (40,), generator=seeded(0)).float()
-    big, small = (planned(kind(keep), loss).rows.tolist() for kind, keep in ((BigLoss, 0.3), (SmallLoss, 0.7)))
+    big, small = (
+        planned(kind(keep), loss).rows.tolist() for kind, keep in ((BigLoss, 0.3), (SmallLoss, 0.7))
+    )
     assert sorted(big + small) == list(range(40))
 
 
 @pytest.mark.parametrize("weights", ["scaled", "paper_abs"])
 @every
 def test_what_is_not_finite_comes_first_and_counts_for_nothing(kind: Any, weights: str) -> None:
-    for values in ([5, NAN, 7, -INF, INF, 6, 1, 6.5], [0, NAN, 0, -INF, INF, 0, 0, 0], [1, NAN, 1, -INF, INF, 1, 1, 1]):
+    for values in (
+        [5, NAN, 7, -INF, INF, 6, 1, 6.5],
+        [0, NAN, 0, -INF, INF, 0, 0, 0],
+        [1, NAN, 1, -INF, INF, 1, 1, 1],
+    ):
         extra = {"weights": weights} if kind is AdaBoost else {}
         values = torch.tensor(values, dtype=torch.float32)
         assert planned(kind(3 / 8, **extra), values).rows.tolist() == [1, 3, 4]
         finite = [0, 2, 5, 6, 7]
         alone = planned(kind(0.4, **extra), values[finite]).rows.tolist()
-        assert planned(kind(5 / 8, **extra), values).rows.tolist() == sorted([1, 3, 4, *(finite[row] for row in alone)])
+        assert planned(kind(5 / 8, **extra), values).rows.tolist() == sorted(
+            [1, 3, 4, *(finite[row] for row in alone)]
+        )
 
 
 @every
@@ -148,14 +181,23 @@ def test_big_loss_is_selective_backprop_with_a_fixed_share() -> None:
 
 
 def test_gradient_norm_looks_at_no_loss() -> None:
-    signals = {"id": torch.arange(4), "loss": torch.tensor([9.0, 8, 7, NAN]), "grad_norm": torch.tensor([1.0, 2, 3, 0])}
-    assert GradientNorm().plan_batch(signals, {}, step=0, generator=seeded(0))[0].rows.tolist() == [1, 2]
+    signals = {
+        "id": torch.arange(4),
+        "loss": torch.tensor([9.0, 8, 7, NAN]),
+        "grad_norm": torch.tensor([1.0, 2, 3, 0]),
+    }
+    assert GradientNorm().plan_batch(signals, {}, step=0, generator=seeded(0))[0].rows.tolist() == [
+        1,
+        2,
+    ]
 
 
 def test_boost_weights() -> None:
     loss = torch.tensor([0.0, 1e-30, 0.5, 0.9, -0.5])
     ratio = (loss.double() / (loss[3].double() * (1 + HEADROOM))).tolist()
-    assert boost_weights(loss, "scaled").tolist() == pytest.approx([math.atanh(x) for x in ratio], rel=1e-5, abs=0)
+    assert boost_weights(loss, "scaled").tolist() == pytest.approx(
+        [math.atanh(x) for x in ratio], rel=1e-5, abs=0
+    )
     exact = [math.atanh(x) for x in loss.tolist()]
     assert boost_weights(loss).tolist() == pytest.approx(exact, rel=1e-5, abs=1e-7)
 
@@ -169,7 +211,9 @@ def test_boost_weights_at_the_poles() -> None:
     weights = boost_weights(torch.tensor([1.0, -1.0, 3e38, 0.0]), "paper_abs").tolist()
     assert weights == pytest.approx([44.01, -44.01, 0, 0], abs=0.01)
     assert boost_weights(torch.zeros(3), "scaled").tolist() == [0, 0, 0]
-    assert boost_weights(torch.tensor([3e38, 1.5e38]), "scaled").tolist() == pytest.approx([4.9518, 0.5492], abs=1e-4)
+    assert boost_weights(torch.tensor([3e38, 1.5e38]), "scaled").tolist() == pytest.approx(
+        [4.9518, 0.5492], abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("weights", ["scaled", "paper_abs"])
@@ -181,11 +225,17 @@ def test_what_is_not_finite_has_no_boost_weight(weights: Any) -> None:
 
 
 def test_rank_distances() -> None:
-    assert rank_distance(torch.tensor([0.3, 0.1, 0.2, 0.5, 0.4])).tolist() == pytest.approx([0, 0.8, 0.4, 1, 0.6])
-    assert rank_distance(torch.tensor([0.3, 0.1, 0.2, 0.5])).tolist() == pytest.approx([0.5, 0.75, 0.25, 1])
+    assert rank_distance(torch.tensor([0.3, 0.1, 0.2, 0.5, 0.4])).tolist() == pytest.approx(
+        [0, 0.8, 0.4, 1, 0.6]
+    )
+    assert rank_distance(torch.tensor([0.3, 0.1, 0.2, 0.5])).tolist() == pytest.approx(
+        [0.5, 0.75, 0.25, 1]
+    )
     assert rank_distance(torch.tensor([1.0, 1, 1])).tolist() == pytest.approx([2 / 3, 0, 1])
     found = rank_distance(torch.tensor([INF, 0.3, -INF, 0.1, NAN])).tolist()
-    assert [found[1], found[3]] == pytest.approx([1, 0.5]) and all(math.isnan(found[i]) for i in (0, 2, 4))
+    assert [found[1], found[3]] == pytest.approx([1, 0.5]) and all(
+        math.isnan(found[i]) for i in (0, 2, 4)
+    )
 
 
 def test_closeness() -> None:
@@ -198,7 +248,15 @@ def test_closeness() -> None:
 class Reads(TorchDispatchMode):
     """Counts what must wait for the device: values read on the host, and shapes that depend on values."""
 
-    WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique_dim", "_unique2"}
+    WAITING = {
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "is_nonzero",
+        "equal",
+        "unique_dim",
+        "_unique2",
+    }
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,12 @@ def table(left_out: int = 0) -> Records:
     return records
 
 
-@given(share=st.floats(0, 0.7), start=st.integers(0, 3), epochs=st.integers(12, 60), stop=st.integers(11, 12))
+@given(
+    share=st.floats(0, 0.7),
+    start=st.integers(0, 3),
+    epochs=st.integers(12, 60),
+    stop=st.integers(11, 12),
+)
 def test_what_is_due_adds_up_to_the_share(share: float, start: int, stop: int, epochs: int) -> None:
     stop = epochs - 12 + stop
     try:
@@ -60,9 +65,13 @@ def test_what_was_left_out_so_far_is_read_from_the_records_alone() -> None:
 
 def test_a_share_that_was_missed_is_said_in_the_last_epoch_that_leaves_out() -> None:
     target, kept = Target(InfoBatch(), 0.5, 0, 4, 5), np.ones(N, dtype=np.bool_)
-    notes = [target.counted(EpochPlan(torch.arange(N)), kept, table(1), epoch).note for epoch in range(5)]
+    notes = [
+        target.counted(EpochPlan(torch.arange(N)), kept, table(1), epoch).note for epoch in range(5)
+    ]
     assert notes[:3] == ["", "", ""]
-    assert notes[3].startswith("InfoBatch(target=0.5) leaves out 0.200 of the samples over the whole training: samples without")
+    assert notes[3].startswith(
+        "InfoBatch(target=0.5) leaves out 0.200 of the samples over the whole training: samples without"
+    )
 
 
 def test_counts_of_many_samples_are_those_of_each() -> None:
@@ -79,7 +88,10 @@ def test_counts_of_many_samples_are_those_of_each() -> None:
 @pytest.mark.parametrize("kind", [InfoBatch, Bls, SeTa, RePb, Ies])
 @pytest.mark.parametrize("target", [-0.1, 0.91, math.nan, "half", True])
 def test_a_target_out_of_range_is_refused(kind: Any, target: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^{kind.__name__}: `target` is the share of the samples that the whole run"):
+    with pytest.raises(
+        ValueError,
+        match=rf"^{kind.__name__}: `target` is the share of the samples that the whole run",
+    ):
         kind(target=target)
 
 
@@ -88,14 +100,19 @@ def test_a_target_that_the_epochs_cannot_meet_is_refused_in_the_first_plan(kind:
     method = kind(target=0.8)
     records = Records(method.columns(), 10, torch.device("cpu"))
     with pytest.raises(
-        ValueError, match=rf"^{kind.__name__}: `target`=0.8 cannot be met in 5 epochs: only \d of them leave out"
+        ValueError,
+        match=rf"^{kind.__name__}: `target`=0.8 cannot be met in 5 epochs: only \d of them leave out",
     ):
         method.plan_epoch(records, epoch=0, epochs=5, generator=seeded(0))
 
 
-@pytest.mark.parametrize("settings", [{"prune_fraction": 0.0}, {"threshold": 0.5}, {"rescale": "ratio"}])
+@pytest.mark.parametrize(
+    "settings", [{"prune_fraction": 0.0}, {"threshold": 0.5}, {"rescale": "ratio"}]
+)
 def test_infobatch_refuses_settings_that_contradict_a_target(settings: Any) -> None:
-    with pytest.raises(ValueError, match=r"^InfoBatch: `target`=0.5 chooses the threshold and the weights: set"):
+    with pytest.raises(
+        ValueError, match=r"^InfoBatch: `target`=0.5 chooses the threshold and the weights: set"
+    ):
         InfoBatch(target=0.5, **settings)
 
 
@@ -118,5 +135,8 @@ def test_infobatch_with_a_target_stays_unbiased() -> None:
 def test_more_epochs_than_can_be_counted_are_refused(method: Any) -> None:
     records = Records(method.columns(), 4, torch.device("cpu"))
     method.plan_epoch(records, epoch=0, epochs=32_767, generator=seeded(0))
-    with pytest.raises(ValueError, match=r"counts in 16 bits how often .* got 32,768 epochs: train for 32,767 or fewer"):
+    with pytest.raises(
+        ValueError,
+        match=r"counts in 16 bits how often .* got 32,768 epochs: train for 32,767 or fewer",
+    ):
         method.plan_epoch(records, epoch=0, epochs=32_768, generator=seeded(0))

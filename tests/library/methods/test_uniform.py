@@ -18,7 +18,15 @@ def planned(method: UniformSubset, n: int, epoch: int, seed: int = 0) -> EpochPl
 
 @pytest.mark.parametrize(
     ("n", "keep", "count"),
-    [(10, 0.7, 7), (100, 0.29, 29), (100, 0.57, 57), (3, 0.5, 1), (3, 0.1, 1), (1, 0.01, 1), (9, 1.0, 9)],
+    [
+        (10, 0.7, 7),
+        (100, 0.29, 29),
+        (100, 0.57, 57),
+        (3, 0.5, 1),
+        (3, 0.1, 1),
+        (1, 0.01, 1),
+        (9, 1.0, 9),
+    ],
 )
 def test_counts(n: int, keep: float, count: int) -> None:
     plan = planned(UniformSubset(keep), n, 0)
@@ -71,4 +79,7 @@ def test_losses_do_not_matter() -> None:
     before = method.plan_epoch(records, epoch=1, epochs=10, generator=seeded(0, 1)).ids.tolist()
     records["loss"].copy_(torch.arange(40.0))
     records["loss"][3] = math.nan
-    assert method.plan_epoch(records, epoch=1, epochs=10, generator=seeded(0, 1)).ids.tolist() == before
+    assert (
+        method.plan_epoch(records, epoch=1, epochs=10, generator=seeded(0, 1)).ids.tolist()
+        == before
+    )

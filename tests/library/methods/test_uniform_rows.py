@@ -14,7 +14,9 @@ def chosen_rows(method: UniformRows, sizes: list[int], seed: int = 0) -> list[to
     state, found = method.init_state(), []
     for step, n in enumerate(sizes):
         generator = torch.Generator().manual_seed(1000 * seed + step)
-        plan, state = method.plan_batch({"id": torch.arange(n)}, state, step=step, generator=generator)
+        plan, state = method.plan_batch(
+            {"id": torch.arange(n)}, state, step=step, generator=generator
+        )
         found.append(plan.rows)
     return found
 
@@ -52,7 +54,12 @@ def test_rows_are_ascending_and_distinct_and_the_state_is_not_changed(n, hundred
     kept = -(-7 * hundredths // 100)
     method, state = UniformRows(hundredths / 100), {"seen": 7, "kept": kept}
     answers = [
-        method.plan_batch({"id": torch.arange(n) + 5}, state, step=3, generator=torch.Generator().manual_seed(seed))
+        method.plan_batch(
+            {"id": torch.arange(n) + 5},
+            state,
+            step=3,
+            generator=torch.Generator().manual_seed(seed),
+        )
         for _ in range(2)
     ]
     (plan, after), (again, _) = answers

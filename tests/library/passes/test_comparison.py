@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 from thresher.passes.extra_passes import WrittenBuffers
 
-WARNING = "losses that the run computes in its own forward passes differ from the losses of the loop"
+WARNING = (
+    "losses that the run computes in its own forward passes differ from the losses of the loop"
+)
 METHODS = {
     "hides": lambda: (thresher.Kakurenbo(adjust_lr=False), {}),
     "twice": lambda: (
@@ -33,7 +35,9 @@ def attached(method, model=None, *, targets=None, step=True, **settings):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loader = DataLoader(TensorDataset(x, y if targets is None else targets(y)), 8, drop_last=True)
     settings = {"criterion": nn.CrossEntropyLoss(), "epochs": 4, **more, **settings}
-    run = thresher.attach(chosen, loader=loader, model=model, optimizer=optimizer if step else None, **settings)
+    run = thresher.attach(
+        chosen, loader=loader, model=model, optimizer=optimizer if step else None, **settings
+    )
     return run, optimizer
 
 
@@ -52,9 +56,13 @@ def plain(run, x, y):
 OTHERS = {
     "normalized": lambda run, x, y: run.criterion(run.model((x - 1) * 2), y),
     "scaled": lambda run, x, y: run.criterion(run.model(x) * 3, y),
-    "added": lambda run, x, y: (lambda out: run.criterion(out, y) + run.criterion(out * 2, y))(run.model(x)),
+    "added": lambda run, x, y: (lambda out: run.criterion(out, y) + run.criterion(out * 2, y))(
+        run.model(x)
+    ),
     "reduced": lambda run, x, y: (
-        lambda out: run.reduce(2 * nn.functional.cross_entropy(out, y, reduction="none"), outputs=out, targets=y)
+        lambda out: run.reduce(
+            2 * nn.functional.cross_entropy(out, y, reduction="none"), outputs=out, targets=y
+        )
     )(run.model(x)),
 }
 
@@ -68,7 +76,11 @@ def test_losses_other_than_the_loop_s_are_told_once(method, loop, step):
         warnings.simplefilter("always")
         train(run, optimizer, OTHERS[loop])
     told = [str(one.message) for one in said if WARNING in str(one.message)]
-    assert len(told) == 1 and "8 of 8 samples" in told[0] and "attach(forward=lambda model, batch" in told[0]
+    assert (
+        len(told) == 1
+        and "8 of 8 samples" in told[0]
+        and "attach(forward=lambda model, batch" in told[0]
+    )
 
 
 def in_place(run, x, y):
@@ -79,7 +91,10 @@ def in_place(run, x, y):
 @pytest.mark.parametrize("method", METHODS)
 def test_batches_that_the_loop_changes_in_place_are_told_once(method):
     run, optimizer = attached(method)
-    with pytest.warns(UserWarning, match="changes its batches in place .*(decides about|chooses) samples .*forward=") as told:
+    with pytest.warns(
+        UserWarning,
+        match="changes its batches in place .*(decides about|chooses) samples .*forward=",
+    ) as told:
         train(run, optimizer, in_place)
     assert len([one for one in told if "in place" in str(one.message)]) == 1
 
@@ -92,7 +107,9 @@ def test_batches_that_are_changed_in_place_beside_a_forward_are_not_told():
 
 
 def test_a_forward_that_does_the_same_is_silent():
-    run, optimizer = attached("hides", forward=lambda model, batch: (model((batch[0] - 1) * 2), batch[1]))
+    run, optimizer = attached(
+        "hides", forward=lambda model, batch: (model((batch[0] - 1) * 2), batch[1])
+    )
     train(run, optimizer, OTHERS["normalized"])
     assert not run._timeline.comparison.pending and run._timeline.comparison._times == 0
 
@@ -128,12 +145,18 @@ def test_the_comparison_changes_no_bit(monkeypatch):
         torch.manual_seed(0)
         run, optimizer = attached("hides", model := Random())
         train(run, optimizer, plain)
-        return [*model.state_dict().values(), run.records["loss"], torch.get_rng_state()], run.cost.forward - run.cost.comparing
+        return [
+            *model.state_dict().values(),
+            run.records["loss"],
+            torch.get_rng_state(),
+        ], run.cost.forward - run.cost.comparing
 
     with_it = result()
     monkeypatch.setattr("thresher.passes.loss_comparison.TIMES", 0)
     without = result()
-    assert with_it[1] == without[1] and all(torch.equal(a, b) for a, b in zip(with_it[0], without[0], strict=True))
+    assert with_it[1] == without[1] and all(
+        torch.equal(a, b) for a, b in zip(with_it[0], without[0], strict=True)
+    )
 
 
 def test_a_prefetcher_and_a_model_called_directly_are_compared():
@@ -157,7 +180,8 @@ def test_random_losses_of_a_model_called_directly_are_not_compared():
 def test_an_error_of_a_pass_names_forward_in_the_first_epoch(method):
     run, optimizer = attached(method, targets=lambda y: y.view(-1, 1).int())
     with pytest.raises(
-        ValueError, match=r"`forward` is needed: \w+ makes extra forward passes.*multi-target.*attach\(forward="
+        ValueError,
+        match=r"`forward` is needed: \w+ makes extra forward passes.*multi-target.*attach\(forward=",
     ) as error:
         train(run, optimizer, lambda run, x, y: run.criterion(run.model(x), y.squeeze(1).long()))
     assert run.epoch == 0 and isinstance(error.value.__cause__, RuntimeError)
@@ -181,7 +205,10 @@ def test_only_buffers_that_a_pass_writes_are_copied_from_then_on():
         objects = dict(model.named_buffers())
         with torch.no_grad(), written.untouched(model):
             model(torch.randn(4, 6))
-        assert all(torch.equal(before[name], buffer) and objects[name] is buffer for name, buffer in model.named_buffers())
+        assert all(
+            torch.equal(before[name], buffer) and objects[name] is buffer
+            for name, buffer in model.named_buffers()
+        )
         assert {name for _, name in written._written[model]} == {"queue", "count"}
 
 
@@ -191,7 +218,9 @@ def test_batches_that_cannot_be_compared_are_not_looked_for_in_every_epoch(monke
     pending = []
     for _ in range(4):
         for x, y in run.loader:
-            run.criterion(run.model(x), y)  # without a backward pass there is nothing to compare with
+            run.criterion(
+                run.model(x), y
+            )  # without a backward pass there is nothing to compare with
             pending.append(run._timeline.comparison.pending)
     assert pending[0] and pending[6] and not any(pending[12:])
 
@@ -212,7 +241,13 @@ class Counting(nn.Linear):
         self.table["all"] += 1
         self.counts.calls += 1
         self.last = input
-        scale = self.calls + len(self.same) + self.table["calls"][0] + float(self.table["all"]) + self.counts.calls
+        scale = (
+            self.calls
+            + len(self.same)
+            + self.table["calls"][0]
+            + float(self.table["all"])
+            + self.counts.calls
+        )
         return super().forward(input) / scale
 
 
@@ -226,7 +261,11 @@ def test_the_comparison_leaves_attributes_of_the_model_as_they_are(wrap):
     repeat = run._timeline.comparison._passes.repeat
     run._timeline.comparison._passes.repeat = lambda *given: made.append(repeat(*given)) or made[-1]
     train(run, optimizer, plain, epochs=1)
-    assert len(made) == 1 and net.calls == len(net.seen) == net.counts.calls == 6 and net.table["calls"] == [6]
+    assert (
+        len(made) == 1
+        and net.calls == len(net.seen) == net.counts.calls == 6
+        and net.table["calls"] == [6]
+    )
     assert net.seen is net.same is seen and net.table["all"] is table and table == 6
 
 
@@ -244,7 +283,15 @@ def untraceable(loss, batches=None, **settings):
     data = TensorDataset(torch.randn(48, 6) + 1, torch.arange(48) % 3)
     loader = DataLoader(data, 8, drop_last=True, collate_fn=batches)
     method, criterion = thresher.SelectiveBackprop(keep=0.5), nn.CrossEntropyLoss()
-    run = thresher.attach(method, loader=loader, model=model, criterion=criterion, optimizer=optimizer, epochs=4, **settings)
+    run = thresher.attach(
+        method,
+        loader=loader,
+        model=model,
+        criterion=criterion,
+        optimizer=optimizer,
+        epochs=4,
+        **settings,
+    )
     for _ in range(3):
         for batch in run.loader:
             optimizer.zero_grad()

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from thresher import subset_backward
 from thresher.scores import Scores, disagreement, el2n, grand, irreducible, memorisation, prototypes
@@ -32,7 +40,10 @@ class Echo(nn.Module):
 
 
 def loader(dataset=None, **settings):
-    return DataLoader(TensorDataset(X, Y) if dataset is None else dataset, **({"batch_size": 4, "shuffle": True} | settings))
+    return DataLoader(
+        TensorDataset(X, Y) if dataset is None else dataset,
+        **({"batch_size": 4, "shuffle": True} | settings),
+    )
 
 
 def collate_with_noise(samples):
@@ -58,9 +69,16 @@ def test_no_trace_is_left(call):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
     generator = torch.Generator().manual_seed(5)
-    states = torch.get_rng_state(), generator.get_state(), random.getstate(), np.random.get_state()[1].copy()
+    states = (
+        torch.get_rng_state(),
+        generator.get_state(),
+        random.getstate(),
+        np.random.get_state()[1].copy(),
+    )
     found = call(model, loader(generator=generator, drop_last=True))
-    assert torch.equal(torch.get_rng_state(), states[0]) and torch.equal(generator.get_state(), states[1])
+    assert torch.equal(torch.get_rng_state(), states[0]) and torch.equal(
+        generator.get_state(), states[1]
+    )
     assert random.getstate() == states[2] and (np.random.get_state()[1] == states[3]).all()
     assert model.training and not model.drop.training and model.norm.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -68,7 +86,9 @@ def test_no_trace_is_left(call):
     assert not model._forward_pre_hooks and not model.head._forward_pre_hooks
     assert model.seen == list(map(float, range(N)))
     assert {mode[:2] for mode in model.modes} == {(False, False)}
-    assert found.ids.tolist() == list(range(N)) and torch.equal(found.labels, Y) and found.forward == N
+    assert (
+        found.ids.tolist() == list(range(N)) and torch.equal(found.labels, Y) and found.forward == N
+    )
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
@@ -76,8 +96,14 @@ def test_the_loader_does_not_matter(call):
     model = Echo()
     once = call(model, loader(batch_size=1))
     sampler = BatchSampler(RandomSampler(range(N)), 4, drop_last=False)
-    for other in (loader(), loader(batch_size=N), DataLoader(TensorDataset(X, Y), batch_sampler=sampler)):
-        assert call(model, other).values.tolist() == pytest.approx(once.values.tolist(), abs=1e-6, nan_ok=True)
+    for other in (
+        loader(),
+        loader(batch_size=N),
+        DataLoader(TensorDataset(X, Y), batch_sampler=sampler),
+    ):
+        assert call(model, other).values.tolist() == pytest.approx(
+            once.values.tolist(), abs=1e-6, nan_ok=True
+        )
 
 
 def test_workers_and_collate_are_kept():
@@ -123,8 +149,12 @@ def test_batches_of_another_structure():
     plain = loader()
     assert el2n(model, rows, **own).values.tolist() == el2n(model, plain).values.tolist()
     whole = grand(model, rows, nn.CrossEntropyLoss(), layer="all", **own)
-    assert whole.values.tolist() == pytest.approx(grand(model, plain, nn.CrossEntropyLoss(), layer="all").values.tolist())
-    with pytest.raises(ValueError, match="a batch that is dict is not a pair of inputs and targets. Pass forward="):
+    assert whole.values.tolist() == pytest.approx(
+        grand(model, plain, nn.CrossEntropyLoss(), layer="all").values.tolist()
+    )
+    with pytest.raises(
+        ValueError, match="a batch that is dict is not a pair of inputs and targets. Pass forward="
+    ):
         el2n(model, rows)
 
 
@@ -156,12 +186,31 @@ class Stream(IterableDataset):
         ([], loader(), TypeError, "`models` must be one torch.nn.Module or more, got none"),
         ([Echo(), "model"], loader(), TypeError, "got Echo, str"),
         (Echo(), [(X, Y)], TypeError, "`loader` must be a torch.utils.data.DataLoader, got list"),
-        (Echo(), DataLoader(Stream()), TypeError, "`loader` iterates over Stream: its samples have no indices"),
-        (Echo(), loader(batch_size=None, shuffle=False), ValueError, "`loader` has batch_size=None"),
-        (Echo(), loader(TensorDataset(X[:0], Y[:0]), shuffle=False), ValueError, "the dataset is empty"),
         (
             Echo(),
-            loader(collate_fn=lambda samples: default_collate(sorted(samples, key=lambda s: -s[0].item()))),
+            DataLoader(Stream()),
+            TypeError,
+            "`loader` iterates over Stream: its samples have no indices",
+        ),
+        (
+            Echo(),
+            loader(batch_size=None, shuffle=False),
+            ValueError,
+            "`loader` has batch_size=None",
+        ),
+        (
+            Echo(),
+            loader(TensorDataset(X[:0], Y[:0]), shuffle=False),
+            ValueError,
+            "the dataset is empty",
+        ),
+        (
+            Echo(),
+            loader(
+                collate_fn=lambda samples: default_collate(
+                    sorted(samples, key=lambda s: -s[0].item())
+                )
+            ),
             ValueError,
             "sorts or mixes the samples of a batch.*cannot be assigned to samples",
         ),
@@ -176,22 +225,34 @@ def test_a_collate_that_leaves_samples_out_is_refused():
     def first(samples):
         return default_collate(samples[:3])
 
-    with pytest.raises(ValueError, match="`loader` yielded 3 targets for 4 samples: they cannot be assigned to samples"):
+    with pytest.raises(
+        ValueError,
+        match="`loader` yielded 3 targets for 4 samples: they cannot be assigned to samples",
+    ):
         el2n(Echo(), loader(collate_fn=first))
 
 
 def test_values_of_another_number_are_refused():
-    with pytest.raises(ValueError, match=r"4 samples gave values of shape \(1,\); expected one row per sample"):
+    with pytest.raises(
+        ValueError, match=r"4 samples gave values of shape \(1,\); expected one row per sample"
+    ):
         disagreement(Echo(), loader(), forward=lambda model, batch: (model(batch[0])[:1], batch[1]))
 
 
 def test_what_it_cost_and_where_it_comes_from():
     found = el2n([Echo(), Echo()], loader(), trained=(100, 90), provenance={"epochs": 2})
     assert isinstance(found, Scores) and (found.forward, found.backward) == (100 + 2 * N, 90)
-    assert found.provenance["models"] == 2 and found.provenance["model"] == "Echo" and found.provenance["epochs"] == 2
+    assert (
+        found.provenance["models"] == 2
+        and found.provenance["model"] == "Echo"
+        and found.provenance["epochs"] == 2
+    )
     assert set(found.provenance["versions"]) == {"thresher", "torch"}
     for wrong in ((1,), (1, -1), (1.5, 2)):
-        with pytest.raises(ValueError, match=r"el2n: `trained` must be two whole numbers of 0 or more \(forward, backward\)"):
+        with pytest.raises(
+            ValueError,
+            match=r"el2n: `trained` must be two whole numbers of 0 or more \(forward, backward\)",
+        ):
             el2n(Echo(), loader(), trained=wrong)
 
 

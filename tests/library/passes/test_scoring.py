@@ -12,7 +12,12 @@ from thresher import Scoring
 
 def test_by_default_as_in_training() -> None:
     scoring = Scoring()
-    assert (scoring.dtype, scoring.every_epochs, scoring.model, scoring.input_scale) == (None, 1, None, 1.0)
+    assert (scoring.dtype, scoring.every_epochs, scoring.model, scoring.input_scale) == (
+        None,
+        1,
+        None,
+        1.0,
+    )
     with pytest.raises(dataclasses.FrozenInstanceError):
         scoring.every_epochs = 2
 
@@ -28,14 +33,34 @@ def test_what_is_allowed() -> None:
 @pytest.mark.parametrize(
     ("error", "message", "arguments"),
     [
-        (TypeError, r"`dtype` must be a torch.dtype such as torch.bfloat16, or None, got 'bf16'", {"dtype": "bf16"}),
-        (ValueError, r"`dtype` must be torch.float32, torch.float16 or torch.bfloat16, got torch.int8", {"dtype": torch.int8}),
+        (
+            TypeError,
+            r"`dtype` must be a torch.dtype such as torch.bfloat16, or None, got 'bf16'",
+            {"dtype": "bf16"},
+        ),
+        (
+            ValueError,
+            r"`dtype` must be torch.float32, torch.float16 or torch.bfloat16, got torch.int8",
+            {"dtype": torch.int8},
+        ),
         (ValueError, r"`dtype` must be .*, got torch.float64", {"dtype": torch.float64}),
         (TypeError, r"`every_epochs` must be a whole number, got 1.5", {"every_epochs": 1.5}),
         (TypeError, r"`every_epochs` must be a whole number, got True", {"every_epochs": True}),
-        (ValueError, r"`every_epochs` must be 1 \(every epoch\) or more, got 0", {"every_epochs": 0}),
-        (TypeError, r"`model` must be a module, got a class; pass Linear\(...\)", {"model": nn.Linear}),
-        (TypeError, r"`model` must be a torch.nn.Module or None, got builtin_function_or_method", {"model": torch.relu}),
+        (
+            ValueError,
+            r"`every_epochs` must be 1 \(every epoch\) or more, got 0",
+            {"every_epochs": 0},
+        ),
+        (
+            TypeError,
+            r"`model` must be a module, got a class; pass Linear\(...\)",
+            {"model": nn.Linear},
+        ),
+        (
+            TypeError,
+            r"`model` must be a torch.nn.Module or None, got builtin_function_or_method",
+            {"model": torch.relu},
+        ),
         (TypeError, r"`input_scale` must be a number, got '0.5'", {"input_scale": "0.5"}),
         (TypeError, r"`input_scale` must be a number, got True", {"input_scale": True}),
         *(
@@ -74,7 +99,9 @@ def test_values(dims: int, mode: str, dtype: torch.dtype) -> None:
     x = torch.rand(2, 3, *[6] * dims, generator=torch.Generator().manual_seed(0)).to(dtype)
     found = Scoring(input_scale=0.5).shrink(x)
     assert found.dtype == dtype
-    assert torch.equal(found, F.interpolate(x, scale_factor=0.5, mode=mode, align_corners=False, antialias=False))
+    assert torch.equal(
+        found, F.interpolate(x, scale_factor=0.5, mode=mode, align_corners=False, antialias=False)
+    )
     # Halving is the mean of neighbours.
     mean = x.float()
     for dim in range(2, 2 + dims):
@@ -90,11 +117,23 @@ def test_the_very_same_object_at_full_size() -> None:
 
 
 def test_in_a_nesting_only_what_has_sizes_is_shrunk() -> None:
-    flat, labels, masks = torch.rand(4, 10), torch.zeros(4, 8, 8, dtype=torch.uint8), torch.ones(4, 8, dtype=torch.bool)
-    tree = {"image": torch.rand(4, 3, 8, 8), "others": [flat, (labels, masks), "text", None], "sound": torch.rand(4, 1, 20)}
+    flat, labels, masks = (
+        torch.rand(4, 10),
+        torch.zeros(4, 8, 8, dtype=torch.uint8),
+        torch.ones(4, 8, dtype=torch.bool),
+    )
+    tree = {
+        "image": torch.rand(4, 3, 8, 8),
+        "others": [flat, (labels, masks), "text", None],
+        "sound": torch.rand(4, 1, 20),
+    }
     shrunk = Scoring(input_scale=0.5).shrink(tree)
     assert shrunk["image"].shape == (4, 3, 4, 4) and shrunk["sound"].shape == (4, 1, 10)
-    assert shrunk["others"][0] is flat and shrunk["others"][1][0] is labels and shrunk["others"][1][1] is masks
+    assert (
+        shrunk["others"][0] is flat
+        and shrunk["others"][1][0] is labels
+        and shrunk["others"][1][1] is masks
+    )
     assert shrunk["others"][2:] == ["text", None]
     assert tree["image"].shape == (4, 3, 8, 8)
 
@@ -112,6 +151,7 @@ def test_in_a_nesting_only_what_has_sizes_is_shrunk() -> None:
 )
 def test_nothing_to_shrink(tree: Tensor, got: str) -> None:
     with pytest.raises(
-        ValueError, match=rf"^Scoring: `input_scale` shrinks .* 3 to 5 dimensions .*, got {got}.*; leave it at 1"
+        ValueError,
+        match=rf"^Scoring: `input_scale` shrinks .* 3 to 5 dimensions .*, got {got}.*; leave it at 1",
     ):
         Scoring(input_scale=0.5).shrink(tree)

@@ -32,7 +32,12 @@ class Answer:
 def attach(plan, **settings):
     loader = DataLoader(TensorDataset(torch.randn(10, 3), torch.arange(10) % 2), 6)
     return thresher.attach(
-        Answer(plan), loader=loader, criterion=nn.CrossEntropyLoss(), model=nn.Linear(3, 2), epochs=3, **settings
+        Answer(plan),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=nn.Linear(3, 2),
+        epochs=3,
+        **settings,
     )
 
 
@@ -43,7 +48,9 @@ def stage_of(state):
 
 def test_an_answer_that_is_no_plan():
     run = attach([1, 2])
-    with pytest.raises(TypeError, match=r"Answer.plan_batch must return \(thresher.BatchPlan, state\), got list"):
+    with pytest.raises(
+        TypeError, match=r"Answer.plan_batch must return \(thresher.BatchPlan, state\), got list"
+    ):
         next(iter(run.loader))
     assert stage_of(run.state_dict())["step"] == 0
 
@@ -69,7 +76,12 @@ def test_its_state_is_a_copy():
     other = attach(BatchPlan(torch.tensor([0])), seed=9)
     other.load_state_dict(saved)
     again = stage_of(other.state_dict())
-    assert (again["step"], again["seed"], again["state"]["steps"].item(), again["candidates"]) == (1, 3, 1, 6)
+    assert (again["step"], again["seed"], again["state"]["steps"].item(), again["candidates"]) == (
+        1,
+        3,
+        1,
+        6,
+    )
     for x, y in other.loader:
         other.criterion(other.model(x), y).backward()
     assert other.history[-1]["candidates"] == 10 and other.history[-1]["selected"] == 2

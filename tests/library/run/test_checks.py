@@ -41,10 +41,26 @@ class Later:
 SB = SelectiveBackprop(keep=0.5)
 STREAM = DataLoader(Stream(), 4)
 REFUSED = [
-    ({"method": Kakurenbo}, TypeError, r"must be an instance, got the class Kakurenbo; write Kakurenbo\(\)"),
-    ({"method": [Kakurenbo(), SelectiveBackprop]}, TypeError, r"got the class SelectiveBackprop; write"),
-    ({"method": object()}, TypeError, "stage = 'epoch'.*or stage = 'batch'.*got object; see thresher.methods"),
-    ({"method": 3}, ValueError, r"the share of the cost of full training must be within \(0, 1\], such as 0.5 or '50%', got 3"),
+    (
+        {"method": Kakurenbo},
+        TypeError,
+        r"must be an instance, got the class Kakurenbo; write Kakurenbo\(\)",
+    ),
+    (
+        {"method": [Kakurenbo(), SelectiveBackprop]},
+        TypeError,
+        r"got the class SelectiveBackprop; write",
+    ),
+    (
+        {"method": object()},
+        TypeError,
+        "stage = 'epoch'.*or stage = 'batch'.*got object; see thresher.methods",
+    ),
+    (
+        {"method": 3},
+        ValueError,
+        r"the share of the cost of full training must be within \(0, 1\], such as 0.5 or '50%', got 3",
+    ),
     (
         {"method": Later()},
         TypeError,
@@ -64,18 +80,42 @@ REFUSED = [
     ({"epochs": 0}, ValueError, "`epochs` must be a whole number of 1 or more, got 0"),
     ({"epochs": 2.5}, ValueError, "`epochs`.*2.5"),
     ({"epochs": True}, ValueError, "`epochs`.*True"),
-    ({"forward_passes": "thrice"}, ValueError, "`forward_passes` must be 'auto', 'once' or 'twice', got 'thrice'"),
-    ({"forward_passes": None}, ValueError, "`forward_passes` must be 'auto', 'once' or 'twice', got None"),
-    ({"forward_passes": 3}, TypeError, "`forward_passes` must be 'auto', 'once', 'twice' or a thresher.Scoring, got int"),
-    ({"scoring": Scoring()}, TypeError, r"attach\(scoring=...\) is attach\(forward_passes=Scoring\(...\)\)"),
+    (
+        {"forward_passes": "thrice"},
+        ValueError,
+        "`forward_passes` must be 'auto', 'once' or 'twice', got 'thrice'",
+    ),
+    (
+        {"forward_passes": None},
+        ValueError,
+        "`forward_passes` must be 'auto', 'once' or 'twice', got None",
+    ),
+    (
+        {"forward_passes": 3},
+        TypeError,
+        "`forward_passes` must be 'auto', 'once', 'twice' or a thresher.Scoring, got int",
+    ),
+    (
+        {"scoring": Scoring()},
+        TypeError,
+        r"attach\(scoring=...\) is attach\(forward_passes=Scoring\(...\)\)",
+    ),
     ({"labels": [0, 1]}, TypeError, r"attach\(labels=...\) is attach\(stratify=labels\)"),
     (
         {"observes": True},
         TypeError,
         "attach has no argument 'observes'; its options are on_nonfinite, observe, coll",
     ),
-    ({"forward_passes": Scoring()}, ValueError, "a Scoring is for methods that choose in each batch; leave it out"),
-    ({"method": RandomBackprop(), "forward_passes": Scoring()}, ValueError, "needs no losses to choose by; leave the Scoring"),
+    (
+        {"forward_passes": Scoring()},
+        ValueError,
+        "a Scoring is for methods that choose in each batch; leave it out",
+    ),
+    (
+        {"method": RandomBackprop(), "forward_passes": Scoring()},
+        ValueError,
+        "needs no losses to choose by; leave the Scoring",
+    ),
     ({"on_nonfinite": "drop"}, ValueError, "`on_nonfinite` must be 'keep' or 'raise', got 'drop'"),
     (
         {"process_group": object()},
@@ -88,19 +128,51 @@ REFUSED = [
     ({"forward": 1}, TypeError, "`forward` must be callable, got int"),
     ({"signals": 1}, TypeError, "`signals` must be callable, got int"),
     ({"criterion": 1}, TypeError, "`criterion` must be a loss module or a callable"),
-    ({"method": Kakurenbo(), "optimizer": None}, ValueError, r"attach\(optimizer=optimizer\).*adjust_lr=False"),
-    ({"method": [Kakurenbo(), SB], "optimizer": None}, ValueError, "Kakurenbo scales the learning rate"),
-    ({"method": Kakurenbo(), "model": None}, ValueError, r"Kakurenbo makes forward.*pass attach\(model=model\)"),
-    ({"method": Kakurenbo(), "criterion": None}, ValueError, r"Kakurenbo makes forward.*pass attach\(criterion=criterion\)"),
-    ({"method": Kakurenbo(), "criterion": nn.MSELoss()}, ValueError, r"not defined for criterion MSELoss.*move_back=False"),
-    ({"method": NeedsConfidence(), "criterion": nn.MSELoss()}, ValueError, "needs signals that this criterion does not give"),
-    ({"method": SB, "model": None}, ValueError, r"SelectiveBackprop chooses by loss: pass attach\(model=model\)"),
+    (
+        {"method": Kakurenbo(), "optimizer": None},
+        ValueError,
+        r"attach\(optimizer=optimizer\).*adjust_lr=False",
+    ),
+    (
+        {"method": [Kakurenbo(), SB], "optimizer": None},
+        ValueError,
+        "Kakurenbo scales the learning rate",
+    ),
+    (
+        {"method": Kakurenbo(), "model": None},
+        ValueError,
+        r"Kakurenbo makes forward.*pass attach\(model=model\)",
+    ),
+    (
+        {"method": Kakurenbo(), "criterion": None},
+        ValueError,
+        r"Kakurenbo makes forward.*pass attach\(criterion=criterion\)",
+    ),
+    (
+        {"method": Kakurenbo(), "criterion": nn.MSELoss()},
+        ValueError,
+        r"not defined for criterion MSELoss.*move_back=False",
+    ),
+    (
+        {"method": NeedsConfidence(), "criterion": nn.MSELoss()},
+        ValueError,
+        "needs signals that this criterion does not give",
+    ),
+    (
+        {"method": SB, "model": None},
+        ValueError,
+        r"SelectiveBackprop chooses by loss: pass attach\(model=model\)",
+    ),
     (
         {"method": SB, "criterion": None, "forward_passes": "twice"},
         ValueError,
         r"chooses by loss: pass attach\(criterion=criterion\), or leave out forward_passes=",
     ),
-    ({"method": SB, "model": None, "forward_passes": "once"}, ValueError, r"pass attach\(model=model\)"),
+    (
+        {"method": SB, "model": None, "forward_passes": "once"},
+        ValueError,
+        r"pass attach\(model=model\)",
+    ),
     (
         {"method": SB, "forward_passes": Scoring(losses=torch.rand(7))},
         ValueError,
@@ -111,16 +183,36 @@ REFUSED = [
         ValueError,
         "need a map-style",
     ),
-    ({"method": SB, "loader": STREAM, "forward_passes": Scoring(losses=torch.rand(N))}, ValueError, "need a map-style dataset"),
+    (
+        {"method": SB, "loader": STREAM, "forward_passes": Scoring(losses=torch.rand(N))},
+        ValueError,
+        "need a map-style dataset",
+    ),
     (
         {"method": [Kakurenbo(merge="sum"), SB]},
         ValueError,
         "Kakurenbo adds up.*would add them twice: pass forward_passes='on",
     ),
-    ({"method": [Kakurenbo(merge="sum"), SB], "forward_passes": "twice"}, ValueError, 'or use Kakurenbo\\(merge="scatter"\\)'),
-    ({"loader": STREAM}, TypeError, "Stream, an IterableDataset, whose samples have no index.*also reads samples by number"),
-    ({"loader": STREAM, "method": [thresher.FullData(), SB]}, TypeError, "Stream, an IterableDataset"),
-    ({"loader": DataLoader(Stream(), batch_size=None), "method": SB}, ValueError, "batch_size=None"),
+    (
+        {"method": [Kakurenbo(merge="sum"), SB], "forward_passes": "twice"},
+        ValueError,
+        'or use Kakurenbo\\(merge="scatter"\\)',
+    ),
+    (
+        {"loader": STREAM},
+        TypeError,
+        "Stream, an IterableDataset, whose samples have no index.*also reads samples by number",
+    ),
+    (
+        {"loader": STREAM, "method": [thresher.FullData(), SB]},
+        TypeError,
+        "Stream, an IterableDataset",
+    ),
+    (
+        {"loader": DataLoader(Stream(), batch_size=None), "method": SB},
+        ValueError,
+        "batch_size=None",
+    ),
 ]
 
 
@@ -134,7 +226,9 @@ def attach(**settings):
         "optimizer": torch.optim.SGD(net.parameters(), 0.1),
         "epochs": 3,
     } | settings
-    return functools.partial(thresher.attach, arguments.pop("method"), **arguments), arguments["optimizer"]
+    return functools.partial(thresher.attach, arguments.pop("method"), **arguments), arguments[
+        "optimizer"
+    ]
 
 
 @pytest.mark.parametrize(("settings", "error", "message"), REFUSED)
@@ -169,7 +263,9 @@ def test_accepted(settings):
 def test_several_processes(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(ValueError, match="`process_group`: Default process group has not been initialized"):
+    with pytest.raises(
+        ValueError, match="`process_group`: Default process group has not been initialized"
+    ):
         attach()[0]()
 
 
@@ -185,16 +281,23 @@ def sharded(model):
     ("wrap", "message"),
     [
         (sharded, r"`model` is sharded.*fully_shard\(thresher.subset_backward\(model\)\)"),
-        (lambda model: nn.Sequential(nn.parallel.DistributedDataParallel(model)), "module '0' of the model is a Distributed"),
+        (
+            lambda model: nn.Sequential(nn.parallel.DistributedDataParallel(model)),
+            "module '0' of the model is a Distributed",
+        ),
     ],
     ids=["fully_shard", "a part in DDP"],
 )
-def test_a_model_in_wrappers_that_leave_no_place_for_the_smaller_backward_pass(wrap, message, passes):
+def test_a_model_in_wrappers_that_leave_no_place_for_the_smaller_backward_pass(
+    wrap, message, passes
+):
     call, optimizer = attach(method=SB, model=wrap(nn.Linear(6, C)), forward_passes=passes)
     with pytest.raises(ValueError, match=message):
         call()
     assert not optimizer._optimizer_step_post_hooks
-    attach(method=SB, model=nn.parallel.DistributedDataParallel(nn.Linear(6, C)), forward_passes=passes)[0]()
+    attach(
+        method=SB, model=nn.parallel.DistributedDataParallel(nn.Linear(6, C)), forward_passes=passes
+    )[0]()
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -206,19 +309,30 @@ def test_a_sharded_model_makes_no_passes_beside_those_of_the_loop():
         ("SelectiveBackprop", SB, {"forward_passes": "twice"}),
         ("SelectiveBackprop", SB, {"forward_passes": Scoring(dtype=torch.bfloat16)}),
     ):
-        with pytest.raises(ValueError, match=f"`model`: {name} needs forward passes besides.*Use DistributedDataParallel, or"):
+        with pytest.raises(
+            ValueError,
+            match=f"`model`: {name} needs forward passes besides.*Use DistributedDataParallel, or",
+        ):
             attach(method=method, **settings, **more)[0]()
     attach(method=SB, **settings, forward_passes=Scoring(model=nn.Linear(6, C)))[0]().detach()
     attach(method=SB, **settings, forward_passes=Scoring(losses=torch.rand(N)))[0]().detach()
     run = attach(method=SB, **settings)[0]()
-    assert run.model.module is model and not run._timeline.may_switch  # to forward passes before those of the loop
+    assert (
+        run.model.module is model and not run._timeline.may_switch
+    )  # to forward passes before those of the loop
 
 
-@pytest.mark.parametrize("compiled", [torch.jit.script, lambda net: torch.jit.trace(net, torch.zeros(2, 3))])
-@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning", "ignore:.*torch.jit.* is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "compiled", [torch.jit.script, lambda net: torch.jit.trace(net, torch.zeros(2, 3))]
+)
+@pytest.mark.filterwarnings(
+    "ignore:.*deprecated:DeprecationWarning", "ignore:.*torch.jit.* is deprecated:FutureWarning"
+)
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_a_scripted_model_is_refused_and_the_way_out_works(compiled):
-    loader = DataLoader(TensorDataset(torch.randn(16, 3), torch.arange(16) % 2), 4, shuffle=True, drop_last=True)
+    loader = DataLoader(
+        TensorDataset(torch.randn(16, 3), torch.arange(16) % 2), 4, shuffle=True, drop_last=True
+    )
     torch.manual_seed(0)
     model = compiled(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)))
     before = int(model.state_dict()["0.num_batches_tracked"])
@@ -227,7 +341,12 @@ def test_a_scripted_model_is_refused_and_the_way_out_works(compiled):
         thresher.attach(thresher.FullData(), model=model, **settings)
     whole = nn.Sequential(model)
     optimizer = torch.optim.SGD(whole.parameters(), 0.1)
-    run = thresher.attach(thresher.Kakurenbo(max_fraction=0.4, move_back=False), model=whole, optimizer=optimizer, **settings)
+    run = thresher.attach(
+        thresher.Kakurenbo(max_fraction=0.4, move_back=False),
+        model=whole,
+        optimizer=optimizer,
+        **settings,
+    )
     for _ in range(3):
         for x, y in run.loader:
             optimizer.zero_grad()

@@ -42,7 +42,10 @@ class Notes:
     stage = "epoch"
 
     def columns(self):
-        return {"loss": Column(torch.float32, fill=-math.inf), "weight": Column(torch.float32, fill=-1, merge="plan")}
+        return {
+            "loss": Column(torch.float32, fill=-math.inf),
+            "weight": Column(torch.float32, fill=-1, merge="plan"),
+        }
 
     @property
     def requires(self):
@@ -90,7 +93,9 @@ class Twice:
 
     def plan_batch(self, signals, state, *, step, generator):
         rows = torch.arange(len(signals["id"]) // 2).repeat_interleave(2)
-        return BatchPlan(rows, weights=torch.linspace(0.5, 1.5, len(rows)), drawn=True), {"asked": state["asked"] + 1}
+        return BatchPlan(rows, weights=torch.linspace(0.5, 1.5, len(rows)), drawn=True), {
+            "asked": state["asked"] + 1
+        }
 
 
 def data():
@@ -102,11 +107,21 @@ def make(method, *, epochs=4, **settings):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(D, 16), nn.ReLU(), nn.Linear(16, C))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    loader = settings.pop("loader") if "loader" in settings else DataLoader(TensorDataset(*data()), B, shuffle=True)
+    loader = (
+        settings.pop("loader")
+        if "loader" in settings
+        else DataLoader(TensorDataset(*data()), B, shuffle=True)
+    )
     model = settings.pop("model", net)
     criterion = settings.pop("criterion", nn.CrossEntropyLoss())
     run = thresher.attach(
-        method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs, **settings
+        method,
+        loader=loader,
+        criterion=criterion,
+        model=model,
+        optimizer=optimizer,
+        epochs=epochs,
+        **settings,
     )
     return run, net, optimizer
 
@@ -161,7 +176,10 @@ def test_an_epoch_method_plans_as_if_there_were_no_others():
 
 def test_three_stages_and_resume():
     def start():
-        return make([Keeps(tuple(range(32))), thresher.UniformSubset(keep=0.5), Twice()], forward_passes="once")
+        return make(
+            [Keeps(tuple(range(32))), thresher.UniformSubset(keep=0.5), Twice()],
+            forward_passes="once",
+        )
 
     run, net, optimizer = start()
     train(run, optimizer)
@@ -174,7 +192,9 @@ def test_three_stages_and_resume():
     other.load_state_dict(state)
     assert train(other, optimizer2, epochs=2) == rest
     assert torch.equal(run.records["loss"], other.records["loss"])
-    assert vars(run.cost) | {"backward_to_forward": 0} == vars(other.cost) | {"backward_to_forward": 0}
+    assert vars(run.cost) | {"backward_to_forward": 0} == vars(other.cost) | {
+        "backward_to_forward": 0
+    }
     entry = run.history[-1]
     assert entry["batch_candidates"] == 16 and entry["batch_selected"] == 16
 
@@ -194,7 +214,9 @@ def test_what_a_method_keeps_is_checked(ids, error, message):
 
 
 def test_two_methods_of_a_stage_and_none():
-    with pytest.raises(ValueError, match="`method` may have one method per `stage`, got Keeps and Keeps"):
+    with pytest.raises(
+        ValueError, match="`method` may have one method per `stage`, got Keeps and Keeps"
+    ):
         make([Keeps((0,)), Keeps((1,))])
 
     class Neither:
@@ -259,7 +281,10 @@ def test_a_survey_looks_inside_a_model_whose_backward_pass_is_cut():
 
 
 def test_surveys_need_a_model_with_features():
-    with pytest.raises(ValueError, match=r"needs the gradients of all samples before an epoch: pass attach\(model=model\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"needs the gradients of all samples before an epoch: pass attach\(model=model\)",
+    ):
         make(Surveys(), model=None)
 
     class NoLinear(nn.Module):
@@ -275,11 +300,15 @@ def test_surveys_need_a_model_with_features():
             super().__init__()
             self.idle = nn.Linear(1, 1)
 
-    with pytest.raises(ValueError, match="Notes needs the input of the last nn.Linear, but NoLinear has none$"):
+    with pytest.raises(
+        ValueError, match="Notes needs the input of the last nn.Linear, but NoLinear has none$"
+    ):
         make(Notes(([],), asks=("feature",)), model=NoLinear())
     run, _, optimizer = make(Notes(([],), asks=("feature",)), model=IdleLinear())
     train(run, optimizer)
-    with pytest.raises(ValueError, match="features are .* the last nn.Linear, but IdleLinear calls no nn.Linear"):
+    with pytest.raises(
+        ValueError, match="features are .* the last nn.Linear, but IdleLinear calls no nn.Linear"
+    ):
         _ = run.plan
     with pytest.raises(
         ValueError,
@@ -346,9 +375,14 @@ def test_rows_that_repeat_are_trained_on_as_often():
 
 def test_a_method_checks_the_samples_it_will_choose_among():
     known = torch.arange(30)
-    scores = thresher.scores.Scores(ids=known, values=torch.rand(30), name="irreducible", forward=60, backward=90)
+    scores = thresher.scores.Scores(
+        ids=known, values=torch.rand(30), name="irreducible", forward=60, backward=90
+    )
     method = thresher.RhoLoss(scores, keep=0.5)
-    with pytest.raises(ValueError, match="RhoLoss: `irreducible` has no finite loss for 10 of 40 samples; the first is"):
+    with pytest.raises(
+        ValueError,
+        match="RhoLoss: `irreducible` has no finite loss for 10 of 40 samples; the first is",
+    ):
         make(method)
     run, _, optimizer = make([Keeps(tuple(range(30))), method], forward_passes="once")
     train(run, optimizer)
@@ -362,7 +396,10 @@ def test_samples_of_a_stream_have_no_scores():
             yield from zip(*data(), strict=True)
 
     scores = thresher.scores.Scores(ids=torch.arange(N), values=torch.rand(N))
-    with pytest.raises(ValueError, match="RhoLoss must know the index of each sample, and an IterableDataset has none"):
+    with pytest.raises(
+        ValueError,
+        match="RhoLoss must know the index of each sample, and an IterableDataset has none",
+    ):
         make(thresher.RhoLoss(scores), loader=DataLoader(Stream(), B))
 
 
@@ -372,7 +409,8 @@ def test_scores_that_changed_since_the_run_was_saved():
     state = run.state_dict()
     other, *_ = make([Keeps(tuple(range(10, 30))), thresher.UniformSubset(keep=0.5)])
     with pytest.raises(
-        ValueError, match="pruning kept 20 samples in the saved run, but 20 other samples in this run: the scores have changed"
+        ValueError,
+        match="pruning kept 20 samples in the saved run, but 20 other samples in this run: the scores have changed",
     ):
         other.load_state_dict(state)
     assert other.epoch == 0
@@ -411,7 +449,11 @@ def test_plans_within_are_checked(plan, error, message):
 def test_fractions_count_what_was_pruned(observe):
     """Columns that only the run observes are cut to the subset like those of the method."""
     run, *_ = make([Keeps(tuple(range(20))), thresher.UniformSubset(keep=0.5)], observe=observe)
-    assert run.plan.facts == {"scheduled_fraction": 0.75, "actual_fraction": 0.75, "pruned_fraction": 0.5}
+    assert run.plan.facts == {
+        "scheduled_fraction": 0.75,
+        "actual_fraction": 0.75,
+        "pruned_fraction": 0.5,
+    }
 
 
 def test_within_can_be_copied():
@@ -424,10 +466,15 @@ def test_within_can_be_copied():
 # Methods that draw
 
 
-@pytest.mark.parametrize("method", [thresher.ImportanceSampling(), thresher.Mercury(), thresher.Rais()])
+@pytest.mark.parametrize(
+    "method", [thresher.ImportanceSampling(), thresher.Mercury(), thresher.Rais()]
+)
 def test_methods_that_draw_need_a_loader_that_shuffles(method):
     name = type(method).__name__
-    with pytest.raises(ValueError, match=f"{name} draws the order of training, but the loader's sampler sets another order"):
+    with pytest.raises(
+        ValueError,
+        match=f"{name} draws the order of training, but the loader's sampler sets another order",
+    ):
         make(method, loader=DataLoader(TensorDataset(*data()), B))
 
 
@@ -438,13 +485,17 @@ def test_batches_that_must_be_read_are_looked_at_before_training():
             return {"x": x, "y": y}
 
     run, *_ = make(thresher.GradMatch(), loader=DataLoader(Pairs(*data()), B, shuffle=True))
-    with pytest.raises(ValueError, match="`forward` is needed: GradMatch makes extra forward passes"):
+    with pytest.raises(
+        ValueError, match="`forward` is needed: GradMatch makes extra forward passes"
+    ):
         next(iter(run.loader))
 
 
 def test_a_survey_before_the_first_epoch_with_workers_that_stay():
     def start():
-        loader = DataLoader(TensorDataset(*data()), B, shuffle=True, num_workers=1, persistent_workers=True)
+        loader = DataLoader(
+            TensorDataset(*data()), B, shuffle=True, num_workers=1, persistent_workers=True
+        )
         return make(thresher.GradMatch(first=0, keep=0.5, batch_size=4), loader=loader)
 
     torch.manual_seed(5)
@@ -455,7 +506,10 @@ def test_a_survey_before_the_first_epoch_with_workers_that_stay():
         run.criterion(run.model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-    state, params = run.state_dict(), {name: value.clone() for name, value in net.state_dict().items()}
+    state, params = (
+        run.state_dict(),
+        {name: value.clone() for name, value in net.state_dict().items()},
+    )
     rest = [run.ids.tolist() for _ in batches]
     other, net2, _ = start()
     net2.load_state_dict(params)

@@ -14,7 +14,12 @@ LENGTHS = torch.full((B,), T), torch.full((B,), 3)
 
 
 def run_of(criterion):
-    settings = {"forward_passes": "once", "epochs": 1, "model": nn.Linear(10, T * C), "criterion": criterion}
+    settings = {
+        "forward_passes": "once",
+        "epochs": 1,
+        "model": nn.Linear(10, T * C),
+        "criterion": criterion,
+    }
     loader = DataLoader(TensorDataset(torch.randn(N, 10), Y), B)
     return thresher.attach(thresher.SelectiveBackprop(keep=0.5), loader=loader, **settings)
 
@@ -23,8 +28,12 @@ def test_outputs_of_which_time_is_the_first_dimension():
     run = run_of(lambda o, t: F.ctc_loss(o, *t, reduction="none"))
     x, y = next(iter(run.loader))
     log_probs = run.model(x).view(B, T, C).transpose(0, 1).log_softmax(2)
-    ways_out = r"transpose within the criterion.*forward_passes='twice'.*run.reduce\(losses, ids=run.ids\)"
-    with pytest.raises(ValueError, match=rf"for the 16 samples of a batch, but not for 8 of them: .*{ways_out}"):
+    ways_out = (
+        r"transpose within the criterion.*forward_passes='twice'.*run.reduce\(losses, ids=run.ids\)"
+    )
+    with pytest.raises(
+        ValueError, match=rf"for the 16 samples of a batch, but not for 8 of them: .*{ways_out}"
+    ):
         run.criterion(log_probs, (y, *LENGTHS), ids=run.ids)
     assert not run.trained.any()
 
@@ -55,7 +64,8 @@ class Fails(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("no memory"), ValueError("criterion Fails() has a reason of its own")]
+    "error",
+    [torch.OutOfMemoryError("no memory"), ValueError("criterion Fails() has a reason of its own")],
 )
 def test_other_errors_stay_as_they_are(error):
     run = run_of(Fails(error))

@@ -14,7 +14,10 @@ import thresher
 class Task(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.net, self.criterion = nn.Linear(3, 2), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))
+        self.net, self.criterion = (
+            nn.Linear(3, 2),
+            nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])),
+        )
 
 
 def attached(task: Task, criterion="own"):
@@ -28,7 +31,9 @@ def test_it_takes_the_place_of_the_criterion_of_a_task():
     task, plain = Task(), Task()
     run = attached(task)
     own, task.criterion = task.criterion, run.criterion
-    assert list(task.state_dict()) == list(plain.state_dict()) and "CrossEntropyLoss" in repr(task.criterion)
+    assert list(task.state_dict()) == list(plain.state_dict()) and "CrossEntropyLoss" in repr(
+        task.criterion
+    )
     for x, y in run.loader:
         task.criterion(run.model(x), y).backward()
     assert run.records["loss"].isfinite().all()
@@ -60,12 +65,18 @@ def test_a_copy_is_the_users_criterion():
 def test_more_arguments_are_refused_with_the_way_out():
     run = attached(Task(), nn.CrossEntropyLoss())
     x, y = next(iter(run.loader))
-    with pytest.raises(TypeError, match=r"got 1 more: pass ids= by name.*attach\(criterion=None\).*run.reduce"):
+    with pytest.raises(
+        TypeError, match=r"got 1 more: pass ids= by name.*attach\(criterion=None\).*run.reduce"
+    ):
         run.criterion(run.model(x), y, run.ids)
     with torch.no_grad(), pytest.raises(TypeError, match="got 1 more"):
         run.criterion(run.model(x), y, run.ids)
 
 
 def test_without_a_criterion():
-    with pytest.raises(ValueError, match="run.criterion: attach was given criterion=None; use run.reduce"):
-        thresher.attach(thresher.FullData(), loader=DataLoader([0.0]), criterion=None, epochs=1).criterion(0, 0)
+    with pytest.raises(
+        ValueError, match="run.criterion: attach was given criterion=None; use run.reduce"
+    ):
+        thresher.attach(
+            thresher.FullData(), loader=DataLoader([0.0]), criterion=None, epochs=1
+        ).criterion(0, 0)

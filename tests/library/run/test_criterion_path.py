@@ -56,15 +56,24 @@ def entered(call) -> list[str]:
     return packages
 
 
-@pytest.mark.parametrize("method", [thresher.FullData(), thresher.InfoBatch(), thresher.Kakurenbo(adjust_lr=False)])
+@pytest.mark.parametrize(
+    "method", [thresher.FullData(), thresher.InfoBatch(), thresher.Kakurenbo(adjust_lr=False)]
+)
 def test_criterion_enters_each_package_at_most_once(method):
     net = nn.Linear(6, 3)
     data = TensorDataset(torch.randn(40, 6), torch.arange(40) % 3)
-    run = thresher.attach(method, loader=DataLoader(data, 8), criterion=nn.CrossEntropyLoss(), model=net, epochs=3)
+    run = thresher.attach(
+        method, loader=DataLoader(data, 8), criterion=nn.CrossEntropyLoss(), model=net, epochs=3
+    )
     for _ in range(2):
         for x, y in run.loader:
-            outputs, clock = run.model(x), ["backward_ratio"] if run._parts.stopwatch.running else []
-            packages = entered(lambda outputs=outputs, y=y, criterion=run.criterion: criterion(outputs, y))
+            outputs, clock = (
+                run.model(x),
+                ["backward_ratio"] if run._parts.stopwatch.running else [],
+            )
+            packages = entered(
+                lambda outputs=outputs, y=y, criterion=run.criterion: criterion(outputs, y)
+            )
             compared = ["passes"] if run._timeline.comparison.pending else []
             path = ["run", "attribution", "losses", *clock, *compared]
             assert packages[: len(path)] == path and (compared or packages == path)
@@ -73,7 +82,9 @@ def test_criterion_enters_each_package_at_most_once(method):
 
 def test_the_profile_sees_what_it_should():
     """Were a package entered twice, it would be in the list twice."""
-    records = thresher.records.Records({"loss": thresher.Column(torch.float32)}, 3, torch.device("cpu"))
+    records = thresher.records.Records(
+        {"loss": thresher.Column(torch.float32)}, 3, torch.device("cpu")
+    )
     write = lambda: records.write(torch.arange(3), {"loss": torch.ones(3)})  # noqa: E731
     assert entered(lambda: (write(), write())) == ["records", "records"]
 
@@ -96,7 +107,9 @@ def test_the_common_case_of_the_criterion_is_read_in_a_few_files(method):
         for step, (x, y) in enumerate(run.loader):
             outputs = run.model(x)
             if (epoch, step) == (1, 3):
-                calls, files = calls_and_files(lambda outputs=outputs, y=y: run.criterion(outputs, y))
+                calls, files = calls_and_files(
+                    lambda outputs=outputs, y=y: run.criterion(outputs, y)
+                )
                 assert 1 <= calls <= 7 and 1 <= files <= 5
             else:
                 run.criterion(outputs, y).backward()

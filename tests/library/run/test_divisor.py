@@ -30,15 +30,31 @@ class RandomByBatch(thresher.RandomBackprop):
     requires = replace(thresher.RandomBackprop.requires, divide="batch")
 
 
-def made(criterion: Any, method: Any = None, *, targets: torch.Tensor | None = None, width: int = 1, **settings: Any) -> Any:
+def made(
+    criterion: Any,
+    method: Any = None,
+    *,
+    targets: torch.Tensor | None = None,
+    width: int = 1,
+    **settings: Any,
+) -> Any:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(N, 4, generator=generator)
     y = torch.arange(N) % C if targets is None else targets
     torch.manual_seed(1)
-    model = nn.Linear(4, C) if width == 1 else nn.Sequential(nn.Linear(4, C * width), nn.Unflatten(1, (C, width)))
+    model = (
+        nn.Linear(4, C)
+        if width == 1
+        else nn.Sequential(nn.Linear(4, C * width), nn.Unflatten(1, (C, width)))
+    )
     loader = DataLoader(TensorDataset(x, y), B)
     return thresher.attach(
-        method or LargestByBatch(keep=0.4), loader=loader, criterion=criterion, model=model, epochs=1, **settings
+        method or LargestByBatch(keep=0.4),
+        loader=loader,
+        criterion=criterion,
+        model=model,
+        epochs=1,
+        **settings,
     )
 
 
@@ -69,7 +85,9 @@ def test_the_gradient_is_that_of_the_sum_over_the_batch():
     run = made(nn.CrossEntropyLoss())
     value, outputs, y = first_loss(run)
     losses = F.cross_entropy(outputs, y, reduction="none")
-    (expected,) = torch.autograd.grad(losses[largest(losses.detach())].sum() / B, run.model.weight, retain_graph=True)
+    (expected,) = torch.autograd.grad(
+        losses[largest(losses.detach())].sum() / B, run.model.weight, retain_graph=True
+    )
     value.backward()
     assert torch.allclose(run.model.weight.grad, expected)
 
@@ -92,7 +110,13 @@ def test_tokens_divide_by_the_positions_of_the_batch_that_count():
     torch.manual_seed(0)
     model = nn.Embedding(5, 5)
     loader = DataLoader(TensorDataset(tokens, labels), 4)
-    run = thresher.attach(LargestByBatch(keep=0.5), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+    run = thresher.attach(
+        LargestByBatch(keep=0.5),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        epochs=1,
+    )
     x, y = next(iter(run.loader))
     outputs = run.model(x).mT
     value = run.criterion(outputs, y)
@@ -124,7 +148,9 @@ def test_with_a_total_the_kept_losses_are_divided_by_it():
     x, y = next(iter(run.loader))
     losses = F.cross_entropy(run.model(x), y, reduction="none")
     value = run.reduce(losses, total=100)
-    assert value.item() == pytest.approx(losses.detach()[largest(losses.detach())].sum().item() / 100)
+    assert value.item() == pytest.approx(
+        losses.detach()[largest(losses.detach())].sum().item() / 100
+    )
 
 
 def test_rows_chosen_before_the_forward_pass():
@@ -153,8 +179,15 @@ class FirstByBatch(thresher.RandomBackprop):
 def test_nothing_is_scaled_where_everything_is_kept():
     """Whole batches are trained on bit for bit as without the method."""
     generator = torch.Generator().manual_seed(0)
-    loader = DataLoader(TensorDataset(torch.randn(1024, 4, generator=generator), torch.arange(1024) % C), 64)
-    settings = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": nn.Linear(4, C), "epochs": 1}
+    loader = DataLoader(
+        TensorDataset(torch.randn(1024, 4, generator=generator), torch.arange(1024) % C), 64
+    )
+    settings = {
+        "loader": loader,
+        "criterion": nn.CrossEntropyLoss(),
+        "model": nn.Linear(4, C),
+        "epochs": 1,
+    }
     run = thresher.attach(FirstByBatch(keep=1.0), **settings)
     for x, y in run.loader:
         outputs = run.model(x)
@@ -170,10 +203,17 @@ def test_weights_of_the_method_are_scaled():
 
 @pytest.mark.parametrize(
     ("criterion", "why"),
-    [(nn.CrossEntropyLoss(torch.ones(C)), "class weights"), (nn.CrossEntropyLoss(reduction="sum"), "reduction='sum'")],
+    [
+        (nn.CrossEntropyLoss(torch.ones(C)), "class weights"),
+        (nn.CrossEntropyLoss(reduction="sum"), "reduction='sum'"),
+    ],
 )
-def test_weights_that_a_criterion_cancels_are_refused_before_the_forward_pass(criterion: Any, why: str):
-    with pytest.raises(ValueError, match=f"`criterion`: LargestByBatch divides .* the criterion has {why}"):
+def test_weights_that_a_criterion_cancels_are_refused_before_the_forward_pass(
+    criterion: Any, why: str
+):
+    with pytest.raises(
+        ValueError, match=f"`criterion`: LargestByBatch divides .* the criterion has {why}"
+    ):
         made(criterion, forward_passes="twice")
 
 
@@ -203,7 +243,9 @@ def test_labels_that_are_ignored_are_no_part_of_the_divisor():
     reference = made(nn.CrossEntropyLoss(), thresher.FullData(), targets=targets)
     x, y = next(iter(reference.loader))
     losses = F.cross_entropy(reference.model(x), y, reduction="none")
-    assert value.item() == pytest.approx(losses.sort(descending=True).values[:2].sum().item() / 3, rel=1e-6)
+    assert value.item() == pytest.approx(
+        losses.sort(descending=True).values[:2].sum().item() / 3, rel=1e-6
+    )
 
 
 def trained(run):
@@ -241,7 +283,9 @@ def test_a_share_of_rows_is_said_for_losses_of_the_loop_too():
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             for x, _ in run.loader:
-                valid = torch.arange(4) < torch.where(torch.arange(len(x)) % 2 == 0, 4, width)[:, None]
+                valid = (
+                    torch.arange(4) < torch.where(torch.arange(len(x)) % 2 == 0, 4, width)[:, None]
+                )
                 run.reduce(run.model(x).sum(1, keepdim=True).expand(-1, 4), valid=valid)
             _ = run.history
         assert any("different numbers of labels" in str(one.message) for one in found) is warns
@@ -265,7 +309,10 @@ def test_long_half_precision_sequences_do_not_lose_their_divisor():
     )
     x, y = next(iter(run.loader))
     value = run.criterion(run.model(x).transpose(1, 2), y).item()
-    assert len(x) == 16 and 0.4 < value / F.cross_entropy(model(x).transpose(1, 2).float(), y).item() < 0.6
+    assert (
+        len(x) == 16
+        and 0.4 < value / F.cross_entropy(model(x).transpose(1, 2).float(), y).item() < 0.6
+    )
 
 
 @pytest.mark.parametrize(
@@ -277,8 +324,13 @@ def test_long_half_precision_sequences_do_not_lose_their_divisor():
         (thresher.InfoBatch(), {"spend": "batches"}),
     ],
 )
-def test_a_sum_that_the_loop_may_divide_by_a_constant_warns_where_batches_become_smaller(method, settings):
-    with pytest.warns(UserWarning, match=r"has reduction='sum', and .* trains on fewer rows per step.*reduction='mean'"):
+def test_a_sum_that_the_loop_may_divide_by_a_constant_warns_where_batches_become_smaller(
+    method, settings
+):
+    with pytest.warns(
+        UserWarning,
+        match=r"has reduction='sum', and .* trains on fewer rows per step.*reduction='mean'",
+    ):
         attached_with_shuffle(method, nn.CrossEntropyLoss(reduction="sum"), **settings)
 
 
@@ -299,4 +351,6 @@ def test_a_sum_of_full_batches_does_not_warn(method, settings):
 
 def attached_with_shuffle(method: Any, criterion: Any, **settings: Any) -> Any:
     loader = DataLoader(TensorDataset(torch.randn(N, 4), torch.arange(N) % C), B, shuffle=True)
-    return thresher.attach(method, loader=loader, criterion=criterion, model=nn.Linear(4, C), epochs=2, **settings)
+    return thresher.attach(
+        method, loader=loader, criterion=criterion, model=nn.Linear(4, C), epochs=2, **settings
+    )

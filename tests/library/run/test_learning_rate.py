@@ -31,7 +31,12 @@ def attach(optimizer, net, method, n=40, epochs=10, batch=8):
     x = torch.randn(n, 3, generator=torch.Generator().manual_seed(0))
     loader = DataLoader(TensorDataset(x, torch.arange(n) % 2), batch, shuffle=True)
     return thresher.attach(
-        method, loader=loader, criterion=nn.CrossEntropyLoss(), model=net, optimizer=optimizer, epochs=epochs
+        method,
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=net,
+        optimizer=optimizer,
+        epochs=epochs,
     )
 
 
@@ -40,7 +45,9 @@ def attach(optimizer, net, method, n=40, epochs=10, batch=8):
 def test_every_step_of_kakurenbo(lr_fraction, warmup):
     net = nn.Linear(3, 2)
     optimizer = Recorder([{"params": net.weight, "lr": 0.1}, {"params": net.bias, "lr": 0.01}], 0.1)
-    method = thresher.Kakurenbo(max_fraction=0.4, tau=0.5, lr_fraction=lr_fraction, warmup_epochs=warmup)
+    method = thresher.Kakurenbo(
+        max_fraction=0.4, tau=0.5, lr_fraction=lr_fraction, warmup_epochs=warmup
+    )
     run = attach(optimizer, net, method)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     expected = []
@@ -118,7 +125,9 @@ def test_restored_bit_for_bit():
         before = copy.deepcopy(rate)
         next(losses).backward()
         optimizer.step()
-        assert optimizer.param_groups[0]["lr"] == before and optimizer.used == [[pytest.approx(0.3)]]
+        assert optimizer.param_groups[0]["lr"] == before and optimizer.used == [
+            [pytest.approx(0.3)]
+        ]
 
 
 @pytest.mark.parametrize("first", ["scheduler", "run"])
@@ -194,7 +203,9 @@ def test_progress_lr():
             optimizer.step()
             scheduler.step()
             seen.append(run.progress)
-            assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * (1 + math.cos(math.pi * seen[-1])))
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(
+                0.05 * (1 + math.cos(math.pi * seen[-1]))
+            )
     assert seen == sorted(seen)
     assert run.progress == 1.0
     scheduler.step()

@@ -11,7 +11,9 @@ import thresher
 N = 96
 
 
-@pytest.mark.parametrize("method", [thresher.FullData(), "kakurenbo", thresher.SelectiveBackprop(keep=0.25)], ids=str)
+@pytest.mark.parametrize(
+    "method", [thresher.FullData(), "kakurenbo", thresher.SelectiveBackprop(keep=0.25)], ids=str
+)
 def test_the_mean_over_all_samples(method):
     torch.manual_seed(0)
     x = torch.randn(N, 4)
@@ -58,7 +60,9 @@ class PlannedHalf:
         return thresher.EpochPlan(torch.arange(0, len(records["loss"]), 2))
 
 
-@pytest.mark.parametrize(("column", "expected"), [({}, None), ({"fill": thresher.records.NEVER_SEEN}, 1.0)])
+@pytest.mark.parametrize(
+    ("column", "expected"), [({}, None), ({"fill": thresher.records.NEVER_SEEN}, 1.0)]
+)
 def test_a_column_that_does_not_show_which_samples_were_seen_has_no_mean(column, expected):
     """A sample that was never seen has the loss 0 there, as one that is learned has."""
     loader = DataLoader(TensorDataset(torch.ones(8, 1)), 4)

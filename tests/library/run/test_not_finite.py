@@ -29,7 +29,11 @@ class Chosen:
 def train(losses, ids, **settings):
     """Trains for an epoch on samples with given losses, and returns its entry in the history."""
     loader = DataLoader(TensorDataset(losses.unsqueeze(1), torch.zeros(len(losses))), 4)
-    settings = {"criterion": lambda outputs, _: outputs[:, 0], "model": nn.Identity(), "epochs": 1} | settings
+    settings = {
+        "criterion": lambda outputs, _: outputs[:, 0],
+        "model": nn.Identity(),
+        "epochs": 1,
+    } | settings
     run = thresher.attach(Chosen(tuple(ids)), loader=loader, **settings)
     for x, y in run.loader:
         run.criterion(run.model(x), y)
@@ -37,7 +41,9 @@ def train(losses, ids, **settings):
 
 
 @pytest.mark.parametrize("piece", [1, 3, 100])
-@pytest.mark.parametrize("places", [[0], [2, 3, 4], [1, 8, 11, 15, 16, 18], [i for i in range(N) if i % 7 != 6]])
+@pytest.mark.parametrize(
+    "places", [[0], [2, 3, 4], [1, 8, 11, 15, 16, 18], [i for i in range(N) if i % 7 != 6]]
+)
 def test_they_are_counted_and_the_first_are_named(monkeypatch, piece, places):
     monkeypatch.setattr("thresher.run.history.LOOKED_AT", piece)
     losses = torch.rand(N)
@@ -45,7 +51,9 @@ def test_they_are_counted_and_the_first_are_named(monkeypatch, piece, places):
     seen = [i for i in range(N) if i % 7 != 6]
     more = " ..." if len(places) > 5 else ""
     message = f"^{len(places)} samples have a loss that is not finite (ids {places[:5]}{more}); "
-    with pytest.raises(FloatingPointError, match=message.translate({ord(c): f"\\{c}" for c in "()[]."})):
+    with pytest.raises(
+        FloatingPointError, match=message.translate({ord(c): f"\\{c}" for c in "()[]."})
+    ):
         train(losses, seen, on_nonfinite="raise")
     with pytest.warns(UserWarning, match="they are kept for training and not scored"):
         entry = train(losses, seen)

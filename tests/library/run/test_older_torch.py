@@ -20,7 +20,9 @@ def attach(method=None, **settings):
     torch.manual_seed(0)
     model, data = nn.Linear(3, 2), TensorDataset(torch.randn(32, 3), torch.arange(32) % 2)
     settings = {"criterion": nn.CrossEntropyLoss(), "model": model, "epochs": 1, **settings}
-    return thresher.attach(method or thresher.SelectiveBackprop(keep=0.5), loader=DataLoader(data, 8), **settings)
+    return thresher.attach(
+        method or thresher.SelectiveBackprop(keep=0.5), loader=DataLoader(data, 8), **settings
+    )
 
 
 def test_subset_backward_names_the_version():
@@ -30,7 +32,9 @@ def test_subset_backward_names_the_version():
 
 @pytest.mark.parametrize("settings", [{"forward_passes": "once"}, {"criterion": None}])
 def test_once_is_refused(settings):
-    with pytest.raises(RuntimeError, match=f"{NEEDS}.*Update torch, or use forward_passes='twice'.*criterion"):
+    with pytest.raises(
+        RuntimeError, match=f"{NEEDS}.*Update torch, or use forward_passes='twice'.*criterion"
+    ):
         attach(**settings)
 
 
@@ -43,12 +47,16 @@ def rows_of(run):
 
 
 def test_auto_is_twice_with_one_warning():
-    with pytest.warns(UserWarning, match=f"{NEEDS}.*SelectiveBackprop chooses by a scoring pass") as said:
+    with pytest.warns(
+        UserWarning, match=f"{NEEDS}.*SelectiveBackprop chooses by a scoring pass"
+    ) as said:
         run = attach()
     assert len(said) == 1
     assert rows_of(run) == rows_of(attach(forward_passes="twice"))
 
 
-@pytest.mark.parametrize("method", [thresher.FullData(), thresher.UniformSubset(0.5), thresher.MinibatchDropping(0.5)])
+@pytest.mark.parametrize(
+    "method", [thresher.FullData(), thresher.UniformSubset(0.5), thresher.MinibatchDropping(0.5)]
+)
 def test_other_methods_need_no_newer_torch(method):
     assert rows_of(attach(method))

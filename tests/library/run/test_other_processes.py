@@ -23,7 +23,10 @@ def state(**other):
     [
         ([state(stayed=3)] * 4, "4 processes .* on 12 rows .* batches of 4 rows"),
         ([state(stayed=3)] * 3, "3 processes have trained on 9 rows"),
-        ([state(stayed=8, waiting={"ids": torch.tensor([1])})] * 3, "had chosen rows that were not trained on yet"),
+        (
+            [state(stayed=8, waiting={"ids": torch.tensor([1])})] * 3,
+            "had chosen rows that were not trained on yet",
+        ),
     ],
 )
 def test_refused(states, message):
@@ -40,5 +43,7 @@ def test_one_process_does_not_go_on_with_an_order_that_was_drawn():
 
 def test_one_process_goes_on_with_a_shuffle_only():
     states = [state(shuffle={"sampler": "DistributedSampler"})] * 2
-    with pytest.raises(ValueError, match="can continue it only if the sampler of its loader is a thresher.Shuffle"):
+    with pytest.raises(
+        ValueError, match="can continue it only if the sampler of its loader is a thresher.Shuffle"
+    ):
         on_ranks(1, lambda world: OtherProcesses(states, None, world, LOADER))  # pyright: ignore[reportArgumentType]

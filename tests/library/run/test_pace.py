@@ -77,7 +77,11 @@ class Loop:
             epochs=EPOCHS,
         )
         total = total_of(self.plain_loader, every)
-        self.schedule, self.every, self.rates = self.run.pace(make(self.optimizer, total), total), every, []
+        self.schedule, self.every, self.rates = (
+            self.run.pace(make(self.optimizer, total), total),
+            every,
+            [],
+        )
 
     def step(self):
         self.optimizer.step()
@@ -155,7 +159,10 @@ def test_a_prefetcher_has_every_rate_of_the_plain_loop():
 
 
 def test_one_step_an_epoch_is_right_too():
-    loop = Loop(lambda optimizer, _: schedules.MultiStepLR(optimizer, [2, 4], 0.5), thresher.UniformSubset(keep=0.5))
+    loop = Loop(
+        lambda optimizer, _: schedules.MultiStepLR(optimizer, [2, 4], 0.5),
+        thresher.UniformSubset(keep=0.5),
+    )
     schedule = loop.run.pace(schedules.MultiStepLR(loop.optimizer, [2, 4], 0.5), EPOCHS)
     seen = []
     for _ in range(EPOCHS):
@@ -186,7 +193,9 @@ def test_resumes_with_the_same_rates(stop_after):
     first.epoch(stop_after)
     states = [one.state_dict() for one in (first.run, first.schedule, first.optimizer, first.model)]
     second = Loop(one_cycle, thresher.UniformSubset(keep=0.6))
-    for one, state in zip((second.run, second.schedule, second.optimizer, second.model), states, strict=True):
+    for one, state in zip(
+        (second.run, second.schedule, second.optimizer, second.model), states, strict=True
+    ):
         one.load_state_dict(state)
     for _ in range(EPOCHS - 1 if stop_after else EPOCHS - 2):
         second.epoch()
@@ -220,7 +229,9 @@ def test_a_scheduler_of_accelerate_is_paced_as_the_one_that_it_holds():
         schedule = cosine(loop.optimizer, 30)
         if accelerator is not None:
             optimizer, wrapped = accelerator.prepare(loop.optimizer, schedule)
-            assert type(wrapped).__name__ == "AcceleratedScheduler" and optimizer is not loop.optimizer
+            assert (
+                type(wrapped).__name__ == "AcceleratedScheduler" and optimizer is not loop.optimizer
+            )
             schedule = wrapped
         loop.schedule = loop.run.pace(schedule)
         loop.train()
@@ -229,7 +240,9 @@ def test_a_scheduler_of_accelerate_is_paced_as_the_one_that_it_holds():
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     loop = Loop(cosine, thresher.FullData())
     _, wrapped = accelerator.prepare(loop.optimizer, cosine(loop.optimizer, 9))
-    with pytest.raises(ValueError, match="accelerate does not step a scheduler once per batch.*Pass total="):
+    with pytest.raises(
+        ValueError, match="accelerate does not step a scheduler once per batch.*Pass total="
+    ):
         loop.run.pace(wrapped)
     assert loop.run.pace(wrapped, 9).total == 9
 
@@ -244,7 +257,10 @@ def test_refuses_what_it_cannot_pace():
         loop.run.pace(loop.schedule)
     wrong: list[Any] = [0, 1.5, True]
     for total in wrong:
-        with pytest.raises(ValueError, match=f"`total` must be the number of steps of full training, 1 or more, got {total}"):
+        with pytest.raises(
+            ValueError,
+            match=f"`total` must be the number of steps of full training, 1 or more, got {total}",
+        ):
             loop.run.pace(cosine(loop.optimizer, 9), total)
     stepped = cosine(loop.optimizer, 9)
     loop.optimizer.step()
@@ -260,7 +276,9 @@ def test_refuses_a_state_that_is_not_its_own():
     with pytest.raises(ValueError, match="the state lacks scheduler, stepped, total"):
         loop.schedule.load_state_dict(loop.schedule.scheduler.state_dict())
     other = loop.run.pace(cosine(loop.optimizer, 9), 9)
-    with pytest.raises(ValueError, match="the state was saved with total=9, but this scheduler has total=30"):
+    with pytest.raises(
+        ValueError, match="the state was saved with total=9, but this scheduler has total=30"
+    ):
         loop.schedule.load_state_dict(other.state_dict())
 
 
@@ -311,7 +329,9 @@ def test_a_schedule_whose_run_was_not_resumed_is_refused():
         second.epoch()
 
 
-@pytest.mark.parametrize(("every", "total", "warns"), [(1, None, False), (3, None, True), (3, 10, False)])
+@pytest.mark.parametrize(
+    ("every", "total", "warns"), [(1, None, False), (3, None, True), (3, 10, False)]
+)
 def test_a_schedule_that_steps_once_for_several_batches_needs_total(every, total, warns):
     loader, model, optimizer = setting()
     run = thresher.attach(

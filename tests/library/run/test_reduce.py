@@ -31,7 +31,9 @@ class Lottery:
     def plan_batch(self, signals, state, *, step, generator):
         n = len(signals["loss"])
         rows = torch.randperm(n, generator=generator)[: n // 2].sort().values
-        return thresher.BatchPlan(rows, weights=0.5 + torch.rand(n // 2, generator=generator)), state
+        return thresher.BatchPlan(
+            rows, weights=0.5 + torch.rand(n // 2, generator=generator)
+        ), state
 
 
 METHODS = {
@@ -58,7 +60,9 @@ def attached(method, *, criterion=None, batch=B, **settings):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(C, 8), nn.Linear(8, C))
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
-    data = DataLoader(TensorDataset(x, y), batch, shuffle=True, generator=torch.Generator().manual_seed(2))
+    data = DataLoader(
+        TensorDataset(x, y), batch, shuffle=True, generator=torch.Generator().manual_seed(2)
+    )
     forward = {"forward": lambda model, batch: (model(batch[0]).mT, batch[1])}
     run = thresher.attach(
         method,
@@ -110,7 +114,9 @@ def test_it_is_the_criterion_with_an_ignored_index(name, call):
     run, model, values = trained(name, by_criterion)
     ours, reduced, reduced_values = trained(name, call)
     torch.testing.assert_close(reduced_values, values, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(dict(reduced.named_parameters()), dict(model.named_parameters()), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        dict(reduced.named_parameters()), dict(model.named_parameters()), rtol=1e-5, atol=1e-6
+    )
     for column in run.records:
         torch.testing.assert_close(ours.records[column], run.records[column], rtol=1e-5, atol=1e-6)
     assert torch.equal(ours.trained, run.trained)
@@ -124,7 +130,9 @@ def test_records_are_means_over_the_positions_that_count():
         by_reduce(run, x, y)
     x, y = tokens()
     losses, valid = F.cross_entropy(model(x).mT, y, reduction="none").detach(), y != -100
-    expected = torch.tensor([row[ok].mean() if ok.any() else NEVER_SEEN for row, ok in zip(losses, valid, strict=True)])
+    expected = torch.tensor(
+        [row[ok].mean() if ok.any() else NEVER_SEEN for row, ok in zip(losses, valid, strict=True)]
+    )
     torch.testing.assert_close(run.records["loss"], expected)
     assert run.records["loss"][3] == NEVER_SEEN and run.trained.tolist() == [1] * N
 
@@ -140,7 +148,9 @@ def test_a_total_over_three_micro_batches(kind):
     expected = F.cross_entropy(model(x).mT, y, ignore_index=-100)
     torch.testing.assert_close(sum(values), expected, rtol=1e-6, atol=1e-6)
     ours = torch.autograd.grad(sum(values), [*model.parameters()])
-    torch.testing.assert_close(ours, torch.autograd.grad(expected, [*model.parameters()]), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        ours, torch.autograd.grad(expected, [*model.parameters()]), rtol=1e-6, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("method", [thresher.SelectiveBackprop(keep=0.5), Lottery()])
@@ -152,14 +162,18 @@ def test_with_a_total_kept_rows_stand_for_their_batch(method):
     batches = list(run.loader)
     counts = [int((y != -100).sum()) for _, y in batches]
     for (x, y), mean, count in zip(batches, means, counts, strict=True):
-        torch.testing.assert_close(by_reduce(run, x, y, total=sum(counts)), mean * count / sum(counts))
+        torch.testing.assert_close(
+            by_reduce(run, x, y, total=sum(counts)), mean * count / sum(counts)
+        )
 
 
 def test_with_a_total_everything_kept_is_the_plain_mean():
     everything, _, _ = attached(thresher.SelectiveBackprop(keep=1.0), forward_passes="once")
     plain, _, _ = attached(thresher.FullData())
     for (x, y), (x2, y2) in zip(everything.loader, plain.loader, strict=True):
-        torch.testing.assert_close(by_reduce(everything, x, y, total=50), by_reduce(plain, x2, y2, total=50))
+        torch.testing.assert_close(
+            by_reduce(everything, x, y, total=50), by_reduce(plain, x2, y2, total=50)
+        )
 
 
 @dataclass(frozen=True)
@@ -196,7 +210,9 @@ def test_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         outputs = run.model(x)
         losses = F.cross_entropy(outputs.mT, y, reduction="none")
-        value = run.reduce(losses, outputs=outputs, targets=y, valid=y != -100, total=(y != -100).sum())
+        value = run.reduce(
+            losses, outputs=outputs, targets=y, valid=y != -100, total=(y != -100).sum()
+        )
         expected = F.cross_entropy(model(x).mT, y)
     assert value.dtype == expected.dtype == torch.float32
     torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
@@ -207,7 +223,9 @@ def test_without_gradients_it_is_the_plain_mean():
     x, y = next(iter(run.loader))
     with torch.no_grad():
         losses = F.cross_entropy(model(x).mT, y, reduction="none")
-        torch.testing.assert_close(run.reduce(losses, valid=y != -100), F.cross_entropy(model(x).mT, y))
+        torch.testing.assert_close(
+            run.reduce(losses, valid=y != -100), F.cross_entropy(model(x).mT, y)
+        )
         torch.testing.assert_close(run.reduce(losses, valid=y != -100, total=7), losses.sum() / 7)
     assert not run.trained.any() and run.cost.forward == 0
 
@@ -218,7 +236,9 @@ def test_a_loss_of_another_model_is_the_plain_mean():
     x, y = next(iter(run.loader))
     by_reduce(run, x, y)
     losses = F.cross_entropy(teacher(x).mT, y, reduction="none")
-    torch.testing.assert_close(run.reduce(losses, targets=y, valid=y != -100), F.cross_entropy(teacher(x).mT, y))
+    torch.testing.assert_close(
+        run.reduce(losses, targets=y, valid=y != -100), F.cross_entropy(teacher(x).mT, y)
+    )
 
 
 def test_bad_arguments_change_nothing():
@@ -226,10 +246,18 @@ def test_bad_arguments_change_nothing():
     x, y = next(iter(run.loader))
     outputs = run.model(x)
     losses = F.cross_entropy(outputs.mT, y, reduction="none")
-    for wrong in ({"valid": torch.ones(T + 1)}, {"total": 0}, {"total": -1.0}, {"valid": y}, {"valid": y[:, 0] != -100}):
+    for wrong in (
+        {"valid": torch.ones(T + 1)},
+        {"total": 0},
+        {"total": -1.0},
+        {"valid": y},
+        {"valid": y[:, 0] != -100},
+    ):
         with pytest.raises(ValueError, match="run.reduce: `(valid|total)`"):
             run.reduce(losses, outputs=outputs, targets=y, **wrong)
-    assert not run.trained.any() and run.cost.backward == 0 and run._timeline.selection.stage.step == 0
+    assert (
+        not run.trained.any() and run.cost.backward == 0 and run._timeline.selection.stage.step == 0
+    )
     run.reduce(losses, outputs=outputs, targets=y, valid=y != -100)
     assert run.trained.sum() == B // 2
 
@@ -240,14 +268,20 @@ def test_as_many_positions_as_samples():
     x, y = next(iter(run.loader))
     outputs = run.model(x)
     losses = F.cross_entropy(outputs.mT, y, reduction="none")
-    with pytest.raises(thresher.AttributionError, match=r"If they are along the first, pass ids=run.ids, repeat=1"):
+    with pytest.raises(
+        thresher.AttributionError, match=r"If they are along the first, pass ids=run.ids, repeat=1"
+    ):
         run.reduce(losses, outputs=outputs, targets=y, valid=y != -100)
-    value = run.reduce(losses.flatten(), ids=run.ids, repeat=losses[0].numel(), valid=(y != -100).flatten())
+    value = run.reduce(
+        losses.flatten(), ids=run.ids, repeat=losses[0].numel(), valid=(y != -100).flatten()
+    )
     torch.testing.assert_close(value, F.cross_entropy(model(x).mT, y))
     other, model, _ = attached(thresher.FullData(), batch=T)
     x, y = next(iter(other.loader))
     losses = F.cross_entropy(other.model(x).mT, y, reduction="none")
-    torch.testing.assert_close(other.reduce(losses, other.ids, repeat=1, valid=y != -100), F.cross_entropy(model(x).mT, y))
+    torch.testing.assert_close(
+        other.reduce(losses, other.ids, repeat=1, valid=y != -100), F.cross_entropy(model(x).mT, y)
+    )
     torch.testing.assert_close(other.records["loss"], run.records["loss"], equal_nan=True)
 
 
@@ -259,7 +293,9 @@ def kept_tokens(y):
 def by_kept(run, x, y, *, total=None):
     outputs = run.model(x)
     losses = F.cross_entropy(outputs.mT, y, reduction="none")
-    return run.reduce(losses, outputs=outputs.mT, targets=y, valid=y != -100, total=total, keep=kept_tokens(y))
+    return run.reduce(
+        losses, outputs=outputs.mT, targets=y, valid=y != -100, total=total, keep=kept_tokens(y)
+    )
 
 
 @pytest.mark.parametrize("method", [thresher.FullData(), thresher.SelectiveBackprop(keep=0.5)])
@@ -270,11 +306,16 @@ def test_positions_that_are_kept(method):
     for (x, y), (x2, y2) in zip(run.loader, plain.loader, strict=True):
         value = by_kept(run, x, y)
         by_reduce(plain, x2, y2).backward()
-        losses, kept = F.cross_entropy(model(x).mT, y, reduction="none"), kept_tokens(y) & (y != -100)
+        losses, kept = (
+            F.cross_entropy(model(x).mT, y, reduction="none"),
+            kept_tokens(y) & (y != -100),
+        )
         kept &= run.trained[run.ids].bool()[:, None]
         torch.testing.assert_close(value, losses[kept].mean())
         gradient = torch.autograd.grad(value, [*model.parameters()])
-        torch.testing.assert_close(gradient, torch.autograd.grad(losses[kept].mean(), [*model.parameters()]))
+        torch.testing.assert_close(
+            gradient, torch.autograd.grad(losses[kept].mean(), [*model.parameters()])
+        )
     torch.testing.assert_close(run.records["loss"], plain.records["loss"])
     assert torch.equal(run.trained, plain.trained)
     assert run.cost.backward == plain.cost.backward
@@ -287,7 +328,9 @@ def test_with_a_total_kept_positions_stand_for_all_that_count():
     batches = list(run.loader)
     counts = [int((y != -100).sum()) for _, y in batches]
     for (x, y), mean, count in zip(batches, means, counts, strict=True):
-        torch.testing.assert_close(by_kept(run, x, y, total=sum(counts)), mean * count / sum(counts))
+        torch.testing.assert_close(
+            by_kept(run, x, y, total=sum(counts)), mean * count / sum(counts)
+        )
 
 
 def test_no_position_is_kept():
@@ -300,13 +343,18 @@ def test_no_position_is_kept():
     with pytest.raises(ValueError, match="run.reduce: `keep` of shape"):
         run.reduce(losses, targets=y, keep=torch.ones(T + 1))
     with torch.no_grad():
-        torch.testing.assert_close(run.reduce(losses, keep=y == y[0, 0]), losses[y == y[0, 0]].mean())
+        torch.testing.assert_close(
+            run.reduce(losses, keep=y == y[0, 0]), losses[y == y[0, 0]].mean()
+        )
 
 
 @pytest.mark.parametrize(
     ("method", "does"),
     [
-        (0.5, r"draws the rows of its smaller batches uniformly\. .*pass .*, or use Winnow\(score='loss'\)\."),
+        (
+            0.5,
+            r"draws the rows of its smaller batches uniformly\. .*pass .*, or use Winnow\(score='loss'\)\.",
+        ),
         (thresher.Winnow(0.5, score="loss"), r"judges no labels\. .*tensor}\.$"),
     ],
 )
@@ -316,11 +364,17 @@ def test_a_share_trains_with_losses_that_the_loop_computes(method, does):
     loader = torch.utils.data.DataLoader(data, 10, shuffle=True)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.warns(UserWarning, match=f"no `uncertainty` if the loop computes its losses and {does}"):
-        run = thresher.attach(method, loader=loader, model=model, optimizer=optimizer, criterion=None, epochs=3)
+    with pytest.warns(
+        UserWarning, match=f"no `uncertainty` if the loop computes its losses and {does}"
+    ):
+        run = thresher.attach(
+            method, loader=loader, model=model, optimizer=optimizer, criterion=None, epochs=3
+        )
     for _ in range(3):
         for x, y in run.loader:
-            run.reduce(torch.nn.functional.cross_entropy(run.model(x), y, reduction="none")).backward()
+            run.reduce(
+                torch.nn.functional.cross_entropy(run.model(x), y, reduction="none")
+            ).backward()
             optimizer.step()
             optimizer.zero_grad()
     assert run.cost.backward == 60 and run.records["loss"].isfinite().sum() > 30
@@ -330,7 +384,9 @@ def test_a_batch_method_needs_no_criterion_where_the_loop_computes_its_losses():
     run, _, optimizer = attached(thresher.SelectiveBackprop(keep=0.5), criterion=None)
     for x, y in run.loader:
         optimizer.zero_grad()
-        run.reduce(F.cross_entropy(run.model(x).mT, y, reduction="none").mean(1), targets=y).backward()
+        run.reduce(
+            F.cross_entropy(run.model(x).mT, y, reduction="none").mean(1), targets=y
+        ).backward()
         optimizer.step()
     assert run.cost.full_backward == N and 0 < run.cost.backward < N
 
@@ -341,7 +397,13 @@ def test_a_share_trains_by_losses_of_the_loop_beside_a_criterion_whatever_is_pas
     x, y = torch.randn(24, 3), torch.arange(24) % 2
     model = nn.Linear(3, 2)
     data = [(x[i], int(y[i])) for i in range(24)]  # a dataset that shows no classes
-    run = thresher.attach(0.5, loader=DataLoader(data, 8, shuffle=True), criterion=nn.CrossEntropyLoss(), model=model, epochs=2)
+    run = thresher.attach(
+        0.5,
+        loader=DataLoader(data, 8, shuffle=True),
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        epochs=2,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(2):
@@ -360,5 +422,8 @@ def test_signals_of_outputs_that_were_not_passed_say_what_to_pass():
                           signals=lambda outputs, targets: {"uncertainty": 1 - outputs.softmax(1).square().sum(1)})  # fmt: skip
     inputs, targets = next(iter(run.loader))
     losses = F.cross_entropy(run.model(inputs), targets, reduction="none")
-    with pytest.raises(ValueError, match=r"got outputs=None and targets=None.*Pass outputs= and targets= to run.reduce"):
+    with pytest.raises(
+        ValueError,
+        match=r"got outputs=None and targets=None.*Pass outputs= and targets= to run.reduce",
+    ):
         run.reduce(losses, ids=run.ids)

@@ -44,7 +44,9 @@ def hiding(ids, **settings):
     return EpochPlan(kept, refresh=hidden, **settings)
 
 
-def make(method=None, *, targets=None, net=None, criterion=None, loader=None, epochs=4, out=C, **settings):
+def make(
+    method=None, *, targets=None, net=None, criterion=None, loader=None, epochs=4, out=C, **settings
+):
     torch.manual_seed(0)
     x = torch.randn(N, 6)
     y = torch.arange(N) % C if targets is None else targets
@@ -114,7 +116,9 @@ def test_weighted_plan():
         value = run.criterion(run.model(bx), by)
         losses = F.cross_entropy(net(bx), by, reduction="none")
         torch.testing.assert_close(value, (losses * weights[run.ids]).mean())
-    torch.testing.assert_close(run.records["loss"], F.cross_entropy(net(x), y, reduction="none").detach())
+    torch.testing.assert_close(
+        run.records["loss"], F.cross_entropy(net(x), y, reduction="none").detach()
+    )
 
 
 @pytest.mark.parametrize("method", [thresher.Kakurenbo(tau=0.0), thresher.InfoBatch()])
@@ -125,13 +129,17 @@ def test_dense_targets(method):
     train(run, optimizer, 3)
     run, net, _, (x, y) = make(method, targets=targets, net=net)
     outputs = net(x)
-    run.criterion(outputs, y, ids=torch.arange(N))  # of a batch of its own, before the loader yielded one
+    run.criterion(
+        outputs, y, ids=torch.arange(N)
+    )  # of a batch of its own, before the loader yielded one
     expected = F.cross_entropy(outputs, y, reduction="none").mean(1).detach()
     torch.testing.assert_close(run.records["loss"], expected)
     if "correct" in run.records:
         right = (outputs.argmax(1) == y).float().mean(1) >= 0.5
         assert torch.equal(run.records["correct"], right)
-        torch.testing.assert_close(run.records["confidence"], outputs.softmax(1).amax(1).mean(1).detach())
+        torch.testing.assert_close(
+            run.records["confidence"], outputs.softmax(1).amax(1).mean(1).detach()
+        )
 
 
 def test_under_no_grad_it_is_the_plain_criterion():
@@ -178,7 +186,9 @@ def test_compiled_models(inside):
     """Compiled before attach, or `run.model` compiled after it: the criterion stays outside."""
     net = nn.Linear(6, C)
     compiled = torch.compile(net, backend="eager")
-    run, _, optimizer, _ = make(thresher.Kakurenbo(max_fraction=0.4, tau=0.0), net=net, model=net if inside else compiled)
+    run, _, optimizer, _ = make(
+        thresher.Kakurenbo(max_fraction=0.4, tau=0.0), net=net, model=net if inside else compiled
+    )
     call = torch.compile(run.model, backend="eager") if inside else run.model
     for _ in range(2):
         for x, y in run.loader:
@@ -192,10 +202,16 @@ def test_the_watched_model_is_the_users():
     run, net, *_ = make()
     assert list(run.model.state_dict()) == list(net.state_dict())
     assert [id(p) for p in run.model.parameters()] == [id(p) for p in net.parameters()]
-    assert run.model[0] is net[0] if hasattr(type(run.model), "__getitem__") else run.model.module is net
+    assert (
+        run.model[0] is net[0]
+        if hasattr(type(run.model), "__getitem__")
+        else run.model.module is net
+    )
     run.model.eval()
     assert not net.training
-    run.model.load_state_dict({name: torch.zeros_like(value) for name, value in net.state_dict().items()})
+    run.model.load_state_dict(
+        {name: torch.zeros_like(value) for name, value in net.state_dict().items()}
+    )
     assert not any(p.any() for p in net.parameters())
     net.note = "seen through"
     assert run.model.note == "seen through"
@@ -234,10 +250,14 @@ def test_reduce_with_a_method_that_needs_signals():
     x, y = next(iter(run.loader))
     outputs = run.model(x)
     losses = F.cross_entropy(outputs, y, reduction="none")
-    with pytest.raises(ValueError, match="Kakurenbo needs confidence, correct: pass outputs= and targets="):
+    with pytest.raises(
+        ValueError, match="Kakurenbo needs confidence, correct: pass outputs= and targets="
+    ):
         run.reduce(losses, targets=y)
     run.reduce(losses, outputs=outputs, targets=y)
-    torch.testing.assert_close(run.records["confidence"][run.ids], outputs.softmax(1).amax(1).detach())
+    torch.testing.assert_close(
+        run.records["confidence"][run.ids], outputs.softmax(1).amax(1).detach()
+    )
 
 
 def test_weighted_reduce_of_several_criteria():
@@ -246,7 +266,9 @@ def test_weighted_reduce_of_several_criteria():
     x, y = next(iter(run.loader))
     outputs = run.model(x)
     losses = F.cross_entropy(outputs, y, reduction="none") + 0.1 * outputs.square().mean(1)
-    torch.testing.assert_close(run.reduce(losses, outputs=outputs), (losses * weights[run.ids]).mean())
+    torch.testing.assert_close(
+        run.reduce(losses, outputs=outputs), (losses * weights[run.ids]).mean()
+    )
 
 
 def test_users_signals():
@@ -256,21 +278,34 @@ def test_users_signals():
 
     targets = torch.randn(N, C)
     run, net, optimizer, _ = make(
-        thresher.Kakurenbo(max_fraction=0.5, tau=0.1), criterion=nn.MSELoss(), targets=targets, signals=signals
+        thresher.Kakurenbo(max_fraction=0.5, tau=0.1),
+        criterion=nn.MSELoss(),
+        targets=targets,
+        signals=signals,
     )
     train(run, optimizer, 3)
     assert run.history[1]["refreshed"] > 0
     run, *_ = make(
-        thresher.Kakurenbo(), criterion=nn.MSELoss(), targets=targets, signals=lambda o, t: {"correct": o, "confidence": o}
+        thresher.Kakurenbo(),
+        criterion=nn.MSELoss(),
+        targets=targets,
+        signals=lambda o, t: {"correct": o, "confidence": o},
     )
     x, y = next(iter(run.loader))
-    with pytest.raises(ValueError, match=r"`signals` must return tensors of shape \(8,\), got \(8, 4\) for 'correct'"):
+    with pytest.raises(
+        ValueError,
+        match=r"`signals` must return tensors of shape \(8,\), got \(8, 4\) for 'correct'",
+    ):
         run.criterion(run.model(x), y)
     assert not run.trained.any()
 
 
 def test_signals_that_a_callable_does_not_give():
-    run, *_ = make(thresher.Kakurenbo(), criterion=lambda o, t: (o - t).square().mean(1), targets=torch.randn(N, C))
+    run, *_ = make(
+        thresher.Kakurenbo(),
+        criterion=lambda o, t: (o - t).square().mean(1),
+        targets=torch.randn(N, C),
+    )
     x, y = next(iter(run.loader))
     with pytest.raises(ValueError, match="Cannot read|not defined"):
         run.criterion(run.model(x), y)
@@ -309,7 +344,9 @@ def test_refresh(mode):
     net.seen.clear()
     states = torch.get_rng_state(), np.random.get_state()[1].copy()
     train(run, optimizer, 1)
-    passes = [entry for entry in net.seen if not entry[2]][-3:]  # before them, one is compared with the loop's
+    passes = [entry for entry in net.seen if not entry[2]][
+        -3:
+    ]  # before them, one is compared with the loop's
     assert [entry[3] for entry in passes] == [8, 8, 4]
     assert {entry[0] for entry in passes} == {mode == "train"}
     assert net.training
@@ -336,7 +373,9 @@ def test_refresh_draws_nothing_that_the_loop_notices():
     def after(plans):
         np.random.seed(1)
         data = Noisy(torch.randn(N, 6), torch.arange(N) % C)
-        run, _, optimizer, _ = make(FixedTrainMode(plans), loader=DataLoader(data, B, shuffle=True), net=Modes())
+        run, _, optimizer, _ = make(
+            FixedTrainMode(plans), loader=DataLoader(data, B, shuffle=True), net=Modes()
+        )
         torch.manual_seed(1)
         train(run, optimizer, 1)
         return torch.get_rng_state(), np.random.get_state()[1]
@@ -360,7 +399,9 @@ def test_forward_is_asked_for_before_training():
         next(iter(run.loader))
     run.detach()
     run, net, optimizer, _ = make(
-        thresher.Kakurenbo(max_fraction=0.5, tau=0.0), loader=loader, forward=lambda model, b: (model(b["x"]), b["y"])
+        thresher.Kakurenbo(max_fraction=0.5, tau=0.0),
+        loader=loader,
+        forward=lambda model, b: (model(b["x"]), b["y"]),
     )
     for _ in range(3):
         for batch in run.loader:
@@ -401,8 +442,13 @@ def test_refresh_needs_rows_that_are_samples():
         return x.flip(0), y.flip(0), index.flip(0)
 
     data = TensorDataset(torch.randn(N, 6), torch.arange(N) % C, torch.arange(N))
-    run, _, optimizer, _ = make(Fixed((hiding([1, 2]),)), loader=DataLoader(data, B, collate_fn=turn))
-    with pytest.raises(thresher.AttributionError, match="Cannot refresh losses.*turn sorts or mixes.*keeps the order"):
+    run, _, optimizer, _ = make(
+        Fixed((hiding([1, 2]),)), loader=DataLoader(data, B, collate_fn=turn)
+    )
+    with pytest.raises(
+        thresher.AttributionError,
+        match="Cannot refresh losses.*turn sorts or mixes.*keeps the order",
+    ):
         for x, y, index in run.loader:
             run.criterion(run.model(x), y, ids=index).backward()
             optimizer.step()
@@ -416,9 +462,12 @@ def test_a_method_that_will_refresh_is_refused_with_the_first_batch_whose_rows_a
 
     data = TensorDataset(torch.randn(N, 6), torch.arange(N) % C, torch.arange(N))
     forward = lambda model, batch: (model(batch[0]), batch[1])  # noqa: E731
-    run, *_ = make(thresher.Kakurenbo(), loader=DataLoader(data, B, collate_fn=turn), forward=forward)
+    run, *_ = make(
+        thresher.Kakurenbo(), loader=DataLoader(data, B, collate_fn=turn), forward=forward
+    )
     with pytest.raises(
-        thresher.AttributionError, match="Cannot run the forward passes of .*turn sorts or mixes.*keeps the order"
+        thresher.AttributionError,
+        match="Cannot run the forward passes of .*turn sorts or mixes.*keeps the order",
     ):
         next(iter(run.loader))
 
@@ -426,11 +475,19 @@ def test_a_method_that_will_refresh_is_refused_with_the_first_batch_whose_rows_a
 def test_an_epoch_that_draws_each_sample_many_times_is_told():
     data = TensorDataset(torch.randn(4, 6), torch.arange(4) % C)
     for number, told in ((400, False), (404, True)):
-        loader = DataLoader(data, 2, sampler=RandomSampler(data, replacement=True, num_samples=number))
+        loader = DataLoader(
+            data, 2, sampler=RandomSampler(data, replacement=True, num_samples=number)
+        )
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             make(thresher.InfoBatch(), loader=loader)
-        assert any("draws 404 samples from 4. InfoBatch chooses once" in str(one.message) for one in said) == told
+        assert (
+            any(
+                "draws 404 samples from 4. InfoBatch chooses once" in str(one.message)
+                for one in said
+            )
+            == told
+        )
 
 
 # Non-finite losses
@@ -449,7 +506,9 @@ def with_bad_samples(**settings):
 
 def test_nonfinite_losses_are_kept_counted_and_said_once():
     run, _, optimizer, _ = with_bad_samples()
-    with pytest.warns(UserWarning, match=r"2 samples have a loss that is not finite \(ids \[3, 17\]\).*given once"):
+    with pytest.warns(
+        UserWarning, match=r"2 samples have a loss that is not finite \(ids \[3, 17\]\).*given once"
+    ):
         for x, y in run.loader:
             run.criterion(run.model(x), y)
             optimizer.step()
@@ -474,11 +533,18 @@ def test_nonfinite_losses_raise_on_demand():
 
 
 def test_cost_and_history():
-    run, _, optimizer, _ = make(Fixed((everything(), hiding(range(20), lr_scale=1.5, facts={"note": 0.25}))))
+    run, _, optimizer, _ = make(
+        Fixed((everything(), hiding(range(20), lr_scale=1.5, facts={"note": 0.25})))
+    )
     assert math.isnan(run.cost.ratio())
     train(run, optimizer, 3)
     cost = run.cost
-    assert (cost.forward - cost.comparing, cost.backward, cost.refresh, cost.scoring) == (3 * N, 3 * N - 40, 40, 0)
+    assert (cost.forward - cost.comparing, cost.backward, cost.refresh, cost.scoring) == (
+        3 * N,
+        3 * N - 40,
+        40,
+        0,
+    )
     assert cost.comparing == B
     assert (cost.full_forward, cost.full_backward, cost.steps) == (3 * N, 3 * N, 6 + 4 + 4)
     assert cost.ratio(2.0) == pytest.approx((3 * N + B + 2 * (3 * N - 40)) / (9 * N))
@@ -512,7 +578,9 @@ def test_last_step_of_a_prefetcher_counts():
 def test_backward_to_forward_is_measured_without_effect():
     net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)])
     data = TensorDataset(torch.randn(512, 256), torch.randn(512, 256))
-    run, _, optimizer, _ = make(net=net, loader=DataLoader(data, 64), criterion=nn.MSELoss(), epochs=9)
+    run, _, optimizer, _ = make(
+        net=net, loader=DataLoader(data, 64), criterion=nn.MSELoss(), epochs=9
+    )
     assert run.cost.backward_to_forward is None
     train(run, optimizer, 3)
     assert 0.5 < run.cost.backward_to_forward < 8
@@ -549,7 +617,9 @@ def test_detach():
     steps = run.cost.steps
     optimizer.step()
     assert run.cost.steps == steps
-    with pytest.raises(RuntimeError, match=r"run.loader was closed by run.detach\(\). Use your own DataLoader"):
+    with pytest.raises(
+        RuntimeError, match=r"run.loader was closed by run.detach\(\). Use your own DataLoader"
+    ):
         next(iter(run.loader))
 
 

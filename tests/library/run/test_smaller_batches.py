@@ -5,7 +5,13 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import thresher
 from helpers import assert_same
@@ -28,7 +34,13 @@ def attached(method, *, epochs=3, criterion=None, more=None, **settings):
     model, optimizer, loader = parts(**settings)
     criterion = criterion or nn.CrossEntropyLoss()
     run = thresher.attach(
-        method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs, **(more or {})
+        method,
+        loader=loader,
+        criterion=criterion,
+        model=model,
+        optimizer=optimizer,
+        epochs=epochs,
+        **(more or {}),
     )
     return run, optimizer
 
@@ -68,7 +80,9 @@ def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(share, d
         assert len({i for ids in seen for i in ids}) == sum(map(len, seen))
     most = 64 if drop_last else N
     assert abs(run.cost.backward / (epochs * most) - share) <= 0.01 + 1 / N
-    assert run.cost.full_backward == epochs * most and run.cost.steps == epochs * (8 if drop_last else 9)
+    assert run.cost.full_backward == epochs * most and run.cost.steps == epochs * (
+        8 if drop_last else 9
+    )
     assert share == 1 or run.history[-1]["kept"] == sum(map(len, seen))
 
 
@@ -95,7 +109,9 @@ def test_later_epochs_have_the_order_of_full_training():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("method", [thresher.Winnow(0.5, least_agreement=-1), thresher.Kakurenbo(0.4)])
+@pytest.mark.parametrize(
+    "method", [thresher.Winnow(0.5, least_agreement=-1), thresher.Kakurenbo(0.4)]
+)
 def test_resume_in_the_middle_of_an_epoch_is_exact(method, workers, tmp_path):
     more = {"spend": "batches"} if isinstance(method, thresher.Kakurenbo) else {}
     whole, own = attached(method, epochs=4, num_workers=workers, more=more)
@@ -110,7 +126,10 @@ def test_resume_in_the_middle_of_an_epoch_is_exact(method, workers, tmp_path):
         optimizer.step()
         if number == 4:
             break
-    torch.save([first.state_dict(), first.model.state_dict(), optimizer.state_dict()], tmp_path / "state.pt")
+    torch.save(
+        [first.state_dict(), first.model.state_dict(), optimizer.state_dict()],
+        tmp_path / "state.pt",
+    )
     run, own_optimizer = attached(method, epochs=4, num_workers=workers, more=more)
     torch.manual_seed(9)
     state, of_model, of_optimizer = torch.load(tmp_path / "state.pt", weights_only=True)
@@ -125,7 +144,12 @@ def test_resume_in_the_middle_of_an_epoch_is_exact(method, workers, tmp_path):
 
 @pytest.mark.parametrize(
     "method",
-    [thresher.UniformSubset(0.6), thresher.Kakurenbo(0.4), thresher.InfoBatch(), thresher.ImportanceSampling(keep=0.5)],
+    [
+        thresher.UniformSubset(0.6),
+        thresher.Kakurenbo(0.4),
+        thresher.InfoBatch(),
+        thresher.ImportanceSampling(keep=0.5),
+    ],
 )
 def test_other_methods_spend_their_plans_either_way(method):
     kept = {}
@@ -134,7 +158,12 @@ def test_other_methods_spend_their_plans_either_way(method):
         for _ in range(3):
             seen = []
             epoch(run, optimizer, seen)
-        kept[spend] = len(seen), sum(map(len, seen)), run.history[-1]["kept"], run.history[-1]["lr_scale"]
+        kept[spend] = (
+            len(seen),
+            sum(map(len, seen)),
+            run.history[-1]["kept"],
+            run.history[-1]["lr_scale"],
+        )
     assert kept["batches"][0] == 9 and kept["batches"][1] == kept["batches"][2]
     assert kept["steps"][0] < 9 and kept["batches"][3] == 1
 
@@ -149,7 +178,9 @@ def test_weights_have_a_mean_of_1_in_smaller_batches():
 
 def test_samplers_of_some_samples_and_pruning():
     half, smaller = list(range(0, N, 2)), {"spend": "batches"}
-    run, optimizer = attached(thresher.UniformSubset(0.5), sampler=SubsetRandomSampler(half), shuffle=None, more=smaller)
+    run, optimizer = attached(
+        thresher.UniformSubset(0.5), sampler=SubsetRandomSampler(half), shuffle=None, more=smaller
+    )
     seen = []
     epoch(run, optimizer, seen)
     assert len(seen) == 5 and len({i for ids in seen for i in ids}) == sum(map(len, seen)) == 17
@@ -158,7 +189,11 @@ def test_samplers_of_some_samples_and_pruning():
     run, optimizer = attached([thresher.Prune(scores, keep=0.5), thresher.Winnow(0.5)])
     seen = []
     epoch(run, optimizer, seen)
-    assert len(seen) == 5 and 17 <= sum(map(len, seen)) <= 18 and all(i >= N // 2 for ids in seen for i in ids)
+    assert (
+        len(seen) == 5
+        and 17 <= sum(map(len, seen)) <= 18
+        and all(i >= N // 2 for ids in seen for i in ids)
+    )
 
 
 def test_a_sampler_that_repeats_ids():
@@ -193,7 +228,10 @@ def test_samples_that_are_left_out_are_not_loaded():
 def test_too_few_rows_are_refused_at_attach():
     with pytest.raises(ValueError, match=r"less than one a batch: the smallest share is 0\.129"):
         attached(0.1)
-    with pytest.raises(ValueError, match=r"fewer than two per batch, which BatchNorm needs: the smallest share is 0\.258"):
+    with pytest.raises(
+        ValueError,
+        match=r"fewer than two per batch, which BatchNorm needs: the smallest share is 0\.258",
+    ):
         attached(0.2, features=[nn.BatchNorm1d(8), nn.ReLU()])
     run, optimizer = attached(0.258, features=[nn.BatchNorm1d(8), nn.ReLU()])
     seen = []
@@ -203,7 +241,13 @@ def test_too_few_rows_are_refused_at_attach():
 
 def test_refusing_too_few_rows_changes_nothing():
     model, optimizer, loader = parts()
-    settings = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer, "epochs": 2}
+    settings = {
+        "loader": loader,
+        "criterion": nn.CrossEntropyLoss(),
+        "model": model,
+        "optimizer": optimizer,
+        "epochs": 2,
+    }
     before = torch.get_rng_state()
     with pytest.raises(ValueError, match="less than one a batch"):
         thresher.attach(0.1, **settings)
@@ -218,7 +262,10 @@ def test_spend_is_checked():
 
 def test_a_batch_method_that_fills_batches_is_refused():
     both = [thresher.Winnow(0.5), thresher.SelectiveBackprop(keep=0.5)]
-    with pytest.raises(ValueError, match="smaller batches, and with forward_passes='twice' the method .* collects rows"):
+    with pytest.raises(
+        ValueError,
+        match="smaller batches, and with forward_passes='twice' the method .* collects rows",
+    ):
         attached(both, more={"forward_passes": "twice"})
     run, optimizer = attached(both, more={"forward_passes": "once"})
     epoch(run, optimizer)
@@ -228,7 +275,9 @@ def test_a_batch_method_that_fills_batches_is_refused():
 def test_without_an_optimizer_the_rate_is_not_scaled():
     model, _, loader = parts()
     settings = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": model, "epochs": 2}
-    with pytest.raises(ValueError, match=r"Winnow scales the learning rate: .* or use Winnow\(lr_scale=1\)"):
+    with pytest.raises(
+        ValueError, match=r"Winnow scales the learning rate: .* or use Winnow\(lr_scale=1\)"
+    ):
         thresher.attach(thresher.Winnow(0.5, lr_scale=0.8), **settings)
     assert len(thresher.attach(0.5, **settings).loader) == 9
 
@@ -242,8 +291,12 @@ def values(run, optimizer):
 
 def test_a_regression_is_drawn_uniformly_and_told():
     model, optimizer, loader = parts()
-    with pytest.warns(UserWarning, match=r"Winnow has no `uncertainty` of the outputs of MSELoss.* uniformly"):
-        run = thresher.attach(0.5, criterion=nn.MSELoss(), loader=loader, model=model, optimizer=optimizer, epochs=2)
+    with pytest.warns(
+        UserWarning, match=r"Winnow has no `uncertainty` of the outputs of MSELoss.* uniformly"
+    ):
+        run = thresher.attach(
+            0.5, criterion=nn.MSELoss(), loader=loader, model=model, optimizer=optimizer, epochs=2
+        )
     assert "uncertainty" not in run.records
     values(run, optimizer)
     assert run.cost.backward == 35
@@ -259,12 +312,18 @@ def test_a_loss_without_an_uncertainty_draws_uniformly_and_says_so_once(mean):
         run, optimizer = attached(0.5, criterion=loss)
         for _ in range(3):
             values(run, optimizer)
-    assert [str(one.message) for one in said if "no `uncertainty`" in str(one.message)] == [str(said[0].message)]
-    assert "attach(signals=function)" in str(said[0].message) and "This warning is given once" in str(said[0].message)
+    assert [str(one.message) for one in said if "no `uncertainty`" in str(one.message)] == [
+        str(said[0].message)
+    ]
+    assert "attach(signals=function)" in str(
+        said[0].message
+    ) and "This warning is given once" in str(said[0].message)
 
 
 def test_a_training_of_one_epoch_is_told():
-    with pytest.warns(UserWarning, match="draws uniformly in the first epoch, and this run has only one"):
+    with pytest.warns(
+        UserWarning, match="draws uniformly in the first epoch, and this run has only one"
+    ):
         attached(0.5, epochs=1)
 
 
@@ -280,7 +339,10 @@ def test_a_pass_for_evaluation_is_told_to_have_some_samples():
 def test_a_loop_that_skips_batches_of_another_size_is_told_their_size(method):
     run, optimizer = attached(method)
     size = run.loader.batch_sampler.batch_size
-    with pytest.warns(UserWarning, match=f"in batches of about {size // 2} rows instead of {size}; skip none because of"):
+    with pytest.warns(
+        UserWarning,
+        match=f"in batches of about {size // 2} rows instead of {size}; skip none because of",
+    ):
         for _ in range(2):
             for x, y in run.loader:
                 if len(x) == size:

@@ -12,7 +12,9 @@ import thresher
 from helpers import assert_same, signed
 
 N, B = 40, 8
-DATA = TensorDataset(torch.randn(N, 3, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 2)
+DATA = TensorDataset(
+    torch.randn(N, 3, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 2
+)
 pytestmark = pytest.mark.filterwarnings("ignore:.*but before the end of the loop over run.loader")
 
 
@@ -49,7 +51,10 @@ def trained(run, optimizer, epochs=2, batches=2):
 
 METHODS = {
     "kakurenbo": (thresher.Kakurenbo(max_fraction=0.4, tau=0.0), {}),
-    "selective": ([thresher.InfoBatch(), thresher.SelectiveBackprop(beta=1.0)], {"forward_passes": "twice"}),
+    "selective": (
+        [thresher.InfoBatch(), thresher.SelectiveBackprop(beta=1.0)],
+        {"forward_passes": "twice"},
+    ),
 }
 
 
@@ -88,8 +93,20 @@ DAMAGES = {
     "kept": [to(torch.arange(4))],
     "ranks": [to(()), to(3), to((3,)), to(({},))],
     "records": [to({})],
-    "trained": [lambda t: t[:-1], torch.Tensor.float, lambda t: t + 1, lambda t: t.flip(0), to(None)],
-    "records.loss": [lambda t: t[:-1], torch.Tensor.double, torch.zeros_like, lambda t: t.flip(0), to([0.0])],
+    "trained": [
+        lambda t: t[:-1],
+        torch.Tensor.float,
+        lambda t: t + 1,
+        lambda t: t.flip(0),
+        to(None),
+    ],
+    "records.loss": [
+        lambda t: t[:-1],
+        torch.Tensor.double,
+        torch.zeros_like,
+        lambda t: t.flip(0),
+        to([0.0]),
+    ],
     "consumed": [to(-8), to("8")],
     "history.0.forward": [to("80")],
     "waiting.ids": [to(torch.tensor([N]))],
@@ -142,7 +159,11 @@ def test_damaged_states_change_nothing(states, name):
     for path, changes in damages.items():
         for change in changes:
             message = refused(run, at(states[name], path, change), before=before)
-            assert "version" in message if path == "version" else "damaged" in message or path.startswith("records"), path
+            assert (
+                "version" in message
+                if path == "version"
+                else "damaged" in message or path.startswith("records")
+            ), path
             assert len(message) < 800
     run.load_state_dict(states[name])
     for state in (found := run.state_dict(), expected := copy.deepcopy(states[name])):
@@ -159,17 +180,34 @@ def test_no_mapping_is_refused():
 
 def test_what_is_the_matter_is_said(states):
     run, _ = make(METHODS["kakurenbo"][0])
-    state, changed = states["kakurenbo"], "The state is damaged, or was changed after .* Nothing was loaded. Load another"
-    refused(run, at(state, "records.loss", torch.zeros_like), f"`records` is not as it was saved.*{changed}")
-    refused(run, at(state, "records.loss", lambda t: t[:-1]), f"`records` is not as it was saved.*{changed}")
+    state, changed = (
+        states["kakurenbo"],
+        "The state is damaged, or was changed after .* Nothing was loaded. Load another",
+    )
+    refused(
+        run,
+        at(state, "records.loss", torch.zeros_like),
+        f"`records` is not as it was saved.*{changed}",
+    )
+    refused(
+        run,
+        at(state, "records.loss", lambda t: t[:-1]),
+        f"`records` is not as it was saved.*{changed}",
+    )
     refused(run, at(state, "seed", to(3)), f"`state` does not match its digest. {changed}")
     elsewhere = {name: state[name] for name in ("version", "digest", "ranks")}
-    refused(run, elsewhere, "process 0 was given the state of another process, which has no stored losses. Load")
+    refused(
+        run,
+        elsewhere,
+        "process 0 was given the state of another process, which has no stored losses. Load",
+    )
     refused(run, at(state, "trained", None), rf"`state` lacks \['trained'\]. {changed}")
     refused(run, {**state, "more": 1}, r"`state` has \['more'\], which this version does not know")
 
 
-@pytest.mark.parametrize(("batches", "way_out"), [(2, "save between epochs"), (0, "restore_rng=False")])
+@pytest.mark.parametrize(
+    ("batches", "way_out"), [(2, "save between epochs"), (0, "restore_rng=False")]
+)
 @pytest.mark.parametrize("generator", [False, True])
 def test_other_generators_are_refused(generator, batches, way_out):
     method = thresher.FullData()
@@ -188,9 +226,13 @@ def test_other_generators_are_refused(generator, batches, way_out):
 def test_persistent_workers_that_are_gone_are_named():
     method = thresher.FullData()
     state = trained(*make(method, generator=False)).state_dict()
-    state = signed(at(state, "epoch_start.workers_ran", to(True)))  # as a loader with persistent_workers=True saves it
+    state = signed(
+        at(state, "epoch_start.workers_ran", to(True))
+    )  # as a loader with persistent_workers=True saves it
     refused(
-        make(method, generator=False)[0], state, "persistent workers.*persistent_workers=True as before, or save between epochs"
+        make(method, generator=False)[0],
+        state,
+        "persistent workers.*persistent_workers=True as before, or save between epochs",
     )
 
 
@@ -205,11 +247,16 @@ def test_another_number_of_epochs_is_said():
 
 def test_states_of_other_settings_of_a_batch_method_that_do_not_fit():
     """The state of three selectors is no state of two: refused at once, not by a crash in the middle of training."""
-    two, three = (thresher.AdaSelection(keep=0.5, pool=("small_loss", "uniform", "big_loss")[:size]) for size in (2, 3))
+    two, three = (
+        thresher.AdaSelection(keep=0.5, pool=("small_loss", "uniform", "big_loss")[:size])
+        for size in (2, 3)
+    )
     state = trained(*make(three, forward_passes="twice"), epochs=1, batches=0).state_dict()
     run, _ = make(two, forward_passes="twice")
     must = r"has `log_weights` as a torch.float32 tensor of shape \(3,\), but this run has .*\(2,\)\..* Nothing was"
-    refused(run, state, must + r".*saved with AdaSelection\(.*uniform.*but this run has AdaSelection")
+    refused(
+        run, state, must + r".*saved with AdaSelection\(.*uniform.*but this run has AdaSelection"
+    )
 
 
 def test_a_state_survives_saving(states):

@@ -94,7 +94,8 @@ def test_a_second_attach_to_the_same_optimizer_is_refused():
     first = attach(optimizer, net)
     hook_count = len(optimizer._optimizer_step_pre_hooks)
     with pytest.raises(
-        ValueError, match=r"`optimizer`: this SGD is still attached to another run.*scaled twice.*run\.detach\(\)"
+        ValueError,
+        match=r"`optimizer`: this SGD is still attached to another run.*scaled twice.*run\.detach\(\)",
     ):
         attach(optimizer, net)
     assert len(optimizer._optimizer_step_pre_hooks) == hook_count == 1
@@ -105,7 +106,10 @@ def test_a_second_attach_to_the_same_optimizer_is_refused():
 def test_a_second_attach_to_the_same_loader_is_refused():
     net, loader = nn.Linear(3, 2), loader_of()
     first = attach(None, net, thresher.FullData(), loader=loader)
-    with pytest.raises(ValueError, match=r"`loader`: this DataLoader is still attached to another run.*run\.detach\(\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"`loader`: this DataLoader is still attached to another run.*run\.detach\(\)",
+    ):
         attach(None, net, thresher.FullData(), loader=loader)
     first.detach()
     assert len(attach(None, net, thresher.FullData(), loader=loader).loader) == N // B
@@ -167,7 +171,10 @@ def test_a_learning_rate_that_cannot_be_scaled_is_refused():
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     optimizer.param_groups[0]["lr"] = None
-    with pytest.raises(ValueError, match="Kakurenbo scales the learning rate, but SGD has a parameter group with lr=None"):
+    with pytest.raises(
+        ValueError,
+        match="Kakurenbo scales the learning rate, but SGD has a parameter group with lr=None",
+    ):
         attach(optimizer, net)
 
 
@@ -251,7 +258,9 @@ def test_losses_without_a_step_warn_once():
     net = nn.Linear(3, 2)
     attached, used = (torch.optim.SGD(net.parameters(), 0.1) for _ in range(2))
     run = attach(attached, net, thresher.FullData(), epochs=3)
-    with pytest.warns(UserWarning, match=r"In epoch 0, 40 samples had a loss, but the attached SGD made no step") as seen:
+    with pytest.warns(
+        UserWarning, match=r"In epoch 0, 40 samples had a loss, but the attached SGD made no step"
+    ) as seen:
         train(run, net, step=lambda *_: used.step(), epochs=3)
         run.detach()
     assert len(seen) == 1
@@ -263,7 +272,10 @@ def test_an_optimizer_that_was_replaced_is_said_with_the_scale():
     run = attach(first, net, epochs=4)
     train(run, net, step=lambda *_: first.step(), epochs=2)
     train(run, net, step=lambda *_: second.step(), epochs=1)
-    with pytest.warns(UserWarning, match=r"In epoch 2, .* made no step.* was not multiplied by 1\.\d+, as the method asks"):
+    with pytest.warns(
+        UserWarning,
+        match=r"In epoch 2, .* made no step.* was not multiplied by 1\.\d+, as the method asks",
+    ):
         run.detach()
 
 
@@ -276,7 +288,9 @@ def test_a_second_optimizer_beside_is_not_scaled_and_said():
         one.step()
         other.step()
 
-    with pytest.warns(UserWarning, match="In epoch 1, parameters were updated that the attached SGD does not have"):
+    with pytest.warns(
+        UserWarning, match="In epoch 1, parameters were updated that the attached SGD does not have"
+    ):
         train(run, net, step=step, epochs=4)
 
 
@@ -301,13 +315,17 @@ def test_a_schedule_by_steps_that_ends_early_is_said_once(tensor):
     optimizer = torch.optim.SGD(net.parameters(), torch.tensor(0.1) if tensor else 0.1)
     run = attach(optimizer, net, epochs=4)
     schedule = one_cycle(optimizer, 4 * len(run.loader))
-    with pytest.warns(UserWarning, match=r"epoch 1 had 3 batches.* all samples has 5.*ProgressLR") as seen:
+    with pytest.warns(
+        UserWarning, match=r"epoch 1 had 3 batches.* all samples has 5.*ProgressLR"
+    ) as seen:
         train(run, net, step=lambda *_: optimizer.step(), after=schedule.step, epochs=4)
     assert len(seen) == 1
     assert float(optimizer.param_groups[0]["lr"]) > 0.01
 
 
-@pytest.mark.parametrize("kind", ["by epoch", "by progress", "own use of run.progress", "full epochs"])
+@pytest.mark.parametrize(
+    "kind", ["by epoch", "by progress", "own use of run.progress", "full epochs"]
+)
 def test_schedules_that_end_in_time_are_not_warned_about(kind):
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)

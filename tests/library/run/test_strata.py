@@ -8,7 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import thresher
 from thresher.plans import EpochPlan
@@ -31,7 +37,13 @@ def attach(method, loader=None, **settings):
     model = nn.Linear(4, 5)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loader = DataLoader(data(), 10, shuffle=True) if loader is None else loader
-    given_ = {"model": model, "optimizer": optimizer, "criterion": CRITERION, "epochs": 4, **settings}
+    given_ = {
+        "model": model,
+        "optimizer": optimizer,
+        "criterion": CRITERION,
+        "epochs": 4,
+        **settings,
+    }
     return thresher.attach(method, loader=loader, **given_)
 
 
@@ -45,12 +57,24 @@ def trained(run, optimizer) -> list[list[int]]:
     return batches
 
 
-def epochs_of(method, count: int = 2, dataset=None, loader=None, **settings) -> list[list[list[int]]]:
+def epochs_of(
+    method, count: int = 2, dataset=None, loader=None, **settings
+) -> list[list[list[int]]]:
     torch.manual_seed(0)
     model = nn.Linear(4, 5)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    loader = DataLoader(data() if dataset is None else dataset, 10, shuffle=True) if loader is None else loader
-    given_ = {"model": model, "optimizer": optimizer, "criterion": CRITERION, "epochs": count, **settings}
+    loader = (
+        DataLoader(data() if dataset is None else dataset, 10, shuffle=True)
+        if loader is None
+        else loader
+    )
+    given_ = {
+        "model": model,
+        "optimizer": optimizer,
+        "criterion": CRITERION,
+        "epochs": count,
+        **settings,
+    }
     run = thresher.attach(method, loader=loader, **given_)
     return [trained(run, optimizer) for _ in range(count)]
 
@@ -76,13 +100,23 @@ def test_classes_are_recorded_where_the_dataset_holds_none():
     first, second = epochs_of(thresher.FullData(), dataset=Recording(data()), stratify="class")
     assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(100))
     assert [np.bincount(np.array(batch) % 5).tolist() for batch in second] == [[2] * 5] * 10
-    assert [np.bincount(np.array(batch) % 5, minlength=5).tolist() for batch in first] != [[2] * 5] * 10
+    assert [np.bincount(np.array(batch) % 5, minlength=5).tolist() for batch in first] != [
+        [2] * 5
+    ] * 10
 
 
 def test_several_labels_per_sample_are_no_class():
     dataset = TensorDataset(data().tensors[0], torch.eye(5)[data().tensors[1]])
-    with pytest.warns(UserWarning, match="stratify='class': the dataset stores no classes.*Pass stratify=labels"):
-        epochs_of(thresher.FullData(), 2, dataset=dataset, stratify="class", criterion=nn.BCEWithLogitsLoss())
+    with pytest.warns(
+        UserWarning, match="stratify='class': the dataset stores no classes.*Pass stratify=labels"
+    ):
+        epochs_of(
+            thresher.FullData(),
+            2,
+            dataset=dataset,
+            stratify="class",
+            criterion=nn.BCEWithLogitsLoss(),
+        )
 
 
 def test_labels_may_be_given_and_a_sampler_of_batches_is_recognized():
@@ -91,13 +125,17 @@ def test_labels_may_be_given_and_a_sampler_of_batches_is_recognized():
         sampler = thresher.StratifiedBatchSampler(labels, 10)
         loader = DataLoader(data(), batch_sampler=sampler) if not settings else None
         for batches in epochs_of(thresher.FullData(), loader=loader, **settings):
-            assert [np.bincount(np.array(batch) // 50).tolist() for batch in batches] == [[5, 5]] * 10
+            assert [np.bincount(np.array(batch) // 50).tolist() for batch in batches] == [
+                [5, 5]
+            ] * 10
 
 
 def test_without_it_the_order_is_that_of_the_loader():
     plain = epochs_of(thresher.FullData())
     assert epochs_of(thresher.FullData(), stratify=None) == plain
-    assert epochs_of(thresher.UniformSubset(keep=0.5)) == epochs_of(thresher.UniformSubset(keep=0.5), stratify=None)
+    assert epochs_of(thresher.UniformSubset(keep=0.5)) == epochs_of(
+        thresher.UniformSubset(keep=0.5), stratify=None
+    )
 
 
 def test_a_share_is_stratified_and_that_of_full_training_is_not():
@@ -141,7 +179,9 @@ def test_weights_stay_with_their_samples():
     weights = torch.rand(60)
     plan = EpochPlan(torch.arange(0, 120, 2), weights=weights)
     records = {"stratum": (torch.arange(120) % 7).short()}
-    found = Strata().in_order(plan, records, lambda _: (np.full(6, 10), True), 1, torch.Generator().manual_seed(0))
+    found = Strata().in_order(
+        plan, records, lambda _: (np.full(6, 10), True), 1, torch.Generator().manual_seed(0)
+    )
     assert found.drawn and torch.equal(found.weights, weights[found.ids // 2])
     assert found.ids.sort().values.tolist() == plan.ids.tolist()
 
@@ -152,7 +192,9 @@ def test_a_plan_without_anything_known_stays_as_it_is():
         assert Strata().in_order(plan, records, lambda _: None, 1, torch.Generator()) is plan
 
 
-@given(st.integers(1, 200), st.integers(1, 4), st.integers(1, 16), st.booleans(), st.integers(-3, 3))
+@given(
+    st.integers(1, 200), st.integers(1, 4), st.integers(1, 16), st.booleans(), st.integers(-3, 3)
+)
 def test_every_row_is_dealt_once_to_any_number_of_ranks(k, ranks, size, by_rows, more):
     per_rank = max(1, -(-k // ranks) if more < 0 else k // ranks)
     steps = np.diff(np.append(np.arange(0, per_rank, size), per_rank))
@@ -188,7 +230,11 @@ def test_each_step_has_the_rows_of_a_step_of_one_process(ranks, size, steps, by_
             {"stratify": "classes"},
             "`stratify` must be 'auto', 'class', None or the class of each sample, got 'classes'",
         ),
-        (thresher.ImportanceSampling(), {"stratify": "class"}, "ImportanceSampling draws the order of training"),
+        (
+            thresher.ImportanceSampling(),
+            {"stratify": "class"},
+            "ImportanceSampling draws the order of training",
+        ),
         (thresher.FullData(), {"stratify": [0, 1]}, "the class of each of 100 samples, got 2"),
         (thresher.FullData(), {"stratify": []}, "labels must have shape"),
     ],
@@ -208,7 +254,9 @@ def test_a_method_that_draws_an_order_declares_it():
         def plan_epoch(self, records, *, epoch, epochs, generator):
             return EpochPlan(torch.zeros(10, dtype=torch.int64), drawn=True)
 
-    with pytest.raises(ValueError, match=r"stratified batches would change: declare Requirements\(order='plan'\)"):
+    with pytest.raises(
+        ValueError, match=r"stratified batches would change: declare Requirements\(order='plan'\)"
+    ):
         attach(Undeclared(), stratify="class").plan  # noqa: B018
 
 
@@ -223,9 +271,13 @@ ORDERS = {
 @pytest.mark.parametrize("spend", [None, "steps"])
 def test_an_order_of_the_users_own_is_refused_with_the_ways_out(order, spend):
     loader = DataLoader(data(), 10, **ORDERS[order])
-    with pytest.raises(ValueError, match="`stratify`: .* the loader's sampler sets another order: use shuffle=True"):
+    with pytest.raises(
+        ValueError, match="`stratify`: .* the loader's sampler sets another order: use shuffle=True"
+    ):
         attach(thresher.FullData(), loader, stratify="class")
-    with pytest.raises(ValueError, match="`method`: Winnow trains in stratified batches, .*: use shuffle=True") as said:
+    with pytest.raises(
+        ValueError, match="`method`: Winnow trains in stratified batches, .*: use shuffle=True"
+    ) as said:
         attach(0.5, loader, spend=spend)
     assert "stratify=None" in str(said.value) and "UniformSubset" in str(said.value)
     assert len(epochs_of(thresher.UniformSubset(0.5), loader=loader)) == 2
@@ -244,7 +296,10 @@ def test_a_stream_has_no_order():
 @pytest.mark.parametrize("method", [thresher.FullData(), 0.5])
 def test_targets_of_a_regression_are_no_classes(method, kind):
     values = torch.randn(100, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="labels must be classes, got 100 different numbers for 100 samples. Group them"):
+    with pytest.raises(
+        ValueError,
+        match="labels must be classes, got 100 different numbers for 100 samples. Group them",
+    ):
         attach(method, stratify=kind(values))
     with pytest.raises(ValueError, match="labels must be classes"):
         thresher.StratifiedBatchSampler(kind(values), 10)
@@ -270,7 +325,13 @@ def test_samples_without_one_class_each_are_trained_on(method):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         loader = DataLoader(Recording(TensorDataset(torch.randn(40, 4), targets)), 8, shuffle=True)
         run = thresher.attach(
-            method, loader=loader, model=model, optimizer=optimizer, criterion=criterion, epochs=3, **settings
+            method,
+            loader=loader,
+            model=model,
+            optimizer=optimizer,
+            criterion=criterion,
+            epochs=3,
+            **settings,
         )
         for _ in range(3):
             assert len(set(chain(*trained(run, optimizer)))) in (20, 40)
@@ -282,10 +343,19 @@ def test_losses_of_the_loop_show_no_class():
     torch.manual_seed(0)
     model = nn.Linear(4, 5)
     loader = DataLoader(Recording(data()), 10, shuffle=True)
-    run = thresher.attach(thresher.FullData(), loader=loader, model=model, criterion=CRITERION, epochs=2, stratify="class")
+    run = thresher.attach(
+        thresher.FullData(),
+        loader=loader,
+        model=model,
+        criterion=CRITERION,
+        epochs=2,
+        stratify="class",
+    )
     for _ in range(2):
         for inputs, targets in run.loader:
-            run.reduce(nn.functional.cross_entropy(run.model(inputs), targets, reduction="none")).backward()
+            run.reduce(
+                nn.functional.cross_entropy(run.model(inputs), targets, reduction="none")
+            ).backward()
     assert (run.records["stratum"] == -1).all()
 
 

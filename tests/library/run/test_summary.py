@@ -29,7 +29,12 @@ def attached(method, dataset=None, epochs=4, hook=None):
     data = dataset or TensorDataset(torch.randn(N, 3), torch.arange(N) % 2)
     loader = DataLoader(data, 5, shuffle=None if dataset else True)
     run = thresher.attach(
-        method, loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=epochs
+        method,
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=epochs,
     )
     return run, optimizer
 
@@ -57,7 +62,9 @@ class Planned:
 
     def plan_epoch(self, records, *, epoch, epochs, generator):
         facts = {"share": self.counts[epoch] / N, "whole": self.counts[epoch] == N}
-        return thresher.EpochPlan(torch.arange(self.counts[epoch]), lr_scale=self.lr_scale, facts=facts)
+        return thresher.EpochPlan(
+            torch.arange(self.counts[epoch]), lr_scale=self.lr_scale, facts=facts
+        )
 
 
 def lines_of(run):
@@ -90,8 +97,16 @@ def test_after_epochs():
 @pytest.mark.parametrize(
     ("method", "epochs", "why"),
     [
-        ("infobatch", 2, "InfoBatch kept every sample in every epoch, so nothing was saved. Train for more epochs, or use"),
-        (thresher.Kakurenbo(tau=1.0), 3, "easy samples were moved back by `tau`: lower it. Train for more epochs"),
+        (
+            "infobatch",
+            2,
+            "InfoBatch kept every sample in every epoch, so nothing was saved. Train for more epochs, or use",
+        ),
+        (
+            thresher.Kakurenbo(tau=1.0),
+            3,
+            "easy samples were moved back by `tau`: lower it. Train for more epochs",
+        ),
         (
             [thresher.FullData(), thresher.SelectiveBackprop(warmup_steps=100)],
             2,
@@ -109,7 +124,13 @@ def test_a_run_that_left_out_no_sample_warns_after_its_last_epoch(method, epochs
 
 
 @pytest.mark.parametrize(
-    "method", [thresher.FullData(), thresher.SelectiveBackprop(keep=1.0), thresher.InfoBatch(), thresher.ImportanceSampling()]
+    "method",
+    [
+        thresher.FullData(),
+        thresher.SelectiveBackprop(keep=1.0),
+        thresher.InfoBatch(),
+        thresher.ImportanceSampling(),
+    ],
 )
 def test_a_run_that_saves_or_was_to_save_nothing_does_not_warn(method):
     run = trained(*attached(method, epochs=4), epochs=4)
@@ -118,7 +139,10 @@ def test_a_run_that_saves_or_was_to_save_nothing_does_not_warn(method):
 
 def test_a_last_epoch_that_is_unlike_the_others_has_their_mean_beside_it():
     run = trained(*attached(Planned((20, 40)), epochs=2), epochs=2)
-    assert "  planned 40 samples, 100.0% (75.0% in all epochs); 40 went backward in 8 steps\n" in run.summary()
+    assert (
+        "  planned 40 samples, 100.0% (75.0% in all epochs); 40 went backward in 8 steps\n"
+        in run.summary()
+    )
 
 
 def test_nothing_is_saved_by_full_training_and_a_device_is_not_waited_for(monkeypatch):
@@ -139,7 +163,9 @@ def test_the_time_of_scores_is_said_to_be_left_out():
 @pytest.mark.parametrize("hook", [None, lambda *_: None])
 def test_why_a_model_is_not_traced_is_repeated(hook):
     run = trained(*attached(thresher.SelectiveBackprop(keep=0.4), hook=hook))
-    assert ("all rows that are put forward: module 'model' has hooks" in run.summary()) is (hook is not None)
+    assert ("all rows that are put forward: module 'model' has hooks" in run.summary()) is (
+        hook is not None
+    )
 
 
 def test_an_unknown_cost_is_printed_as_unknown():
@@ -155,12 +181,16 @@ def test_an_unknown_cost_is_printed_as_unknown():
 def test_a_scaled_rate_and_losses_that_are_not_finite_are_said():
     x = torch.randn(N, 3)
     x[3:5] = torch.nan
-    run, optimizer = attached(Planned((30, 30), lr_scale=4 / 3), TensorDataset(x, torch.arange(N) % 2))
+    run, optimizer = attached(
+        Planned((30, 30), lr_scale=4 / 3), TensorDataset(x, torch.arange(N) % 2)
+    )
     with pytest.warns(UserWarning, match="2 samples have a loss that is not finite"):
         for inputs, y in run.loader:
             run.criterion(run.model(inputs), y)
             optimizer.step()
-    assert "; 6 steps; learning rate times 1.33; 2 losses not finite\n" in run.summary().replace("in 6", "; 6")
+    assert "; 6 steps; learning rate times 1.33; 2 losses not finite\n" in run.summary().replace(
+        "in 6", "; 6"
+    )
 
 
 def test_a_stream_has_no_number_of_samples():
@@ -170,7 +200,10 @@ def test_a_stream_has_no_number_of_samples():
 
 def test_a_notebook_gets_a_table_and_markup_in_names_is_text():
     run, _ = attached(thresher.UniformSubset(keep=0.5))
-    assert run._repr_html_().startswith("<table><tr><th") and "UniformSubset(keep=0.5)" in run._repr_html_()
+    assert (
+        run._repr_html_().startswith("<table><tr><th")
+        and "UniformSubset(keep=0.5)" in run._repr_html_()
+    )
     table = attached(Planned((20,), note="<i>"))[0]._repr_html_()
     assert "note=&#x27;&lt;i&gt;&#x27;" in table and "<i>" not in table
 
@@ -186,7 +219,10 @@ def test_values_stand_below_each_other():
     names = {"method", "epochs", "samples", "last epoch", "time", "saving", "sample passes"}
     width = len("sample passes")
     assert {line[:width].rstrip() for line in run.summary().splitlines()} == names
-    assert all(line[width : width + 2] == "  " and line[width + 2] != " " for line in run.summary().splitlines())
+    assert all(
+        line[width : width + 2] == "  " and line[width + 2] != " "
+        for line in run.summary().splitlines()
+    )
 
 
 def test_a_method_is_written_with_what_differs():
@@ -195,7 +231,10 @@ def test_a_method_is_written_with_what_differs():
         keep: float
         other: int = 3
 
-    assert as_written(Own(0.5)) == "Own(keep=0.5)" and as_written(Own(0.5, 4)) == "Own(keep=0.5, other=4)"
+    assert (
+        as_written(Own(0.5)) == "Own(keep=0.5)"
+        and as_written(Own(0.5, 4)) == "Own(keep=0.5, other=4)"
+    )
     assert as_written("text") == "'text'"
 
 
@@ -229,14 +268,20 @@ def test_each_tracker_gets_the_numbers_of_the_last_epoch(kind):
     assert tracker.seen["thresher/kept", 1] == 20 and tracker.seen["thresher/run/ratio", 1] == 0.5
     assert tracker.seen["kept", 70] == 20 and tracker.seen["run/steps", 70] == 8
     assert tracker.seen["thresher/seconds", 1] > 0 and tracker.seen["thresher/steps_s", 1] > 0
-    assert all(isinstance(value, int | float) and not isinstance(value, bool) for value in tracker.seen.values())
+    assert all(
+        isinstance(value, int | float) and not isinstance(value, bool)
+        for value in tracker.seen.values()
+    )
 
 
 def test_log_refuses():
     run, optimizer = attached(thresher.UniformSubset(keep=0.5))
     with pytest.raises(ValueError, match="run.log: no epoch is over yet; call it after"):
         run.log(print)
-    with pytest.raises(TypeError, match=r"`tracker` must have add_scalar, log_metrics or log, or be a .* got int; for"):
+    with pytest.raises(
+        TypeError,
+        match=r"`tracker` must have add_scalar, log_metrics or log, or be a .* got int; for",
+    ):
         run.log(3)
 
 
@@ -249,14 +294,23 @@ def test_only_numbers_are_logged():
     logged = {}
     run.log(lambda numbers, step: logged.update(numbers), prefix="")
     entry = run.history[-1]
-    assert entry["whole"] is True and run.cost.to_dict()["ratio"] is None and isinstance(run.cost.to_dict()["unknown"], str)
+    assert (
+        entry["whole"] is True
+        and run.cost.to_dict()["ratio"] is None
+        and isinstance(run.cost.to_dict()["unknown"], str)
+    )
     assert logged["share"] == 1.0 and logged["run/steps"] == 8
     assert not {"whole", "run/ratio", "run/unknown"} & set(logged)
     assert {type(value) for value in logged.values()} == {int, float}
 
 
 def test_the_time_of_a_run_that_loaded_a_state_is_said_to_be_since_then():
-    runs = [attached(thresher.FullData(), TensorDataset(torch.randn(N, 3), torch.arange(N) % 2), epochs=2) for _ in range(2)]
+    runs = [
+        attached(
+            thresher.FullData(), TensorDataset(torch.randn(N, 3), torch.arange(N) % 2), epochs=2
+        )
+        for _ in range(2)
+    ]
     (first, optimizer), (resumed, other) = runs
     for run, steps in ((first, optimizer), (resumed, other)):
         for inputs, y in run.loader:
@@ -264,4 +318,7 @@ def test_the_time_of_a_run_that_loaded_a_state_is_said_to_be_since_then():
             steps.step()
         if run is first:
             resumed.load_state_dict(first.state_dict())
-    assert "since the state was loaded" in resumed.summary() and "since the state" not in first.summary()
+    assert (
+        "since the state was loaded" in resumed.summary()
+        and "since the state" not in first.summary()
+    )

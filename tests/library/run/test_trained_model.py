@@ -23,7 +23,11 @@ def parts_of(module):
 def attach(model, method=None, **settings):
     loader = DataLoader(TensorDataset(torch.randn(N, 6), torch.arange(N) % 3), B)
     method = method or thresher.SelectiveBackprop(keep=0.25)
-    settings = {"criterion": nn.CrossEntropyLoss(), "forward_passes": "once", "epochs": 1} | settings
+    settings = {
+        "criterion": nn.CrossEntropyLoss(),
+        "forward_passes": "once",
+        "epochs": 1,
+    } | settings
     return thresher.attach(method, loader=loader, model=model, **settings)
 
 
@@ -41,7 +45,9 @@ def test_no_model():
 
 
 @pytest.mark.usefixtures("group_of_one")
-@pytest.mark.parametrize("wrap", [lambda model: model, DistributedDataParallel], ids=["model", "DDP"])
+@pytest.mark.parametrize(
+    "wrap", [lambda model: model, DistributedDataParallel], ids=["model", "DDP"]
+)
 def test_a_model_whose_backward_pass_costs_all_rows_is_called_as_it_is(wrap):
     model, calls = wrap(perceptron()), []
     run = attach(model, thresher.FullData(), forward_passes="auto")
@@ -62,9 +68,15 @@ def test_a_compiler_around_the_wrapper_is_said(recwarn):
     run = attach(torch.compile(subset_backward(perceptron())))
     assert isinstance(run.model.module, SubsetBackward)
     assert "Write subset_backward(torch.compile(model))" in str(recwarn.pop(UserWarning).message)
-    for model in (subset_backward(torch.compile(perceptron())), torch.compile(perceptron()), subset_backward(perceptron())):
+    for model in (
+        subset_backward(torch.compile(perceptron())),
+        torch.compile(perceptron()),
+        subset_backward(perceptron()),
+    ):
         assert isinstance(attach(model).model.module, SubsetBackward)
-    assert not [one for one in recwarn if "torch.compile around subset_backward" in str(one.message)]
+    assert not [
+        one for one in recwarn if "torch.compile around subset_backward" in str(one.message)
+    ]
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -98,7 +110,9 @@ def test_the_cost_of_a_model_of_which_some_parts_are_wrapped_is_unknown():
 
 
 @pytest.mark.usefixtures("group_of_one")
-@pytest.mark.parametrize("wrap", [lambda model: model, DistributedDataParallel], ids=["model", "DDP"])
+@pytest.mark.parametrize(
+    "wrap", [lambda model: model, DistributedDataParallel], ids=["model", "DDP"]
+)
 def test_a_model_that_cannot_be_traced_is_plain(wrap):
     class Branches(nn.Module):
         def __init__(self):

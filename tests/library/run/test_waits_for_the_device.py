@@ -11,7 +11,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from pretended_cuda import pretended_cuda, put_module
-from thresher import AdaSelection, BatchImportance, FullData, RandomBackprop, SelectiveBackprop, ThresholdKeep
+from thresher import (
+    AdaSelection,
+    BatchImportance,
+    FullData,
+    RandomBackprop,
+    SelectiveBackprop,
+    ThresholdKeep,
+)
 
 COMPARISONS = ("subset/verify.py", "passes/loss_comparison.py", "passes/extra_passes.py:repeat")
 WARM_UP = 6
@@ -23,19 +30,28 @@ def waits_per_step(monkeypatch, method, *, half=False, attached=None, **settings
     torch.manual_seed(0)
     x = torch.randn(640, 20)
     loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), 32, shuffle=True, drop_last=True)
-    model, steady = put_module(nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 10))), collections.Counter()
+    model, steady = (
+        put_module(nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 10))),
+        collections.Counter(),
+    )
     optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
-    given = {"model": model, "optimizer": optimizer} if attached is None else attached(model, optimizer)
+    given = (
+        {"model": model, "optimizer": optimizer} if attached is None else attached(model, optimizer)
+    )
     with warnings.catch_warnings(), pretended_cuda(monkeypatch) as device:
         warnings.simplefilter("ignore")
-        run = thresher.attach(method, loader=loader, criterion=nn.CrossEntropyLoss(), epochs=3, **given, **settings)
+        run = thresher.attach(
+            method, loader=loader, criterion=nn.CrossEntropyLoss(), epochs=3, **given, **settings
+        )
         steps = counted = 0
         for _ in range(3):
             batches = iter(run.loader)
             device.waits.clear()
             for inputs, targets in batches:
                 with torch.autocast("cuda", dtype=torch.bfloat16, enabled=half):
-                    loss = run.criterion((run.model if "model" in given else model)(inputs), targets)
+                    loss = run.criterion(
+                        (run.model if "model" in given else model)(inputs), targets
+                    )
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -99,25 +115,35 @@ def test_a_loss_on_another_device_than_the_batches_names_both(monkeypatch):
     with pretended_cuda(monkeypatch):
         run = thresher.attach(FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), epochs=1)
         inputs, targets = next(iter(run.loader))
-        with pytest.raises(thresher.AttributionError, match='on cpu, and the loss is on cuda:0: .*device="cuda:0"'):
+        with pytest.raises(
+            thresher.AttributionError, match='on cpu, and the loss is on cuda:0: .*device="cuda:0"'
+        ):
             run.criterion(model(inputs.to("cuda")), targets.to("cuda"))
         loss = run.criterion(model(inputs.to("cuda")), targets.to("cuda"), ids=run.ids)
         loss.backward()
-        assert torch.isfinite(run.records["loss"][run.ids]).all() and run.records["loss"].device.type == "cpu"
+        assert (
+            torch.isfinite(run.records["loss"][run.ids]).all()
+            and run.records["loss"].device.type == "cpu"
+        )
         run.detach()
 
 
 @pytest.mark.parametrize("method", [ThresholdKeep(), ThresholdKeep(keep=0.4), BatchImportance(0.4)])
 def test_methods_that_add_up_choose_alike_in_deterministic_mode(method):
     """CUDA refuses to add up step by step in that mode, so that another operation does it there."""
-    signals = {"id": torch.arange(40), "grad_norm": torch.rand(40, generator=torch.Generator().manual_seed(0))}
+    signals = {
+        "id": torch.arange(40),
+        "grad_norm": torch.rand(40, generator=torch.Generator().manual_seed(0)),
+    }
     plans = []
     for deterministic in (False, True):
         torch.use_deterministic_algorithms(deterministic)
         try:
             with deterministic_sums_only() if deterministic else contextlib.nullcontext():
                 generator = torch.Generator().manual_seed(1)
-                plans.append(method.plan_batch(signals, method.init_state(), step=0, generator=generator)[0])
+                plans.append(
+                    method.plan_batch(signals, method.init_state(), step=0, generator=generator)[0]
+                )
         finally:
             torch.use_deterministic_algorithms(False)
     assert torch.equal(plans[0].rows, plans[1].rows)
@@ -130,7 +156,9 @@ def deterministic_sums_only():
     own = torch.Tensor.cumsum
 
     def cumsum(values, *args):
-        assert not values.is_floating_point(), "cumsum_cuda_kernel does not have a deterministic implementation"
+        assert not values.is_floating_point(), (
+            "cumsum_cuda_kernel does not have a deterministic implementation"
+        )
         return own(values, *args)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -43,7 +43,14 @@ def made(method: Any, model: Any = None, **settings: Any) -> Any:
     generator = torch.Generator().manual_seed(3)
     data = TensorDataset(torch.randn(N, 4, generator=generator), torch.arange(N) % C)
     criterion = nn.CrossEntropyLoss()
-    return thresher.attach(method, loader=DataLoader(data, B), criterion=criterion, model=model or net(), epochs=1, **settings)
+    return thresher.attach(
+        method,
+        loader=DataLoader(data, B),
+        criterion=criterion,
+        model=model or net(),
+        epochs=1,
+        **settings,
+    )
 
 
 def errors(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -75,7 +82,9 @@ def test_errors_of_the_loops_own_forward_pass():
 def test_a_matrix_over_pairs_comes_from_the_users_function(passes: Any):
     method = Looks("learnability")
     run = made(
-        method, forward_passes=passes, signals=lambda outputs, _: {"learnability": outputs.detach() @ outputs.detach().T}
+        method,
+        forward_passes=passes,
+        signals=lambda outputs, _: {"learnability": outputs.detach() @ outputs.detach().T},
     )
     x, y = next(iter(run.loader))
     run.criterion(run.model(x), y).backward()
@@ -83,23 +92,38 @@ def test_a_matrix_over_pairs_comes_from_the_users_function(passes: Any):
 
 
 def test_what_it_cannot_be_had_from():
-    with pytest.raises(ValueError, match="Looks needs learnability, which no criterion gives. Pass attach"):
+    with pytest.raises(
+        ValueError, match="Looks needs learnability, which no criterion gives. Pass attach"
+    ):
         made(Looks("learnability"))
     with pytest.raises(
-        ValueError, match="which is unknown in the loop's own forward pass: use forward_passes='twice', or use "
+        ValueError,
+        match="which is unknown in the loop's own forward pass: use forward_passes='twice', or use ",
     ):
         made(DivBS(), forward_passes="once")
-    with pytest.raises(ValueError, match=r"DivBS needs the input of the last nn.Linear, but Identity has none, or use DivBS\("):
+    with pytest.raises(
+        ValueError,
+        match=r"DivBS needs the input of the last nn.Linear, but Identity has none, or use DivBS\(",
+    ):
         made(DivBS(), nn.Identity())
     for scoring in (Scoring(every_epochs=2), Scoring(losses=torch.zeros(N))):
-        with pytest.raises(ValueError, match="`forward_passes`: DivBS chooses by error, feature, which has several"):
+        with pytest.raises(
+            ValueError, match="`forward_passes`: DivBS chooses by error, feature, which has several"
+        ):
             made(DivBS(), forward_passes=scoring)
     assert made(DivBS(gradient="outputs"), forward_passes="once") is not None
 
 
 def test_a_matrix_must_have_a_row_per_sample():
-    run = made(Looks("learnability"), signals=lambda *_: {"learnability": torch.zeros(2, 2)}, forward_passes="twice")
-    with pytest.raises(ValueError, match=r"`signals` must return tensors of shape \(6,\), got \(2, 2\) for 'learnability'"):
+    run = made(
+        Looks("learnability"),
+        signals=lambda *_: {"learnability": torch.zeros(2, 2)},
+        forward_passes="twice",
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"`signals` must return tensors of shape \(6,\), got \(2, 2\) for 'learnability'",
+    ):
         next(iter(run.loader))
 
 
@@ -113,5 +137,8 @@ def test_features_must_have_one_row_per_sample():
             return self.last(x.unsqueeze(2)).mean(1)
 
     run = made(DivBS(), Tokens())
-    with pytest.raises(ValueError, match=r"has shape \(6, 4, 1\) for 6 samples; one row of features per sample is needed"):
+    with pytest.raises(
+        ValueError,
+        match=r"has shape \(6, 4, 1\) for 6 samples; one row of features per sample is needed",
+    ):
         next(iter(run.loader))

@@ -31,7 +31,9 @@ N = 12
 def data(x=None, y=None, batch_size=5):
     g = torch.Generator().manual_seed(0)
     x = torch.randn(N, 4, generator=g) if x is None else x
-    return DataLoader(TensorDataset(x, torch.arange(len(x)) % 3 if y is None else y), batch_size=batch_size)
+    return DataLoader(
+        TensorDataset(x, torch.arange(len(x)) % 3 if y is None else y), batch_size=batch_size
+    )
 
 
 def net():
@@ -43,8 +45,14 @@ def net():
 def test_grand_refuses():
     with pytest.raises(ValueError, match="grand: `layer` must be 'last' or 'all', got 'first'"):
         grand(net(), data(), nn.CrossEntropyLoss(), layer="first")
-    with pytest.raises(ValueError, match=r"of shape \(5, 3\), got \(5, 2\). For other models, use layer='all'"):
-        grand(nn.Sequential(net(), nn.AdaptiveAvgPool1d(2)), data(y=torch.arange(N) % 2), nn.CrossEntropyLoss())
+    with pytest.raises(
+        ValueError, match=r"of shape \(5, 3\), got \(5, 2\). For other models, use layer='all'"
+    ):
+        grand(
+            nn.Sequential(net(), nn.AdaptiveAvgPool1d(2)),
+            data(y=torch.arange(N) % 2),
+            nn.CrossEntropyLoss(),
+        )
     with pytest.raises(ValueError, match="Conv1d has no nn.Linear"):
         grand(nn.Conv1d(1, 1, 1), data(), nn.CrossEntropyLoss())
     frozen = net().requires_grad_(False)
@@ -74,15 +82,23 @@ def test_grand_of_other_losses():
     expected = error.norm(dim=1) * (1 + x.square().sum(1)).sqrt()
     for layer in ("last", "all"):
         found = grand(head, data(x, y), nn.MSELoss(), layer=layer)
-        assert found.values.tolist() == pytest.approx(expected.tolist(), rel=1e-4) and found.labels is None
+        assert (
+            found.values.tolist() == pytest.approx(expected.tolist(), rel=1e-4)
+            and found.labels is None
+        )
 
 
 def test_class_weights_do_not_count():
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.1]))
     for layer in ("last", "all"):
         plain = grand(net(), data(), nn.CrossEntropyLoss(), layer=layer)
-        assert grand(net(), data(), weighted, layer=layer).values.tolist() == pytest.approx(plain.values.tolist(), rel=1e-5)
-    assert torch.equal(irreducible(net(), data(), weighted).values, irreducible(net(), data(), nn.CrossEntropyLoss()).values)
+        assert grand(net(), data(), weighted, layer=layer).values.tolist() == pytest.approx(
+            plain.values.tolist(), rel=1e-5
+        )
+    assert torch.equal(
+        irreducible(net(), data(), weighted).values,
+        irreducible(net(), data(), nn.CrossEntropyLoss()).values,
+    )
 
 
 def test_outputs_that_are_not_finite_have_no_score():
@@ -104,12 +120,16 @@ def test_outputs_that_are_not_finite_have_no_score():
 
 
 def test_disagreement_refuses():
-    with pytest.raises(ValueError, match="disagreement: `kind` must be one of .*'entropy'.*, got 'votes'"):
+    with pytest.raises(
+        ValueError, match="disagreement: `kind` must be one of .*'entropy'.*, got 'votes'"
+    ):
         disagreement([net(), net()], data(), kind="votes")
     for kind in ("mutual_information", "variation_ratio"):
         with pytest.raises(ValueError, match=f"`models` must be two or more for '{kind}', got one"):
             disagreement(net(), data(), kind=kind)
-    with pytest.raises(ValueError, match=r"outputs must score classes, shape \(n, classes\), got \(5, 3, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"outputs must score classes, shape \(n, classes\), got \(5, 3, 1\)"
+    ):
         disagreement(nn.Sequential(net(), nn.Unflatten(1, (3, 1))), data())
     assert disagreement(net(), data()).name == "entropy"
 
@@ -117,10 +137,22 @@ def test_disagreement_refuses():
 @pytest.mark.parametrize(
     ("trained_on", "error", "message"),
     [
-        ([torch.arange(3)], ValueError, "`trained_on` must have the ids of each of the 2 models, got 1"),
-        ([torch.arange(3), torch.tensor([0.0])], TypeError, "`trained_on` must be int64 tensors of ids, got torch.float32"),
+        (
+            [torch.arange(3)],
+            ValueError,
+            "`trained_on` must have the ids of each of the 2 models, got 1",
+        ),
+        (
+            [torch.arange(3), torch.tensor([0.0])],
+            TypeError,
+            "`trained_on` must be int64 tensors of ids, got torch.float32",
+        ),
         ([torch.arange(3), [0]], TypeError, "got list"),
-        ([torch.arange(3), torch.tensor([N])], ValueError, rf"`trained_on` must be ids within \[0, {N}\), got 12 to 12"),
+        (
+            [torch.arange(3), torch.tensor([N])],
+            ValueError,
+            rf"`trained_on` must be ids within \[0, {N}\), got 12 to 12",
+        ),
     ],
 )
 def test_who_trained_on_what(trained_on, error, message):
@@ -134,24 +166,46 @@ def test_who_trained_on_what(trained_on, error, message):
 
 def test_irreducible_needs_a_model_that_did_not_train_on_the_sample():
     with pytest.raises(ValueError, match="2 have none, such as 4"):
-        irreducible([net(), net()], data(), nn.CrossEntropyLoss(), trained_on=[torch.arange(6), torch.arange(4, 9)])
+        irreducible(
+            [net(), net()],
+            data(),
+            nn.CrossEntropyLoss(),
+            trained_on=[torch.arange(6), torch.arange(4, 9)],
+        )
 
 
 def test_a_loss_that_is_not_finite_under_a_model_that_trained_on_the_sample_does_not_matter():
     broken = net()
     broken[2].bias.data.fill_(math.nan)
     half, rest = torch.arange(6), torch.arange(6, N)
-    found = irreducible([net(), broken], data(), nn.CrossEntropyLoss(), trained_on=[rest, half]).values
+    found = irreducible(
+        [net(), broken], data(), nn.CrossEntropyLoss(), trained_on=[rest, half]
+    ).values
     assert found[:6].isfinite().all() and found[6:].isnan().all()
 
 
 @pytest.mark.parametrize(
     ("correct", "settings", "error", "message"),
     [
-        (torch.ones(2, 3), {}, TypeError, "forgetting: `correctness` must be bool, got torch.float32"),
-        (torch.ones(3, dtype=torch.bool), {}, ValueError, r"must have shape \(presentations, samples\), got \(3,\)"),
+        (
+            torch.ones(2, 3),
+            {},
+            TypeError,
+            "forgetting: `correctness` must be bool, got torch.float32",
+        ),
+        (
+            torch.ones(3, dtype=torch.bool),
+            {},
+            ValueError,
+            r"must have shape \(presentations, samples\), got \(3,\)",
+        ),
         (torch.ones(0, 3, dtype=torch.bool), {}, ValueError, "must have shape"),
-        (torch.ones(2, 3, dtype=torch.bool), {"never_learned": "most"}, ValueError, "`never_learned` must be one of"),
+        (
+            torch.ones(2, 3, dtype=torch.bool),
+            {"never_learned": "most"},
+            ValueError,
+            "`never_learned` must be one of",
+        ),
     ],
 )
 def test_forgetting_refuses(correct, settings, error, message):
@@ -160,7 +214,12 @@ def test_forgetting_refuses(correct, settings, error, message):
 
 
 def test_forgetting_costs_the_training():
-    found = forgetting(torch.ones(2, 3, dtype=torch.bool), trained=(6, 5), labels=torch.arange(3), provenance={"epochs": 2})
+    found = forgetting(
+        torch.ones(2, 3, dtype=torch.bool),
+        trained=(6, 5),
+        labels=torch.arange(3),
+        provenance={"epochs": 2},
+    )
     assert (found.forward, found.backward) == (6, 5) and found.labels.tolist() == [0, 1, 2]
     assert found.provenance == {"presentations": 2, "never_learned": "presentations", "epochs": 2}
 
@@ -168,7 +227,9 @@ def test_forgetting_costs_the_training():
 def test_prototypes_refuse(monkeypatch):
     with pytest.raises(ValueError, match="prototypes: `clusters` must be 1 or more, got 0"):
         prototypes(net(), data(), 0)
-    with pytest.raises(ValueError, match="13 `clusters` need as many samples with finite features, got 12"):
+    with pytest.raises(
+        ValueError, match="13 `clusters` need as many samples with finite features, got 12"
+    ):
         prototypes(net(), data(), 13)
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
     with pytest.raises(ImportError, match=r"pip install scikit-learn"):
@@ -189,7 +250,12 @@ def test_features_from_a_function_of_the_user():
 
 
 def write_run(folder, columns=None, cost=True):
-    columns = columns or {"id": [0, 1, 2], "target": [4, 4, 5], "loss": [0.1, 0.2, 0.3], "trained": [3, 1, 2]}
+    columns = columns or {
+        "id": [0, 1, 2],
+        "target": [4, 4, 5],
+        "loss": [0.1, 0.2, 0.3],
+        "trained": [3, 1, 2],
+    }
     pq.write_table(pa.table(columns), folder / "run.parquet")
     if cost:
         told = {
@@ -207,9 +273,18 @@ def test_a_finished_run(tmp_path):
     path = write_run(tmp_path)
     table = from_run(path)
     assert table == from_run(tmp_path / "run") == from_run(str(path))
-    assert table.values.tolist() == [3, 1, 2] and table.labels.tolist() == [4, 4, 5] and table.name == "trained"
+    assert (
+        table.values.tolist() == [3, 1, 2]
+        and table.labels.tolist() == [4, 4, 5]
+        and table.name == "trained"
+    )
     assert (table.forward, table.backward) == (9, 6)
-    assert table.provenance == {"run": "run.parquet", "method": "kakurenbo", "settings": {"tau": 0.7}, "seed": 3}
+    assert table.provenance == {
+        "run": "run.parquet",
+        "method": "kakurenbo",
+        "settings": {"tau": 0.7},
+        "seed": 3,
+    }
     assert thresher.Prune(table, keep=0.67).kept(3).tolist() == [0, 2]
 
 
@@ -227,7 +302,8 @@ def test_a_run_that_cannot_be_read(tmp_path):
         from_run(path)
     write_run(tmp_path, {"id": [0], "score": [1.0]})
     with pytest.raises(
-        ValueError, match=r"run\.parquet: the file of a run must have the columns .* trained; this file has id$"
+        ValueError,
+        match=r"run\.parquet: the file of a run must have the columns .* trained; this file has id$",
     ):
         from_run(path)
     path.write_bytes(b"PAR1")
@@ -241,7 +317,9 @@ def test_events_of_a_run():
     model = nn.Linear(4, 2)
     model.weight.data.zero_(), model.bias.data.zero_()
     loader = DataLoader(TensorDataset(x, y), batch_size=4)
-    run = thresher.attach(thresher.Forgetting(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=4)
+    run = thresher.attach(
+        thresher.Forgetting(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=4
+    )
     says = [[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0]]  # right or not, by epoch
     for right in says:
         for inputs, targets in run.loader:
@@ -257,6 +335,10 @@ def test_events_of_a_run():
     with pytest.raises(ValueError, match="forgotten_in: `never_learned` must be one of"):
         forgotten_in(run, never_learned="most")
     run.detach()
-    other = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=4)
-    with pytest.raises(ValueError, match=r"the run of FullData\(\) does not count forgetting events"):
+    other = thresher.attach(
+        thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=4
+    )
+    with pytest.raises(
+        ValueError, match=r"the run of FullData\(\) does not count forgetting events"
+    ):
         forgotten_in(other)

@@ -16,7 +16,9 @@ N = 7
 @pytest.fixture(scope="module", params=[0.0, 0.5], ids=["", "with dropout"])
 def examined(request):
     torch.manual_seed(0)
-    sub = wrap(nn.Sequential(nn.Linear(6, 5), nn.Dropout(request.param), nn.Tanh(), nn.Linear(5, 3)))
+    sub = wrap(
+        nn.Sequential(nn.Linear(6, 5), nn.Dropout(request.param), nn.Tanh(), nn.Linear(5, 3))
+    )
     sub(numbers(N, 6))
     ((graphs,),) = sub._traces.values()
     arguments = [*(parameter.detach() for parameter in sub.parameters()), numbers(N, 6)]
@@ -43,11 +45,18 @@ def test_other_gradients_are_refused(examined, wrong_for) -> None:
 
     def backward(given):
         k = len(given[-1])
-        return [value if value is None else value * (1.1 if k == wrong_for else 1) for value in graphs.backward(given)]
+        return [
+            value if value is None else value * (1.1 if k == wrong_for else 1)
+            for value in graphs.backward(given)
+        ]
 
     if draws and wrong_for == N:
         return  # then they are compared with themselves
-    expected = "gradients of some rows differ" if draws else f"return other gradients of {wrong_for} of {N} rows"
+    expected = (
+        "gradients of some rows differ"
+        if draws
+        else f"return other gradients of {wrong_for} of {N} rows"
+    )
     with pytest.raises(Unsupported, match=expected):
         check_agreement(replace(graphs, backward=backward), graphs, arguments)
 
@@ -62,7 +71,11 @@ def test_values_that_are_not_finite_tell_nothing(examined) -> None:
 def test_graphs_that_draw_and_mix_are_not_compared(examined) -> None:
     graphs, arguments, draws = examined
     values = graphs.backward
-    wrong = replace(graphs, mixing=("batch_norm",), backward=lambda given: [x if x is None else x * 2 for x in values(given)])
+    wrong = replace(
+        graphs,
+        mixing=("batch_norm",),
+        backward=lambda given: [x if x is None else x * 2 for x in values(given)],
+    )
     if draws:
         check_agreement(wrong, graphs, arguments)
     else:

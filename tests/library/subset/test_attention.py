@@ -18,7 +18,10 @@ HALF_ONLY = {"efficient": False, "flash": True}
 for kind in HALF_ONLY:
     inputs = "Tensor query, Tensor key, Tensor value"
     OPS.define(f"{kind}({inputs}, float dropout_p=0.0) -> (Tensor, Tensor, Tensor)", tags=SEEDED)
-    OPS.define(f"{kind}_backward(Tensor grad, {inputs}, Tensor sums, Tensor seed, float dropout_p) -> Tensor[]", tags=SEEDED)
+    OPS.define(
+        f"{kind}_backward(Tensor grad, {inputs}, Tensor sums, Tensor seed, float dropout_p) -> Tensor[]",
+        tags=SEEDED,
+    )
 
 
 def scores(query, key):
@@ -75,7 +78,9 @@ for kind, half_only in HALF_ONLY.items():
         lib=OPS,
     )
     torch.library.register_fake(
-        f"thresher_tests::{kind}_backward", lambda grad, q, k, v, *_: [torch.empty_like(one) for one in (q, k, v)], lib=OPS
+        f"thresher_tests::{kind}_backward",
+        lambda grad, q, k, v, *_: [torch.empty_like(one) for one in (q, k, v)],
+        lib=OPS,
     )
 
     def setup(ctx, inputs, output):
@@ -83,7 +88,12 @@ for kind, half_only in HALF_ONLY.items():
         ctx.dropout_p = inputs[3] if len(inputs) > 3 else 0.0
 
     def back(ctx, grad, *_, kind=kind):
-        return (*getattr(torch.ops.thresher_tests, f"{kind}_backward")(grad, *ctx.saved_tensors, ctx.dropout_p), None)
+        return (
+            *getattr(torch.ops.thresher_tests, f"{kind}_backward")(
+                grad, *ctx.saved_tensors, ctx.dropout_p
+            ),
+            None,
+        )
 
     torch.library.register_autograd(f"thresher_tests::{kind}", back, setup_context=setup, lib=OPS)
 
@@ -93,7 +103,12 @@ class Attention(nn.Module):
 
     def __init__(self, kind, dropout=0.0):
         super().__init__()
-        self.first, self.second, self.out, self.dropout = nn.Linear(16, 48), nn.Linear(16, 48), nn.Linear(16, 4), dropout
+        self.first, self.second, self.out, self.dropout = (
+            nn.Linear(16, 48),
+            nn.Linear(16, 48),
+            nn.Linear(16, 4),
+            dropout,
+        )
         self.kernel = getattr(torch.ops.thresher_tests, kind)
 
     def forward(self, x):
@@ -104,7 +119,9 @@ class Attention(nn.Module):
         return self.out(x.mean(1))
 
 
-@pytest.mark.parametrize(("kind", "half"), [("efficient", False), ("efficient", True), ("flash", True)])
+@pytest.mark.parametrize(
+    ("kind", "half"), [("efficient", False), ("efficient", True), ("flash", True)]
+)
 def test_attention_without_dropout_gets_the_subset_backward(kind, half):
     torch.manual_seed(0)
     model, x, rows = Attention(kind), torch.randn(12, 6, 16), torch.tensor([1, 4, 5])
@@ -118,7 +135,9 @@ def test_attention_without_dropout_gets_the_subset_backward(kind, half):
     wanted.float().pow(2).sum().backward()
     assert fast.fallback is None
     for mine, plain in zip(found, [p.grad for p in model.parameters()], strict=True):
-        torch.testing.assert_close(mine, plain, rtol=0, atol=(2e-2 if half else 1e-5) * float(plain.abs().max()))
+        torch.testing.assert_close(
+            mine, plain, rtol=0, atol=(2e-2 if half else 1e-5) * float(plain.abs().max())
+        )
 
 
 @pytest.mark.parametrize(("kind", "half"), [("efficient", False), ("flash", True)])

@@ -41,7 +41,9 @@ def test_a_change_that_cannot_be_seen_is_found_by_a_comparison() -> None:
     for _ in range(5):
         same_as_plain(sub, X, rows=ROWS)
     sub.deep.inner.scale = 3.0
-    with pytest.warns(UserWarning, match="in call 8 .*differ from the model's.*may be wrong.*given once") as caught:
+    with pytest.warns(
+        UserWarning, match="in call 8 .*differ from the model's.*may be wrong.*given once"
+    ) as caught:
         for _ in range(4):
             sub(X)
     assert len(caught) == 1 and "in call 8" in sub.fallback
@@ -55,7 +57,10 @@ def test_strict_raises_where_outputs_differ() -> None:
     sub = wrap(deep())
     sub(X)
     sub.deep.inner.scale = 3.0
-    with pytest.raises(RuntimeError, match="strict=True: in call 2 of the traced model its outputs differ from the model"):
+    with pytest.raises(
+        RuntimeError,
+        match="strict=True: in call 2 of the traced model its outputs differ from the model",
+    ):
         sub(X)
 
 
@@ -81,7 +86,9 @@ def test_a_comparison_leaves_no_trace() -> None:
     plain = copy.deepcopy(sub.wrapped)
     for step in range(9):
         found, expected = (outcome(model, (X,), {}, torch.arange(7)) for model in (sub, plain))
-        assert all(map(torch.equal, found.outputs, expected.outputs)) and torch.equal(found.drawn, expected.drawn)
+        assert all(map(torch.equal, found.outputs, expected.outputs)) and torch.equal(
+            found.drawn, expected.drawn
+        )
         for name, value in expected.buffers.items():
             assert torch.equal(found.buffers[name], value), (step, name)
     sub.zero_grad()
@@ -97,7 +104,9 @@ def test_a_comparison_leaves_no_trace() -> None:
         lambda x: nn.functional.alpha_dropout(x, 0.3, True),
         lambda x: x * torch.rand_like(x) + torch.randn(x.shape[1], dtype=x.dtype),
         lambda x: x * torch.bernoulli(torch.full_like(x, 0.3)) + torch.empty_like(x).exponential_(),
-        lambda x: nn.functional.scaled_dot_product_attention(*[x[:, None, :, None]] * 3, dropout_p=0.5)[:, 0],
+        lambda x: nn.functional.scaled_dot_product_attention(
+            *[x[:, None, :, None]] * 3, dropout_p=0.5
+        )[:, 0],
     ],
     ids=["half", "alpha", "numbers", "tensor", "attention"],
 )
@@ -181,7 +190,9 @@ class Slots:
 
 @pytest.mark.parametrize("kind", ["an array", "slots", "a nested object"])
 def test_changes_inside_attributes_are_seen_at_once(kind) -> None:
-    model = Calls(lambda m, x: m.linear(x) * float(m.array[0]) * m.slots.scale * m.config["a"].b.scale)
+    model = Calls(
+        lambda m, x: m.linear(x) * float(m.array[0]) * m.slots.scale * m.config["a"].b.scale
+    )
     model.array, model.slots, model.config = np.ones(3), Slots(), {"a": SimpleNamespace(b=Inner())}
     model.slots.scale = 1.0
     sub = wrap(model)
@@ -198,7 +209,10 @@ def test_hooks_for_all_modules_are_called() -> None:
     sub, called = wrap(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), strict=False), []
     sub(X)
     handle = register_module_forward_hook(lambda module, *_: called.append(type(module).__name__))
-    with pytest.warns(UserWarning, match="hooks are registered for all modules, which a traced graph does not call"):
+    with pytest.warns(
+        UserWarning,
+        match="hooks are registered for all modules, which a traced graph does not call",
+    ):
         sub(X)
     assert called == ["Linear", "Tanh", "Sequential", "SubsetContainer"]
     handle.remove()

@@ -11,7 +11,10 @@ from torch._inductor import config
 from subset_cases import numbers, same_as_plain
 from thresher.subset import SubsetBackward, compilers, subset_backward
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.usefixtures("newer_torch")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("newer_torch"),
+]
 X = numbers(7, 6)
 compile_model: Any = torch.compile
 
@@ -38,11 +41,23 @@ def with_a_part(net: Any) -> nn.Module:
 MODELS = {
     "plain": (lambda net: net, None, None),
     "compiled": (compile_model, {}, None),
-    "with settings": (lambda net: compile_model(net, options={"max_fusion_size": 3}), {"max_fusion_size": 3}, None),
+    "with settings": (
+        lambda net: compile_model(net, options={"max_fusion_size": 3}),
+        {"max_fusion_size": 3},
+        None,
+    ),
     "eager": (lambda net: compile_model(net, backend="eager"), None, None),
-    "another backend": (lambda net: compile_model(net, backend=other_backend), None, "other_backend"),
+    "another backend": (
+        lambda net: compile_model(net, backend=other_backend),
+        None,
+        "other_backend",
+    ),
     "in place": (in_place, {}, None),
-    "in place with settings": (lambda net: in_place(net, options={"max_fusion_size": 3}), {"max_fusion_size": 3}, None),
+    "in place with settings": (
+        lambda net: in_place(net, options={"max_fusion_size": 3}),
+        {"max_fusion_size": 3},
+        None,
+    ),
     "a part": (with_a_part, {"max_fusion_size": 3}, None),
     "a part in place": (lambda net: nn.Sequential(in_place(net)), {}, None),
 }
@@ -117,11 +132,16 @@ def failing(*_: Any, **__: Any) -> Any:
 def test_where_compiling_fails_the_graphs_run_without(monkeypatch) -> None:
     monkeypatch.setattr("thresher.subset.inductor.compile_fx_inner", failing)
     sub = subset_backward(perceptron(), compile=True)
-    with pytest.warns(UserWarning, match="run without torch.compile.*no such instruction.*given once"):
+    with pytest.warns(
+        UserWarning, match="run without torch.compile.*no such instruction.*given once"
+    ):
         sub(X)
     with warnings.catch_warnings(action="error"):
         same_as_plain(sub, X, rows=[1, 4])
         same_as_plain(sub, X[:, None], rows=[1, 4])
     assert isinstance(sub, SubsetBackward) and sub.compilations == 0 and sub.fallback is None
-    with pytest.raises(RuntimeError, match="strict=True: its graphs cannot be compiled: RuntimeError: there is no such"):
+    with pytest.raises(
+        RuntimeError,
+        match="strict=True: its graphs cannot be compiled: RuntimeError: there is no such",
+    ):
         subset_backward(perceptron(), compile=True, strict=True)(X)

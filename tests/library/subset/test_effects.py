@@ -43,9 +43,21 @@ class Counting(nn.Module):
         super().__init__()
         self.linear, self.add = nn.Linear(3, 2), [add]
         self.plain, self.logged, self.nested = 0, [], {"a": {"calls": 0}, "b": [[]]}
-        self.statistics, self.slots, self.space = Statistics(), Slots(), types.SimpleNamespace(calls=0)
-        self.counter, self.recent, self.known = collections.Counter(), collections.deque(maxlen=50), set()
-        self.array, self.tensor, self.tensors = np.zeros(3), torch.zeros(2), (torch.zeros(2, dtype=torch.int64),)
+        self.statistics, self.slots, self.space = (
+            Statistics(),
+            Slots(),
+            types.SimpleNamespace(calls=0),
+        )
+        self.counter, self.recent, self.known = (
+            collections.Counter(),
+            collections.deque(maxlen=50),
+            set(),
+        )
+        self.array, self.tensor, self.tensors = (
+            np.zeros(3),
+            torch.zeros(2),
+            (torch.zeros(2, dtype=torch.int64),),
+        )
         self.mapping, self.options, self.slots.calls = Mapping(), argparse.Namespace(calls=0), 0
         self.mapping.calls = 0
 
@@ -96,15 +108,23 @@ PLACES = {
 
 
 @pytest.mark.parametrize(
-    ("place", "hidden"), [*product(PLACES, [False]), *product(depth(["model.plain", "model.tensor"], [*PLACES]), [True])]
+    ("place", "hidden"),
+    [
+        *product(PLACES, [False]),
+        *product(depth(["model.plain", "model.tensor"], [*PLACES]), [True]),
+    ],
 )
 def test_calls_are_counted_once_wherever_they_are_counted(place, hidden) -> None:
     add, calls = PLACES[place]
     Counting.kinds = 0
     Counting.shared.clear()
-    model = Counting((lambda m: None if torch.compiler.is_compiling() else add(m)) if hidden else add)
+    model = Counting(
+        (lambda m: None if torch.compiler.is_compiling() else add(m)) if hidden else add
+    )
     sub = wrap(model, strict=False)
-    with pytest.warns(UserWarning, match=f"forward changes {place.partition(',')[0]}, which a traced graph") as said:
+    with pytest.warns(
+        UserWarning, match=f"forward changes {place.partition(',')[0]}, which a traced graph"
+    ) as said:
         for step in range(STEPS):
             sub(X)[[1, 2]].sum().backward()
             assert calls(model) == step + 1
@@ -136,17 +156,25 @@ def test_a_table_that_is_made_once_is_traced_afterwards(hidden) -> None:
     with pytest.warns(UserWarning, match=r"forward changes model\.statistics\.table"):
         for _ in range(STEPS):
             sub(X)[[1, 2]].sum().backward()
-    assert sub.fallback is None and sub.wrapped.statistics.table["made"] and sub._patience.traces == 2
+    assert (
+        sub.fallback is None and sub.wrapped.statistics.table["made"] and sub._patience.traces == 2
+    )
 
 
 def test_objects_that_no_forward_changes_are_as_they_were() -> None:
     model = Counting(lambda m: None)
-    model.statistics.myself, model.nan, model.big = model.statistics, np.full(2, np.nan), list(range(2**17))
+    model.statistics.myself, model.nan, model.big = (
+        model.statistics,
+        np.full(2, np.nan),
+        list(range(2**17)),
+    )
     before, sub = dict(vars(model)), wrap(model)
     with warnings.catch_warnings(action="error"):
         for _ in range(STEPS):
             sub(X)[[1, 2]].sum().backward()
-    assert list(vars(model)) == list(before) and all(vars(model)[name] is value for name, value in before.items())
+    assert list(vars(model)) == list(before) and all(
+        vars(model)[name] is value for name, value in before.items()
+    )
     assert sub._patience.traces == 1
 
 
@@ -164,6 +192,8 @@ def test_effects_are_undone_when_the_forward_fails_while_it_is_traced() -> None:
         subset_backward(model)(X.float())
     assert vars(model.statistics) == {"calls": 0, "seen": [1], "table": {"calls": 0}}
     model = Counting(add_to(lambda m: m.statistics, "calls")[0])
-    with pytest.raises(RuntimeError, match=r"strict=True: its forward changes model\.statistics\.calls"):
+    with pytest.raises(
+        RuntimeError, match=r"strict=True: its forward changes model\.statistics\.calls"
+    ):
         subset_backward(model, strict=True)(X.float())
     assert model.statistics.calls == 0

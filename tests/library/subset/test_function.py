@@ -23,7 +23,9 @@ def sub():
 
 
 def gradients(model):
-    return {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    return {
+        name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()
+    }
 
 
 def expected(sub, loss):
@@ -46,7 +48,9 @@ class Rows(TorchDispatchMode):
     @property
     def waits(self):
         """Whether the kept rows were looked for, for which a device would be waited for."""
-        return any("nonzero" in name or "item" in name or "local_scalar" in name for name in self.names)
+        return any(
+            "nonzero" in name or "item" in name or "local_scalar" in name for name in self.names
+        )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.names.append(str(func))
@@ -117,7 +121,12 @@ def test_kept_rows_of_several_entries_a_sample() -> None:
 def test_kept_rows_beside_other_uses_of_the_outputs(sub) -> None:
     def loss(take):
         def of(out):
-            return take(out, ROWS).square().sum() + out[0].sum() + take(out, ROWS[:1]).sum() + take(out, ROWS).sin().sum()
+            return (
+                take(out, ROWS).square().sum()
+                + out[0].sum()
+                + take(out, ROWS[:1]).sum()
+                + take(out, ROWS).sin().sum()
+            )
 
         return of
 
@@ -135,7 +144,12 @@ def test_kept_rows_of_several_outputs() -> None:
         sub.zero_grad()
         loss(sub(X), kept_rows, **kwargs).backward()
         assert (
-            distance(expected(sub, lambda out, kwargs=kwargs: loss(out, lambda o, rows: o[rows], **kwargs)), gradients(sub))
+            distance(
+                expected(
+                    sub, lambda out, kwargs=kwargs: loss(out, lambda o, rows: o[rows], **kwargs)
+                ),
+                gradients(sub),
+            )
             < 1e-13
         )
 
@@ -181,7 +195,9 @@ def test_backward_twice(sub, take) -> None:
 def test_what_was_saved_is_needed_only_once(sub) -> None:
     out = sub(X)
     out[ROWS].sum().backward()
-    with pytest.raises(RuntimeError, match="subset_backward: second backward through the same forward pass"):
+    with pytest.raises(
+        RuntimeError, match="subset_backward: second backward through the same forward pass"
+    ):
         out.sum().backward()
 
 
@@ -189,7 +205,9 @@ def test_parameters_changed_between_forward_and_backward(sub) -> None:
     out = sub(X)[ROWS].sum()
     with torch.no_grad():
         sub.wrapped[2].weight.mul_(2)
-    with pytest.raises(RuntimeError, match=r"shape \(.*\) that the backward pass needs was changed in place"):
+    with pytest.raises(
+        RuntimeError, match=r"shape \(.*\) that the backward pass needs was changed in place"
+    ):
         out.backward()
 
 
@@ -224,7 +242,9 @@ def test_an_output_changed_in_place_as_autograd_allows() -> None:
 
 def test_double_backward_and_forward_mode_are_refused(sub) -> None:
     x = X.clone().requires_grad_()
-    with pytest.raises(RuntimeError, match=r"double backward \(create_graph=True\) is not supported"):
+    with pytest.raises(
+        RuntimeError, match=r"double backward \(create_graph=True\) is not supported"
+    ):
         torch.autograd.grad(sub(x).sum(), x, create_graph=True)
     with warnings.catch_warnings(), torch.autograd.forward_ad.dual_level():
         warnings.simplefilter("ignore")  # what PyTorch loads for this
@@ -237,7 +257,8 @@ def test_double_backward_and_forward_mode_are_refused(sub) -> None:
 def test_function_transforms_are_refused(sub, transform) -> None:
     sub(X)
     refused = pytest.raises(
-        RuntimeError, match=r"torch\.func transforms are not supported; call the model itself \(\.wrapped\)"
+        RuntimeError,
+        match=r"torch\.func transforms are not supported; call the model itself \(\.wrapped\)",
     )
     with warnings.catch_warnings(), refused:
         warnings.simplefilter("ignore")  # what PyTorch loads for this
@@ -296,7 +317,11 @@ def test_saved_tensors_are_freed_by_the_backward() -> None:
     sub = wrap(Calls(lambda m, x: m.linear(m.linear(x).tanh()).tanh()))
     out = sub(X)
     node = out.grad_fn
-    references = [weakref.ref(value) for value in node.saved if isinstance(value, torch.Tensor) and value.shape[0] == 7]
+    references = [
+        weakref.ref(value)
+        for value in node.saved
+        if isinstance(value, torch.Tensor) and value.shape[0] == 7
+    ]
     assert references
     out[ROWS].sum().backward(retain_graph=True)
     assert all(reference() is not None for reference in references[1:])

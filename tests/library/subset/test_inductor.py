@@ -13,7 +13,19 @@ from torch._inductor import config
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from depth import depth
-from subset_cases import Calls, Causal, SmallResNet, ViT, conv_net, distance, numbers, outcome, same_as_plain, tokens, traced
+from subset_cases import (
+    Calls,
+    Causal,
+    SmallResNet,
+    ViT,
+    conv_net,
+    distance,
+    numbers,
+    outcome,
+    same_as_plain,
+    tokens,
+    traced,
+)
 from thresher.subset import SubsetBackward, subset_backward
 from thresher.subset.graphs import Graphs
 
@@ -83,7 +95,9 @@ def test_dropout_of_the_compiler_has_one_mask_in_both_passes() -> None:
         out = sub(x)
         weights = torch.zeros_like(out)
         weights[:k] = numbers(k, 5)
-        some = torch.autograd.grad((out[:k] * weights[:k]).sum(), list(sub.parameters()), retain_graph=True)
+        some = torch.autograd.grad(
+            (out[:k] * weights[:k]).sum(), list(sub.parameters()), retain_graph=True
+        )
         whole = torch.autograd.grad((out * weights).sum() + 0 * out.sum(), list(sub.parameters()))
         torch.testing.assert_close(some, whole, rtol=1e-12, atol=1e-12)
 
@@ -113,7 +127,9 @@ def marked(model: nn.Module, *inputs: Tensor, monkeypatch: Any) -> tuple[dict[st
     def stop(joint: Any, *_: Any, **__: Any) -> Any:
         for node in joint.graph.nodes:
             if node.meta.get("recompute") is not None:
-                found[node.target.__name__.partition(".")[0]] = type(node.meta[inductor.LAYOUTS]).__name__
+                found[node.target.__name__.partition(".")[0]] = type(
+                    node.meta[inductor.LAYOUTS]
+                ).__name__
         raise RuntimeError("seen enough")
 
     from thresher.subset import inductor
@@ -142,7 +158,9 @@ def test_sums_over_the_batch_random_numbers_and_numbers_of_rows_are_saved(monkey
 def compared_in(path: str, name: str, size: Any) -> bool:
     """Compares a symbolic size with a number, in a function of that name and file."""
     space: dict[str, Any] = {}
-    code = compile(f"def {name}(size):\n    return bool(size > 7)\n", f"/anywhere/torch/{path}", "exec")
+    code = compile(
+        f"def {name}(size):\n    return bool(size > 7)\n", f"/anywhere/torch/{path}", "exec"
+    )
     exec(code, space)
     return space[name](size)
 
@@ -157,7 +175,10 @@ def test_heuristics_set_no_guards() -> None:
     context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
     size = mode.from_tensor(torch.ones(9), symbolic_context=context).shape[0]
     assert compared_in("_inductor/codegen/cpp.py", "need_use_acc_helper", size) and not env.guards
-    assert compared_in("_inductor/codegen/simd.py", "can_use_32bit_indexing", size) and len(env.guards) == 1
+    assert (
+        compared_in("_inductor/codegen/simd.py", "can_use_32bit_indexing", size)
+        and len(env.guards) == 1
+    )
 
 
 def test_numbers_of_rows_that_guards_exclude_run_without_the_compiler() -> None:
@@ -177,7 +198,12 @@ def test_memory_that_is_laid_out_in_another_way_is_copied() -> None:
     backward = InductorBackward(passed.extend, fakes, [], [symbol])
     same, other = torch.rand(4, 3, 2), torch.rand(4, 3, 2)
     backward([same, other, 5])
-    assert passed[0] is same and passed[1].stride() == (6, 1, 3) and torch.equal(passed[1], other) and passed[2] == 5
+    assert (
+        passed[0] is same
+        and passed[1].stride() == (6, 1, 3)
+        and torch.equal(passed[1], other)
+        and passed[2] == 5
+    )
     passed.clear()
     backward([torch.rand(1, 3, 2).expand(4, 3, 2), as_is := torch.rand(4, 2, 3).transpose(1, 2), 5])
     assert passed[0].stride() == (6, 2, 1) and passed[1] is as_is
@@ -201,13 +227,22 @@ def test_a_decomposition_that_mixes_samples_is_refused(monkeypatch) -> None:
 
     def mixes(graphs: Graphs, *arguments: Any) -> Any:
         returned, _ = mixing.run_on_few_rows(graphs, *arguments)
-        return returned, [node for node in graphs.forward_module.graph.nodes if node.op == "call_function"][-1:]
+        return returned, [
+            node for node in graphs.forward_module.graph.nodes if node.op == "call_function"
+        ][-1:]
 
-    refused(monkeypatch, "run_on_few_rows", mixes, "its compiled graph mixes the samples of a batch")
+    refused(
+        monkeypatch, "run_on_few_rows", mixes, "its compiled graph mixes the samples of a batch"
+    )
 
 
 def test_guards_that_exclude_the_call_are_refused(monkeypatch) -> None:
     def compile_for_few(graphs: Graphs, *_: Any) -> None:
         graphs.guards = [graphs.symbol < N]
 
-    refused(monkeypatch, "_compile", compile_for_few, "the compiler made a wrong assumption about the batch size")
+    refused(
+        monkeypatch,
+        "_compile",
+        compile_for_few,
+        "the compiler made a wrong assumption about the batch size",
+    )

@@ -25,10 +25,16 @@ def quick(monkeypatch):
 @pytest.mark.usefixtures("quick")
 def test_a_number_that_changes_in_every_step_stops_the_tracing() -> None:
     sub = wrap(Calls(NEW), strict=False)
-    with pytest.warns(UserWarning, match="was traced 2 times.*Pad inputs to few lengths.*given once") as caught:
+    with pytest.warns(
+        UserWarning, match="was traced 2 times.*Pad inputs to few lengths.*given once"
+    ) as caught:
         for scale in range(12):
             same_as_plain(sub, X, scale, rows=ROWS)
-    assert len(caught) == 1 and traced(sub) == sub._patience.traces == 2 and "32 times" not in sub.fallback
+    assert (
+        len(caught) == 1
+        and traced(sub) == sub._patience.traces == 2
+        and "32 times" not in sub.fallback
+    )
 
 
 @pytest.mark.usefixtures("quick")
@@ -74,7 +80,20 @@ def test_calls_of_kinds_that_never_come_again_are_forgotten(monkeypatch) -> None
 
 
 def test_comparisons_get_rare() -> None:
-    assert [calls for calls in range(1, 1025) if kinds.is_due(calls)] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024]
+    assert [calls for calls in range(1, 1025) if kinds.is_due(calls)] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+        128,
+        256,
+        512,
+        768,
+        1024,
+    ]
 
 
 # Batches that are no reason to give up
@@ -84,7 +103,9 @@ def test_a_row_chosen_by_its_number_is_traced() -> None:
     for last in (
         lambda m, x, at: m.linear(x)[torch.arange(x.shape[0]), at],
         lambda m, x, at: m.linear(x)[torch.arange(at.shape[0]).to(torch.int32), at],
-        lambda m, x, at: m.linear(x).tanh().index_put((torch.arange(x.shape[0]), at), m.linear(x).sum(1)),
+        lambda m, x, at: (
+            m.linear(x).tanh().index_put((torch.arange(x.shape[0]), at), m.linear(x).sum(1))
+        ),
     ):
         sub, at = wrap(Calls(last)), torch.tensor([0, 3, 1, 2, 0, 3, 3])
         for n in (7, 5):
@@ -94,7 +115,9 @@ def test_a_row_chosen_by_its_number_is_traced() -> None:
 def test_numbers_of_rows_that_are_values_stay_theirs() -> None:
     for place in (
         lambda m, x: m.linear(x) * torch.arange(x.shape[0])[:, None],
-        lambda m, x: (m.linear(x) * torch.arange(x.shape[0])[:, None])[torch.arange(x.shape[0]), 1:].tanh(),
+        lambda m, x: (m.linear(x) * torch.arange(x.shape[0])[:, None])[
+            torch.arange(x.shape[0]), 1:
+        ].tanh(),
     ):
         same_as_plain(wrap(Calls(place)), X, rows=ROWS)
 
@@ -134,17 +157,24 @@ def test_a_first_batch_of_equal_samples_is_only_one_batch() -> None:
 
 @pytest.mark.parametrize("part", [nn.Embedding, nn.EmbeddingBag])
 def test_gradients_by_frequency_are_refused(part) -> None:
-    layer = part(5, 3, scale_grad_by_freq=True, **({"mode": "sum"} if part is nn.EmbeddingBag else {}))
+    layer = part(
+        5, 3, scale_grad_by_freq=True, **({"mode": "sum"} if part is nn.EmbeddingBag else {})
+    )
     sub = wrap(nn.Sequential(layer, nn.Flatten()), strict=False)
     words = torch.arange(48).reshape(16, 3) ** 2 % 5
-    with pytest.warns(UserWarning, match="scale_grad_by_freq=True: its gradients depend on all rows"):
+    with pytest.warns(
+        UserWarning, match="scale_grad_by_freq=True: its gradients depend on all rows"
+    ):
         same_as_plain(sub, words, rows=ROWS)
     with pytest.raises(RuntimeError, match="scale_grad_by_freq"):
         subset_backward(sub.wrapped, strict=True)(words)
 
 
 def test_compiled_scripts_are_named() -> None:
-    for model, name in ((nn.Sequential(nn.Tanh(), nn.Linear(6, 3)), "module '1'"), (nn.Linear(6, 3), "the model")):
+    for model, name in (
+        (nn.Sequential(nn.Tanh(), nn.Linear(6, 3)), "module '1'"),
+        (nn.Linear(6, 3), "the model"),
+    ):
         scripted = model.double()
         with warnings.catch_warnings(action="ignore"):
             if isinstance(scripted, nn.Sequential):
@@ -152,10 +182,15 @@ def test_compiled_scripts_are_named() -> None:
             else:
                 scripted = torch.jit.script(scripted)
         sub = subset_backward(scripted)
-        with pytest.warns(UserWarning, match=f"{name} comes from torch.jit.script.*the original Python module"):
+        with pytest.warns(
+            UserWarning, match=f"{name} comes from torch.jit.script.*the original Python module"
+        ):
             out = sub(X)
         out[ROWS].sum().backward()
-        assert all(parameter.grad is not None for parameter in sub.parameters()) and len(list(sub.parameters())) == 2
+        assert (
+            all(parameter.grad is not None for parameter in sub.parameters())
+            and len(list(sub.parameters())) == 2
+        )
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])

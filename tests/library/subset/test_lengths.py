@@ -55,7 +55,9 @@ def test_outputs_and_shared_tensors_of_varying_length(kind) -> None:
     for length in LENGTHS:
         mask = [torch.ones(length, length, dtype=torch.bool).tril()] if kind == "argument" else []
         same_as_plain(sub, tokens(7, length), *mask, rows=ROWS)
-    assert traced(sub) == (3 if mask else 2) and sub.fallback is None  # a mask as long as the batch could be of the batch
+    assert (
+        traced(sub) == (3 if mask else 2) and sub.fallback is None
+    )  # a mask as long as the batch could be of the batch
 
 
 def test_tokens_merged_with_the_batch_in_the_output() -> None:
@@ -101,7 +103,9 @@ def test_a_dimension_that_never_varied_before() -> None:
 
 REFUSED = {
     "a length in Python": lambda: Calls(lambda m, x: m.linear(x) * (2 if x.shape[1] == 5 else 3)),
-    "a loop over the length": lambda: Calls(lambda m, x: sum(m.linear(x[:, i]) for i in range(x.shape[1]))),
+    "a loop over the length": lambda: Calls(
+        lambda m, x: sum(m.linear(x[:, i]) for i in range(x.shape[1]))
+    ),
 }
 
 
@@ -148,7 +152,11 @@ def test_first_shapes_of_old_kinds_are_forgotten(monkeypatch) -> None:
         assert not shapes.varying(kind, [torch.empty(3, 5)], 3)
     assert len(shapes._first) == 4
     assert shapes.varying(49, [torch.empty(4, 6)], 4) == [(0, 1)]
-    assert shapes.varying(49, [torch.empty(4, 1)], 4) == [] == shapes.varying(49, [torch.empty(4, 5)], 4)
+    assert (
+        shapes.varying(49, [torch.empty(4, 1)], 4)
+        == []
+        == shapes.varying(49, [torch.empty(4, 5)], 4)
+    )
 
 
 def test_sizes_that_were_asked_for_are_forgotten_in_time(monkeypatch) -> None:
@@ -169,7 +177,11 @@ def test_compiled_graphs_hold_for_all_lengths(make) -> None:
     sub = subset_backward(model, strict=True, compile=True)
     plain = subset_backward(model, strict=True, compile=False)
     for n, length in zip((7, 7, 7, 9, 7, 6, 12), LENGTHS, strict=True):
-        given = (tokens(n, length), torch.zeros(n, length, dtype=torch.bool)) if make is Classifier else (numbers(n, 3, 8, 8),)
+        given = (
+            (tokens(n, length), torch.zeros(n, length, dtype=torch.bool))
+            if make is Classifier
+            else (numbers(n, 3, 8, 8),)
+        )
         for rows in (ROWS, range(n), [2]):
             same_as_plain(sub, *given, rows=rows)
             same_as_plain(plain, *given, rows=rows)

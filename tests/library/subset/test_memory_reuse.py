@@ -34,14 +34,20 @@ def test_a_chain_writes_over_what_it_wrote() -> None:
 def test_inputs_and_what_is_read_again_are_left_alone() -> None:
     x = torch.randn(4, 3)
     assert same_after(lambda x: x.relu(), x) == [aten.relu.default]
-    assert same_after(lambda x: (s := torch.sin(x)).relu() * s, x) == [aten.sin.default, aten.relu.default, aten.mul_.Tensor]
+    assert same_after(lambda x: (s := torch.sin(x)).relu() * s, x) == [
+        aten.sin.default,
+        aten.relu.default,
+        aten.mul_.Tensor,
+    ]
     assert same_after(lambda x: (s := torch.sin(x)) + s, x) == [aten.sin.default, aten.add.Tensor]
 
 
 def test_reshapes_of_what_is_not_read_again_are_written_over() -> None:
     x = torch.randn(4, 1)
     assert aten.relu_.default in same_after(lambda x: torch.sin(x).view(2, 2).relu(), x)
-    assert aten.relu_.default not in same_after(lambda x: (s := torch.sin(x)).view(2, 2).relu().view(4, 1) * s, x)
+    assert aten.relu_.default not in same_after(
+        lambda x: (s := torch.sin(x)).view(2, 2).relu().view(4, 1) * s, x
+    )
     assert aten.relu_.default not in same_after(lambda x: x.view(2, 2).relu(), x)
     assert aten.add_.Tensor not in same_after(lambda x: (v := torch.sin(x).view(2, 2)).t() + v, x)
 
@@ -55,5 +61,7 @@ def test_the_end_of_a_residual_block() -> None:
     def block(x, shortcut, mean, var):
         return (functional.batch_norm(x, mean, var) + shortcut).relu()
 
-    found = same_after(block, torch.randn(4, 2, 3, 3), torch.randn(4, 2, 3, 3), torch.zeros(2), torch.ones(2))
+    found = same_after(
+        block, torch.randn(4, 2, 3, 3), torch.randn(4, 2, 3, 3), torch.zeros(2), torch.ones(2)
+    )
     assert aten.relu_.default in found and aten.add_.Tensor in found

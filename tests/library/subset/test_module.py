@@ -80,7 +80,9 @@ def test_copies_and_pickles(called) -> None:
     torch.save(sub, stored)
     stored.seek(0)
     for other in (copy.deepcopy(sub), torch.load(stored, weights_only=False)):
-        assert torch.equal(other(X), sub(X)) and other.wrapped[0].weight is not sub.wrapped[0].weight
+        assert (
+            torch.equal(other(X), sub(X)) and other.wrapped[0].weight is not sub.wrapped[0].weight
+        )
         assert other.wrapped[0].weight is next(other.parameters()) and traced(other) == 1
         same_as_plain(other, X, rows=ROWS)
         with torch.no_grad():
@@ -96,15 +98,37 @@ class Settings(nn.Module):
         super().__init__()
         self.linear, self.act, self.conv = nn.Linear(6, 6), nn.Tanh(), nn.Conv1d(1, 1, 3, padding=1)
         self.scale, self.pair, self.table, self.function = 1.0, (1.0, [2.0]), {"a": 1.0}, torch.sin
-        self.config, self.single, self.double = types.SimpleNamespace(a=1.0), np.float32(1), np.float64(1)
-        self.weight, self.tensor, self.listed = nn.Parameter(torch.ones(6)), torch.ones(6), [torch.ones(6)]
+        self.config, self.single, self.double = (
+            types.SimpleNamespace(a=1.0),
+            np.float32(1),
+            np.float64(1),
+        )
+        self.weight, self.tensor, self.listed = (
+            nn.Parameter(torch.ones(6)),
+            torch.ones(6),
+            [torch.ones(6)],
+        )
         self.register_buffer("held", torch.ones(6))
 
     def forward(self, x):
         h = self.function(self.act(self.linear(x)) * self.pair[1][0])
         h = self.conv(h[:, None])[:, 0] if self.scale > 0 else h
-        h = h * self.scale * self.pair[0] * self.table["a"] * self.config.a * float(self.single) * float(self.double)
-        return (h.sum(1, keepdim=True) + self.linear.weight.sum()) * self.weight * self.tensor * self.listed[0] * self.held
+        h = (
+            h
+            * self.scale
+            * self.pair[0]
+            * self.table["a"]
+            * self.config.a
+            * float(self.single)
+            * float(self.double)
+        )
+        return (
+            (h.sum(1, keepdim=True) + self.linear.weight.sum())
+            * self.weight
+            * self.tensor
+            * self.listed[0]
+            * self.held
+        )
 
 
 CHANGES = {
@@ -119,7 +143,9 @@ CHANGES = {
     "a NumPy double": lambda m: setattr(m, "double", np.float64(3)),
     "a module": lambda m: setattr(m, "act", nn.Sigmoid()),
     "padding": lambda m: setattr(m.conv, "padding", (0,)),
-    "a parameter": lambda m: setattr(m, "weight", nn.Parameter(torch.full((1,), 2.0, dtype=torch.float64))),
+    "a parameter": lambda m: setattr(
+        m, "weight", nn.Parameter(torch.full((1,), 2.0, dtype=torch.float64))
+    ),
     "a parameter in place": lambda m: m.weight.data.mul_(2),
     "a tensor": lambda m: setattr(m, "tensor", torch.full((6,), 3.0)),
     "a tensor in place": lambda m: m.tensor.mul_(3),
@@ -130,7 +156,16 @@ CHANGES = {
 }
 
 
-SOME = ("a number", "an object", "a module", "a parameter in place", "a tensor in place", "a buffer", "frozen", "evaluation")
+SOME = (
+    "a number",
+    "an object",
+    "a module",
+    "a parameter in place",
+    "a tensor in place",
+    "a buffer",
+    "frozen",
+    "evaluation",
+)
 
 
 def test_changes_after_a_call_are_noticed() -> None:
@@ -146,12 +181,20 @@ def test_changes_after_a_call_are_noticed() -> None:
             assert sub.fallback is None
             if name not in ("frozen", "evaluation"):
                 assert not torch.allclose(before, sub.wrapped(X))
-            assert sub._patience.traces == made + (0 if "in place" in name or name == "a buffer" else 1)
+            assert sub._patience.traces == made + (
+                0 if "in place" in name or name == "a buffer" else 1
+            )
 
 
 def test_arguments_that_change() -> None:
     sub = wrap(Calls(lambda m, x, how, scale=1.0: getattr(m.linear(x), how)() * scale))
-    for how, scale in (("tanh", 1.0), ("sin", 1.0), ("tanh", 2.0), ("tanh", 2), ("tanh", np.float64(3))):
+    for how, scale in (
+        ("tanh", 1.0),
+        ("sin", 1.0),
+        ("tanh", 2.0),
+        ("tanh", 2),
+        ("tanh", np.float64(3)),
+    ):
         same_as_plain(sub, X, how, rows=ROWS, scale=scale)
     assert traced(sub) == 5 and sub.fallback is None
 
@@ -195,7 +238,9 @@ def test_padding_that_changes_and_packed_sequences() -> None:
         same_as_plain(sub, tokens(7, length), rows=ROWS)
     assert traced(sub) == 2
     lstm = wrap(nn.LSTM(6, 3, batch_first=True), strict=False)
-    packed = nn.utils.rnn.pack_padded_sequence(numbers(4, 5, 6), torch.tensor([5, 3, 3, 1]), batch_first=True)
+    packed = nn.utils.rnn.pack_padded_sequence(
+        numbers(4, 5, 6), torch.tensor([5, 3, 3, 1]), batch_first=True
+    )
     with pytest.warns(UserWarning, match="using the plain LSTM"):
         lstm(packed)
     assert torch.equal(lstm(packed)[0].data, lstm.wrapped(packed)[0].data)
@@ -217,7 +262,9 @@ def test_old_traces_go(monkeypatch) -> None:
 
 
 def test_a_batch_size_out_of_reach_is_traced_again() -> None:
-    sub = wrap(Calls(lambda m, x: m.linear(x) * (2 if x.shape[0] < 4 else 3 if x.shape[0] < 9 else 5)))
+    sub = wrap(
+        Calls(lambda m, x: m.linear(x) * (2 if x.shape[0] < 4 else 3 if x.shape[0] < 9 else 5))
+    )
     for n in (5, 2, 3, 12, 8, 40):
         same_as_plain(sub, numbers(n, 6), rows=[0])
     assert traced(sub) == 3

@@ -30,7 +30,9 @@ class Pooled(nn.Module):
 
 
 def encoder(dropout, *, first, activation="relu"):
-    layer = nn.TransformerEncoderLayer(D, 4, 4 * D, dropout, activation, batch_first=True, norm_first=first)
+    layer = nn.TransformerEncoderLayer(
+        D, 4, 4 * D, dropout, activation, batch_first=True, norm_first=first
+    )
     return Pooled(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
 
 
@@ -46,7 +48,9 @@ class RMSNorm(nn.Module):
 
 def rotated(x):
     half = x.shape[-1] // 2
-    angles = torch.outer(torch.arange(x.shape[-2]).float(), 1e4 ** (-torch.arange(half).float() / half))
+    angles = torch.outer(
+        torch.arange(x.shape[-2]).float(), 1e4 ** (-torch.arange(half).float() / half)
+    )
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
@@ -59,11 +63,18 @@ class LlamaBlock(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList([RMSNorm(), RMSNorm()])
         self.qkv, self.out = nn.Linear(D, 3 * D, bias=False), nn.Linear(D, D, bias=False)
-        self.gate, self.up, self.down = (nn.Linear(*s, bias=False) for s in ((D, 2 * D), (D, 2 * D), (2 * D, D)))
+        self.gate, self.up, self.down = (
+            nn.Linear(*s, bias=False) for s in ((D, 2 * D), (D, 2 * D), (2 * D, D))
+        )
 
     def forward(self, x):
-        heads = [part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.qkv(self.norms[0](x)).chunk(3, -1)]
-        mixed = F.scaled_dot_product_attention(rotated(heads[0]), rotated(heads[1]), heads[2], is_causal=True)
+        heads = [
+            part.unflatten(-1, (4, -1)).transpose(1, 2)
+            for part in self.qkv(self.norms[0](x)).chunk(3, -1)
+        ]
+        mixed = F.scaled_dot_product_attention(
+            rotated(heads[0]), rotated(heads[1]), heads[2], is_causal=True
+        )
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         y = self.norms[1](x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
@@ -79,17 +90,31 @@ def sequences():
 
 def conv():
     return nn.Sequential(
-        *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)),
+        *(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+        ),
         *(nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)),
     )
 
 
 MODELS = {
-    "linear": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 10)), images),
+    "linear": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 10)),
+        images,
+    ),
     "conv, batch norm": (conv, images),
     "layer norm, dropout": (
         lambda: nn.Sequential(
-            nn.Flatten(), nn.Linear(192, 64), nn.LayerNorm(64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 10)
+            nn.Flatten(),
+            nn.Linear(192, 64),
+            nn.LayerNorm(64),
+            nn.GELU(),
+            nn.Dropout(0.1),
+            nn.Linear(64, 10),
         ),
         images,
     ),
@@ -121,22 +146,32 @@ def error(found, wanted):
     """Largest difference, as a share of the largest gradient of the parameter, or of a hundredth of the largest of all."""
     largest = max(float(one.abs().max()) for one in wanted)
     return max(
-        float((a - b).abs().max()) / max(float(b.abs().max()), 0.01 * largest) for a, b in zip(found, wanted, strict=True)
+        float((a - b).abs().max()) / max(float(b.abs().max()), 0.01 * largest)
+        for a, b in zip(found, wanted, strict=True)
     )
 
 
 @pytest.mark.parametrize(
     ("name", "mode"),
     depth(
-        [("linear", "parameters"), ("encoder, dropout", "autocast"), ("llama", "autocast"), ("conv, batch norm", "autocast")],
+        [
+            ("linear", "parameters"),
+            ("encoder, dropout", "autocast"),
+            ("llama", "autocast"),
+            ("conv, batch norm", "autocast"),
+        ],
         [*itertools.product(MODELS, ["autocast", "parameters"])],
     ),
 )
 def test_no_model_is_refused_and_the_gradients_are_those_of_the_model(name, mode):
     for seed in range(depth(1, 20)):
-        dtype, autocast = (torch.float32, torch.bfloat16) if mode == "autocast" else (torch.bfloat16, None)
+        dtype, autocast = (
+            (torch.float32, torch.bfloat16) if mode == "autocast" else (torch.bfloat16, None)
+        )
         model, x, y = made(name, seed, dtype)
-        own = gradients(subset_backward(copy.deepcopy(model), strict=True), x, y, autocast=autocast, subset=True)
+        own = gradients(
+            subset_backward(copy.deepcopy(model), strict=True), x, y, autocast=autocast, subset=True
+        )
         if name == "conv, batch norm":
             continue  # the kept rows are taken for the whole batch
         plain = gradients(copy.deepcopy(model), x, y, autocast=autocast)
@@ -162,8 +197,14 @@ def test_a_mistake_of_one_percent_is_seen(name, mode, monkeypatch):
 
     def mistaken(graphs, saved, tangents, rows, n, *rest):
         found = list(plain(graphs, saved, tangents, rows, n, *rest))
-        of_parameters = [i for i, source in enumerate(graphs.grads) if source is not None and source[0] == "param"]
-        place = max(of_parameters, key=lambda i: float(found[i].abs().max()) * (1 if seed % 2 else 1 + i))
+        of_parameters = [
+            i
+            for i, source in enumerate(graphs.grads)
+            if source is not None and source[0] == "param"
+        ]
+        place = max(
+            of_parameters, key=lambda i: float(found[i].abs().max()) * (1 if seed % 2 else 1 + i)
+        )
         wrong = found[place].clone()
         wrong.view(-1)[seed] += 0.01 * max(float(found[i].abs().max()) for i in of_parameters)
         found[place] = wrong
@@ -172,9 +213,16 @@ def test_a_mistake_of_one_percent_is_seen(name, mode, monkeypatch):
     monkeypatch.setattr(examining, "run_backward", mistaken)
     for seed in range(depth(1, 10)):
         model, x, y = made(name, seed, torch.bfloat16 if mode == "parameters" else torch.float32)
-        with pytest.raises(RuntimeError, match=r"gradients of some rows differ from those of the batch by a relative"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"gradients of some rows differ from those of the batch by a relative",
+        ):
             gradients(
-                subset_backward(model, strict=True), x, y, autocast=torch.bfloat16 if mode == "autocast" else None, subset=True
+                subset_backward(model, strict=True),
+                x,
+                y,
+                autocast=torch.bfloat16 if mode == "autocast" else None,
+                subset=True,
             )
 
 
@@ -232,7 +280,13 @@ def test_a_trace_with_and_one_without_autocast_are_told_apart():
         own, plain = copy.deepcopy(model), copy.deepcopy(model)
         wrapped.load_state_dict(own.state_dict())
         wrapped.zero_grad()
-        assert error(gradients(wrapped, x, y, autocast=autocast, subset=True), gradients(plain, x, y, autocast=autocast)) < 0.01
+        assert (
+            error(
+                gradients(wrapped, x, y, autocast=autocast, subset=True),
+                gradients(plain, x, y, autocast=autocast),
+            )
+            < 0.01
+        )
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -242,7 +296,9 @@ def test_losses_and_records_under_autocast_are_those_of_the_same_outputs_in_floa
     x, y = torch.randn(24, 6), torch.arange(24) % 3
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     run = thresher.attach(
-        [thresher.Kakurenbo(), method] if isinstance(method, thresher.SelectiveBackprop) else thresher.Kakurenbo(),
+        [thresher.Kakurenbo(), method]
+        if isinstance(method, thresher.SelectiveBackprop)
+        else thresher.Kakurenbo(),
         loader=DataLoader(TensorDataset(x, y), 8),
         criterion=nn.CrossEntropyLoss(),
         model=model,
@@ -257,7 +313,11 @@ def test_losses_and_records_under_autocast_are_those_of_the_same_outputs_in_floa
         value = run.criterion(outputs.float(), targets) if value is None else value
         losses = F.cross_entropy(outputs.detach().float(), targets, reduction="none")
         assert value.dtype == torch.float32
-        kept = losses.topk(len(losses) // 2).values if isinstance(method, thresher.SelectiveBackprop) else losses
+        kept = (
+            losses.topk(len(losses) // 2).values
+            if isinstance(method, thresher.SelectiveBackprop)
+            else losses
+        )
         assert torch.allclose(value, kept.mean(), rtol=1e-5)
         value.backward()
         probs = outputs.detach().float().softmax(1)
@@ -271,7 +331,10 @@ def test_a_gradient_scaler():
     torch.manual_seed(0)
     x, y = torch.randn(24, 6), torch.arange(24) % 3
     model = nn.Linear(6, 3)
-    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    optimizer, scaler = (
+        torch.optim.SGD(model.parameters(), 0.1),
+        torch.amp.GradScaler("cpu", init_scale=2.0**8),
+    )
     run = thresher.attach(
         thresher.SelectiveBackprop(keep=0.5),
         loader=DataLoader(TensorDataset(x, y), 8),

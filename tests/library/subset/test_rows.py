@@ -12,7 +12,10 @@ def cases(draw):
     """A tensor made of one block a sample, its layout, and some rows."""
     n = draw(st.integers(1, 7))
     per, inner = draw(st.sampled_from([1, 2, 3])), draw(st.booleans())
-    before, after = draw(st.lists(st.integers(1, 3), max_size=2)), draw(st.lists(st.integers(0, 3), max_size=2))
+    before, after = (
+        draw(st.lists(st.integers(1, 3), max_size=2)),
+        draw(st.lists(st.integers(0, 3), max_size=2)),
+    )
     layout = Layout(len(before), per, inner and per > 1)
     drawing = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     blocks = torch.randint(-1, 2, (n, per, *before, *after), generator=drawing).double()
@@ -25,7 +28,11 @@ def join(blocks, layout):
     if not len(blocks):
         shape = list(blocks.shape[2:])
         return blocks.new_zeros((*shape[: layout.axis], 0, *shape[layout.axis :]))
-    order = [(i, j) for j in range(blocks.shape[1]) for i in range(len(blocks))] if layout.inner else None
+    order = (
+        [(i, j) for j in range(blocks.shape[1]) for i in range(len(blocks))]
+        if layout.inner
+        else None
+    )
     order = order or [(i, j) for i in range(len(blocks)) for j in range(blocks.shape[1])]
     return torch.stack([blocks[i, j] for i, j in order], layout.axis)
 
@@ -41,7 +48,9 @@ def test_rows_are_taken_put_and_looked_at_as_by_hand(case) -> None:
         emptied = torch.zeros_like(blocks)
         emptied[rows] = blocks[rows]
         assert torch.equal(layout.put(some, rows, n), join(emptied, layout))
-    assert torch.equal(layout.carries(whole, n), (blocks != 0).reshape(n, -1 if blocks.numel() else 0).any(1))
+    assert torch.equal(
+        layout.carries(whole, n), (blocks != 0).reshape(n, -1 if blocks.numel() else 0).any(1)
+    )
     labels = torch.arange(n).view(n, *[1] * (blocks.dim() - 1)).expand_as(blocks)
     assert torch.equal(layout.labels(whole, n), join(labels, layout))
     if layout.axis == 0:
@@ -82,7 +91,11 @@ def test_other_expanded_dimensions_stay_expanded(layout, at) -> None:
     rows = torch.tensor([0, 2, 3])
     expected = layout.take(whole.expand(sizes).contiguous(), rows, 4)
     some = layout.take(whole.expand(sizes), rows, 4)
-    assert torch.equal(some, expected) and some.stride(at) == 0 and some.untyped_storage().nbytes() * 7 == expected.nbytes
+    assert (
+        torch.equal(some, expected)
+        and some.stride(at) == 0
+        and some.untyped_storage().nbytes() * 7 == expected.nbytes
+    )
     if layout == Layout(0):
         assert some.stride() == whole.expand(sizes).stride()
 
@@ -105,7 +118,15 @@ def test_nan_and_infinity_carry() -> None:
 def test_memory_shown_twice_is_taken_once() -> None:
     value = torch.arange(24.0).view(4, 3, 2)
     taker = Taker(torch.tensor([1, 2]), 4)
-    a, b, c = taker(value, Layout(0)), taker(value.view(12, 2), Layout(0, 3)), taker(value.view(4, 6), Layout(0))
+    a, b, c = (
+        taker(value, Layout(0)),
+        taker(value.view(12, 2), Layout(0, 3)),
+        taker(value.view(4, 6), Layout(0)),
+    )
     assert a.data_ptr() == b.data_ptr() == c.data_ptr()
-    assert torch.equal(a, value[1:3]) and torch.equal(b, value.view(12, 2)[3:9]) and torch.equal(c, value.view(4, 6)[1:3])
+    assert (
+        torch.equal(a, value[1:3])
+        and torch.equal(b, value.view(12, 2)[3:9])
+        and torch.equal(c, value.view(4, 6)[1:3])
+    )
     assert not torch.equal(taker(value.int(), Layout(0)), torch.zeros(2, 3, 2))

@@ -30,7 +30,9 @@ def other_weight(model: Any) -> None:
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
-    "a tensor that equals the number in whose place it is": lambda model: setattr(model[0], "rate", torch.tensor(0.5)),
+    "a tensor that equals the number in whose place it is": lambda model: setattr(
+        model[0], "rate", torch.tensor(0.5)
+    ),
     "a number": lambda model: setattr(model[0], "rate", 0.25),
     "an entry of a list": lambda model: model[0].widths.append(3),
     "an entry of a dict": lambda model: model[0].options.update(scale=2.0),
@@ -47,7 +49,9 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a parameter that is gone": lambda model: setattr(model[0].linear, "bias", None),
     "another module": lambda model: setattr(model[0], "norm", nn.Identity()),
     "a module more": lambda model: model.append(nn.ReLU()),
-    "a module under another name": lambda model: model[0].add_module("second", model[0]._modules.pop("norm")),
+    "a module under another name": lambda model: model[0].add_module(
+        "second", model[0]._modules.pop("norm")
+    ),
     "another class": lambda model: setattr(model[1], "__class__", nn.AlphaDropout),
     "a hook": lambda model: model[0].linear.register_forward_hook(lambda *_: None),
 }
@@ -88,4 +92,8 @@ def test_what_is_shared_is_part_of_the_key() -> None:
     model[1].weight = model[0].weight
     tied = Settings(model)
     model[1] = model[0]
-    assert len({settings.key for settings in (apart, tied, Settings(model))}) == 3 and not apart.hold() and not tied.hold()
+    assert (
+        len({settings.key for settings in (apart, tied, Settings(model))}) == 3
+        and not apart.hold()
+        and not tied.hold()
+    )

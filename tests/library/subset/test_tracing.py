@@ -54,14 +54,23 @@ def stored(m, x):
 
 
 REFUSED = {
-    "a branch on values": (lambda m, x: m.linear(x) if x.sum() > 0 else m.linear(x).tanh(), "data-dependent"),
+    "a branch on values": (
+        lambda m, x: m.linear(x) if x.sum() > 0 else m.linear(x).tanh(),
+        "data-dependent",
+    ),
     "a value as a number": (lambda m, x: m.linear(x) * x.sum().item(), "u0|data|values|mixes"),
     "rows by value": (lambda m, x: m.linear(x[x[:, 0] > 0]), "depends on values"),
     "rows by value, put back": (put, "depends on values"),
     "the length of the batch": (lambda m, x: m.linear(x) * len(x), "compared with a number"),
     "Python's random": (lambda m, x: m.linear(x) * random.random(), "draws random numbers outside"),
-    "NumPy's random": (lambda m, x: m.linear(x) * float(np.random.rand()), "draws random numbers outside"),
-    "a parameter of nobody": (lambda m, x: m.linear(x) * OUTSIDE, r"tensor of shape \(6,\) that requires gradients"),
+    "NumPy's random": (
+        lambda m, x: m.linear(x) * float(np.random.rand()),
+        "draws random numbers outside",
+    ),
+    "a parameter of nobody": (
+        lambda m, x: m.linear(x) * OUTSIDE,
+        r"tensor of shape \(6,\) that requires gradients",
+    ),
     "an attribute": (assign("last", lambda m, h: h.detach()), "changes model.last"),
     "a counter": (assign("calls", lambda m, h: 1), "changes model.calls"),
     "a buffer": (stored, "assigns buffer held"),
@@ -73,7 +82,10 @@ REFUSED = {
         "returns tensors inside a Normal",
     ),
     "a size": (lambda m, x: (m.linear(x), x.shape[0]), "size that depends on the batch"),
-    "a root of a size": (lambda m, x: (m.linear(x), x.shape[0] ** 0.5), "size that depends on the batch"),
+    "a root of a size": (
+        lambda m, x: (m.linear(x), x.shape[0] ** 0.5),
+        "size that depends on the batch",
+    ),
 }
 
 
@@ -100,11 +112,16 @@ def test_the_plain_model_is_used_with_one_warning(name) -> None:
     with pytest.raises(RuntimeError, match=f"cannot be used with strict=True.*({why})") as refused:
         subset_backward(sub.wrapped, strict=True)(X.clone())
     assert sub.wrapped.seen == [] and sub.wrapped.table == {} and not hasattr(sub.wrapped, "last")
-    assert (random.getstate(), np.random.get_state()[2]) == state and not sub.wrapped.held.ne(1).any()
+    assert (random.getstate(), np.random.get_state()[2]) == state and not sub.wrapped.held.ne(
+        1
+    ).any()
     assert all(type(p) is nn.Parameter for p in sub.parameters())
     # Without `strict` the model is traced in the same way, which `make test` does not repeat.
     same_reason = mock.patch.object(SubsetBackward, "_trace", side_effect=refused.value.__cause__)
-    with depth(same_reason, nullcontext()), pytest.warns(UserWarning, match="This warning is given once") as caught:
+    with (
+        depth(same_reason, nullcontext()),
+        pytest.warns(UserWarning, match="This warning is given once") as caught,
+    ):
         sub(X.clone())
         sub(X.clone())
         sub(numbers(9, 6))
@@ -126,7 +143,9 @@ def test_the_plain_model_is_used_with_one_warning(name) -> None:
 @pytest.mark.usefixtures("group_of_one")
 def test_communication_with_other_processes() -> None:
     def scaled(m, x):
-        return m.linear(x) * functional_collectives.all_reduce(m.held, "sum", torch.distributed.group.WORLD)
+        return m.linear(x) * functional_collectives.all_reduce(
+            m.held, "sum", torch.distributed.group.WORLD
+        )
 
     sub = wrap(made(scaled), strict=False)
     with pytest.warns(UserWarning, match="communicates with other processes"):
@@ -159,12 +178,18 @@ def test_what_is_hidden_in_an_object_but_no_tensor() -> None:
 
 
 def test_hooks_on_parts_are_called() -> None:
-    for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
+    for register in (
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+    ):
         sub, called = wrap(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), strict=False), []
         sub(X)
         assert sub.fallback is None
         handle = getattr(sub.wrapped[0], register)(lambda *args, called=called: called.append(1))
-        with pytest.warns(UserWarning, match="module '0' has hooks, which a traced graph does not call"):
+        with pytest.warns(
+            UserWarning, match="module '0' has hooks, which a traced graph does not call"
+        ):
             sub(X.clone().requires_grad_()).sum().backward()
         assert called == [1], register
         handle.remove()
@@ -181,7 +206,9 @@ def test_hooks_on_the_wrapper_are_called() -> None:
 
 def test_parameters_without_a_shape() -> None:
     sub = subset_backward(nn.Sequential(nn.LazyLinear(4), nn.Tanh()))
-    with pytest.warns(UserWarning, match="parameters without a shape yet; call it once before wrapping it"):
+    with pytest.warns(
+        UserWarning, match="parameters without a shape yet; call it once before wrapping it"
+    ):
         assert sub(X.float()).shape == (7, 4)
     sub.double()
     same_as_plain(sub, X, rows=ROWS)
@@ -199,7 +226,13 @@ Pair = collections.namedtuple("Pair", "a b")
 
 
 def test_kinds_of_containers_are_kept() -> None:
-    sub = wrap(Calls(lambda m, x: collections.OrderedDict(p=Pair(m.linear(x), 3), l=[x.shape[1], torch.arange(3)])))
+    sub = wrap(
+        Calls(
+            lambda m, x: collections.OrderedDict(
+                p=Pair(m.linear(x), 3), l=[x.shape[1], torch.arange(3)]
+            )
+        )
+    )
     found = sub(X)
     assert type(found) is collections.OrderedDict and type(found["p"]) is Pair and found["p"].b == 3
     assert found["l"][0] == 6 and torch.equal(found["l"][1], torch.arange(3))

@@ -25,12 +25,19 @@ def test_attributes_that_are_set_reach_the_model() -> None:
     assert model.linear is sub.linear and sub(X).shape == (7, 2)
     sub.linear.weight = nn.Parameter(torch.zeros(2, 6, dtype=torch.float64))
     assert torch.equal(sub(X), sub.linear.bias.expand(7, 2) / 2)
-    assert [name for name, _ in sub.named_parameters()] == list(sub.state_dict()) == list(model.state_dict())
+    assert (
+        [name for name, _ in sub.named_parameters()]
+        == list(sub.state_dict())
+        == list(model.state_dict())
+    )
     del sub.temperature
     assert not hasattr(model, "temperature")
     with pytest.raises(AttributeError, match="temperature"):
         del sub.temperature
-    with pytest.raises(AttributeError, match="`wrapped` cannot be replaced; call subset_backward with the other model"):
+    with pytest.raises(
+        AttributeError,
+        match="`wrapped` cannot be replaced; call subset_backward with the other model",
+    ):
         sub.wrapped = nn.Linear(2, 2)
 
 
@@ -49,7 +56,13 @@ def test_attributes_of_the_wrapper_stay_its_own() -> None:
 def test_parts_are_indexed_where_those_of_the_model_are() -> None:
     sub = wrap(nn.Sequential(nn.Linear(6, 4), nn.Tanh()))
     before = sub(X)
-    assert sub[0] is sub.wrapped[0] and len(sub) == 2 and list(sub) == list(sub.wrapped) and sub[1] in sub and sub
+    assert (
+        sub[0] is sub.wrapped[0]
+        and len(sub) == 2
+        and list(sub) == list(sub.wrapped)
+        and sub[1] in sub
+        and sub
+    )
     sub[1] = nn.Identity()
     assert not torch.allclose(sub(X), before)
     del sub[1]
@@ -60,13 +73,17 @@ def test_parts_are_indexed_where_those_of_the_model_are() -> None:
         plain[0]
 
 
-def test_a_long_trace_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_trace_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("thresher.subset.module.SECONDS_TO_TELL", -1.0)
     sub = wrap(nn.Linear(6, 3), strict=False)
     with caplog.at_level(logging.WARNING, "thresher"):
         sub(X)
         sub(X.unsqueeze(1))
-    assert len(caplog.records) == 1 and caplog.messages[0].startswith("subset_backward: tracing Linear took ")
+    assert len(caplog.records) == 1 and caplog.messages[0].startswith(
+        "subset_backward: tracing Linear took "
+    )
 
 
 def test_a_forward_that_fails_while_it_is_traced_leaves_the_random_states() -> None:

@@ -39,12 +39,16 @@ class Hides:
     def hidden(self, loss: Any, generator: torch.Generator) -> Any:
         return smallest(loss, share(self.fraction, len(loss)))
 
-    def plan_epoch(self, records: Any, *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+    def plan_epoch(
+        self, records: Any, *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
         ids = ids_of(~self.hidden(on_host(records["loss"]), generator))
         return self.planned(ids, len(records["loss"]))
 
     def planned(self, ids: Tensor, n: int) -> EpochPlan:
-        return EpochPlan(ids, facts={"scheduled_fraction": self.fraction, "actual_fraction": 1 - len(ids) / n})
+        return EpochPlan(
+            ids, facts={"scheduled_fraction": self.fraction, "actual_fraction": 1 - len(ids) / n}
+        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,11 @@ class DrawsFromNumpy(Hides):
 @dataclass(frozen=True)
 class Unseeded(Hides):
     def hidden(self, loss: Any, generator: torch.Generator) -> Any:
-        return (np.random.default_rng().random(len(loss)) < self.fraction) & np.isfinite(loss) & (len(loss) > 1)
+        return (
+            (np.random.default_rng().random(len(loss)) < self.fraction)
+            & np.isfinite(loss)
+            & (len(loss) > 1)
+        )
 
 
 @dataclass(frozen=True)
@@ -181,7 +189,11 @@ class WrongFact(Hides):
 @dataclass(frozen=True)
 class WrongDrop(Hides):
     def planned(self, ids: Tensor, n: int) -> EpochPlan:
-        facts = {"scheduled_fraction": 0.3, "actual_fraction": 1 - len(ids) / n, "dropped_fraction": 0.5}
+        facts = {
+            "scheduled_fraction": 0.3,
+            "actual_fraction": 1 - len(ids) / n,
+            "dropped_fraction": 0.5,
+        }
         return EpochPlan(ids, facts=facts)
 
 
@@ -260,7 +272,12 @@ class ByRow(Keeps):
     """Breaks ties by the order of the rows."""
 
     def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
-        return super().plan_batch({**signals, "id": torch.arange(len(signals["id"]))}, state, step=step, generator=generator)
+        return super().plan_batch(
+            {**signals, "id": torch.arange(len(signals["id"]))},
+            state,
+            step=step,
+            generator=generator,
+        )
 
 
 @dataclass(frozen=True)
@@ -271,7 +288,10 @@ class DrawsByRow(Keeps):
         draws = torch.rand(len(signals["id"]), generator=generator)
         finite = signals["loss"].isfinite()
         return super().plan_batch(
-            {**signals, "loss": torch.where(finite, draws, torch.inf)}, state, step=step, generator=generator
+            {**signals, "loss": torch.where(finite, draws, torch.inf)},
+            state,
+            step=step,
+            generator=generator,
         )
 
 
@@ -411,7 +431,10 @@ def test_a_method_that_decides_before_training_passes() -> None:
     [
         (DrawsFromTorch(), "draws from global random state"),
         (DrawsFromNumpy(), "draws from global random state"),
-        (Unseeded(), "its answer depends on global random state|answers differently to the same question"),
+        (
+            Unseeded(),
+            "its answer depends on global random state|answers differently to the same question",
+        ),
         (SortsUnstably(), r"breaks ties by something else than \(value, id\)"),
         (HidesNan(), "hides samples whose loss is"),
         (HidesUnseen(), "hides samples whose loss is -inf"),
@@ -419,7 +442,10 @@ def test_a_method_that_decides_before_training_passes() -> None:
         (ChangesRecords(), "changes the records it is given"),
         (NotFrozen(), "is not frozen"),
         (FloatIds(), "plan_epoch of epoch 0 .* raised TypeError: EpochPlan: `ids` must be int64"),
-        (BeyondTheDataset(), r"plan_epoch of epoch 0 .* raised ValueError: EpochPlan: `ids` must be within \[0, 50\)"),
+        (
+            BeyondTheDataset(),
+            r"plan_epoch of epoch 0 .* raised ValueError: EpochPlan: `ids` must be within \[0, 50\)",
+        ),
         (WrongFact(), "its plan has actual_fraction = 0.9, but"),
         (WrongDrop(), "its plan has actual_fraction = .* and dropped_fraction = 0.5, but"),
         (NoFact(), "its plan has no fact 'scheduled_fraction'"),
@@ -459,7 +485,9 @@ def test_a_broken_promise_is_named(method: Any, sentence: str) -> None:
 def test_what_is_no_method() -> None:
     with pytest.raises(ContractError, match=r"^Hides: is a class; check an instance, Hides\(\)"):
         check_method(Hides)
-    with pytest.raises(ContractError, match="^int: has stage = None; it must be one of 'epoch', 'batch', 'before'"):
+    with pytest.raises(
+        ContractError, match="^int: has stage = None; it must be one of 'epoch', 'batch', 'before'"
+    ):
         check_method(3)
 
     @dataclass(frozen=True)
@@ -469,7 +497,9 @@ def test_what_is_no_method() -> None:
         def count(self, n: int) -> int:
             return n
 
-    with pytest.raises(ContractError, match="^Half: has stage = 'batch' but lacks init_state, plan_batch$"):
+    with pytest.raises(
+        ContractError, match="^Half: has stage = 'batch' but lacks init_state, plan_batch$"
+    ):
         check_method(Half())
 
 
@@ -485,7 +515,9 @@ class ByOwnSignal(Keeps):
 
 def test_signals_of_the_users_own() -> None:
     check_method(ByOwnSignal(), signals={"surprise": lambda generator, n: generator.random(n)})
-    with pytest.raises(ValueError, match="^check_method: ByOwnSignal needs the signal 'surprise'; pass a function"):
+    with pytest.raises(
+        ValueError, match="^check_method: ByOwnSignal needs the signal 'surprise'; pass a function"
+    ):
         check_method(ByOwnSignal())
 
 

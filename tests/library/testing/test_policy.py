@@ -11,7 +11,9 @@ from thresher.testing import ContractError, check_policy
 
 
 @pytest.mark.parametrize("prompts", [1, 2, 12])
-@pytest.mark.parametrize("make", [rl.Uniform, rl.Greso, rl.Thompson, partial(rl.Thompson, target=0.3, pool=1)])
+@pytest.mark.parametrize(
+    "make", [rl.Uniform, rl.Greso, rl.Thompson, partial(rl.Thompson, target=0.3, pool=1)]
+)
 def test_policies_of_this_package_pass_and_leave_the_random_state(make: Any, prompts: int) -> None:
     before = torch.get_rng_state()
     check_policy(make, prompts=prompts)
@@ -43,7 +45,11 @@ class Forgetful(rl.Greso):
     """Saves a state without what it has learned."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "easy": torch.zeros_like(self.easy), "hard": torch.zeros_like(self.hard)}
+        return {
+            **super().state_dict(),
+            "easy": torch.zeros_like(self.easy),
+            "hard": torch.zeros_like(self.hard),
+        }
 
 
 class Shared(rl.Uniform):
@@ -76,8 +82,14 @@ class OfRank(rl.Uniform):
     ("make", "broken"),
     [
         (Few, r"Few: propose\(15\) must return 15 ids"),
-        (Tensors, r"Tensors: propose\(1\) must return 1 ids, whole numbers in \[0, 12\), got tensor"),
-        (Global, "Global: propose draws from torch's global generator; use a separate torch.Generator"),
+        (
+            Tensors,
+            r"Tensors: propose\(1\) must return 1 ids, whole numbers in \[0, 12\), got tensor",
+        ),
+        (
+            Global,
+            "Global: propose draws from torch's global generator; use a separate torch.Generator",
+        ),
         (Forgetful, "Forgetful: a policy that goes on with its state_dict proposes"),
         (Shared, "Shared: state_dict must return copies"),
         (OfRank, "OfRank: a policy made anew, as on another rank, proposes"),

@@ -100,10 +100,23 @@ def test_openings_of_help_texts():
 
 
 @pytest.mark.parametrize(
-    "text", ["Offset of the rows.", "Asymmetric.", "Thatched.", "of draws", "A seed. Of draws.", "Whatever."]
+    "text",
+    [
+        "Offset of the rows.",
+        "Asymmetric.",
+        "Thatched.",
+        "of draws",
+        "A seed. Of draws.",
+        "Whatever.",
+    ],
 )
 def test_other_openings_pass(text):
-    assert check_docstrings.check_source(f'def draw(seed):\n    """Draws.\n\n    Args:\n        seed: {text}\n    """\n') == []
+    assert (
+        check_docstrings.check_source(
+            f'def draw(seed):\n    """Draws.\n\n    Args:\n        seed: {text}\n    """\n'
+        )
+        == []
+    )
 
 
 def test_an_opening_on_the_line_after_the_name():
@@ -119,7 +132,11 @@ def test_an_opening_on_the_line_after_the_name():
             "draw",
             "`sed` is documented, but is no parameter",
         ),
-        ("def draw(n, seed): '''D.\n\nArgs:\n    seed: Seed.\n'''", "draw", "`n` is a parameter, but is not documented"),
+        (
+            "def draw(n, seed): '''D.\n\nArgs:\n    seed: Seed.\n'''",
+            "draw",
+            "`n` is a parameter, but is not documented",
+        ),
         (
             "async def draw(*, n, seed): '''D.\n\nArgs:\n    seed: Seed.\n'''",
             "draw",
@@ -135,7 +152,11 @@ def test_an_opening_on_the_line_after_the_name():
             "A",
             "`n` is documented, but is no parameter",
         ),
-        ("class A:\n  '''D.\n\n  Args:\n      n: N.\n  '''\n  m: int", "A", "`n` is documented, but is no parameter"),
+        (
+            "class A:\n  '''D.\n\n  Args:\n      n: N.\n  '''\n  m: int",
+            "A",
+            "`n` is documented, but is no parameter",
+        ),
         (
             "class A:\n  def f(self, n, k):\n    '''D.\n\n    Args:\n        n: N.\n    '''",
             "A.f",
@@ -159,12 +180,20 @@ def test_parameters_that_differ(source, name, wrong):
     ],
 )
 def test_unclear_words(text):
-    for source in (f'"""{text}"""', f'class A:\n    """A.\n\n    {text}\n    """', f'def f():\n    """{text}"""'):
+    for source in (
+        f'"""{text}"""',
+        f'class A:\n    """A.\n\n    {text}\n    """',
+        f'def f():\n    """{text}"""',
+    ):
         ((line, name, wrong),) = check_docstrings.check_source(source)
-        assert "is not clear; " in wrong and line == (4 if name == "A" else 1 if name == "module" else 2)
+        assert "is not clear; " in wrong and line == (
+            4 if name == "A" else 1 if name == "module" else 2
+        )
 
 
-@pytest.mark.parametrize("text", ["Trains the kept samples.", "The hidden size.", "They stand side by side."])
+@pytest.mark.parametrize(
+    "text", ["Trains the kept samples.", "The hidden size.", "They stand side by side."]
+)
 def test_clear_words(text):
     assert check_docstrings.check_source(f'"""{text}"""') == []
 
@@ -178,7 +207,10 @@ def test_the_command_prints_file_line_name_and_fault_and_fails(tmp_path):
     )
     done = subprocess.run([sys.executable, TOOL, tmp_path], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout == f"{bad}:6: A.draw: the text of `seed` opens with 'Of'; open with a noun that says what it is\n"
+    assert (
+        done.stdout
+        == f"{bad}:6: A.draw: the text of `seed` opens with 'Of'; open with a noun that says what it is\n"
+    )
 
 
 def test_the_command_passes_good_files(tmp_path, capsys):

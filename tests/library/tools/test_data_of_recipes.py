@@ -15,15 +15,21 @@ def test_points_of_known_maps_lie_on_their_attractor():
     """The Sierpinski triangle: a point lies in one of three half-size copies, and none in the middle."""
     half = [[0.5, 0, 0, 0.5, e, f] for e, f in ((0, 0), (0.5, 0), (0, 0.5))]
     points = fractals.draw_points(np.array(half), 5_000, np.random.default_rng(0))
-    assert points.shape == (5_000, 2) and (points > -1e-5).all() and (points.sum(1) < 1 + 1e-5).all()
-    for _ in range(6):  # the inverse of the map that a point comes from leads to a point of the attractor again
+    assert (
+        points.shape == (5_000, 2) and (points > -1e-5).all() and (points.sum(1) < 1 + 1e-5).all()
+    )
+    for _ in range(
+        6
+    ):  # the inverse of the map that a point comes from leads to a point of the attractor again
         points = 2 * points - (points >= 0.5)
         assert (points.sum(1) < 1 + 1e-3).all()
 
 
 def test_maps_without_an_attractor_have_no_cells():
     grows = np.array([[2.0, 0, 0, 2.0, 1, 1]])
-    assert fractals.cells_of(fractals.draw_points(grows, 5_000, np.random.default_rng(0)), 32) is None
+    assert (
+        fractals.cells_of(fractals.draw_points(grows, 5_000, np.random.default_rng(0)), 32) is None
+    )
 
 
 def test_classes_fill_pictures_and_do_not_depend_on_how_many_there_are(tmp_path):
@@ -34,17 +40,24 @@ def test_classes_fill_pictures_and_do_not_depend_on_how_many_there_are(tmp_path)
     images = [np.asarray(Image.open(path)) for path in paths]
     assert all(image.shape == (32, 32) and set(np.unique(image)) == {0, 255} for image in images)
     assert not np.array_equal(images[0], images[1]) and not np.array_equal(images[0], images[4])
-    again = [np.asarray(Image.open(path)) for path in sorted((tmp_path / "one" / "train").rglob("*.png"))]
+    again = [
+        np.asarray(Image.open(path)) for path in sorted((tmp_path / "one" / "train").rglob("*.png"))
+    ]
     assert all(map(np.array_equal, again, images[:4]))
 
 
 def test_the_command_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     (tmp_path / "train" / "00000").mkdir(parents=True)
     (tmp_path / "00001.partial").mkdir()
-    monkeypatch.setattr(sys, "argv", ["fractals", str(tmp_path), "--classes", "2", "--images", "3", "--size", "32"])
+    monkeypatch.setattr(
+        sys, "argv", ["fractals", str(tmp_path), "--classes", "2", "--images", "3", "--size", "32"]
+    )
     fractals.main()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train"]
-    assert [len(list((tmp_path / "train" / name).iterdir())) for name in ("00000", "00001")] == [0, 3]
+    assert [len(list((tmp_path / "train" / name).iterdir())) for name in ("00000", "00001")] == [
+        0,
+        3,
+    ]
 
 
 class H5py:
@@ -69,7 +82,10 @@ def published(tmp_path):
         path = tmp_path / part / f"data-{name}.h5"
         path.touch()
         labels = generator.integers(0, 3, (4, 6))
-        stored[path] = {"data": generator.uniform(low, high, (4, 6, 2)), "labels_0": labels.astype(np.float32)}
+        stored[path] = {
+            "data": generator.uniform(low, high, (4, 6, 2)),
+            "labels_0": labels.astype(np.float32),
+        }
     return tmp_path, stored
 
 
@@ -92,4 +108,6 @@ def test_converted_files_are_left_alone(published, tmp_path):
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.npy")}
     stored[source / "train" / "data-a.h5"].clear()
     deepcam.convert(source, tmp_path / "out", H5py(stored))
-    assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.suffix}
+    assert written == {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.suffix
+    }

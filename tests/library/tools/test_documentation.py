@@ -21,10 +21,18 @@ def test_every_page_has_its_place_in_the_navigation():
     assert [title for part in parts for title in part] == [*NAVIGATION] and len(NAVIGATION) == 6
     entries = [entry for part in parts for held in part.values() for entry in held]
     listed = [
-        page for entry in entries for group in ([[entry]] if isinstance(entry, str) else entry.values()) for page in group
+        page
+        for entry in entries
+        for group in ([[entry]] if isinstance(entry, str) else entry.values())
+        for page in group
     ]
     assert sorted(listed) == sorted(made.pages) and len(set(listed)) == len(listed)
-    assert {page for held in NAVIGATION.values() for page in held} >= {"index.md", "choosing.md", "faq.md", "first-steps.md"}
+    assert {page for held in NAVIGATION.values() for page in held} >= {
+        "index.md",
+        "choosing.md",
+        "faq.md",
+        "first-steps.md",
+    }
 
 
 def test_every_public_name_has_a_page_of_what_it_is():
@@ -34,7 +42,11 @@ def test_every_public_name_has_a_page_of_what_it_is():
         page = made.pages[f"api/{name}.md"]
         place = page.partition("::: ")[2].split()[0]
         module, _, attribute = place.rpartition(".")
-        found = import_module(place) if module == "thresher" else getattr(import_module(module), attribute)
+        found = (
+            import_module(place)
+            if module == "thresher"
+            else getattr(import_module(module), attribute)
+        )
         assert found is getattr(thresher, name), name
         assert "(" + f"{name}.md)" in made.pages["api/index.md"]
 
@@ -71,11 +83,21 @@ def test_the_notebook_runs_and_is_a_page(capsys):
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             tree = ast.parse(cell["source"])
-            shown = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) and cell["source"].endswith("half") else None
+            shown = (
+                tree.body.pop()
+                if isinstance(tree.body[-1], ast.Expr) and cell["source"].endswith("half")
+                else None
+            )
             exec(compile(tree, "first_steps", "exec"), names)
-            last = (shown and eval(compile(ast.Expression(shown.value), "first_steps", "eval"), names)) or last
+            last = (
+                shown and eval(compile(ast.Expression(shown.value), "first_steps", "eval"), names)
+            ) or last
     printed = capsys.readouterr().out
-    assert "full training 9" in printed and "at cost 0.50" in printed and "Winnow(share=0.5)" in printed
+    assert (
+        "full training 9" in printed
+        and "at cost 0.50" in printed
+        and "Winnow(share=0.5)" in printed
+    )
     assert last._repr_html_().startswith("<table>")
     assert names["half_accuracy"] > 0.85
     page = notebook_page(notebook)
@@ -83,8 +105,15 @@ def test_the_notebook_runs_and_is_a_page(capsys):
 
 
 def test_what_a_notebook_printed_is_on_its_page():
-    cell = {"cell_type": "code", "source": ["print(1)\n", "print(2)"], "outputs": [{"text": ["1\n", "2\n"]}, {"data": {}}]}
-    assert notebook_page({"cells": [cell]}) == "```python\nprint(1)\nprint(2)\n```\n\n```text\n1\n2\n```\n"
+    cell = {
+        "cell_type": "code",
+        "source": ["print(1)\n", "print(2)"],
+        "outputs": [{"text": ["1\n", "2\n"]}, {"data": {}}],
+    }
+    assert (
+        notebook_page({"cells": [cell]})
+        == "```python\nprint(1)\nprint(2)\n```\n\n```text\n1\n2\n```\n"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +133,10 @@ def test_the_site_is_built_without_a_warning(built):
 
 def test_no_page_loads_anything_from_elsewhere(built):
     for page in built.rglob("*.html"):
-        loaded = re.findall(r"<(?:script|link rel=.?stylesheet.?|img)[^>]*(?:src|href)=.?(https?:[^ >\"]*)", page.read_text())
+        loaded = re.findall(
+            r"<(?:script|link rel=.?stylesheet.?|img)[^>]*(?:src|href)=.?(https?:[^ >\"]*)",
+            page.read_text(),
+        )
         assert not loaded, page
 
 
@@ -121,14 +153,18 @@ def test_a_page_that_was_opened_from_a_file_searches_without_a_network(built):
         "--host-resolver-rules=MAP * ~NOTFOUND",
     ):
         options.add_argument(flag)
-    browser = selenium.Chrome(options=options, service=selenium.ChromeService(shutil.which("chromedriver")))
+    browser = selenium.Chrome(
+        options=options, service=selenium.ChromeService(shutil.which("chromedriver"))
+    )
     try:
         browser.get((built / "methods" / "kakurenbo.html").as_uri())
         field = browser.find_element("css selector", "input.md-search__input")
         field.click()
         field.send_keys("stratified batches")
         wait = importlib.import_module("selenium.webdriver.support.ui").WebDriverWait(browser, 20)
-        results = wait.until(lambda one: one.find_elements("css selector", ".md-search-result__item a"))
+        results = wait.until(
+            lambda one: one.find_elements("css selector", ".md-search-result__item a")
+        )
         assert "stratified.html" in results[0].get_attribute("href")
         for width in (1280, 390):
             size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
@@ -137,6 +173,8 @@ def test_a_page_that_was_opened_from_a_file_searches_without_a_network(built):
                 browser.get((built / page).as_uri())
                 cut = "return [...document.querySelectorAll('pre code')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
                 assert browser.execute_script(cut) == 0, (width, page)
-                assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth"), (width, page)
+                assert browser.execute_script(
+                    "return document.documentElement.scrollWidth <= window.innerWidth"
+                ), (width, page)
     finally:
         browser.quit()

@@ -58,7 +58,10 @@ def test_an_example_is_read(tmp_path):
 def test_an_example_without_its_facts_is_refused(change, tmp_path):
     path = tmp_path / "one.py"
     path.write_text(change(GOOD))
-    with pytest.raises(ValueError, match=r"one.py: the docstring must have a title.*'Library: ...' and 'State: works...'"):
+    with pytest.raises(
+        ValueError,
+        match=r"one.py: the docstring must have a title.*'Library: ...' and 'State: works...'",
+    ):
         read_example(path)
 
 
@@ -70,7 +73,10 @@ def test_the_page_has_a_table_and_a_section_for_each_example():
         "| lib | [Something, of a kind](#lib-something-of-a-kind) | works with `x = y` |",
         "| lib | [Other](#lib-other) | refused: use `z` |",
     ]
-    assert "### lib: Something, of a kind\n\nState: works with `x = y`.\n\nText with `code`.\n\nA second part." in page
+    assert (
+        "### lib: Something, of a kind\n\nState: works with `x = y`.\n\nText with `code`.\n\nA second part."
+        in page
+    )
     assert '\n\nRefused: z: "words".\n\n```py\nimport lib' in page
     assert "### lib: Other\n\nState: refused: use `z`.\n\n```py\npass\n```" in page
 

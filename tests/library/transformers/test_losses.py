@@ -4,7 +4,13 @@ from torch import nn
 
 import lightning_cases  # noqa: F401  # prepares the import of torchvision, which transformers looks for
 from thresher.records import NEVER_SEEN
-from thresher.transformers.losses import ClassLosses, UsersLosses, divides_by_total, losses_of, without_loss
+from thresher.transformers.losses import (
+    ClassLosses,
+    UsersLosses,
+    divides_by_total,
+    losses_of,
+    without_loss,
+)
 
 LABELS = torch.tensor([[1, 2, 0], [1, -100, -100], [-100, -100, 3]])
 LOGITS = torch.randn(3, 3, 4, generator=torch.Generator().manual_seed(0))
@@ -26,16 +32,26 @@ def test_positions(shifts):
 
 
 @pytest.mark.parametrize(
-    ("logits", "labels"), [(LOGITS, LABELS[:, :2]), (LOGITS, LABELS.float()), (None, LABELS), (LOGITS[..., 0], LABELS.float())]
+    ("logits", "labels"),
+    [
+        (LOGITS, LABELS[:, :2]),
+        (LOGITS, LABELS.float()),
+        (None, LABELS),
+        (LOGITS[..., 0], LABELS.float()),
+    ],
 )
 def test_other_shapes(logits, labels):
-    with pytest.raises(ValueError, match=r"are not classes of the model's logits.*Give per_position="):
+    with pytest.raises(
+        ValueError, match=r"are not classes of the model's logits.*Give per_position="
+    ):
         ClassLosses(shifts=False).by_position({"logits": logits}, labels)
 
 
 def test_losses_of_the_user():
     losses = UsersLosses(lambda outputs, labels: (outputs, labels != -100))
-    found = losses.criterion(*losses.pair(torch.tensor([[1.0, 3.0], [5.0, 7.0], [2.0, 2.0]]), LABELS[:, 1:]))
+    found = losses.criterion(
+        *losses.pair(torch.tensor([[1.0, 3.0], [5.0, 7.0], [2.0, 2.0]]), LABELS[:, 1:])
+    )
     assert found.tolist() == [2.0, NEVER_SEEN, 2.0]
     assert losses_of(nn.Linear(1, 1), losses.by_position).is_given
 
@@ -55,11 +71,21 @@ def trainer_loss(losses, *, total, scale=1.0):
 def test_the_loss_of_the_trainer(total, takes):
     losses = ClassLosses(shifts=False)
     positions = losses.by_position({"logits": LOGITS}, LABELS)
-    assert divides_by_total(trainer_loss(losses, total=total), losses, positions, takes_total=takes) == total
-    doubled = trainer_loss(losses, total=total, scale=2.0)  # as of two processes that average tokens
+    assert (
+        divides_by_total(trainer_loss(losses, total=total), losses, positions, takes_total=takes)
+        == total
+    )
+    doubled = trainer_loss(
+        losses, total=total, scale=2.0
+    )  # as of two processes that average tokens
     assert divides_by_total(doubled, losses, positions, takes_total=takes, scale=2.0) == total
-    with pytest.raises(ValueError, match=r"the loss of the trainer is .* but the mean cross-entropy of its positions without"):
-        divides_by_total(trainer_loss(losses, total=total, scale=1.001), losses, positions, takes_total=takes)
+    with pytest.raises(
+        ValueError,
+        match=r"the loss of the trainer is .* but the mean cross-entropy of its positions without",
+    ):
+        divides_by_total(
+            trainer_loss(losses, total=total, scale=1.001), losses, positions, takes_total=takes
+        )
     others = LOGITS + 1e-3 * torch.tensor([1.0, -1.0, 0.0, 0.0])
     with pytest.raises(ValueError, match="decoder_input_ids"):
         positions = losses.by_position({"logits": others}, LABELS)

@@ -19,7 +19,11 @@ class Python2(pickle._Pickler):
     def _string(self, text):
         raw = text.encode() if isinstance(text, str) else text
         short = len(raw) < 256
-        self.write(pickle.SHORT_BINSTRING + bytes([len(raw)]) if short else pickle.BINSTRING + struct.pack("<i", len(raw)))
+        self.write(
+            pickle.SHORT_BINSTRING + bytes([len(raw)])
+            if short
+            else pickle.BINSTRING + struct.pack("<i", len(raw))
+        )
         self.write(raw)
         self.memoize(text)
 
@@ -40,7 +44,13 @@ def samples(kind, n, seed=0):
 def batch_of(kind, n=4, seed=0):
     pixels, labels = samples(kind, n, seed)
     others = {"coarse_labels": [0] * n} if kind is CIFAR100 else {}
-    return {"batch_label": "a batch", kind.labels.decode(): labels, "data": pixels, "filenames": ["a.png"] * n, **others}
+    return {
+        "batch_label": "a batch",
+        kind.labels.decode(): labels,
+        "data": pixels,
+        "filenames": ["a.png"] * n,
+        **others,
+    }
 
 
 def write_python(kind, folder):
@@ -58,7 +68,9 @@ def write_binary(kind, folder):
     for seed, name in enumerate((*kind.train, kind.test)):
         pixels, labels = samples(kind, 4, seed)
         before = [[200] * (kind.label_bytes - 1) + [label] for label in labels]
-        (path / f"{name}.bin").write_bytes(np.hstack([np.array(before, np.uint8), pixels]).tobytes())
+        (path / f"{name}.bin").write_bytes(
+            np.hstack([np.array(before, np.uint8), pixels]).tobytes()
+        )
     return path
 
 
@@ -75,9 +87,13 @@ def test_reads_all_files_in_order_and_normalizes_each_channel(tmp_path, kind, wr
     parts = [samples(kind, 4, seed) for seed in range(len(kind.train) + 1)]
     assert targets.tolist() == [label for _, labels in parts[:-1] for label in labels]
     assert loaded.test_targets.tolist() == parts[-1][1]
-    pixels = np.concatenate([pixels for pixels, _ in parts]).reshape(-1, 3, 32, 32).astype(np.float64)
+    pixels = (
+        np.concatenate([pixels for pixels, _ in parts]).reshape(-1, 3, 32, 32).astype(np.float64)
+    )
     train = pixels[: len(inputs)]
-    expected = (pixels - train.mean((0, 2, 3), keepdims=True)) / train.std((0, 2, 3), keepdims=True, ddof=1)
+    expected = (pixels - train.mean((0, 2, 3), keepdims=True)) / train.std(
+        (0, 2, 3), keepdims=True, ddof=1
+    )
     assert inputs.shape[1:] == (3, 32, 32) and inputs.dtype.is_floating_point
     np.testing.assert_allclose(np.concatenate([inputs, loaded.test_inputs]), expected, atol=1e-5)
 
@@ -105,15 +121,27 @@ def test_found_in_the_folder_in_the_one_above_and_by_the_variable(tmp_path, monk
 
 @KINDS
 def test_absent_files(tmp_path, kind):
-    with pytest.raises(FileNotFoundError, match=f"{kind.name}: no folder was given. It is read from") as caught:
+    with pytest.raises(
+        FileNotFoundError, match=f"{kind.name}: no folder was given. It is read from"
+    ) as caught:
         kind.find()
-    names = (kind.python, kind.binary, *kind.train, f"{kind.test}.bin", "--data DIR or THRESHER_DATA")
+    names = (
+        kind.python,
+        kind.binary,
+        *kind.train,
+        f"{kind.test}.bin",
+        "--data DIR or THRESHER_DATA",
+    )
     assert all(name in str(caught.value) for name in names)
-    with pytest.raises(FileNotFoundError, match=f"{kind.name}: none of its files is in {tmp_path}. It is read from"):
+    with pytest.raises(
+        FileNotFoundError, match=f"{kind.name}: none of its files is in {tmp_path}. It is read from"
+    ):
         kind.find(tmp_path)
     folder = write_python(kind, tmp_path)
     (folder / kind.test).unlink()
-    with pytest.raises(FileNotFoundError, match=f"{kind.name}: no {kind.test} in {folder}. It is read from"):
+    with pytest.raises(
+        FileNotFoundError, match=f"{kind.name}: no {kind.test} in {folder}. It is read from"
+    ):
         kind.load(tmp_path)
 
 
@@ -140,7 +168,10 @@ def test_a_pickle_that_names_code_is_refused_and_the_code_does_not_run(tmp_path,
     content = pickle.dumps({b"data": payloads(proof)[name], b"labels": [0]}, protocol)
     (folder / "data_batch_2").write_bytes(content)
     asked = name if protocol == 4 else name.replace("builtins", "__builtin__")
-    with pytest.raises(ValueError, match=rf"data_batch_2: .*it asks for {asked}, and may ask for numpy's arrays only"):
+    with pytest.raises(
+        ValueError,
+        match=rf"data_batch_2: .*it asks for {asked}, and may ask for numpy's arrays only",
+    ):
         CIFAR10.load(folder)
     assert not proof.exists()
     pickle.loads(content)
@@ -159,7 +190,10 @@ def test_a_pickle_that_names_code_is_refused_and_the_code_does_not_run(tmp_path,
 def test_names_that_are_allowed_build_nothing_but_arrays_of_bytes(tmp_path, call):
     folder = write_python(CIFAR10, tmp_path)
     (folder / "test_batch").write_bytes(b"(dS'data'\n" + call + b"sS'labels'\n(lI0\nas.")
-    with pytest.raises(ValueError, match="test_batch: .*(the pixels are not an array of bytes|not a pickle of CIFAR)"):
+    with pytest.raises(
+        ValueError,
+        match="test_batch: .*(the pixels are not an array of bytes|not a pickle of CIFAR)",
+    ):
         CIFAR10.load(folder)
 
 
@@ -201,13 +235,28 @@ def changed(**changes):
         ({"data": 0}, r"no batch of cifar10: .* got \[b'data'\]"),
         (batch_of(CIFAR100), "no batch of cifar10: .*b'fine_labels'"),
         (changed(data=0), "the pixels are not an array of bytes of shape"),
-        (changed(data=np.zeros((4, 3073), np.uint8)), "the pixels are not an array of bytes of shape"),
-        (changed(data=np.zeros(4 * 3072, np.uint8)), "the pixels are not an array of bytes of shape"),
-        (changed(data=np.zeros((4, 3072), np.int8)), "the pixels are not an array of bytes of shape"),
-        (changed(data=np.zeros((4, 3072), np.float32)), "the pixels are not an array of bytes of shape"),
+        (
+            changed(data=np.zeros((4, 3073), np.uint8)),
+            "the pixels are not an array of bytes of shape",
+        ),
+        (
+            changed(data=np.zeros(4 * 3072, np.uint8)),
+            "the pixels are not an array of bytes of shape",
+        ),
+        (
+            changed(data=np.zeros((4, 3072), np.int8)),
+            "the pixels are not an array of bytes of shape",
+        ),
+        (
+            changed(data=np.zeros((4, 3072), np.float32)),
+            "the pixels are not an array of bytes of shape",
+        ),
         (changed(data=np.zeros((3, 3072), np.uint8)), "4 labels for 3 images"),
         (changed(labels=[0, 1, 2]), "3 labels for 4 images"),
-        (changed(data=np.zeros((0, 3072), np.uint8), labels=[]), "0 labels for|not an array of bytes"),
+        (
+            changed(data=np.zeros((0, 3072), np.uint8), labels=[]),
+            "0 labels for|not an array of bytes",
+        ),
         (changed(labels=[0, 1, 2, 10]), "the labels are not a list of whole numbers from 0 to 9"),
         (changed(labels=[0, 1, 2, -1]), "the labels are not a list of whole numbers from 0 to 9"),
         (changed(labels=[0, 1, 2, 3.5]), "the labels are not a list of whole numbers from 0 to 9"),
@@ -224,7 +273,9 @@ def test_batches_that_are_not_of_cifar10(tmp_path, name, batch, message):
 def test_cifar100_has_a_hundred_classes(tmp_path):
     path = write_python(CIFAR100, tmp_path) / "test"
     path.write_bytes(python2({**batch_of(CIFAR100), "fine_labels": [0, 1, 2, 100]}))
-    with pytest.raises(ValueError, match="test: damaged: the labels are not a list of whole numbers from 0 to 99"):
+    with pytest.raises(
+        ValueError, match="test: damaged: the labels are not a list of whole numbers from 0 to 99"
+    ):
         CIFAR100.load(tmp_path)
 
 
@@ -233,11 +284,17 @@ def test_damaged_binary_files(tmp_path, kind):
     path = write_binary(kind, tmp_path) / f"{kind.test}.bin"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(ValueError, match=rf"{kind.test}.bin: truncated or damaged: {len(whole) - 1} bytes, not a multiple of"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{kind.test}.bin: truncated or damaged: {len(whole) - 1} bytes, not a multiple of",
+    ):
         kind.load(tmp_path)
     label = kind.label_bytes - 1
     path.write_bytes(whole[:label] + bytes([kind.classes]) + whole[label + 1 :])
-    with pytest.raises(ValueError, match=rf"{kind.test}.bin: damaged: the labels are not a list of whole numbers from 0 to"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{kind.test}.bin: damaged: the labels are not a list of whole numbers from 0 to",
+    ):
         kind.load(tmp_path)
     path.write_bytes(b"")
     with pytest.raises(ValueError, match=rf"{kind.test}.bin: damaged: 0 labels for 0 images"):

@@ -10,7 +10,9 @@ IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
 CONTENT = bytes((0, 0, 8, 3)) + struct.pack(">3I", 2, 3, 4) + IMAGES.tobytes()
 
 
-@pytest.mark.parametrize("content", [CONTENT, gzip.compress(CONTENT, mtime=0)], ids=["plain", "gzip"])
+@pytest.mark.parametrize(
+    "content", [CONTENT, gzip.compress(CONTENT, mtime=0)], ids=["plain", "gzip"]
+)
 def test_reads_plain_and_gzipped(tmp_path, content):
     path = tmp_path / "images"
     path.write_bytes(content)
@@ -27,7 +29,10 @@ def test_reads_labels(tmp_path):
     ("content", "message"),
     [
         (b"", "not an IDX file"),
-        (b"\x89PNG" + CONTENT[4:], "not an IDX file of 3-D bytes: begins with 89504e47, not 00000803"),
+        (
+            b"\x89PNG" + CONTENT[4:],
+            "not an IDX file of 3-D bytes: begins with 89504e47, not 00000803",
+        ),
         (bytes((0, 0, 8, 1)) + CONTENT[4:], "not an IDX file of 3-D bytes"),
         (bytes((0, 0, 13, 3)) + CONTENT[4:], "not an IDX file of 3-D bytes"),
         (CONTENT[:10], "truncated: the header has 10 of 16 bytes"),
@@ -37,7 +42,9 @@ def test_reads_labels(tmp_path):
         (gzip.compress(CONTENT, mtime=0)[:-12], "truncated or damaged gzip file"),
         (gzip.compress(CONTENT, mtime=0)[:-8] + bytes(8), "truncated or damaged gzip file"),
         (
-            gzip.compress(CONTENT, mtime=0)[:12] + b"\xff\xff\xff\xff" + gzip.compress(CONTENT, mtime=0)[16:],
+            gzip.compress(CONTENT, mtime=0)[:12]
+            + b"\xff\xff\xff\xff"
+            + gzip.compress(CONTENT, mtime=0)[16:],
             "truncated or damaged gzip file",
         ),
         (gzip.compress(CONTENT[:-1], mtime=0), "truncated: 23 bytes"),

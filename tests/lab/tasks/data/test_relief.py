@@ -50,7 +50,9 @@ def test_inputs_tell_the_shape_of_the_ground():
     assert north[19:22, 30] == pytest.approx(signed_log(BOX**2 * np.array([0.5, 0, -0.5])))
     assert east[20, 29:32] == pytest.approx(signed_log(BOX**2 * np.array([0.5, 0, -0.5])))
     assert bend[20, 29:32] == pytest.approx(signed_log(BOX**2 * np.array([1.0, -4, 1])))
-    assert above[20, 20:32] == pytest.approx(signed_log(np.array([0.0, 0, *[-1] * 8, BOX**2 - 1, -1])), abs=1e-4)
+    assert above[20, 20:32] == pytest.approx(
+        signed_log(np.array([0.0, 0, *[-1] * 8, BOX**2 - 1, -1])), abs=1e-4
+    )
 
 
 def test_a_map_goes_round_the_planet():
@@ -68,16 +70,26 @@ def test_a_bound_is_of_the_class_above():
 def test_the_made_planet_is_the_same_every_time(made):
     state = torch.get_rng_state(), np.random.get_state()[1].copy()
     again = relief.relief_made()
-    assert torch.equal(torch.get_rng_state(), state[0]) and np.array_equal(np.random.get_state()[1], state[1])
-    assert torch.equal(again.train.tensors[0], made.train.tensors[0]) and torch.equal(again.test_targets, made.test_targets)
+    assert torch.equal(torch.get_rng_state(), state[0]) and np.array_equal(
+        np.random.get_state()[1], state[1]
+    )
+    assert torch.equal(again.train.tensors[0], made.train.tensors[0]) and torch.equal(
+        again.test_targets, made.test_targets
+    )
 
 
 def test_the_made_planet_is_like_the_earth(made):
     inputs, targets = made.train.tensors
     assert (inputs.shape, targets.shape) == ((1664, 4, PATCH, PATCH), (1664, PATCH, PATCH))
-    assert (made.test_inputs.shape, made.test_targets.shape) == ((384, 4, PATCH, PATCH), (384, PATCH, PATCH))
+    assert (made.test_inputs.shape, made.test_targets.shape) == (
+        (384, 4, PATCH, PATCH),
+        (384, PATCH, PATCH),
+    )
     assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
-    assert inputs.mean((0, 2, 3)).abs().max() < 1e-4 and inputs.std((0, 2, 3)).sub(1).abs().max() < 1e-4
+    assert (
+        inputs.mean((0, 2, 3)).abs().max() < 1e-4
+        and inputs.std((0, 2, 3)).sub(1).abs().max() < 1e-4
+    )
     ocean, shelf, land, high = (targets.flatten().bincount(minlength=4) / targets.numel()).tolist()
     assert 0.5 < ocean < 0.8 and 0.03 < shelf < 0.12 and 0.1 < land < 0.35 and 0.02 < high < 0.2
     single = (targets.flatten(1).amax(1) == targets.flatten(1).amin(1)).float().mean()
@@ -87,17 +99,27 @@ def test_the_made_planet_is_like_the_earth(made):
 def test_patches_are_inputs_and_classes_of_the_same_pixels(small, tmp_path):
     elevation = np.round(hilly())
     data = relief.relief(write(tmp_path / "etopo5.cdf", elevation))
-    inputs, classes = relief.elevation_inputs(elevation)[:, 4:516], relief.elevation_classes(elevation)[4:516]
+    inputs, classes = (
+        relief.elevation_inputs(elevation)[:, 4:516],
+        relief.elevation_classes(elevation)[4:516],
+    )
     place = {
-        classes[y : y + PATCH, x : x + PATCH].tobytes(): (y, x) for y in range(0, 512, PATCH) for x in range(0, 640, PATCH)
+        classes[y : y + PATCH, x : x + PATCH].tobytes(): (y, x)
+        for y in range(0, 512, PATCH)
+        for x in range(0, 640, PATCH)
     }
-    mixed = [number for number, target in enumerate(data.train.tensors[1]) if len(target.unique()) > 2]
+    mixed = [
+        number for number, target in enumerate(data.train.tensors[1]) if len(target.unique()) > 2
+    ]
     assert len(data.train) + len(data.test_targets) == 16 * 20 and len(mixed) > 5
     for number in mixed:
         patch, target = (tensor[number].numpy() for tensor in data.train.tensors)
         y, x = place[target.tobytes()]
         seen = inputs[:, y : y + PATCH, x : x + PATCH].reshape(4, -1)
-        assert all(np.corrcoef(*pair)[0, 1] > 0.9999 for pair in zip(patch.reshape(4, -1), seen, strict=True))
+        assert all(
+            np.corrcoef(*pair)[0, 1] > 0.9999
+            for pair in zip(patch.reshape(4, -1), seen, strict=True)
+        )
 
 
 def test_blocks_are_for_training_or_for_testing_as_a_whole(small, tmp_path, monkeypatch):
@@ -107,7 +129,9 @@ def test_blocks_are_for_training_or_for_testing_as_a_whole(small, tmp_path, monk
 
     monkeypatch.setattr(relief, "elevation_classes", block_of)
     data = relief.relief(write(tmp_path / "etopo5.cdf", hilly()))
-    train, test = (set(targets.unique().tolist()) for targets in (data.train.tensors[1], data.test_targets))
+    train, test = (
+        set(targets.unique().tolist()) for targets in (data.train.tensors[1], data.test_targets)
+    )
     assert train | test == set(range(6)) and not train & test and len(test) == 1
 
 
@@ -123,8 +147,16 @@ def test_relief_absent(monkeypatch, tmp_path):
     ("elevation", "settings", "message"),
     [
         (np.zeros(SMALL), {"name": "elevation"}, "truncated or damaged: KeyError: 'ROSE'"),
-        (np.zeros((520, 641)), {}, r"damaged: ROSE has \(520, 641\) values instead of \(520, 640\)"),
-        (np.full(SMALL, -12_001), {}, "damaged: heights from -12001 to -12001 m, not within -12000 to 9000"),
+        (
+            np.zeros((520, 641)),
+            {},
+            r"damaged: ROSE has \(520, 641\) values instead of \(520, 640\)",
+        ),
+        (
+            np.full(SMALL, -12_001),
+            {},
+            "damaged: heights from -12001 to -12001 m, not within -12000 to 9000",
+        ),
         (np.full(SMALL, 9_001), {}, "damaged: heights from 9001 to 9001 m"),
         (np.full(SMALL, np.nan), {"kind": "f4"}, "damaged: heights from nan to nan m"),
     ],
@@ -156,11 +188,15 @@ def test_damaged_files_are_named(small, tmp_path, damage):
         relief.relief(path)
 
 
-@pytest.mark.skipif(not relief.DEBIAN_FILE.is_file(), reason="Debian's ferret-datasets is not installed")
+@pytest.mark.skipif(
+    not relief.DEBIAN_FILE.is_file(), reason="Debian's ferret-datasets is not installed"
+)
 def test_the_earth():
     elevation = relief.read_elevation(relief.find_relief())
     classes = relief.elevation_classes(elevation[relief.LATITUDES])
     assert classes.shape == (60 * PATCH, 135 * PATCH)
     everest = elevation[(90 + 28) * 12, 87 * 12]
     assert everest > 3000 and elevation[(90 + 11) * 12 + 4, 142 * 12 + 2] < -7000
-    assert np.bincount(classes.ravel()) / classes.size == pytest.approx([0.64, 0.07, 0.21, 0.08], abs=0.05)
+    assert np.bincount(classes.ravel()) / classes.size == pytest.approx(
+        [0.64, 0.07, 0.21, 0.08], abs=0.05
+    )

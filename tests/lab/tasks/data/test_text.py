@@ -10,7 +10,10 @@ def test_sequences_do_not_overlap_and_targets_are_moved_by_one(tmp_path):
     file.write_text(content)
     found = data.byte_sequences(data.find_text(file))
     x, y = found.train.tensors
-    assert x.shape == y.shape == (14, 64) and found.test_inputs.shape == found.test_targets.shape == (1, 64)
+    assert x.shape == y.shape == (
+        14,
+        64,
+    ) and found.test_inputs.shape == found.test_targets.shape == (1, 64)
     assert x.dtype == y.dtype == torch.int64
     assert bytes(x.flatten().tolist()).decode() == content[: 14 * 64]
     assert bytes(y.flatten().tolist()).decode() == content[1 : 14 * 64 + 1]
@@ -38,14 +41,18 @@ def test_words_are_numbered_by_their_frequency_in_training(tmp_path, monkeypatch
 def test_the_documentation_of_python_is_the_default(load):
     assert data.find_text() is None
     found, again = load(), load()
-    assert len(found.train) > 700 and len(found.test_inputs) == pytest.approx(len(found.train) / 9, rel=0.02)
+    assert len(found.train) > 700 and len(found.test_inputs) == pytest.approx(
+        len(found.train) / 9, rel=0.02
+    )
     assert torch.equal(found.train.tensors[0], again.train.tensors[0])
     assert found.train.tensors[0].min() >= 0 and found.train.tensors[0].max() < 8192
 
 
 def test_a_file_that_is_not_there(tmp_path, monkeypatch):
     for path in (tmp_path / "none.txt", tmp_path):
-        with pytest.raises(FileNotFoundError, match=f"--data {path}: no such file; give a text in UTF-8"):
+        with pytest.raises(
+            FileNotFoundError, match=f"--data {path}: no such file; give a text in UTF-8"
+        ):
             data.find_text(path)
     monkeypatch.setattr(data, "find_spec", lambda _: None)
     with pytest.raises(FileNotFoundError, match="this Python lacks its documentation.*--data FILE"):
@@ -55,7 +62,11 @@ def test_a_file_that_is_not_there(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("load", "content", "message"),
     [
-        (data.byte_sequences, b"", "a text of 0 bytes is too short: the last tenth, to test on, must have 65 or more"),
+        (
+            data.byte_sequences,
+            b"",
+            "a text of 0 bytes is too short: the last tenth, to test on, must have 65 or more",
+        ),
         (data.byte_sequences, b"x" * 640, "a text of 640 bytes is too short"),
         (data.word_sequences, b"", "a text of 0 words is too short"),
         (data.word_sequences, b"x " * 638 + b"y\n", "a text of 640 words is too short"),

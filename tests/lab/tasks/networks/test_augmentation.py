@@ -48,7 +48,10 @@ def test_a_turned_image_is_the_image_by_a_right_angle_and_a_whole_shift(monkeypa
     """The angle and the shifts are those of the draws, in degrees and pixels; eval mode passes images on."""
     whole = images(1)
     assert torch.equal(RandomTurn(45, 4).eval()(whole), whole)
-    draws = {"turn": (1.0, 0.5, 0.5), "shift": (0.5, 1.0, 0.25)}  # 0 is the lowest end, 1 the highest
+    draws = {
+        "turn": (1.0, 0.5, 0.5),
+        "shift": (0.5, 1.0, 0.25),
+    }  # 0 is the lowest end, 1 the highest
     monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(draws["turn"]).reshape(3, 1))
     assert torch.allclose(RandomTurn(90, 4)(whole)[0, 0], torch.rot90(whole[0, 0]), atol=0.01)
     monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(draws["shift"]).reshape(3, 1))
@@ -61,5 +64,9 @@ def test_turned_images_differ_from_each_other(degrees, shift):
     torch.manual_seed(0)
     same = images(1).expand(20, 1, 28, 28)
     views = RandomTurn(degrees, shift)(same)
-    assert views.shape == same.shape and views.amin() >= same.amin() - 0.01 and views.amax() <= same.amax() + 0.01
+    assert (
+        views.shape == same.shape
+        and views.amin() >= same.amin() - 0.01
+        and views.amax() <= same.amax() + 0.01
+    )
     assert torch.allclose(views[0], views[1], atol=0.01) == (degrees == shift == 0)
