@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,8 +258,8 @@ def refusals() -> dict[str, str]:
         settings: dict[str, Any] = {"methods": "infobatch", "jobs": None, "controls": ()} | change
         specs = parse_methods(settings.pop("methods"))
         found[name] = _message(
-            lambda: compare(COMPARED, specs, [0], 2, Path("refused"), **settings)
-        )  # noqa: B023
+            partial(compare, COMPARED, specs, [0], 2, Path("refused"), **settings)
+        )
     tasks = {
         "batch": Blobs(batch=63),
         "batch sampler": Blobs(batch=None),

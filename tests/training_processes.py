@@ -578,9 +578,10 @@ class Stream(IterableDataset[Any]):
 def refusals(rank: int, size: int) -> dict[str, str]:
     """Messages of what is refused."""
     data, group = samples(), {"num_replicas": size, "rank": rank}
-    dealt = lambda **other: DataLoader(
-        data, BATCH, sampler=DistributedSampler(data, **(group | other))
-    )  # noqa: E731
+
+    def dealt(**other: Any) -> Any:
+        return DataLoader(data, BATCH, sampler=DistributedSampler(data, **(group | other)))
+
     part = Subset(data, range(8 + 8 * rank))
     first = rank == 0
     cases: dict[str, tuple[Any, Any, dict[str, Any]]] = {

@@ -61,10 +61,8 @@ def equal(one: RandomStates, other: RandomStates) -> bool:
         >>> equal(before, capture(torch.device("cpu")))
         True
     """
-    (*_, keys, position, _, _), (*_, other_keys, other_position, _, _) = (
-        one["numpy"],
-        other["numpy"],
-    )
+    *_, keys, position, _, _ = one["numpy"]
+    *_, other_keys, other_position, _, _ = other["numpy"]
     same = (
         one["python"] == other["python"]
         and position == other_position

@@ -54,7 +54,7 @@ def test_runs(example, capsys):
     printed = capsys.readouterr().out
     assert "a tiny BERT from random weights" in printed
     assert float(printed.split("test accuracy ")[1].split()[0]) > 0.8
-    assert "0.500 of full training" in printed
+    assert "0.508 of full training" in printed  # with the passes that compare losses
 
 
 def test_one_package_of_each_source(example):

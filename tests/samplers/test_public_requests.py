@@ -272,9 +272,10 @@ def test_lightning_12866():
         DataLoader(DATA, 8, sampler=samplers.WeightedSampler(WEIGHTS)),
         np.arange(N) % 2.0,
     )
-    change = lambda trainer: solved(
-        "Lightning-AI/pytorch-lightning#12866", trainer=trainer, weights=even
-    )  # noqa: E731
+
+    def change(trainer):
+        return solved("Lightning-AI/pytorch-lightning#12866", trainer=trainer, weights=even)
+
     first, second = (flat(epoch) for epoch in trained(loader, at_end=change))
     assert any(i % 2 == 0 for i in first) and all(i % 2 == 1 for i in second)
 

@@ -289,7 +289,8 @@ class Meter:
                 and (forward != counts.yielded or backward != counts.yielded)
             )
         uncredited = any(one.uncredited for one in self.passes.latest)
-        cost.unknown = self._unknown or (UNCREDITED if uncredited else PARTS if in_parts else None)
+        found = PARTS if in_parts else None
+        cost.unknown = self._unknown or (UNCREDITED if uncredited else found)
 
     def _forgotten(self, one: ForwardPass) -> None:
         # `settle` looks at remembered passes only, so this is the last chance to notice.

@@ -651,7 +651,8 @@ def _description(lookup: Lookup) -> str:
 
 def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
     """Attributes a loss to the ids that the caller gives, unless a tensor contradicts them."""
-    ids, own, asked = stated.ids, *_view_of(stated.ids, stated.recent)
+    ids = stated.ids
+    own, asked = _view_of(ids, stated.recent)
     if own is not None and own.batch.unknown is not None and MOVED in own.batch.unknown:
         # `run.ids` has the samples as they were drawn. Here their rows are known to be in another order: each loss would
         # silently be recorded for another sample.

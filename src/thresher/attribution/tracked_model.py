@@ -53,8 +53,8 @@ class TrackedModel(nn.Module):
             members[registry] = module.__dict__[registry]
         members["module"] = module
         members["_called"] = module if call is None else call
-        members["_tracked_by"], members["_timed_by"] = tracker, timer
-        members["_runs_on"], members["_counted_by"], members["_booked_by"] = device, meter, timing
+        members |= {"_tracked_by": tracker, "_timed_by": timer, "_runs_on": device}
+        members |= {"_counted_by": meter, "_booked_by": timing}
         self.autocast: torch.dtype | None = None
         """Autocast dtype of the last training pass; None without autocast."""
         self.on_forward: Callable[[torch.dtype | None], None] | None = None

@@ -443,9 +443,8 @@ class EpochIterator:
         if self._cursor.weights is not None:
             # The epoch plan and the batch method each correct for their own selection, so their weights are multiplied.
             planned = self._cursor.weights(ids.numpy())
-            weights = (
-                weights if planned is None else planned if weights is None else planned * weights
-            )
+            if planned is not None:
+                weights = planned if weights is None else planned * weights
         self._control.on_batch(batch, ids, self._place, weights, last=last)
 
     @property

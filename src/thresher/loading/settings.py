@@ -82,7 +82,9 @@ class SettingsAtAttach:
     """
 
     def __init__(self, user: DataLoader[Any], unknown_rows: UnknownRows) -> None:
-        self._user, self._unknown_rows, self._known = user, unknown_rows, self._now(user)
+        self._user = user
+        self._unknown_rows = unknown_rows
+        self._known = self._now(user)
 
     @staticmethod
     def _now(user: DataLoader[Any]) -> dict[str, Any]:

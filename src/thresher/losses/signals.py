@@ -185,13 +185,10 @@ def of_classes(
         signals["el2n"] = class_errors(log_probs, targets, valid=valid).norm(dim=1)
     if wanted & (OF_THE_LABEL | {"margin"}):
         # An ignored target such as -100 is no index: class 0 stands in for it, and `_mean_over` leaves the position out.
-        index = (
-            targets.argmax(1)
-            if targets.is_floating_point()
-            else targets
-            if valid is None
-            else targets.where(valid, 0)
-        )
+        if targets.is_floating_point():
+            index = targets.argmax(1)
+        else:
+            index = targets if valid is None else targets.where(valid, 0)
         signals |= _of_the_label(log_probs, index.unsqueeze(1), wanted)
     if "entropy" in wanted:
         # xlogy is 0 where a probability is 0. The product of p and log p would be NaN there.

@@ -283,13 +283,9 @@ def check_choices(method: Any, *switches: str) -> None:
         ValueError: A setting has a value that is not allowed.
     """
     for one in fields(method):
-        allowed = (
-            get_args(one.type)
-            if get_origin(one.type) is Literal
-            else (True, False)
-            if one.name in switches
-            else None
-        )
+        allowed = (True, False) if one.name in switches else None
+        if get_origin(one.type) is Literal:
+            allowed = get_args(one.type)
         if allowed is not None and (value := getattr(method, one.name)) not in allowed:
             raise ValueError(
                 f"{type(method).__name__}: `{one.name}` must be one of {allowed}, got {value!r}"

@@ -79,7 +79,8 @@ class _Basis:
         inverse[:k, :k] = self._inverse + np.outer(step, step / rest)
         inverse[:k, k] = inverse[k, :k] = -step / rest
         inverse[k, k] = 1 / rest
-        self._rows[k], self._inverse = row, inverse
+        self._rows[k] = row
+        self._inverse = inverse
         self.chosen.append(atom)
         return True
 

@@ -252,7 +252,9 @@ class Rais:
         self, norm: Values, age: Values, scale: float, fit: tuple[Values, Values]
     ) -> tuple[Values, Values]:
         """Returns the estimates of the squared norms, and the importances with the uniform share; NaN if not known."""
-        squared, importance, (c, d) = np.empty(len(norm)), np.empty(len(norm)), fit
+        squared = np.empty(len(norm))
+        importance = np.empty(len(norm))
+        c, d = fit
         total = 0.0
         known = 0
         for part in chunks(len(norm)):

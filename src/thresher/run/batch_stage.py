@@ -87,9 +87,8 @@ class BatchStage:
     @property
     def keeps_all(self) -> bool:
         """Whether the whole next batch is trained on, because the method does not choose at this point of training."""
-        return defines(self.method, "active") and not self.method.active(
-            self._progress(), self.step
-        )  # pyright: ignore[reportAttributeAccessIssue]
+        method: Any = self.method
+        return defines(method, "active") and not method.active(self._progress(), self.step)
 
     def whole(self, n: int, device: torch.device) -> BatchPlan:
         """Returns a plan with every row of a batch."""

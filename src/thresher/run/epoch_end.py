@@ -215,7 +215,8 @@ class EpochEnd:
     def begin(self) -> None:
         """Begins an epoch, or the rest of an interrupted epoch."""
         self._note_thread()
-        self.state, self._at_begin = Pass.RUNNING, self._now()
+        self.state = Pass.RUNNING
+        self._at_begin = self._now()
 
     def forget(self) -> None:
         """Forgets the loop: its epoch was ended, or a saved state was loaded."""

@@ -73,7 +73,10 @@ class Planner:
         )
         plan = self._check(plan)
         if self._config.strata is not None:
-            layout = lambda one: self._loader.rows_of_steps(HeldPlan.of(one, n))  # noqa: E731
+
+            def layout(one: EpochPlan) -> Any:
+                return self._loader.rows_of_steps(HeldPlan.of(one, n))
+
             plan = self._config.strata.in_order(
                 plan, self._records, layout, self._config.world.size, generator
             )

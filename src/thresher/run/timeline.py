@@ -62,8 +62,9 @@ class Timeline:
         """Compares the losses of extra passes with the losses of the loop."""
         by_losses = plans_by_losses(method)
         who = method if selection.stage is None else selection.stage.method
-        needs_losses = lambda: by_losses or self.selection.by_loop  # noqa: E731
-        self._silence = SilentEpochs(parts.attributor, title_of(who), needs_losses)
+        self._silence = SilentEpochs(
+            parts.attributor, title_of(who), lambda: by_losses or self.selection.by_loop
+        )
         self.planner = Planner(parts, method, fills=lambda: self.selection.fills)
         self.hooks: StepHooks | None = None
         """Scales the learning rate and counts steps; None without an optimizer, and before `follow`."""

@@ -399,7 +399,8 @@ class EpochIds:
 
     def _made(self, k: int) -> Tensor:
         """Returns up to `k` items after those that were already computed."""
-        order, (replicas, rank) = self._begin(), self._sampler.dealing()
+        order = self._begin()
+        replicas, rank = self._sampler.dealing()
         total = self._sampler.total
         first = self._place + len(self._ahead)
         places = range(self._first + rank, self._first + rank + self._items * replicas, replicas)[
@@ -436,7 +437,8 @@ class SamplerPass(Iterator[Any]):
             if self._compares:
                 self._compares = False
                 self._sampler.check_alike(epoch=self._ids.epoch, consumed=self._ids._first)
-            self._ids.unused, self._item_of = operator.length_hint(self._rest), self._ids.item_of()
+            self._ids.unused = operator.length_hint(self._rest)
+            self._item_of = self._ids.item_of()
             item = next(self._rest)
         self._ids.unused -= 1
         return item if self._item_of is None else self._item_of(item)

@@ -50,10 +50,8 @@ def strata_keys(codes: NDArray[Any] | None, scores: NDArray[Any] | None) -> NDAr
     classes = high - low + 1
     levels = 1 if scores is None else max(FEWEST_LEVELS, LARGEST_KEY // classes)
     kinds = classes * levels
-    keys = np.zeros(
-        len(known),
-        dtype=np.uint16 if kinds <= LARGEST_KEY else np.uint32 if kinds <= 2**32 else np.uint64,
-    )
+    wide = np.uint32 if kinds <= 2**32 else np.uint64
+    keys = np.zeros(len(known), dtype=np.uint16 if kinds <= LARGEST_KEY else wide)
     least, scale = _scale(scores, levels)
     for part in chunks(len(keys)):
         key = (
@@ -149,10 +147,8 @@ def _deal(
     starts = generator.integers(steps, size=size)
     for group, start in zip(range(size), starts.tolist(), strict=True):
         turned = rows[group * steps : (group + 1) * steps][by_batch]
-        dealt[group, start:], dealt[group, :start] = (
-            turned[: steps - start],
-            turned[steps - start :],
-        )
+        dealt[group, start:] = turned[: steps - start]
+        dealt[group, :start] = turned[steps - start :]
     together = steps == 1 or bool((np.diff(begins) == size).all())
     columns = (
         order[begins[0] : begins[0] + size * steps].reshape(steps, size)

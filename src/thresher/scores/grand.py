@@ -145,7 +145,10 @@ def grand(
     models = as_list(models)
     if layer == "all":
         run_forward = forward or plain_forward
-        norms = lambda model, batch: whole_model(model, batch, adapter, run_forward)  # noqa: E731
+
+        def norms(model: nn.Module, batch: Any) -> Any:
+            return whole_model(model, batch, adapter, run_forward)
+
         seen = scan(
             models,
             loader,

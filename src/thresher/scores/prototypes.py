@@ -123,9 +123,10 @@ def prototypes(
     if embed is None:
         seen = Seen(*sample_features(model, loader, forward=forward))
     else:
-        targets = lambda batch: (
-            batch[1] if isinstance(batch, list | tuple) and len(batch) == 2 else None
-        )  # noqa: E731
+
+        def targets(batch: Any) -> Any:
+            return batch[1] if isinstance(batch, list | tuple) and len(batch) == 2 else None
+
         seen = scan(
             model,
             loader,

@@ -126,9 +126,9 @@ def subset_backward(
 def _around(model: nn.Module, strict: bool, wanted: bool | None) -> "SubsetBackward":
     """Wraps a model; `wanted` is the argument `compile`."""
     wrapped = given(model)
-    options = (
-        {} if wanted and wrapped.options is None else None if wanted is False else wrapped.options
-    )
+    options = None if wanted is False else wrapped.options
+    if wanted and options is None:
+        options = {}
     reason = None if options is None else lacks_compiler(wrapped.module)
     if wrapped.other is not None and wanted is None:
         reason = f"the backend {wrapped.other} compiled the model, and only Inductor can compile the graphs"

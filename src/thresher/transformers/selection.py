@@ -124,9 +124,9 @@ def split_tokens(selection: Any) -> tuple[Any, Tokens | None]:
             "thresher.transformers.Selection: `selection` has two TokenSelection; give only one"
         )
     others = [one for one in methods if not isinstance(one, TokenSelection)]
-    return (others[0] if len(others) == 1 else others) if others else FullData(), Tokens(
-        token_methods[0]
-    )
+    if not others:
+        others = [FullData()]
+    return others[0] if len(others) == 1 else others, Tokens(token_methods[0])
 
 
 Base: Any = object
@@ -630,7 +630,8 @@ class Selection(Base):
 
     def _compare(self, inputs: Mapping[str, Any], total: Any) -> None:
         """Checks that the loss is that of the trainer; finds out whether it is divided by the positions of the whole step."""
-        (_, labels), function_of_user = self._parted(inputs), self.compute_loss_func
+        _, labels = self._parted(inputs)
+        function_of_user = self.compute_loss_func
         metrics = copy.deepcopy(getattr(self, "_metrics", None))
         found: list[tuple[Tensor, Tensor]] = []
         scale: Tensor | float = 1.0

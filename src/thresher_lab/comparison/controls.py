@@ -104,13 +104,9 @@ def kind_of(run: Mapping[str, Any]) -> str | None:
         'uniform'
     """
     label = run["method"]
-    return (
-        None
-        if run["control_of"] is None
-        else label
-        if label == SAME_TIME
-        else label.partition("@")[0]
-    )
+    if run["control_of"] is None:
+        return None
+    return label if label == SAME_TIME else label.partition("@")[0]
 
 
 def same_time_share(method: Sequence[float], full: Sequence[float]) -> float | None:

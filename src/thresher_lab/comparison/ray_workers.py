@@ -129,7 +129,8 @@ class RayWorkers(Slots):
             else {full: (self._out / full).read_bytes()}
         )
         stream = actor.train.options(num_returns="streaming").remote(job, files)
-        self._busy[stream], self._actors[stream] = job, actor
+        self._busy[stream] = job
+        self._actors[stream] = actor
 
     def _receive(self) -> tuple[Any, Message]:
         """Waits for the next message of an actor, and returns it after the slot of its job."""

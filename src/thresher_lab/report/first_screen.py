@@ -201,7 +201,9 @@ def chart(results: ResultsDict) -> str:
         )
     parts.append(f'<path d="M{at(0):.1f} {TOP}V{bottom}" class="full"/>')
     # Where the line is near an end, the words stand on its other side.
-    side = "end" if at(0) > WIDTH - 80 else "" if at(0) < 80 else "mid"
+    side = "" if at(0) < 80 else "mid"
+    if at(0) > WIDTH - 80:
+        side = "end"
     parts.append(f'<text x="{at(0):.1f}" y="{TOP - 5}" class="axis {side}">full training</text>')
     pick = conclude(results).pick
     for number, row in enumerate(rows):
@@ -259,7 +261,8 @@ def _forest_row(
     ]
     if row["ci95"] is not None:
         bounds = [scale * end for end in row["ci95"]]
-        (left, right), size = map(at, bounds), 4 if control is None else 3
+        left, right = map(at, bounds)
+        size = 4 if control is None else 3
         parts.append(
             f'<path d="M{left:.1f} {y}H{right:.1f}" stroke="{color}" stroke-width="2" fill="none"/>'
         )

@@ -95,7 +95,9 @@ class Claim:
     def part_of(self, parts: Collection[str]) -> str:
         """Returns the name of the part that the claim is about, of those of its table; "" for all of several together."""
         name = self.text.partition(": ")[0]
-        return name if name in parts else next(iter(parts)) if len(parts) == 1 else ""
+        if name in parts:
+            return name
+        return next(iter(parts)) if len(parts) == 1 else ""
 
     def judge(self, measured: RunsByPart, seeds: Sequence[int]) -> dict[str, Any]:
         """Judges the claim by the runs of some seeds.

@@ -75,7 +75,10 @@ def at_full_size(
         if value is not None
         for word in (f"--{name}", str(value))
     ]
-    command += ["--smoke"] if smoke else [] if settings.data.task in OWN_DATA else ["--data", "DIR"]
+    if smoke:
+        command.append("--smoke")
+    elif settings.data.task not in OWN_DATA:
+        command += ["--data", "DIR"]
     size = f"a smoke test of `{recipe}`" if smoke else f"at full size with `{recipe}`"
     texts = {
         "name": f"{artefact.name}@{recipe}{'-smoke' * smoke}",
@@ -119,13 +122,9 @@ def plan(artefact: Artefact, recipe: str) -> str:
     )
     scores = f", {models} models of {EL2N_MODELS[2]} epochs for scores" if models else ""
     hours = (settings.hours or 0) * (runs + models * EL2N_MODELS[2] / settings.epochs)
-    time = (
-        f"about {hours:,.0f} h"
-        if hours >= 10
-        else f"about {hours:.2g} h"
-        if hours
-        else "hours not given"
-    )
+    time = f"about {hours:.2g} h" if hours else "hours not given"
+    if hours >= 10:
+        time = f"about {hours:,.0f} h"
     taken = f"{settings.data.name}: {runs} runs of {settings.epochs} epochs{scores}; {time}, {settings.hardware}"
     return f"{found.command}\n    {taken}"
 
