@@ -532,10 +532,6 @@ def attach(
     return build_run(check(config, process_group))
 
 
-SUCCESSORS = {"scoring": "forward_passes=Scoring(...)", "labels": "stratify=labels"}
-"""Former arguments of `attach`, and what is written in their place."""
-
-
 def check_options(options: Mapping[str, Any]) -> Options:
     """Checks the names of further settings of `attach`, and returns the settings.
 
@@ -546,8 +542,6 @@ def check_options(options: Mapping[str, Any]) -> Options:
         TypeError: A name is not an option.
     """
     for name in options:
-        if name in SUCCESSORS:
-            raise TypeError(f"attach({name}=...) is attach({SUCCESSORS[name]})")
         if name not in Options.__annotations__:
             raise TypeError(
                 f"attach has no argument {name!r}; its options are {', '.join(Options.__annotations__)}"
