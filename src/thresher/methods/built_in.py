@@ -13,9 +13,7 @@ from thresher.methods.ccs import Ccs as Ccs
 from thresher.methods.coreset_center import CoresetCenter as CoresetCenter
 from thresher.methods.coreset_extremes import CoresetExtremes as CoresetExtremes
 from thresher.methods.div_bs import DivBS as DivBS
-from thresher.methods.epoch_selective_backprop import (
-    EpochSelectiveBackprop as EpochSelectiveBackprop,
-)
+from thresher.methods.epoch_selective_backprop import EpochSelectiveBackprop as EpochSelectiveBackprop  # fmt: skip
 from thresher.methods.forgetting import Forgetting as Forgetting
 from thresher.methods.full import FullData as FullData
 from thresher.methods.grad_match import GradMatch as GradMatch

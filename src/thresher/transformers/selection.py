@@ -294,6 +294,7 @@ class Selection(Base):
         saved = self._saved or {}
         self._divides = saved.get("divides")
         self._direct = saved.get("direct", False)
+        self._classes = {*saved.get("classes", ())}
         try:
             output = super().train(resume_from_checkpoint, *args, **kwargs)
         except BaseException:
@@ -424,7 +425,7 @@ class Selection(Base):
             return self._loss_of_head(model, inputs, return_outputs, num_items_in_batch)
         if self._only_counts:
             return self._loss_of_trainer(model, inputs, return_outputs, num_items_in_batch)
-        if self._divides is None:
+        if self._divides is None or self._has_new_classes(inputs):
             self._compare(inputs, num_items_in_batch)
         if self._direct:
             outputs, labels = self._forward(model, inputs)
@@ -447,6 +448,18 @@ class Selection(Base):
     def _is_compared(self) -> bool:
         """Whether this batch is compared with what the selection assumes of the trainer."""
         return self.run.epoch == 0 and self._done & (self._done - 1) == 0  # batches 1, 2, 4, 8, ...
+
+    def _has_new_classes(self, inputs: Any) -> bool:
+        """Whether a batch to compare has a class that no compared batch had: a loss with class weights may show only there."""
+        labels = inputs.get("labels")
+        if not self._is_compared() or not isinstance(labels, Tensor):
+            return False
+        if labels.dim() != 1 or labels.is_floating_point():
+            return False
+        classes = {*labels.tolist()}
+        new = not classes <= self._classes
+        self._classes |= classes
+        return new
 
     def _own_loss(self, model: Any, inputs: Any, total: Any) -> tuple[Tensor, Any]:
         """Returns the trainer's own loss, and the outputs of its forward pass."""
@@ -498,7 +511,7 @@ class Selection(Base):
             "batches": self._done,
             "pace": pace,
         }
-        state |= {"divides": self._divides, "direct": self._direct}
+        state |= {"divides": self._divides, "direct": self._direct, "classes": [*self._classes]}
         if self.args.should_save:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             torch.save(state | {"processes": self.args.world_size}, Path(output_dir) / FILE)

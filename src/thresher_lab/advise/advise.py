@@ -24,7 +24,7 @@ INPUT_BOUND = 0.5
 LITTLE = 0.25
 """Share of the time that batches of half the size save, below which the comparison leaves out steps instead."""
 SEEDS = 3
-CONTROLS = 5
+CONTROLS_PER_METHOD = 5
 SIDE_BY_SIDE = 2
 """Numbers of seeds, of controls of a method, and of trainings side by side, as `thresher compare` has them by default."""
 LOSS_LINES = (
@@ -159,7 +159,7 @@ def comparison(
     command = shlex.join(
         ["thresher", "compare", given["task"], *arms, *options, "--out", f"runs/{folder}"]
     )
-    trainings = SEEDS * (1 + len(budget) * (1 + CONTROLS))
+    trainings = SEEDS * (1 + len(budget) * (1 + CONTROLS_PER_METHOD))
     if pace is None:
         return {"command": command, "trainings": trainings, "seconds": None}
     full = 1.0

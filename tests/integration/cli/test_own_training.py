@@ -132,7 +132,7 @@ def test_batches_of_any_form(template, inline_runs):
     """A function makes outputs and targets of dictionaries, in the loop, in own passes and in scores."""
     code = template.read_text()
     code = code.replace(
-        "train, test = TensorDataset(x[:1400], y[:1400])", "train, test = Named(x[:1400], y[:1400])"
+        "train = TensorDataset(x[:1400], y[:1400])", "train = Named(x[:1400], y[:1400])"
     )
     code = code.replace(
         '"optimizer": optimizer,',
