@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,7 +55,8 @@ def test_runs(example, capsys):
     printed = capsys.readouterr().out
     assert "a tiny BERT from random weights" in printed
     assert float(printed.split("test accuracy ")[1].split()[0]) > 0.8
-    assert "0.508 of full training" in printed  # with the passes that compare losses
+    # 0.5 with the passes that compare losses, of one batch or of two.
+    assert re.search(r"0\.5[01]\d of full training", printed)
 
 
 def test_one_package_of_each_source(example):

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,7 @@ class Selection(Base):
         self._saved: dict[str, Any] | None = None
         self._scheduler_state: dict[str, Any] = {}
         self._trains = False
-        self._divides: bool | None = None
+        self._compared = ComparedLoss()
         self._batches: Iterator[Any] = iter(())
         self._rows: tuple[Tensor | None, Any] | None = (
             None  # ids of the batch in training, lengths of joined examples
@@ -292,9 +293,7 @@ class Selection(Base):
         check_settings_of(self)
         self._saved = self._state_of(resume_from_checkpoint)
         saved = self._saved or {}
-        self._divides = saved.get("divides")
-        self._direct = saved.get("direct", False)
-        self._classes = {*saved.get("classes", ())}
+        self._compared = ComparedLoss(*saved.get("compared", ()))
         try:
             output = super().train(resume_from_checkpoint, *args, **kwargs)
         except BaseException:
@@ -425,9 +424,9 @@ class Selection(Base):
             return self._loss_of_head(model, inputs, return_outputs, num_items_in_batch)
         if self._only_counts:
             return self._loss_of_trainer(model, inputs, return_outputs, num_items_in_batch)
-        if self._divides is None or self._has_new_classes(inputs):
+        if self._compared.divides is None or self._has_new_classes(inputs):
             self._compare(inputs, num_items_in_batch)
-        if self._direct:
+        if self._compared.direct:
             outputs, labels = self._forward(model, inputs)
             loss = self._reduced(inputs, outputs, labels, num_items_in_batch)
             return (loss, outputs) if return_outputs else loss
@@ -457,9 +456,9 @@ class Selection(Base):
         if labels.dim() != 1 or labels.is_floating_point():
             return False
         classes = {*labels.tolist()}
-        new = not classes <= self._classes
-        self._classes |= classes
-        return new
+        new = classes - {*self._compared.classes}
+        self._compared.classes.extend(new)
+        return bool(new)
 
     def _own_loss(self, model: Any, inputs: Any, total: Any) -> tuple[Tensor, Any]:
         """Returns the trainer's own loss, and the outputs of its forward pass."""
@@ -511,7 +510,8 @@ class Selection(Base):
             "batches": self._done,
             "pace": pace,
         }
-        state |= {"divides": self._divides, "direct": self._direct, "classes": [*self._classes]}
+        compared = self._compared
+        state["compared"] = (compared.divides, compared.direct, compared.classes)
         if self.args.should_save:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             torch.save(state | {"processes": self.args.world_size}, Path(output_dir) / FILE)
@@ -673,16 +673,16 @@ class Selection(Base):
                         scale = super().compute_loss(
                             self.model, {**inputs}, num_items_in_batch=total
                         )
-                self._direct = not found
-                if self._direct and self.per_position is None:
+                self._compared.direct = not found
+                if self._compared.direct and self.per_position is None:
                     raise ValueError(
                         f"thresher.transformers.Selection: compute_loss of {type(self).__name__} does not call "
                         f"compute_loss_func, as Trainer does, but computes another loss. {GIVE_LOSSES}"
                     )
-                if self._direct:
+                if self._compared.direct:
                     scale = 1.0
                     note(*self._forward(self.model, inputs))
-                self._divides = divides_by_total(
+                self._compared.divides = divides_by_total(
                     own, self._losses, found[0], takes_total=total is not None, scale=scale
                 )
                 cost = self.run._parts.cost
@@ -699,7 +699,7 @@ class Selection(Base):
         """Returns the loss of the selected samples; takes the inputs, then what Trainer passes to `compute_loss_func`."""
         losses, valid = self._losses.by_position(outputs, labels)
         made, targets = self._losses.pair(outputs, labels)
-        total = None if self._divides is False else num_items_in_batch
+        total = None if self._compared.divides is False else num_items_in_batch
         if total is not None and self._is_compared():
             check_labels_of_rows(self, valid)
         keep = None
@@ -759,6 +759,21 @@ class Selection(Base):
         if self._trains:
             self._trains = False
             self.run.detach(together=together)
+
+
+@dataclass
+class ComparedLoss:
+    """What the comparison with the loss of a trainer has shown.
+
+    Args:
+        divides: Whether the trainer divides by `num_items_in_batch`; None before the comparison.
+        direct: Whether the losses are computed without `compute_loss` of the trainer, which does not call a function.
+        classes: Classes in the batches that were compared.
+    """
+
+    divides: bool | None = None
+    direct: bool = False
+    classes: list[int] = field(default_factory=list)
 
 
 class StepEnd(TrainerCallback):

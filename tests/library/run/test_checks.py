@@ -96,12 +96,6 @@ REFUSED = [
         "`forward_passes` must be 'auto', 'once', 'twice' or a thresher.Scoring, got int",
     ),
     (
-        {"scoring": Scoring()},
-        TypeError,
-        r"attach\(scoring=...\) is attach\(forward_passes=Scoring\(...\)\)",
-    ),
-    ({"labels": [0, 1]}, TypeError, r"attach\(labels=...\) is attach\(stratify=labels\)"),
-    (
         {"observes": True},
         TypeError,
         "attach has no argument 'observes'; its options are on_nonfinite, observe, coll",
