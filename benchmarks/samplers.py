@@ -59,8 +59,8 @@ SIDES: dict[str, Callable[[np.ndarray], Callable[[], Any]]] = {
     "torch.multinomial, replacement": lambda weights: torch_draw(weights, replacement=True),
     "torch.multinomial, no replacement": lambda weights: torch_draw(weights, replacement=False),
     "WeightedRandomSampler, as Python numbers": lambda weights: (
-        lambda: list(WeightedRandomSampler(weights, len(weights)))
-    ),  # pyright: ignore[reportArgumentType]
+        lambda: list(WeightedRandomSampler(weights, len(weights)))  # pyright: ignore[reportArgumentType]
+    ),
 }
 
 
