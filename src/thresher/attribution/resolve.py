@@ -546,9 +546,8 @@ class _Case:
         """Returns the rows that outputs and targets agree on (None if neither shows any), and flags still on a device."""
         for lookup in (*self.output_lookups, *self.target_lookups):
             if lookup.refuse:
-                way_out = (
-                    "" if lookup.description == CHANGED_INPUTS else GIVE_IDS
-                )  # that description says what to do
+                # That description says what to do.
+                way_out = "" if lookup.description == CHANGED_INPUTS else GIVE_IDS
                 raise self.refusal(
                     f"Cannot tell which samples this loss belongs to: {lookup.description}", way_out
                 )

@@ -63,9 +63,8 @@ def best_threshold(scores: Tensor, ratio: float) -> Tensor:
     n = known.sum()
     below = running_sum(known * s)
     certain = known.sum() - running_sum(known)
-    squares = (
-        running_sum((known * s * s).flip(0)).flip(0) - known * s * s
-    )  # of the scores above each
+    # Of the scores above each.
+    squares = running_sum((known * s * s).flip(0)).flip(0) - known * s * s
     above = torch.cat((s[1:], s[-1:]))
     tau = (squares * ratio / (n + ratio * certain).clamp(min=1)).sqrt().clamp(min=s, max=above)
     parts = torch.where(below > 0, below / tau, 0)

@@ -71,9 +71,8 @@ def visits_per_score(score: Values, k: int) -> float:
     rest = np.cumsum((counts * values)[::-1])[::-1]
     with np.errstate(divide="ignore", invalid="ignore"):
         factors = (k - before) / rest
-        fits = (
-            factors * values <= 1
-        )  # the first score, from the largest, that is not visited more than once
+        # The first score, from the largest, that is not visited more than once.
+        fits = factors * values <= 1
     return min(
         LARGEST_FACTOR, float(factors[int(np.argmax(fits))]) if fits.any() else LARGEST_FACTOR
     )

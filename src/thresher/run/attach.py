@@ -357,9 +357,8 @@ def _columns(config: RunConfig) -> dict[str, Column]:
         if adapter is not None and adapter.kind in ("classes", "labels"):
             columns = {name: column for name, column in columns.items() if name not in OF_ANY_LOSS}
     undefined = {*undefined_signals(config.optional, adapter, config.signals)}
-    if (
-        adapter is not None and adapter.kind == "values"
-    ):  # signals of the user's are for the method, not for what is observed
+    # Signals of the user's are for the method, not for what is observed.
+    if adapter is not None and adapter.kind == "values":
         undefined |= {name for name, instead in config.optional.items() if not instead}
     # A column of a signal that is not defined would stay empty for the whole training.
     for name in undefined:

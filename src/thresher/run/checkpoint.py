@@ -99,9 +99,8 @@ def digest_of(*values: Any) -> str:
         if isinstance(value, Tensor):
             # Bytes alone would not tell a tensor from its view in another shape or dtype.
             digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-            bits = (
-                value.view(torch.int16) if value.dtype is torch.bfloat16 else value
-            )  # which NumPy does not have
+            # NumPy has no bfloat16.
+            bits = value.view(torch.int16) if value.dtype is torch.bfloat16 else value
             digest.update(np.ascontiguousarray(bits.detach().cpu().numpy()).data)
         elif isinstance(value, Mapping):
             # By name, because a mapping that was saved and loaded may have its items in another order.

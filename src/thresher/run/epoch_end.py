@@ -279,9 +279,8 @@ class EpochEnd:
         """
         # Read before the state changes: an epoch that was left early is over as well, and is not complete.
         complete = self.state in (Pass.ALL_YIELDED, Pass.OVER)
-        if (
-            leaves and self.state is not Pass.NONE and self.trained
-        ):  # it keeps the iterator, or has left early
+        # It keeps the iterator, or has left early.
+        if leaves and self.state is not Pass.NONE and self.trained:
             self.state = Pass.OVER
         self._end(complete=complete)
         return self.state is Pass.NONE

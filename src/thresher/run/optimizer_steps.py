@@ -112,9 +112,8 @@ class StepHooks:
         """Scales the learning rates at the start of the outermost step."""
         begin = time.perf_counter()
         self._depth += 1
-        if (
-            self._depth > 1
-        ):  # a step that calls its parent's, or that of an optimizer inside, runs the hooks twice
+        # A step that calls its parent's, or that of an optimizer inside, runs the hooks twice.
+        if self._depth > 1:
             return
         self._updated = False
         self._begins()

@@ -59,9 +59,8 @@ def _smallest(rows: Tensor, k: int) -> Tensor:
     values, order = rows.topk(k, dim=1, largest=False)
     order = order.sort(dim=1).values
     order = order.gather(1, rows.gather(1, order).argsort(dim=1, stable=True))
-    tied = (
-        ((rows <= values[:, -1:]).sum(1) > k).nonzero().squeeze(1)
-    )  # which of equal values topk takes is not defined
+    # Which of equal values topk takes is not defined.
+    tied = ((rows <= values[:, -1:]).sum(1) > k).nonzero().squeeze(1)
     if len(tied):
         order[tied] = rows[tied].argsort(dim=1, stable=True)[:, :k]
     return order

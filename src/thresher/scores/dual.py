@@ -120,9 +120,8 @@ def _drawn(values: Tensor, easy: Tensor, power: float, seed: int) -> Tensor:
         + values.clamp(min=0).log()
     )
     waits = torch.empty(len(values), dtype=torch.float64).exponential_(generator=rng.seeded(seed))
-    keys = (
-        log_chance - waits.log()
-    )  # exponential waiting times with these rates end in the order of such a draw
+    # Exponential waiting times with these rates end in the order of such a draw.
+    keys = log_chance - waits.log()
     order = torch.where(keys.isfinite(), keys, -torch.inf).argsort(stable=True)
     places = torch.empty_like(values).index_copy_(
         0, order, torch.arange(len(values), dtype=torch.float64)

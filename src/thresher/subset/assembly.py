@@ -306,9 +306,8 @@ def drop_unused(backward: fx.GraphModule) -> None:
 def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Returns the graph as a function that empties its list of arguments, so values are freed right after their last use."""
     for node in module.graph.nodes:
-        if (
-            node.target is aten.view.default
-        ):  # fewer rows may have other strides than the traced ones
+        # Fewer rows may have other strides than the traced ones.
+        if node.target is aten.view.default:
             node.target = aten.reshape.default
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()

@@ -371,9 +371,8 @@ def _reshaped_only(user: Any) -> bool:
 
 def dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Computes aten.native_dropout with a mask of bytes: products with bools take three times as long on a CPU."""
-    if (
-        torch._C._len_torch_dispatch_stack()
-    ):  # a comparison with the model replaces random operations
+    # A comparison with the model replaces random operations.
+    if torch._C._len_torch_dispatch_stack():
         dropped, mask = aten.native_dropout.default(x, p, True)
         return dropped, mask.view(torch.uint8)
     # `bernoulli_` draws the same numbers for bytes as for bools, and the products are those of native_dropout on a CPU: the

@@ -919,9 +919,8 @@ def _bytes_per_sample(subject: Subject) -> float:
         field.default is field.default_factory is dataclasses.MISSING
         for field in dataclasses.fields(subject.method)
     ):
-        return (
-            _bytes_of(subject.method.init_state()) / subject.samples
-        )  # a required setting has a value of every sample
+        # A required setting has a value of every sample.
+        return _bytes_of(subject.method.init_state()) / subject.samples
     few = 64
     many = 1024
     size = 64
@@ -1566,9 +1565,8 @@ def check_training(subject: Subject) -> None:
     passes: list[dict[str, Any]] = [{}]
     if isinstance(subject, BatchSubject) and requirements_of(subject.method).signals:
         passes = [{"forward_passes": "once"}, {"forward_passes": "twice"}]
-        if (
-            "feature" in requirements_of(subject.method).signals
-        ):  # which the forward pass of the loop does not give
+        # The forward pass of the loop does not give the feature.
+        if "feature" in requirements_of(subject.method).signals:
             passes = [
                 {"forward_passes": Scoring(validation=lambda: (torch.eye(6), torch.arange(6) % 3))}
             ]

@@ -708,9 +708,8 @@ class Selection(Base):
             keep = self._tokens.chosen(inputs, of_reference, losses, valid)
             self.run._parts.cost.add_scores((len(losses), 0))
         ids = self._rows and self._rows[0]
-        repeat = (
-            None if ids is None else 1
-        )  # the first dimension is the samples, even if there are as many positions
+        # The first dimension is the samples, even if there are as many positions.
+        repeat = None if ids is None else 1
         return self.run.reduce(
             losses, ids, made, targets, repeat, valid=valid, total=total, keep=keep
         )

@@ -410,9 +410,8 @@ class Trainer:
         }
         try:
             with warnings.catch_warnings():
-                if (
-                    job.is_control
-                ):  # what Thresher warns of is about settings that the user has not chosen
+                # What Thresher warns of is about settings that the user has not chosen.
+                if job.is_control:
                     warnings.filterwarnings(
                         "ignore", category=UserWarning, module=r"thresher(_lab)?\."
                     )

@@ -349,9 +349,8 @@ def _table_of_part(part: ArtefactPart, results: Mapping[str, Any]) -> PageTable:
         if found["method"] in controls:
             cells = _summary_cells(controls[found["method"]], FULL_BATCHES, scale)
             rows.append([f"  random samples at the cost of {row}", *cells, ""])
-    title = (
-        part.task if ":" in part.task else f"{part.name}: {part.task}"
-    )  # a recipe has its own name
+    # A recipe has its own name.
+    title = part.task if ":" in part.task else f"{part.name}: {part.task}"
     return PageTable(f"{title}, {part.epochs} epochs", header, rows)
 
 

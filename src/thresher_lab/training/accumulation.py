@@ -104,9 +104,8 @@ class GradientSum:
         """
         share = share_of(self._criterion, targets)
         self._seen = self._seen + share
-        return (
-            loss * (number_of_processes() / self._samples) * share
-        )  # DistributedDataParallel divides by their number
+        # DistributedDataParallel divides by their number.
+        return loss * (number_of_processes() / self._samples) * share
 
     def correct(self) -> None:
         """Scales the gradients to what the batches really had; all processes call it together."""

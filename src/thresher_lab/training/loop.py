@@ -274,9 +274,8 @@ class Session:
         )
         self.clock = Clock()
         self.recording = Recording(self.run, training.loader.dataset, epochs_in=epochs_in)
-        self._is_plain = (
-            spec.name == "full"
-        )  # which needs no Thresher: its times are those of a plain loop
+        # Which needs no Thresher: its times are those of a plain loop.
+        self._is_plain = spec.name == "full"
         self.memory = StepMemory(accelerator.device)
         self.entries: list[dict[str, Any]] = []
         if own_rank():

@@ -336,9 +336,8 @@ class Checkpoint:
             content = torch.load(self.path, map_location="cpu", weights_only=True)
             held = content["identity"]
         except (EOFError, KeyError, RuntimeError, TypeError, UnpicklingError, ValueError) as error:
-            what = (
-                type(error).__name__
-            )  # The message of torch would advise to load the file with weights_only=False.
+            # The message of torch would advise to load the file with weights_only=False.
+            what = type(error).__name__
             raise ValueError(
                 f"{self.path} is damaged ({what}); delete it, and the training starts anew"
             ) from error
