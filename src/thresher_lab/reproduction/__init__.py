@@ -2,18 +2,25 @@
 
 from thresher_lab.reproduction import ada_selection, diet_sb, kakurenbo, selective_backprop
 from thresher_lab.reproduction.artefact import Artefact
+from thresher_lab.reproduction.declarations import read_paper
 
+SELECTIVE_BACKPROP = read_paper(selective_backprop)
 ARTEFACTS = {
     found.name: found
-    for module in (kakurenbo, selective_backprop, ada_selection, diet_sb)
-    for found in vars(module).values()
+    for several in (
+        vars(kakurenbo).values(),
+        SELECTIVE_BACKPROP.artefacts,
+        vars(ada_selection).values(),
+        vars(diet_sb).values(),
+    )
+    for found in several
     if isinstance(found, Artefact)
 }
 MINOR = ("kakurenbo-others", "kakurenbo-figure", "adaselection-pools", "diet-sb-runtime")
 """Beginnings of the names whose claims are not the main ones of their paper, with which its page begins."""
 STAND_INS = {
     kakurenbo.PAPER: "small CNNs, a perceptron, ResNet-8, a U-Net and a small vision transformer, mostly on Fashion-MNIST",
-    selective_backprop.PAPER: "a small CNN on 10,000 images of Fashion-MNIST",
+    SELECTIVE_BACKPROP.name: SELECTIVE_BACKPROP.stand_ins,
     ada_selection.PAPER: "a small CNN on digits, MLPs on lines with outliers and on bike rentals, a transformer on a text",
     diet_sb.PAPER: "a small CNN and a perceptron on digits; beside controls of the same cost: [pruning](../methods/prune.md)",
 }

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from pydantic import ConfigDict
+
 from thresher import methods
 from thresher.cost import Cost
 from thresher_lab.comparison.compare import compare
@@ -40,6 +42,10 @@ LEAST_RATIO = 1.7
 """Least cost of a backward pass, in forward passes, at which claims about time are tested: selection saves backward passes."""
 
 
+STRICT = ConfigDict(extra="forbid")
+"""For the TOML files of the papers: a key that no field has is an error."""
+
+
 @dataclass(frozen=True)
 class ArtefactPart:
     """Runs of one task that are compared with each other.
@@ -57,6 +63,8 @@ class ArtefactPart:
         controls: Kinds of controls that are trained for every row, at its cost.
         batch: Factor on the batch of a recipe at full size, and with it on the learning rate. Default: 1.
     """
+
+    __pydantic_config__ = STRICT
 
     name: str
     task: str
@@ -83,6 +91,8 @@ class Claim:
             claims mean anything. Claims with the same statement are a row of the paper's page.
         timed: Whether the number is made of times, so that it needs a backward pass of at least `LEAST_RATIO`. Default False.
     """
+
+    __pydantic_config__ = STRICT
 
     text: str
     value: SeedValue
@@ -183,6 +193,8 @@ class TableChart:
         tables: Positions of the tables that are drawn. Default: all.
     """
 
+    __pydantic_config__ = STRICT
+
     kind: Literal["lines", "rows", "bars", "points"]
     y: str
     x: str = ""
@@ -218,6 +230,8 @@ class Artefact:
         command: Command that makes it. Default: `thresher reproduce` with its name.
         remark: Function that makes the sentence with which the page of its paper begins, from its tables. Default: none.
     """
+
+    __pydantic_config__ = STRICT
 
     name: str
     paper: str

@@ -410,20 +410,17 @@ def test_time_until_an_error_and_what_never_comes():
             "cpu_s": history[-1]["cpu_s"],
         }
 
-    measured = {
-        "arms": {
-            FULL_ROW: {0: one([0.5, 0.8, 0.9])},
-            "fast": {0: one([0.88, 0.9, 0.9])},
-            "bad": {0: one([0.1, 0.2, 0.3])},
-        }
+    runs = {
+        FULL_ROW: {0: one([0.5, 0.8, 0.9])},
+        "fast": {0: one([0.88, 0.9, 0.9])},
+        "bad": {0: one([0.1, 0.2, 0.3])},
     }
-    assert selective_backprop.time_until(measured, FULL_ROW, 0, 1.2) == 6
-    assert selective_backprop.time_until(measured, "fast", 0, 1.2) == 2
-    assert selective_backprop.sooner("fast", FULL_ROW, 1.2)(measured, 0) == 3
-    assert selective_backprop.sooner("bad", FULL_ROW, 1.2)(measured, 0) == 0
-    assert (
-        selective_backprop.sooner("fast", "bad", 1.2)(measured, 0) == 3
-    )  # at least: the other one is not there after 6 s
+    assert selective_backprop.time_until(runs, 0, FULL_ROW, 1.2) == 6
+    assert selective_backprop.time_until(runs, 0, "fast", 1.2) == 2
+    assert selective_backprop.sooner(runs, 0, "fast", FULL_ROW, 1.2) == 3
+    assert selective_backprop.sooner(runs, 0, "bad", FULL_ROW, 1.2) == 0
+    # at least: the other one is not there after 6 s
+    assert selective_backprop.sooner(runs, 0, "fast", "bad", 1.2) == 3
 
 
 def test_ranks_of_adaselection_are_over_the_rates():
