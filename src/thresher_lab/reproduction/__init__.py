@@ -4,11 +4,12 @@ from thresher_lab.reproduction import ada_selection, diet_sb, kakurenbo, selecti
 from thresher_lab.reproduction.artefact import Artefact
 from thresher_lab.reproduction.declarations import read_paper
 
+KAKURENBO = read_paper(kakurenbo)
 SELECTIVE_BACKPROP = read_paper(selective_backprop)
 ARTEFACTS = {
     found.name: found
     for several in (
-        vars(kakurenbo).values(),
+        KAKURENBO.artefacts,
         SELECTIVE_BACKPROP.artefacts,
         vars(ada_selection).values(),
         vars(diet_sb).values(),
@@ -19,7 +20,7 @@ ARTEFACTS = {
 MINOR = ("kakurenbo-others", "kakurenbo-figure", "adaselection-pools", "diet-sb-runtime")
 """Beginnings of the names whose claims are not the main ones of their paper, with which its page begins."""
 STAND_INS = {
-    kakurenbo.PAPER: "small CNNs, a perceptron, ResNet-8, a U-Net and a small vision transformer, mostly on Fashion-MNIST",
+    KAKURENBO.name: KAKURENBO.stand_ins,
     SELECTIVE_BACKPROP.name: SELECTIVE_BACKPROP.stand_ins,
     ada_selection.PAPER: "a small CNN on digits, MLPs on lines with outliers and on bike rentals, a transformer on a text",
     diet_sb.PAPER: "a small CNN and a perceptron on digits; beside controls of the same cost: [pruning](../methods/prune.md)",

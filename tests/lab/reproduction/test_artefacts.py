@@ -23,7 +23,6 @@ from thresher_lab.reproduction import (
     kakurenbo,
     selective_backprop,
 )
-from thresher_lab.reproduction import kakurenbo as kakurenbo_relief
 from thresher_lab.reproduction.artefact import (
     FILLED_BATCHES,
     FIVE_SEEDS,
@@ -52,6 +51,8 @@ from thresher_lab.tasks import built_in
 from thresher_lab.training.samples import LOSS_BINS
 
 EPOCHS, SAMPLES = 20, 100
+VARIANTS = ("v1000", "v1001", "v1010", "v1011", "v1100", "v1101", "v1110", "v1111")
+"""Rows of the ablations of KAKURENBO; the digits are hiding, moving back, reducing the fraction and the learning rate."""
 
 
 @pytest.fixture(autouse=True)
@@ -377,26 +378,39 @@ def test_kakurenbos_variants_as_its_own_names():
     import thresher
     from thresher_lab.training.specs import parse_methods
 
-    for bits in kakurenbo.VARIANT_BITS:
-        made = parse_methods(kakurenbo.hiding(0.4, bits))[0].create()
-        assert made == thresher.Kakurenbo.variant(bits, max_fraction=0.4)
+    for name in ("kakurenbo-table-5", "kakurenbo-table-5-moving-back", "kakurenbo-table-5-hurt"):
+        for part in ARTEFACTS[name].parts:
+            assert tuple(part.rows) == VARIANTS
+            for bits, text in part.rows.items():
+                made = parse_methods(text)[0].create()
+                assert made == thresher.Kakurenbo.variant(bits, max_fraction=0.4)
 
 
 def test_what_a_component_adds_is_of_pairs_that_differ_in_it_alone():
     values = {
         bits: {0: {"metric": {"value": 4.0 * int(bits[2]) + 2.0 * int(bits[3]) + int(bits[4])}}}
-        for bits in kakurenbo.VARIANT_BITS
+        for bits in VARIANTS
     }
-    measured = {"ablations": values}
-    assert [kakurenbo.gains("ablations", bit)(measured, 0) for bit in (1, 2, 3)] == [4, 2, 1]
+    added = {"moving back": 4, "reducing the fraction": 2, "adjusting the learning rate": 1}
+    judged_claims = 0
+    for name in ("kakurenbo-table-5", "kakurenbo-table-5-hurt"):
+        artefact = ARTEFACTS[name]
+        measured = {part.name: values for part in artefact.parts}
+        for claim in artefact.claims:
+            component = claim.text.partition(": ")[2].partition(" gains")[0]
+            if component in added:
+                assert claim.value(measured, 0) == added[component]
+                judged_claims += 1
+    assert judged_claims == 4 * 2 + 3
 
 
 def test_top_losses_are_of_the_last_epochs(folder):
-    found = kakurenbo_relief.top_losses({"samples": str(folder / "samples.parquet")})
-    assert len(found) == 10 and all(
-        epoch["top"] == pytest.approx(5.0) and epoch["bottom"] < 1 for epoch in found
-    )
-    assert all(epoch["full"] == pytest.approx(0.02 * 5 + 0.98 * epoch["bottom"]) for epoch in found)
+    found = kakurenbo.top_losses({"samples": str(folder / "samples.parquet")})
+    assert list(found) == ["all", "bottom", "top"]
+    assert {len(of_part) for of_part in found.values()} == {10}
+    for of_all, bottom, top in zip(*found.values(), strict=True):
+        assert top == pytest.approx(5.0) and bottom < 1
+        assert of_all == pytest.approx(0.02 * 5 + 0.98 * bottom)
 
 
 def test_time_until_an_error_and_what_never_comes():
@@ -497,14 +511,18 @@ def test_moving_back_is_judged_only_where_it_happens():
     def ablations(count):
         run = {
             "metric": {"value": 0.5},
-            "cost": {"full_forward": 100.0 * kakurenbo.ABLATION_EPOCHS},
+            "cost": {"full_forward": 1000.0},
             "history": [{"moved_back": count}] * 10,
         }
-        return {"ablations": {bits: {0: run} for bits in kakurenbo.VARIANT_BITS}}
+        return {"ablations": {bits: {0: run} for bits in VARIANTS}}
 
-    assert kakurenbo.moved_back(ablations(20), 0) == pytest.approx(0.2)
-    assert kakurenbo.gain_of_moving_back(ablations(20), 0) == 0
-    assert math.isnan(kakurenbo.gain_of_moving_back(ablations(0), 0))
+    condition, claim = ARTEFACTS["kakurenbo-table-5-moving-back"].claims
+    assert condition.value(ablations(20), 0) == pytest.approx(0.2)
+    assert claim.value(ablations(20), 0) == 0
+    assert math.isnan(claim.value(ablations(0), 0))
+    some = ablations(20)
+    some["ablations"]["v1101"] = ablations(0)["ablations"]["v1101"]
+    assert condition.value(some, 0) == 0 and math.isnan(claim.value(some, 0))
 
 
 def test_the_cost_for_another_price_of_a_backward_pass():

@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import pytest
 
-from thresher_lab.reproduction import selective_backprop
+from thresher_lab.reproduction import kakurenbo, selective_backprop
 from thresher_lab.reproduction.declarations import parse_paper, read_paper
 
 FUNCTIONS = selective_backprop
@@ -121,7 +121,7 @@ def test_a_mistake_is_named_with_its_place(right, wrong, message):
         parse_paper(TEXT.replace(right, wrong, 1), FUNCTIONS)
 
 
-@pytest.mark.parametrize("module", [selective_backprop])
+@pytest.mark.parametrize("module", [kakurenbo, selective_backprop])
 def test_every_row_that_a_claim_names_is_trained(module):
     """A made-up run would tell, too, but not of a row that another part alone has."""
     stem = module.__name__.rpartition(".")[2]
@@ -130,6 +130,9 @@ def test_every_row_that_a_claim_names_is_trained(module):
         rows = {part.name: {"full", *part.rows} for part in made.parts}
         for claim in given["claims"]:
             measure = claim["measure"]
-            named = {measure[key] for key in ("row", "than") if key in measure}
+            named = set(measure.get("rows", ()))
+            for key in ("row", "over", "than"):
+                given_rows = measure.get(key, ())
+                named |= {given_rows} if isinstance(given_rows, str) else set(given_rows)
             for part in claim.get("parts", ()) if claim.get("parts") != "all" else rows:
                 assert named <= rows[part], claim["text"]
