@@ -5,13 +5,14 @@ from thresher_lab.reproduction.artefact import Artefact
 from thresher_lab.reproduction.declarations import read_paper
 
 KAKURENBO = read_paper(kakurenbo)
+ADA_SELECTION = read_paper(ada_selection)
 SELECTIVE_BACKPROP = read_paper(selective_backprop)
 ARTEFACTS = {
     found.name: found
     for several in (
         KAKURENBO.artefacts,
         SELECTIVE_BACKPROP.artefacts,
-        vars(ada_selection).values(),
+        ADA_SELECTION.artefacts,
         vars(diet_sb).values(),
     )
     for found in several
@@ -22,7 +23,7 @@ MINOR = ("kakurenbo-others", "kakurenbo-figure", "adaselection-pools", "diet-sb-
 STAND_INS = {
     KAKURENBO.name: KAKURENBO.stand_ins,
     SELECTIVE_BACKPROP.name: SELECTIVE_BACKPROP.stand_ins,
-    ada_selection.PAPER: "a small CNN on digits, MLPs on lines with outliers and on bike rentals, a transformer on a text",
+    ADA_SELECTION.name: ADA_SELECTION.stand_ins,
     diet_sb.PAPER: "a small CNN and a perceptron on digits; beside controls of the same cost: [pruning](../methods/prune.md)",
 }
 """What is trained in place of the models of each paper, in one line."""

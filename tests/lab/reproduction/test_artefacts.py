@@ -310,7 +310,7 @@ def test_claims_about_times_say_so():
 def test_the_page_of_adaselection_begins_with_late_selection():
     def table(*last):
         return {
-            "header": ["epoch", *ada_selection.DEFAULT_POOL],
+            "header": ["epoch", *ada_selection.POOL],
             "rows": [["0", "1.000", "0", "0"], ["9", *last]],
         }
 
@@ -441,16 +441,13 @@ def test_ranks_of_adaselection_are_over_the_rates():
     def runs(value):
         return {0: {"metric": {"value": value}}}
 
-    order = {method: number for number, method in enumerate(ada_selection.TABLE_COLUMNS)}
+    methods = [FULL_ROW, "AdaSelection", "Uniform", "Big Loss"]
     measured = {
-        "line": {FULL_ROW: runs(-order[FULL_ROW])}
-        | {
-            ada_selection.row_name(m, r): runs(-order[m])
-            for m in ada_selection.TRAINED_METHODS
-            for r in ada_selection.RATES
-        }
+        ada_selection.row_name(method, rate): runs(-number)
+        for number, method in enumerate(methods)
+        for rate in ada_selection.RATES
     }
-    assert ada_selection.mean_ranks(measured, "line") == list(range(1, 11))
+    assert ada_selection.mean_ranks(measured, methods) == [1, 2, 3, 4]
 
 
 def test_selectors_that_train_on_the_same_rows_are_named(folder):
@@ -459,7 +456,8 @@ def test_selectors_that_train_on_the_same_rows_are_named(folder):
     for rate in ada_selection.RATES:
         for one in ("Gradient Norm", "AdaBoost, losses scaled"):
             measured["line"][f"{one} {rate}"] = measured["line"][f"Big Loss {rate}"]
-    title = ada_selection.ADA_SELECTION_TABLE_4.tables(measured, results)[0].title
+    assert artefact.tables is not None
+    title = artefact.tables(measured, results)[0].title
     same = "Big Loss and Gradient Norm and AdaBoost, losses scaled"
     assert title.endswith(f"larger is better. line: {same} train on the same rows in every run")
 
@@ -533,22 +531,14 @@ def test_the_cost_for_another_price_of_a_backward_pass():
 
 
 def test_weights_between_tasks():
-    ends = dict(
-        zip(
-            ada_selection.RATE_TASKS,
-            ((1, 0, 0), (0, 0, 1), (0.5, 0, 0.5), (1, 0, 0), (1, 0, 0)),
-            strict=True,
-        )
-    )
-    measured = {
-        part: {
-            ada_selection.WEIGHTS_ROW: {
-                0: {"history": [dict(zip(ada_selection.WEIGHT_NAMES, end, strict=True))]}
-            }
-        }
-        for part, end in ends.items()
-    }
-    assert ada_selection.weights_between_tasks(measured, 0) == 1
+    artefact = ARTEFACTS["adaselection-weights"]
+    ends = ((1, 0, 0), (0, 0, 1), (0.5, 0, 0.5), (1, 0, 0), (1, 0, 0))
+    measured = {}
+    for part, end in zip(artefact.parts, ends, strict=True):
+        history = [dict(zip(ada_selection.WEIGHT_NAMES, end, strict=True))]
+        runs = {0: {"history": history}}
+        measured[part.name] = {FULL_ROW: runs, ada_selection.WEIGHTS_ROW: runs}
+    assert artefact.claims[0].value(measured, 0) == 1
 
 
 def test_diet_drops_in_the_batch_what_makes_the_total():

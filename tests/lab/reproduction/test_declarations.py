@@ -5,7 +5,8 @@ from importlib.resources import files
 
 import pytest
 
-from thresher_lab.reproduction import kakurenbo, selective_backprop
+from thresher_lab.reproduction import ada_selection, kakurenbo, selective_backprop
+from thresher_lab.reproduction.ada_selection import RATES, row_name
 from thresher_lab.reproduction.declarations import parse_paper, read_paper
 
 FUNCTIONS = selective_backprop
@@ -121,7 +122,7 @@ def test_a_mistake_is_named_with_its_place(right, wrong, message):
         parse_paper(TEXT.replace(right, wrong, 1), FUNCTIONS)
 
 
-@pytest.mark.parametrize("module", [kakurenbo, selective_backprop])
+@pytest.mark.parametrize("module", [ada_selection, kakurenbo, selective_backprop])
 def test_every_row_that_a_claim_names_is_trained(module):
     """A made-up run would tell, too, but not of a row that another part alone has."""
     stem = module.__name__.rpartition(".")[2]
@@ -130,9 +131,11 @@ def test_every_row_that_a_claim_names_is_trained(module):
         rows = {part.name: {"full", *part.rows} for part in made.parts}
         for claim in given["claims"]:
             measure = claim["measure"]
-            named = set(measure.get("rows", ()))
-            for key in ("row", "over", "than"):
+            named = set()
+            for key in ("row", "rows", "over", "than", "method", "methods", "candidates"):
                 given_rows = measure.get(key, ())
                 named |= {given_rows} if isinstance(given_rows, str) else set(given_rows)
+            if "method" in measure or "methods" in measure:
+                named = {row_name(method, rate) for method in named for rate in RATES}
             for part in claim.get("parts", ()) if claim.get("parts") != "all" else rows:
                 assert named <= rows[part], claim["text"]
