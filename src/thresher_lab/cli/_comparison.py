@@ -1,4 +1,4 @@
-"""Running a comparison, or foretelling what it would train, and printing its results on a terminal of any width."""
+"""Runs a comparison, or lists what it would train, and prints the results on a terminal of any width."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,6 +54,7 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
     """
     from thresher_lab.comparison.summary import (
         closing,
+        interval_sentences,
         length_sentences,
         rates_sentences,
         time_of,
@@ -67,6 +68,7 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
         console.print(sentence, markup=False, highlight=False)
     notes = [
         NOTE,
+        *interval_sentences(results),
         *length_sentences(results),
         *rates_sentences(results),
         *times_of_busy_machine(results),
@@ -150,7 +152,7 @@ def print_dry_run(
     out: Path,
     *,
     json: Path | None = None,
-    most: int | None = None,
+    until_decided: bool = False,
     **options: Any,
 ) -> None:
     """Prints what a comparison would train, and what is finished.
@@ -162,7 +164,7 @@ def print_dry_run(
         epochs: Number of epochs of every run.
         out: Folder of the comparison.
         json: File for the result as JSON; "-" for the standard output, and then nothing else is printed there.
-        most: Largest number of seeds, where they are added until every verdict is decided. Default: none are added.
+        until_decided: Whether training stops when every verdict is decided. Default: False.
         options: Further arguments of `dry_run`.
     """
     from thresher_lab.comparison.dry_run import dry_run
@@ -170,8 +172,8 @@ def print_dry_run(
 
     plan = dry_run(task, parse_methods(methods), parse_seeds(seeds), epochs, out, **options)
     lines = dry_run_lines(plan)
-    if most is not None:
-        lines.append(f"With --until-decided, up to {most} seeds.")
+    if until_decided:
+        lines.append("These are the most; training stops when every verdict is decided.")
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -239,8 +241,7 @@ def run_and_print(
         out: Folder for the results.
         json: File for the summary as JSON; "-" for the standard output, and then nothing else is printed there.
         quiet: Whether to print no progress. Default: False.
-        options: Further arguments of `comparison.compare`; `most` for the largest number of seeds, which are added until every
-            verdict is decided; `factors` on the learning rate that every arm is tried with.
+        options: Further arguments of `comparison.compare`; `factors` on the learning rate that every arm is tried with.
 
     Returns:
         Content of results.json; None in all processes but the first.
@@ -405,10 +406,9 @@ def run_with_progress(
         FileNotFoundError: The data is not there.
     """
     from thresher_lab.cli._progress import progress_on
-    from thresher_lab.comparison.compare import chosen_rates, compare, compare_until_decided
+    from thresher_lab.comparison.compare import chosen_rates, compare
     from thresher_lab.training.specs import parse_methods, parse_seeds
 
-    run = compare_until_decided if "most" in options else compare
     with explained_interruptions(out):
         specs = parse_methods(methods)
         numbers = parse_seeds(seeds)
@@ -419,10 +419,10 @@ def run_with_progress(
                 tries = {
                     name: value
                     for name, value in options.items()
-                    if name not in ("most", "on_results")
+                    if name not in ("until_decided", "on_results")
                 }
                 options["rates"] = chosen_rates(task, specs, numbers, epochs, out, factors, **tries)
-            return run(task, specs, numbers, epochs, out, **options)
+            return compare(task, specs, numbers, epochs, out, **options)
 
 
 @contextmanager

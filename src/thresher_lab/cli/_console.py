@@ -144,7 +144,9 @@ OutOption = Annotated[
 ]
 SeedsOption = Annotated[
     str,
-    typer.Option(help="Random seeds, separated by commas. Every method is trained once with each."),
+    typer.Option(
+        help="Random seeds, such as 0,1,2 or 0-9. Every method is trained once with each."
+    ),
 ]
 DataOption = Annotated[
     Path | None, typer.Option(help="Folder or file with the data, for tasks that need one.")

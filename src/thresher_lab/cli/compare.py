@@ -1,7 +1,7 @@
 """`thresher compare`: trains methods beside full training and beside controls of the same cost."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -61,8 +61,8 @@ RATES_HELP = (
     "rate of the training."
 )
 UNTIL_HELP = (
-    "Add seeds until every verdict is decided, or until there are --max-seeds of them. The verdicts are corrected for the "
-    "number of looks."
+    "Look after each seed from the third on, and stop when each method is decided: whether it loses more than the margin, and how "
+    "it stands against shorter@time. Intervals are valid at every look. --seeds are the most to train, such as 0-11."
 )
 DRY_RUN_HELP = (
     "Print what would run and what is finished already, and how long the rest takes by the finished runs. Nothing is trained "
@@ -94,10 +94,7 @@ def compare(
         str | None, typer.Option(help="Tracker of accelerate that logs every epoch, such as wandb.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help=QUICK_HELP)] = False,
-    until_decided: Annotated[bool, typer.Option("--until-decided", help=UNTIL_HELP)] = False,
-    max_seeds: Annotated[
-        int, typer.Option(min=3, help="Largest number of seeds with --until-decided.")
-    ] = 12,
+    until: Annotated[Literal["decided"] | None, typer.Option(help=UNTIL_HELP)] = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Delete the runs in --out, and begin anew.")
     ] = False,
@@ -112,6 +109,7 @@ def compare(
     """
     from thresher_lab.comparison.controls import parse_budget, parse_controls, parse_rates
     from thresher_lab.recipes.running import with_batch_of
+    from thresher_lab.training.specs import parse_seeds
 
     if methods is None and budget is None:
         raise ValueError(
@@ -123,13 +121,13 @@ def compare(
     kinds = None if controls is None else parse_controls(controls)
     kept = [] if budget is None else [f"winnow:share={share:g}" for share in parse_budget(budget)]
     asked = ",".join(filter(None, (methods, *kept)))
-    if quick and (until_decided or controls or rates):
+    if quick and (until or controls or rates):
         raise ValueError(
-            "compare: --quick trains one seed without controls; leave out --until-decided, --controls and --rates"
+            "compare: --quick trains one seed without controls; leave out --until, --controls and --rates"
         )
     factors = {} if rates is None else {"factors": parse_rates(rates)}
     if quick:
-        seeds = seeds.partition(",")[0]
+        seeds = f"{parse_seeds(seeds)[0]}"
         kinds = ()
     if dry_run:
         if restart:
@@ -140,21 +138,20 @@ def compare(
             "data": data,
             "jobs": jobs,
             "controls": kinds,
-            "most": max_seeds if until_decided else None,
+            "until_decided": until is not None,
             **factors,
         }
         print_dry_run(training, asked, seeds, epochs, out, json=json, **given)
         return
     if restart:
         _begin_anew(out, training, asked, seeds)
-    most = {"most": max_seeds} if until_decided else {}
     given = {
         "data": data,
         "jobs": jobs,
         "margin": margin,
         "track": track,
         "controls": kinds,
-        **most,
+        "until_decided": until is not None,
         **factors,
     }
     results = run_and_print(
@@ -163,6 +160,7 @@ def compare(
     again = {
         "epochs": epochs,
         "seeds": seeds,
+        "until": until,
         "rates": rates,
         "controls": controls,
         "data": data,

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import typer
 
 from thresher_lab.cli._comparison import run_and_print
 from thresher_lab.cli._console import OutOption, QuietOption, open_console
@@ -22,12 +24,19 @@ thresher advise my_training.py:build --budget 0.5"""
 """Last lines of the demo."""
 
 
-def demo(out: OutOption = Path("runs/demo"), *, quiet: QuietOption = False) -> None:
+def demo(
+    out: OutOption = Path("runs/demo"),
+    *,
+    until: Annotated[
+        Literal["decided"] | None, typer.Option(help="Stop when every verdict is decided.")
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
     """Compare Winnow at half of the cost with full training, smaller batches, and fewer epochs in the same time.
 
     They train on 4,000 digits of MNIST, turned and shifted at random; every fifth has a wrong label.
     """
-    settings = {"data": None, "jobs": 2, "controls": DEMO_CONTROLS}
+    settings = {"jobs": 2, "controls": DEMO_CONTROLS, "until_decided": until is not None}
     results = run_and_print(
         DEMO_TASK, DEMO_METHODS, DEMO_SEEDS, DEMO_EPOCHS, out, quiet=quiet, **settings
     )

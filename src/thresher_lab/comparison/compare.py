@@ -1,9 +1,9 @@
-"""Trains methods, full training and controls of the same cost, with the same seeds, until the verdicts are decided if asked."""
+"""Trains methods, full training and controls of the same cost with the same seeds; stops when all is decided, if asked."""
 
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -25,7 +25,8 @@ from thresher_lab.comparison.controls import (
     why_no_placebo_of,
 )
 from thresher_lab.comparison.ray_workers import Cluster, RayWorkers
-from thresher_lab.comparison.summary import margin_of, summarize
+from thresher_lab.comparison.statistics import LEAST_SEEDS
+from thresher_lab.comparison.summary import DECIDED, margin_of, summarize
 from thresher_lab.comparison.workers import (
     Advanced,
     RunRefusedError,
@@ -93,7 +94,7 @@ def compare(
     jobs: int | None = None,
     controls: Sequence[Control] | None = None,
     margin: float | None = None,
-    looks: Sequence[int] = (),
+    until_decided: bool = False,
     rates: Rates | None = None,
     track: str | None = None,
     cluster: Cluster | None = None,
@@ -123,7 +124,8 @@ def compare(
         controls: Kinds of controls to train. Default: all of `CONTROLS` that are possible, without those in `ON_REQUEST`; the
             results name those that are not possible.
         margin: Loss that does not matter, above 0, see `summarize`; another margin trains nothing again. Default: `margin_of`.
-        looks: Further numbers of seeds at which the verdicts are to be looked at. Default: none.
+        until_decided: Whether to stop as soon as every verdict is decided, by intervals that are valid at every look. It looks
+            after each seed from the third on, when all runs with it and those before are finished. Default: False.
         rates: Factors on the learning rate by arm, see `chosen_rates`. Default: 1 for all.
         track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
         cluster: Cluster of Ray that trains the runs. Default: processes of this machine.
@@ -149,6 +151,10 @@ def compare(
             f"{'--ray' if cluster else f'--jobs {jobs}'}: {processes} processes train each run together, one run after the "
             "other. Leave the option out, or start the command by itself to train runs side by side."
         )
+    if until_decided and len(seeds) <= LEAST_SEEDS:
+        raise ValueError(
+            f"--until decided: needs more than {LEAST_SEEDS} seeds to choose from, such as --seeds 0-11; got {list(seeds)}"
+        )
     if margin is not None and not margin > 0:
         raise ValueError(f"compare: `margin` must be above 0, got {margin}")
     if track is not None:
@@ -167,20 +173,20 @@ def compare(
             Store(out, folder_identity(task, epochs)), methods, seeds, controls, watcher, rates
         )
         watcher.planned(comparison.expected, epochs, comparison.rates.everywhere)
-        sizes = {len(seeds), *looks}
+        ends = Ending(comparison, margin) if until_decided else None
 
         def save(goes_on: bool = True) -> None:
-            written = _save_results(comparison, task, epochs, margin, sizes, running=True)
+            written = _save_results(comparison, task, epochs, margin, ends, running=True)
             if written and on_results is not None:
                 on_results(goes_on)
 
         try:
             with workers:
-                comparison.work(workers, save)
+                comparison.work(workers, save, ends)
         except BaseException:
             save(False)
             raise
-        return of_first(_save_results(comparison, task, epochs, margin, sizes))
+        return of_first(_save_results(comparison, task, epochs, margin, ends))
 
 
 def _workers(
@@ -219,7 +225,7 @@ def _save_results(
     task: str,
     epochs: int,
     margin: float | None,
-    sizes: set[int],
+    ends: "Ending | None",
     *,
     running: bool = False,
 ) -> dict[str, Any]:
@@ -227,7 +233,13 @@ def _save_results(
     runs = comparison.runs()
     if not runs:
         return {}
-    looks = comparison.store.looks_with(sizes)
+    if ends is None:
+        looks = comparison.store.looks_with({len(comparison.seeds)})
+    else:
+        runs = [run for run in runs if run["seed"] in (ends.decided or comparison.seeds)]
+        # A later command without `until_decided` corrects its verdicts for these looks.
+        comparison.store.looks_with({len({run["seed"] for run in runs})})
+        looks = 1
     alike = equal_seeds(runs)
     runs = [run for run in runs if not any(run["seed"] in seeds[1:] for seeds in alike)]
     margin = margin_of(runs) if margin is None else margin
@@ -253,8 +265,10 @@ def _save_results(
         "left_out": left_out,
         "equal_seeds": alike,
         "runs": runs,
-        "summary": summarize(runs, margin, looks),
+        "summary": summarize(runs, margin, looks, any_look=ends is not None),
     }
+    if ends is not None:
+        results["until"] = DECIDED
     if running:
         results["running"] = {"finished": comparison.finished, "runs": comparison.expected}
     comparison.store.save_results(results)
@@ -313,6 +327,7 @@ class ComparedRuns:
 
     Attributes:
         store: Files of the comparison.
+        seeds: Random seeds, in the order of training.
         rates: Factors on the learning rate.
         left_out: Reasons for which controls are left out, by the label of the method and the kind of the control.
     """
@@ -338,7 +353,7 @@ class ComparedRuns:
             for spec in specs
             for seed in seeds
         ]
-        self._place = {seed: place for place, seed in enumerate(seeds)}
+        self.seeds = [*seeds]
         self._queue = [*self._asked]
         self._done: dict[str, dict[str, Any]] = {}
         self._refused: dict[str, str] = {}
@@ -361,15 +376,18 @@ class ComparedRuns:
         self,
         workers: Workers | RayWorkers | TogetherWorkers,
         on_run: Callable[[], None] | None = None,
+        ends: Callable[[], bool] | None = None,
     ) -> None:
         """Trains until no run is waiting.
 
         Args:
             workers: Workers that train.
             on_run: Function that is called after each run that was trained. Default: none.
+            ends: Function that returns whether to end now; runs in progress are lost. Default: never.
         """
         company = Company()
-        while True:
+        self._take_finished()
+        while ends is None or not ends():
             while workers.free and (job := self._next()) is not None:
                 workers.start(job)
                 company.begin(job.key)
@@ -430,6 +448,19 @@ class ComparedRuns:
                 if job is not None:
                     listed.add(job.key)
         return runs
+
+    def whole_seeds(self) -> list[int]:
+        """Returns the first seeds, up to one of which a run is not finished."""
+        waiting = {asked.seed for asked in self._asked if not self._is_whole(asked)}
+        return [*takewhile(lambda seed: seed not in waiting, self.seeds)]
+
+    def _is_whole(self, asked: Job) -> bool:
+        controls = self._controls.get(asked.key, {})
+        return asked.key in self._done and all(
+            kind in controls and controls[kind].key in self._done
+            for kind in self._kinds[asked.label]
+            if (asked.label, kind) not in self.left_out
+        )
 
     def runs(self) -> list[dict[str, Any]]:
         """Returns the finished runs that full training has finished for, with costs that can be compared.
@@ -503,7 +534,7 @@ class ComparedRuns:
         what it is compared with run at about the same time, under the same load.
         """
         self._take_finished()
-        job = min(self._queue, key=lambda job: self._place[job.seed], default=None)
+        job = min(self._queue, key=lambda job: self.seeds.index(job.seed), default=None)
         if job is not None:
             self._queue.remove(job)
         return job
@@ -548,7 +579,7 @@ class ComparedRuns:
             return self._run(asked)["cost"]["ratio"]
         label = asked.label
         lengths = self.store.lengths
-        first = [*self._place][:SEEDS_OF_LENGTH]
+        first = self.seeds[:SEEDS_OF_LENGTH]
         own, full = (
             [
                 job.key
@@ -655,85 +686,46 @@ def chosen_rates(
     return Rates(chosen, factors, LOOK_SEEDS)
 
 
-GROWTH = 1.5
-"""Factor by which the number of seeds grows from one look to the next."""
+class Ending:
+    """Ends a comparison at the first number of seeds, from the third on, at which every verdict is decided.
 
-
-def look_sizes(first: int, most: int) -> list[int]:
-    """Returns the numbers of seeds after which the verdicts are looked at: few looks, because each of them costs power.
+    All numbers are looked at in turn, so a command that was stopped ends with the same seeds.
 
     Args:
-        first: Number of seeds at the first look, 1 or more.
-        most: Largest number of seeds.
+        comparison: Runs of the comparison.
+        margin: Loss that does not matter; None for that of `margin_of`.
 
-    Example:
-        >>> look_sizes(3, 12)
-        [3, 5, 8, 12]
+    Attributes:
+        decided: The seeds that decided; None before.
     """
-    sizes = [min(first, most)]
-    while sizes[-1] < most:
-        sizes.append(min(most, max(sizes[-1] + 1, math.ceil(GROWTH * sizes[-1]))))
-    return sizes
+
+    def __init__(self, comparison: ComparedRuns, margin: float | None) -> None:
+        self.decided: list[int] | None = None
+        self._comparison = comparison
+        self._margin = margin
+        self._next = LEAST_SEEDS
+
+    def __call__(self) -> bool:
+        """Returns whether the finished runs decide."""
+        whole = self._comparison.whole_seeds()
+        while self.decided is None and self._next <= len(whole):
+            seeds = whole[: self._next]
+            runs = [run for run in self._comparison.runs() if run["seed"] in seeds]
+            margin = margin_of(runs) if self._margin is None else self._margin
+            if equal_seeds(runs) or is_decided(summarize(runs, margin, any_look=True)):
+                self.decided = seeds
+            self._next += 1
+        return self.decided is not None
 
 
-def undecided(results: dict[str, Any]) -> list[str]:
-    """Returns the methods of which a verdict is not decided, against full training or against a control.
+def is_decided(summary: Sequence[dict[str, Any]]) -> bool:
+    """Returns whether each method is decided against full training, and against fewer epochs in the same time if it has them.
 
     Args:
-        results: Content of results.json.
+        summary: Rows of `summarize`.
     """
-    methods = [
-        row
-        for row in results["summary"]
-        if row["control_of"] is None and row["finding"] is not None
+    methods = [row for row in summary if row["control_of"] is None]
+    verdicts = methods + [
+        row["against"][SAME_TIME] for row in methods if SAME_TIME in row["against"]
     ]
-    return [
-        row["method"]
-        for row in methods
-        if "unclear" in (row["finding"], *(one["finding"] for one in row["against"].values()))
-    ]
-
-
-def compare_until_decided(
-    task: str,
-    methods: Sequence[Spec],
-    seeds: Sequence[int],
-    epochs: int,
-    out: Path,
-    *,
-    most: int,
-    **options: Any,
-) -> dict[str, Any]:
-    """Compares with more and more seeds until every verdict is decided, or until there are as many seeds as allowed.
-
-    Looking several times finds differences by chance more often than looking once. So the verdicts are corrected for the number
-    of looks, which is fixed beforehand.
-
-    Args:
-        task: Name of the task, see `compare`.
-        methods: Methods to compare.
-        seeds: Seeds of the first look; the smallest numbers that are not among them are added.
-        epochs: Number of epochs of every run.
-        out: Folder of the comparison.
-        most: Largest number of seeds, at least as many as `seeds`.
-        options: Further arguments of `compare`.
-
-    Returns:
-        The content of results.json after the last look.
-
-    Raises:
-        ValueError: `most` is smaller than the number of seeds, or an argument of `compare` is not possible.
-    """
-    if most < len(seeds):
-        raise ValueError(
-            f"--max-seeds {most} is less than the {len(seeds)} seeds of --seeds; give at least as many"
-        )
-    sizes = look_sizes(len(seeds), most)
-    more = [number for number in range(most + len(seeds)) if number not in seeds]
-    results: dict[str, Any] = {}
-    for size in sizes:
-        now = [*seeds, *more][:size]
-        results = compare(task, methods, now, epochs, out, looks=sizes, **options)
-        if results.get("equal_seeds") or not undecided(results):
-            break
-    return results
+    return all(verdict["finding"] != "unclear" for verdict in verdicts)

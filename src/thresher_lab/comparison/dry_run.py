@@ -1,4 +1,4 @@
-"""The runs that a comparison would train, those that are finished, and how long the others take by these."""
+"""Lists the runs of a comparison, and estimates how long the unfinished ones will take."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def dry_run(
     controls: Sequence[Control] | None = None,
     factors: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """Returns what `compare` would train; nothing is trained or written.
+    """Lists what `compare` would train, without training or writing anything.
 
     Args:
         task: Name of the task.
@@ -40,8 +40,8 @@ def dry_run(
         factors: Factors on the learning rate that every arm is tried with first. Default: none.
 
     Returns:
-        Plain values: `runs` and `looks` (the runs that choose rates), see `ComparedRuns.planned`; `seconds_left` by the
-        finished runs, None if an arm has none; `left_out` (sentences).
+        `runs` and `looks` (the runs that choose rates), see `ComparedRuns.planned`; `seconds_left`, see `seconds_left`;
+        `left_out`, sentences on the controls that are not trained.
 
     Raises:
         ValueError: An argument is not possible, or several processes were started to train together.
@@ -76,7 +76,7 @@ def dry_run(
 
 
 def seconds_left(runs: Sequence[Mapping[str, Any]], jobs: int) -> float | None:
-    """Returns how long the runs that are not finished take, by the mean of the finished runs of the same arm.
+    """Estimates the time of the unfinished runs from the mean of the finished runs of the same arm.
 
     Args:
         runs: Runs, see `ComparedRuns.planned`.

@@ -3,11 +3,11 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 LEVEL = 0.95
@@ -31,7 +31,7 @@ class Paired:
     Attributes:
         n: Number of seeds.
         mean: Mean of the differences, in units of the metric.
-        low: Lower end of the 95 % t-interval of the mean; None for fewer than two seeds.
+        low: Lower end of the 95 % interval of the mean; None if there are too few seeds for one.
         high: Upper end of that interval.
         spread: Standard deviation of the differences; None for fewer than two seeds.
     """
@@ -41,16 +41,20 @@ class Paired:
     low: float | None
     high: float | None
     spread: float | None
+    any_look: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, differences: Sequence[float]) -> "Paired":
+    def of(cls, differences: Sequence[float]) -> Self:
         """Returns the statistics of differences, of which there is at least one."""
         n = len(differences)
         mean = float(np.mean(differences))
         if n < 2:
             return cls(n, mean, None, None, None)
         spread = float(np.std(differences, ddof=1))
-        half = float(stats.t.ppf(1 - ALPHA, n - 1)) * spread / math.sqrt(n)
+        t = t_at_any_look(n, 2 * ALPHA) if cls.any_look else stats.t.ppf(1 - ALPHA, n - 1)
+        if np.isinf(t):
+            return cls(n, mean, None, None, spread)
+        half = float(t) * spread / math.sqrt(n)
         return cls(n, mean, mean - half, mean + half, spread)
 
     @property
@@ -62,18 +66,20 @@ class Paired:
         """Returns how often a mean this large would occur if the true difference were `at_most`; 1 without a spread."""
         if not self.decides or self.spread is None:
             return 1.0
-        return float(
-            stats.t.sf((self.mean - at_most) * math.sqrt(self.n) / self.spread, self.n - 1)
-        )
+        t = (self.mean - at_most) * math.sqrt(self.n) / self.spread
+        if self.any_look:
+            return float(chance_at_any_look(t, self.n)) / 2 if t > 0 else 1.0
+        return float(stats.t.sf(t, self.n - 1))
 
     def chance_below(self, at_least: float) -> float:
         """Returns how often a mean this small would occur if the true difference were `at_least`."""
-        return Paired(self.n, -self.mean, None, None, self.spread).chance(-at_least)
+        return replace(self, mean=-self.mean).chance(-at_least)
 
     def seeds_for(self, distance: float, among: int = 1) -> int | None:
         """Returns the number of seeds with which a test would succeed in four of five comparisons.
 
-        The power of the test follows from the noncentral t distribution and the observed spread.
+        The power of the test follows from the noncentral t distribution and the observed spread. At every look, it is the number
+        at which the interval is short enough.
 
         Args:
             distance: Distance of the true difference from the limit of the test, in units of the metric, above 0.
@@ -84,8 +90,63 @@ class Paired:
         """
         if self.spread is None or self.spread <= NO_SPREAD or distance <= 0:
             return None
-        enough = np.flatnonzero(_power(SEED_COUNTS, distance / self.spread, ALPHA / among) >= POWER)
+        effect = distance / self.spread
+        if self.any_look:
+            t = t_at_any_look(SEED_COUNTS, 2 * ALPHA / among)
+            enough = np.flatnonzero(t <= effect * np.sqrt(SEED_COUNTS))
+        else:
+            enough = np.flatnonzero(_power(SEED_COUNTS, effect, ALPHA / among) >= POWER)
         return int(SEED_COUNTS[enough[0]]) if len(enough) else None
+
+
+class PairedAtAnyLook(Paired):
+    """Differences whose interval and chances are valid at every look, see `chance_at_any_look`."""
+
+    any_look = True
+
+
+PRIOR_WIDTH = 3.0
+"""Standard deviation of the prior of the effect, in standard deviations of the differences.
+
+A wide prior can decide early; a narrow one needs fewer seeds if the effect is small. Below 2.52, no third seed decides. With 3, the
+mean number of seeds at the decision is at most 1.3 above that of the best width for each effect from 0.5 to 10 (looks after 3 to 30
+seeds; 26 seeds for an effect of 0.5, 14.1 for 1, 6.1 for 2, 4.6 for 3; 20,000 repetitions).
+"""
+
+
+def chance_at_any_look(t: ArrayLike, n: ArrayLike) -> NDArray[np.float64]:
+    """Returns a p-value of a t-statistic that stays valid if one looks after every difference, and stops when one likes.
+
+    It is 1 / M, where M is the likelihood ratio of the differences, scaled by the first of them, for an effect drawn from
+    N(0, `PRIOR_WIDTH`^2) and for no effect (the mixture over the effect with the right Haar prior of the standard deviation). M is
+    a martingale that starts at 1, so it exceeds 1 / p at any look with a probability of at most p, by Ville's inequality. Paper:
+    Wang and Ramdas, Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance, arXiv 2310.03722.
+
+    Args:
+        t: Mean of the differences less its assumed value, divided by its standard error.
+        n: Number of differences, 2 or more.
+
+    Example:
+        >>> print(f"{chance_at_any_look(5.0, 8):.4f}")
+        0.0237
+    """
+    n = np.asarray(n, np.float64)
+    k = 1 + n * PRIOR_WIDTH**2
+    r = np.square(t) / (n - 1)
+    return np.minimum(1.0, np.sqrt(k) * ((1 + r / k) / (1 + r)) ** (n / 2))
+
+
+def t_at_any_look(n: ArrayLike, chance: float) -> NDArray[np.float64]:
+    """Returns the t-statistic at which `chance_at_any_look` is `chance`; infinite if n differences are too few for any.
+
+    Example:
+        >>> print(f"{t_at_any_look(8, 0.05):.2f}")
+        4.39
+    """
+    n = np.asarray(n, np.float64)
+    k = 1 + n * PRIOR_WIDTH**2
+    q = (chance**2 / k) ** (1 / n)
+    return np.sqrt((n - 1) * np.where(q * k > 1, (1 - q) / np.maximum(q - 1 / k, 1e-300), np.inf))
 
 
 def _power(n: NDArray[np.int64], effect: float, alpha: float) -> NDArray[np.float64]:
@@ -126,12 +187,12 @@ def findings(compared: Mapping[Key, Paired], margin: float, looks: int = 1) -> d
         looks: Number of looks that the findings are corrected for, see `holm`. Default: 1.
 
     Returns:
-        "no loss" where the true difference is shown to be above -margin, else "loses" where it is shown to be below 0, else
-        "unclear".
+        "no loss" where the true difference is shown to be above -margin, else "loses" where it is shown to be below 0 (below
+        -margin if the statistics are valid at every look), else "unclear".
     """
     tests = {
         "no loss": lambda paired: paired.chance(-margin),
-        "loses": lambda paired: paired.chance_below(0.0),
+        "loses": lambda paired: paired.chance_below(-margin if paired.any_look else 0.0),
     }
     return _first_shown(compared, tests, looks)
 

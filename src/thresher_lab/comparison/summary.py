@@ -14,6 +14,7 @@ from thresher_lab.comparison.statistics import (
     Against,
     Finding,
     Paired,
+    PairedAtAnyLook,
     against_controls,
     findings,
     seeds_to_tell,
@@ -25,6 +26,8 @@ DEFAULT_MARGIN = 0.5
 OF_FULL = 0.05
 """Loss that does not matter: in points where the metric is a share, else as a share of full training's metric."""
 
+DECIDED = "decided"
+"""Value of `until` in results.json if the comparison stops when every verdict is decided."""
 BASELINE = "the baseline"
 """Verdict of full training."""
 
@@ -39,7 +42,7 @@ Place = tuple[str, str | None]
 
 
 def sentences_on_times(results: Mapping[str, Any]) -> list[str]:
-    """Returns how far the times of a comparison compare; nothing if there is no doubt.
+    """Returns sentences on what limits the comparison of times; none if nothing does.
 
     Args:
         results: Content of results.json.
@@ -53,7 +56,7 @@ def sentences_on_times(results: Mapping[str, Any]) -> list[str]:
 
 
 def times_of_busy_machine(results: Mapping[str, Any]) -> list[str]:
-    """Returns in how many runs the machine was busy, as a sentence; nothing if it never was.
+    """Returns a sentence on how many runs had a busy machine; none if no run had.
 
     Args:
         results: Content of results.json.
@@ -71,7 +74,7 @@ def times_of_busy_machine(results: Mapping[str, Any]) -> list[str]:
 
 
 def unfinished(results: Mapping[str, Any]) -> list[str]:
-    """Returns how far a comparison is, as a sentence; nothing if it is finished.
+    """Returns a sentence on the progress of a comparison; none if it is finished.
 
     Args:
         results: Content of results.json.
@@ -80,8 +83,23 @@ def unfinished(results: Mapping[str, Any]) -> list[str]:
     if running is None:
         return []
     done = f"Not finished: {running['finished']} of at most {running['runs']} runs."
+    if interval_sentences(results):
+        return [f"{done} It stops when every verdict is decided."]
     return [
         f"{done} Verdicts may change. Do not stop because one looks good: that finds more by chance."
+    ]
+
+
+def interval_sentences(results: Mapping[str, Any]) -> list[str]:
+    """Returns a sentence that the intervals are valid at every look; none if they are for one look.
+
+    Args:
+        results: Content of results.json.
+    """
+    if results.get("until") != DECIDED:
+        return []
+    return [
+        "Intervals and verdicts are valid at every look: training stops when every verdict is decided."
     ]
 
 
@@ -115,7 +133,11 @@ def margin_of(runs: Sequence[RunDict]) -> float:
 
 
 def summarize(
-    runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: int = 1
+    runs: Sequence[RunDict],
+    margin: float = DEFAULT_MARGIN,
+    looks: int = 1,
+    *,
+    any_look: bool = False,
 ) -> list[RowDict]:
     """Returns one row per method and control, in the order of their first runs; controls follow their method.
 
@@ -125,15 +147,16 @@ def summarize(
             (all values of full training are from 0 to 1), else in units of the metric. Default: 0.5.
         looks: Number of times that the verdicts may be looked at, with more seeds each time; findings are corrected for it.
             Default: 1.
+        any_look: Whether intervals and findings are valid at every look; "loses" is then a loss beyond the margin.
+            Default: False.
 
     Returns:
         Rows with the keys method, control_of, rate, mean, std, difference, ci95, finding, seeds_needed, against, cost_ratio,
-        wall_ratio, cpu_ratio, memory_ratio and verdict. `against` has for each control of a method the difference to
-        it, ci95, finding, seeds_needed and verdict; the finding is None for the control in the same time if unequal times speak
-        for it, see `_is_fair`. Differences are paired by seed. Intervals are for one comparison; findings are corrected for the
-        number of methods, and findings against controls for the number of controls. Ratios of times and of the peak memory of a
-        step, None if not known, are medians over the seeds. A row with a training that has diverged, half of whose losses or
-        more are not finite, has no finding.
+        wall_ratio, cpu_ratio, memory_ratio and verdict. `against` holds the difference of a method to each of its controls,
+        with ci95, finding, seeds_needed and verdict. Differences are paired by seed. Each interval is for one comparison;
+        findings are corrected for the number of methods, and findings against controls for the number of controls. Ratios of
+        times and memory are medians over the seeds, or None if unknown. A finding is None if a training diverged (half of its
+        losses or more are not finite), or if the winner had more time, see `_is_fair`.
     """
     whole = is_share(runs)
     margin = margin / 100 if whole else margin
@@ -145,7 +168,11 @@ def summarize(
         if ("full", None) in broken
         else {place: group for place, group in groups.items() if place not in broken}
     )
-    to_full = {place: _paired(group, full) for place, group in sound.items() if place[0] != "full"}
+    to_full = {
+        place: _paired(group, full, any_look=any_look)
+        for place, group in sound.items()
+        if place[0] != "full"
+    }
     found: dict[Place, Finding] = {}
     for of_methods in (True, False):
         found |= findings(
@@ -154,7 +181,7 @@ def summarize(
             looks,
         )
     beside = {
-        at: _paired(sound[at[0], None], group)
+        at: _paired(sound[at[0], None], group, any_look=any_look)
         for at, group in sound.items()
         if at[1] is not None and (at[0], None) in sound
     }
@@ -244,12 +271,13 @@ def _grouped_runs(runs: Sequence[RunDict]) -> dict[Place, list[RunDict]]:
     return {(name, kind): group for name, kinds in groups.items() for kind, group in kinds.items()}
 
 
-def _paired(runs: Sequence[RunDict], others: Sequence[RunDict]) -> Paired:
+def _paired(runs: Sequence[RunDict], others: Sequence[RunDict], *, any_look: bool) -> Paired:
     value = {run["seed"]: run["metric"]["value"] for run in others}
     # While a comparison runs, a method may have seeds that its control does not have yet.
-    return Paired.of(
-        [run["metric"]["value"] - value[run["seed"]] for run in runs if run["seed"] in value]
-    )
+    differences = [
+        run["metric"]["value"] - value[run["seed"]] for run in runs if run["seed"] in value
+    ]
+    return (PairedAtAnyLook if any_look else Paired).of(differences)
 
 
 def _summary_row(runs: Sequence[RunDict], full: Sequence[RunDict]) -> RowDict:
@@ -299,7 +327,7 @@ LIKE_COMPANY = 0.5
 
 
 def _in_like_company(runs: Sequence[RunDict], full: Sequence[RunDict]) -> bool:
-    """Returns whether little else ran, and as much beside some runs as beside full training, as far as that is known."""
+    """Returns whether wall times compare: little else ran, and as many other runs as during full training."""
 
     def mean(of: Sequence[RunDict], name: str) -> float:
         return fmean(run.get(name) or 0 for run in of)
@@ -310,9 +338,10 @@ def _in_like_company(runs: Sequence[RunDict], full: Sequence[RunDict]) -> bool:
 
 def _judged(paired: Paired, finding: Finding, margin: float, among: int, *, whole: bool) -> RowDict:
     needed = seeds_to_tell(paired, margin, among) if finding == "unclear" else None
+    amount = f"the margin of {_amount_in_words(margin, whole)}"
     verdicts = {
-        "no loss": f"no loss within the margin of {_amount_in_words(margin, whole)}",
-        "loses": "loses",
+        "no loss": f"no loss within {amount}",
+        "loses": f"loses more than {amount}" if paired.any_look else "loses",
         "unclear": _unclear(paired, needed),
     }
     return {
@@ -372,7 +401,7 @@ def _at_cost(kind: str, cost: float) -> str:
 
 
 def _unclear(paired: Paired, needed: int | None) -> str:
-    """Returns why the seeds decide nothing, and how many would be enough."""
+    """Returns why the seeds decide nothing, and how many would."""
     if paired.n >= LEAST_SEEDS and not paired.decides:
         return "the same difference with every seed, no spread to judge by"
     if paired.n < LEAST_SEEDS:
@@ -523,9 +552,12 @@ def _simplest_control(judged: Sequence[RowDict], results: Mapping[str, Any]) -> 
 def _in_numbers(row: RowDict, results: Mapping[str, Any]) -> str:
     """Returns the time of a method, its loss, and how it stands against its controls, without a full stop."""
     ratio, time = time_of(row, results)
+    loses = (
+        "more than " + _margin(results) if interval_sentences(results) else "against full training"
+    )
     loss = {
         "no loss": f"loses no more than {_margin(results)}",
-        "loses": "loses against full training",
+        "loses": f"loses {loses}",
         "unclear": f"may lose more than {_margin(results)}",
     }[row["finding"]]
     return (
@@ -576,7 +608,7 @@ def _what_would_decide(row: RowDict, results: Mapping[str, Any]) -> list[str]:
             f"{seeds} seed{'' if seeds == 1 else 's'} cannot tell: repeat the command with more of them."
         ]
     needed = max(unclear)
-    command = f" (--until-decided --max-seeds {needed})" if needed <= MOST_SENSIBLE else ""
+    command = f" (--seeds 0-{needed - 1})" if needed <= MOST_SENSIBLE else ""
     return [f"About {needed} seeds{command} would decide, by a rough estimate from {seeds}."]
 
 

@@ -10,7 +10,14 @@ import numpy as np
 
 from thresher import methods
 from thresher_lab.comparison.controls import CONTROLS, SAME_TIME, kind_of
-from thresher_lab.comparison.summary import conclude, difference_text, forms, is_share, time_of
+from thresher_lab.comparison.summary import (
+    conclude,
+    difference_text,
+    forms,
+    interval_sentences,
+    is_share,
+    time_of,
+)
 from thresher_lab.report.charts import INK, looks
 from thresher_lab.report.loading import ResultsDict
 from thresher_lab.training.specs import SCORES_SUFFIX
@@ -212,8 +219,9 @@ def chart(results: ResultsDict) -> str:
         )
     name = escape(results["runs"][0]["metric"]["name"])
     unit = " points" if scale == 100 else ""
+    bars = "valid at every look" if interval_sentences(results) else "intervals"
     legend = (
-        f"{name}, difference from full training in{unit or ' its own unit'}; bars are 95 % intervals",
+        f"{name}, difference from full training in{unit or ' its own unit'}; bars are 95 % {bars}",
         f"band: at most {margin:g}{unit} below full training" if margin else "",
     )
     for number, line in enumerate(filter(None, legend)):

@@ -21,6 +21,7 @@ from thresher_lab.comparison.summary import (
     closing,
     difference_text,
     forms,
+    interval_sentences,
     is_share,
     left_out_sentence,
     length_sentences,
@@ -80,7 +81,8 @@ def as_markdown(results: ResultsDict) -> str:
         "verdict",
     )
     rows = [_cells(row, results) for row in results["summary"]]
-    sentences = unfinished(results) + closing(results) + rates_sentences(results)
+    sentences = unfinished(results) + closing(results)
+    sentences += interval_sentences(results) + rates_sentences(results)
     return "\n\n".join([title, *sentences, markdown_table(header, rows)]) + "\n"
 
 
@@ -382,6 +384,7 @@ def render_page(
         rows=[_verdict_row(row, results) for row in results["summary"]],
         controls=_controls_in_words(results),
         left_out=[
+            *interval_sentences(results),
             *map(left_out_sentence, results.get("left_out", ())),
             *length_sentences(results),
             *rates_sentences(results),

@@ -278,21 +278,24 @@ def parse_methods(text: str) -> list[Spec]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Parses random seeds that are separated by commas.
+    """Parses random seeds, and ranges of them, that are separated by commas.
 
     Raises:
         ValueError: There is no seed, one is not a whole number of 0 or more, or one is given twice.
 
     Example:
-        >>> parse_seeds("0,1,7")
-        [0, 1, 7]
+        >>> parse_seeds("0-2,7")
+        [0, 1, 2, 7]
     """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise ValueError(
-            f"--seeds: whole numbers of 0 or more, separated by commas, such as 0,1,2; got {text!r}"
-        )
-    seeds = [int(part) for part in parts]
+    seeds = list[int]()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isdecimal() for end in ends) or int(ends[0]) > int(ends[1]):
+            raise ValueError(
+                f"--seeds: whole numbers of 0 or more, separated by commas, such as 0,1,2 or 0-9; got {text!r}"
+            )
+        seeds += range(int(ends[0]), int(ends[1]) + 1)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds: a seed is given twice in {text!r}")
     return seeds

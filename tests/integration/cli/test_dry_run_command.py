@@ -60,5 +60,5 @@ def test_the_runs_that_choose_rates_are_counted(tmp_path, called):
         and "2 of 10 runs are finished." in done.stdout
     )
     assert len(json.loads((tmp_path / "plan.json").read_text())["looks"]) == 8
-    done = called(*given, "--until-decided", "--dry-run")
-    assert "With --until-decided, up to 12 seeds." in done.stdout
+    done = called(*given, "--until", "decided", "--dry-run")
+    assert "These are the most; training stops when every verdict is decided." in done.stdout

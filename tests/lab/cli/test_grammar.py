@@ -13,6 +13,7 @@ from thresher_lab import cli
 from thresher_lab.cli._console import announcer
 from thresher_lab.cli._progress import progress_on
 from thresher_lab.cli.app import app
+from thresher_lab.cli.compare import compare
 from thresher_lab.cli.demo import demo
 from thresher_lab.comparison.controls import Job
 from thresher_lab.recipes.schema import recipe_names
@@ -133,3 +134,21 @@ def test_a_quick_look_as_json_has_nothing_beside_it(capsys, monkeypatch, tmp_pat
     ]
     found = called(capsys, monkeypatch, *words)
     assert not found.out and found.err.startswith("This was a quick look")
+
+
+def test_quick_takes_the_first_seed_and_until_is_handed_on(capsys, monkeypatch, tmp_path):
+    given = []
+    for command in ("compare", "demo"):
+        monkeypatch.setattr(
+            f"thresher_lab.cli.{command}.run_and_print",
+            lambda *of, **options: given.append((of[2], options["until_decided"])),
+        )
+    words = ["compare", "digits", "--methods", "infobatch", "--epochs", "1", "--out", str(tmp_path)]
+    called(capsys, monkeypatch, *words, "--seeds", "4-9", "--quick")
+    called(capsys, monkeypatch, *words, "--seeds", "4-9", "--until", "decided")
+    demo(tmp_path, until="decided")
+    assert given == [("4", False), ("4-9", True), ("0,1,2,3,4,5,6,7,8,9", True)]
+    with pytest.raises(ValueError, match="--quick trains one seed .* leave out --until"):
+        compare(
+            task="digits", methods="winnow", epochs=1, out=tmp_path, quick=True, until="decided"
+        )

@@ -127,6 +127,14 @@ def test_one_method_with_two_controls_fits_on_25_lines():
     ]
 
 
+def test_the_screen_says_if_intervals_are_valid_at_every_look():
+    results = results_of()
+    for until in (False, True):
+        text = words(shown(lambda console: print_summary(console, results), 80))
+        assert ("Intervals and verdicts are valid at every look" in text) is until
+        results["until"] = "decided"
+
+
 def test_a_metric_that_is_no_share_is_not_in_percent():
     text = shown(
         lambda console: print_summary(console, results_of(margin=1.0, scale=40, metric="loss")), 60

@@ -126,7 +126,7 @@ def test_what_would_decide(losses, said):
 
 def test_a_command_is_named_for_a_sensible_number_of_seeds():
     results = results_of((0.0, 0.01, 0.005))
-    for needed, command in ((20, " (--until-decided --max-seeds 20)"), (67, "")):
+    for needed, command in ((20, " (--seeds 0-19)"), (67, "")):
         results["summary"][1]["seeds_needed"] = needed
         assert (
             closing(results)[1]

@@ -8,7 +8,7 @@ import pytest
 from depth import DEEP, depth
 from in_process import InProcessWorkers
 from thresher_lab.comparison import compare as comparison
-from thresher_lab.comparison.compare import Watcher, compare
+from thresher_lab.comparison.compare import Watcher, compare, is_decided
 from thresher_lab.comparison.controls import SAME_TIME, Job, parse_controls
 from thresher_lab.comparison.summary import closing
 from thresher_lab.comparison.workers import Finished, RunRefusedError, RunValueError
@@ -396,6 +396,78 @@ def test_killed_after_every_run_it_has_a_report_each_time_and_the_same_end(
     for run in [run for end in ends for run in end["runs"]]:
         run.pop("other_runs")  # which is measured
     assert ends[0] == ends[1]
+
+
+GAINS = {2: 0.0, 4: 0.004, 5: 0.0, 7: 0.004, 8: 0.0, 9: 0.004, 0: 0.002}
+"""Gain of the method by seed, in the order of training."""
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_it_stops_when_every_verdict_is_decided(tmp_path, workers, monkeypatch, at_once):
+    """Killed after every run it ends with the same seeds, and with what the same seeds show."""
+
+    def next_event(self):
+        job = self._busy.pop(0)
+        run = outcome(job)
+        gain = {"kakurenbo": GAINS[job.seed], SAME_TIME: GAINS[job.seed] - 0.01}.get(job.label, 0)
+        run["metric"]["value"] += gain + job.seed**2 / 1e6 * (job.label == SAME_TIME)
+        seconds = {"full": 8.0, "kakurenbo": 4.0}.get(job.label, 8.0 * job.share)
+        return Finished(job, run | {"cpu_s": seconds, "wall_s": seconds})
+
+    def compared(out, seeds=tuple(GAINS), **settings):
+        kinds = (SAME_TIME, "uniform")
+        methods = parse_methods("kakurenbo")
+        return compare("digits", methods, seeds, EPOCHS, out, controls=kinds, **settings)
+
+    monkeypatch.setattr(workers, "at_once", at_once)
+    monkeypatch.setattr(workers, "next_event", next_event)
+    compared(tmp_path / "whole", until_decided=True)
+    whole = written(tmp_path / "whole")
+    seeds = list(dict.fromkeys(run["seed"] for run in whole["runs"]))
+    assert seeds == list(GAINS)[:5] and whole["until"] == "decided" and whole["looks"] == 1
+    assert is_decided(whole["summary"])
+    killed = {"running": True}
+    while "running" in killed:
+        monkeypatch.setattr(workers, "started", [])
+        monkeypatch.setattr(workers, "stop_after", at_once)
+        with suppress(StoppedError):
+            compared(tmp_path / "killed", until_decided=True)
+        killed = written(tmp_path / "killed")
+        assert killed["until"] == "decided"
+    for run in killed["runs"] + whole["runs"]:
+        run.pop("other_runs")  # which is measured
+    assert killed == whole
+    assert "valid at every look" in write_report(tmp_path / "killed").read_text()
+    # Fewer seeds do not decide; without the flag, the verdicts are corrected for the looks before.
+    monkeypatch.setattr(workers, "stop_after", 100)
+    fewer = compared(tmp_path / "killed", tuple(GAINS)[:4], until_decided=True)
+    assert not is_decided(fewer["summary"]) and len(fewer["runs"]) == 16
+    plain = compared(tmp_path / "killed", tuple(GAINS)[:5])
+    assert "until" not in plain and plain["looks"] == 5
+    assert "valid at every look" not in write_report(tmp_path / "killed").read_text()
+
+
+def test_equal_seeds_end_it(tmp_path, workers, monkeypatch):
+    monkeypatch.setattr(workers, "at_once", 1)
+    monkeypatch.setattr(comparison, "equal_seeds", lambda runs: [[0, 1, 2]] if runs else [])
+    results = compare(
+        "digits",
+        parse_methods("kakurenbo"),
+        range(9),
+        EPOCHS,
+        tmp_path,
+        controls=(),
+        until_decided=True,
+    )
+    assert results["equal_seeds"] and len(workers.started) == 6
+
+
+def test_it_needs_seeds_to_choose_from(tmp_path, workers):
+    with pytest.raises(
+        ValueError, match=r"--until decided: needs more than 3 seeds .* got \[0, 1\]"
+    ):
+        compared(tmp_path, "kakurenbo", until_decided=True)
+    assert not workers.started
 
 
 def test_the_report_is_drawn_after_every_run_of_a_real_comparison(tmp_path, monkeypatch):

@@ -172,9 +172,12 @@ def test_empty_parts_are_passed_over():
 
 def test_seeds():
     assert parse_seeds("0, 1,7") == [0, 1, 7]
+    assert parse_seeds("9, 0-2,4-4") == [9, 0, 1, 2, 4]
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,,2", "-1", "1.5", "0,1,0"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "1,,2", "-1", "1.5", "0,1,0", "3-1", "0-", "0-2-4", "0-2,1"]
+)
 def test_seeds_mistaken(text):
     with pytest.raises(ValueError, match="--seeds"):
         parse_seeds(text)
