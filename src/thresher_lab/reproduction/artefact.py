@@ -11,7 +11,6 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from thresher import methods
-from thresher.cost import Cost
 from thresher_lab.comparison.compare import compare
 from thresher_lab.comparison.controls import Control, kind_of
 from thresher_lab.comparison.scoring import make_scores
@@ -268,66 +267,6 @@ def overall(claims: Sequence[Mapping[str, Any]]) -> Verdict:
     verdicts = [claim["verdict"] for claim in claims if claim["says"]]
     present: list[Verdict] = [verdict for verdict in VERDICTS if verdict in verdicts]
     return present[0] if present else "cannot tell"
-
-
-def metric(part: str, row: str) -> SeedValue:
-    """Returns the metric of a row."""
-    return lambda measured, seed: measured[part][row][seed]["metric"]["value"]
-
-
-def cost(part: str, row: str) -> SeedValue:
-    """Returns the counted cost of a row, as a share of full training."""
-    return lambda measured, seed: measured[part][row][seed]["cost"]["ratio"]
-
-
-def cost_at(part: str, row: str, backward_to_forward: float) -> SeedValue:
-    """Returns the cost of a row as a share of full training, for a cost of a backward pass in forward passes."""
-
-    def ratio(measured: RunsByPart, seed: int) -> float:
-        counts = measured[part][row][seed]["cost"]
-        names = ("forward", "backward", "full_forward", "full_backward")
-        return Cost(**{name: counts[name] for name in names}).ratio(backward_to_forward)
-
-    return ratio
-
-
-def steps(part: str, row: str) -> SeedValue:
-    """Returns the number of optimizer steps of a row."""
-    return lambda measured, seed: measured[part][row][seed]["cost"]["steps"]
-
-
-def cpu(part: str, row: str) -> SeedValue:
-    """Returns the CPU time of a row, as a share of full training with the same seed."""
-    return lambda measured, seed: (
-        measured[part][row][seed]["cpu_s"] / measured[part][FULL_ROW][seed]["cpu_s"]
-    )
-
-
-def minus(left: SeedValue, right: SeedValue) -> SeedValue:
-    """Returns the difference of two values, seed by seed."""
-    return lambda measured, seed: left(measured, seed) - right(measured, seed)
-
-
-def mean_of(values: Sequence[SeedValue]) -> SeedValue:
-    """Returns the mean of several values, seed by seed."""
-    return lambda measured, seed: fmean(value(measured, seed) for value in values)
-
-
-def best_of(values: Sequence[SeedValue], choose: Callable[..., SeedValue] = max) -> SeedValue:
-    """Returns the value whose mean over all seeds is the largest; the largest of each seed would be too good.
-
-    Args:
-        values: The candidates.
-        choose: `max` or `min`. Default: `max`.
-    """
-
-    def value_of_best(measured: RunsByPart, seed: int) -> float:
-        seeds = next(iter(next(iter(measured.values())).values()))
-        return choose(values, key=lambda value: fmean(value(measured, each) for each in seeds))(
-            measured, seed
-        )
-
-    return value_of_best
 
 
 def tables_of_parts(artefact: Artefact, results: Mapping[str, Any]) -> list[PageTable]:

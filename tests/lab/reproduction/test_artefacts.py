@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import thresher
 from depth import in_verify
 from thresher.scores import Scores
 from thresher_lab.comparison.statistics import Paired
@@ -21,6 +22,7 @@ from thresher_lab.reproduction import (
     ada_selection,
     diet_sb,
     kakurenbo,
+    measures,
     selective_backprop,
 )
 from thresher_lab.reproduction.artefact import (
@@ -32,12 +34,7 @@ from thresher_lab.reproduction.artefact import (
     ArtefactPart,
     Claim,
     batches_of,
-    best_of,
-    cost_at,
     judged,
-    mean_of,
-    metric,
-    minus,
     overall,
     specs_of,
     tables_of_parts,
@@ -355,27 +352,29 @@ def test_one_claim_that_fails_decides():
 
 
 def test_numbers_of_a_seed():
-    measured = {"p": {"a": {0: {"metric": {"value": 3.0}}}, "b": {0: {"metric": {"value": 2.0}}}}}
-    a, b = metric("p", "a"), metric("p", "b")
-    assert minus(a, b)(measured, 0) == 1 and mean_of([a, b])(measured, 0) == 2.5
+    runs = {
+        row: {0: {"metric": {"value": value}, "cpu_s": 2 * value, "cost": {"steps": 7}}}
+        for row, value in {FULL_ROW: 4.0, "a": 3.0, "b": 2.0}.items()
+    }
+    assert measures.metric(runs, 0) == 4 and measures.metric(runs, 0, "a") == 3
+    assert measures.gain(runs, 0, "a", "b") == 1
+    assert measures.mean_gain(runs, 0, ["a", FULL_ROW], ["b", "b"]) == 1.5
+    assert measures.cpu(runs, 0, "b") == 0.5 and measures.cpu_saved(runs, 0, "b", "a") == 0.25
+    assert measures.steps(runs, 0, "a") == 7
+    with pytest.raises(ValueError, match="zip"):
+        measures.mean_gain(runs, 0, ["a", FULL_ROW], ["b"])
 
 
 def test_the_best_of_several_is_that_of_the_best_mean():
     """The largest of each seed would be 3, 4 and 5 here, above each of the candidates."""
     by_seed = {"a": (3.0, 0.0, 0.0), "b": (1.0, 4.0, 2.0), "c": (0.0, 0.0, 5.0)}
-    measured = {
-        "p": {
-            row: {s: {"metric": {"value": value}} for s, value in enumerate(of)}
-            for row, of in by_seed.items()
-        }
-    }
-    values = [metric("p", row) for row in by_seed]
-    assert [best_of(values)(measured, seed) for seed in range(3)] == [1, 4, 2]
-    assert [best_of(values, min)(measured, seed) for seed in range(3)] == [3, 0, 0]
+    values = [of.__getitem__ for of in by_seed.values()]
+    best, worst = (measures.best_of(values, range(3), choose) for choose in (max, min))
+    assert [best(seed) for seed in range(3)] == [1, 4, 2]
+    assert [worst(seed) for seed in range(3)] == [3, 0, 0]
 
 
 def test_kakurenbos_variants_as_its_own_names():
-    import thresher
     from thresher_lab.training.specs import parse_methods
 
     for name in ("kakurenbo-table-5", "kakurenbo-table-5-moving-back", "kakurenbo-table-5-hurt"):
@@ -481,7 +480,16 @@ def test_overlap_of_the_lowest():
         and diet_sb.overlap_of_least(values, -values, 0.3) == 0
     )
     assert diet_sb.overlap_of_least(values, -values, 1.0) == 1
-    assert diet_sb.concentration(np.arange(40), np.repeat([0, 1, 2, 3], 10)) == 1
+
+
+def test_concentration_of_the_lowest(monkeypatch, tmp_path):
+    target = np.repeat([0, 1, 2, 3], 10)
+    pq.write_table(pa.table({"target": target}), tmp_path / "samples.parquet")
+    runs = {diet_sb.SB_ROW: {0: {"samples": str(tmp_path / "samples.parquet")}}}
+    monkeypatch.setitem(diet_sb.RANKS, "EL2N", lambda *_: np.arange(40))
+    assert diet_sb.concentration(runs, 0, "EL2N") == 1
+    monkeypatch.setitem(diet_sb.RANKS, "EL2N", lambda *_: np.arange(40) % 10)
+    assert diet_sb.concentration(runs, 0, "EL2N") == 0.75
 
 
 @in_verify
@@ -525,9 +533,12 @@ def test_moving_back_is_judged_only_where_it_happens():
 
 def test_the_cost_for_another_price_of_a_backward_pass():
     counts = {"forward": 30, "backward": 10, "full_forward": 40, "full_backward": 40}
-    measured = {"p": {"a": {0: {"cost": counts}}}}
-    assert cost_at("p", "a", 2.0)(measured, 0) == pytest.approx(50 / 120)
-    assert cost_at("p", "a", 1.0)(measured, 0) == pytest.approx(40 / 80)
+    runs = {"a": {0: {"cost": {**counts, "ratio": 0.45}}}, "b": {0: {"cost": {"ratio": 0.25}}}}
+    assert measures.cost(runs, 0, "a", 2.0) == pytest.approx(50 / 120)
+    assert measures.cost(runs, 0, "a", 1.0) == pytest.approx(40 / 80)
+    assert measures.cost(runs, 0, "a") == 0.45
+    assert measures.cost_saved(runs, 0, "b", "a") == pytest.approx(0.2)
+    assert measures.cost_saved(runs, 0, "a", "a", 2.0) == 0
 
 
 def test_weights_between_tasks():
@@ -541,11 +552,14 @@ def test_weights_between_tasks():
     assert artefact.claims[0].value(measured, 0) == 1
 
 
-def test_diet_drops_in_the_batch_what_makes_the_total():
-    assert (
-        diet_sb.diet(0.625)
-        == "prune:scores={scores}:keep=0.75+selective_backprop:keep=0.5:draw=true:forward_passes=twice"
-    )
+@pytest.mark.parametrize("name", ["diet-sb-b", "diet-sb-runtime"])
+def test_diet_drops_in_the_batch_what_makes_the_total(name):
+    [part] = ARTEFACTS[name].parts
+    for total, row in ((0.5, "Diet-SB 50% (25%)"), (0.625, "Diet-SB 62.5% (25%)")):
+        keep = round(thresher.keep_in_batch(0.25, total), 4)
+        in_batch = f"selective_backprop:keep={keep}:draw=true:forward_passes=twice"
+        assert part.rows[row] == f"prune:scores={{scores}}:keep=0.75+{in_batch}"
+    assert part.rows[row].count("keep=0.5:") == 1
 
 
 def test_where_the_scores_are_is_part_of_a_method(tmp_path):

@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import pytest
 
-from thresher_lab.reproduction import ada_selection, kakurenbo, selective_backprop
+from thresher_lab.reproduction import ada_selection, diet_sb, kakurenbo, selective_backprop
 from thresher_lab.reproduction.ada_selection import RATES, row_name
 from thresher_lab.reproduction.declarations import parse_paper, read_paper
 
@@ -122,7 +122,7 @@ def test_a_mistake_is_named_with_its_place(right, wrong, message):
         parse_paper(TEXT.replace(right, wrong, 1), FUNCTIONS)
 
 
-@pytest.mark.parametrize("module", [ada_selection, kakurenbo, selective_backprop])
+@pytest.mark.parametrize("module", [ada_selection, diet_sb, kakurenbo, selective_backprop])
 def test_every_row_that_a_claim_names_is_trained(module):
     """A made-up run would tell, too, but not of a row that another part alone has."""
     stem = module.__name__.rpartition(".")[2]

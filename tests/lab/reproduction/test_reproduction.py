@@ -30,10 +30,9 @@ from thresher_lab.reproduction.artefact import (
     PageTable,
     TableChart,
     batches_of,
-    cost,
-    minus,
     reproduce,
 )
+from thresher_lab.reproduction.measures import cost, cost_saved
 from thresher_lab.reproduction.page import (
     chart_file,
     index_page,
@@ -71,13 +70,13 @@ SMALL = Artefact(
     claims=[
         Claim(
             "half of the samples cost less",
-            minus(cost("half", FULL_ROW), cost("half", "half")),
+            lambda measured, seed: cost_saved(measured["half"], seed, "half", FULL_ROW),
             counted=True,
             says="Table 1",
         ),
         Claim(
             "they cost less than a quarter",
-            minus(lambda *_: 0.25, cost("half", "half")),
+            lambda measured, seed: 0.25 - cost(measured["half"], seed, "half"),
             counted=True,
             says="Table 1",
         ),
