@@ -219,10 +219,10 @@ def chart(results: ResultsDict) -> str:
         )
     name = escape(results["runs"][0]["metric"]["name"])
     unit = " points" if scale == 100 else ""
-    bars = "valid at every look" if interval_sentences(results) else "intervals"
+    valid = "; bars are valid at every look" if interval_sentences(results) else ""
     legend = (
-        f"{name}, difference from full training in{unit or ' its own unit'}; bars are 95 % {bars}",
-        f"band: at most {margin:g}{unit} below full training" if margin else "",
+        f"{name}, difference from full training in{unit or ' its own unit'}; bars are 95 % intervals",
+        f"band: at most {margin:g}{unit} below full training{valid}" if margin else "",
     )
     for number, line in enumerate(filter(None, legend)):
         parts.append(

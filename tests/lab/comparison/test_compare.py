@@ -437,7 +437,8 @@ def test_it_stops_when_every_verdict_is_decided(tmp_path, workers, monkeypatch, 
     for run in killed["runs"] + whole["runs"]:
         run.pop("other_runs")  # which is measured
     assert killed == whole
-    assert "valid at every look" in write_report(tmp_path / "killed").read_text()
+    page = write_report(tmp_path / "killed").read_text()
+    assert "verdicts are valid at every look" in page and "bars are valid at every look" in page
     # Fewer seeds do not decide; without the flag, the verdicts are corrected for the looks before.
     monkeypatch.setattr(workers, "stop_after", 100)
     fewer = compared(tmp_path / "killed", tuple(GAINS)[:4], until_decided=True)
