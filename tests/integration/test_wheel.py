@@ -74,6 +74,10 @@ def test_contents(installed):
         "thresher/py.typed",
         "thresher_lab/recipes/resnet50.yaml",
         "thresher_lab/report/page.html.jinja",
+        *(
+            f"thresher_lab/reproduction/{paper}.toml"
+            for paper in ("ada_selection", "diet_sb", "kakurenbo", "selective_backprop")
+        ),
     } <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples"))]

@@ -13,8 +13,10 @@ from scipy.stats import rankdata
 from thresher_lab.reproduction.artefact import (
     FULL_ROW,
     PageTable,
+    Results,
     RunsByPart,
     RunsByRow,
+    numbered_rows,
     units_of,
     with_spread,
 )
@@ -73,7 +75,7 @@ def _mean_metric(runs: RunsByRow, row: str) -> float:
     return statistics.mean(metric(runs, seed, row) for seed in runs[row])
 
 
-def table_3(measured: RunsByPart, _: Mapping[str, Any], published: Any) -> list[PageTable]:
+def table_3(measured: RunsByPart, _: Results, published: Any) -> list[PageTable]:
     """Returns the mean ranks here, the numbers of steps, and the mean ranks in the paper, a table as it is printed."""
     header = published["header"]
     ranks = [
@@ -84,7 +86,7 @@ def table_3(measured: RunsByPart, _: Mapping[str, Any], published: Any) -> list[
     return [here, _steps_table(measured, header), PageTable(**published)]
 
 
-def table_4(measured: RunsByPart, results: Mapping[str, Any], published: Any) -> list[PageTable]:
+def table_4(measured: RunsByPart, results: Results, published: Any) -> list[PageTable]:
     """Returns the means over the rates here, the numbers of steps, and the means in the paper, a table as it is printed."""
     header = published["header"]
     rows = []
@@ -128,7 +130,7 @@ def _mean_steps(runs: RunsByRow, method: str) -> float:
     return statistics.mean(over_rates(runs, seed, method, steps) for seed in runs[FULL_ROW])
 
 
-def by_rate(measured: RunsByPart, _: Mapping[str, Any], methods: Sequence[str]) -> list[PageTable]:
+def by_rate(measured: RunsByPart, _: Results, methods: Sequence[str]) -> list[PageTable]:
     """Returns metric, CPU time and steps by rate, a table per part."""
     return [_rates_table(part, runs, methods) for part, runs in measured.items()]
 
@@ -199,17 +201,13 @@ def _distance(one: RunsByRow, other: RunsByRow, seed: int) -> float:
     return sum(abs(a - b) for a, b in zip(*ends, strict=True)) / 2
 
 
-def figure_8(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
+def figure_8(measured: RunsByPart, _: Results) -> list[PageTable]:
     """Returns the weights at the end of each epoch, a table per task."""
     tables = []
     for part, runs in measured.items():
         means = np.mean([weights_by_epoch(runs, seed) for seed in runs[WEIGHTS_ROW]], axis=0)
-        rows = [
-            [str(epoch), *(f"{weight:.3f}" for weight in weights)]
-            for epoch, weights in enumerate(means)
-        ]
         title = f"{part}: weights at the end of each epoch (mean of the seeds)"
-        tables.append(PageTable(title, ["epoch", *POOL], rows))
+        tables.append(PageTable(title, ["epoch", *POOL], numbered_rows(means.T, ".3f")))
     return tables
 
 

@@ -1,7 +1,7 @@
 """A table or figure of a paper at the scale of two CPU cores: what is trained, and how its claims are judged."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -204,8 +204,10 @@ class TableChart:
 
 MakePictures = Callable[[RunsByPart], dict[str, str]]
 """Function that returns the pictures of an artefact from its runs: PNG files in base64, by the text above each."""
-MakeTables = Callable[[RunsByPart, Mapping[str, Any]], Sequence[PageTable]]
-"""Function that returns the tables of an artefact, from its runs and from the results of `compare` by part."""
+Results = Mapping[str, Any]
+"""Results of `compare` by part."""
+MakeTables = Callable[[RunsByPart, Results], Sequence[PageTable]]
+"""Function that returns the tables of an artefact, from its runs and results."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,21 @@ def overall(claims: Sequence[Mapping[str, Any]]) -> Verdict:
     return present[0] if present else "cannot tell"
 
 
-def tables_of_parts(artefact: Artefact, results: Mapping[str, Any]) -> list[PageTable]:
+def numbered_rows(columns: Iterable[Sequence[float]], form: str, first: int = 0) -> list[list[str]]:
+    """Returns rows of cells that begin with a number, such as that of an epoch.
+
+    Args:
+        columns: Values of each further column.
+        form: Format of the values.
+        first: Number of the first row. Default: 0.
+    """
+    return [
+        [str(number), *(format(value, form) for value in values)]
+        for number, values in enumerate(zip(*columns, strict=True), first)
+    ]
+
+
+def tables_of_parts(artefact: Artefact, results: Results) -> list[PageTable]:
     """Returns one table per part, which compares each row with full training, its controls and the paper's number."""
     return [_table_of_part(part, results[part.name]) for part in artefact.parts]
 

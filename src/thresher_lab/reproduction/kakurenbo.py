@@ -7,14 +7,20 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
 
 from thresher_lab.comparison.summary import RunDict
 from thresher_lab.recipes.running import task_of
-from thresher_lab.reproduction.artefact import FULL_ROW, PageTable, RunsByPart, RunsByRow
+from thresher_lab.reproduction.artefact import (
+    FULL_ROW,
+    PageTable,
+    Results,
+    RunsByPart,
+    RunsByRow,
+    numbered_rows,
+)
 from thresher_lab.reproduction.measures import mean_gain, metric
 from thresher_lab.tasks.contours import Transfer
 from thresher_lab.training.samples import LOSS_BINS, mean_of_part, read_history
@@ -80,22 +86,16 @@ def easy_late(runs: RunsByRow, seed: int) -> float:
     return min(entry["easy_share"] for entry in history[round(0.3 * len(history)) :])
 
 
-def figure_1(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
+def figure_1(measured: RunsByPart, _: Results) -> list[PageTable]:
     """Returns the losses of full training, and the share of easy samples by epoch."""
     [runs] = measured.values()
-    shares = [_means_by_epoch(runs[row], "easy_share") for row in (FULL_ROW, HIDING_ROW)]
+    shares = 100 * np.array(
+        [_means_by_epoch(runs[row], "easy_share") for row in (FULL_ROW, HIDING_ROW)]
+    )
     title = "Share of samples whose loss is below 5 % of the largest (mean of the seeds)"
     header = ["epoch", "full, %", f"{HIDING_ROW}, %"]
     histogram = _loss_histogram(list(runs[FULL_ROW].values()))
-    return [histogram, PageTable(title, header, _percents(shares))]
-
-
-def _percents(columns: Sequence[Sequence[float]]) -> list[list[str]]:
-    """Returns rows with the number of the epoch and a share of each column."""
-    return [
-        [str(epoch), *(f"{100 * value:.1f}" for value in values)]
-        for epoch, values in enumerate(zip(*columns, strict=True))
-    ]
+    return [histogram, PageTable(title, header, numbered_rows(shares, ".1f"))]
 
 
 def _loss_histogram(runs: Sequence[RunDict]) -> PageTable:
@@ -134,7 +134,7 @@ def rank_change(runs: RunsByRow, seed: int) -> float:
     return 1 - float(np.corrcoef(early, late)[0, 1]) if np.ptp(early) and np.ptp(late) else math.nan
 
 
-def figure_2(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
+def figure_2(measured: RunsByPart, _: Results) -> list[PageTable]:
     """Returns the hidden samples by class after three epochs of the first seed."""
     [runs] = measured.values()
     history = next(iter(runs[HIDING_ROW].values()))["history"]
@@ -178,7 +178,7 @@ def below_hidden(runs: RunsByRow, seed: int) -> float:
     return statistics.mean(hidden[1:]) - statistics.mean(saved_time(runs, seed)[1:])
 
 
-def figure_3(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
+def figure_3(measured: RunsByPart, _: Results) -> list[PageTable]:
     """Returns the largest share, the share that is hidden, and the time saved by epoch."""
     [runs] = measured.values()
     columns = [
@@ -187,7 +187,7 @@ def figure_3(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     ]
     columns.append(_means(saved_time(runs, seed) for seed in runs[HIDING_ROW]))
     header = ["epoch", "largest share, %", "hidden, %", "CPU time saved, %"]
-    return [PageTable("Mean of the seeds", header, _percents(columns))]
+    return [PageTable("Mean of the seeds", header, numbered_rows(100 * np.array(columns), ".1f"))]
 
 
 # Figure 4: convergence with two recipes
@@ -196,7 +196,7 @@ SHOWN_EPOCHS = 6
 """Number of epochs that a table of the figure shows."""
 
 
-def figure_4(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
+def figure_4(measured: RunsByPart, _: Results) -> list[PageTable]:
     """Returns accuracy and CPU time after some epochs, a table per recipe."""
     return [_convergence(part, runs) for part, runs in measured.items()]
 
@@ -242,14 +242,11 @@ def top_above(runs: RunsByRow, seed: int) -> float:
     return losses["top"][-1] / losses["bottom"][-1]
 
 
-def figure_6(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
+def figure_6(measured: RunsByPart, _: Results) -> list[PageTable]:
     """Returns the mean losses in the last epochs of full training."""
     [runs] = measured.values()
     losses = [top_losses(run) for run in runs[FULL_ROW].values()]
     columns = [_means(of[part] for of in losses) for part in losses[0]]
-    rows = [
-        [str(number - len(columns[0])), *(f"{value:.4f}" for value in values)]
-        for number, values in enumerate(zip(*columns, strict=True))
-    ]
+    rows = numbered_rows(columns, ".4f", -len(columns[0]))
     header = ["epoch from the end", "all", "bottom 98 %", "top 2 %"]
     return [PageTable("Mean loss, full training (mean of the seeds)", header, rows)]

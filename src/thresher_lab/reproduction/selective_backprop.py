@@ -2,13 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from thresher_lab.comparison.time_to_target import TARGET_FACTORS, first_at, points_of
-from thresher_lab.reproduction.artefact import FULL_ROW, PageTable, RunsByPart, RunsByRow
+from thresher_lab.reproduction.artefact import FULL_ROW, PageTable, Results, RunsByPart, RunsByRow
 
 
 def time_until(runs: RunsByRow, seed: int, row: str, factor: float) -> float:
@@ -40,7 +38,7 @@ def sooner(runs: RunsByRow, seed: int, row: str, than: str, factor: float) -> fl
     return min(time_until(runs, seed, than, factor), whole) / own
 
 
-def time_tables(measured: RunsByPart, results: Mapping[str, Any]) -> list[PageTable]:
+def time_tables(measured: RunsByPart, results: Results) -> list[PageTable]:
     """Returns the times to each target, and the error over time."""
     [runs] = measured.values()
     [result] = results.values()
