@@ -5,7 +5,7 @@ Mislabeled Data using the Area Under the Margin Ranking", NeurIPS 2020, arXiv:20
 Study of Example Forgetting", ICLR 2019, arXiv:1812.05159: forgetting.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from os.path import isfile
@@ -22,6 +22,7 @@ from thresher.methods.forgetting import UNSEEN_TURNS, turns
 from thresher.records import NEVER_SEEN, Column, Records
 from thresher.samplers.stratified import codes_of, labels_of, same_classes
 from thresher.score_table import Scores
+from thresher.sheet import SampleCard, plot_package, read_sample, write_sheet
 
 MOST_SEEN = torch.iinfo(torch.int16).max
 OPTIONAL = frozenset({"label_probability", "logit_margin", "correct", "predicted"})
@@ -148,6 +149,8 @@ class DataMap(Mapping[str, NDArray[Any]]):
 
     Args:
         columns: The columns by name, each of shape (N,).
+        dataset: Map-style dataset of the samples, for `sheet`. Default: not known.
+        names: Names of the classes by number, for `sheet`. Default: not known.
 
     Example:
         >>> data_map = DataMap({"id": np.array([0, 1]), "suspicion": np.array([0.1, 0.9]), "times_seen": np.array([3, 3])})
@@ -155,8 +158,15 @@ class DataMap(Mapping[str, NDArray[Any]]):
         (array([1]), 3, DataMap(2 samples: id, suspicion, times_seen))
     """
 
-    def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, NDArray[Any]],
+        dataset: Any = None,
+        names: Mapping[int, str] | None = None,
+    ) -> None:
         self._columns = dict(columns)
+        self._dataset = dataset
+        self._names = names or {}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self._columns:
@@ -269,17 +279,16 @@ class DataMap(Mapping[str, NDArray[Any]]):
             most: Largest number of samples in the plot, evenly spaced. Default: 20,000.
 
         Raises:
+            ImportError: matplotlib is not installed.
             ValueError: The loss is not a classification loss, so there is no confidence.
         """
         if "confidence" not in self:
             raise ValueError(
                 "plot: a data map shows confidence and variability, which only a classification loss defines"
             )
-        from matplotlib.figure import Figure
-
         rows = np.flatnonzero(self["times_seen"] > 0)
         rows = rows[:: max(1, -(-len(rows) // most))]
-        figure = Figure(figsize=(7, 6), layout="constrained")
+        figure = plot_package("matplotlib.figure").Figure(figsize=(7, 6), layout="constrained")
         axes = figure.add_subplot()
         drawn = axes.scatter(
             self["variability"][rows],
@@ -297,6 +306,99 @@ class DataMap(Mapping[str, NDArray[Any]]):
         )
         figure.colorbar(drawn, label="forgotten")
         figure.savefig(path)
+
+    def sheet(
+        self,
+        path: str | Path,
+        count: int = 100,
+        *,
+        by_class: bool = False,
+        classes: Sequence[str] | None = None,
+        show: Callable[[int], Any] | None = None,
+    ) -> None:
+        """Draws the first suspects: pictures or texts, with id, file, label and predicted class; needs `thresher[plot]`.
+
+        Samples are shown as the dataset returns them. If it augments at random, they are not the versions that the network
+        saw. Global random states stay as they are.
+
+        Args:
+            path: File that ends in .png or .html.
+            count: Number of samples, 1 or more. Default: 100.
+            by_class: Whether samples are compared only within their class, as in `suspects`. Default: False.
+            classes: Names of the classes by number. Default: the list `classes` of the dataset or, without one, numbers.
+            show: Function from an id to a picture or a text. Default: the sample in the dataset, or the first part of a tuple;
+                a sample that is neither picture nor text is shown as its row of the table.
+
+        Raises:
+            ImportError: Pillow or matplotlib is not installed.
+            TypeError: A sample is an array that is no picture, or `show` returns neither a picture nor a text.
+            ValueError: The file does not end in .png or .html, `count` is below 1, or no sample has a loss.
+
+        Example:
+            >>> columns = {"id": np.arange(2), "suspicion": np.array([0.1, 0.9]), "times_seen": np.array([3, 3])}
+            >>> DataMap(columns, ["a text", "another text"]).sheet("suspects.html", 1)
+            >>> "another text" in Path("suspects.html").read_text()
+            True
+        """
+        path = Path(path)
+        if path.suffix.lower() not in (".png", ".html"):
+            raise ValueError(f"sheet: `path` must end in .png or .html, got {path}")
+        if count < 1:
+            raise ValueError(f"sheet: `count` must be 1 or more, got {count}")
+        ids = self.suspects(count, by_class=by_class)
+        if not len(ids):
+            raise ValueError("sheet: no sample has a loss yet; train before you draw the suspects")
+        source = "show=" if show is not None else "the dataset, augmentation included"
+        title = f"The {len(ids)} most suspicious of {len(self['id']):,} samples, read from {source}"
+        cards = [self.card(number, classes=classes, show=show) for number in ids.tolist()]
+        write_sheet(path, title, cards)
+
+    def card(
+        self,
+        number: int,
+        *,
+        classes: Sequence[str] | None = None,
+        show: Callable[[int], Any] | None = None,
+    ) -> SampleCard:
+        """Returns what `sheet` shows of a sample.
+
+        Args:
+            number: Id of the sample.
+            classes: Names of the classes, see `sheet`.
+            show: Function from an id to a picture or a text, see `sheet`.
+
+        Raises:
+            KeyError: The table has no such sample.
+
+        Example:
+            >>> columns = {"id": np.arange(2), "suspicion": np.array([0.1, 0.9]), "times_seen": np.array([3, 3])}
+            >>> card = DataMap(columns, ["a text", "another text"]).card(1)
+            >>> card.shown, card.lines
+            ('another text', ['1', 'suspicion 0.9'])
+        """
+        rows = np.flatnonzero(self["id"] == number)
+        if not len(rows):
+            raise KeyError(f"card: no sample {number}; use one of the column id")
+        values: dict[str, Any] = {name: column[rows[0]] for name, column in self.items()}
+        numbers = {
+            name: f"{name} {value:.3g}"
+            for name, value in values.items()
+            if self[name].dtype.kind in "iuf" and name not in ("id", "label", "predicted")
+        }
+        names = self._names if classes is None else dict(enumerate(classes))
+        label, predicted = (
+            "" if values.get(name, -1) == -1 else str(names.get(values[name], values[name]))
+            for name in ("label", "predicted")
+        )
+        mean = next(name for name in ("confidence", "loss_mean", "suspicion") if name in values)
+        lines = [
+            str(number),
+            label if predicted in ("", label) else f"{label} → {predicted}",
+            numbers[mean],
+            "/".join(Path(values.get("file", "")).parts[-2:]),
+        ]
+        shown = read_sample(number, self._dataset, show, "\n".join(numbers.values()))
+        return SampleCard([line for line in lines if line], shown)
 
 
 def data_map(records: Mapping[str, Tensor], labels: Any = None) -> DataMap:
@@ -374,6 +476,7 @@ def map_of(
     """
     columns = {name: records[name].cpu() for name in (*OBSERVED, "stratum") if name in records}
     seen = columns.pop("stratum", torch.full((1,), -1)).long().numpy()
+    names: dict[int, str] = {}
     if labels is None:
         with suppress(ValueError):
             labels = labels_of(dataset)
@@ -388,13 +491,28 @@ def map_of(
             on_mismatch()
         if not alike or (labels is None and seen.max() >= 0):
             labels = np.maximum(seen, -1)
+        if alike:
+            names = _names_of(dataset, held, seen)
     elif len(labels) != records.n:
         raise ValueError(
             f"data_map: `labels` must be the class of each of {records.n} samples, got {len(labels)}"
         )
     table = data_map(columns, labels)
     files = files_of(dataset)
-    return table if files is None else DataMap({**table, "file": np.array(files, dtype=object)})
+    if files is not None:
+        table = {**table, "file": np.array(files, dtype=object)}
+    return DataMap(table, dataset, names)
+
+
+def _names_of(dataset: Any, labels: NDArray[Any], seen: NDArray[np.int64]) -> dict[int, str]:
+    """Returns the known names of the classes by the numbers that the criterion gets."""
+    if labels.dtype.kind in "OSU":
+        numbers, rows = np.unique(seen, return_index=True)
+        return dict(zip(numbers.tolist(), labels[rows].tolist(), strict=True))
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    classes = getattr(dataset, "classes", None)
+    return dict(enumerate(classes)) if isinstance(classes, list | tuple) else {}
 
 
 def files_of(dataset: Any) -> list[str] | None:

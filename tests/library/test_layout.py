@@ -45,6 +45,7 @@ FLOORS = (
         "schedules",
         "score_table",
         "selection",
+        "sheet",
         "permutation",
         "cost",
         "backward_ratio",

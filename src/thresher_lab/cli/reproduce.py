@@ -239,7 +239,7 @@ def _charts(results: "Mapping[str, Any]") -> dict[str, bytes]:
 
     if find_spec("matplotlib") is None:
         typer.echo(
-            "The pages have no charts: they are drawn by matplotlib (pip install 'thresher[figures]')",
+            "The pages have no charts: they are drawn by matplotlib (pip install 'thresher[plot]')",
             err=True,
         )
         return {}

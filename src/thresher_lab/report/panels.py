@@ -183,7 +183,7 @@ def check_figure_path(path: Path) -> None:
         raise ValueError(f"figure: {path} must end in .html, .svg or .png")
     if path.suffix in PICTURE_SUFFIXES and find_spec("matplotlib") is None:
         raise ValueError(
-            f"figure: {path} needs the package matplotlib. Install it (pip install 'thresher[figures]'), or give a file that "
+            f"figure: {path} needs the package matplotlib. Install it (pip install 'thresher[plot]'), or give a file that "
             "ends in .html"
         )
 
