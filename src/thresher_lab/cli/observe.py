@@ -35,7 +35,7 @@ def observe(
 ) -> None:
     """Train once on everything, and write which samples are hard, forgotten, or likely to have a wrong label."""
     from thresher_lab.comparison.observing import observed, write_table
-    from thresher_lab.report.observed import images_of, write_observed
+    from thresher_lab.report.observed import write_observed
 
     use_device(device)
     training_name = training_of(script, task)
@@ -62,7 +62,6 @@ def observe(
         parquet=table.name,
         classes=training.classes,
         show=training.show,
-        images=images_of(training_name, data, len(found["id"])),
     )
     suspects = ", ".join(map(str, found.suspects(8)))
     typer.echo(

@@ -1,7 +1,6 @@
 """Writes the page of a data map: the map, the classes, and the samples that stand out."""
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ from numpy.typing import NDArray
 from thresher import DataMap
 from thresher_lab.report.charts import empty_figure, short
 from thresher_lab.report.page import plotly_js, template
-from thresher_lab.tasks.pictures import ImageArray, training_images
 from thresher_lab.training.samples import class_name
-from thresher_lab.training.shown import Show, UnshowableError, shown
 from thresher_lab.training.store import whole
 
 MOST_DRAWN = 10_000
@@ -32,8 +29,7 @@ def write_observed(
     seed: int,
     parquet: str,
     classes: Sequence[str] | None = None,
-    show: Show | None = None,
-    images: ImageArray | None = None,
+    show: Callable[[int], Any] | None = None,
 ) -> None:
     """Writes the page; an error leaves an existing one as it was.
 
@@ -45,11 +41,8 @@ def write_observed(
         seed: Random seed of the training.
         parquet: Name of the file with the table, in the folder of the page.
         classes: Names of the classes. Default: they have numbers alone.
-        show: Function from the id of a sample to a picture or a text. Default: samples have their numbers.
-        images: Images of all samples, shape (N, H, W) or (N, H, W, 3), uint8, instead. Default: none.
+        show: Function from the id of a sample to a picture or a text. Default: the dataset is read, see `DataMap.sheet`.
     """
-    if images is not None:
-        show = images.__getitem__
     drawn = rows_to_draw(found)
     page = template("observed.html.jinja").render(
         task=task,
@@ -63,28 +56,14 @@ def write_observed(
         class_columns=CLASS_COLUMNS,
         classes=class_rows(found, classes) if {"label", "confidence"} <= set(found) else [],
         sheets={
-            title: [_card(found, int(row), classes, show) for row in rows]
-            for title, rows in rows_that_stand_out(found).items()
-            if len(rows)
+            title: [_card(found, number, classes, show) for number in ids.tolist()]
+            for title, ids in ids_that_stand_out(found).items()
+            if len(ids)
         },
         plotly=plotly_js(),
     )
     with whole(path) as file:
         file.write(page.encode())
-
-
-def images_of(task: str, data: Path | None, samples: int) -> ImageArray | None:
-    """Returns the images of the samples of a built-in task; None where there are none, or they are not those of the samples.
-
-    Args:
-        task: Name of the task.
-        data: Folder with the data; None where the task finds it.
-        samples: Number of samples of the training.
-    """
-    with suppress(FileNotFoundError):
-        images = training_images(task, data)
-        return images if images is not None and len(images) == samples else None
-    return None
 
 
 def next_steps(parquet: str) -> str:
@@ -142,24 +121,19 @@ def figure(found: DataMap, rows: NDArray[np.int64], classes: Sequence[str] | Non
     return drawn.update_layout(dragmode="select", showlegend=False)
 
 
-def rows_that_stand_out(found: DataMap) -> dict[str, NDArray[np.int64]]:
-    """Returns the rows of samples that stand out, by what they have in common."""
-    place = {int(one): row for row, one in enumerate(found["id"])}
-
-    def rows_of(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.array([place[int(one)] for one in ids], dtype=np.int64)
-
-    held = {"The likeliest wrong labels": rows_of(found.suspects(PER_SHEET))}
+def ids_that_stand_out(found: DataMap) -> dict[str, NDArray[np.int64]]:
+    """Returns the ids of samples that stand out, by what they have in common."""
+    held = {"The likeliest wrong labels": found.suspects(PER_SHEET)}
     if "label" in found:
-        held["The likeliest wrong labels of each class"] = rows_of(
-            found.suspects(PER_SHEET, by_class=True)
-        )
+        held["The likeliest wrong labels of each class"] = found.suspects(PER_SHEET, by_class=True)
     seen = np.flatnonzero(found["times_seen"] > 0)
     spread = found["variability"] if "variability" in found else found["loss_spread"]
-    held["The network changes its mind"] = seen[
-        np.argsort(-spread[seen], kind="stable")[:PER_SHEET]
-    ]
-    held["The easiest"] = seen[np.argsort(found["suspicion"][seen], kind="stable")[:PER_SHEET]]
+    for title, values in (
+        ("The network changes its mind", -spread),
+        ("The easiest", found["suspicion"]),
+    ):
+        rows = seen[np.argsort(values[seen], kind="stable")[:PER_SHEET]]
+        held[title] = found["id"][rows]
     return held
 
 
@@ -194,29 +168,10 @@ def class_rows(found: DataMap, classes: Sequence[str] | None) -> list[tuple[str,
     return [(name, cells) for _, name, cells in sorted(rows)]
 
 
-def _card(
-    found: DataMap, row: int, classes: Sequence[str] | None, show: Show | None
-) -> dict[str, Any]:
-    """Returns what a sheet shows of one sample: id, class (None if it is not known), values in words, and picture or text."""
-    number = int(found["id"][row])
-    seen: dict[str, str] = {}
-    if show is not None:
-        try:
-            seen = shown(show(number))
-        except UnshowableError as error:
-            seen = {"text": str(error)}
-    name = "confidence" if "confidence" in found else "loss_mean"
-    label = None if "label" not in found else class_name(int(found["label"][row]), classes)
-    if (
-        label
-        and "predicted" in found
-        and (guess := int(found["predicted"][row])) not in (-1, int(found["label"][row]))
-    ):
-        label += f", predicted {class_name(guess, classes)}"
-    return {
-        "id": number,
-        "label": label,
-        "observed": f"{name.replace('_mean', '')} {found[name][row]:.3g}, {int(found['times_seen'][row])}x",
-        "image": None if "png" not in seen else f"data:image/png;base64,{seen['png']}",
-        "text": seen.get("text"),
-    }
+def _card(found: DataMap, number: int, classes: Sequence[str] | None, show: Any) -> Any:
+    """Returns the card of a sample; if it cannot be shown, the error is its text."""
+    try:
+        return found.card(number, classes=classes, show=show)
+    except TypeError as error:
+        message = str(error)
+        return found.card(number, classes=classes, show=lambda _: message)
