@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed
 from torch.multiprocessing.spawn import spawn
@@ -22,9 +23,9 @@ from benchmarks.overhead import BATCH, fill, resident
 from thresher import Kakurenbo
 from thresher.attribution.accumulator import COUNT_OF_TRAINED, TRAINED
 from thresher.distributed.gathered_records import GatheredRecords
-from thresher.distributed.order import KeptOrder
 from thresher.distributed.world import ProcessWorld
-from thresher.loading.held_plan import HeldPlan
+from thresher.loading.epoch import choose, deal
+from thresher.loading.packed_plan import PackedPlan
 from thresher.permutation import Permutation
 
 RANKS = 8
@@ -93,12 +94,18 @@ def epoch(rank: int, n: int, folder: str, ranks: int) -> None:
     measured("recording", lambda: record(records, counts, order, world))
     measured("gathering", lambda: (records.sync(), counts.sync()))
     plan = measured("planning", lambda: planned(records, n, world))
-    kept = measured("order", lambda: KeptOrder(order.piece, n, plan.keeps, world))
+    kept = measured("order", lambda: own_rows(order, plan, world))
     held["rest"] = resident()[0] - before
-    assert len(kept) == plan.rows < n
+    assert len(kept) == -(-plan.rows // ranks) < n
     Path(folder, f"{rank}.json").write_text(json.dumps({"held": held, "seconds": seconds}))
     world.total(0)
     distributed.destroy_process_group()
+
+
+def own_rows(order: Permutation, plan: PackedPlan, world: ProcessWorld) -> Any:
+    """Returns the rows of this process in an epoch."""
+    pieces = choose(order.piece, order.n, plan)
+    return deal(pieces, plan.rows, world.rank, world.size, dtype=np.int32)
 
 
 def rehearse(world: ProcessWorld) -> None:
@@ -124,16 +131,16 @@ def record(
         counts.write(ids, {TRAINED: torch.ones_like(ids, dtype=torch.bool)})
 
 
-def planned(records: GatheredRecords, n: int, world: ProcessWorld) -> HeldPlan:
+def planned(records: GatheredRecords, n: int, world: ProcessWorld) -> PackedPlan:
     """Returns the plan that process 0 makes, in each process."""
     generator = torch.Generator().manual_seed(0)
 
     def plan() -> dict[str, Any]:
         made = Kakurenbo().plan_epoch(records, epoch=1, epochs=1000, generator=generator)
         made.check(n)
-        return HeldPlan.of(made, n).state_dict()
+        return PackedPlan.of(made, n).state_dict()
 
-    return HeldPlan(**world.from_first(plan))
+    return PackedPlan(**world.from_first(plan))
 
 
 def measure(n: int, ranks: int = RANKS) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +35,6 @@ from benchmarks.marks import between_marks
 from benchmarks.measure import Interval, Side, compare, lines, median_interval, seconds_in_turns
 from benchmarks.overhead import TEN_MILLION, about, attached, randperm, start_epoch
 from benchmarks.winnow.tasks import plain_cnn
-from thresher.loading.smaller_batches import StepSizes
 from thresher.records import NEVER_SEEN
 from thresher_lab.tasks import built_in
 from thresher_lab.tasks.base import Data, Task
@@ -116,21 +116,22 @@ class EvenBatches(Sampler[list[int]]):
 
     Args:
         n: Number of samples of the dataset.
-        sizes: How many rows each step has.
+        steps: Number of steps of an epoch.
+        rows: Number of rows of all steps together.
     """
 
-    def __init__(self, n: int, sizes: StepSizes) -> None:
-        self._n, self._sizes = n, sizes
+    def __init__(self, n: int, steps: int, rows: int) -> None:
+        self._n = n
+        self._ends = [step * rows // steps for step in range(steps + 1)]
         self._generator = torch.Generator().manual_seed(SEED)
 
     def __iter__(self) -> Iterator[list[int]]:
-        ids, first = torch.randperm(self._n, generator=self._generator).tolist(), 0
-        for size in self._sizes.parts():
-            yield ids[first : first + size]
-            first += size
+        ids = torch.randperm(self._n, generator=self._generator).tolist()
+        for begin, end in pairwise(self._ends):
+            yield ids[begin:end]
 
     def __len__(self) -> int:
-        return self._sizes.steps
+        return len(self._ends) - 1
 
 
 def steps(
@@ -150,7 +151,7 @@ def by_hand(task: Task, data: Data, share: float) -> Iterator[None]:
     if share < 1:
         n = len(data.train)
         rows = round(share * n)
-        batches = EvenBatches(n, StepSizes(len(loader), rows))
+        batches = EvenBatches(n, len(loader), rows)
         loader = DataLoader(data.train, batch_sampler=batches)
     optimizer, criterion = task.optimizer(model), task.criterion()
     while True:

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from subset_cases import conv_net, distance, numbers, trace_once_per_architecture
-from thresher.loading.epoch_order import TensorOrder
 from thresher.losses.adapters import adapt
 from thresher.methods.big_loss import BigLoss
 from thresher.plans import BatchPlan
@@ -327,7 +326,7 @@ def own_passes(rank: int) -> dict[str, Any]:
         calls: list[int] = []
         model.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         ids = torch.arange(4, 16 if rank else 9)
-        run._parts.passes.refresh(TensorOrder(lambda ids=ids: ids), training=False)
+        run._parts.passes.refresh(ids, training=False)
         if shared:
             for buffer in first.buffers():
                 distributed.broadcast(buffer, 0)

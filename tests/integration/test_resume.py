@@ -278,10 +278,10 @@ def test_states_of_another_method_or_n_are_refused():
     same = Training(METHODS["kakurenbo"], LOADERS["shuffle"]).run
     with pytest.raises(ValueError, match="17 samples.*60"):
         same.load_state_dict(changed(state, n=17))
-    with pytest.raises(ValueError, match="version 0.*version 11"):
+    with pytest.raises(ValueError, match="version 0.*version 12"):
         same.load_state_dict({**state, "version": 0})
     with pytest.raises(
-        ValueError, match="version 7.*version 11.*the version of thresher that saved it"
+        ValueError, match="version 7.*version 12.*the version of thresher that saved it"
     ):
         same.load_state_dict({**state, "version": 7})
     with pytest.raises(ValueError, match=r"columns \{'loss'"):

@@ -13,7 +13,7 @@ import thresher
 from depth import depth
 from helpers import assert_same, changed
 from thresher import Shuffle, rng
-from thresher.permutation import PIECE, Permutation
+from thresher.permutation import Permutation
 
 N, B = 50, 4
 CPU = torch.device("cpu")
@@ -218,38 +218,6 @@ def test_a_run_of_other_kinds_goes_on(methods):
     resumed(methods, (2, 2))
 
 
-def test_the_ids_before_the_place_are_not_made_again(monkeypatch):
-    first = Training(thresher.UniformSubset(keep=0.5), data=DATA)
-    first.epoch(batches=5)
-    state = first.run.state_dict()
-    (own,) = state["ranks"]
-    assert 20 < own["consumed"] < N and own["stayed"] == 20
-    made, piece = [], Permutation.piece
-    monkeypatch.setattr(
-        Permutation,
-        "piece",
-        lambda self, begin, *rest: (made.append(begin), piece(self, begin, *rest))[1],
-    )
-    second = Training(thresher.UniformSubset(keep=0.5), data=DATA)
-    second.run.load_state_dict(state)
-    assert len(second.run.loader) == 7
-    second.epoch()
-    assert min(made) == own["consumed"]
-
-
-def test_smaller_batches_do_not_make_the_ids_that_they_leave_out(monkeypatch):
-    made, piece = [], Permutation.piece
-    monkeypatch.setattr(
-        Permutation, "piece", lambda self, *places: (made.append(places), piece(self, *places))[1]
-    )
-    large = TensorDataset(torch.zeros(8 * PIECE, 2), torch.zeros(8 * PIECE, dtype=torch.int64))
-    loader = DataLoader(large, PIECE // 2, sampler=Shuffle(large))
-    method, criterion = thresher.Winnow(share=0.1), nn.CrossEntropyLoss()
-    run = thresher.attach(method, loader=loader, criterion=criterion, epochs=2, stratify=None)
-    assert sum(len(y) for _, y in run.loader) == round(0.8 * PIECE)
-    assert len(made) == 8
-
-
 def test_a_broken_epoch_and_a_look_take_an_order_as_without_a_run():
     training = Training()
     next(iter(training.loader))
@@ -270,7 +238,7 @@ def test_an_evaluation_of_the_rest_of_an_epoch_is_taken_back():
     with torch.no_grad(), pytest.warns(UserWarning, match="does not count as an epoch"):
         for x, _ in second.loader:
             second.call(x)
-    assert second.run.state_dict()["ranks"][0]["stayed"] == 3 * B
+    assert second.run.state_dict()["ranks"][0]["rows"] == 3 * B
     second.epoch()
     assert second.ids() == rest and second.run.epoch == 1
     second.log.clear()
@@ -407,7 +375,7 @@ def test_another_epoch_in_the_middle_of_one_is_refused():
     training.shuffle.set_epoch(4)
     with pytest.raises(
         RuntimeError,
-        match=r"epoch 1 of its sampler, but set_epoch\(4\) was called. Load the state again",
+        match="epoch 1 of its Shuffle, but the sampler is now set to epoch 4. Load the state again",
     ):
         iter(training.loader)
     training.run.load_state_dict(interrupted())

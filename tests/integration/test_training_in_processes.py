@@ -60,7 +60,9 @@ def of_all(found, *path):
 
 
 def without_comparing(entry):
-    return {name: value for name, value in entry.items() if name != "comparing"}
+    return {
+        name: value for name, value in entry.items() if name not in ("comparing", "matching_error")
+    }
 
 
 def forward(one):

@@ -14,19 +14,16 @@ from torch.utils.data import DataLoader
 
 from thresher import rng
 from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows
-from thresher.loading.epoch_order import (
-    EpochCursor,
-    IdBatchSampler,
-    MapStyleBatches,
-    Order,
-    StreamBatches,
-    sequential,
-)
+from thresher.loading.epoch import Epoch, full_batches
+from thresher.loading.epoch_batches import ArrayBatches, IdBatchSampler, SamplerBatches
 from thresher.loading.settings import SettingsAtAttach, loader_settings
+from thresher.loading.stream import StreamBatches
 from thresher.loading.worker_draws import NotedBatch, NotedCollate, ResumedDraws, begin_noted
 from thresher.trees import to_device
 
-NO_ROWS = EpochCursor(order=sequential(0))
+Batches = ArrayBatches | SamplerBatches | StreamBatches
+"""The batches of an epoch, and the position in it."""
+
 WITH_WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()
 """User loaders for which a run has started persistent workers. A later run starts its workers without drawing a seed."""
 
@@ -76,23 +73,19 @@ class Reader:
         """Checks that settings were not changed since the run was attached."""
         if self._settings is not None:
             self._settings.check()
-        self._ids.serve(
-            NO_ROWS
-        )  # frees the last order before the plan is made: at 10^9 samples both would not fit in memory
+        # Frees the last order before the plan is made: at 10^9 samples both would not fit in memory.
+        self._ids.set_batches(iter(()))
         # Workers end with their pass, and their counts of compared batches are lost, so the count is set here.
         collate = self.loader.collate_fn
         workers = self._user.num_workers
         if isinstance(collate, CheckedCollate) and workers:
-            collate.calls = self._ids.served // workers
+            collate.calls = self._ids.count // workers
 
-    def start(
-        self, cursor: EpochCursor | None, length: int | None
-    ) -> MapStyleBatches | StreamBatches:
-        """Begins an epoch with its first batch.
+    def start(self, batches: Batches) -> Iterator[Any]:
+        """Begins an epoch with its first batch, and returns the batches of the loader.
 
         Args:
-            cursor: The rows of the epoch; None for an IterableDataset.
-            length: Number of samples of an IterableDataset, if it is known.
+            batches: Batches of the epoch.
         """
         loader: Any = self._user
         stay = loader.persistent_workers
@@ -107,21 +100,17 @@ class Reader:
             **rng.capture(self._draws_on, self._generators()),
             "workers_ran": self._workers_ran,
         }
-        candidates = self._candidates(cursor, 0, iter, length)
+        loaded = self._iterate(batches, iter)
         self._workers_ran = stay
         if stay:
             WITH_WORKERS.add(loader)
-        return candidates
+        return loaded
 
-    def resume(
-        self, cursor: EpochCursor | None, consumed: int, length: int | None
-    ) -> MapStyleBatches | StreamBatches:
-        """Continues an interrupted epoch. After its consumed ids have been drawn again, the caller calls `put_back`.
+    def resume(self, batches: Batches) -> Iterator[Any]:
+        """Continues an interrupted epoch. After its ids have been drawn again, the caller calls `put_back`.
 
         Args:
-            cursor: The rows of the epoch; None for an IterableDataset.
-            consumed: Number of ids that had been taken from the sampler.
-            length: Number of samples of an IterableDataset, if it is known.
+            batches: Batches of the epoch.
         """
         began = self.epoch_start
         assert began is not None
@@ -129,11 +118,9 @@ class Reader:
         if began["workers_ran"]:
             self._start_workers()
         rng.restore(began, self._draws_on, self._generators())
-        candidates = self._candidates(
-            cursor, consumed, begin_noted if self._user.num_workers else iter, length
-        )
+        loaded = self._iterate(batches, begin_noted if self._user.num_workers else iter)
         self._workers_ran = self._user.persistent_workers
-        return candidates
+        return loaded
 
     def random_states(self) -> rng.RandomStates:
         """Returns the random states that the loader draws from."""
@@ -157,18 +144,12 @@ class Reader:
         self.epoch_start = epoch_start
         self._resumes_after_epochs = epoch_start is not None and between_epochs
 
-    def _candidates(
-        self,
-        cursor: EpochCursor | None,
-        consumed: int,
-        begin: Callable[[Any], Iterator[Any]],
-        length: int | None,
-    ) -> MapStyleBatches | StreamBatches:
-        """Starts an iteration over the loader, and returns the batches of the epoch."""
-        if cursor is None:
-            return StreamBatches(map(self._opened, iter(self.loader)), length)
-        self._ids.serve(cursor, consumed=consumed)
-        return MapStyleBatches(begin(self.loader), self._ids, ahead=self._user.num_workers > 0)
+    def _iterate(self, batches: Batches, begin: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+        """Starts an iteration over the loader."""
+        if isinstance(batches, StreamBatches):
+            return map(self._opened, iter(self.loader))
+        self._ids.set_batches(batches.ids())
+        return begin(self.loader)
 
     def read_again(self, ids: Tensor) -> Any:
         """Reads some samples again as a batch, without drawing random numbers in this process.
@@ -193,19 +174,24 @@ class Reader:
         """Starts persistent workers unless they are running, without advancing the random states of this process."""
         if not self._workers_ran:
             with rng.undisturbed(self._draws_on, self._generators()):
-                # A loader with workers asks for its first batches as soon as it is iterated; NO_ROWS has none for it.
-                self._ids.serve(NO_ROWS)
+                # A loader with workers asks for its first batches as soon as it is iterated: here there are none.
+                self._ids.set_batches(iter(()))
                 begin_noted(self.loader)
             self._workers_ran = self._user.persistent_workers
 
-    def passes(self, order: Order) -> Iterator[tuple[Any, Tensor]]:
-        """Yields the batches of some samples, in order and on the device, with their ids, for the run's own forward passes."""
+    def passes(self, ids: Tensor, size: int) -> Iterator[tuple[Any, Tensor]]:
+        """Yields the batches of some samples on the device, with their ids, for the run's own forward passes.
+
+        Args:
+            ids: Ids of the samples, shape (k,), int64.
+            size: Number of rows of a batch.
+        """
         # These passes read every one of the samples, even if the user's loader drops an incomplete last batch.
-        self._ids.serve(EpochCursor(order=order))
-        for batch in iter(self.loader):
+        epoch = Epoch(ids.numpy(), full_batches(len(ids), size))
+        self._ids.set_batches(map(epoch.batch, range(len(epoch))))
+        for number, batch in enumerate(iter(self.loader)):
             self._workers_ran = self._user.persistent_workers
-            batch_ids, *_ = self._ids.on_the_way.popleft()
-            yield self.moved(batch), batch_ids
+            yield self.moved(batch), epoch.batch(number)
 
     def moved(self, batch: Any) -> Any:
         """Returns the batch of the user's collate function, moved to the device of the model."""

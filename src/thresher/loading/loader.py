@@ -1,47 +1,80 @@
 """The loader of a run: the user's DataLoader, rebuilt such that it yields only the chosen samples.
 
-The user's sampler decides the order, and the plan decides which samples are kept. The orders of RandomSampler,
-SequentialSampler and Shuffle are computed as tensors, with the same random numbers. The ids of any other sampler are filtered
-as they come.
+The user's sampler decides the order, and the plan decides which samples are kept. Both make an `Epoch`: arrays of ids and of the
+ends of batches. Only a plan that keeps every sample takes the ids of an unknown sampler as they come.
 """
 
 import weakref
-import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from thresher.distributed.world import ALONE, World
-from thresher.loading.batch_reader import NO_ROWS, Reader
+from thresher.loading.batch_reader import Batches, Reader
 from thresher.loading.collate_check import UnknownRows
-from thresher.loading.distributed_order import SharedOrder
-from thresher.loading.epoch_order import (
-    RESUMED_STREAM,
-    EpochControl,
-    EpochCursor,
-    EpochScale,
-    IdBatchSampler,
-    MapStyleBatches,
-    Order,
-    OrderPlace,
-    StreamBatches,
-)
-from thresher.loading.held_plan import HeldPlan
+from thresher.loading.epoch_batches import ArrayBatches, IdBatchSampler, SamplerBatches
+from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.samplers import PreparedLoader
 from thresher.loading.settings import OfUser
-from thresher.loading.smaller_batches import StepSizes
+from thresher.loading.stream import RESUMED_STREAM, StreamBatches, StreamOrder
 from thresher.loading.tensor_loader import TensorRows
-from thresher.loading.user_order import UserOrder
+from thresher.loading.user_order import UserOrder, known
+from thresher.plans import BatchPlan
 from thresher.timing import ATTRIBUTION, LOADING, Timing
 from thresher.warning import warn
 
 Device = torch.device | None
+
+
+class EpochControl(Protocol):
+    """Interface of a run for its loader: the functions that the loader calls.
+
+    A candidate batch is a batch of the user's loader before a batch method chooses some of its rows.
+    """
+
+    def begin(self) -> tuple[PackedPlan | None, int]:
+        """Begins an epoch, or continues an interrupted epoch.
+
+        Returns:
+            The plan of the epoch, or None for an IterableDataset; and the number of rows that an interrupted epoch has read.
+        """
+        ...
+
+    @property
+    def plan(self) -> PackedPlan:
+        """Returns the plan of the current epoch or, between epochs, of the next epoch."""
+        ...
+
+    @property
+    def keeps_a_row(self) -> bool:
+        """Whether the method keeps at least one row of every candidate batch."""
+        ...
+
+    def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
+        """Chooses the rows of a candidate batch that the training loop gets."""
+        ...
+
+    def count(self, n: int) -> int | None:
+        """Returns how many rows of a candidate batch of n rows are chosen; None if unknown."""
+        ...
+
+    def on_batch(
+        self, batch: Any, ids: Tensor, weights: Tensor | None, candidates: Batches, *, last: bool
+    ) -> None:
+        """Called before the loop gets a batch, with the ids and weights of its rows, and the candidates read so far."""
+        ...
+
+    def on_loop_exit(self, *, exhausted: bool) -> None:
+        """Called when the loop over the loader has ended, or its iterator was deleted."""
+        ...
+
+
 NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
 
 
@@ -74,27 +107,30 @@ class SelectedLoader(OfUser):
     ) -> None:
         self.timing = timing or Timing()
         self._user = loader
-        self._samples = None if kept is None else len(kept)
         self._world = world
         self.row_buffer: RowBuffer | None = None
         """Rows that a batch method chose and that were not yielded yet; None if no rows are chosen before the loop."""
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
-        self._seen = 0
-        self.order: UserOrder | SharedOrder = (
-            UserOrder(loader) if world.size == 1 else SharedOrder(loader, world)
+        self.streams = isinstance(loader.dataset, IterableDataset)
+        """Whether the dataset is an IterableDataset."""
+        samples = None if kept is None else len(kept)
+        self.order: UserOrder | StreamOrder = (
+            StreamOrder(loader)
+            if self.streams
+            else UserOrder(loader, world, least=least, samples=samples)
         )
         """The order in which the user's loader reads the dataset."""
         self.n = self.order.n
+        self.batches: Batches | None = None
+        """Batches of the epoch in progress, and the position in it."""
+        self._checksum = 0
         self.saved: Any = None
         """Object whose `state_dict` and `load_state_dict` save and load the run of this loader."""
         self.device = device or torch.device("cpu")
         """Device on which the training loop draws random numbers."""
-        self.ids = IdBatchSampler(
-            self.order.sizes, least, as_tensors=isinstance(loader.dataset, TensorRows)
-        )
         self.reader = Reader(
             loader,
-            self.ids,
+            IdBatchSampler(as_tensors=isinstance(loader.dataset, TensorRows)),
             device=device,
             generators=self.order.generators,
             streams=self.streams,
@@ -107,11 +143,6 @@ class SelectedLoader(OfUser):
         """Shows accelerate where an epoch begins and ends."""
 
     @property
-    def streams(self) -> bool:
-        """Whether the dataset is an IterableDataset."""
-        return self.order.streams
-
-    @property
     def unknown_rows(self) -> UnknownRows:
         """Results of comparing batches with their samples: the reason if row i of a batch is not sample i."""
         return self.reader.unknown_rows
@@ -120,9 +151,9 @@ class SelectedLoader(OfUser):
         """Returns the generators that the loader draws from."""
         return self.order.generators()
 
-    def passes(self, order: Order) -> Iterator[tuple[Any, Tensor]]:
+    def passes(self, ids: Tensor) -> Iterator[tuple[Any, Tensor]]:
         """Yields the batches of some samples, in order and on the device, with their ids, for the run's own forward passes."""
-        return self.reader.passes(order)
+        return self.reader.passes(ids, self.order.batch_size)
 
     @property
     def yields_once(self) -> bool:
@@ -136,8 +167,8 @@ class SelectedLoader(OfUser):
         For an IterableDataset of unknown length, 0 until the first epoch is over.
         """
         # Full training does not train on a dropped last batch, either.
-        total = self.order.candidates(self._seen)
-        return total - total % self.ids.batch_size if self.ids.drop_last else total
+        total = self.order.candidates
+        return total - total % self.order.batch_size if self.order.drop_last else total
 
     def __len__(self) -> int:
         """Returns the number of batches in the epoch in progress or, between epochs, in the next one.
@@ -146,81 +177,32 @@ class SelectedLoader(OfUser):
             TypeError: The number is not known: the sampler may repeat or skip ids, the dataset is an IterableDataset without a
                 length, or a batch method keeps a random number of rows and gathers them into full batches.
         """
-        sizes = None if self.streams else self.step_sizes(self.control.held)
-        if sizes is not None:
-            return sizes.steps
-        stream: Any = self._user.dataset
-        samples = (
-            len(stream)
-            if self.streams
-            else self.ids.served_of(self.control.held, self.order.samples_of(self.control.held))
-        )
+        size = self.order.batch_size
+        if isinstance(self.order, StreamOrder):
+            rows = len(self.order.dataset)
+            rows -= rows % size if self.order.drop_last else 0
+            batches = -(-rows // size)
+        else:
+            ends = self.ends(self.control.plan)
+            rows = int(ends[-1])
+            batches = len(ends) - 1
         # A batch method also chooses rows of the last batch, which may be smaller.
-        full, rest = divmod(samples, self.ids.batch_size)
-        rest = 0 if self.streams and self.ids.drop_last else rest
-        if self.row_buffer is None or (self.row_buffer.size is None and self.control.keeps_a_row):
-            return full + bool(rest)
-        rows = _rows_of(full * self.ids.batch_size + rest, self.ids.batch_size, self.control)
-        if rows is None:
+        buffer = self.row_buffer
+        if buffer is None or (buffer.size is None and self.control.keeps_a_row):
+            return batches
+        chosen = _rows_of(rows, size, self.control)
+        if chosen is None:
             raise TypeError(
                 "the length of this epoch is not known before its end: how many rows are kept depends on the losses. Use a "
                 "method with a fixed `keep`."
             )
-        full, rest = divmod(rows, self.ids.batch_size)
-        return full + bool(rest and not (self.ids.drop_last and full))
+        full, rest = divmod(chosen, size)
+        return full + bool(rest and not (self.order.drop_last and full))
 
-    def step_sizes(self, plan: HeldPlan) -> StepSizes | None:
-        """Returns the sizes of the smaller batches of a plan; None if an epoch has full batches.
-
-        Args:
-            plan: The plan of an epoch.
-
-        Raises:
-            ValueError: There are fewer rows than the steps need, or it is not known how many ids the order has.
-        """
-        return self.order.step_sizes(plan, self.ids, self._samples, self._seen)
-
-    def scale_of(self, plan: HeldPlan | None) -> EpochScale:
-        """Returns the size of an epoch, which converts positions in its order into progress.
-
-        Args:
-            plan: Chosen samples of the epoch; None for an IterableDataset.
-        """
-        if plan is None:
-            return EpochScale(self.candidates)
-        try:
-            rows = self.ids.served_of(plan, self.order.samples_of(plan))
-        except (
-            TypeError,
-            NotImplementedError,
-        ):  # a sampler of the user without a length, or with an order that is not known
-            rows = None
-        return EpochScale(self.candidates, rows, self.step_sizes(plan))
-
-    def rows_of_steps(self, plan: HeldPlan) -> tuple[NDArray[np.int64], bool]:
-        """Returns how the rows of an epoch are divided into steps and among processes.
-
-        Args:
-            plan: The plan of an epoch.
-
-        Returns:
-            The number of rows of each step of this process, shape (steps,); and whether W processes get every W-th row of the
-            order (True) or every W-th batch (False).
-
-        Raises:
-            ValueError: There are fewer rows than the steps of smaller batches need.
-        """
-        sizes = self.step_sizes(plan)
-        if sizes is not None:
-            return np.diff(sizes.ends()), True
-        rows = self.order.samples_of(plan)
-        rows -= (
-            0
-            if rows % self.ids.batch_size >= self.ids.least_of(plan)
-            else rows % self.ids.batch_size
-        )
-        ends = np.append(np.arange(0, rows, self.ids.batch_size), rows)
-        return np.diff(ends), not getattr(self.order.sizes, "by_batches", False)
+    def ends(self, plan: PackedPlan) -> NDArray[np.int64]:
+        """Returns where each batch of an epoch with this plan ends, after a leading 0; see `UserOrder.ends`."""
+        assert isinstance(self.order, UserOrder)
+        return self.order.ends(plan)
 
     def __iter__(self) -> "EpochIterator":
         if self.reader.closed:
@@ -230,67 +212,91 @@ class SelectedLoader(OfUser):
         self.timing.switch(LOADING)  # workers start
         self.reader.check()  # first, so that an error about a changed setting leaves the pass in progress as it is
         self.stop()
+        self.batches = None
         # Before the order: `begin` ends the previous epoch, which may make passes over this loader, and plans the next one.
-        plan, place = self.control.begin()
+        plan, rows = self.control.begin()
         self.prepared.begin()
         # Before workers start: if a sampler is refused, no process is left waiting for a batch.
-        cursor = None if plan is None else self.order.cursor(plan, place, self.ids, self._samples)
-        resumes = place.consumed and self.reader.epoch_start is not None
-        candidates = self._resume(cursor, place) if resumes else self._start(cursor)
-        iterator = EpochIterator(self, candidates, cursor or NO_ROWS, place)
+        resumes = rows > 0 and self.reader.epoch_start is not None
+        batches = self.batches = self._batches_of(plan, rows if resumes else 0)
+        if resumes:
+            loaded = self._resume(batches, rows)
+        else:
+            self._begin_with(NONE_WAIT)
+            loaded = self.reader.start(batches)
+        iterator = EpochIterator(self, batches, loaded)
         # When the iterator is deleted, the run learns that the loop has left the epoch. The reference to the run is weak: a
         # strong one would keep the run alive.
         control = weakref.ref(self.control)
         self.current = weakref.ref(iterator, lambda _: _gone(control()))
         return iterator
 
-    def _start(self, cursor: EpochCursor | None) -> MapStyleBatches | StreamBatches:
-        """Begins an epoch with its first batch."""
-        self._begin_with(NONE_WAIT)
-        return self.reader.start(cursor, self.order.length_of_stream(self._seen))
+    def _batches_of(self, plan: PackedPlan | None, rows: int) -> Batches:
+        """Returns the batches of an epoch from a number of rows on."""
+        order = self.order
+        if isinstance(order, StreamOrder):
+            return StreamBatches(order.length, self.candidates)
+        assert plan is not None
+        candidates = self.candidates
+        size = order.batch_size
+        begun = order.begin(plan, resumed=rows > 0)
+        if callable(begun):
+            return ArrayBatches(
+                begun, size=size, candidates=candidates, smaller=plan.smaller, rows=rows
+            )
+        ends = known(lambda: order.ends(plan))
+        return SamplerBatches(
+            begun,
+            length=None if ends is None else int(ends[-1]),
+            candidates=candidates,
+            size=size,
+            drop_last=order.drop_last,
+            weights=plan.weights,
+            rows=rows,
+        )
 
-    def _resume(
-        self, cursor: EpochCursor | None, place: OrderPlace
-    ) -> MapStyleBatches | StreamBatches:
-        """Continues an interrupted epoch."""
+    def _resume(self, batches: Batches, rows: int) -> Iterator[Any]:
+        """Continues an interrupted epoch after a number of rows."""
         # Read before `resume`, which restores the random states of the beginning of the epoch.
         now = self.reader.random_states()
-        candidates = self.reader.resume(
-            cursor, place.consumed, self.order.length_of_stream(self._seen)
-        )
+        loaded = self.reader.resume(batches)
         # Kept in a variable, because the next line clears it.
         waiting = self._waiting
         self._begin_with(NONE_WAIT)
-        if isinstance(candidates, StreamBatches):
-            replayed = candidates.skip(place.consumed, self._keep_waiting(waiting))
+        if isinstance(batches, StreamBatches):
+            batches.skip(loaded, rows, self._keep_waiting(waiting))
         else:
-            replayed = self.ids.replay()
+            batches.open()
         # The random states of the training loop are restored. The generators of the loader stay as after drawing the ids again.
         self.reader.put_back(now)
-        # An order that begins at the position of the interruption draws no ids again, so there is no checksum to compare.
-        checksum = zlib.crc32(replayed.numpy().tobytes(), candidates.first)
-        if self.streams and checksum != place.checksum:
-            warn(
-                f"The stream begins with another batch than when the epoch was interrupted. {RESUMED_STREAM}"
-            )
-        elif (cursor is None or cursor.stayed is None) and checksum != place.checksum:
-            raise RuntimeError(
-                f"{type(self.order.sampler).__name__} did not repeat the order of the interrupted epoch. The order must "
-                "depend only on the global random states and the `generator` of the sampler. Pass it a generator (to "
-                "Trainer: TrainingArguments(data_seed=...)), or resume from a state that was saved between epochs."
-            )
+        self._check_alike(batches)
         if self.row_buffer is not None:
-            if cursor is not None and len(
-                waiting[0]
-            ):  # rows that were selected and not trained on are read again
+            # Rows that were selected and not trained on are read again.
+            if not self.streams and len(waiting[0]):
                 self.row_buffer.put(self.reader.read_again(waiting[0]), *waiting)
             # All processes must call this together, also those that have no rows in the buffer.
             self.row_buffer.count()
-        return candidates
+        return loaded
+
+    def _check_alike(self, batches: Batches) -> None:
+        """Checks that an interrupted epoch has begun as before."""
+        if self._checksum is None or batches.checksum == self._checksum:
+            return
+        if self.streams:
+            warn(
+                f"The stream begins with another batch than when the epoch was interrupted. {RESUMED_STREAM}"
+            )
+            return
+        raise RuntimeError(
+            f"{type(self.order.sampler).__name__} did not repeat the order of the interrupted epoch. The order must depend only "
+            "on the global random states and the `generator` of the sampler. Pass it a generator (to Trainer: "
+            "TrainingArguments(data_seed=...)), or resume from a state that was saved between epochs."
+        )
 
     def last_yielded(self, seen: int) -> None:
         """Drops buffered rows after the last batch of an epoch, which had `seen` samples."""
-        self._seen = seen
+        if isinstance(self.order, StreamOrder):
+            self.order.seen = seen
         if self.row_buffer is not None:
             self.row_buffer.clear()
 
@@ -305,7 +311,7 @@ class SelectedLoader(OfUser):
         # If all processes keep the same number of rows, they need not exchange the numbers for each batch.
         world = self._world if by_chance else ALONE
         self.row_buffer = (
-            None if fills is None else RowBuffer(self.ids.batch_size if fills else None, world)
+            None if fills is None else RowBuffer(self.order.batch_size if fills else None, world)
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -325,7 +331,8 @@ class SelectedLoader(OfUser):
         )
         return {
             "waiting": {"ids": ids, "weights": weights},
-            "seen": self._seen,
+            "seen": self.order.seen if isinstance(self.order, StreamOrder) else 0,
+            "checksum": self._checksum if self.batches is None else self.batches.checksum,
             "epoch_start": self.reader.epoch_start,
             "shuffle": self.order.state_dict(),
         }
@@ -334,11 +341,12 @@ class SelectedLoader(OfUser):
         """Loads the state of a saved epoch, which continues at the next `iter`."""
         self.stop()
         self._begin_with((state["waiting"]["ids"].clone(), state["waiting"]["weights"]))
-        self._seen = state["seen"]
+        if isinstance(self.order, StreamOrder):
+            self.order.seen = state["seen"]
+        self.batches = None
+        self._checksum = state["checksum"]
         self.reader.load(state["epoch_start"], between_epochs=not state["active"])
-        self.order.load_state_dict(
-            state["shuffle"], active=state["active"], consumed=state["consumed"]
-        )
+        self.order.load_state_dict(state["shuffle"], active=state["active"], consumed=state["rows"])
 
     def _begin_with(self, waiting: tuple[Tensor, Tensor | None]) -> None:
         """Sets the rows that the next pass begins with: those chosen but not yielded when the epoch was interrupted."""
@@ -375,28 +383,19 @@ class EpochIterator:
 
     Args:
         loader: The loader.
-        candidates: Batches before rows are chosen, with their ids.
-        cursor: The rows of the epoch.
-        place: Position in the order of the epoch at which the iterator begins.
+        candidates: Ids of the batches before rows are chosen, and the position in the epoch.
+        loaded: These batches, from the rebuilt loader.
     """
 
-    def __init__(
-        self,
-        loader: SelectedLoader,
-        candidates: MapStyleBatches | StreamBatches,
-        cursor: EpochCursor,
-        place: OrderPlace,
-    ) -> None:
+    def __init__(self, loader: SelectedLoader, candidates: Batches, loaded: Iterator[Any]) -> None:
         self._loader = loader
         self._control = loader.control
         self._candidates = candidates
-        self._cursor = cursor
-        self._place = place
-        self._sizes = loader.ids
-        self._left = self._sizes.left_after(place) if place.consumed else None
+        self._loaded = loaded
+        self._order = loader.order
         self._exhausted = self._done = False
         # An epoch of less than one full batch is kept, because otherwise it would have no step.
-        self._keeps_short = not place.consumed
+        self._keeps_short = not candidates.rows
 
     def __iter__(self) -> "EpochIterator":
         return self
@@ -421,7 +420,7 @@ class EpochIterator:
             except StopIteration:
                 self._end()
                 raise
-            self._yield(batch, ids, None, last=self._left == 0)
+            self._yield(batch, ids, None, last=self._candidates.left == 0)
             return batch
         # From here on rows are chosen before the loop sees a batch.
         self._fill(row_buffer)
@@ -439,25 +438,25 @@ class EpochIterator:
             self._loader.prepared.yielded(len(ids), last=last)
         # A stream may have more samples than its length says.
         if last and not self._loader.streams:
-            self._loader.last_yielded(self._place.consumed)
-        if self._cursor.weights is not None:
+            self._loader.last_yielded(self._candidates.rows)
+        planned = self._candidates.weights
+        if planned is not None:
             # The epoch plan and the batch method each correct for their own selection, so their weights are multiplied.
-            planned = self._cursor.weights(ids.numpy())
-            if planned is not None:
-                weights = planned if weights is None else planned * weights
-        self._control.on_batch(batch, ids, self._place, weights, last=last)
+            own = planned[ids]
+            weights = own if weights is None else own * weights
+        self._control.on_batch(batch, ids, weights, self._candidates, last=last)
 
     @property
     def _drops_rest(self) -> bool:
-        return self._sizes.drop_last and not self._keeps_short
+        return self._order.drop_last and not self._keeps_short
 
     def _leaves_nothing(self, row_buffer: RowBuffer) -> bool:
         """Whether no further batch follows: neither from rows in the buffer nor from candidates to come, as far as is known."""
-        left = self._left
+        left = self._candidates.left
         size = row_buffer.size
         if left is None or size is None or not self._drops_rest:
             return left == 0 and not row_buffer.rows
-        chosen = _rows_of(left, self._sizes.batch_size, self._control)
+        chosen = _rows_of(left, self._order.batch_size, self._control)
         return (
             row_buffer.rows + chosen < size
             if chosen is not None
@@ -468,17 +467,13 @@ class EpochIterator:
         timing = self._loader.timing
         on_host = self._loader.device.type == "cpu"
         before = timing.switch(LOADING)
-        batch, ids, drawn, stayed, left = self._candidates.take()
+        batch, ids = self._candidates.take(self._loaded)
         if on_host:
             timing.switch(before)
             batch = self._loader.reader.moved(batch)
         else:  # counted as loading time: in the user's own loop, moving the batch would be a part of loading
             batch = self._loader.reader.moved(batch)
             timing.switch(before)
-        # Needed when the batch is yielded: accelerate must learn which batch is the last, and the epoch ends with its step.
-        self._left = self._sizes.in_batches(left)
-        checksum = self._place.checksum if self._place.consumed else self._candidates.first
-        self._place = OrderPlace(drawn, stayed, zlib.crc32(ids.numpy().tobytes(), checksum))
         return batch, ids
 
     def _fill(self, row_buffer: RowBuffer) -> None:
@@ -499,8 +494,10 @@ class EpochIterator:
     def _end(self) -> None:
         self._done = True
         # Ends workers that are not persistent now, rather than when the loop deletes its iterator.
-        self._candidates = StreamBatches(iter(()))
-        self._loader.last_yielded(self._place.consumed)
+        self._loaded = iter(())
+        # The loader was not asked for its end if the last rows came from the buffer.
+        self._candidates.finish()
+        self._loader.last_yielded(self._candidates.rows)
         self._loader.prepared.end(whole=True)
         self._control.on_loop_exit(exhausted=True)
 

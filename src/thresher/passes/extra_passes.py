@@ -18,7 +18,6 @@ from thresher.attribution.tracked_model import TrackedModel
 from thresher.cost import Cost
 from thresher.distributed.wrappers import averages, data_parallel, inside, plain_module
 from thresher.loading.collate_check import UnknownRows
-from thresher.loading.epoch_order import Order
 from thresher.loading.loader import SelectedLoader
 from thresher.loading.row_buffer import rows_of
 from thresher.losses.base import SignalReader
@@ -245,11 +244,11 @@ class ExtraPasses:
             leaf.shape[:1] == (n,) for leaf in leaves(batch)
         )
 
-    def refresh(self, ids: Order, *, training: bool) -> None:
+    def refresh(self, ids: Tensor, *, training: bool) -> None:
         """Records the losses of samples that a plan left out, from one forward-only pass.
 
         Args:
-            ids: Ids of the samples.
+            ids: Ids of the samples, shape (k,), int64.
             training: Whether the model runs in training mode.
 
         Raises:
@@ -267,11 +266,11 @@ class ExtraPasses:
                 self._cost.refresh += rows
                 self._cost.forward += rows
 
-    def full_pass(self, ids: Order, names: Sequence[str]) -> dict[str, Tensor]:
+    def full_pass(self, ids: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         """Computes signals that are too large to record, in one forward-only pass.
 
         Args:
-            ids: Ids of all training samples.
+            ids: Ids of all training samples, shape (N,), int64.
             names: Names out of "error", "feature" and "label".
 
         Returns:
@@ -473,7 +472,7 @@ class ExtraPasses:
         with entered, nullcontext() if training else self._buffers.untouched(module):
             yield
 
-    def _with_counts(self, ids: Order) -> Iterator[tuple[Any, int]]:
+    def _with_counts(self, ids: Tensor) -> Iterator[tuple[Any, int]]:
         for batch, batch_ids in self._loader.passes(ids):
             self._check_rows("look at single samples")
             self.check(batch)

@@ -145,7 +145,7 @@ def build_run(config: RunConfig) -> Run:
         config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing
     )
     # A batch method may ask for the progress of training, which is known once the timeline is there.
-    selection = _selection(parts, trained=trained, progress=lambda: timeline.clock.progress)
+    selection = _selection(parts, trained=trained, progress=lambda: timeline.progress.share)
     timeline = _timeline(parts, method=method, selection=selection)
     _check_batches(parts, timeline)
     # Nothing of the user's was changed before this line; nothing is refused after it.
@@ -169,7 +169,7 @@ def _data(
     loader = SelectedLoader(config.loader, device=device, timing=timing, **settings)
     method = config.epoch_method
     # The planner refuses such a plan, too, but in one process only when the first epoch is planned.
-    if requirements_of(method).order == "plan" and not loader.order.is_free:
+    if requirements_of(method).order == "plan" and not config.free:
         raise ValueError(
             f"{type(method).__name__} draws the order of training, but the loader's sampler sets another order: use "
             "shuffle=True"
@@ -389,11 +389,13 @@ def _check_batches(parts: Parts, timeline: Timeline) -> None:
     if loader.streams or (config.spend != "batches" and not requires.smaller_batches):
         return
     # Raises an error if a step of the first plan has too few rows, while nothing of the user's has been changed.
-    sizes = loader.step_sizes(timeline.held)
+    plan = timeline.plan
+    if plan.smaller:
+        loader.ends(plan)
     for signal in undefined_signals(config.optional, config.adapter, config.signals):
         if message := _without(config)[signal]:
             warn(message)
-    if config.epochs == 1 and requires.smaller_batches and sizes is not None:
+    if config.epochs == 1 and requires.smaller_batches and plan.smaller:
         warn(
             f"{name} draws uniformly in the first epoch, and this run has only one. Train for two or more epochs."
         )

@@ -15,18 +15,18 @@ from torch import Tensor
 
 from thresher import rng
 from thresher.attribution.accumulator import TRAINED
-from thresher.distributed.order import KeptOrder
-from thresher.distributed.world import ALONE, World, agree
-from thresher.loading.held_plan import HeldPlan
+from thresher.distributed.world import World, agree
+from thresher.loading.epoch import batch_at
 from thresher.loading.loader import SelectedLoader
+from thresher.loading.packed_plan import PackedPlan
+from thresher.loading.user_order import known
 from thresher.methods import name_of
-from thresher.permutation import Permutation
 from thresher.run.batch_stage import BatchStage
 from thresher.run.parts import Parts
 from thresher.run.timeline import Timeline
 from thresher.warning import warn
 
-VERSION = 11
+VERSION = 12
 """Version of the format of a saved state."""
 
 FIELDS = ("version", "digest", "ranks")
@@ -165,6 +165,28 @@ def _kind_of(value: Any) -> str:
     )
 
 
+def check_rows(state: Mapping[str, Any], loader: SelectedLoader) -> None:
+    """Checks that the position in an interrupted epoch is between two batches of this run.
+
+    Args:
+        state: Saved state, already checked for damage.
+        loader: Loader of the run.
+
+    Raises:
+        ValueError: No batch ends there, because the batch size or the number of processes was another one.
+    """
+    if not state["active"] or state["plan"] is None:
+        return
+    # If the number of rows is unknown, it is checked when the epoch continues.
+    ends = known(lambda: loader.ends(PackedPlan(**state["plan"])))
+    if ends is None:
+        return
+    try:
+        batch_at(ends, state["rows"])
+    except ValueError as error:
+        raise ValueError(f"load_state_dict: {error} Nothing was loaded.") from None
+
+
 def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
     """Checks that the loader has the same order as the saved run.
 
@@ -183,7 +205,7 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
     was = _order_of(saved, unlike)
     now = _order_of(current, unlike)
     # A drawn plan brings its own order, which is in the state.
-    if state["consumed"] and state["plan"] is not None and not state["plan"]["drawn"]:
+    if state["rows"] and state["plan"] is not None and not state["plan"]["drawn"]:
         if was != now:
             raise ValueError(
                 f"load_state_dict: the state was saved in the middle of an epoch by a loader with {was}, but this one has "
@@ -222,7 +244,7 @@ def check_generators(
         ValueError: The random states cannot be restored, or the loader draws other numbers.
     """
     # In the middle of an epoch, its order is drawn again, from the random states with which the epoch began.
-    replays = bool(state["consumed"])
+    replays = bool(state["rows"])
     parts = [("epoch_start", state["epoch_start"])] if replays else []
     way_out = "save between epochs" if replays else "pass restore_rng=False"
     for name, states in [*parts, *([("rng", state["rng"])] if restored else [])]:
@@ -268,7 +290,6 @@ class OtherProcesses:
         states: Parts of the saved state that differ between processes, in the order of ranks.
         plan: Chosen samples of the epoch; None if there is no plan.
         world: Processes of this run.
-        loader: Loader of this run.
 
     Raises:
         ValueError: These processes cannot continue from the saved position.
@@ -279,43 +300,27 @@ class OtherProcesses:
         states: Sequence[Mapping[str, Any]],
         plan: Mapping[str, Any] | None,
         world: World,
-        loader: SelectedLoader,
     ) -> None:
         self._states = states
         self._world = world
-        self._loader = loader
-        self._plan = None if plan is None else HeldPlan(**plan)
-        batch_size = loader.order.sizes.batch_size
-        self._first = self._states[0]
-        self._n = self._states[0]["n"]
+        self._first = states[0]
         # All processes have trained on equally many rows, which together are the beginning of the common order.
-        stayed = len(self._states) * self._first["stayed"]
-        self._stayed = stayed // world.size
-        if stayed % world.size or (
-            self._first["active"] and self._stayed % batch_size and not self._deals
-        ):
+        rows = len(states) * self._first["rows"]
+        self._rows = rows // world.size
+        if rows % world.size:
             raise ValueError(
-                f"load_state_dict: the {len(self._states)} processes have trained on {stayed} rows of the epoch in progress, "
-                f"which are not whole batches of {batch_size} rows in each of {world.size} processes. Choose the batch size so "
-                "that all processes together have batches of the same size as before, or save between epochs."
+                f"load_state_dict: the {len(states)} processes have trained on {rows} rows of the epoch in progress, which "
+                f"{world.size} processes cannot share equally. Use a number of processes that divides it, or save between "
+                "epochs."
             )
+        drawn = plan is not None and plan["drawn"]
+        order = self._first["shuffle"] or {}
         if (
             world.size == 1
-            and stayed
+            and rows
             and self._first["active"]
-            and self._plan is not None
-            and self._plan.drawn
-        ):
-            raise ValueError(
-                "load_state_dict: several processes were in the middle of an epoch whose order was drawn, and one process "
-                "cannot continue there. Use several processes, or save between epochs."
-            )
-        order = self._first["shuffle"]
-        if (
-            world.size == 1
-            and stayed
-            and self._first["active"]
-            and (order or {}).get("sampler") != "Shuffle"
+            and not drawn
+            and order.get("sampler") != "Shuffle"
         ):
             raise ValueError(
                 "load_state_dict: several processes saved the state in the middle of an epoch. One process can continue it "
@@ -328,37 +333,19 @@ class OtherProcesses:
                 "as before, or save between epochs."
             )
 
-    @property
-    def _deals(self) -> bool:
-        return self._plan is not None and self._plan.smaller_batches
-
     def state(self) -> dict[str, Any]:
         """Returns the state from which this process continues."""
-        world = self._world
         size = len(self._states)
         # What cannot be divided, such as random states, is taken from one of the saved processes.
-        like = self._states[world.rank % size]
-        state = {
+        like = self._states[self._world.rank % size]
+        return {
             **like,
-            "stayed": self._stayed,
-            "consumed": self._first["consumed"] * size // world.size,
+            "rows": self._rows,
+            "samples": like["samples"] * size // self._world.size,
+            # Of other rows than those of this process.
+            "checksum": None,
             "cost": self._cost(like["cost"]),
         }
-        if world.size == 1 and self._plan is not None and state["active"] and self._stayed:
-            # Several processes count consumed rows each; the order of one process has a place in ids.
-            state["consumed"] = self._place_alone(self._plan)
-        return state
-
-    def _place_alone(self, plan: HeldPlan) -> int:
-        """Returns the place in the order of a `Shuffle` from which a single process continues."""
-        order = self._first["shuffle"]
-        kept = KeptOrder(
-            Permutation(self._n, order["seed"], order["begun"]).piece, self._n, plan.keeps, ALONE
-        )
-        sizes = self._loader.step_sizes(plan)
-        if sizes is not None:
-            sizes.step_at(self._stayed)
-        return kept.place_after(self._stayed)
 
     def _cost(self, like: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the part of this process in the counts of all saved processes."""
@@ -389,7 +376,7 @@ class SavedState:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the run. Every process must call it; the state of process 0 has the values of all samples."""
-        if self.timeline.position.active and self.parts.attributor.waits_for_credit:
+        if self.timeline.progress.active and self.parts.attributor.waits_for_credit:
             warn(
                 "state_dict: the loop has not computed the loss of a batch that it got (it was skipped, or a prefetcher holds "
                 "it); a resumed run continues after this batch"
@@ -485,11 +472,7 @@ class SavedState:
         # Only process 0 has the entries to check, and its error is raised in all processes.
         plan = world.from_first(lambda: self._plan_of(state))
         same = len(ranks) == world.size
-        of_process = (
-            ranks[world.rank]
-            if same
-            else OtherProcesses(ranks, plan, world, self.parts.loader).state()
-        )
+        of_process = ranks[world.rank] if same else OtherProcesses(ranks, plan, world).state()
         return {**of_process, "plan": plan}
 
     def _plan_of(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -542,6 +525,7 @@ class SavedState:
             raise ValueError(
                 f"load_state_dict: the state has forward_passes={state['passes']!r}, but this run has {passes!r}"
             )
+        check_rows(state, self.parts.loader)
         check_shuffle(state, self.parts.loader)
         check_generators(state, self.parts.loader, self.parts.device, restored=restore_rng)
         for what, saved, own in (

@@ -12,12 +12,10 @@ from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
 from thresher import selection
-from thresher.distributed.world import World
 from thresher.distributed.wrappers import SubsetModule, check_wrapping, inside, is_sharded
-from thresher.loading.distributed_order import SharedOrder
 from thresher.loading.samplers import check_loader
 from thresher.loading.smaller_batches import rounded_up, too_few
-from thresher.loading.user_order import UserOrder
+from thresher.loading.user_order import is_free
 from thresher.losses.adapters import adapt
 from thresher.losses.base import Criterion, unreadable
 from thresher.losses.signals import NOT_OF_VALUES
@@ -86,9 +84,10 @@ def check(config: RunConfig, process_group: Any) -> RunConfig:
     # `cache` makes of it a function that warns once, although strata and the data map both call it.
     config = replace(
         config,
+        free=not streams and is_free(config.loader),
         on_mismatch=cache(partial(warn, OTHER_LABELS.format(type(config.loader.dataset).__name__))),
     )
-    strata = _strata(config, epoch_method, adapter, world)
+    strata = _strata(config, epoch_method, adapter)
     check_needs(config, epoch_method, batch_method, adapter)
     samples = None if streams else len(config.loader.dataset)  # pyright: ignore[reportArgumentType]
     config = replace(
@@ -117,9 +116,7 @@ def check(config: RunConfig, process_group: Any) -> RunConfig:
     return config
 
 
-def _strata(
-    given: RunConfig, method: EpochMethod, adapter: Criterion | None, world: World
-) -> Strata | None:
+def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None) -> Strata | None:
     """Returns what batches are stratified by; None if they are not."""
     batches = given.loader.batch_sampler
     requires = requirements_of(method)
@@ -131,15 +128,7 @@ def _strata(
     if wanted is None:
         return None
     streams = isinstance(given.loader.dataset, IterableDataset)
-    # Only a plain shuffle may be replaced by another order: any other order means something.
-    # An order made for this question alone: the loader of the run is built after all checks.
-    free = (
-        streams
-        or (
-            UserOrder(given.loader) if world.size == 1 else SharedOrder(given.loader, world)
-        ).is_free
-    )
-    if why := why_not_stratified(method, streams=streams, free=free):
+    if why := why_not_stratified(method, streams=streams, free=given.free):
         if given.stratify == "auto":
             raise ValueError(
                 f"`method`: {type(method).__name__} trains in stratified batches, but {why}. stratify=None leaves the rows in "

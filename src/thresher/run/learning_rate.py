@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from thresher.run.clock import RunClock
+from thresher.run.progress import Progress
 from thresher.warning import warn
 
 
-def follow_clock(timeline: Any) -> RunClock:
+def follow_clock(timeline: Any) -> Progress:
     """Returns the clock of a run, for a schedule that follows it.
 
     Args:
@@ -21,7 +21,7 @@ def follow_clock(timeline: Any) -> RunClock:
     # A schedule that follows the run ends in time, so that no warning about fewer steps is due.
     if timeline.step_checks is not None:
         timeline.step_checks.paced = True
-    return timeline.clock
+    return timeline.progress
 
 
 FIRST_CALLS = 3
@@ -39,7 +39,7 @@ class PacedLR(LRScheduler):
     """
 
     def __init__(
-        self, scheduler: LRScheduler, clock: RunClock, total: int, *, by_batches: bool = False
+        self, scheduler: LRScheduler, clock: Progress, total: int, *, by_batches: bool = False
     ) -> None:
         # The user's scheduler has set the learning rates already; a second initialization would set them again.
         self.scheduler = scheduler
@@ -145,7 +145,7 @@ class PacedLR(LRScheduler):
         return getattr(self.scheduler, name)
 
 
-def pace(scheduler: Any, clock: RunClock, total: Any) -> PacedLR:
+def pace(scheduler: Any, clock: Progress, total: Any) -> PacedLR:
     """Returns a scheduler that follows the progress of training. See `Run.pace` for the arguments.
 
     Raises:
@@ -246,7 +246,7 @@ class ProgressLR(LRScheduler):
 
     def get_lr(self) -> list[float | torch.Tensor]:
         """Returns the base learning rates times `fn(progress)`."""
-        factor = self.fn(self._clock.progress)
+        factor = self.fn(self._clock.share)
         return [base * factor for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class RunConfig:
         samples: Number of samples of the dataset; None for a stream.
         mode: Where and by what the rows of a batch are chosen.
         by_batch: Whether the losses that a batch method kept are divided by the rows of the batch.
+        free: Whether the loader's order is a plain shuffle, which a method may replace by another order.
         kept: Ids that pruning left, shape (K,), int64; None if there was no pruning.
         strata: Puts plans into stratified order; None if plans have the order of the loader.
         on_mismatch: Function that warns, once, that the labels of the criterion are not those stored in the dataset.
@@ -112,6 +113,7 @@ class RunConfig:
     samples: int | None = None
     mode: SelectionMode = SelectionMode.NONE
     by_batch: bool = False
+    free: bool = False
     kept: Tensor | None = None
     strata: Strata | None = None
     on_mismatch: Callable[[], None] | None = None

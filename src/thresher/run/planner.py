@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from thresher import rng
-from thresher.loading.epoch_order import TensorOrder
-from thresher.loading.held_plan import HeldPlan, equal_part
+from thresher.loading.packed_plan import PackedPlan, equal_part
+from thresher.loading.user_order import UserOrder
 from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, defines
 from thresher.plans import EpochPlan
@@ -37,10 +38,10 @@ class Planner:
         self._records = parts.records
         self._passes = parts.passes
         self._warned_of: set[str] = set()
-        self.current: HeldPlan | None = None
+        self.current: PackedPlan | None = None
         """The plan; None if it is not made yet, and for a stream."""
 
-    def plan(self, epoch: int, seed: int) -> HeldPlan:
+    def plan(self, epoch: int, seed: int) -> PackedPlan:
         """Returns the plan of an epoch.
 
         Args:
@@ -54,7 +55,7 @@ class Planner:
         known = self._inputs(epoch)
         # One process plans, and the others receive the plan: means can differ in the last bit between kinds of CPUs, and
         # processes with different plans would wait for each other.
-        held = HeldPlan(
+        held = PackedPlan(
             **self._config.world.from_first(
                 lambda: self._make_plan(known, epoch, seed).state_dict()
             )
@@ -63,7 +64,7 @@ class Planner:
             self._warn(held.note)
         return held
 
-    def _make_plan(self, known: Mapping[str, Tensor], epoch: int, seed: int) -> HeldPlan:
+    def _make_plan(self, known: Mapping[str, Tensor], epoch: int, seed: int) -> PackedPlan:
         """Makes the plan, in the process that has the records."""
         # The draws of an epoch depend on the seed and its number alone, so that a resumed run plans the same.
         generator = rng.seeded(seed, epoch)
@@ -72,13 +73,20 @@ class Planner:
             known, epoch=epoch, epochs=self._config.epochs, generator=generator
         )
         plan = self._check(plan)
-        if self._config.strata is not None:
-
-            def layout(one: EpochPlan) -> Any:
-                return self._loader.rows_of_steps(HeldPlan.of(one, n))
-
+        order = self._loader.order
+        if self._config.strata is not None and isinstance(order, UserOrder):
+            # The batches follow from the number of rows, before the rows have their order.
+            rows = len(plan.ids)
+            smaller = plan.smaller_batches
+            ends = order.ends_of(rows, everything=False, smaller=smaller)
+            by_rows = order.deals_rows(rows, smaller=smaller)
             plan = self._config.strata.in_order(
-                plan, self._records, layout, self._config.world.size, generator
+                plan,
+                self._records,
+                np.diff(ends),
+                generator,
+                ranks=self._config.world.size,
+                by_rows=by_rows,
             )
             if (
                 epoch
@@ -88,7 +96,7 @@ class Planner:
                 self._warn(NO_CLASSES)
         # After all checks: a refused plan leaves no trace in the records.
         self._records.remember(plan.remember)
-        return HeldPlan.of(plan, n)
+        return PackedPlan.of(plan, n)
 
     def _warn(self, message: str) -> None:
         if message not in self._warned_of:
@@ -104,7 +112,7 @@ class Planner:
             return self._records
         ids = method.kept if isinstance(method, OnSubset) else torch.arange(self._loader.n)
         part = ids[slice(*equal_part(len(ids), world.rank, world.size))]
-        signals = self._passes.full_pass(TensorOrder(lambda: part), names)
+        signals = self._passes.full_pass(part, names)
         if world.size > 1:
             parts = [*world.to_first([{name: values.cpu() for name, values in signals.items()}])][
                 ::-1
@@ -134,7 +142,7 @@ class Planner:
             raise ValueError(
                 f"{name} draws the order of training, which stratified batches would change: declare Requirements(order='plan')"
             )
-        if plan.drawn and not self._loader.order.is_free:
+        if plan.drawn and not self._config.free:
             raise ValueError(
                 f"{name} draws the order of training, but the loader's sampler sets another order: use shuffle=True"
             )

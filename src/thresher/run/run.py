@@ -385,7 +385,7 @@ class Run(Uncopied):
         # A loop that reads this may schedule by it: it gets no warning that its epochs have fewer steps.
         if self._timeline.step_checks is not None:
             self._timeline.step_checks.by_progress = True
-        return self._timeline.clock.progress
+        return self._timeline.progress.share
 
     @property
     def plan(self) -> EpochPlan:
@@ -396,7 +396,7 @@ class Run(Uncopied):
         Raises:
             ValueError: The loader has an IterableDataset, for which no samples are chosen in advance.
         """
-        return self._timeline.held.plan()
+        return self._timeline.plan.unpacked()
 
     @property
     def records(self) -> Records:

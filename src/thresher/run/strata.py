@@ -85,10 +85,6 @@ def given_codes(labels: Any, loader: DataLoader[Any]) -> NDArray[Any] | None:
     return codes
 
 
-StepLayout = Callable[[EpochPlan], tuple[NDArray[np.int64], bool]]
-"""Function of a drawn plan that returns the number of rows of a rank in each step, and `by_rows` of `_deal`."""
-
-
 @dataclass(frozen=True, eq=False)
 class Strata:
     """What the batches of a run are stratified by.
@@ -112,18 +108,21 @@ class Strata:
         self,
         plan: EpochPlan,
         records: Mapping[str, Tensor],
-        layout: StepLayout,
-        ranks: int,
+        steps: NDArray[np.int64],
         generator: torch.Generator,
+        *,
+        ranks: int,
+        by_rows: bool,
     ) -> EpochPlan:
         """Returns a plan in stratified order; unchanged if neither classes nor scores are known.
 
         Args:
             plan: Chosen samples of an epoch.
             records: Records of all samples.
-            layout: Returns the sizes of the steps of a plan; see `StepLayout`.
-            ranks: Number of processes that share each step.
+            steps: Number of rows of a process in each step, shape (steps,).
             generator: Random generator.
+            ranks: Number of processes that share each step.
+            by_rows: Whether W processes get every W-th row of the order, rather than every W-th batch.
         """
         ids = plan.ids.numpy()
         recorded = _read_column(records, (STRATUM,), ids)
@@ -151,14 +150,12 @@ class Strata:
             for stratum in np.split(sorted_rows, np.flatnonzero(np.diff(keys[sorted_rows])) + 1):
                 numbers.shuffle(stratum)
         del keys
-        # The number of rows of each step follows from the plan, before the rows have their order.
-        drawn = replace(plan, weights=None, drawn=True)
-        rows = _deal(sorted_rows, *layout(drawn), ranks, numbers)
+        rows = _deal(sorted_rows, steps, by_rows, ranks, numbers)
         ordered = np.empty_like(ids)
         for part in chunks(len(ids)):
             ordered[part] = ids[rows[part]]
         weights = None if plan.weights is None else plan.weights[torch.from_numpy(rows)]
-        return replace(drawn, ids=torch.from_numpy(ordered), weights=weights)
+        return replace(plan, ids=torch.from_numpy(ordered), weights=weights, drawn=True)
 
 
 def _read_column(

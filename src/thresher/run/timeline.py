@@ -20,22 +20,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thresher.attribution.pending_gradients import PendingGradients
-from thresher.loading.epoch_order import OrderPlace, PieceOrder, check_begins
-from thresher.loading.held_plan import HeldPlan
+from thresher.loading.batch_reader import Batches
+from thresher.loading.packed_plan import PackedPlan
+from thresher.loading.stream import check_begins
 from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, calls_model, requirements_of
 from thresher.passes.loss_comparison import Comparison
 from thresher.plans import BatchPlan
 from thresher.run.batch_selection import BatchSelection, by_chance
 from thresher.run.before_forward import BeforeForward
-from thresher.run.clock import RunClock
 from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
 from thresher.run.history import History
 from thresher.run.optimizer_steps import StepChecks, StepHooks
 from thresher.run.ownership import release
 from thresher.run.parts import Parts
 from thresher.run.planner import Planner, title_of
-from thresher.run.position import Position, place_of
+from thresher.run.progress import Progress
 from thresher.run.several_processes import NO_FURTHER_PLAN, check_attached_late_enough, has_group
 from thresher.timing import ATTRIBUTION, OUTSIDE, PLANNING, REFRESH, SCORING_PASS, STEPS
 from thresher.warning import warn
@@ -70,9 +70,10 @@ class Timeline:
         """Scales the learning rate and counts steps; None without an optimizer, and before `follow`."""
         self.step_checks: StepChecks | None = None
         """Warns if steps are not noticed, not scaled, or fewer than a schedule expects; None if there are no hooks."""
-        self.clock = RunClock(parts.loader, parts.attributor, parts.config.epochs)
-        """Progress of training."""
-        self.position = Position(parts.cost, parts.config.seed)
+        config = parts.config
+        self.progress = Progress(
+            parts.loader, parts.attributor, parts.cost, config.epochs, config.seed
+        )
         self._history = History(parts)
         self._had_group = has_group()
         self._warned_of = set[str]()
@@ -109,12 +110,12 @@ class Timeline:
 
     # Begin
 
-    def begin(self) -> tuple[HeldPlan | None, OrderPlace]:
-        """Begins an epoch, or continues an interrupted epoch."""
-        position = self.position
+    def begin(self) -> tuple[PackedPlan | None, int]:
+        """Begins an epoch, or continues an interrupted epoch; see `EpochControl.begin`."""
+        position = self.progress
         parts = self._parts
         check_attached_late_enough(self._had_group)
-        if position.resumed and position.place.consumed and parts.loader.streams:
+        if position.resumed and position.rows and parts.loader.streams:
             check_begins(parts.loader.dataset)
         # The last batch of the pass before may still have to be compared.
         self.comparison.compare()
@@ -143,17 +144,16 @@ class Timeline:
         resumed = position.begin()
         self.end.begin()
         parts.attributor.begin_epoch(ids_repeat=self._ids_repeat(plan))
-        self.clock.begin_pass(parts.loader.scale_of(plan))
         # The scale is set anew in each epoch, and only steps on losses of the run use it: it need not be reset between epochs.
         if self.hooks is not None:
             self.hooks.scale = 1.0 if plan is None else plan.lr_scale
         if self.step_checks is not None:
             self.step_checks.begin_epoch(parts.attributor.batches, resumed=resumed)
-        return plan, position.place
+        return plan, position.rows
 
     def _end_pass_before(self) -> None:
         """Ends a pass whose end was not seen, because the loop kept its iterator, or left by break."""
-        position = self.position
+        position = self.progress
         if position.active and not position.resumed:
             left = position.epoch
             if not self.end.finish(leaves=True):
@@ -167,7 +167,7 @@ class Timeline:
                 )
         position.saved_left = False
 
-    def _ids_repeat(self, plan: HeldPlan | None) -> bool:
+    def _ids_repeat(self, plan: PackedPlan | None) -> bool:
         """Whether a sample can come twice in an epoch; not if the order of a plan was drawn only to stratify its batches."""
         if plan is None or not plan.drawn:
             return plan is None or not self._parts.loader.yields_once
@@ -179,7 +179,7 @@ class Timeline:
         """Chooses which rows of a batch the loop gets."""
         loading = self.timing.switch(SCORING_PASS)
         assert isinstance(self.selection, BeforeForward)
-        plan = self.selection.choose(batch, ids, self.position.epoch)
+        plan = self.selection.choose(batch, ids, self.progress.epoch)
         self.timing.switch(loading)
         return plan
 
@@ -199,15 +199,15 @@ class Timeline:
         return n if stage is None else stage.method.count(n)
 
     def on_batch(
-        self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool
+        self, batch: Any, ids: Tensor, weights: Tensor | None, candidates: Batches, *, last: bool
     ) -> None:
         """Notes a batch before the loop gets it.
 
         Args:
             batch: The batch, on the device.
             ids: Ids of its rows, shape (n,), int64, on the host.
-            place: Where the epoch's order goes on after it.
             weights: Weights of the rows, from the plan and a batch method, shape (n,); None if all are 1.
+            candidates: Batches of the epoch that were read for it and before.
             last: Whether it is the last batch of the epoch.
         """
         begin = perf_counter()
@@ -215,9 +215,7 @@ class Timeline:
         self.end.on_batch(last=last)
         # After that call, which reads whether the batch before has its loss, and before this batch gets its number.
         number = attributor.batches
-        self.position.move(
-            place, self.clock.on_batch(number, self.position.epoch, place, last=last)
-        )
+        self.progress.move(number, candidates, last=last)
         # A comparison of the batch before is read now: by then the device has computed its losses.
         if self.comparison.pending:
             self.comparison.compare()
@@ -266,15 +264,15 @@ class Timeline:
         self.timing.switch(ATTRIBUTION)  # of the losses that were not written yet
         if exhausted:
             self.comparison.compare()
-            self.position.ran_out = True
-            self.clock.end_epoch(self.position.epoch)
+            self.progress.ran_out = True
+            self.progress.end_pass()
         self.end.on_loop_exit(exhausted=exhausted)
         self.timing.switch(OUTSIDE)
         # After the last epoch no other pass may come that could show that nothing was trained in this one.
         looks = (
-            exhausted and self.position.epoch >= self._parts.config.epochs and not self.end.trained
+            exhausted and self.progress.epoch >= self._parts.config.epochs and not self.end.trained
         )
-        if self.position.active and (looks or self.end.evaluates):
+        if self.progress.active and (looks or self.end.evaluates):
             self._silence.end(complete=False)
             self._take_back()
 
@@ -285,10 +283,7 @@ class Timeline:
         exhausted = self.end.state is Pass.OVER
         self.end.forget()
         rows = self._rows_of_batch(plan) if exhausted else 0
-        self.clock.take_back_pass()
-        scale = self._parts.loader.scale_of(plan)
-        place = self.position.before_pass
-        self.position.take_back(scale.samples_at(place, scale.at(place)))
+        self.progress.take_back()
         self.timing.drop()
         if stage is not None:
             stage.facts()
@@ -310,13 +305,13 @@ class Timeline:
                 "evaluation",
             )
 
-    def _rows_of_batch(self, plan: HeldPlan | None) -> int:
+    def _rows_of_batch(self, plan: PackedPlan | None) -> int:
         """Returns the mean number of rows of the batches of a pass that had at least one."""
         size = self._parts.loader.batch_sampler.batch_size
         stage = self.selection.stage
-        sizes = None if plan is None else self._parts.loader.step_sizes(plan)
-        if sizes is not None:
-            return round(sizes.rows / sizes.steps)
+        if plan is not None and plan.smaller:
+            ends = self._parts.loader.ends(plan)
+            return round(int(ends[-1]) / (len(ends) - 1))
         return (
             round(size * stage.kept / stage.candidates)
             if self.selection.fills is False and stage is not None
@@ -326,7 +321,7 @@ class Timeline:
     def _end_epoch(self, complete: bool) -> None:
         """Ends the epoch: refreshes, and checks what the device has computed."""
         parts = self._parts
-        position = self.position
+        position = self.progress
         # A process whose loop left the pass early must not send to others that are still exchanging gradients of a step.
         parts.config.world.meet(f"The end of epoch {position.epoch}", patient=True)
         self._silence.end(complete=complete)
@@ -337,8 +332,8 @@ class Timeline:
         # Every process sends what it recorded to the one that keeps the records: the next plan reads them.
         parts.accumulator.sync()
         if complete:
-            position.finish(parts.loader.candidates)
-        self.clock.end_epoch(position.epoch)
+            position.finish()
+        position.end_pass()
         # From here on no read ends this epoch a second time.
         self.end.forget()
         self._history.entries.append(self._entry(plan, complete=complete))
@@ -355,27 +350,28 @@ class Timeline:
         self._history.check()
         self.plan_ahead()
 
-    def _refresh(self, plan: HeldPlan) -> None:
+    def _refresh(self, plan: PackedPlan) -> None:
         # A sample may be trained on in one process and refreshed in another: its loss of the refresh is the later one.
         self._parts.records.sync()
         before = self.timing.switch(REFRESH)
         world = self._parts.config.world
-        part = PieceOrder(plan.refreshing(world.rank, world.size))
+        part = plan.refresh_ids(world.rank, world.size)
         self._parts.passes.refresh(part, training=requirements_of(self._method).refresh == "train")
         self.timing.switch(before)
 
-    def _entry(self, plan: HeldPlan | None, *, complete: bool) -> dict[str, Any]:
+    def _entry(self, plan: PackedPlan | None, *, complete: bool) -> dict[str, Any]:
         """Returns the entry of the history of an epoch that is over."""
         config = self._parts.config
         stage = self.selection.stage
         entry: dict[str, Any] = {
-            "epoch": self.position.epoch,
+            "epoch": self.progress.epoch,
             "complete": complete,
             "lr_scale": 1.0,
         }
         if plan is not None:
-            sizes = self._parts.loader.step_sizes(plan)
-            kept = plan.rows if sizes is None else sizes.rows * config.world.size
+            kept = plan.rows
+            if plan.smaller:
+                kept = int(self._parts.loader.ends(plan)[-1]) * config.world.size
             entry |= {
                 "kept": kept,
                 "refreshed": plan.refreshed,
@@ -395,7 +391,7 @@ class Timeline:
     # Plans
 
     @property
-    def held(self) -> HeldPlan:
+    def plan(self) -> PackedPlan:
         """The plan of the current epoch or, between epochs, of the next epoch; made at the first access.
 
         Raises:
@@ -417,17 +413,17 @@ class Timeline:
         if not self._single_process and self.epoch < self._parts.config.epochs:
             self.plan_if_any()
 
-    def plan_if_any(self) -> HeldPlan | None:
+    def plan_if_any(self) -> PackedPlan | None:
         """Returns the plan, or None for an IterableDataset. Every process must call it."""
         self.end.read()
         planner = self.planner
         if planner.current is None and not self._parts.loader.streams:
             self._history.check()
             before = self.timing.switch(PLANNING)
-            planner.current = planner.plan(self.epoch, self.position.seed)
+            planner.current = planner.plan(self.epoch, self.progress.seed)
             self.timing.switch(before)
             # Frameworks ask for the length of the next epoch before it begins, and it depends on the selection.
-            if not self.position.active:
+            if not self.progress.active:
                 self._switch(self.selection.at_epoch_start(can_score=self.comparison.can_choose))
         return planner.current
 
@@ -441,7 +437,7 @@ class Timeline:
     @property
     def epoch(self) -> int:
         """Number of the current epoch or, between epochs, of the next epoch."""
-        return self.position.epoch
+        return self.progress.epoch
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -459,7 +455,7 @@ class Timeline:
         """Adds the counts of the last epoch to its entry, because its last step may come after the end of the loop."""
         entry = (
             None
-            if self.position.active
+            if self.progress.active
             else self._history.close(self._selection_attached.tracing_s)
         )
         if entry is not None and self.step_checks is not None:
@@ -489,7 +485,7 @@ class Timeline:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the training run, as tensors and plain values."""
         self.end.finish(leaves=False)
-        position = self.position
+        position = self.progress
         entries = self._history.entries
         position.saved_left = position.active and (
             self.end.state is Pass.LEFT or (position.resumed and position.saved_left)
@@ -499,17 +495,13 @@ class Timeline:
         stage = self.selection.stage
         self.close_books()
         return {
+            **position.state_dict(),
             "epochs": self._parts.config.epochs,
-            "seed": position.seed,
-            "epoch": position.epoch,
-            "active": position.active,
-            "left": position.saved_left,
             "in_step": in_step,
             "ran_out": position.active
             or position.ran_out
             or not entries
             or not entries[-1]["complete"],
-            **position.place._asdict(),
             "plan": None if plan is None else plan.state_dict(),
             "batch_stage": None if stage is None else stage.state_dict(),
             "passes": self.selection.forward_passes,
@@ -518,7 +510,7 @@ class Timeline:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the position that `state_dict` returned."""
-        plan = self.planner.current = None if state["plan"] is None else HeldPlan(**state["plan"])
+        self.planner.current = None if state["plan"] is None else PackedPlan(**state["plan"])
         # A model that could not be traced may be traceable when the run goes on, and the other way round: the state decides.
         attached = self._selection_attached
         if attached.instead is not None:
@@ -526,15 +518,14 @@ class Timeline:
         self.selection.step_over()
         if self.selection.stage is not None:
             self.selection.stage.load_state_dict(state["batch_stage"])
-        scale = self._parts.loader.scale_of(plan)
-        self.position.load(state, self.clock.resume(state["epoch"], place_of(state), scale))
+        self.progress.load_state_dict(state)
         self._history.load(state["history"], attached.tracing_s)
         self.end.forget()
         self.timing.forget()
 
 
 def _use_of_own_losses(
-    selection: BatchSelection, method: EpochMethod | OnSubset, plan: HeldPlan | None
+    selection: BatchSelection, method: EpochMethod | OnSubset, plan: PackedPlan | None
 ) -> str | None:
     """Returns a sentence on how the run uses losses of its own forward passes; None if it makes no such passes."""
     if selection.scores:

@@ -379,12 +379,6 @@ class EpochIds:
         self._place += len(ids)
         return ids
 
-    def skip(self, k: int) -> None:
-        """Leaves out the next `k` items."""
-        self._begin()
-        self._place = min(self._place + k, self._items)
-        self._ahead = self._ahead[k:]
-
     def _begin(self) -> Any:
         if self._order is None:
             if self.epoch is None:

@@ -23,7 +23,7 @@ class JsonFile(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
 
-class Epoch(JsonFile):
+class HistoryEntry(JsonFile):
     """An entry of the history of a run.
 
     Attributes:
@@ -76,7 +76,7 @@ class JsonRun(JsonFile):
     rate: float = 1.0
     classes: list[str] | None = None
     confusion: list[list[int]] | None = None
-    history: list[Epoch]
+    history: list[HistoryEntry]
 
     @model_validator(mode="after")
     def check_confusion(self) -> "JsonRun":
@@ -173,7 +173,7 @@ class ComparedRun(JsonRun):
         return self
 
 
-class StoredEpoch(Epoch):
+class StoredEpoch(HistoryEntry):
     """An entry of the history of a stored run.
 
     Attributes:

@@ -12,11 +12,7 @@ TINY = ["--quick", "--ids", "3000", "--n", "4000"]
 def test_the_state_is_one_of_the_middle(computed):
     state = shuffle.middle_of(thresher.UniformSubset(keep=0.5), 4000, computed=computed)
     (own,) = state["ranks"]
-    assert (
-        own["active"]
-        and 1700 <= own["consumed"] <= 2600
-        and 0.45 < own["stayed"] / own["consumed"] < 0.55
-    )
+    assert own["active"] and 850 <= own["rows"] <= 1300
     run = shuffle.attached(thresher.UniformSubset(keep=0.5), 4000, shuffle.BATCH, computed=computed)
     run.load_state_dict(state)
     assert len(next(iter(run.loader))) == shuffle.BATCH

@@ -107,7 +107,7 @@ DAMAGES = {
         lambda t: t.flip(0),
         to([0.0]),
     ],
-    "consumed": [to(-8), to("8")],
+    "rows": [to(-8), to("8")],
     "history.0.forward": [to("80")],
     "waiting.ids": [to(torch.tensor([N]))],
     "epoch_start.torch": [lambda t: t[:-8], to(torch.zeros(5))],
@@ -125,7 +125,7 @@ OF_BATCH_METHODS = {
     "waiting.weights": [to(torch.ones(77))],
     "plan.0.weights": [lambda t: t * float("nan"), lambda t: t.flip(0), to(torch.ones(3))],
 }
-INSIDE = ("consumed", "history", "waiting", "epoch_start", "cost", "rng", "batch_stage")
+INSIDE = ("rows", "history", "waiting", "epoch_start", "cost", "rng", "batch_stage")
 """Entries of what a process has by itself; a test takes each of them away."""
 
 

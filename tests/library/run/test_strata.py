@@ -180,7 +180,7 @@ def test_weights_stay_with_their_samples():
     plan = EpochPlan(torch.arange(0, 120, 2), weights=weights)
     records = {"stratum": (torch.arange(120) % 7).short()}
     found = Strata().in_order(
-        plan, records, lambda _: (np.full(6, 10), True), 1, torch.Generator().manual_seed(0)
+        plan, records, np.full(6, 10), torch.Generator().manual_seed(0), ranks=1, by_rows=True
     )
     assert found.drawn and torch.equal(found.weights, weights[found.ids // 2])
     assert found.ids.sort().values.tolist() == plan.ids.tolist()
@@ -189,7 +189,9 @@ def test_weights_stay_with_their_samples():
 def test_a_plan_without_anything_known_stays_as_it_is():
     plan = EpochPlan(torch.arange(20))
     for records in ({}, {"stratum": torch.full((20,), -1, dtype=torch.int16)}):
-        assert Strata().in_order(plan, records, lambda _: None, 1, torch.Generator()) is plan
+        steps = np.full(2, 10)
+        found = Strata().in_order(plan, records, steps, torch.Generator(), ranks=1, by_rows=True)
+        assert found is plan
 
 
 @given(

@@ -10,9 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thresher import EpochPlan
-from thresher.loading.held_plan import HeldPlan
-from thresher.selection import ids_of
+from thresher.loading.packed_plan import PackedPlan, count, pack, unpack
+from thresher.selection import CHUNK, ids_of
 from thresher.testing.check import comparable_plan
+
+
+@given(st.data(), st.integers(1, 300))
+def test_ids_are_packed_and_counted(data, n):
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    ids = np.flatnonzero(mask)
+    bits = pack(ids, n)
+    assert bits.tolist() == np.packbits(mask, bitorder="little").tolist()
+    assert count(torch.from_numpy(bits)) == mask.sum() and unpack(bits).tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("n", [CHUNK - 1, CHUNK, 2 * CHUNK + 13])
+def test_many_ids_are_packed_in_pieces(n):
+    ids = np.flatnonzero(np.random.default_rng(n).random(n) < 0.3)
+    assert unpack(pack(ids, n)).tolist() == ids.tolist()
 
 
 @given(st.data(), st.integers(1, 100), st.booleans())
@@ -28,33 +43,27 @@ def test_a_plan_comes_back(data, n, valued):
         smaller_batches=True,
         note="a note",
     )
-    held = HeldPlan.of(plan, n)
+    held = PackedPlan.of(plan, n)
     assert held.ids.dtype == torch.uint8 and len(held.ids) == -(-n // 8) and held.rows == len(ids)
     assert held.everything == kept.all() and held.refreshed == (
         0 if plan.refresh is None else len(plan.refresh)
     )
-    assert comparable_plan(held.plan()) == comparable_plan(plan)
-    again = HeldPlan(**held.state_dict())
-    assert comparable_plan(again.plan()) == comparable_plan(plan)
+    assert comparable_plan(held.unpacked()) == comparable_plan(plan)
+    again = PackedPlan(**held.state_dict())
+    assert comparable_plan(again.unpacked()) == comparable_plan(plan)
     assert again.keeps(np.arange(n)).tolist() == kept.tolist()
-    some = np.flatnonzero(kept)[::-2].copy()
-    found = again.weights_of(some)
+    found = again.weights_by_id()
     assert (found is None) == (not valued)
-    assert (
-        found is None
-        or plan.weights is None
-        or torch.equal(found, plan.weights[np.searchsorted(ids.numpy(), some)])
-    )
+    assert found is None or torch.equal(found[ids], plan.weights)
 
 
 @given(st.integers(1, 5), st.integers(0, 30))
 def test_processes_refresh_equal_parts(size, refreshed):
     refresh = torch.arange(refreshed) * 2 + 1
-    held = HeldPlan.of(EpochPlan(torch.arange(61)[::2], refresh=refresh), 61)
-    parts = [held.refreshing(rank, size)(0, 61) for rank in range(size)]
-    assert np.concatenate(parts).tolist() == refresh.tolist()
+    held = PackedPlan.of(EpochPlan(torch.arange(61)[::2], refresh=refresh), 61)
+    parts = [held.refresh_ids(rank, size) for rank in range(size)]
+    assert torch.cat(parts).tolist() == refresh.tolist()
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    assert held.refreshing(0, size)(1, 2).tolist() == parts[0][1:2].tolist()
 
 
 def test_ids_that_were_drawn_stay_ids():
@@ -64,16 +73,17 @@ def test_ids_that_were_drawn_stay_ids():
         refresh=torch.tensor([0, 3]),
         drawn=True,
     )
-    held = HeldPlan.of(plan, 5)
+    held = PackedPlan.of(plan, 5)
     assert held.ids is plan.ids and held.rows == 3 and not held.everything
-    assert comparable_plan(held.plan()) == comparable_plan(plan)
-    assert held.weights_of(np.array([1, 4])).tolist() == [1.0, 2.0]
+    assert comparable_plan(held.unpacked()) == comparable_plan(plan)
+    found = held.weights_by_id()
+    assert found is not None and found[torch.tensor([1, 4])].tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("name", ["ids", "refresh"])
 @pytest.mark.parametrize("bits", [torch.tensor([3, 0], dtype=torch.uint8), torch.tensor([1, 2])])
 def test_other_numbers_of_bits_are_refused(name, bits):
-    held = HeldPlan.of(EpochPlan(torch.tensor([1, 3])), 5)
+    held = PackedPlan.of(EpochPlan(torch.tensor([1, 3])), 5)
     with pytest.raises(
         ValueError,
         match=f"`{name}` must be one bit for each of 5 samples, a torch.uint8 tensor of shape",
@@ -87,10 +97,10 @@ def test_what_is_held_of_a_plan():
     hidden = np.random.default_rng(0).random(n) < 0.3
     plan = EpochPlan(ids_of(~hidden), refresh=ids_of(hidden))
     tracemalloc.start()
-    held = HeldPlan.of(plan, n)
+    held = PackedPlan.of(plan, n)
     size, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert size <= 0.3 * n and peak <= n
     assert held.refreshed == hidden.sum() and np.array_equal(
-        held.refreshing()(0, n), np.flatnonzero(hidden)
+        held.refresh_ids(), np.flatnonzero(hidden)
     )

@@ -1,0 +1,129 @@
+"""An epoch as arrays: batches, their ends, what a plan keeps of an order, and the rows of each process."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from depth import depth
+from thresher import EpochPlan
+from thresher.loading.epoch import Epoch, batch_at, choose, deal, full_batches, rows_dealt
+from thresher.loading.epoch_batches import ArrayBatches
+from thresher.loading.packed_plan import PackedPlan
+
+hard = settings(max_examples=depth(60, 400))
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.booleans(), st.integers(0, 3))
+def test_batches_are_those_of_torch(n, size, drop_last, first):
+    ids = np.random.default_rng(n).permutation(n)
+    expected = [*torch.utils.data.BatchSampler(ids.tolist(), size, drop_last)]
+    epoch = Epoch(ids, full_batches(n, size, drop_last=drop_last))
+    assert len(epoch) == len(expected)
+    rows = int(epoch.ends[min(first, len(epoch))])
+    found = ArrayBatches(lambda: epoch, size=size, candidates=n, rows=rows).ids()
+    assert [one.tolist() for one in found] == expected[first:]
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.booleans(), st.integers(0, 12))
+def test_the_end_of_the_ids_is_met_where_torch_meets_it(n, size, drop_last, taken):
+    """RandomSampler draws a second permutation there, from the generator of the user."""
+
+    def count(batches):
+        for _ in range(taken):
+            next(batches, None)
+        return len(ends)
+
+    ends = []
+
+    def ids():
+        yield from range(n)
+        ends.append(1)
+
+    expected = count(iter(torch.utils.data.BatchSampler(ids(), size, drop_last)))  # pyright: ignore
+    ends.clear()
+    layout = full_batches(n, size, drop_last=drop_last)
+    epoch = Epoch(np.arange(n), layout, finish=lambda: ends.append(1))
+    batches = ArrayBatches(lambda: epoch, size=size, candidates=n)
+    assert count(batches.ids()) == expected
+    batches.finish()
+    batches.finish()
+    assert len(ends) == 1
+
+
+def test_a_last_batch_of_too_few_rows_is_left_out():
+    assert full_batches(9, 4, least=2).tolist() == [0, 4, 8]
+    assert full_batches(10, 4, least=2).tolist() == [0, 4, 8, 10]
+
+
+def test_a_position_is_between_two_batches():
+    ends = full_batches(10, 4)
+    assert [batch_at(ends, rows) for rows in (0, 4, 8, 10)] == [0, 1, 2, 3]
+    for rows in (3, 11):
+        with pytest.raises(
+            ValueError, match=f"trained on {rows} rows in each process, after which"
+        ):
+            batch_at(ends, rows)
+
+
+def test_checksums_of_equal_beginnings_are_equal():
+    ends = full_batches(6, 2)
+    one = Epoch(np.array([4, 2, 0, 1, 3, 5]), ends)
+    other = Epoch(np.array([4, 2, 0, 1, 5, 3]), ends)
+    assert one.checksum(4) == other.checksum(4)
+    assert one.checksum(6) != other.checksum(6)
+
+
+@hard
+@given(st.data(), st.integers(1, 200))
+def test_what_a_plan_keeps_has_the_order_of_the_sampler(data, n):
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    order = np.random.default_rng(n).permutation(n)
+    plan = PackedPlan.of(EpochPlan(torch.from_numpy(np.flatnonzero(mask))), n)
+    kept = [*choose(lambda begin, end: order[begin:end], n, plan)]
+    assert np.concatenate(kept).tolist() == order[mask[order]].tolist()
+
+
+@hard
+@given(st.integers(1, 60), st.integers(1, 7), st.booleans(), st.integers(1, 9))
+def test_rows_are_those_of_a_distributed_sampler(n, size, drop_last, piece):
+    order = np.random.default_rng(n).permutation(100)[:n]
+    pieces = [order[begin : begin + piece] for begin in range(0, n, piece)]
+    for rank in range(size):
+        own = deal(pieces, n, rank, size, drop_last=drop_last)
+        sampler = torch.utils.data.DistributedSampler(
+            order,  # pyright: ignore[reportArgumentType]
+            size,
+            rank,
+            shuffle=False,
+            drop_last=drop_last,
+        )
+        expected = order[list(sampler)].tolist() if not drop_last or n >= size else []
+        assert own.tolist() == expected and len(own) == rows_dealt(n, size, drop_last=drop_last)
+
+
+@hard
+@given(
+    st.integers(1, 60),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(1, 9),
+)
+def test_batches_are_dealt_as_by_accelerate(total, size, batch, drop_last, piece):
+    """Batch number s * W + r is step s of rank r."""
+    unit = size * batch
+    steps = total // unit if drop_last else -(-total // unit)
+    whole = [100 + place % total for place in range(steps * unit)]
+    order = np.arange(100, 100 + total)
+    pieces = [order[begin : begin + piece] for begin in range(0, total, piece)]
+    for rank in range(size):
+        own = [
+            whole[(step * size + rank) * batch + row]
+            for step in range(steps)
+            for row in range(batch)
+        ]
+        found = deal(pieces, total, rank, size, batch=batch, drop_last=drop_last)
+        assert found.tolist() == own
+        assert len(own) == rows_dealt(total, size, batch=batch, drop_last=drop_last)
