@@ -139,6 +139,7 @@ class SelectedLoader(OfUser):
         """Reads the batches."""
         self.current: Callable[[], EpochIterator | None] = lambda: None
         """Returns the iterator over the current epoch. The reference is weak, so breaking out of the loop ends the workers."""
+        self._deleted: weakref.finalize[..., EpochIterator] | None = None
         self.prepared = PreparedLoader(loader)
         """Shows accelerate where an epoch begins and ends."""
 
@@ -225,10 +226,11 @@ class SelectedLoader(OfUser):
             self._begin_with(NONE_WAIT)
             loaded = self.reader.start(batches)
         iterator = EpochIterator(self, batches, loaded)
+        self.current = weakref.ref(iterator)
         # When the iterator is deleted, the run learns that the loop has left the epoch. The reference to the run is weak: a
-        # strong one would keep the run alive.
-        control = weakref.ref(self.control)
-        self.current = weakref.ref(iterator, lambda _: _gone(control()))
+        # strong one would keep the run alive. When the interpreter exits, the parts of the run may be gone already.
+        self._deleted = weakref.finalize(iterator, _gone, weakref.ref(self.control))
+        self._deleted.atexit = False
         return iterator
 
     def _batches_of(self, plan: PackedPlan | None, rows: int) -> Batches:
@@ -371,6 +373,8 @@ class SelectedLoader(OfUser):
     def stop(self) -> None:
         """Ends the iterator of the current epoch."""
         self.current = lambda: None
+        if self._deleted is not None:
+            self._deleted.detach()
 
     def close(self) -> None:
         """Releases the data and persistent workers."""
@@ -502,11 +506,12 @@ class EpochIterator:
         self._control.on_loop_exit(exhausted=True)
 
 
-def _gone(control: EpochControl | None) -> None:
+def _gone(control: "weakref.ref[EpochControl]") -> None:
     """Reports to the run that an iterator was deleted."""
+    run = control()
     # None if the run was deleted together with its loader.
-    if control is not None:
-        control.on_loop_exit(exhausted=False)
+    if run is not None:
+        run.on_loop_exit(exhausted=False)
 
 
 def _rows_of(candidates: int, size: int, control: EpochControl) -> int | None:

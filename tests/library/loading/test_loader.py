@@ -2,6 +2,8 @@
 
 import gc
 import multiprocessing
+import subprocess
+import sys
 import weakref
 from collections import namedtuple
 from dataclasses import dataclass, field
@@ -465,3 +467,17 @@ def test_other_loaders_of_a_class_of_their_own_are_taken():
     prepared = accelerate.Accelerator(cpu=True).prepare(DataLoader(data(), B))
     assert type(prepared).__iter__ is not DataLoader.__iter__
     assert ids_of(attach(prepared))[0] == [0, 1, 2, 3]
+
+
+def test_a_script_may_end_within_an_epoch():
+    code = """
+import torch, thresher
+data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
+loader = torch.utils.data.DataLoader(data, 2)
+model, criterion = torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()
+run = thresher.attach(thresher.FullData(), loader=loader, criterion=criterion, model=model, epochs=1)
+batches = iter(run.loader)
+next(batches)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
