@@ -478,7 +478,7 @@ def test_one_forward_pass_is_the_criterion_on_the_chosen_rows(name, how):
             torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-12)
             for own, theirs in zip(gradients(net, value), gradients(net, expected), strict=True):
                 torch.testing.assert_close(own, theirs, rtol=1e-11, atol=1e-11)
-            run._timeline.hooks._optimizer.step()  # without gradients: the weights are moved below
+            run._timeline.steps.hooks._optimizer.step()  # without gradients: the weights are moved below
             with torch.no_grad():
                 for parameter in net.parameters():
                     parameter.add_(
@@ -691,7 +691,7 @@ def test_a_new_step_on_the_same_rows_chooses_anew():
     for step in range(1, 3):
         run.criterion(run.model(x), y)
         run.criterion(run.model(x), y).backward()
-        run._timeline.hooks._optimizer.step()
+        run._timeline.steps.hooks._optimizer.step()
         assert run._timeline.selection.stage.step == step
     assert run.cost.forward == 4 * len(x) and run.cost.backward == 6
 

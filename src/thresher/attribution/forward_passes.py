@@ -242,20 +242,15 @@ class ForwardPasses:
             return
         # Nodes older than the first remembered pass cannot lead to one: the walk ends there, not at the start of the graph.
         oldest = self.latest[0].first
-        left = MOST_OPERATIONS
-        todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
-        seen = set(todo)
-        while todo and left:
-            node = todo.pop()
-            left = left - 1
+        walk = GraphWalk(outputs, MOST_OPERATIONS)
+        for node in walk:
             number = node._sequence_nr()
-            if (one := self.pass_with(number)) is not None:
+            one = self.pass_with(number)
+            if one is not None:
                 yield one
             elif number >= oldest:
-                parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
-                seen |= parents
-                todo += parents
-        if todo:
+                walk.enter(node)
+        if walk.todo:
             yield None
 
     def lead_to_parameters(self, outputs: Any) -> bool:
@@ -269,19 +264,13 @@ class ForwardPasses:
         if self.parameters is None:
             return True
         trained = {id(parameter) for parameter in self.parameters()}
-        todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
-        left = MOST_OPERATIONS
-        seen = set(todo)
-        while todo and left:
-            node = todo.pop()
-            left = left - 1
+        walk = GraphWalk(outputs, MOST_OPERATIONS)
+        for node in walk:
             # AccumulateGrad, the node at each leaf of the graph, has a `variable`: the parameter itself.
             if id(getattr(node, "variable", None)) in trained:
                 return True
-            parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
-            seen |= parents
-            todo += parents
-        return bool(todo)
+            walk.enter(node)
+        return bool(walk.todo)
 
     def is_of_own_model(self, outputs: Any) -> bool:
         """Returns whether outputs were computed by the run's own model, called as `run.model` or directly.
@@ -293,11 +282,9 @@ class ForwardPasses:
         """
         if self.parameters is None:
             return True
-        todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
-        seen = set(todo)
         variables = list[Tensor]()
-        while todo and len(seen) < MOST_NODES:
-            node = todo.pop()
+        walk = GraphWalk(outputs, MOST_NODES)
+        for node in walk:
             one = self.pass_with(node._sequence_nr())
             if one is not None and one.by_model:
                 return True
@@ -306,14 +293,42 @@ class ForwardPasses:
                 if id(variable) in self._known_parameters:
                     return True
                 variables.append(variable)
-            parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
-            seen |= parents
-            todo += parents
+            walk.enter(node)
         if not variables:
-            return bool(todo)
+            return bool(walk.todo)
         # Looked up anew if no variable is known, because the loop may have replaced parameters of its model. The values of the
         # table keep the parameters alive, so that a new tensor cannot get the id of an old one.
         self._known_parameters = {id(parameter): parameter for parameter in self.parameters()}
         # A graph that is too large to search counts as that of the run's model: its losses would otherwise be left out
         # silently.
-        return bool(todo) or any(id(variable) in self._known_parameters for variable in variables)
+        return bool(walk.todo) or any(
+            id(variable) in self._known_parameters for variable in variables
+        )
+
+
+class GraphWalk:
+    """Visits the autograd nodes of outputs, each once, and those nodes before them that the caller enters.
+
+    Args:
+        outputs: Tensors, in any nesting.
+        most: Largest number of nodes to visit.
+
+    Attributes:
+        todo: Nodes that were not visited yet; not empty at the end if the graph is too large to search.
+    """
+
+    def __init__(self, outputs: Any, most: int) -> None:
+        self.todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
+        self._left = most
+        self._seen = set(self.todo)
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.todo and self._left:
+            self._left -= 1
+            yield self.todo.pop()
+
+    def enter(self, node: Any) -> None:
+        """Visits the nodes whose results this node used, too."""
+        parents = {parent for parent, _ in node.next_functions if parent is not None} - self._seen
+        self._seen |= parents
+        self.todo += parents

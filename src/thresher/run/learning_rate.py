@@ -19,8 +19,7 @@ def follow_clock(timeline: Any) -> Progress:
         timeline: Timeline of the run.
     """
     # A schedule that follows the run ends in time, so that no warning about fewer steps is due.
-    if timeline.step_checks is not None:
-        timeline.step_checks.paced = True
+    timeline.steps.paced = True
     return timeline.progress
 
 

@@ -261,7 +261,30 @@ CHANGES = 2
 """From this number of changes of the learning rate within an epoch on, a schedule is taken to count steps."""
 
 
-class StepChecks:
+class UnseenSteps:
+    """The steps of a run that got no optimizer: they are neither counted nor checked."""
+
+    seen = False
+    """Whether the steps of the loop are noticed."""
+    by_progress = False
+    """Whether the loop has read `run.progress` in this epoch: its schedule may follow that."""
+    paced = False
+    """Whether a schedule follows the progress of training, by `run.pace` or as `ProgressLR`."""
+
+    def begin_epoch(self, batches: int, *, scale: float, resumed: bool) -> None:
+        """Begins an epoch; see `StepChecks.begin_epoch`."""
+
+    def end_epoch(self, epoch: int, batches: int, full: int) -> None:
+        """Ends a complete epoch; see `StepChecks.end_epoch`."""
+
+    def check_steps(self, epoch: int, steps: int, backward: int, scale: float) -> None:
+        """Ends the last step of an epoch; see `StepChecks.check_steps`."""
+
+    def remove(self) -> None:
+        """Removes the hooks from the optimizer."""
+
+
+class StepChecks(UnseenSteps):
     """Warns, once for each cause, if steps went unnoticed, kept an unscaled rate, or are fewer than a schedule expects.
 
     Args:
@@ -270,23 +293,29 @@ class StepChecks:
         model: The user's model; None if there is none.
     """
 
+    seen = True
+
     def __init__(self, hooks: StepHooks, optimizer: str, model: nn.Module | None) -> None:
-        self._hooks = hooks
+        self.hooks = hooks
         self._optimizer = optimizer
         self._model = nn.Module() if model is None else model
-        self.by_progress = False
-        """Whether the loop has read `run.progress` in this epoch: its schedule may follow that."""
-        self.paced = False
-        """Whether a schedule follows the progress of training, by `run.pace` or as `ProgressLR`."""
         self._whole = False
         self._batches = 0
         self._versions: dict[int, int] = {}
         """Version of each parameter at the beginning of the epoch, by its identity."""
         self._warned_of: set[str] = set()
 
-    def begin_epoch(self, batches: int, *, resumed: bool) -> None:
-        """Begins an epoch after a number of batches; for a resumed epoch, its earlier batches are unknown."""
-        self._hooks.begin_epoch()
+    def begin_epoch(self, batches: int, *, scale: float, resumed: bool) -> None:
+        """Begins an epoch.
+
+        Args:
+            batches: Number of batches since the run began.
+            scale: Factor on the learning rate.
+            resumed: Whether an interrupted epoch continues, whose earlier batches are unknown.
+        """
+        # Only steps on losses of the run use the scale: it need not be reset between epochs.
+        self.hooks.scale = scale
+        self.hooks.begin_epoch()
         self._batches = batches
         self._whole = not resumed
         self.by_progress = False
@@ -298,7 +327,7 @@ class StepChecks:
         """Whether a parameter was updated in this epoch that the optimizer does not have now."""
         # Looked at anew each epoch: a loop that unfreezes a body adds a parameter group, or a second optimizer. An optimizer
         # updates in place, which raises the versions: this needs no value, and waits for no device.
-        attached = self._hooks.parameters()
+        attached = self.hooks.parameters()
         elsewhere = [
             one for one in self._model.parameters() if one.requires_grad and id(one) not in attached
         ]
@@ -320,7 +349,7 @@ class StepChecks:
             or self.by_progress
             or self.paced
             or batches >= full
-            or self._hooks.changes < CHANGES
+            or self.hooks.changes < CHANGES
         ):
             return
         self._warn(
@@ -360,6 +389,10 @@ class StepChecks:
                 f"multiplies the learning rate by {scale:.3g}, but only for the attached optimizer. Use one optimizer with "
                 "several parameter groups.",
             )
+
+    def remove(self) -> None:
+        """Removes the hooks from the optimizer."""
+        self.hooks.remove()
 
     def _warn(self, cause: str, message: str) -> None:
         if cause not in self._warned_of:

@@ -383,8 +383,7 @@ class Run(Uncopied):
     def progress(self) -> float:
         """Share of the whole training run that is done, in samples of full training, [0, 1]."""
         # A loop that reads this may schedule by it: it gets no warning that its epochs have fewer steps.
-        if self._timeline.step_checks is not None:
-            self._timeline.step_checks.by_progress = True
+        self._timeline.steps.by_progress = True
         return self._timeline.progress.share
 
     @property

@@ -31,7 +31,7 @@ from thresher.run.batch_selection import BatchSelection, by_chance
 from thresher.run.before_forward import BeforeForward
 from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
 from thresher.run.history import History
-from thresher.run.optimizer_steps import StepChecks, StepHooks
+from thresher.run.optimizer_steps import StepChecks, StepHooks, UnseenSteps
 from thresher.run.ownership import release
 from thresher.run.parts import Parts
 from thresher.run.planner import Planner, title_of
@@ -66,10 +66,8 @@ class Timeline:
             parts.attributor, title_of(who), lambda: by_losses or self.selection.by_loop
         )
         self.planner = Planner(parts, method, fills=lambda: self.selection.fills)
-        self.hooks: StepHooks | None = None
-        """Scales the learning rate and counts steps; None without an optimizer, and before `follow`."""
-        self.step_checks: StepChecks | None = None
-        """Warns if steps are not noticed, not scaled, or fewer than a schedule expects; None if there are no hooks."""
+        self.steps = UnseenSteps()
+        """Scales the learning rate, counts steps and checks them, after `follow`."""
         config = parts.config
         self.progress = Progress(
             parts.loader, parts.attributor, parts.cost, config.epochs, config.seed
@@ -102,10 +100,8 @@ class Timeline:
 
         accumulator = self._parts.accumulator
         pending = PendingGradients(updated, accumulator.gradients_cleared)
-        self.hooks = hooks = StepHooks(
-            optimizer, self.step_over, self.trains, self.timing, pending.begin_step
-        )
-        self.step_checks = StepChecks(hooks, type(optimizer).__name__, model)
+        hooks = StepHooks(optimizer, self.step_over, self.trains, self.timing, pending.begin_step)
+        self.steps = StepChecks(hooks, type(optimizer).__name__, model)
         accumulator.meter.pending = pending
 
     # Begin
@@ -144,11 +140,8 @@ class Timeline:
         resumed = position.begin()
         self.end.begin()
         parts.attributor.begin_epoch(ids_repeat=self._ids_repeat(plan))
-        # The scale is set anew in each epoch, and only steps on losses of the run use it: it need not be reset between epochs.
-        if self.hooks is not None:
-            self.hooks.scale = 1.0 if plan is None else plan.lr_scale
-        if self.step_checks is not None:
-            self.step_checks.begin_epoch(parts.attributor.batches, resumed=resumed)
+        scale = 1.0 if plan is None else plan.lr_scale
+        self.steps.begin_epoch(parts.attributor.batches, scale=scale, resumed=resumed)
         return plan, position.rows
 
     def _end_pass_before(self) -> None:
@@ -157,7 +150,7 @@ class Timeline:
         if position.active and not position.resumed:
             left = position.epoch
             if not self.end.finish(leaves=True):
-                self._silence.begin_again(steps_are_seen=self.hooks is not None)
+                self._silence.begin_again(steps_are_seen=self.steps.seen)
                 self._take_back()
             elif position.saved_left:
                 warn(
@@ -341,9 +334,9 @@ class Timeline:
             plan is None or (plan.everything and plan.weights is None)
         ):
             self._history.warn_if_nothing_saved()
-        if complete and self.step_checks is not None:
+        if complete:
             full = -(-parts.loader.candidates // parts.loader.batch_sampler.batch_size)
-            self.step_checks.end_epoch(position.epoch, parts.attributor.batches, full)
+            self.steps.end_epoch(position.epoch, parts.attributor.batches, full)
         position.end()
         self.planner.current = None
         # The plan of the next epoch reads the records, so that the last losses are written and checked before it is made.
@@ -458,16 +451,15 @@ class Timeline:
             if self.progress.active
             else self._history.close(self._selection_attached.tracing_s)
         )
-        if entry is not None and self.step_checks is not None:
-            self.step_checks.check_steps(
+        if entry is not None:
+            self.steps.check_steps(
                 entry["epoch"], entry["steps"], entry["backward"], entry.get("lr_scale", 1.0)
             )
 
     def detach(self) -> None:
         """Removes the hooks from the optimizer, which can then be attached to other runs, as the loader can."""
         self.close_books()
-        if self.hooks is not None:
-            self.hooks.remove()
+        self.steps.remove()
         release(self)
 
     def _warn_once(self, message: str, about: str) -> None:
@@ -490,7 +482,7 @@ class Timeline:
         position.saved_left = position.active and (
             self.end.state is Pass.LEFT or (position.resumed and position.saved_left)
         )
-        in_step = self.hooks is not None and self._parts.accumulator.waits_for_step
+        in_step = self.steps.seen and self._parts.accumulator.waits_for_step
         plan = self.plan_if_any()
         stage = self.selection.stage
         self.close_books()

@@ -133,7 +133,7 @@ def test_a_run_that_nobody_holds_is_no_run(scheduled):
     net = nn.Linear(3, 2)
     optimizer, loader = Rates(net.parameters(), 0.1), loader_of()
     run = attach(optimizer, net, loader=loader)
-    run._timeline.hooks.scale = 5.0
+    run._timeline.steps.hooks.scale = 5.0
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100) if scheduled else None
     gone = weakref.ref(run._timeline)
     del run
@@ -226,8 +226,8 @@ def test_several_optimizers_in_one_make_one_step():
     one, other = Rates([net.weight], 0.1), Rates([net.bias], 0.2)
     both = Both(one, other)
     run = attach(both, net)
-    run._timeline.hooks.scale = 3.0
-    run._timeline.hooks._trains = lambda: True
+    run._timeline.steps.hooks.scale = 3.0
+    run._timeline.steps.hooks._trains = lambda: True
     both.step()
     assert (one.used, other.used) == ([pytest.approx(0.3)], [pytest.approx(0.6)])
     assert run.cost.steps == 1
@@ -242,7 +242,7 @@ def test_a_step_that_raises_inside_leaves_the_rates():
     net = nn.Linear(3, 2)
     sam = SAM(net.parameters(), Fails, lr=0.1)
     run = attach(sam, net)
-    run._timeline.hooks.scale = 3.0
+    run._timeline.steps.hooks.scale = 3.0
     net(torch.ones(1, 3)).sum().backward()
     for _ in range(2):
         with pytest.raises(ArithmeticError, match="inside"):
