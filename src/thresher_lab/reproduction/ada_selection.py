@@ -13,7 +13,7 @@ from scipy.stats import rankdata
 from thresher_lab.reproduction.artefact import (
     FULL_ROW,
     PageTable,
-    Results,
+    PartResults,
     RunsByPart,
     RunsByRow,
     numbered_rows,
@@ -75,7 +75,7 @@ def _mean_metric(runs: RunsByRow, row: str) -> float:
     return statistics.mean(metric(runs, seed, row) for seed in runs[row])
 
 
-def table_3(measured: RunsByPart, _: Results, published: Any) -> list[PageTable]:
+def table_3(measured: RunsByPart, _: PartResults, published: Any) -> list[PageTable]:
     """Returns the mean ranks here, the numbers of steps, and the mean ranks in the paper, a table as it is printed."""
     header = published["header"]
     ranks = [
@@ -86,7 +86,7 @@ def table_3(measured: RunsByPart, _: Results, published: Any) -> list[PageTable]
     return [here, _steps_table(measured, header), PageTable(**published)]
 
 
-def table_4(measured: RunsByPart, results: Results, published: Any) -> list[PageTable]:
+def table_4(measured: RunsByPart, results: PartResults, published: Any) -> list[PageTable]:
     """Returns the means over the rates here, the numbers of steps, and the means in the paper, a table as it is printed."""
     header = published["header"]
     rows = []
@@ -130,7 +130,7 @@ def _mean_steps(runs: RunsByRow, method: str) -> float:
     return statistics.mean(over_rates(runs, seed, method, steps) for seed in runs[FULL_ROW])
 
 
-def by_rate(measured: RunsByPart, _: Results, methods: Sequence[str]) -> list[PageTable]:
+def by_rate(measured: RunsByPart, _: PartResults, methods: Sequence[str]) -> list[PageTable]:
     """Returns metric, CPU time and steps by rate, a table per part."""
     return [_rates_table(part, runs, methods) for part, runs in measured.items()]
 
@@ -201,7 +201,7 @@ def _distance(one: RunsByRow, other: RunsByRow, seed: int) -> float:
     return sum(abs(a - b) for a, b in zip(*ends, strict=True)) / 2
 
 
-def figure_8(measured: RunsByPart, _: Results) -> list[PageTable]:
+def figure_8(measured: RunsByPart, _: PartResults) -> list[PageTable]:
     """Returns the weights at the end of each epoch, a table per task."""
     tables = []
     for part, runs in measured.items():

@@ -204,9 +204,9 @@ class TableChart:
 
 MakePictures = Callable[[RunsByPart], dict[str, str]]
 """Function that returns the pictures of an artefact from its runs: PNG files in base64, by the text above each."""
-Results = Mapping[str, Any]
+PartResults = Mapping[str, Any]
 """Results of `compare` by part."""
-MakeTables = Callable[[RunsByPart, Results], Sequence[PageTable]]
+MakeTables = Callable[[RunsByPart, PartResults], Sequence[PageTable]]
 """Function that returns the tables of an artefact, from its runs and results."""
 
 
@@ -285,7 +285,7 @@ def numbered_rows(columns: Iterable[Sequence[float]], form: str, first: int = 0)
     ]
 
 
-def tables_of_parts(artefact: Artefact, results: Results) -> list[PageTable]:
+def tables_of_parts(artefact: Artefact, results: PartResults) -> list[PageTable]:
     """Returns one table per part, which compares each row with full training, its controls and the paper's number."""
     return [_table_of_part(part, results[part.name]) for part in artefact.parts]
 

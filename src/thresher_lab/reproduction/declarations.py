@@ -17,7 +17,7 @@ from thresher_lab.reproduction.artefact import Artefact, RunsByPart, SeedValue
 GIVEN_BY_CALLER = {"measure": 2, "tables": 2, "pictures": 1, "remark": 1}
 """Keys that name a function, with the number of arguments that the file does not give: the runs and others."""
 ARTEFACT = TypeAdapter(Artefact)
-Table = Mapping[str, Any]
+Declaration = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ def _paper(
     *,
     paper: str,
     stand_ins: str,
-    artefacts: Sequence[Table],
-    defaults: Table | None = None,
-    shared: Table | None = None,
+    artefacts: Sequence[Declaration],
+    defaults: Declaration | None = None,
+    shared: Declaration | None = None,
 ) -> Paper:
     made = []
     for given in artefacts:
@@ -79,11 +79,11 @@ def _paper(
 def _artefact(
     functions: ModuleType,
     paper: str,
-    shared: Table,
+    shared: Declaration,
     *,
     place: str,
-    parts: Sequence[Table],
-    claims: Sequence[Table],
+    parts: Sequence[Declaration],
+    claims: Sequence[Declaration],
     claims_by_part: bool = False,
     **given: Any,
 ) -> Artefact:
@@ -98,7 +98,9 @@ def _artefact(
     return ARTEFACT.validate_python({"paper": f"{paper}, {place}", "parts": complete, **given})
 
 
-def _part(shared: Table, /, *, rows: Table | None = None, **given: Any) -> dict[str, Any]:
+def _part(
+    shared: Declaration, /, *, rows: Declaration | None = None, **given: Any
+) -> dict[str, Any]:
     complete: dict[str, Any] = {}
     methods: dict[str, str] = {}
     for name in given.pop("shared", ()):
@@ -114,7 +116,7 @@ def _claims(
     names: Sequence[str],
     *,
     text: str,
-    measure: Table,
+    measure: Declaration,
     parts: Sequence[str] = (),
     **given: Any,
 ) -> list[dict[str, Any]]:

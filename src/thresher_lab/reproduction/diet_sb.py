@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from thresher.scores import Scores
-from thresher_lab.reproduction.artefact import FULL_ROW, PageTable, Results, RunsByPart, RunsByRow
+from thresher_lab.reproduction.artefact import (
+    FULL_ROW,
+    PageTable,
+    PartResults,
+    RunsByPart,
+    RunsByRow,
+)
 from thresher_lab.tasks.pictures import contact_sheet, png_base64, training_images
 
 SB_ROW = "SB 50%"
@@ -60,7 +66,7 @@ def least_used_overlap(runs: RunsByRow, seed: int, share: float) -> float:
     return overlap_of_least(times_trained(runs, seed), el2n_scores(runs, seed), share)
 
 
-def panel_c(measured: RunsByPart, _: Results) -> list[PageTable]:
+def panel_c(measured: RunsByPart, _: PartResults) -> list[PageTable]:
     """Returns the overlap of the samples that are pruned with both architectures, by the share pruned."""
     rows = []
     for share in OVERLAP_SHARES:
@@ -72,7 +78,7 @@ def panel_c(measured: RunsByPart, _: Results) -> list[PageTable]:
     return [PageTable(title, ["share pruned", "overlap", "by chance"], rows)]
 
 
-def panel_d(measured: RunsByPart, _: Results) -> list[PageTable]:
+def panel_d(measured: RunsByPart, _: PartResults) -> list[PageTable]:
     """Returns the overlap of the samples that are trained on least with those of lowest EL2N, by the share of the samples."""
     rows = []
     for share in OVERLAP_SHARES:
@@ -110,7 +116,7 @@ def concentration(runs: RunsByRow, seed: int, by: str) -> float:
     return float(np.sort(counts)[-3:].sum() / LOWEST_COUNT)
 
 
-def lowest_table(measured: RunsByPart, _: Results, by: str) -> list[PageTable]:
+def lowest_table(measured: RunsByPart, _: PartResults, by: str) -> list[PageTable]:
     """Returns one table with the samples of lowest rank of the first seed."""
     runs = measured["cnn"]
     first = next(iter(runs[FULL_ROW]))

@@ -16,7 +16,7 @@ from thresher_lab.recipes.running import task_of
 from thresher_lab.reproduction.artefact import (
     FULL_ROW,
     PageTable,
-    Results,
+    PartResults,
     RunsByPart,
     RunsByRow,
     numbered_rows,
@@ -86,7 +86,7 @@ def easy_late(runs: RunsByRow, seed: int) -> float:
     return min(entry["easy_share"] for entry in history[round(0.3 * len(history)) :])
 
 
-def figure_1(measured: RunsByPart, _: Results) -> list[PageTable]:
+def figure_1(measured: RunsByPart, _: PartResults) -> list[PageTable]:
     """Returns the losses of full training, and the share of easy samples by epoch."""
     [runs] = measured.values()
     shares = 100 * np.array(
@@ -134,7 +134,7 @@ def rank_change(runs: RunsByRow, seed: int) -> float:
     return 1 - float(np.corrcoef(early, late)[0, 1]) if np.ptp(early) and np.ptp(late) else math.nan
 
 
-def figure_2(measured: RunsByPart, _: Results) -> list[PageTable]:
+def figure_2(measured: RunsByPart, _: PartResults) -> list[PageTable]:
     """Returns the hidden samples by class after three epochs of the first seed."""
     [runs] = measured.values()
     history = next(iter(runs[HIDING_ROW].values()))["history"]
@@ -178,7 +178,7 @@ def below_hidden(runs: RunsByRow, seed: int) -> float:
     return statistics.mean(hidden[1:]) - statistics.mean(saved_time(runs, seed)[1:])
 
 
-def figure_3(measured: RunsByPart, _: Results) -> list[PageTable]:
+def figure_3(measured: RunsByPart, _: PartResults) -> list[PageTable]:
     """Returns the largest share, the share that is hidden, and the time saved by epoch."""
     [runs] = measured.values()
     columns = [
@@ -196,7 +196,7 @@ SHOWN_EPOCHS = 6
 """Number of epochs that a table of the figure shows."""
 
 
-def figure_4(measured: RunsByPart, _: Results) -> list[PageTable]:
+def figure_4(measured: RunsByPart, _: PartResults) -> list[PageTable]:
     """Returns accuracy and CPU time after some epochs, a table per recipe."""
     return [_convergence(part, runs) for part, runs in measured.items()]
 
@@ -242,7 +242,7 @@ def top_above(runs: RunsByRow, seed: int) -> float:
     return losses["top"][-1] / losses["bottom"][-1]
 
 
-def figure_6(measured: RunsByPart, _: Results) -> list[PageTable]:
+def figure_6(measured: RunsByPart, _: PartResults) -> list[PageTable]:
     """Returns the mean losses in the last epochs of full training."""
     [runs] = measured.values()
     losses = [top_losses(run) for run in runs[FULL_ROW].values()]

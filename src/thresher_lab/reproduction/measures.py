@@ -12,14 +12,14 @@ def metric(runs: RunsByRow, seed: int, row: str = FULL_ROW) -> float:
     return runs[row][seed]["metric"]["value"]
 
 
-def gain(runs: RunsByRow, seed: int, row: str, over: str) -> float:
+def surplus(runs: RunsByRow, seed: int, row: str, over: str) -> float:
     """Returns the metric of a row minus that of another."""
     return metric(runs, seed, row) - metric(runs, seed, over)
 
 
 def mean_gain(runs: RunsByRow, seed: int, rows: Sequence[str], over: Sequence[str]) -> float:
     """Returns the mean of the gains of several rows, each over the row at the same place in `over`."""
-    return fmean(gain(runs, seed, *pair) for pair in zip(rows, over, strict=True))
+    return fmean(surplus(runs, seed, *pair) for pair in zip(rows, over, strict=True))
 
 
 def steps(runs: RunsByRow, seed: int, row: str) -> float:

@@ -64,7 +64,7 @@ def index_page(results: Sequence[Mapping[str, Any]], anew: Mapping[str, str]) ->
     """Returns the page that lists the papers, how claims are judged, and what is to be trained.
 
     Args:
-        results: Results of `reproduce`, one per table or figure.
+        results: PartResults of `reproduce`, one per table or figure.
         anew: Reasons why tables and figures must be trained, by name, see `reason_to_train`.
     """
     papers = [
@@ -100,7 +100,7 @@ def paper_pages(
     """Returns the pages of the papers by the names of their files, which stand beside the index: two of each.
 
     Args:
-        results: Results of `reproduce`, one per table or figure.
+        results: PartResults of `reproduce`, one per table or figure.
         anew: Reasons why tables and figures must be trained, by name.
         charts: Names of those with a chart of their tables in the folder `PICTURES`, see `chart_file`.
         index: Name of the file of the index.

@@ -6,7 +6,13 @@ import statistics
 import numpy as np
 
 from thresher_lab.comparison.time_to_target import TARGET_FACTORS, first_at, points_of
-from thresher_lab.reproduction.artefact import FULL_ROW, PageTable, Results, RunsByPart, RunsByRow
+from thresher_lab.reproduction.artefact import (
+    FULL_ROW,
+    PageTable,
+    PartResults,
+    RunsByPart,
+    RunsByRow,
+)
 
 
 def time_until(runs: RunsByRow, seed: int, row: str, factor: float) -> float:
@@ -38,7 +44,7 @@ def sooner(runs: RunsByRow, seed: int, row: str, than: str, factor: float) -> fl
     return min(time_until(runs, seed, than, factor), whole) / own
 
 
-def time_tables(measured: RunsByPart, results: Results) -> list[PageTable]:
+def time_tables(measured: RunsByPart, results: PartResults) -> list[PageTable]:
     """Returns the times to each target, and the error over time."""
     [runs] = measured.values()
     [result] = results.values()

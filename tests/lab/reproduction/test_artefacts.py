@@ -357,7 +357,7 @@ def test_numbers_of_a_seed():
         for row, value in {FULL_ROW: 4.0, "a": 3.0, "b": 2.0}.items()
     }
     assert measures.metric(runs, 0) == 4 and measures.metric(runs, 0, "a") == 3
-    assert measures.gain(runs, 0, "a", "b") == 1
+    assert measures.surplus(runs, 0, "a", "b") == 1
     assert measures.mean_gain(runs, 0, ["a", FULL_ROW], ["b", "b"]) == 1.5
     assert measures.cpu(runs, 0, "b") == 0.5 and measures.cpu_saved(runs, 0, "b", "a") == 0.25
     assert measures.steps(runs, 0, "a") == 7

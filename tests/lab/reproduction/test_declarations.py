@@ -39,7 +39,7 @@ parts = [
 [[artefacts.claims]]
 parts = "all"
 text = "half gains"
-measure = { function = "gain", row = "half", over = "full" }
+measure = { function = "surplus", row = "half", over = "full" }
 
 [[artefacts.claims]]
 parts = ["a", "b"]
@@ -107,12 +107,12 @@ def test_a_claim_gets_the_runs_of_its_part():
         ('text = "half gains"', "", "one: .*'text'"),
         ('shared = ["half"]', 'shared = ["hal"]', r"one: `shared`: there is no \[shared.hal\]"),
         ('parts = ["a", "b"]', 'parts = ["d"]', "one: `parts`: no part 'd', there are a, b"),
-        ('function = "gain"', 'function = "gains"', "one: `measure`: no function 'gains' in .*"),
-        ('function = "gain", ', "", "one: .*'function'"),
-        ('function = "gain"', 'function = "math"', "one: `measure`: no function 'math'"),
+        ('function = "surplus"', 'function = "gains"', "one: `measure`: no function 'gains' in .*"),
+        ('function = "surplus", ', "", "one: .*'function'"),
+        ('function = "surplus"', 'function = "math"', "one: `measure`: no function 'math'"),
         ('function = "time_tables"', 'function = "tables"', "two: `tables`: no function 'tables'"),
         ('row = "half", over = "full" } }]', 'row = "half" } }]', "two: .*cost_saved: .*'over'"),
-        ('"gain", row', '"gain", raw', "one: `measure`: gain: .*'row'"),
+        ('"surplus", row', '"surplus", raw', "one: `measure`: surplus: .*'row'"),
         ('"time_tables"', '"time_tables", a = 1', "two: `tables`: time_tables: .*'a'"),
     ],
 )
